@@ -136,7 +136,7 @@ def run(  # noqa: PLR0913 - one argument per option
                 draft.write_bytes(to_perfetto(result.trace))
         else:
             others = tuple(t for t in content.traces if t.source != "measured")
-            write_plan(trace, content.plan, (*others, result.trace), verified=result.verified)
+            write_plan(trace, content.plan, (*others, result.trace))
         click.echo(f"wrote {trace}", err=True)
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:

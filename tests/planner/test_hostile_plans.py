@@ -170,6 +170,15 @@ def test_a_mask_in_any_form_and_order_is_compared_by_its_pairs(tmp_path):
     assert checked(tmp_path / "x.dcpplan", turned).to_text().endswith(": valid")
 
 
+def test_a_slab_that_reaches_into_another_sequence_is_refused(tmp_path):
+    """Each token sees itself alone, as one slab over both sequences: the pairs are right."""
+    spec = Spec.from_text("mask own = q == k")
+    plan = planned(spec, "own", [Sample({}, 20), Sample({}, 12)])
+    joined = replace(plan, slabs=Slabs(32, [0], [32], [0], [1], [1], [1]))
+    found = checked(tmp_path / "x.dcpplan", joined)
+    assert (found.status, found.invariant) == ("broken", "every slab lies in one sequence")
+
+
 EVENTS = {
     "device": [4, -1, 2**31 - 1],
     "peer": [4, -2],

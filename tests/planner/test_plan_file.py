@@ -31,6 +31,7 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
+from dcp_planner.plan.file import check_file
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 
@@ -71,9 +72,8 @@ def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
     )  # fmt: skip
     trace = simulate(plan)
     measured = replace(trace, source="measured")
-    write_plan(tmp_path / "a.dcpplan", plan, [trace, measured], verified=True)
+    write_plan(tmp_path / "a.dcpplan", plan, [trace, measured])
     found = read_plan(tmp_path / "a.dcpplan")
-    assert found.verified is True
     assert digest(found.plan) == digest(plan) == found.meta["digest"]
     assert (found.plan.forward, found.plan.backward) == (plan.forward, plan.backward)
     assert (found.plan.cluster, found.plan.shape) == (plan.cluster, plan.shape)
@@ -84,14 +84,15 @@ def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
     assert equal_traces(found.traces[1], measured)
 
 
-def test_a_verdict_that_is_none_is_refused(written, tmp_path):
+def test_a_verdict_that_anyone_could_write_is_not_read(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
     meta = json.loads(members["meta.json"])
-    assert meta["verified"] is None
-    members["meta.json"] = json.dumps({**meta, "verified": "yes"}).encode()
+    assert "verified" not in meta
+    members["meta.json"] = json.dumps({**meta, "verified": True}).encode()
     rewrite(tmp_path / "x", members)
-    with pytest.raises(PlanFileError, match="expected 'verified' as bool, got 'yes'"):
-        read_plan(tmp_path / "x")
+    found = read_plan(tmp_path / "x")
+    assert not hasattr(found, "verified")
+    assert "verified" not in check_file(str(tmp_path / "x")).to_text()
 
 
 def test_the_same_plan_gives_the_same_bytes(plan, tmp_path):

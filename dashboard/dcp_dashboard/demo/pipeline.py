@@ -156,7 +156,7 @@ def _run_mask(
     run_config = RunConfig(ranks=config.ranks, seed=config.seed, verify=True)
     result = run_plan(small.plans[0], run_config, world)
     traces = (small.traces[0], result.trace)
-    write_plan(small.file, small.plans[0], traces, verified=result.verified)
+    write_plan(small.file, small.plans[0], traces)
     return MaskResult(
         mask=mask.call,
         dataset=path.name,

@@ -324,5 +324,5 @@ def _read(entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES) -> LoadedPlan:
     if "simulated" not in traces:
         traces = {"simulated": simulate(plan), **traces}
     metrics = measure(plan)
-    summary = summarise(plan, metrics, traces, file.verified)
+    summary = summarise(plan, metrics, traces)
     return LoadedPlan(entry, plan, traces, device_totals(plan, metrics), summary)

@@ -46,7 +46,6 @@ class PlanSummary:
         metrics: the planner's figures.
         seconds: per source of a trace, from first start to last end.
         wait_share: per source, time that devices wait over devices times `seconds`.
-        is_verified: whether the measured run was exact, ``None`` if it was not compared.
     """
 
     mask: str
@@ -60,7 +59,6 @@ class PlanSummary:
     metrics: PlanMetrics
     seconds: Mapping[Source, float]
     wait_share: Mapping[Source, float]
-    is_verified: bool | None
 
     @property
     def total_bytes(self) -> int:
@@ -74,12 +72,7 @@ class PlanSummary:
         return crossing / self.total_bytes if self.total_bytes else 0.0
 
 
-def summarise(
-    plan: Plan,
-    metrics: PlanMetrics,
-    traces: Mapping[Source, Trace],
-    is_verified: bool | None = None,
-) -> PlanSummary:
+def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) -> PlanSummary:
     """Collect the figures of a plan that the list shows."""
     provenance, size = plan.provenance, plan.num_devices
     return PlanSummary(
@@ -94,7 +87,6 @@ def summarise(
         metrics=metrics,
         seconds={source: trace.seconds() for source, trace in traces.items()},
         wait_share={source: wait_share(trace, size) for source, trace in traces.items()},
-        is_verified=is_verified,
     )
 
 

@@ -194,7 +194,7 @@ def _table(rows: Sequence[PlanRow], asked: Query, heads: Sequence[Component]) ->
     name, *others = heads
     picture = html.Th("Mask", className="dcp-thumb-head", scope="col")
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
-    run = html.Th("Run", scope="col", title="Whether a run was recorded and verified")
+    run = html.Th("Run", scope="col", title="Whether a run was recorded")
     body = [_row(row, asked) for row in rows]
     return table([picture, name, compare, *others, run], body, "dcp-plans")
 

@@ -85,11 +85,9 @@ def _edit_link(loaded: LoadedPlan) -> list[Component]:
 
 
 def run_badge(summary: PlanSummary) -> Component:
-    """Build a badge: the plan was not run, was run, or its run was verified or failed."""
-    unverified = ("run" if "measured" in summary.seconds else "not run", "none")
-    verdicts = {True: ("✓ verified", "good"), False: ("✗ failed", "bad"), None: unverified}
-    text, kind = verdicts[summary.is_verified]
-    return html.Span(text, className=f"dcp-badge dcp-badge-{kind}")
+    """Build a badge: the file holds a run, or none. Only a run anew can say if it was exact."""
+    text = "run" if "measured" in summary.seconds else "not run"
+    return html.Span(text, className="dcp-badge dcp-badge-none")
 
 
 def _tabs(loaded: LoadedPlan, active: str) -> Component:

@@ -63,34 +63,29 @@ class PlanFile:
         plan: validated.
         traces: in the order they were written, at most one per source.
         meta: ``meta.json`` as it is; `Any`: a JSON object.
-        verified: whether the measured run was compared with dense attention and exact, ``None`` if
-            it was not compared.
     """
 
     plan: Plan
     traces: tuple[Trace, ...]
     meta: Mapping[str, Any]
-    verified: bool | None = None
 
 
-def write_plan(
-    path: str | Path, plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | None = None
-) -> None:
+def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> None:
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was. `verified` is the verdict on the measured run among the traces.
+    older file as it was.
 
     Raises:
         PlanFileError: if it cannot be written.
     """
     check_writable(path, PlanFileError)  # before the work
-    data = encode_plan(plan, traces, verified=verified)
+    data = encode_plan(plan, traces)
     with replacing(path, PlanFileError) as draft:
         draft.write_bytes(data)
 
 
-def encode_plan(plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | None = None) -> bytes:
+def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
     """Return the bytes that `write_plan` writes."""
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds
@@ -105,7 +100,6 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = (), *, verified: bool | No
         "metrics": measure(plan).to_json(),
         "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
         "traces": [{"source": t.source, "events": len(t)} for t in traces],
-        "verified": verified,
     }
     if plan.head_groups > 1:
         meta["head_groups"] = plan.head_groups
@@ -252,8 +246,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
     found, expected = digest(plan), _member(meta, "digest", str)
     if found != expected:
         raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
-    verified = None if meta.get("verified") is None else _member(meta, "verified", bool)
-    return PlanFile(plan, traces, meta, verified)
+    return PlanFile(plan, traces, meta)
 
 
 def _read_meta(data: bytes) -> dict[str, Any]:

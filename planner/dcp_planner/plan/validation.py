@@ -146,6 +146,14 @@ def _check_mask(plan: Plan) -> None:
             f"the mask covers the batch: slabs of {slabs.num_tokens} tokens, batch of "
             f"{plan.num_tokens}"
         )
+    cu = plan.cu_seqlens
+    at = np.searchsorted(cu, slabs.q_start, side="right") - 1
+    last_end = slabs.kv_end + slabs.end_slope * (slabs.q_end - slabs.q_start - 1)
+    require(
+        (slabs.kv_start >= cu[at]) & (np.maximum(slabs.q_end, last_end) <= cu[at + 1]),
+        "every slab lies in one sequence",
+        "slab", "q_start", slabs.q_start, "kv_start", slabs.kv_start, "sequence", at,
+    )  # fmt: skip
     _check_disjoint(slabs, "slab")
     _check_forms(plan)
     bounds = np.append(0, blocks.end)

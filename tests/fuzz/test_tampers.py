@@ -1,0 +1,40 @@
+"""The first tampers of the campaign: refused, or harmless, and both validators say the same."""
+
+from pathlib import Path
+
+import plan_tampers
+import pytest
+import tamper_fuzz
+
+from dcp_planner.plan import validation
+
+CONTRACT = Path(__file__).parents[2] / "docs" / "dcpplan.md"
+
+
+def test_every_tamper_is_about_a_sentence_of_the_document():
+    text = CONTRACT.read_text()
+    assert not [sentence for sentence, _ in plan_tampers.SENTENCES if sentence not in text]
+
+
+@pytest.mark.parametrize("number", range(len(plan_tampers.SPECS)))
+def test_both_validators_take_what_was_not_tampered_with(number, tmp_path):
+    file = plan_tampers.base(number)
+    assert tamper_fuzz.judge_first(tmp_path / "x.dcpplan", file) == ""
+    assert tamper_fuzz.judge_second(tmp_path / "x.dcpplan") == ""
+
+
+def test_the_first_tampers_are_refused_or_harmless():
+    found = tamper_fuzz.campaign(0, 60)
+    assert (found["cases"], found["wrong"], found["disagreements"]) == (60, 0, 0)
+    assert found["refused"] + found["harmless"] == 60
+    assert min(found["refused"], found["harmless"], found["executed"]) > 5
+
+
+def test_a_validator_that_looks_at_no_program_is_found_out(monkeypatch, capfd, tmp_path):
+    monkeypatch.setattr(validation, "check_programs", lambda plan: None)
+    judged = []
+    for seed in range(40):
+        file, _ = plan_tampers.tamper_of(seed)
+        first = tamper_fuzz.judge_first(tmp_path / "x.dcpplan", file)
+        judged.append(bool(first) != bool(tamper_fuzz.judge_second(tmp_path / "x.dcpplan")))
+    assert sum(judged) > 3

@@ -1,0 +1,341 @@
+"""A second validator of plan files, written from docs/dcpplan.md alone.
+
+It shares no code with dcp_planner. `check(path)` raises `Refused` for the first sentence of the
+document that the file breaks. It lays the mask out as a dense matrix and runs the programs of all
+devices, so it is for small plans.
+"""
+
+import io
+import json
+import re
+import zipfile
+from collections import defaultdict, namedtuple
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+from dense_forms import PAINT, paint_slabs
+
+KV, Q, OUT, DQ, DKV = range(5)
+TYPES = {"i": pa.int32(), "l": pa.int64(), "u": pa.uint8(), "b": pa.bool_(), "s": pa.string()}
+TYPES |= {"I": pa.list_(pa.int32()), "L": pa.list_(pa.int64())}
+COLUMNS = {
+    "sequences": "sequence:i start:i end:i",
+    "blocks": "block:i sequence:i start:l end:l owner:i",
+    "tiles": "q_block:i kv_block:i kind:u pairs:l device:i division:i backward_division:i",
+    "transfers": "transfer:i is_backward:b kind:u block:i source:i target:i division:i"
+    " size_bytes:l hop:u slot:i",
+    "instructions": "direction:s device:i position:i op:s key:i division:i items:I",
+    "slabs": "q_start:l q_end:l kv_start:l kv_end:l start_slope:u end_slope:u",
+    "forms": "kind:s q_start:l kv_start:l tokens:l items:L",
+    "events": "source:s device:i kind:s name:s is_backward:b division:i peer:i size_bytes:l"
+    " transfer:i ready_ns:l start_ns:l end_ns:l",
+}
+OPS = ("copy", "launch", "wait", "attention", "reduction")
+LANES = {"attention": 0, "reduction": 0, "copy": 0, "send": 1, "receive": 2, "wait": 3}
+
+
+class Refused(ValueError):
+    """A sentence of docs/dcpplan.md does not hold."""
+
+
+def need(holds, sentence):
+    if not holds:
+        raise Refused(sentence)
+
+
+def check(path, masks=None):
+    """Raise `Refused` unless all holds; `masks` are those of the spec by sequence, where known."""
+    errors = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError)
+    try:
+        plan = Plan(path)
+        plan.check_blocks()
+        dense = plan.dense_mask()
+        spans = [slice(row.start, row.end) for row in plan.sequences]
+        for span, mask in zip(spans, masks or [], strict=masks is not None):
+            need(np.array_equal(mask, dense[span, span]), "provenance: its mask")
+        plan.check_tiles(dense)
+        plan.check_transfers()
+        for is_backward in (False, True):
+            Direction(plan, is_backward).check()
+        plan.check_events()
+    except (*errors, zipfile.BadZipFile, pa.ArrowException) as error:
+        raise Refused(f"{type(error).__name__}: {error}") from error
+
+
+class Plan:
+    """The tables of a file as lists of named tuples, and what `meta.json` says."""
+
+    def __init__(self, path):
+        with zipfile.ZipFile(path) as archive:
+            self.meta = meta = json.loads(archive.read("meta.json"))
+            for name in COLUMNS:
+                absent = name == "forms" and name not in meta["tables"]
+                setattr(self, name, [] if absent else self.read(archive, name))
+        need(meta["schema"] == "dcp.plan/1", "schema")
+        need(re.fullmatch("[0-9a-f]{64}", meta["digest"]), "digest: 64 hex digits")
+        cluster, shape, self.groups = meta["cluster"], meta["shape"], meta.get("head_groups", 1)
+        full = [[1] * cluster["devices_per_node"]] * cluster["nodes"]
+        nodes = cluster.get("devices", []) or full
+        need(isinstance(cluster.get("devices", []), list), "cluster: lists")
+        need(max(map(len, nodes)) == len(full[0]) and len(nodes) == len(full), "cluster: devices")
+        self.devices = sum(map(len, nodes))
+        sizes = ("q_heads", "kv_heads", "head_dim", "dtype_bytes")
+        self.q_heads, self.kv_heads, head_dim, dtype = (shape[key] for key in sizes)
+        self.head_bytes = head_dim * dtype
+        need(min(self.q_heads, self.kv_heads, head_dim, dtype) > 0, "shape: positive")
+        need(self.q_heads % self.kv_heads == 0, "shape: query heads are a multiple")
+        need("head_groups" not in meta or self.groups >= 2, "head_groups: 2 or more")
+        rest = self.kv_heads % self.groups and self.groups % self.kv_heads
+        need(self.q_heads % self.groups == rest == 0, "head_groups: divide the heads")
+
+    def read(self, archive, name):
+        types = dict(column.split(":") for column in COLUMNS[name].split())
+        if "head_groups" in self.meta and name in ("tiles", "transfers"):
+            types["group"] = "u"
+        table = pa.ipc.open_file(io.BytesIO(archive.read(f"{name}.arrow"))).read_all()
+        for column, kind in types.items():
+            need(table.schema.field(column).type == TYPES[kind], f"{name}: columns")
+            need(table[column].null_count == 0, f"{name}: no nulls")
+        table.validate(full=True)
+        need(len(table) == self.meta["tables"][name], f"{name}: rows")
+        row = namedtuple(name, [*types, *([] if "group" in types else ["group"])], defaults=[0])
+        columns = [table[column].to_pylist() for column in types]
+        return [row(*values) for values in zip(*columns, strict=True)]
+
+    def check_blocks(self):
+        for name in ("sequences", "blocks"):
+            rows = getattr(self, name)
+            need(rows[0].start == 0, f"{name}: from 0")
+            need([row[0] for row in rows] == list(range(len(rows))), f"{name}: numbers")
+            least = 1 if name == "blocks" else 0
+            need(all(row.end - row.start >= least for row in rows), f"{name}: ranges")
+            need(all(a.end == b.start for a, b in pairwise(rows)), f"{name}: no gap")
+        need(self.blocks[-1].end == self.sequences[-1].end, "blocks: tile the batch")
+        for row in self.blocks:
+            need(0 <= row.owner < self.devices and row.sequence >= 0, "blocks: owner, sequence")
+            own = self.sequences[row.sequence]
+            need(own.start <= row.start and row.end <= own.end, "blocks: cross a sequence")
+
+    def dense_mask(self):
+        mask = np.zeros((self.sequences[-1].end,) * 2, bool)
+        spans, formed = {(row.start, row.end) for row in self.sequences}, set()
+        for row in self.forms:
+            span = (row.q_start, row.q_start + row.tokens)
+            need(row.kv_start == row.q_start and span in spans - formed, "forms: a sequence each")
+            formed.add(span)
+            swapped, kind = row.kind.startswith("cols:"), row.kind.removeprefix("cols:")
+            need(row.kind != "cols:strided", "forms: kind")
+            own = mask[slice(*span), slice(*span)]
+            PAINT[kind](own.T if swapped else own, row.items)
+        for slab in self.slabs:
+            span = next(s for s in spans if s[0] <= slab.q_start < s[1])
+            need(span not in formed, "slabs: none where there is a form")
+            shifted = [value - span[0] for value in slab[:4]] + list(slab[4:6])
+            paint_slabs(mask[slice(*span), slice(*span)], shifted)
+        return mask
+
+    def check_tiles(self, mask):
+        need(all(0 <= row.group < self.groups for row in self.tiles), "tiles: group")
+        order = [(row.group, row.q_block, row.kv_block) for row in self.tiles]
+        need(all(a < b for a, b in pairwise(order)), "tiles: sorted")
+        for row in self.tiles:
+            need(min(row) >= 0 and row.device < self.devices, "tiles: not negative, device")
+            q, kv = self.blocks[row.q_block], self.blocks[row.kv_block]
+            cells = mask[q.start : q.end, kv.start : kv.end]
+            need(0 < row.pairs == cells.sum(), "tiles: visible pairs")
+            need(row.kind == (2 if cells.all() else 1), "tiles: kind")
+        need(sum(row.pairs for row in self.tiles) == self.groups * mask.sum(), "tiles: every pair")
+
+    def check_transfers(self):
+        q_heads, kv_heads = self.q_heads // self.groups, max(1, self.kv_heads // self.groups)
+        q, kv = self.head_bytes * q_heads, 2 * self.head_bytes * kv_heads
+        for at, row in enumerate(self.transfers):
+            need(row.transfer == at and min(row) >= 0, "transfers: numbers, not negative")
+            need(max(row.source, row.target) < self.devices, "transfers: devices")
+            need(row.source != row.target and row.group < self.groups, "transfers: ends, group")
+            q_and_statistics = 2 * q + 8 * q_heads if row.is_backward else q
+            size = (kv, q_and_statistics, q + 4 * q_heads, q, kv)[row.kind]
+            need(row.size_bytes == size * self.tokens(row), "transfers: bytes")
+
+    def tokens(self, row):
+        return self.blocks[row.block].end - self.blocks[row.block].start
+
+    def check_events(self):
+        traces, at = self.meta["traces"], 0
+        for trace in traces:
+            rows = self.events[at : at + trace["events"]]
+            at += trace["events"]
+            need(trace["events"] >= 0 and len(rows) == trace["events"], "traces: events")
+            need(trace["source"] in ("simulated", "measured"), "traces: source")
+            need({row.source for row in rows} <= {trace["source"]}, "events: source")
+            lanes = [(row.device, LANES[row.kind], row.start_ns) for row in rows]
+            need(all(a <= b for a, b in pairwise(lanes)), "events: sorted")
+        need(at == len(self.events), "traces: all events")
+        for row in self.events:
+            need(0 <= row.device < self.devices > row.peer >= -1, "events: devices")
+            need(-1 <= row.transfer < len(self.transfers), "events: transfers")
+            numbers = (row.division, row.size_bytes, row.ready_ns, row.start_ns, row.end_ns)
+            need(min(numbers) >= 0 and max(numbers) < 2**53, "events: numbers")
+            need(row.start_ns <= row.end_ns, "events: end before their start")
+
+
+class Direction:
+    """The programs of one direction, and where they launch, wait for, compute and merge what."""
+
+    def __init__(self, plan, is_backward):
+        self.plan, self.is_backward = plan, is_backward
+        self.transfers = {t.transfer: t for t in plan.transfers if t.is_backward == is_backward}
+        self.programs = defaultdict(list)
+        for row in plan.instructions:
+            need(row.direction in ("forward", "backward"), "instructions: direction")
+            if (row.direction == "backward") == is_backward:
+                self.programs[row.device].append(row)
+        self.launched, self.waited, self.reduced, self.computed, self.copied = (
+            {} for _ in range(5)
+        )
+        places = (self.copied, self.launched, self.waited, self.computed, self.reduced)
+        self.places = dict(zip(OPS, places, strict=True))  # op -> (device, item) -> position
+        self.waits = {}  # (device, position) -> transfers
+
+    def check(self):
+        order = [(row.direction == "backward", *row[1:3]) for row in self.plan.instructions]
+        need(all(a < b for a, b in pairwise(order)), "instructions: sorted")
+        need({*self.programs} == {*range(self.plan.devices)}, "instructions: devices")
+        for device, program in self.programs.items():
+            self.read_program(device, program)
+        ends = {(end, at) for at, row in self.transfers.items() for end in (row.source, row.target)}
+        need(self.launched.keys() == ends, "launch: both ends")
+        results = {(row.target, at) for at, row in self.transfers.items() if row.kind >= OUT}
+        need(self.reduced.keys() == results, "reduction: every result")
+        need(len(self.computed) == len(self.plan.tiles), "attention: every tile")
+        self.check_ways()
+        self.check_order()
+        self.check_waits_end()
+        self.check_buffers()
+
+    def read_program(self, device, program):
+        launches = {}
+        own = [row.block for row in self.plan.blocks if row.owner == device]
+        copies = [(row.position, row.items) for row in program if row.op == "copy"]
+        need(copies == [(0, own)], "copy: first, own blocks")
+        for at, row in enumerate(program):
+            need(row.position == at, "instructions: position")
+            need(row.key >= 0 if row.op in ("launch", "wait") else row.key == -1, "key")
+            need(row.division == -1 if row.op == "copy" else row.division >= 0, "division")
+            need(min(row.items, default=0) >= 0, "items")
+            if row.op == "launch":
+                need(row.key not in launches, "launch: a key each")
+                launches[row.key] = row.items
+            elif row.op == "wait":
+                self.waits[device, at] = launches[row.key]
+                launches[row.key] = ()
+            for item in self.waits.get((device, at), row.items):
+                need((device, item) not in self.places[row.op], "instructions: once")
+                self.places[row.op][device, item] = at
+                if row.op == "attention":
+                    tile = self.plan.tiles[item]
+                    need((tile.device, self.when(tile)) == (device, row.division), "attention")
+                elif row.op == "launch":
+                    need(self.transfers[item].division == row.division, "launch: division")
+        need(self.waited.keys() >= {key for key in self.launched if key[0] == device}, "wait")
+
+    def when(self, tile):
+        return tile.backward_division if self.is_backward else tile.division
+
+    def data(self, row):
+        """What a transfer is about: (is it of queries, block, group)."""
+        return (row.kind in (Q, OUT, DQ), row.block, row.group)
+
+    def check_ways(self):
+        plan, needed = self.plan, set()
+        shared = max(1, plan.groups // plan.kv_heads)
+        self.reads = defaultdict(list)
+        for at, tile in enumerate(plan.tiles):
+            position = self.computed[tile.device, at]
+            first = tile.group - tile.group % shared
+            for data in ((True, tile.q_block, tile.group), (False, tile.kv_block, first)):
+                self.reads[tile.device, data].append(position)
+                if plan.blocks[data[1]].owner != tile.device:
+                    needed.add((tile.device, data))
+        self.inputs, self.results, self.merged = {}, {}, defaultdict(list)
+        for row in self.transfers.values():
+            kinds = (KV, Q, DQ, DKV) if self.is_backward else (KV, Q, OUT)
+            need(row.kind in kinds, "transfers: kind of the direction")
+            rows, end = (self.results, row.source) if row.kind >= OUT else (self.inputs, row.target)
+            need((end, self.data(row)) not in rows, "ways: once")
+            rows[end, self.data(row)] = row
+            self.merged[row.target, self.data(row), row.kind >= OUT].append(row)
+        need(self.inputs.keys() == needed, "ways: inputs")
+        sends = {place for place in needed if self.is_backward or place[1][0]}
+        need(self.results.keys() == sends, "ways: results")
+        for (device, data), row in [*self.inputs.items(), *self.results.items()]:
+            is_result, owner = row.kind >= OUT, plan.blocks[row.block].owner
+            need(not is_result or row.target == owner or (row.target, data) in sends, "ways: end")
+            brought = self.merged[device if is_result else row.source, data, is_result]
+            need(brought or row.source == owner or is_result, "ways: source")
+            hops = [other.hop for other in brought]
+            need(row.hop > max(hops) if brought else row.hop == 0, "transfers: hop")
+
+    def check_order(self):
+        for (device, data), row in self.inputs.items():
+            need(
+                self.waited[device, row.transfer] < min(self.reads[device, data]), "order: arrives"
+            )
+            for other in self.merged[row.source, data, False]:
+                pair = [self.launched[row.source, r.transfer] for r in (other, row)]
+                need(pair[0] < pair[1], "order: passed on after its launch")
+        for (device, data), row in self.results.items():
+            merged = [self.reduced[device, r.transfer] for r in self.merged[device, data, True]]
+            last = max(self.reads[device, data] + merged)
+            need(last < self.launched[device, row.transfer], "order: a result leaves")
+        for place, at in self.reduced.items():
+            need(self.waited[place] < at, "order: a reduction merges what arrived")
+        lanes = defaultdict(list)
+        for device, item in self.launched:
+            row = self.transfers[item]
+            lanes[row.kind >= OUT, row.source, row.target, device == row.source].append(item)
+        need(
+            all(lanes[(*lane[:3], not lane[3])] == items for lane, items in list(lanes.items())),
+            "order: ends",
+        )
+
+    def check_waits_end(self):
+        """Run all programs at once: a launch goes on, a wait stands still."""
+        at, moved = dict.fromkeys(self.programs, 0), True
+
+        def arrived(row):
+            ends = (row.source, row.target)
+            before = self.merged[row.source, self.data(row), False] if row.kind < OUT else []
+            return all(self.launched[end, row.transfer] < at[end] for end in ends) and all(
+                arrived(other) for other in before
+            )
+
+        while moved:
+            moved = False
+            for device, program in self.programs.items():
+                while at[device] < len(program) and all(
+                    arrived(self.transfers[item])
+                    for item in self.waits.get((device, at[device]), ())
+                ):
+                    at[device] += 1
+                    moved = True
+        need(all(at[d] == len(program) for d, program in self.programs.items()), "order: stuck")
+
+    def check_buffers(self):
+        taken = defaultdict(list)  # (device, kind) -> (slot, its end, first position, last)
+        for item, row in self.transfers.items():
+            device, data = row.target, self.data(row)
+            until = [self.reduced[device, item]] if row.kind >= OUT else self.reads[device, data]
+            if row.kind < OUT:
+                sent = [r for (_, key), r in self.inputs.items() if key == data]
+                sent = [r for r in sent if r.source == device]
+                sent += [self.results[device, data]] if (device, data) in self.results else []
+                until = until + [self.waited[device, r.transfer] for r in sent]
+            rows = (row.slot, row.slot + self.plan.tokens(row))
+            taken[device, row.kind].append((*rows, self.launched[device, item], max(until)))
+        for rows in taken.values():
+            for at, (start, end, since, until) in enumerate(rows):
+                for other in rows[:at]:
+                    apart = end <= other[0] or other[1] <= start
+                    need(apart or until < other[2] or other[3] < since, "buffers: rows taken")
