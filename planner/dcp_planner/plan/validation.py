@@ -29,6 +29,7 @@ def validate(plan: Plan) -> None:
     _check_groups(plan)
     _check_blocks(plan)
     _check_ranges(plan)
+    _check_slabs(plan)
     if plan.head_groups == 1:
         _validate(plan)
         return
@@ -129,6 +130,18 @@ def _check_blocks(plan: Plan) -> None:
     )  # fmt: skip
 
 
+def _check_slabs(plan: Plan) -> None:
+    """No slab leaves its sequence; laid out by head groups, keys may lie in another one."""
+    slabs, cu = plan.slabs, plan.cu_seqlens
+    at = np.searchsorted(cu[:-1], slabs.q_start, side="right") - 1
+    last_end = slabs.kv_end + slabs.end_slope * (slabs.q_end - slabs.q_start - 1)
+    require(
+        (slabs.kv_start >= cu[at]) & (np.maximum(slabs.q_end, last_end) <= cu[at + 1]),
+        "every slab lies in one sequence",
+        "slab", "q_start", slabs.q_start, "kv_start", slabs.kv_start, "sequence", at,
+    )  # fmt: skip
+
+
 def _check_order(plan: Plan) -> None:
     tiles = plan.tiles
     place = tiles.q_block.astype(np.int64) * max(1, len(plan.blocks)) + tiles.kv_block
@@ -146,14 +159,6 @@ def _check_mask(plan: Plan) -> None:
             f"the mask covers the batch: slabs of {slabs.num_tokens} tokens, batch of "
             f"{plan.num_tokens}"
         )
-    cu = plan.cu_seqlens
-    at = np.searchsorted(cu, slabs.q_start, side="right") - 1
-    last_end = slabs.kv_end + slabs.end_slope * (slabs.q_end - slabs.q_start - 1)
-    require(
-        (slabs.kv_start >= cu[at]) & (np.maximum(slabs.q_end, last_end) <= cu[at + 1]),
-        "every slab lies in one sequence",
-        "slab", "q_start", slabs.q_start, "kv_start", slabs.kv_start, "sequence", at,
-    )  # fmt: skip
     _check_disjoint(slabs, "slab")
     _check_forms(plan)
     bounds = np.append(0, blocks.end)
