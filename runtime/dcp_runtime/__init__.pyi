@@ -2,6 +2,7 @@ from .adapters.context_parallel import DCPLoadBalancer
 from .adapters.flex_mask import flex_block_mask, flex_mask_mod
 from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import register_dcp
+from .adapters.mask_mod import MaskModDifference, check_mask_mod, import_mask_mod
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
@@ -9,6 +10,7 @@ from .data.look_ahead import PlanningMetrics
 from .data.screening import Screening
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
+from .execute.dispatch import dispatch, undispatch
 from .execute.executor import DCPExecutor
 from .execute.prepared_plan import PreparedPlan
 from .kernels.choice import KernelChoice, choose_kernel
@@ -28,6 +30,7 @@ __all__ = [
     "LayerPlans",
     "LocalData",
     "LookAhead",
+    "MaskModDifference",
     "Packing",
     "Planning",
     "PlanningMetrics",
@@ -40,12 +43,16 @@ __all__ = [
     "Screening",
     "StackedPlans",
     "TensorError",
+    "check_mask_mod",
     "choose_kernel",
+    "dispatch",
     "flex_block_mask",
     "flex_mask_mod",
+    "import_mask_mod",
     "next_token_loss",
     "open_world",
     "register_dcp",
     "run_plan",
     "sum_gradients",
+    "undispatch",
 ]

@@ -19,7 +19,7 @@ from conftest import MASKS, random_qkv
 from dense_blocks import sparsity_of
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPAttn, DCPExecutor, RunError
+from dcp_runtime import DCPAttn, DCPExecutor, RunError, dispatch, undispatch
 from dcp_runtime.kernels.cpu import CpuKernel
 
 SHAPE = ModelShape(4, 2, 8, 4)
@@ -62,6 +62,34 @@ def gathered_timeline_holds_all_ranks(executor, ranks):
     for i in received:
         sent = sends[trace.name_of(i), trace.peer[i], trace.device[i], trace.is_backward[i]]
         assert trace.end_ns[i] + 1e9 * timeline.uncertainty_s >= sent
+
+
+def tensors_by_token_go_to_their_ranks_and_come_back(executor, ranks):
+    plan, (q, _, weights) = make("streaming", 7, ranks)
+    rank, tokens = dist.get_rank(), torch.arange(100)
+    local = torch.tensor(plan.local_tokens(rank))
+    assert torch.equal(dispatch(tokens, plan), local)
+    for whole in (tokens, tokens % 3 == 0, q[:, 0].bfloat16(), q[:, :0]):
+        assert torch.equal(undispatch(dispatch(whole, plan), plan), whole)
+    # The loss of a rank weighs its own rows there, and all rows here, by numbers of its own.
+    x = q.clone().requires_grad_()
+    here, there = dispatch(x, plan), weights * (rank + 1)
+    all_rows = undispatch(here.tanh(), plan)
+    ((all_rows * there).sum() + (here * there[local]).sum()).backward()
+    dist.all_reduce(x.grad)
+    owner = torch.empty(100, 1, 1)
+    for each in range(ranks):
+        owner[plan.local_tokens(each)] = each + 1
+    wanted = weights * (1 - q.tanh() ** 2) * sum(range(1, ranks + 1)) + weights * owner
+    torch.testing.assert_close(x.grad, wanted)
+    with pytest.raises(
+        RunError, match=r"each of the 100 tokens of the batch, got shape \[1, 100\]"
+    ):
+        dispatch(tokens[None], plan)
+    with pytest.raises(RunError, match=rf"this rank's {len(local)} tokens, got shape \[100\]"):
+        undispatch(tokens, plan)
+    with pytest.raises(RunError, match=f"for {ranks + 1} devices, the process group has {ranks}"):
+        dispatch(tokens, make("causal", 5, ranks + 1)[0])
 
 
 def wrong_world_size_is_refused(executor, ranks):
@@ -122,6 +150,7 @@ def no_two_clocks_agree(rank):
 
 SCENARIOS = (
     gathered_timeline_holds_all_ranks,
+    tensors_by_token_go_to_their_ranks_and_come_back,
     wrong_world_size_is_refused,
     what_is_no_plan_tensor_or_timeout_is_refused,
     a_rank_outside_the_group_is_refused,

@@ -1,6 +1,6 @@
 from .algebra import compare_masks, implies, intersect, is_empty, is_equal, subtract, unite
 from .conversion import as_rows, as_slabs
-from .form import PlacedForm
+from .form import PlacedForm, ranges_of_tile
 from .items import form_of, items_of
 from .parts import Parts, RegionPart, keys_of, regions_of
 from .rows import Rows
@@ -23,6 +23,7 @@ __all__ = [
     "is_equal",
     "items_of",
     "keys_of",
+    "ranges_of_tile",
     "regions_of",
     "subtract",
     "unite",
