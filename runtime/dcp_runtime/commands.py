@@ -75,6 +75,13 @@ MAX_DEFAULT_RANKS = 16
 @click.option(
     "--overlap/--no-overlap", default=True, help="Send while computing. [default: overlap]"
 )
+@click.option(
+    "--warmup",
+    type=click.IntRange(0, 1000),
+    default=1,
+    show_default=True,
+    help="Passes before the one that is timed.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(  # noqa: PLR0913 - one argument per option
     plan: str,
@@ -89,6 +96,7 @@ def run(  # noqa: PLR0913 - one argument per option
     device: str | None,
     link: float | None,
     overlap: bool,
+    warmup: int,
     as_json: bool,
 ) -> None:
     """Run PLAN, a .dcpplan file, forward and backward on processes of this machine.
@@ -125,6 +133,7 @@ def run(  # noqa: PLR0913 - one argument per option
         device=device or ("cuda" if transport == "nccl" else "cpu"),  # type: ignore[arg-type]
         link=None if link is None else LinkLimit(link),
         overlap=overlap,
+        warmup=warmup,
     )
     check_ranks(content.plan, config.ranks)
     where = "threads of one process" if transport == "loopback" else "processes"

@@ -66,6 +66,14 @@ def test_same_seed_gives_the_same_errors_and_another_one_does_not(lab, world):
     assert first == again != other
 
 
+def test_only_the_pass_after_the_warm_up_counts(world, lab):
+    plan = plan_of(lab, [lab.masks["causal"](40)])
+    once, last = (run_plan(plan, RunConfig(RANKS, verify=True, warmup=n), world) for n in (0, 2))
+    assert len(last.trace) == len(once.trace)
+    assert last.sent_bytes == once.sent_bytes
+    assert last.errors == once.errors  # gradients do not pile up
+
+
 def test_local_error_of_all_ranks_is_one_message_and_breaks_the_world(lab, world):
     """The last test of the world that they share."""
     plan = plan_of(lab, [lab.masks["causal"](80)])
@@ -154,7 +162,8 @@ def test_nothing_is_left_of_a_parent_that_was_killed(tmp_path):
         ({"timeout_s": 0}, "a timeout above 0 and at most 86400 s, got 0 s"),
         ({"seed": -1}, "a seed of at least 0, got 'float32' and -1"),
         ({"dtype": "float8"}, "a dtype out of float32, bfloat16, float16, float64 and"),
-        ({"layers": 0}, "at least 1 rank and 1 layer, got 3 and 0"),
+        ({"layers": 0}, "at least 1 rank, 1 layer and 0 passes of warm-up, got 3, 0 and 0"),
+        ({"warmup": -1}, "got 3, 1 and -1"),
     ],
 )
 def test_a_run_that_cannot_start_is_refused(options, message):

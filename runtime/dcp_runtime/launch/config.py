@@ -29,6 +29,8 @@ class RunConfig:
         check_finite: raise if a tensor that arrives or results is not finite.
         link: hold the messages of gloo back as a slower link would.
         overlap: send while computing; ``False`` shows what that gains.
+        warmup: passes before the one that is timed and returned: the first pass of a process pays
+            for threads, connections and memory that later ones find.
     """
 
     ranks: int
@@ -43,12 +45,14 @@ class RunConfig:
     check_finite: bool = False
     link: LinkLimit | None = None
     overlap: bool = True
+    warmup: int = 0
 
     def __post_init__(self) -> None:
         check_timeout(self.timeout_s)
-        if self.ranks < 1 or self.layers < 1:
+        if self.ranks < 1 or self.layers < 1 or self.warmup < 0:
             raise RunError(
-                f"expected at least 1 rank and 1 layer, got {self.ranks} and {self.layers}"
+                "expected at least 1 rank, 1 layer and 0 passes of warm-up, got "
+                f"{self.ranks}, {self.layers} and {self.warmup}"
             )
         if self.dtype not in get_args(DtypeName) or self.seed < 0:
             raise RunError(
