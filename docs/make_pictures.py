@@ -1,11 +1,12 @@
-"""Draw the pictures of the documents from results of the planner's benchmarks.
+"""Draw the pictures of the documents from results of benchmarks.
 
 ```
-python docs/make_pictures.py          # writes docs/step.svg and docs/residuals.svg
+python docs/make_pictures.py          # writes docs/step.svg, residuals.svg and calibration.svg
 ```
 
-`step.svg` shows where the time of a training step goes, by policy; `residuals.svg` predicted over
-published times of attention, the residuals of the cost model.
+`step.svg` shows where the time of a training step goes, by policy; the other two show residuals of
+the cost model: `residuals.svg` predicted over published times of attention, `calibration.svg`
+predicted over measured times of plans on the machine that was calibrated.
 """
 
 import json
@@ -20,7 +21,6 @@ from matplotlib import pyplot as plt
 from matplotlib.figure import Figure
 
 ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "planner/benchmarks/results"
 PARTS = {
     "linear_s": ("linear part", "#4c78a8"),
     "attention_s": ("attention", "#72b7b2"),
@@ -90,9 +90,33 @@ def draw_residuals(rows: list[Row]) -> Figure:
     return figure
 
 
+def draw_calibration(runs: list[Row]) -> Figure:
+    """Draw a point for each plan that a calibration predicted and ran, on two ranks."""
+    figure, both = plt.subplots(1, 2, figsize=(9, 2.8), layout="constrained", sharey=True)
+    for axes, is_busy in zip(both, (False, True), strict=True):
+        chosen = [run for run in runs if (run["ranks"], run["is_busy"]) == (2, is_busy)]
+        ratios: dict[str, list[float]] = {}
+        for check in (check for run in chosen for check in run["checks"]):
+            ratio = check["predicted_s"] / check["measured_s"]
+            ratios.setdefault(check["plan"].replace(", ", ",\n"), []).append(ratio)
+        for place, values in enumerate(ratios.values()):
+            axes.scatter([place] * len(values), values, s=16, color="#4c78a8", alpha=0.7)
+        axes.axhspan(1 / 1.15, 1.15, color="#72b7b2", alpha=0.25, linewidth=0)
+        axes.axhline(1, color="#888", linewidth=0.8)
+        axes.set_xticks(range(len(ratios)), list(ratios), fontsize=8)
+        axes.set_yscale("log")
+        axes.set_yticks([0.5, 0.7, 1, 1.4], ["0.5", "0.7", "1", "1.4"])
+        axes.minorticks_off()
+        axes.set_title("quiet machine" if not is_busy else "machine that calls itself busy")
+        axes.spines[["top", "right"]].set_visible(False)
+    both[0].set_ylabel("predicted over measured")
+    return figure
+
+
 PICTURES: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
-    "step": ("step.json", draw_step),
-    "residuals": ("paper.json", draw_residuals),
+    "step": ("planner/benchmarks/results/step.json", draw_step),
+    "residuals": ("planner/benchmarks/results/paper.json", draw_residuals),
+    "calibration": ("runtime/benchmarks/results/calibration.json", draw_calibration),
 }
 """Results and drawing of each picture, by its name."""
 
@@ -101,7 +125,8 @@ def main() -> None:
     """Write all pictures."""
     for name, (results, draw) in PICTURES.items():
         mpl.rcParams["svg.hashsalt"] = name  # the same file each time
-        rows = json.loads((RESULTS / results).read_text())["rows"]
+        document = json.loads((ROOT / results).read_text())
+        rows = document.get("rows") or document["runs"]
         draw(rows).savefig(ROOT / f"docs/{name}.svg", metadata={"Date": None})
 
 
