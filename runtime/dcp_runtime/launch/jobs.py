@@ -105,13 +105,18 @@ def _run_rank(
         )
         for n in range(config.layers)
     ]
-    for _ in range(1 + config.warmup):
+
+    def run_pass() -> tuple[float, dict[str, torch.Tensor | None]]:
         start_s = time.perf_counter()
         prepared = executor.prepare(plan)
         progress.watch(prepared.recorder)
         prepare_s = time.perf_counter() - start_s
         transport.exchange_notes("", "barrier before the first layer")
-        tensors = _attend(prepared, layers)
+        return prepare_s, _attend(prepared, layers)
+
+    for _ in range(config.warmup):
+        run_pass()
+    prepare_s, tensors = run_pass()
     found = {f"{rank}/prepare_s": np.array(prepare_s)}
     if config.verify:
         found |= {f"{rank}/{name}": _as_array(tensor) for name, tensor in tensors.items()}
