@@ -149,13 +149,20 @@ for one, found in ((dense, wanted), (model, logits)):
 for one, found in zip(dense.parameters(), model.parameters(), strict=True):
     assert (found.grad - one.grad).norm() <= 1e-4 * one.grad.norm()
 """
+WATCHED = """
+from dcp_runtime import RunHistory
+run = RunHistory("runs/today/run.dcprun.jsonl")
+run.update()
+assert run.column("tokens").tolist() == [len(local_data.tokens)]
+assert run.last["predicted_s"] > 0 and run.last["measured_s"] > 0
+"""
 
 
 def test_code_of_the_training_page_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith("segment part")]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, choices, targets, layers, again, resuming, hugging_face = blocks(
+    training, choices, targets, layers, again, watching, resuming, hugging_face = blocks(
         "docs/training.md", "python"
     )
     checks = "assert loss.isfinite()\n"
@@ -163,10 +170,11 @@ def test_code_of_the_training_page_runs(tmp_path: Path, run: Run):
     grads = "first = torch.autograd.grad(out.sum(), q)\n"
     same += f"{grads}{again}{grads.replace('first', 'second')}assert torch.equal(*first, *second)\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
-    logits = f"{DENSE_MODEL}executor.close()\ndist.destroy_process_group()\n"
+    logits = f"{DENSE_MODEL}executor.close()\n{WATCHED}dist.destroy_process_group()\n"
+    watching = f"executor.close()\n{watching}"
     first = [TRAINING_PAGE, training, checks, GRADIENTS, choices, LAYER, layers, same]
     first += [TARGETS, targets, TARGETS_CHECK]
-    parts = [RESUMING, resuming, rest, HUGGING_FACE, hugging_face, logits]
+    parts = [RESUMING, resuming, rest, watching, HUGGING_FACE, hugging_face, logits]
     run("\n".join(first + parts), tmp_path)
 
 

@@ -18,6 +18,8 @@ from .launch.config import RunConfig
 from .launch.launcher import RunResult, open_world, run_plan
 from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
+from .run_log.history import RunHistory
+from .run_log.log import RunLog
 from .verify.verification import TensorError
 
 __all__ = [
@@ -39,6 +41,8 @@ __all__ = [
     "RowRules",
     "RunConfig",
     "RunError",
+    "RunHistory",
+    "RunLog",
     "RunResult",
     "Screening",
     "StackedPlans",

@@ -14,7 +14,7 @@ from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
-from dcp_runtime.plans.batch_plans import batch_name, name_batch
+from dcp_runtime.plans.batch_plans import BatchNote, batch_note, note_batch
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS, HEADS = 3, (2, 1, 4)
@@ -276,10 +276,10 @@ def test_ranks_in_step_agree_over_epochs_and_resumed_loaders():
         state, names = loader.state_dict(), []
         for plan in [plan for _ in range(2) for _, plan in loader]:
             attend(executor.prepare(plan), plan, transport.rank)
-            names.append(batch_name(plan))
+            names.append(batch_note(plan).name)
         again = load(transport.rank)
         again.load_state_dict({**state, "epoch": 1, "step": 3})
-        names += [batch_name(plan) for _, plan in again]
+        names += [batch_note(plan).name for _, plan in again]
         executor.close()
         return names
 
@@ -302,12 +302,15 @@ def test_a_plan_that_serves_two_batches_has_a_name_for_each():
     plan = plans()[0]
     part = decode_part(encode_parts(plan)[0])
     for given in (plan, part):
-        first = name_batch(given, 3, 0)
-        second = name_batch(first, 3, 1)
-        assert [batch_name(p) for p in (first, second)] == ["epoch 3, batch 0", "epoch 3, batch 1"]
+        first = note_batch(given, BatchNote("epoch 3, batch 0"))
+        second = note_batch(first, BatchNote("epoch 3, batch 1"))
+        assert [batch_note(p).name for p in (first, second)] == [
+            "epoch 3, batch 0",
+            "epoch 3, batch 1",
+        ]
         assert second.local_tokens(0) is not None
         assert type(second) is type(given)
-    assert batch_name("no plan") == ""
+    assert batch_note("no plan") == BatchNote()
 
 
 def test_ranks_at_different_steps_are_told_so():

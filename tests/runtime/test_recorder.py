@@ -44,6 +44,9 @@ class StreamEvent:
         self.stream.waited.append(self.at_ms)
         self.stream.now_ms = max(self.stream.now_ms, self.at_ms)
 
+    def query(self):
+        return self.stream.now_ms >= self.at_ms
+
     def elapsed_time(self, end):
         assert self.stream.now_ms >= end.at_ms, "not reached yet: torch raises here"
         return end.at_ms - self.at_ms
@@ -79,6 +82,20 @@ def test_a_wait_is_exposed_only_while_the_device_has_nothing_to_do(stream):
     table, _ = recorder.table()
     assert (table[:, 1] - table[:, 0]).tolist() == [0, 30_000_000]
     assert (table[:, 4] == EVENT_KINDS.index("wait")).all()
+
+
+def test_totals_of_a_device_are_those_of_its_events_once_it_is_done(stream):
+    recorder = Recorder(0, clock=StreamClock(stream.event))
+    start = recorder.clock.now()
+    stream.queue(30.0)
+    recorder.add(Event("attention", start, recorder.clock.now(), False, 0, "attention"))
+    recorder.add(Event("send", 1, 2, False, 0, "kv 1"))
+    waits = len(stream.waited)
+    assert recorder.spent_s() is None  # and nobody waited for the device
+    assert len(stream.waited) == waits
+    stream.now_ms += 40.0
+    assert recorder.spent_s() == (0.03, 0.0, 0.0)
+    assert Recorder(0, is_on=False, clock=recorder.clock).spent_s() is None
 
 
 def test_device_and_messages_share_the_host_s_clock(stream):

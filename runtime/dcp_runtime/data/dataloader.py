@@ -243,7 +243,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 self._say_overflow(planned.overflow)
                 kept = self._kept(window.sequences, planned)
                 targets = self._targets.find(kept, planned.hidden) if kept else ()
-                parts = WindowPlans(window, planned, kept, targets, self._replicas.device)
+                parts = WindowPlans(
+                    window, planned, kept, targets, self._replicas.device, self._facts()
+                )
                 for number in range(window.start.micro_batch, len(planned.batches)):
                     self._position = parts.behind(number)
                     yield parts.of(number)
@@ -253,6 +255,17 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         finally:
             if iteration == self._iterations:
                 self._is_under_way = False
+
+    def _facts(self) -> dict[str, float]:
+        """Return what the record of a step says about planning, and about rows so far."""
+        metrics, skipped = self.metrics, self.screening.counts.values()
+        return {
+            "planning_s": metrics.latest_s,
+            "waited_s": metrics.latest_waited_s,
+            "queued": metrics.queued,
+            "lost": metrics.lost,
+            "skipped": sum(skipped),
+        }
 
     def _say_overflow(self, tokens: int) -> None:
         """Say once that a global batch was not dealt by work."""

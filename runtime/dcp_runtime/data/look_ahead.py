@@ -32,6 +32,8 @@ class PlanningMetrics:
         lost: planner processes that died or took too long; their batches were planned anew.
         compile_s: seconds that this process compiled the planner, in none of the others.
         queued: plans under way when the latest was handed out.
+        latest_s: seconds that planning the latest took.
+        latest_waited_s: seconds that the training loop waited for it.
     """
 
     plans: int = 0
@@ -41,6 +43,8 @@ class PlanningMetrics:
     lost: int = 0
     compile_s: float = 0.0
     queued: int = 0
+    latest_s: float = 0.0
+    latest_waited_s: float = 0.0
 
     @property
     def hidden_share(self) -> float:
@@ -86,11 +90,13 @@ class PlanSource(ABC):
         """
         with stopwatch() as watch:
             plan, seconds = self._result(pending)
-        self.metrics.plans += 1
-        self.metrics.plan_s += watch.seconds if seconds is None else seconds
-        self.metrics.waited_s += watch.seconds
-        self.metrics.compile_s += watch.compile_s
-        self.metrics.queued = queued
+        metrics = self.metrics
+        metrics.latest_s = watch.seconds if seconds is None else seconds
+        metrics.latest_waited_s, metrics.queued = watch.seconds, queued
+        metrics.plans += 1
+        metrics.plan_s += metrics.latest_s
+        metrics.waited_s += metrics.latest_waited_s
+        metrics.compile_s += watch.compile_s
         return plan
 
     @abstractmethod

@@ -31,6 +31,8 @@ from dcp_runtime.data.plan_request import MaskText, PlanRequest, SequenceRequest
 from dcp_runtime.data.screening import SKIP_HINT
 from dcp_runtime.data.successors import hidden_from_next
 from dcp_runtime.data.truncation import truncate
+from dcp_runtime.plans.plan_facts import plan_facts
+from dcp_runtime.run_log.record import PlanFacts
 
 MOST_LAYERS = 4096
 """Layers after which the cycles of a batch have to repeat."""
@@ -107,7 +109,7 @@ def _plan_batch(
         replace(plan, provenance=_provenance(request, members, slot))
         for plan, slot in zip(plans, slots, strict=True)
     )
-    return PlannedBatch(mine.documents, mine.first, named, cycle)
+    return PlannedBatch(mine.documents, mine.first, named, cycle, _facts(named))
 
 
 def _plan_together(
@@ -127,7 +129,11 @@ def _plan_together(
             found[number].append((plan, share.first))
         start = end
     plans = tuple(join_plans(parts, request.cluster, request.config) for parts in found)
-    return PlannedBatch(tuple(places), 0, plans, cycle)
+    return PlannedBatch(tuple(places), 0, plans, cycle, _facts(plans))
+
+
+def _facts(plans: Sequence[Plan]) -> tuple[PlanFacts, ...]:
+    return tuple(plan_facts(plan, predicts=True) for plan in plans)
 
 
 def _slots(

@@ -11,6 +11,7 @@ from dcp_planner.plan import PlanPart, decode_part, encode_parts
 from dcp_runtime.data.successors import Runs
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
+from dcp_runtime.run_log.record import PlanFacts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,12 +23,14 @@ class PlannedBatch:
         first: the group's first device, which is device 0 of the plans.
         plans: one per distinct mask of its layers.
         cycle: for each layer the number of its plan.
+        facts: numbers of each plan, with the prediction.
     """
 
     members: tuple[int, ...]
     first: int
     plans: tuple[Plan | PlanPart, ...]
     cycle: tuple[int, ...]
+    facts: tuple[PlanFacts, ...]
 
     @property
     def plan(self) -> BatchPlan:
@@ -57,7 +60,7 @@ class PlanReply:
     @property
     def notes(self) -> dict[str, Any]:  # Any: fit for JSON
         """The reply without its plans; `with_notes` joins both again."""
-        batches = [[b.members, b.first, b.cycle, len(b.plans)] for b in self.batches]
+        batches = [[b.members, b.first, b.cycle, b.facts] for b in self.batches]
         beside = ("left_out", "hidden", "steps", "overflow")
         return {"batches": batches} | {name: getattr(self, name) for name in beside}
 
@@ -65,9 +68,9 @@ class PlanReply:
     def with_notes(cls, plans: Sequence[Plan | PlanPart], notes: Mapping[str, Any]) -> "PlanReply":
         """Make a reply of its plans, batch after batch, and its `notes`, as JSON gives them."""
         found, rest = [], iter(plans)
-        for members, first, cycle, count in notes["batches"]:
-            own = tuple(next(rest) for _ in range(count))
-            found.append(PlannedBatch(tuple(members), int(first), own, tuple(cycle)))
+        for members, first, cycle, told in notes["batches"]:
+            own, facts = tuple(next(rest) for _ in told), tuple(PlanFacts(*each) for each in told)
+            found.append(PlannedBatch(tuple(members), int(first), own, tuple(cycle), facts))
         left_out = tuple((int(number), str(text)) for number, text in notes["left_out"])
         hidden = tuple((int(start), int(end)) for start, end in notes["hidden"])
         return cls(tuple(found), left_out, hidden, tuple(notes["steps"]), notes["overflow"])

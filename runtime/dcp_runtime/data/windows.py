@@ -1,6 +1,6 @@
 """Windows: global batches that are dealt together, and this rank's parts of their micro-batches."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.local_data import LocalData, take_local
 from dcp_runtime.data.look_ahead import PendingPlan
 from dcp_runtime.data.plan_reply import PlanReply
-from dcp_runtime.plans.batch_plans import BatchPlan, name_batch
+from dcp_runtime.plans.batch_plans import BatchNote, BatchPlan, note_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +69,7 @@ class WindowPlans:
         kept: its sequences without those that were left out.
         targets: positions of the targets of each.
         device: this rank, counted over all replicas.
+        facts: what the record of each step says about planning the window.
     """
 
     window: Window
@@ -76,6 +77,7 @@ class WindowPlans:
     kept: Sequence[PackedSequence]
     targets: Sequence[Ints]
     device: int
+    facts: Mapping[str, float]
 
     def behind(self, number: int) -> Position:
         """Return the position behind a micro-batch."""
@@ -88,7 +90,8 @@ class WindowPlans:
         start, batch = self.window.start, self.planned.batches[number]
         count = len(self.planned.batches) // (self.window.after.step - start.step)
         step, micro_batch = divmod(number, count)
-        plan = name_batch(batch.plan, start.epoch, start.step * count + number)
+        name = f"epoch {start.epoch}, batch {start.step * count + number}"
+        plan = note_batch(batch.plan, BatchNote(name, batch.facts, self.facts))
         own = zip(self.kept, self.targets, self.planned.steps, strict=True)
         num_targets = sum(
             int(each.columns.weights[targets].sum(dtype=np.float64))

@@ -1,6 +1,7 @@
 """`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Self
 
@@ -11,9 +12,11 @@ from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.open_batches import TRACED_BATCHES, OpenBatches
 from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
-from dcp_runtime.plans.batch_plans import StackedPlans, batch_name, digest_of
+from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, digest_of
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
+from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.clock import Timeline
 from dcp_runtime.transport.group_store import Group, process_group
@@ -50,6 +53,9 @@ class DCPExecutor:
             micro-batches of a pipeline's step.
         trace_every: record the events of every so many batches, from the first; ``None`` for the
             first 16 batches alone, which are recorded in any case.
+        run_log: gets a record of every batch, when the next one is prepared; on all ranks or none.
+            With `trace_every` it keeps those plans with the traces of all ranks, where every rank
+            has the whole plan.
 
     Raises:
         RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, the
@@ -57,7 +63,7 @@ class DCPExecutor:
             count.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a choice of its own
         self,
         group: Group | None = None,
         kernel: str | None = None,
@@ -67,6 +73,7 @@ class DCPExecutor:
         transport: Transport | None = None,
         micro_batches: int = 1,
         trace_every: int | None = None,
+        run_log: RunLog | None = None,
     ) -> None:
         check_timeout(timeout_s)
         for name, count in (("micro_batches", micro_batches), ("trace_every", trace_every or 1)):
@@ -79,6 +86,10 @@ class DCPExecutor:
         self._prepared: PreparedPlan | None = None
         self._batches = OpenBatches(trace_every)
         self._micro_batches = micro_batches
+        self._watch: StepWatch | None = None
+        if run_log is not None:
+            ranks = [0] if transport else dist.get_process_group_ranks(_group_of(group))
+            self._watch = StepWatch(run_log, self._transport, ranks[0], micro_batches, trace_every)
 
     def __enter__(self) -> Self:
         """Return the executor, which closes where the block ends."""
@@ -111,7 +122,10 @@ class DCPExecutor:
                 not the one that the other ranks have; names the rank that differs. Also if no layer
                 ran the plan that was prepared before.
         """
-        return self._prepare((plan,), batch_name(plan) if step is None else f"step {step}")[0]
+        note = batch_note(plan)
+        return self._prepare((plan,), note if step is None else replace(note, name=f"step {step}"))[
+            0
+        ]
 
     def prepare_stack(self, stack: StackedPlans) -> tuple[PreparedPlan, ...]:
         """Make the plans of one batch ready, as `prepare` does; for `LayerPlans`.
@@ -119,25 +133,30 @@ class DCPExecutor:
         Raises:
             RunError: as `prepare`.
         """
-        return self._prepare(stack.plans, batch_name(stack))
+        return self._prepare(stack.plans, batch_note(stack))
 
-    def _prepare(self, plans: Sequence[Plan | PlanPart], name: str) -> tuple[PreparedPlan, ...]:
-        propose = partial(self._propose_parts, plans, name)
-        parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
-        batch, before = self._batches.add(name, len(plans)), self._prepared
+    def _prepare(
+        self, plans: Sequence[Plan | PlanPart], note: BatchNote
+    ) -> tuple[PreparedPlan, ...]:
+        propose = partial(self._propose_parts, plans, note.name)
+        digests, parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
+        batch, before = self._batches.add(note.name, len(plans)), self._prepared
         prepared = tuple(
             PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, before)
             for part in parts
         )
         self._prepared = prepared[-1]
+        if self._watch is not None:
+            self._watch.begin(note, plans, digests, prepared)
         return prepared
 
     def _propose_parts(
         self, plans: Sequence[Plan | PlanPart], name: str
-    ) -> tuple[Sequence[str], list[DevicePlan]]:
+    ) -> tuple[Sequence[str], tuple[str, list[DevicePlan]]]:
         self._batches.check_waiting(self._micro_batches - 1)
         parts = [self._make_ready(plan) for plan in plans]
-        return (name, " ".join(map(digest_of, plans))), parts
+        digests = " ".join(map(digest_of, plans))
+        return (name, digests), (digests, parts)
 
     def _make_ready(self, plan: Plan | PlanPart) -> DevicePlan:
         self._check_plan(plan)
@@ -224,6 +243,8 @@ class DCPExecutor:
         Raises:
             RunError: if no layer ran a plan that was prepared, unless another error is under way.
         """
+        if self._watch is not None:
+            self._watch.close()
         self._transport.close()
         self._batches.check_waiting(0)
 

@@ -48,10 +48,10 @@ class Interpreter:
             for instruction, table in self.part.of(current.direction).steps:
                 if not isinstance(instruction, Copy):
                     division = instruction.division
-                self.recorder.begin(Activity(instruction, division, current.direction))
                 if not isinstance(instruction, CommLaunch) and flight.launched:
                     self.transport.start(flight.launched)
                     flight.launched = []
+                self.recorder.begin(Activity(instruction, division, current.direction))
                 self._execute(current, instruction, table, flight)
         except PeerError:
             raise
@@ -119,6 +119,7 @@ class Interpreter:
         arrive = partial(self.transport.wait, parcels, current.direction)
         name = wait_name(wait.division, is_result=parcels[0].transfer.kind.is_result)
         self._timed(current, "wait", wait.division, arrive, name)
+        self.recorder.latest_peer = max(parcels, key=lambda parcel: parcel.end_ns).transfer.peer
         for parcel in parcels:
             if self.recorder.is_on:
                 self._record(parcel, is_backward=current.direction == "backward")

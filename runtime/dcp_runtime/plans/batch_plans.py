@@ -1,7 +1,8 @@
 """The plans of one batch, one per distinct mask, and the name of the batch."""
 
+from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -12,8 +13,24 @@ from dcp_dsl.arrays import Indices, Ints
 from dcp_planner import Plan, digest
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
+from dcp_runtime.run_log.record import PlanFacts
 
-_names: "WeakKeyDictionary[BatchPlan, str]" = WeakKeyDictionary()
+_notes: "WeakKeyDictionary[BatchPlan, BatchNote]" = WeakKeyDictionary()
+
+
+@dataclass(frozen=True, slots=True)
+class BatchNote:
+    """Words of a data loader about a batch.
+
+    Attributes:
+        name: of the batch; empty if no loader yielded it.
+        plans: numbers of its plans, one by one.
+        facts: what the record of the step says about planning it.
+    """
+
+    name: str = ""
+    plans: Sequence[PlanFacts] = ()
+    facts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -88,21 +105,22 @@ def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
     return blocks.start, blocks.end, blocks.owner
 
 
-def name_batch(plan: BatchPlan, epoch: int, batch: int) -> BatchPlan:
-    """Note the batch of a plan, both numbers from 0.
+def note_batch(plan: BatchPlan, note: BatchNote) -> BatchPlan:
+    """Attach a note to a plan.
 
     Returns:
-        The plan, or a shallow copy if it has a name already: batches may share a cached plan.
+        The plan, or a shallow copy if it has a note already: batches may share a cached plan.
     """
-    if plan in _names:
+    if plan in _notes:
         plan = copy(plan)
-    _names[plan] = f"epoch {epoch}, batch {batch}"
+    _notes[plan] = note
     return plan
 
 
-def batch_name(plan: object) -> str:
-    """Return the name of a plan's batch; empty if no data loader yielded the plan."""
+def batch_note(plan: object) -> BatchNote:
+    """Return the note of a plan's batch; an empty one if no data loader yielded the plan."""
     if not isinstance(plan, Plan | PlanPart | StackedPlans):
-        return ""
-    own = _names.get(plan, "")
-    return own or batch_name(plan.plans[0]) if isinstance(plan, StackedPlans) else own
+        return BatchNote()
+    if isinstance(plan, StackedPlans) and plan not in _notes:
+        return batch_note(plan.plans[0])
+    return _notes.get(plan, BatchNote())

@@ -5,7 +5,7 @@ queues events beside it, and asks for their times once somebody reads the trace.
 """
 
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,7 +16,7 @@ import torch
 
 from dcp_planner import Direction, Trace
 from dcp_planner.simulation import EVENT_KINDS, EventKind
-from dcp_planner.tables import Instruction
+from dcp_planner.tables import Attention, CommWait, Instruction
 
 EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """Events as int64 ``[E, 10]``: the columns of `Trace` from `start_ns` to `transfer`."""
@@ -131,6 +131,11 @@ class Recorder:
         doing: what the rank does now; ``None`` between calls.
         steps: instructions begun so far: a watcher sees by it whether the rank moves.
         clock: of the device that computes.
+        calls: forward and backward calls so far, of all layers.
+        attention_ns, other_ns: time of the host in attention, and in all else but waiting, also
+            where no event is kept.
+        awaited_ns: time of the host in waits, by the rank whose message came last.
+        latest_peer: that rank in the wait under way.
     """
 
     device: int
@@ -139,11 +144,45 @@ class Recorder:
     doing: Activity | None = None
     steps: int = 0
     clock: HostClock = field(default_factory=HostClock)
+    calls: Counter[Direction] = field(default_factory=Counter)
+    attention_ns: int = 0
+    other_ns: int = 0
+    awaited_ns: Counter[int] = field(default_factory=Counter)
+    latest_peer: int = -1
+    _since_ns: int = 0
 
     def begin(self, doing: Activity | None) -> None:
-        """Note what the rank does from now on."""
-        self.doing = doing
+        """Note what the rank does from now on, and how long it did what it did."""
+        now_ns, before = time.perf_counter_ns(), self.doing
+        if before is not None:
+            kind = type(before.instruction)
+            if kind is Attention:
+                self.attention_ns += now_ns - self._since_ns
+            elif kind is CommWait:
+                self.awaited_ns[self.latest_peer] += now_ns - self._since_ns
+            else:
+                self.other_ns += now_ns - self._since_ns
+            if doing is None:
+                self.calls[before.direction] += 1
+        self.doing, self._since_ns = doing, now_ns
         self.steps += 1
+
+    def spent_s(self) -> tuple[float, float, float] | None:
+        """Return the seconds of attention, of other work and of waiting so far, of all layers.
+
+        On CUDA they come from the events, ``None`` where none are kept or the device still works:
+        the host only queues work there.
+        """
+        if not isinstance(self.clock, StreamClock):
+            spent = self.attention_ns, self.other_ns, self.awaited_ns.total()
+            return spent[0] / 1e9, spent[1] / 1e9, spent[2] / 1e9
+        ends = [event.end for event in self.events if not isinstance(event.end, int)]
+        if not ends or not ends[-1].query():
+            return None
+        table, _ = self.table()
+        kinds, spent = table[:, 4], table[:, 1] - table[:, 0]
+        sums = {kind: spent[kinds == n].sum() / 1e9 for n, kind in enumerate(EVENT_KINDS)}
+        return sums["attention"], sums["reduction"] + sums["copy"], sums["wait"]
 
     def add(self, event: Event) -> None:
         """Append an event and drop the oldest beyond the bound; any thread may call this."""

@@ -78,6 +78,7 @@ class Transport(ABC):
     """Carries one rank's messages to the other ranks; all ranks share one store.
 
     Attributes:
+        store: of all ranks, with keys of this transport.
         message_order: what it lets wait for what, as the simulator plays it.
     """
 
@@ -85,7 +86,7 @@ class Transport(ABC):
 
     def __init__(self, rank: int, size: int, store: Store, timeout_s: float) -> None:
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
-        self._failures = FailureRegistry(store, rank)
+        self.store, self._failures = store, FailureRegistry(store, rank)
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
 
     @abstractmethod
@@ -132,8 +133,8 @@ class NoOverlapTransport(Transport):
     """
 
     def __init__(self, inner: Transport) -> None:
-        self.rank, self.size, self._failures = inner.rank, inner.size, inner._failures
-        self._inner = inner
+        self.rank, self.size, self.store = inner.rank, inner.size, inner.store
+        self._failures, self._barrier, self._inner = inner._failures, inner._barrier, inner
         self._held: list[Parcel] = []
 
     def start(self, parcels: Sequence[Parcel]) -> None:
@@ -145,10 +146,6 @@ class NoOverlapTransport(Transport):
         held, self._held = self._held, []
         self._inner.start(held)
         self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
-
-    def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Return the notes of all ranks in rank order; collective."""
-        return self._inner.exchange_notes(note, place)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""

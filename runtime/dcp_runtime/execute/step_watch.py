@@ -1,0 +1,154 @@
+"""`StepWatch`: brings what the ranks did in each batch into the log of the run."""
+
+import json
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dcp_planner import Plan, Trace
+from dcp_planner.plan import PlanPart
+from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.plans.batch_plans import BatchNote
+from dcp_runtime.plans.plan_facts import own_work, plan_facts
+from dcp_runtime.run_log.log import RunLog
+from dcp_runtime.run_log.record import RankTotals, Record, measured_figures, planned_figures
+from dcp_runtime.transport.transport import Transport
+
+SLOTS = 64
+"""Batches whose totals lie in the group's store at once; they are overwritten in turn."""
+LONGEST_WAIT_S = 5.0
+"""How long the thread of the log waits for the totals of the other ranks."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class WatchedBatch:
+    """A batch under way: its plans, prepared, and when."""
+
+    number: int
+    note: BatchNote
+    plans: Sequence[Plan | PlanPart]
+    digest: str
+    prepared: Sequence[PreparedPlan]
+    is_traced: bool
+    started_s: float = field(default_factory=time.monotonic)
+    ended_s: float | None = None
+
+    @property
+    def calls(self) -> list[tuple[int, int]]:
+        """Forward and backward calls of each plan on this rank."""
+        counts = [p.recorder.calls for p in self.prepared]
+        return [(count["forward"], count["backward"]) for count in counts]
+
+    def totals(self, rank: int) -> RankTotals:
+        """Return what this rank did."""
+        assert self.ended_s is not None, "the batch is over"
+        step_s, calls = self.ended_s - self.started_s, self.calls
+        work = sum(n * own_work(p, rank) for p, (n, _) in zip(self.plans, calls, strict=True))
+        spent = [p.recorder.spent_s() for p in self.prepared]
+        if any(times is None for times in spent):
+            return RankTotals(step_s, work)
+        attention, other, waiting = (
+            sum(column) for column in zip(*filter(None, spent), strict=True)
+        )
+        awaited = sum((p.recorder.awaited_ns for p in self.prepared), Counter[int]())
+        late, late_ns = awaited.most_common(1)[0] if awaited else (-1, 0)
+        return RankTotals(step_s, work, attention, other, waiting, late, 1e-9 * late_ns)
+
+
+class StepWatch:
+    """Keeps the batches of an executor until all ranks are done with them.
+
+    All that takes time is done by the thread of the log; nothing here can fail a training step.
+
+    Args:
+        log: of this process; every rank has one, the first of the group writes.
+        transport: of the ranks, whose store carries their totals.
+        replica: rank of the first of them, over all groups.
+        lag: batches that may be prepared before the first of them runs.
+        trace_every: traces of every so many batches are kept beside the log.
+    """
+
+    def __init__(
+        self, log: RunLog, transport: Transport, replica: int, lag: int, trace_every: int | None
+    ) -> None:
+        self._log, self._transport = log, transport
+        self._lag, self._trace_every = lag, trace_every
+        self._open: deque[WatchedBatch] = deque()
+        self._count, self._wait_s = 0, LONGEST_WAIT_S
+        log.describe(replica, {"ranks": transport.size, "trace_every": trace_every})
+
+    def begin(
+        self,
+        note: BatchNote,
+        plans: Sequence[Plan | PlanPart],
+        digest: str,
+        prepared: Sequence[PreparedPlan],
+    ) -> None:
+        """Note a batch that all ranks have prepared; write the one that they are done with."""
+        if self._open:
+            self._open[-1].ended_s = time.monotonic()
+        if len(self._open) == self._lag:
+            self._hand_over(self._open.popleft())
+        every = self._trace_every
+        is_traced = every is not None and self._count % every == 0
+        batch = WatchedBatch(self._count, note, plans, digest, prepared, is_traced)
+        self._open.append(batch)
+        self._count += 1
+
+    def close(self) -> None:
+        """Write the last batches, as far as the other ranks close as well."""
+        if self._open:
+            self._open[-1].ended_s = time.monotonic()
+        while self._open:
+            batch = self._open.popleft()
+            batch.is_traced = False  # other ranks may not come to gather
+            self._hand_over(batch)
+        self._log.flush()
+
+    def _hand_over(self, batch: WatchedBatch) -> None:
+        timeline = None
+        if batch.is_traced:  # on all ranks at once
+            timeline = self._transport.gather_timeline(batch.prepared[0].recorder)
+        trace = None if timeline is None else timeline.trace
+        self._log.submit(lambda: self._write(batch, trace))
+
+    def _write(self, batch: WatchedBatch, trace: Trace | None) -> None:
+        """Leave the totals of this rank in the store; on the first rank, write those of all."""
+        rank, slot = self._transport.rank, batch.number % SLOTS
+        own = batch.totals(rank)
+        if rank:
+            self._transport.store.set(f"run/{slot}/{rank}", json.dumps([batch.number, *own]))
+            return
+        figures: Record = {"at": round(time.time(), 3), **batch.note.facts}
+        figures |= {"name": batch.note.name, "digest": batch.digest}
+        figures["tokens"] = batch.plans[0].num_tokens
+        plans = [plan for plan in batch.plans if isinstance(plan, Plan)]
+        facts = batch.note.plans or tuple(plan_facts(plan, predicts=False) for plan in plans)
+        if len(facts) == len(batch.plans):
+            figures |= planned_figures(facts, batch.calls)
+        others = self._others(batch.number, slot)
+        figures |= {"step_s": own.step_s} if others is None else measured_figures([own, *others])
+        if trace is not None and len(plans) == len(batch.plans):
+            figures["trace"] = self._log.keep_trace(self._log.next_step, plans[0], trace)
+        self._log.write(figures)
+
+    def _others(self, number: int, slot: int) -> list[RankTotals] | None:
+        """Return the totals of the other ranks, ``None`` if one of them does not come."""
+        keys = [f"run/{slot}/{rank}" for rank in range(1, self._transport.size)]
+        deadline = time.monotonic() + self._wait_s
+        while keys:
+            if self._transport.store.check(keys):
+                found = [json.loads(text) for text in self._transport.store.multi_get(keys)]
+                if all(first == number for first, *_ in found):
+                    return [RankTotals(*rest) for _, *rest in found]
+            if time.monotonic() > deadline:
+                if self._wait_s == LONGEST_WAIT_S:
+                    logger.warning("ranks without totals: give DCPExecutor a run_log on every rank")
+                self._wait_s = 0.0  # they will not come the next time either
+                return None
+            time.sleep(0.005)
+        return []

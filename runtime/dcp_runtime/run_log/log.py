@@ -1,0 +1,187 @@
+"""`RunLog`: writes one JSON line per training step, on a thread of its own.
+
+The training process only puts a small job into a queue. A disk that is full or hangs, or a store
+that does not answer, costs records and no training time.
+"""
+
+import json
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from dcp_planner import Plan, Trace, write_plan
+from dcp_runtime.errors import RunError
+from dcp_runtime.run_log.record import SCHEMA, Record, as_record
+
+SUFFIX = ".dcprun.jsonl"
+MOST_WAITING = 256
+"""Steps that wait for the thread; further ones are dropped and counted."""
+MOST_TAIL_BYTES = 1 << 16
+"""Bytes at the end of a file in which its last record is looked for."""
+
+logger = logging.getLogger(__name__)
+
+
+class RunLog:
+    """The log of a run: a folder with a file of JSON lines, and plans with traces beside it.
+
+    Give `DCPExecutor` one on every rank; the first rank of each replica writes. A run that is
+    started again goes on in the same file, behind a header line of its own.
+
+    Args:
+        folder: of the run; made if it is missing. `dcpm top` and `dcpm dashboard` take it.
+        rotate_bytes: size at which a new file is begun.
+        keep: older files that are kept, as ``run.dcprun.jsonl.1`` and so on.
+        traces: plans with their traces that are kept.
+
+    Raises:
+        RunError: if a number is too small.
+
+    >>> import tempfile
+    >>> log = RunLog(tempfile.mkdtemp())
+    >>> log.submit(lambda: log.write({"name": "step 0", "step_s": 0.25}))
+    >>> log.flush()
+    >>> '"step_s": 0.25' in log.path.read_text()
+    True
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        *,
+        rotate_bytes: int = 64 << 20,
+        keep: int = 3,
+        traces: int = 16,
+    ) -> None:
+        if rotate_bytes < 4096 or keep < 0 or traces < 1:
+            raise RunError(
+                "RunLog: expected rotate_bytes of at least 4096, keep of at least 0 and traces of "
+                f"at least 1, got {rotate_bytes}, {keep}, {traces}"
+            )
+        self.folder = Path(folder)
+        self.path = self.folder / f"run{SUFFIX}"
+        self._rotate_bytes, self._keep, self._traces = rotate_bytes, keep, traces
+        self._header: dict[str, Any] = {}  # Any: fit for JSON
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue(MOST_WAITING)
+        self._thread: threading.Thread | None = None
+        self._file, self._step, self._dropped = -1, 0, 0
+        self.is_off = False
+
+    def describe(self, replica: int, header: Mapping[str, Any]) -> None:
+        """Say what the header line says; replicas but the first write files of their own."""
+        self._header = dict(header)
+        if replica:
+            self.path = self.folder / f"run-{replica}{SUFFIX}"
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job on the thread, soon; the first one that fails ends the log, with a warning."""
+        if self.is_off:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="run log", daemon=True)
+            self._thread.start()
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            self._dropped += 1
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            try:
+                if not self.is_off:
+                    job()
+            except Exception as error:  # no error of a log may end a training run
+                self.turn_off(error)
+            finally:
+                self._jobs.task_done()
+
+    def turn_off(self, error: Exception) -> None:
+        """Write nothing from now on, and say so once."""
+        if not self.is_off:
+            self.is_off = True
+            logger.warning("%s: the log of the run ends here: %s", self.path, error)
+
+    def flush(self, timeout_s: float = 2.0) -> None:
+        """Wait until all jobs are done, not longer than the timeout."""
+        deadline = time.monotonic() + timeout_s
+        while self._jobs.unfinished_tasks and time.monotonic() < deadline:
+            time.sleep(0.002)
+
+    def write(self, figures: Mapping[str, Any]) -> None:
+        """Append the record of the next step, by one write; for jobs only.
+
+        Raises:
+            OSError: if it cannot be written.
+        """
+        if self._file < 0:
+            self._open()
+        dropped = {"dropped": self._dropped} if self._dropped else {}
+        line = _line(as_record(self._step, figures) | dropped)
+        if os.fstat(self._file).st_size + len(line) > self._rotate_bytes:
+            self._rotate()
+        self._append(line)
+        self._step += 1
+
+    @property
+    def next_step(self) -> int:
+        """Number of the record that is written next; for jobs only."""
+        if self._file < 0:
+            self._open()
+        return self._step
+
+    def keep_trace(self, step: int, plan: Plan, trace: Trace) -> str:
+        """Write a plan with its trace and delete the oldest beyond the bound; for jobs only."""
+        path = self.path.with_name(self.path.name.removesuffix(SUFFIX) + f"-{step:09d}.dcpplan")
+        write_plan(path, plan, [trace])
+        pattern = path.name.replace(f"{step:09d}", "[0-9]" * 9)
+        for old in sorted(self.folder.glob(pattern))[: -self._traces]:
+            old.unlink(missing_ok=True)
+        return path.name
+
+    def _open(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        size = os.fstat(self._file).st_size
+        start = max(0, size - MOST_TAIL_BYTES)
+        tail = os.pread(self._file, size - start, start)
+        last = max((_step_of(line) for line in tail.split(b"\n")), default=-1)
+        self._step = last + 1
+        # A process that was killed may have left half a line.
+        self._append((b"\n" if tail and not tail.endswith(b"\n") else b"") + self._head())
+
+    def _head(self) -> bytes:
+        return _line({"schema": SCHEMA, "started": round(time.time(), 3), **self._header})
+
+    def _append(self, line: bytes) -> None:
+        if os.write(self._file, line) != len(line):
+            raise OSError("the disk is full")
+
+    def _rotate(self) -> None:
+        os.close(self._file)
+        names = [self.path, *(Path(f"{self.path}.{n}") for n in range(1, self._keep + 1))]
+        names[-1].unlink(missing_ok=True)
+        for newer, older in reversed(list(pairwise(names))):
+            if newer.exists():
+                newer.replace(older)
+        step = self._step
+        self._open()
+        self._step = step
+
+
+def _line(document: Record) -> bytes:
+    return json.dumps(document, allow_nan=False).encode() + b"\n"
+
+
+def _step_of(line: bytes) -> int:
+    try:
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return -1
+    return step if isinstance(step, int) else -1

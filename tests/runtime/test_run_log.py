@@ -1,0 +1,165 @@
+"""The log of a run: what two real ranks write, and what a file is after a crash."""
+
+import json
+import logging
+import time
+from pathlib import Path
+
+import pytest
+
+from dcp_planner import digest, predict, read_plan
+from dcp_runtime import RunError, RunLog
+from dcp_runtime.run_log.record import RankTotals, explain, measured_figures
+
+SCRIPT = Path(__file__).with_name("run_log_scenario.py")
+
+
+def records_of(path):
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    assert lines[0]["schema"] == "dcp.run_log/1"
+    return lines[1:]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, start_ranks):
+    folder = tmp_path_factory.mktemp("run")
+    start_ranks(2, SCRIPT, folder, folder / "log")
+    return folder / "log"
+
+
+@pytest.mark.dist
+def test_every_step_of_two_ranks_has_a_record(run):
+    records = records_of(run / "run.dcprun.jsonl")
+    assert [record["step"] for record in records] == [0, 1, 2, 3, 4]
+    assert [record["name"] for record in records] == [f"epoch 0, batch {n}" for n in range(5)]
+    assert [record["tokens"] for record in records] == [250, 200, 256, 180, 256]
+    assert [record["lost"] for record in records] == [0] * 5
+    for record in records:
+        parts = ("attention_s", "other_s", "waiting_s", "idle_s")
+        assert sum(record[part] for part in parts) == pytest.approx(record["measured_s"], rel=1e-4)
+        assert 0 < record["attention_s"] < record["measured_s"] < record["step_s"] < 60
+        assert record["planning_s"] >= 0  # a plan that was made before costs nothing
+        assert record["compute_imbalance"] >= 1
+    assert records[0]["planning_s"] > 0
+
+
+@pytest.mark.dist
+def test_a_record_holds_what_was_foreseen_for_two_layers(run):
+    kept = sorted(run.glob("*.dcpplan"))
+    assert [path.name for path in kept] == ["run-000000000.dcpplan", "run-000000002.dcpplan"]
+    records = records_of(run / "run.dcprun.jsonl")
+    assert [record["trace"] for record in records] == [kept[0].name, None, kept[1].name, None, None]
+    for path, record in zip(kept, records[::2], strict=False):
+        file = read_plan(path)
+        assert digest(file.plan) == record["digest"]
+        assert record["predicted_s"] == pytest.approx(2 * predict(file.plan).seconds, rel=1e-5)
+        assert record["bytes"] == 2 * file.plan.transfers.size_bytes.sum()
+        (trace,) = file.traces
+        assert trace.source == "measured"
+        assert set(trace.device.tolist()) == {0, 1}
+        # Two layers, counted by events and by the totals that need none.
+        attention = trace.kind == 0
+        spent = (trace.end_ns - trace.start_ns)[attention].sum() / 2e9
+        assert spent <= record["attention_s"] < spent + 0.05
+
+
+@pytest.mark.dist
+def test_the_slow_rank_of_a_step_is_named_with_its_cause(run):
+    slow = records_of(run / "run.dcprun.jsonl")[3]
+    assert (slow["slowest"], slow["cause"]) == (1, "rate")
+    assert slow["attention_s"] > 0.3
+    assert slow["exposed_share"] > 0.2  # rank 0 waits for it
+
+
+def test_a_run_that_goes_on_mends_half_a_line(tmp_path):
+    for half in ("", '{"step": 7, "name": "st'):
+        log = RunLog(tmp_path)
+        log.submit(lambda log=log: log.write({"name": "a"}))
+        log.flush()
+        with log.path.open("a") as file:
+            file.write(half)
+    lines = log.path.read_text().splitlines()
+    assert [json.loads(line).get("step") for line in lines[:4]] == [None, 0, None, 1]
+    assert len(lines) == 5
+    again = RunLog(tmp_path)
+    again.submit(lambda: again.write({"name": "b"}))
+    again.flush()
+    assert json.loads(log.path.read_text().splitlines()[-1])["step"] == 2
+
+
+def test_files_are_rotated_and_bounded(tmp_path):
+    log = RunLog(tmp_path, rotate_bytes=4096, keep=2)
+    for number in range(60):
+        log.submit(lambda number=number: log.write({"step_s": 1.0, "tokens": number}))
+        log.flush()
+    files = sorted(tmp_path.iterdir())
+    assert [file.name for file in files] == [f"run.dcprun.jsonl{end}" for end in ("", ".1", ".2")]
+    assert all(file.stat().st_size <= 4096 for file in files)
+    newest = [
+        record["step"] for file in (files[2], files[1], files[0]) for record in records_of(file)
+    ]
+    assert newest == list(range(newest[0], 60))
+    assert len(newest) > 12
+
+
+def test_a_full_disk_ends_the_log_with_one_warning(tmp_path, monkeypatch, caplog):
+    log = RunLog(tmp_path)
+    log.submit(lambda: log.write({}))
+    log.flush()
+    before = log.path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("dcp_runtime.run_log.log.os.write", full)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            log.submit(lambda: log.write({}))
+            log.flush()
+    assert len(caplog.records) == 1
+    assert "the log of the run ends here: [Errno 28] No space left" in caplog.text
+    assert log.is_off
+    assert log.path.read_bytes() == before
+
+
+def test_a_disk_that_hangs_costs_records_and_no_time(tmp_path):
+    log = RunLog(tmp_path)
+    hang = [True]
+
+    def hanging():
+        while hang:
+            time.sleep(0.001)
+
+    log.submit(hanging)
+    started = time.monotonic()
+    for _ in range(1000):
+        log.submit(lambda: log.write({}))
+    assert time.monotonic() - started < 5
+    hang.clear()
+    log.flush(timeout_s=60)
+    records = records_of(log.path)
+    assert 255 <= len(records) <= 257  # the one that hangs may wait as well
+    assert records[-1]["dropped"] == 1000 - len(records)
+
+
+def test_causes_of_a_slow_rank():
+    even = RankTotals(1.0, 100, 0.5)
+    assert explain([even, even, even])["cause"] == "even"
+    assert explain([even, RankTotals(1.0, 200, 1.0), even]) == {
+        "slowest": 1, "cause": "work", "why": "rank 1 has 1.50 times the mean work",
+    }  # fmt: skip
+    slower = explain([even, even, RankTotals(1.0, 100, 1.0)])
+    assert (slower["slowest"], slower["cause"]) == (2, "rate")
+    assert "2.00 times as long as the others" in slower["why"]
+    waits = RankTotals(1.0, 100, 0.5, 0.0, 0.4, 1, 0.3)
+    late = explain([waits, even, even])
+    assert (late["slowest"], late["cause"]) == (1, "messages")
+
+
+def test_ranks_whose_device_alone_knows_give_the_step_alone():
+    assert measured_figures([RankTotals(2.0, 5), RankTotals(1.0, 5, 0.5)]) == {"step_s": 2.0}
+
+
+def test_bounds_of_a_log_are_checked(tmp_path):
+    with pytest.raises(RunError, match="rotate_bytes of at least 4096"):
+        RunLog(tmp_path, rotate_bytes=10)
