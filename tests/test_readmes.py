@@ -153,7 +153,7 @@ WATCHED = """
 from dcp_runtime import RunHistory
 run = RunHistory("runs/today/run.dcprun.jsonl")
 run.update()
-assert run.column("tokens").tolist() == [len(local_data.tokens)]
+assert run.last["tokens"] == len(local_data.tokens)
 assert run.last["predicted_s"] > 0 and run.last["measured_s"] > 0
 """
 
