@@ -121,7 +121,9 @@ class RunHistory:
             found = json.loads(line) if len(line) <= MOST_LINE_BYTES else None
         except (ValueError, RecursionError):
             return
-        step = found.get("step") if isinstance(found, dict) else None
+        if not isinstance(found, dict):
+            return
+        step = found.get("step")
         if type(step) is not int or not 0 <= step < 2**53:
             return
         if len(self) and step <= self._columns["step"][-1]:

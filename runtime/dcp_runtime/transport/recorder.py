@@ -174,8 +174,8 @@ class Recorder:
         the host only queues work there.
         """
         if not isinstance(self.clock, StreamClock):
-            spent = self.attention_ns, self.other_ns, self.awaited_ns.total()
-            return spent[0] / 1e9, spent[1] / 1e9, spent[2] / 1e9
+            waiting_ns = self.awaited_ns.total()
+            return self.attention_ns / 1e9, self.other_ns / 1e9, waiting_ns / 1e9
         ends = [event.end for event in self.events if not isinstance(event.end, int)]
         if not ends or not ends[-1].query():
             return None
