@@ -13,12 +13,15 @@ segment is_global = flags(global_token)
 segment topic = ids(topic_id)
 segment photo = [photo_lens]*
 token rank
+segment run = every 64
+column chosen[16] in run
 mask packed = causal per doc
 segment doc = [doc_lens]*
 mask patches = same(photo) and abs(y(q) - y(k)) <= 3 and abs(x(q) - x(k)) <= 3
   where y(t) = t.photo.pos // 32, x(t) = t.photo.pos % 32
 mask global_tokens = local(256) or q in is_global or k in is_global
 mask topics = causal and same(topic)
+mask selected = causal and k // 64 in q.run.chosen
 mask products = q * k % 7 < 3
 mask combs = q % 7 < 3 and k % 11 < 5 and (q // 3 - k // 5) % 2 == 0
 mask lower_rank = causal and q.rank < k.rank
@@ -69,6 +72,7 @@ CASES = (
     Case("window, 2 % random global tokens", "global_tokens", 100),
     Case("1,000 random ids", "topics", 100),
     Case("10,000 documents", "packed", 20, VERY_LONG, 1024),
+    Case("16 selected blocks per 64 queries", "selected", 300, VERY_LONG, 1024),
 )
 # Name, mask, tokens, and what is asked of it: `Mask.compile`, or `Mask.bind` for slabs.
 REFUSALS = (
@@ -150,5 +154,7 @@ _DRAW: dict[str, Draw] = {
     "evict": lambda n, rng: (np.arange(n) + rng.integers(1, n // 4, n)).tolist(),
     "subtree_end": _tree, "keep_q": _flags(0.7), "keep_k": _flags(0.7),
     "global_token": _flags(0.02), "topic_id": lambda n, rng: rng.integers(0, 1000, n).tolist(),
+    "chosen": lambda n, rng: (rng.random((n // 64, 16)) * np.arange(1, n // 64 + 1)[:, None])
+    .astype(int).tolist(),
     "rank": lambda n, rng: rng.integers(0, 2**20, n).tolist(),
 }  # fmt: skip

@@ -33,7 +33,10 @@ WORDS: tuple[Word, ...] = (
     Word("import", "statement", 'import a, b from "file.dcpm"', "masks of another file"),
     Word("segment", "statement", "segment part = question[question_len] answer[answer_lens]*",
          "how columns of the data set lay out a sample"),
-    Word("token", "statement", "token evict = column", "a column with one integer per token"),
+    Word("token", "statement", "token chosen[16] = column",
+         "a column with one integer per token, or a list of so many"),
+    Word("column", "statement", "column width in image = column",
+         "the same, per instance of a segment"),
     Word("mask", "statement", "mask name(p: tokens = 4k) = EXPR where b = every p",
          "which query sees which key"),
     Word("stack", "statement", "stack name = 5 of sliding(1k), causal", "a cycle of layers"),
@@ -55,6 +58,7 @@ WORDS: tuple[Word, ...] = (
     Word("of", "clause", "5 of sliding(1k)", "so many layers alike"),
     Word("heads", "clause", "heads { 0..1: causal  rest: streaming(64, 256) }",
          "a mask for each group of KV heads"),
+    Word("linear", "clause", "3 of linear, causal", "layers that attend to nothing"),
     Word("rest", "clause", "rest: streaming(64, 256)", "the KV heads not named before"),
     Word("having", "clause", 'for "glob" having column', "only data sets with these columns"),
     Word("use", "clause", 'for "glob" use MASK', "the mask or stack that is attached"),
@@ -145,7 +149,7 @@ def _any_of(*roles: Role) -> str:
 
 def patterns() -> tuple[Pattern, ...]:
     """Return the patterns of all tokens; the first match wins."""
-    named = ("mask", "stack", "sample", "segment", "token")
+    named = ("mask", "stack", "sample", "segment", "token", "column")
     fixed = (
         Pattern("#.*", ("comment.line.number-sign.dcpm",), ("Comment.Single",)),
         Pattern('"[^"\\n]*"?', ("string.quoted.double.dcpm",), ("String.Double",)),

@@ -124,6 +124,9 @@ class Evaluator:
 
     def _in(self, scope: Scope, pair: Pair, position: Node, segment: Node) -> bool:
         place = self.value(position, scope, pair)
+        if segment[0] == "attribute":
+            listed = self.value(segment, scope, pair)
+            return all_known(place, listed) and place >= 0 and place in listed
         return pair.frame.at(self.segment(segment, scope, pair), place) is not None
 
     def _arithmetic(self, scope: Scope, pair: Pair, sign: str, left: Node, right: Node) -> Any:
@@ -161,6 +164,12 @@ class Evaluator:
             return pair.frame.columns[name]
         if name == "count" and base[0] == "name":
             return len(pair.frame.instances(self.segment(base, scope, pair)))
+        owner = scope.file.home(name).module.owners.get(name)
+        if owner and base[0] == "attribute" and base[2] == owner:
+            place = self.value(base[1], scope, pair)
+            key = self.segment(("name", owner), Scope(scope.file, {}), pair)
+            at = pair.frame.index_of(key, place)
+            return None if at is None else pair.frame.columns[scope.file.module.tokens[name]][at]
         if name in FIELDS and base[0] == "attribute" and base[2] not in FIELDS:
             return self.field(scope, pair, base, name)
         place = self.value(base, scope, pair)

@@ -263,6 +263,16 @@ class Frame:
         self.written(file, name)
         return self.layouts[file, file.module.names[name]].paths[token]
 
+    def index_of(self, segment: Node, position: int | None) -> int | None:
+        """Return which of all instances of the sample a position lies in."""
+        if position is None or not 0 <= position < self.end - self.start:
+            return None
+        root = self
+        while root.outer:
+            root = root.outer
+        found = enumerate(root.instances(segment))
+        return next((i for i, each in found if each.covers(self.start + position)), None)
+
     def at(self, segment: Node, position: int | None) -> Instance | None:
         if position is None or not 0 <= position < self.end - self.start:
             return None

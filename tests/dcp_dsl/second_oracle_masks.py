@@ -134,6 +134,9 @@ class Masks:
         choices += [lambda: f"{self.position(1)}.{self.pick(self.text.tokens)}"] * (
             3 * bool(self.text.tokens)
         )
+        choices += [lambda: f"{self.pick('qk')}.{self.pick(self.text.owned)}"] * (
+            3 * bool(self.text.owned)
+        )
         choices += [lambda: f"row.{self.pick(self.text.rows)}"] * bool(self.text.rows)
         if self.functions:
             choices.append(lambda: f"f({self.position(0)})")
@@ -155,6 +158,11 @@ class Masks:
         draw = self.pick([self.position, self.length, self.integer])
         text = f"{draw(2)} {self.sign()} {draw(1)}"
         return f"{text} {self.sign()} {draw(0)}" if self.text.chance(15) else text
+
+    def listed(self) -> str:
+        draw = self.pick([self.position, self.integer, lambda _: f"{self.position(0)} // 2"])
+        read = f"{self.pick('qk')}.{self.pick(self.text.lists)}"
+        return f"{draw(1)} {self.pick(['in', 'in', 'not in'])} {read}"
 
     def ends(self, segment: str) -> str:
         return f"{self.pick(['first', 'last'])}({segment}{self.pick(['', ', 1', ', 2', ', 3'])})"
@@ -220,6 +228,7 @@ class Masks:
 
     def atom(self) -> str:
         choices = [self.compared, self.compared, self.library]
+        choices += [self.listed] * (3 * bool(self.text.lists))
         choices += [self.asked] * (3 * bool(self.segments()))
         choices += [self.rules] * bool(self.text.layouts)
         if self.text.tree:

@@ -5,7 +5,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 TOKEN = re.compile(r'\d[\d_]*[kM]?|[A-Za-z_]\w*|"[^"]*"|\.\.|//|[<>=!]=|[^\s]')
-STATEMENTS = {"segment", "token", "mask", "sample", "check", "stack", "for", "import", "dcpm", "@"}
+STATEMENTS = {
+    "segment",
+    "token",
+    "column",
+    "mask",
+    "sample",
+    "check",
+    "stack",
+    "for",
+    "import",
+    "dcpm",
+    "@",
+}
 SCALES = {"k": 1024, "M": 1024 * 1024}
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
@@ -28,6 +40,7 @@ class Module:
     segments: dict[str, Node] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     tokens: dict[str, str] = field(default_factory=dict)
+    owners: dict[str, str] = field(default_factory=dict)  # the segment of a column of instances
     masks: dict[str, Definition] = field(default_factory=dict)
     imports: dict[str, str] = field(default_factory=dict)  # name to file
 
@@ -64,8 +77,12 @@ class Parser:
             match self.take():
                 case "segment":
                     self.segment(module)
-                case "token":
+                case "token" | "column":
                     name = self.take()
+                    if self.accept("["):
+                        _, _ = self.take(), self.take("]")
+                    if self.accept("in"):
+                        module.owners[name] = self.take()
                     module.tokens[name] = self.take() if self.accept("=") else name
                 case "import":
                     names, _, file = self.listed(self.take), self.take("from"), self.take()

@@ -6,7 +6,10 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from second_oracle import Evaluator, FileKey, Frame, Pair, Scope
+from second_oracle_layout import Refused
 from second_oracle_masks import Masks, Segment
+from second_oracle_parser import Parser
 
 Columns = dict[str, Any]
 LIMIT = 13  # tokens: small enough for an oracle that visits every pair
@@ -76,6 +79,9 @@ class Text:
         self.layout: list[Part] = []
         self.per_token: dict[str, Callable[[int], list[Any]]] = {}
         self.rows: list[str] = []
+        self.lists: list[str] = []  # columns of lists, as they are read: `.sel`, `.doc.sel`
+        self.owned: list[str] = []  # columns of integers of instances
+        self.per_instance: dict[str, tuple[str, bool]] = {}  # segment, and whether it has lists
         self.used = 0
         self.layouts: list[list[str]] = []
         self.tree: list[str] = []  # names of the layout with branches, if there is one
@@ -84,6 +90,7 @@ class Text:
         *helpers, main = self.masks.statements()
         self.imported, names = "", [*self.tokens, *[each.name for each in self.segments]]
         can_move = all(each.parent is None for each in self.segments if "tile" in each.name)
+        can_move = can_move and not self.per_instance
         if names and can_move and self.chance(20):  # tiles inside a segment are not imported
             self.imported = "\n".join([*self.statements, *helpers])
             names += [f"h{i}" for i in range(len(helpers))]
@@ -116,6 +123,37 @@ class Text:
             self.per_token[column] = self.integers
         if self.chance(25):
             self.rows.append(self.new_name("wide"))
+        if self.chance(25):
+            name = self.new_name("sel")
+            self.statements.append(f"token {name}[2]")
+            self.lists.append(name)
+            self.per_token[name] = lambda n: [self.few() for _ in range(n)]
+        owners = [each.name for each in self.segments if each.has_numbers]
+        if owners and self.chance(30):
+            self.declare_owned(self.rng.choice(owners))
+
+    def few(self) -> list[int]:
+        return self.rng.choices([-1, 0, 0, 1, 2], k=2)
+
+    def declare_owned(self, owner: str) -> None:
+        name, is_listed = self.new_name("own"), self.chance(50)
+        size = "[2]" if is_listed else ""
+        self.statements.append(f"column {name}{size} in {owner}")
+        (self.lists if is_listed else self.owned).append(f"{owner}.{name}")
+        self.per_instance[name] = owner, is_listed
+
+    def count(self, owner: str, columns: Columns, length: int) -> int:
+        """Count the instances of a segment as the oracle lays them out; 0 where it cannot."""
+        if not length:
+            return 0
+        file = FileKey("", Parser("\n".join(self.statements)).module())
+        key = Evaluator().segment(
+            ("name", owner), Scope(file, {}), Pair(frame := Frame(columns, 0, length), 0, 0)
+        )
+        try:
+            return len(frame.instances(key))
+        except Refused:
+            return 0
 
     def integers(self, n: int) -> list[int]:
         return [self.rng.randint(-1, n + 1) for _ in range(n)]
@@ -211,6 +249,9 @@ class Text:
             columns[name] = draw(length)
         for name in self.rows:
             columns[name] = self.rng.randint(1, 4)
+        for name, (owner, is_listed) in self.per_instance.items():
+            draw = self.few if is_listed else lambda: self.rng.randint(-1, length + 1)
+            columns[name] = [draw() for _ in range(self.count(owner, columns, length))]
         return columns | self.of_the_library(length), length
 
     def of_the_library(self, length: int) -> Columns:

@@ -19,7 +19,7 @@ WANTED = {
     "prefix_lm_packed", "document", "document_full", "document_streaming", "shared_question",
     "shared_prefix", "grpo", "dpo", "rag", "multimodal", "modality", "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
-    "svg_spatial", "prompt_tree", "forks",
+    "svg_spatial", "prompt_tree", "forks", "moba",
 }  # fmt: skip
 
 

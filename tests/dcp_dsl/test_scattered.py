@@ -66,7 +66,7 @@ MASKS = ("sparse", "globals", "by_id", "other_id", "by_value", "unlike", "limits
 def scattered(monkeypatch):
     """Take conditions out of small samples too, and find no other form."""
     monkeypatch.setattr(factors, "MIN_STRETCHES", 1)
-    for limit in ("region.MAX_CELLS", "comparison.MAX_JOBS"):
+    for limit in ("region.MAX_CELLS", "region.MAX_PAIRS", "comparison.MAX_JOBS"):
         monkeypatch.setattr(f"dcp_dsl.symbolic.{limit}", 48)
     monkeypatch.setattr("dcp_dsl.core.lowering.MAX_NARROW_JOBS", 4)
 

@@ -21,6 +21,7 @@ SPEC = Spec.from_text(
     "stack wide = band(w = 30), own\n"
     "stack by_head = heads {0..1: band  rest: own}\n"
     "stack alike = band, 3 of band\n"
+    "stack hybrid = linear, band, 2 of linear, own\n"
     'for "*/mixed.jsonl" use mixed\n'
 )
 ROWS = [{"tokens": list(range(sum(n))), "parts": n} for n in ([20, 25], [5], [30, 10], [3, 3, 40])]
@@ -128,6 +129,28 @@ def test_a_truncated_row_keeps_the_masks_of_its_first_tokens(lab):
         )  # fmt: skip
     finally:
         ROWS.pop()
+
+
+def test_linear_layers_have_no_plan():
+    rows = make_loader(ROWS, SPEC.stack("hybrid"), rank=0, **options(2))
+    plans = [plan for _, plan in rows]
+    assert [plan.cycle for plan in plans] == [(-1, 0, -1, -1, 1)] * len(plans)
+    assert all(len(plan.plans) == 2 for plan in plans)
+    executor = DCPExecutor(LoopbackWorld(1).transports[0])
+    alone = make_loader(ROWS, SPEC.stack("hybrid"), rank=0, **options(1))
+    layers = LayerPlans.prepare(executor, next(iter(alone))[1])
+    assert layers.of(6) is layers.of(1) is not layers.of(4)
+    with pytest.raises(RunError, match="layer 5 of the stack is linear"):
+        layers.of(5)
+
+
+def test_a_layer_that_is_linear_in_some_rows_only_is_refused():
+    stacks = ("hybrid", "mixed")
+    rows = make_loader(
+        ROWS, lambda row: SPEC.stack(stacks[len(row["parts"]) > 1]), rank=0, **options(2)
+    )
+    with pytest.raises(RunError, match="linear in one stack of a batch and has a mask in another"):
+        list(rows)
 
 
 def test_the_plans_of_a_stack_share_their_owners_and_survive_planner_processes():

@@ -2,6 +2,7 @@
 
 from dcp_dsl.checks.columns import parent_columns
 from dcp_dsl.checks.definitions import (
+    check_column,
     check_definitions,
     check_every,
     check_layout,
@@ -67,6 +68,8 @@ def _check_statement(statement: ast.Statement, checker: ExpressionChecker) -> No
             check_mask(statement, checker)
         case ast.Segment():
             _check_segment(statement, checker)
+        case ast.Token():
+            check_column(statement, checker)
         case ast.Stack():
             _check_stack(statement, checker)
         case ast.Attach():
@@ -93,6 +96,9 @@ def _check_segment(segment: ast.Segment, checker: ExpressionChecker) -> None:
 
 
 def _check_stack(stack: ast.Stack, checker: ExpressionChecker) -> None:
+    if all(layer.value is None and not layer.heads for layer in stack.layers):
+        hint = "`3 of linear, causal` has a mask in every fourth layer"
+        checker.report("E103", "no layer of this stack has a mask", stack.name.span, hint)
     for layer in stack.layers:
         if layer.count < 1:
             checker.report("E111", "a stack repeats a layer at least once", layer.span)
@@ -139,13 +145,15 @@ def _check_attach(attach: ast.Attach, checker: ExpressionChecker) -> None:
 
 
 def _check_sample(sample: ast.SampleDef, checker: ExpressionChecker) -> None:
-    parents = {name for _, layout in checker.scope.layouts() for name in parent_columns(layout)}
+    scope = checker.scope
+    signed = {name for _, layout in scope.layouts() for name in parent_columns(layout)}
+    signed |= {token.column.text for token in scope.tokens.values() if token.size is not None}
     seen: set[str] = set()
     for entry in sample.fields:
         if entry.name.text in seen:
             checker.report("E108", f"column `{entry.name.text}` is given twice", entry.name.span)
         seen.add(entry.name.text)
-        if _has_negative(entry.value) and entry.name.text not in parents:
+        if _has_negative(entry.value) and entry.name.text not in signed:
             checker.report("E117", "a sample's lengths and values are at least 0", entry.span)
 
 

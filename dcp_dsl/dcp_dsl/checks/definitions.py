@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from dcp_dsl.checks.calls import check_argument
 from dcp_dsl.checks.columns import layout_columns
-from dcp_dsl.checks.expressions import ExpressionChecker
+from dcp_dsl.checks.expressions import PLACES, ExpressionChecker
 from dcp_dsl.checks.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
 from dcp_dsl.checks.scope import Scope, segment_names
 from dcp_dsl.syntax import ast
@@ -16,6 +16,7 @@ from dcp_dsl.syntax.walk import children, mentioned_names, walk
 
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000
+MAX_LIST = 2**14  # numbers in a list of a token
 MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
 _DECORATORS = ("ahead", "partial")
 
@@ -205,6 +206,18 @@ def _check_length(
                     "write `name[column]` or `name[len // 2]`",
                 )  # fmt: skip
                 return
+
+
+def check_column(column: ast.Token, checker: ExpressionChecker) -> None:
+    """Check the size of the lists of a column, and the segment whose instances have it."""
+    if column.size is not None and not 1 <= column.size <= MAX_LIST:
+        message = f"expected lists of 1 to {MAX_LIST:_} integers, got {column.size}"
+        checker.report("E111", message, column.span, "a list shorter than others ends in -1")
+    if column.segment is not None:
+        checker.segment_name(column.segment, {})
+        if column.name.text in PLACES:
+            message = f"`.{column.name.text}` of an instance has a meaning of its own"
+            checker.report("E109", message, column.name.span, "choose another name")
 
 
 def check_mask(mask: ast.MaskDef, checker: ExpressionChecker) -> None:

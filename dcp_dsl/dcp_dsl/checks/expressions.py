@@ -25,7 +25,7 @@ from dcp_dsl.syntax.diagnostics import (
 )
 from dcp_dsl.syntax.foreign import segment_hint
 
-_PLACES: dict[str, KindName] = {
+PLACES: dict[str, KindName] = {
     "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
     "path": "tokens",
 }  # fmt: skip
@@ -33,6 +33,9 @@ _WORDS = {
     "q": Kind("pos", depends=frozenset("q")), "k": Kind("pos", depends=frozenset("k")),
     "len": Kind("tokens"), "paths": MASK,
 }  # fmt: skip
+
+
+_LIST_HINT = "ask for one of its numbers: `k // 64 in q.name`"
 
 
 class ExpressionChecker(Checker):
@@ -47,6 +50,7 @@ class ExpressionChecker(Checker):
             name = value.text if isinstance(value, ast.Name) else "segment"
             hint = {
                 "segment": f"write `k in {name}`, `q in {name}` or `same({name})`",
+                "list": _LIST_HINT,
             }.get(kind.name, "compare it: `q - k < 4`")
             self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
 
@@ -59,6 +63,8 @@ class ExpressionChecker(Checker):
         if kind.name == "segment":
             word = value.text if isinstance(value, ast.Name) else "S"
             hint = f"its number at a token is `q.{word}` or `k.{word}`"
+        elif kind.name == "list":
+            hint = _LIST_HINT
         self.report("E103", f"expected a number, got {kind.described()}", value.span, hint)
         return UNKNOWN
 
@@ -214,10 +220,19 @@ class ExpressionChecker(Checker):
             hint = self.column_hint(value)
             self.report("E102", f"{kind.described()} has no `.{name.text}`", name.span, hint)
             return UNKNOWN
+        return self._of_token(value, kind, names)
+
+    def _of_token(self, value: ast.Attribute, kind: Kind, names: Names) -> Kind:
+        """Return the kind of what is read at a position: a segment's number, a column, a path."""
+        inner, name = value.value, value.name
         if self.is_segment(name.text, names) or name.text in self.lost:
             return Kind("index", name.text, kind.depends)
-        if name.text in self.scope.tokens:
-            return Kind("int", depends=kind.depends)
+        if (column := self.scope.tokens.get(name.text)) is not None:
+            if column.segment is not None:
+                where = f"{inner.span.text(self.program.text)}.{column.segment.text}.{name.text}"
+                message = f"`{name.text}` is a column of `{column.segment.text}`, not of its tokens"
+                self.report("E102", message, name.span, f"write `{where}`")
+            return _column_kind(column, kind)
         if name.text == "path":
             self.the_tree(f".{name.text}", name.span)
             return Kind("tokens", depends=kind.depends)
@@ -229,8 +244,11 @@ class ExpressionChecker(Checker):
     def _place(self, value: ast.Attribute, index: Kind) -> Kind:
         """Return the kind of a property of the instance that holds a token."""
         name, segment = value.name, index.segment
-        if name.text not in _PLACES:
-            hint = did_you_mean(name.text, tuple(_PLACES))
+        column = self.scope.tokens.get(name.text)
+        is_own = column is not None and column.segment == ast.Ident(segment)
+        if not is_own and name.text not in PLACES:
+            own = (t for t, c in self.scope.tokens.items() if c.segment == ast.Ident(segment))
+            hint = did_you_mean(name.text, (*PLACES, *own))
             hint = hint or "`.start`, `.end`, `.len`, `.pos`, `.path` or `.count`"
             self.report("E102", f"an instance has no `.{name.text}`", name.span, hint)
             return UNKNOWN
@@ -239,9 +257,11 @@ class ExpressionChecker(Checker):
                 "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
                 name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
             )  # fmt: skip
+        if column is not None and is_own:
+            return _column_kind(column, index)
         if name.text == "path":
             self.tree(segment, name.span)
-        return Kind(_PLACES[name.text], depends=index.depends)
+        return Kind(PLACES[name.text], depends=index.depends)
 
     def _count(self, value: ast.Attribute, name: str, names: Names) -> None:
         """Refuse a count of nested instances without a parent: each parent has its own count."""
@@ -313,8 +333,14 @@ class ExpressionChecker(Checker):
         )  # fmt: skip
 
     def membership(self, value: ast.In, names: Names) -> None:
-        """Check that `in` asks for a position in a segment."""
+        """Check that `in` asks for a position in a segment, or for a number in a list."""
         kind = self.number(value.item, names)
+        if isinstance(value.container, ast.Attribute):
+            found = self.kind(value.container, names)
+            if found.name not in ("list", "unknown"):
+                message = f"expected a segment or a list, got {found.described()}"
+                self.report("E103", message, value.container.span, "compare it with `==`")
+            return
         if kind.name not in ("pos", "unknown"):
             message = f"`in` asks about a position, got {kind.described()}"
             self.report("E103", message, value.item.span, "write `q in ...` or `k in ...`")
@@ -329,6 +355,11 @@ class ExpressionChecker(Checker):
                     self.segment_name(target.name, names)
                 if target.within is not None:
                     self.constant(target.within, names, at_least=1)
+
+
+def _column_kind(column: ast.Token, at: Kind) -> Kind:
+    """Return the kind of a column's value at a token or at an instance."""
+    return Kind("int" if column.size is None else "list", depends=at.depends)
 
 
 def _literal(value: ast.Expr) -> int | None:

@@ -187,6 +187,8 @@ def _bring(name: str, other: Scope, imported: Imported) -> str | None:
     elif (stack := other.find_stack(name)) is not None:
         imported.stacks[name] = stack
     elif name in other.tokens:
+        if (segment := other.tokens[name].segment) is not None:
+            return f"defines `{name}` as a column of `{segment.text}`; define this column here"
         imported.tokens[name] = other.tokens[name]
     elif name in other.segments:
         source = other.segments[name].source

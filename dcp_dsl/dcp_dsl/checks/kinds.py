@@ -10,7 +10,9 @@ from typing import Literal, TypeAlias
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk_parts
 
-KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "mask", "segment", "unknown"]
+KindName: TypeAlias = Literal[
+    "pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"
+]  # fmt: skip
 
 # Functions of the language, with the fewest and the most arguments they take.
 BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
@@ -50,6 +52,7 @@ class Kind:
             "tokens": "a number of tokens",
             "int": "an integer",
             "index": f"a `{self.segment}` number",
+            "list": "a list of integers",
             "mask": "a mask",
             "segment": "a segment",
             "unknown": "a value",

@@ -49,7 +49,7 @@ def _is_number_alone(number: nodes.Number) -> bool:
             return True
         case nodes.Lookup(nodes.Laid(), "path", nodes.Pos()):
             return True
-        case nodes.Lookup(nodes.TokenColumn(), _, nodes.Pos()):
+        case nodes.Lookup(nodes.TokenColumn(segment=None), _, nodes.Pos()):
             return True
         case nodes.Arithmetic(_, left, right):
             return _is_number_alone(left) and _is_number_alone(right)

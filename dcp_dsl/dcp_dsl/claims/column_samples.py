@@ -11,11 +11,14 @@ from itertools import pairwise
 from random import Random
 from typing import Literal, TypeAlias
 
+from dcp_dsl.budget import Budget
 from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.reads import Reader, column_readers
+from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk
 
@@ -26,6 +29,7 @@ DRAWS = 6  # samples of each length: every token alike, then random ones
 FEW_DRAWS = 24  # of a few tokens there are few different ones: most of them are drawn
 FEW_TOKENS = 3
 UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
+STEPS_TO_COUNT = 2**20
 MAX_LITERALS = 16  # numbers of the mask that values are taken from
 MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
 ColumnUse: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
@@ -121,10 +125,14 @@ class ColumnContents:
     Attributes:
         source: the statement or expression that reads it.
         most: how many different ids it has; 0 for other columns.
+        size: numbers in each list of a column of lists, else None.
+        segment: whose instances have a value each; None for tokens.
     """
 
     source: ColumnUse
     most: int = 0
+    size: int | None = None
+    segment: nodes.Segment | None = None
 
     @property
     def is_open(self) -> bool:
@@ -133,8 +141,8 @@ class ColumnContents:
 
     @property
     def is_per_token(self) -> bool:
-        """True if the column has one integer per token."""
-        return self.source not in ("spans", "row")
+        """True if the column has a value per token."""
+        return self.source not in ("spans", "row") and self.segment is None
 
 
 def column_kinds(core: nodes.Mask) -> dict[str, ColumnContents]:
@@ -156,8 +164,8 @@ def _kind(reader: Reader) -> ColumnContents:
         case ast.Columns(kind=kind, names=names):
             source = next(known for known in _ORDER if known == kind.text)
             return ColumnContents(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
-        case nodes.TokenColumn():
-            return ColumnContents("token")
+        case nodes.TokenColumn(size=size, segment=segment):
+            return ColumnContents("token", 0, size, segment)
     return ColumnContents("row")
 
 
@@ -182,11 +190,23 @@ def complete_samples(
     rng = Random(0)  # the same samples every time
     for base in bases:
         for index in range(FEW_DRAWS if base.length <= FEW_TOKENS else DRAWS):
-            columns = {
-                name: _draw(kinds[name], base.length, literals, rng, is_uniform=index == 0)
-                for name in sorted(kinds)
-            }
-            yield Sample({**base.columns, **columns}, base.length)
+            columns = dict(base.columns)
+            for name in sorted(kinds, key=lambda name: (kinds[name].segment is not None, name)):
+                kind = kinds[name]
+                count = base.length if kind.segment is None else _count(kind.segment, columns, base)
+                columns[name] = _draw(kind, count, literals, rng, is_uniform=index == 0)
+            yield Sample(columns, base.length)
+
+
+def _count(segment: nodes.Segment, columns: Mapping[str, Column], base: Sample) -> int:
+    """Return how many values a column of a segment has; 0 where the columns fit no layout."""
+    if not base.length:
+        return 0
+    try:
+        own = Frame.of(base.length, columns, Budget(STEPS_TO_COUNT)).instances(segment)
+    except DatasetError:
+        return 0
+    return int(own.total.max(initial=0)) if own.is_named else len(own)
 
 
 def _literals(core: nodes.Mask) -> list[int]:
@@ -208,6 +228,11 @@ def _draw(
         case "ids":
             values = list(range(-1, kind.most))
             return [0] * length if is_uniform else _stretches(values, length, rng)
+        case "token" if kind.size is not None:
+            # Small numbers mean most: as many as the longest tiles of the mask leave.
+            values = [-1, *range((length - 1) // max(1, *literals) + 1)]
+            drawn = _stretches(values, kind.size * length, rng)
+            return [drawn[at : at + kind.size] for at in range(0, len(drawn), kind.size)]
         case "token":
             values = [*range(-1, length + 2), *literals]
             return [length] * length if is_uniform else _stretches(values, length, rng)

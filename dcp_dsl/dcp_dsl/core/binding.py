@@ -72,11 +72,12 @@ def bind_core(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) 
 
 
 def reads_keys_only(core: nodes.Mask) -> bool:
-    """Return whether a mask reads token columns at keys only, as eviction and trees do."""
+    """Return whether a mask reads columns at keys only, as eviction and trees do."""
     sides = {
         node.at.side if isinstance(node.at, nodes.Pos) else "any"
         for node in nodes.walk(core)
-        if isinstance(node, nodes.Lookup) and isinstance(node.table, nodes.TokenColumn)
+        if isinstance(node, nodes.Lookup | nodes.Listed)
+        and isinstance(node.table, nodes.TokenColumn)
     }
     return sides == {"k"}
 
@@ -103,6 +104,7 @@ def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
     statements = [repr(statement) for statement in laid_statements(core)]
     used = sorted({column for column, _ in column_readers(core)})
     tokens = sorted(
-        {f"{n.name} {n.column}" for n in nodes.walk(core) if isinstance(n, nodes.TokenColumn)}
-    )
+        {f"{n.name} {n.column} {n.size}" for n in nodes.walk(core)
+         if isinstance(n, nodes.TokenColumn)}
+    )  # fmt: skip
     return "\n".join([show_mask(core), *statements, *tokens, *(f"{c} {columns[c]}" for c in used)])

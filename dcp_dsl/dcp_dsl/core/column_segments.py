@@ -35,7 +35,7 @@ def bind_columns(
     where = f"segment `{name}`, column `{column}`"
     if source.kind.text == "spans":
         return {name: _spans(columns[column], length, where)}
-    values = per_token_values(columns[column], length, where)
+    values = integers(columns[column], (length,), where)
     match source.kind.text:
         case "ids":
             return _ids(segment, source, values, where)
@@ -49,8 +49,14 @@ def bind_columns(
     raise AssertionError(f"checked: {source.kind.text} is a kind of column")
 
 
-def per_token_values(value: Column, length: int, where: str) -> Ints:
-    """Check a column to hold one integer per token.
+def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token") -> Ints:
+    """Check a column to hold one integer, or one list of so many, per token or instance.
+
+    Args:
+        value: the column.
+        shape: how many tokens or instances, and how many integers in each list of lists.
+        where: the column, for messages.
+        of: what has a value each, for messages.
 
     Raises:
         DatasetError: if it does not.
@@ -59,16 +65,52 @@ def per_token_values(value: Column, length: int, where: str) -> Ints:
         array = np.asarray(value)
     except (ValueError, OverflowError):  # lists of unequal sizes
         array = np.empty(0, object)
-    if array.dtype.kind == "f" and array.shape == (length,):  # integers beyond uint64
+    if array.dtype.kind == "f" and array.shape == shape:  # integers beyond uint64
         array = np.array(value, object)
-    if array.size == 0 and length == 0:
-        return np.empty(0, np.int64)
-    if array.shape == (length,) and array.dtype.kind in "iuO" and is_too_large(array):
+    if array.size == 0 and shape[0] == 0:
+        return np.empty(shape, np.int64)
+    if array.shape == shape and array.dtype.kind in "iuO" and is_too_large(array):
         raise DatasetError(f"{where}: values beyond {MAX_VALUE:_} are not supported")
-    if array.shape != (length,) or array.dtype.kind not in "iu":
+    if array.shape != shape or array.dtype.kind not in "iu":
         got = f"an array of shape {array.shape}" if array.dtype.kind in "iu" else "something else"
-        raise DatasetError(f"{where}: expected {length} integers, one per token, got {got}")
+        lists = "" if len(shape) == 1 else f"lists of {shape[1]} "
+        raise DatasetError(f"{where}: expected {shape[0]} {lists}integers, one per {of}, got {got}")
     return array.astype(np.int64)
+
+
+def lists_of(values: Ints, where: str) -> Ints:
+    """Return every list rising and each number once, with -1 for none.
+
+    Raises:
+        DatasetError: for numbers below -1.
+    """
+    if (values < -1).any():
+        raise DatasetError(f"{where}: expected numbers from 0, or -1 for none, got {values.min()}")
+    found = np.sort(values, axis=1)
+    found[:, 1:][found[:, 1:] == found[:, :-1]] = -1
+    return found
+
+
+def flat_column(value: Column, depth: int) -> Column:
+    """Return a column that nests as the instances of its segment do as one list of their values.
+
+    Args:
+        value: the column.
+        depth: of the lists that a value is: 0 for an integer.
+    """
+    while isinstance(value, list) and _depth(value) > depth + 1:
+        value = [
+            item for inner in value for item in (inner if isinstance(inner, list) else [inner])
+        ]
+    return value
+
+
+def _depth(value: Column) -> int:
+    """Return how many lists stand around the first integer of a column."""
+    depth = 0
+    while isinstance(value, list):
+        depth, value = depth + 1, next((inner for inner in value if inner != []), 0)
+    return depth
 
 
 def is_too_large(array: NDArray[Any]) -> bool:  # Any: integers of every size

@@ -8,7 +8,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import Budget
-from dcp_dsl.core.column_segments import bind_columns, per_token_values
+from dcp_dsl.core.column_segments import bind_columns, flat_column, integers, lists_of
 from dcp_dsl.core.instances import Instances, tile
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.layout_columns import Column
@@ -56,7 +56,7 @@ class Frame:
         outer: the frame around, None for the whole sample.
         known: numbers and instances already found here.
         laid: instances of a statement's names, by its identity.
-        tokens: token columns already read, by name.
+        columns_read: columns of tokens and instances already read.
         trees: those of layouts already laid out, by the identity of the statement.
     """
 
@@ -67,7 +67,7 @@ class Frame:
     outer: "Frame | None" = None
     known: dict[object, Any] = field(default_factory=dict)  # Any: each node knows what it makes
     laid: dict[int, dict[str, Instances]] = field(default_factory=dict)
-    tokens: dict[str, Piecewise] = field(default_factory=dict)
+    columns_read: dict[object, tuple[Piecewise, Ints]] = field(default_factory=dict)
     trees: dict[int, Tree] = field(default_factory=dict)
 
     @classmethod
@@ -79,8 +79,8 @@ class Frame:
     def inside(self, cells: Instances) -> "Frame":
         """Return the frame of instances, with coordinates of their own."""
         return Frame(
-            self.num_tokens, self.columns, self.budget, cells, self, tokens=self.tokens,
-            trees=self.trees,
+            self.num_tokens, self.columns, self.budget, cells, self,
+            columns_read=self.columns_read, trees=self.trees,
         )  # fmt: skip
 
     def up(self, levels: int) -> "Frame":
@@ -257,9 +257,9 @@ class Frame:
         return where + self.per_cell(self.cells.start)
 
     def table(self, table: "nodes.Segment | nodes.TokenColumn", fact: nodes.Fact) -> Piecewise:
-        """Return a fact about the instance of each token, or its token column."""
+        """Return a fact about the instance of each token, or a column of it."""
         if isinstance(table, nodes.TokenColumn):
-            return self.token_column(table.column)
+            return self.column(table)
         if isinstance(table, nodes.Laid) and fact in ("path", "rank", "last_rank"):
             return self.path(table, fact)
         instances = self.instances(table)
@@ -301,15 +301,58 @@ class Frame:
         own = self.instances(table).filled()
         return path + own.function(self.num_tokens, np.zeros(len(own), np.int64))
 
-    def token_column(self, column: str) -> Piecewise:
-        """Return the value of a token column at each position."""
-        where = f"token column `{column}`"
-        if column not in self.columns:
+    def column(self, node: nodes.TokenColumn) -> Piecewise:
+        """Return the value of a column at each position."""
+        index, values = self.rows_of(node)
+        return index.with_values(values[index.values], index.slopes) if len(values) else index
+
+    def lists(self, node: nodes.Listed) -> tuple[Piecewise, Ints]:
+        """Return the row of each position in a table of lists, and the table, int64 ``[R, size]``.
+
+        Raises:
+            DatasetError: for numbers that no position, and no instance, of the sample has.
+        """
+        index, values = self.rows_of(node.table)
+        is_laid = not any(isinstance(inner, nodes.TokenColumn) for inner in nodes.walk(node.item))
+        if is_laid and values.size and values.max() >= self.num_tokens:
+            raise DatasetError(
+                f"column `{node.table.column}`: expected numbers below {self.num_tokens}, which is "
+                f"how many tokens the sample has, got {values.max()}"
+            )
+        return index, values
+
+    def rows_of(self, node: nodes.TokenColumn) -> tuple[Piecewise, Ints]:
+        """Return which value each position has, by its row, and the values; lists are sorted."""
+        key = node.column, node.size, node.segment
+        if key not in self.columns_read:
+            root = self
+            while root.outer is not None:
+                root = root.outer
+            self.columns_read[key] = root._read(node)
+        return self.columns_read[key]
+
+    def _read(self, node: nodes.TokenColumn) -> tuple[Piecewise, Ints]:
+        of = "token" if node.segment is None else show_segment(node.segment)
+        where = f"column `{node.column}`" if node.segment else f"token column `{node.column}`"
+        if node.column not in self.columns:
             raise DatasetError(f"{where}: the sample does not have it")
-        if column not in self.tokens:
-            values = per_token_values(self.columns[column], self.num_tokens, where)
-            self.tokens[column] = Piecewise.from_tokens(values)
-        return self.tokens[column]
+        value, size = self.columns[node.column], () if node.size is None else (node.size,)
+        if node.segment is None:
+            values = integers(value, (self.num_tokens, *size), where)
+            is_new = np.ones(self.num_tokens, np.bool_)
+            differs = values[1:] != values[:-1]
+            is_new[1:] = differs.any(axis=1) if size else differs
+            starts = np.flatnonzero(is_new)
+            own = Instances.of(starts, np.append(starts[1:], self.num_tokens))
+            values = values[starts]
+        else:
+            own = self.instances(node.segment)
+            which = own.number if own.is_named else np.arange(len(own))
+            count = int(own.total.max(initial=0)) if own.is_named else len(own)
+            values = integers(flat_column(value, len(size)), (count, *size), where, of)[which]
+        if size:
+            values = lists_of(values, where)
+        return own.function(self.num_tokens, np.arange(len(own))), values
 
     # ---- segments ----
 

@@ -13,6 +13,7 @@ from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
 from dcp_dsl.symbolic.comparison import MAX_JOBS, compare
+from dcp_dsl.symbolic.lists import listed
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
     Bands,
@@ -100,12 +101,19 @@ class Lowering:
                 return reduce(or_, [self.mask(item) for item in items])
             case nodes.Per(segment, body):
                 return self.per(segment, body)
+        return self.atom(node)
+
+    def atom(self, node: nodes.Mask) -> MaskValue:
+        """Evaluate what is made of no other masks."""
+        match node:
             case nodes.Compare():
                 return self.comparison(node)
             case nodes.Within(segment, at):
                 return self.membership(self.frame.instances(segment).filled(), at)
             case nodes.Same(segment):
                 return self.same(self.frame.instances(segment).filled())
+            case nodes.Listed():
+                return self.listed(node)
             case nodes.Along():
                 return self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
@@ -188,6 +196,29 @@ class Lowering:
             return self.unary(own, is_of_k=at.side == "k")
         function = own.function(self.frame.num_tokens, np.zeros(len(own), np.int64))
         return self.compare(self.frame.look_up(function, at), "==")
+
+    def listed(self, node: nodes.Listed) -> Region:
+        """Return the pairs for which a number of one token is in a list of the other.
+
+        Raises:
+            NotSeparable: if number and list belong to one token, or either to both.
+            TooManyPieces: if there are too many places of lists.
+        """
+        index, values = self.frame.lists(node)
+        rows, is_list_of_k = self.frame.look_up(index, node.at).single()
+        number = self.frame.number(node.item)
+        if not isinstance(number, int | Term):
+            raise NotSeparable
+        numbers, is_item_of_k = as_term(number, self.frame.num_tokens).single()
+        if rows.is_constant:  # a list or a number that all tokens share belongs to either side
+            is_list_of_k = not is_item_of_k
+        if is_list_of_k == is_item_of_k and not numbers.is_constant:
+            raise NotSeparable
+        found = listed(rows, values, numbers)
+        if is_list_of_k != self.is_transposed:
+            sides = found.kv_start, found.kv_end, found.q_start, found.q_end
+            found = Region.rectangles(found.num_tokens, *sides)
+        return found if self.frame.outer is None else found & self.everything()
 
     def per(self, segment: nodes.Segment, body: nodes.Mask) -> MaskValue:
         """Evaluate a mask inside every instance of a segment, in its own coordinates."""

@@ -19,7 +19,7 @@ from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import BlockDecision, decide_form
 from dcp_dsl.symbolic.classes import num_slabs
-from dcp_dsl.symbolic.intervals import Grid, Interval
+from dcp_dsl.symbolic.intervals import UNBOUNDED, Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
 from dcp_dsl.symbolic.terms import NotSeparable, Number
 
@@ -97,6 +97,8 @@ class Predicate:
                 return _defined(self._look_up(function, at))
             case nodes.Same(segment):
                 return _same(self.frame.instances(segment).filled(), self.frame)
+            case nodes.Listed():
+                return self._listed(node)
             case nodes.Along():
                 return self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
@@ -114,6 +116,25 @@ class Predicate:
                 raise
         alone = [cells.select(np.arange(len(cells)) == i) for i in range(len(cells))]
         return _joined([self._per(cell, body) for cell in alone], is_and=False)
+
+    def _listed(self, node: nodes.Listed) -> Decide:
+        """Return what decides whether a number is in a list: each place of the list is compared."""
+        index, values = self.frame.lists(node)
+        row, item, any_ = (
+            self._look_up(index, node.at),
+            self.number(node.item),
+            _constant(UNBOUNDED),
+        )
+
+        def decide(grid: Grid) -> Verdict:
+            rows, wanted, most = row(grid), item(grid), any_(grid)
+            always = ever = np.zeros((1, 1), np.bool_)
+            for place in values.T if len(values) else ():
+                found = wanted.compare("==", rows.look_up(place).below(most))
+                always, ever = always | found[0], ever | found[1]
+            return always, ever
+
+        return decide
 
     # ---- numbers ----
 

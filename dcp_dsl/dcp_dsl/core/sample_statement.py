@@ -87,7 +87,8 @@ def layout_lengths(
 
 def _other_lengths(columns: Mapping[str, Column], scope: Scope) -> dict[str, int]:
     """Return lengths by the columns of `token` statements, else by the library's layouts."""
-    tokens = {t: columns.get(token.column.text) for t, token in scope.tokens.items()}
+    read = ((t, token) for t, token in scope.tokens.items() if token.segment is None)
+    tokens = {t: columns.get(token.column.text) for t, token in read}
     sizes = {f"token {t}": len(value) for t, value in tokens.items() if isinstance(value, list)}
     library = (pair for each in library_scopes() for pair in each.layouts())
     return sizes or dict(layout_lengths(columns, library))

@@ -32,7 +32,7 @@ class HeadMask:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """An entry of the cycle: `count` layers that are alike."""
+    """An entry of the cycle: `count` layers that are alike; without heads they are linear."""
 
     count: int
     heads: tuple[HeadMask, ...]
@@ -84,7 +84,7 @@ class Stack:
         return frozenset().union(*(mask.columns for mask in self.masks))
 
     def cycle(self) -> tuple[int, ...]:
-        """Return for each layer of the cycle the number of its mask among `masks`.
+        """Return for each layer of the cycle the number of its mask among `masks`; -1 for linear.
 
         Raises:
             HeadError: if KV heads of one layer have different masks, or some have none.
@@ -96,8 +96,8 @@ class Stack:
         number = {(id(mask.scope), mask.call): at for at, mask in enumerate(self.masks)}
         cycle: list[int] = []
         for place, layer in enumerate(self.layers):
-            used = {number[id(head.mask.scope), head.mask.call] for head in layer.heads}
-            if len(used) > 1 or layer.heads[-1].first is not None:
+            used = {number[id(head.mask.scope), head.mask.call] for head in layer.heads} or {-1}
+            if len(used) > 1 or (layer.heads and layer.heads[-1].first is not None):
                 raise HeadError(
                     f"stack `{self.name}`, entry {place}: KV heads of one layer have masks of "
                     "their own; expected one mask for all heads of a layer, which is what is "
@@ -124,10 +124,13 @@ class Stack:
             kv_heads: KV heads of the model.
 
         Raises:
-            HeadError: if a head has no mask, or a group names heads the model does not have.
+            HeadError: if the layer is linear, a head has no mask, or a group names heads the model
+                does not have.
         """
         owner: list[Mask | None] = [None] * kv_heads
         groups = self.layer(layer).heads
+        if not groups:
+            raise HeadError(f"stack `{self.name}`: layer {layer} is linear, it attends to nothing")
         for group in groups:
             first, last = group.first, group.last
             if first is None or last is None:

@@ -78,7 +78,10 @@ class BatchProver:
         for name, column in self.columns.items():
             if column.depth == 0:
                 yield _between(nodes.RowColumn(name), column.values[rows])
-        tokens = {n.column for n in nodes.walk(mask) if isinstance(n, nodes.TokenColumn)}
+        tokens = {
+            n.column for n in nodes.walk(mask)
+            if isinstance(n, nodes.TokenColumn) and n.size is None and n.segment is None
+        }  # fmt: skip
         for name in sorted(tokens):
             per_token = self.columns.get(name)
             if per_token is None or per_token.depth != 1:

@@ -29,6 +29,8 @@ from dcp_dsl.data.nesting import (
     require_depth,
 )
 from dcp_dsl.data.sources import Source, require_column
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.reads import column_readers
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows
 from dcp_dsl.specs.attachment import Attachment
@@ -83,7 +85,8 @@ class RowChecker:
         attachment: what the source is masked with.
         source: where the rows come from.
         segments: layouts that the masks read.
-        must_bind: a column spells out segments, so every row has to be bound to know.
+        must_bind: a column spells out segments, or holds lists or values of instances, so every row
+            has to be bound to know.
         known: reasons of rows decided alone, by their columns; empty for good rows.
         guard: decides a row.
     """
@@ -101,8 +104,12 @@ class RowChecker:
             for segment in mask.segments:
                 if isinstance(segment.source, ast.Layout):
                     found[id(segment)] = segment
-                elif isinstance(segment.source, ast.Columns):
-                    self.must_bind = True  # only binding says whether spans or ids make sense
+            for _, reader in column_readers(mask.core):
+                match reader:  # only binding says whether spans, ids or lists make sense
+                    case ast.Columns() | nodes.TokenColumn(size=int()):
+                        self.must_bind = True
+                    case nodes.TokenColumn(segment=nodes.Node()):
+                        self.must_bind = True
         self.segments = tuple(found.values())
         self._check_types()
         self.guard = self.attachment.guard()
@@ -250,9 +257,10 @@ class _Rows:
             token.column.text
             for mask in self.checker.attachment.masks
             for token in mask.scope.tokens.values()
+            if token.segment is None
         }
         for name in sorted(per_token & self.flat.keys() - laid_out):
-            if self.flat[name].depth == 1:
+            if self.flat[name].depth >= 1:
                 yield self.checker._own(name), np.diff(self.flat[name].offsets[0])
 
     def _compare(self) -> None:

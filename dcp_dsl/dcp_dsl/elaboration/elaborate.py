@@ -104,9 +104,7 @@ class _Elaborator:
             case ast.Compare():
                 return self.comparison(value, env)
             case ast.In(item, container, negated):
-                inside = nodes.Within(
-                    self.chosen(container, env), self.number(item, env), place=place
-                )
+                inside = self.membership(self.number(item, env), container, env, place)
                 return nodes.Not(inside, place=place) if negated else inside
             case ast.Name("paths"):
                 return nodes.Along(_tree(env, place), place=place)
@@ -121,6 +119,17 @@ class _Elaborator:
             case ast.Call(ast.Ident(name), arguments):
                 return cast("nodes.Mask", self.named(name, arguments, env))
         raise AssertionError(f"checked: {type(value).__name__} is no mask")
+
+    def membership(
+        self, item: nodes.Number, container: ast.Expr, env: Env, place: Place
+    ) -> nodes.Mask:
+        """Elaborate that a number is in a list, or that a position lies in a segment."""
+        if not isinstance(container, ast.Attribute):
+            return nodes.Within(self.chosen(container, env), item, place=place)
+        found = self.attribute(container, env)
+        assert isinstance(found, nodes.Lookup), "checked: a list"
+        assert isinstance(found.table, nodes.TokenColumn), "checked: a list"
+        return nodes.Listed(item, found.table, found.at, place=place)
 
     def comparison(self, value: ast.Compare, env: Env) -> nodes.Mask:
         """Elaborate a chain of comparisons."""
@@ -258,18 +267,28 @@ class _Elaborator:
         if isinstance(inner, ast.Name) and is_segment(inner.text, env):
             segment = self.segment(ast.Ident(inner.text, span=inner.span), env)
             return nodes.Count(segment, place=place)
+        token = env.scope.tokens.get(name)
         if isinstance(inner, ast.Attribute) and is_instance(inner, env):
+            if token is not None and token.segment == inner.name:
+                return self.column(token, inner.value, env, place)
             table = self.segment(inner.name, env)
             fact = cast("nodes.Fact", name)
             return nodes.Lookup(table, fact, self.number(inner.value, env), place=place)
         at = self.number(inner, env)
-        if name == "path" and not is_segment(name, env) and name not in env.scope.tokens:
+        if is_segment(name, env):
+            return nodes.Lookup(self.segment(value.name, env), "number", at, place=place)
+        if token is None:
             return nodes.Lookup(_tree(env, place), "path", at, place=place)
-        if not is_segment(name, env):
-            token = env.scope.tokens[name]
-            column = nodes.TokenColumn(name, token.column.text, place=place)
-            return nodes.Lookup(column, "number", at, place=place)
-        return nodes.Lookup(self.segment(value.name, env), "number", at, place=place)
+        return self.column(token, inner, env, place)
+
+    def column(self, token: ast.Token, at: ast.Expr, env: Env, place: Place) -> nodes.Lookup:
+        """Elaborate a column of tokens or instances, read at a position."""
+        text = Env(env.scope, env.scope.program)  # where names are those of the statement
+        segment = None if token.segment is None else self.segment(token.segment, text)
+        column = nodes.TokenColumn(
+            token.name.text, token.column.text, token.size, segment, place=place
+        )
+        return nodes.Lookup(column, "number", self.number(at, env), place=place)
 
     # ---- segments ----
 

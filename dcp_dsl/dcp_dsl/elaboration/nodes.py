@@ -81,10 +81,15 @@ class RowColumn(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TokenColumn(Node):
-    """A column with one integer per token, and the name that the text gives it."""
+    """A column with one integer, or a list of `size` of them, per token or per instance.
+
+    `name` is what the text calls it, `segment` whose instances have it; None for tokens.
+    """
 
     name: str
     column: str
+    size: int | None = None
+    segment: "Segment | None" = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -166,6 +171,15 @@ class Same(Node):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Listed(Node):
+    """True where a number is in the list of the token at a position."""
+
+    item: Number
+    table: TokenColumn
+    at: Number
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Along(Node):
     """True where the key is the query, or stands before it on its path in a layout's tree."""
 
@@ -210,7 +224,9 @@ class Per(Node):
     body: "Mask"
 
 
-Mask: TypeAlias = Truth | Compare | Within | Same | Along | Not | And | Or | Per | Free
+Mask: TypeAlias = (
+    Truth | Compare | Within | Same | Listed | Along | Not | And | Or | Per | Free
+)  # fmt: skip
 
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
 
@@ -250,10 +266,15 @@ Segment: TypeAlias = Laid | Tiles | Chosen
 def children(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node is made of, in the order of the text."""
     match node:
-        case Count(segment) | Same(segment) | Along(segment):
+        case (
+            Count(segment) | Same(segment) | Along(segment)
+            | TokenColumn(segment=Node() as segment)
+        ):  # fmt: skip
             return (segment,)
         case Lookup(table, _, at) | Within(table, at):
             return at, table
+        case Listed(item, table, at):
+            return item, at, table
         case Arithmetic(_, left, right) | Compare(_, left, right):
             return left, right
         case Outside(_, inner) | Not(inner):

@@ -41,6 +41,8 @@ def _atom(node: nodes.Mask) -> str:
             return f"{show_number(left)} {op} {show_number(right)}"
         case nodes.Within(segment, at):
             return f"{show_number(at)} in {show_segment(segment)}"
+        case nodes.Listed(item, table, at):
+            return f"{show_number(item)} in {show_number(nodes.Lookup(table, 'number', at))}"
         case nodes.Same(segment):
             return f"same({show_segment(segment)})"
         case nodes.Along(layout):
@@ -64,7 +66,9 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
         case nodes.RowColumn(name):
             return f"row.{name}"
         case nodes.Lookup(table, fact, at):
-            name = table.name if isinstance(table, nodes.TokenColumn) else show_segment(table)
+            name = (
+                _show_column(table) if isinstance(table, nodes.TokenColumn) else show_segment(table)
+            )
             read = f"{show_number(at, 9)}.{name}"
             return read if fact == "number" else f"{read}.{fact}"
         case nodes.Outside(levels, value):
@@ -76,6 +80,10 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
             text = f"{show_number(left, own)} {op} {show_number(right, own + 1)}"
             return f"({text})" if own < level else text
     return f"{node.op}({show_number(node.left)}, {show_number(node.right)})"
+
+
+def _show_column(node: nodes.TokenColumn) -> str:
+    return node.name if node.segment is None else f"{show_segment(node.segment)}.{node.name}"
 
 
 def show_segment(node: nodes.Segment) -> str:

@@ -31,7 +31,8 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
         return _strided(value)
     rows = int((value.q_end - value.q_start).sum())
     size = len(value.q_start)
-    if not value.is_maximal and rows <= ROWS_PER_SLAB * (size - value.num_links()):
+    may_be_long = not value.is_maximal and rows <= ROWS_PER_SLAB * size
+    if may_be_long and rows <= ROWS_PER_SLAB * (size - value.num_links()):
         inner: Slabs | Rows = _rows(value)  # gluing could not make it short
     else:
         value = value.maximal()

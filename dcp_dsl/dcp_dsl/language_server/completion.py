@@ -189,6 +189,14 @@ def _locals(before: list[RawToken]) -> Iterator[Proposal]:
                 yield Proposal(name.text, "parameter", "named with `where`")
 
 
+def _token_columns(segment: str, scope: Scope) -> Iterator[Proposal]:
+    """Propose the columns of a segment's instances; of tokens for "" ."""
+    for name, token in scope.tokens.items():
+        if segment == ("" if token.segment is None else token.segment.text):
+            what = "token column" if token.segment is None else f"column of `{segment}`"
+            yield Proposal(name, "attribute", what)
+
+
 def _attributes(path: list[str], document: Document) -> Iterator[Proposal]:
     """Propose what may follow a dot."""
     scope = document.scope
@@ -197,8 +205,9 @@ def _attributes(path: list[str], document: Document) -> Iterator[Proposal]:
         yield from _columns(scope)
     elif head in ("q", "k"):
         yield from _segments(scope)
-        yield from (Proposal(name, "attribute", "token column") for name in scope.tokens)
+        yield from _token_columns("", scope)
     elif len(path) > 2 and path[-2] == "." and path[-3] in ("q", "k"):
         yield from (Proposal(name, "attribute", what) for name, what in _ATTRIBUTES.items())
+        yield from _token_columns(head, scope)
     elif head in scope.segments:
         yield Proposal("count", "attribute", "number of instances")

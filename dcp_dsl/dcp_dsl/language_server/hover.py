@@ -72,7 +72,13 @@ def _describe_definition(found: Definition) -> str:
         case ast.Param() as param:
             return f"{shown}\n\na parameter: {_types().get(param.type.text, param.type.text)}"
         case ast.Token() as token:
-            return f"{shown}\n\n`q.{token.name.text}` and `k.{token.name.text}`: one integer each"
+            name = (
+                token.name.text
+                if token.segment is None
+                else f"{token.segment.text}.{token.name.text}"
+            )
+            each = "one integer" if token.size is None else f"a list of {token.size} integers"
+            return f"{shown}\n\n`q.{name}` and `k.{name}`: {each} each"
     return shown
 
 

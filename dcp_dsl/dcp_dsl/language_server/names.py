@@ -172,10 +172,12 @@ class _Reader:
             case ast.Segment(name=name, source=source):
                 self.define(name)
                 self.source(source)
-            case ast.Token(name=name, column=column):
+            case ast.Token(name=name, column=column, segment=segment):
                 self.define(name)
                 if column.span != name.span:
                     self.column(column)
+                if segment is not None:
+                    self.use(segment, {})
             case ast.Stack(name=name, layers=layers):
                 self.define(name)
                 self.expression(layers, {})
@@ -249,10 +251,17 @@ class _Reader:
                     self.column(name)
                 case ast.Attribute(value=ast.Name("q" | "k"), name=name):
                     self.use(name, names)
+                case ast.Attribute(value=ast.Attribute(), name=name) if self.is_column(name.text):
+                    self.use(name, {})
                 case ast.Per(segment=name) | ast.Every(parent=ast.Ident() as name):
                     self.use(name, names)
                 case ast.Rule(subject=name) | ast.Target(name=name):
                     self.use(name, names)
+
+    def is_column(self, name: str) -> bool:
+        """Return whether a name is that of a column of instances, as in ``q.image.width``."""
+        column = self.scope.tokens.get(name)
+        return column is not None and column.segment is not None
 
     def argument(self, argument: ast.Argument, called: str, names: _Names) -> None:
         """Add the name of an argument: it is a parameter of the mask that is called."""

@@ -99,6 +99,8 @@ class Evaluation:
                 return self.view(segment).inside[self.place(at)]
             case nodes.Same(segment):
                 return self.view(segment).same
+            case nodes.Listed():  # only the data knows what a list holds
+                return Var(node)
             case nodes.Along(layout):
                 return self.along(layout.statement)
             case nodes.Free(name):  # an unknown mask is another one in other coordinates
@@ -227,7 +229,8 @@ class Evaluation:
     ) -> PartialNumber:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):
-            return PartialNumber(self.facts.add(("token", table.column), place))
+            found = self.facts.add(("token", table.column, table.size is None), place)
+            return PartialNumber(found, True if table.segment is None else Var(table))
         if fact == "path":
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)

@@ -18,6 +18,7 @@ from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
 from dcp_dsl.symbolic.shortcuts import intersect_single, is_single, sweep_few
 
 MAX_CELLS = 2**19
+MAX_PAIRS = 2**21  # of slabs that share rows, where one side has one slab a row
 GLUED_AT_ONCE = 2**13
 FEW = 12  # slabs that are faster one by one than in arrays
 
@@ -138,8 +139,11 @@ class Region:
         columns = tuple(np.concatenate(pair) for pair in pairs)
         if sum(sizes) <= FEW:
             return _few(self.num_tokens, columns, [1] * sizes[0] + [2] * sizes[1], truth)
-        if truth is _AND and is_single(self.columns()) and is_single(other.columns()):
-            return _glue_later(self.num_tokens, intersect_single(self.columns(), other.columns()))
+        if truth is _AND:
+            for one, many in ((other, self), (self, other)):
+                if is_single(one.columns()):
+                    columns = intersect_single(many.columns(), one.columns(), MAX_PAIRS)
+                    return _glue_later(self.num_tokens, columns)
         weight = np.repeat(np.array([1, 2]), sizes)
         return _sweep(self.num_tokens, columns, weight, truth)
 
@@ -271,6 +275,10 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     if is_single(columns):
         order, is_head = np.arange(len(q_start)), np.append(True, ~is_linked[:-1])
     else:
+        in_chain = is_linked.copy()
+        in_chain[follower[is_linked]] = True
+        if 2 * np.count_nonzero(in_chain) < len(in_chain):
+            return _glue_chains(num_tokens, columns, in_chain)
         order, is_head = _chain_order(follower)
     # Two entries per slab: its inner steps, then the step to its follower.
     rows = (q_end - q_start)[order]
@@ -283,6 +291,15 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     chain = np.repeat(np.cumsum(is_head) - 1, 2)
     heads = order[is_head]
     return _runs_to_slabs(num_tokens, columns, heads, (chain, steps, lengths))
+
+
+def _glue_chains(num_tokens: int, columns: tuple[Ints, ...], in_chain: NDArray[np.bool_]) -> Region:
+    """Join the few slabs that continue one another; the others are maximal already."""
+    chains = _glue(num_tokens, tuple(column[in_chain] for column in columns)).columns()
+    alone = (column[~in_chain] for column in columns)
+    merged = [np.concatenate(pair) for pair in zip(alone, chains, strict=True)]
+    order = np.argsort(merged[0] * (num_tokens + 2) + merged[2], kind="stable")
+    return Region(num_tokens, *(column[order] for column in merged))
 
 
 def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.symbolic.piecewise import overlaps, sorted_unique
+from dcp_dsl.symbolic.piecewise import expand, limit_pieces
 
 Slab: TypeAlias = tuple[int, int, int, int, int, int]  # columns as in `Slabs`
 KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of both
@@ -128,32 +128,45 @@ def is_single(columns: tuple[Ints, ...]) -> bool:
     return bool((columns[0][1:] >= columns[1][:-1]).all())
 
 
-def intersect_single(left: tuple[Ints, ...], right: tuple[Ints, ...]) -> tuple[Ints, ...]:
-    """Return the pairs in both, as slabs that never share a row and are empty on none.
+def intersect_single(
+    left: tuple[Ints, ...], right: tuple[Ints, ...], most: int
+) -> tuple[Ints, ...]:
+    """Return the pairs in both, as slabs that are empty on no row.
 
     Args:
-        left: six arrays as in `Slabs`, of slabs that never share a row.
-        right: the same.
+        left: six arrays as in `Slabs`, by row and then by key.
+        right: the same, of slabs that never share a row.
+        most: how many pairs of slabs may share rows.
+
+    Raises:
+        TooManyPieces: if there are more.
     """
-    i, j = overlaps(left[0], left[1], right[0], right[1])
+    first = np.searchsorted(right[1], left[0], side="right")
+    counts = np.maximum(np.searchsorted(right[0], left[1], side="left") - first, 0)
+    limit_pieces(int(counts.sum()), most, "pieces of slabs")
+    i, j = expand(first, counts)
     row: Ints = np.maximum(left[0][i], right[0][j])
     end: Ints = np.minimum(left[1][i], right[1][j])
     a, b = _at_rows(left, i, row), _at_rows(right, j, row)
-    cuts = [
-        row[is_cut] + offset[is_cut]
-        for offset, is_cut in (_crossing(a, b, which, end - row) for which in (0, 1))
-        if is_cut.any()
-    ]
-    if cuts:
-        knots = sorted_unique(np.concatenate([row, *cuts]))
-        piece = np.searchsorted(row, knots, side="right") - 1
-        i, j = i[piece], j[piece]
-        end = np.minimum(end[piece], np.append(knots[1:], end[-1:]))
-        row = knots
+    crossings = [_crossing(a, b, which, end - row) for which in (0, 1)]
+    cut = np.concatenate([np.flatnonzero(is_cut) for _, is_cut in crossings])
+    if len(cut):
+        offset = np.concatenate([offset[is_cut] for offset, is_cut in crossings])
+        pair = np.concatenate([np.arange(len(row)), cut])
+        starts = np.concatenate([row, row[cut] + offset])
+        order = np.lexsort((starts, pair))
+        pair, starts = pair[order], starts[order]
+        is_last = np.append(pair[1:] != pair[:-1], True)
+        end = np.where(is_last, end[pair], np.append(starts[1:], 0))
+        i, j, row = i[pair], j[pair], starts
         a, b = _at_rows(left, i, row), _at_rows(right, j, row)
-    first, low = _chosen(a, b, 0)
-    last, high = _chosen(a, b, 1)
-    return _trimmed(row, end, first, last, low, high)
+    first_key, low = _chosen(a, b, 0)
+    last_key, high = _chosen(a, b, 1)
+    found = _trimmed(row, end, first_key, last_key, low, high)
+    if (found[0][1:] >= found[0][:-1]).all() and is_single(left):
+        return found
+    order = np.lexsort((found[2], found[0]))
+    return tuple(column[order] for column in found)
 
 
 def _at_rows(columns: tuple[Ints, ...], slab: Ints, row: Ints) -> tuple[Ints, ...]:

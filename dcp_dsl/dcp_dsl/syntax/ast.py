@@ -259,10 +259,15 @@ class Segment(Node):
 
 @dataclass(frozen=True, slots=True)
 class Token(Node):
-    """``token name = column``: one integer per token."""
+    """``token name = column``: one integer per token; with ``[size]`` a list of so many.
+
+    ``column name in segment``: the same for each instance of a segment.
+    """
 
     name: Ident
     column: Ident
+    size: int | None = None
+    segment: Ident | None = None
 
 
 # ---- masks ---------------------------------------------------------------------------------------
@@ -338,7 +343,7 @@ class HeadGroup(Node):
 
 @dataclass(frozen=True, slots=True)
 class Layer(Node):
-    """``count of mask`` or ``heads {...}``: one entry of a layer cycle."""
+    """``count of mask``, ``heads {...}``, or ``linear`` without either: one entry of a cycle."""
 
     count: int
     value: Expr | None

@@ -191,8 +191,9 @@ def _columns(children: Sequence[Built], span: Span) -> ast.Columns:
 
 
 def _token(children: Sequence[Built], span: Span) -> ast.Token:
-    name, column = children
-    return ast.Token(_ident(name), _ident(column or name), span=span)
+    name, size, *segment, column = children
+    own = None if size is None else integer(size), _ident(segment[0]) if segment else None
+    return ast.Token(_ident(name), _ident(column or name), *own, span=span)
 
 
 def _names(children: Sequence[Built], span: Span) -> tuple[ast.Ident, ...]:
@@ -281,6 +282,7 @@ _RULES: Mapping[str, Builder] = {
     "columns": _columns,
     "names": _names,
     "token": _token,
+    "column": _token,
     "mask": _mask,
     "decorator": _node(ast.Decorator, _ident, _items),
     "params": _tuple,
@@ -293,6 +295,7 @@ _RULES: Mapping[str, Builder] = {
     "stack": _list_node(ast.Stack, _ident),
     "layer": _layer,
     "heads": _tuple,
+    "linear": _nothing,
     "head_group": _head_group,
     "head_range": _head_range,
     "attach": _node(ast.Attach, _string, _items, _same, _items),

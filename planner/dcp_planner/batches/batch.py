@@ -237,7 +237,7 @@ def _compile(
 def _uses(stack: Stack) -> tuple[StackUse | None, ...]:
     """Find where a stack uses each of its masks; one mask for all layers is no stack."""
     cycle = stack.cycle()
-    if len(stack.masks) == 1:
+    if not any(cycle):
         return (None,)
     return tuple(
         StackUse(

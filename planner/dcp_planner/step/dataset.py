@@ -121,5 +121,5 @@ class _PairCounts:
             stack = value if isinstance(value, Stack) else Stack.of(value)
             cycle = stack.cycle()
             pairs = [mask.compile(sample).num_pairs for mask in stack.masks]
-            self._known[key] = sum(pairs[number] for number in cycle) / len(cycle)
+            self._known[key] = sum(pairs[n] for n in cycle if n >= 0) / len(cycle)
         return self._known[key]

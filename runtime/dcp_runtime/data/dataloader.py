@@ -408,7 +408,7 @@ def _sequence_request(
 ) -> SequenceRequest:
     """Describe a sequence; `number` finds its masks among those of the request."""
     own = [number[id(mask.scope), mask.call] for mask in sequence.masks]
-    cycle = tuple(own[index] for index in sequence.cycle)
+    cycle = tuple(own[index] if index >= 0 else index for index in sequence.cycle)
     return SequenceRequest(sequence.row, cycle, sequence.sample.to_json(), len(sequence.tokens))
 
 

@@ -85,7 +85,7 @@ def _mean_pairs(request: PlanRequest, kept: Sequence[int], bound: Sequence[Bound
     found = np.zeros(len(kept))
     for place, (number, forms) in enumerate(zip(kept, bound, strict=True)):
         cycle, pairs = request.sequences[number].cycle, {n: f.num_pairs for n, f in forms.items()}
-        found[place] = sum(pairs[mask] for mask in cycle) / len(cycle)
+        found[place] = sum(pairs[mask] for mask in cycle if mask >= 0) / len(cycle)
     return found
 
 
@@ -151,6 +151,11 @@ def _forms_of(bound: Sequence[Bound], slots: Sequence[Slot]) -> list[list[Form]]
 def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
     """Return the different slots of a batch, and for each layer the number of its slot.
 
+    Linear layers have number -1 in both cycles and none among the slots.
+
+    Raises:
+        DatasetError: if too many layers differ, or one is linear in some sequences only.
+
     >>> join_cycles([(0, 0, 1), (2,)])
     (((0, 2), (1, 2)), (0, 0, 1))
     """
@@ -161,10 +166,15 @@ def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tu
             f"{MOST_LAYERS} are planned; pack rows of one stack into a batch"
         )
     number: dict[Slot, int] = {}
-    layers = [
-        number.setdefault(tuple(c[layer % len(c)] for c in cycles), len(number))
-        for layer in range(period)
-    ]
+    layers = []
+    for layer in range(period):
+        slot = tuple(c[layer % len(c)] for c in cycles)
+        if min(slot) < 0 <= max(slot):
+            raise DatasetError(
+                f"layer {layer} is linear in one stack of a batch and has a mask in another; pack "
+                "rows of one stack into a batch"
+            )
+        layers.append(-1 if min(slot) < 0 else number.setdefault(slot, len(number)))
     return tuple(number), tuple(layers)
 
 
@@ -188,7 +198,7 @@ def _build(
 
 def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> Bound:
     """Compile the masks of a sequence, by their number."""
-    found = {number: masks[number].compile(sample) for number in dict.fromkeys(sequence.cycle)}
+    found = {number: masks[number].compile(sample) for number in dict.fromkeys(sequence.cycle) if number >= 0}
     if sequence.num_tokens == sample.length:
         return found
     return {number: truncate(form, sequence.num_tokens) for number, form in found.items()}

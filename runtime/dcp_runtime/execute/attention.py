@@ -58,8 +58,15 @@ class LayerPlans:
         return cls(executor.prepare_stack(plans), plans.cycle)
 
     def of(self, layer: int) -> PreparedPlan:
-        """Return the plan that a layer runs, by its number from 0."""
-        return self.layers[self.cycle[layer % len(self.cycle)]]
+        """Return the plan that a layer runs, by its number from 0.
+
+        Raises:
+            RunError: if the layer is linear.
+        """
+        number = self.cycle[layer % len(self.cycle)]
+        if number < 0:
+            raise RunError(f"layer {layer} of the stack is linear: it attends to nothing")
+        return self.layers[number]
 
 
 class DCPAttn:

@@ -41,7 +41,8 @@ class StackedPlans:
 
     Attributes:
         plans: one per distinct mask, or this rank's parts of them.
-        cycle: for each layer the number of its plan; the cycle repeats over the model's layers.
+        cycle: for each layer the number of its plan, -1 for a linear one, which attends to nothing;
+            the cycle repeats over the model's layers.
 
     Raises:
         RunError: if the plans place tokens differently, or the cycle names one that is not there.
@@ -52,7 +53,7 @@ class StackedPlans:
 
     def __post_init__(self) -> None:
         count = len(self.plans)
-        if not count or not self.cycle or not all(0 <= index < count for index in self.cycle):
+        if not count or not self.cycle or not all(-1 <= index < count for index in self.cycle):
             raise RunError(
                 f"expected a cycle over {count} plans, got {self.cycle}; give for each layer the "
                 "number of its plan"
