@@ -111,6 +111,20 @@ def test_the_layers_of_a_stack_repeat():
     assert stack.heads(6, kv_heads=4) == ((range(4), local),)
 
 
+def test_linear_layers_of_a_stack_have_no_mask():
+    stack = Spec.from_text("stack s = 2 of linear, causal, linear, local(4)").stack("s")
+    assert stack.cycle() == (-1, -1, 0, -1, 1)
+    assert (stack.period, [mask.call for mask in stack.masks]) == (
+        5,
+        ["causal", "local(window = 4)"],
+    )
+    assert stack.layers_of(stack.masks[0], 9) == (2, 7)
+    with pytest.raises(DCPError, match="layer 8 is linear, it attends to nothing"):
+        stack.heads(8, kv_heads=4)
+    with pytest.raises(SpecError, match="no layer of this stack has a mask"):
+        Spec.from_text("stack s = 3 of linear")
+
+
 def test_head_groups_cover_every_kv_head_once():
     stack = load(SPECS / "18_dilated.dcpm").stack("longnet")
     found = [(heads, mask.call) for heads, mask in stack.heads(0, kv_heads=12)]

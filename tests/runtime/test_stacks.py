@@ -8,10 +8,10 @@ import torch
 from loader_options import make_loader
 from torch.utils.checkpoint import checkpoint
 
-from dcp_dsl import HeadError, Sample, Spec, dense_mask
+from dcp_dsl import DatasetError, HeadError, Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
-from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 SPEC = Spec.from_text(
     "segment s = part[parts]*\n"
@@ -136,7 +136,7 @@ def test_linear_layers_have_no_plan():
     plans = [plan for _, plan in rows]
     assert [plan.cycle for plan in plans] == [(-1, 0, -1, -1, 1)] * len(plans)
     assert all(len(plan.plans) == 2 for plan in plans)
-    executor = DCPExecutor(LoopbackWorld(1).transports[0])
+    executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
     alone = make_loader(ROWS, SPEC.stack("hybrid"), rank=0, **options(1))
     layers = LayerPlans.prepare(executor, next(iter(alone))[1])
     assert layers.of(6) is layers.of(1) is not layers.of(4)
@@ -149,7 +149,9 @@ def test_a_layer_that_is_linear_in_some_rows_only_is_refused():
     rows = make_loader(
         ROWS, lambda row: SPEC.stack(stacks[len(row["parts"]) > 1]), rank=0, **options(2)
     )
-    with pytest.raises(RunError, match="linear in one stack of a batch and has a mask in another"):
+    with pytest.raises(
+        DatasetError, match="linear in one stack of a batch and has a mask in another"
+    ):
         list(rows)
 
 

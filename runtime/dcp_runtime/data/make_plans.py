@@ -198,7 +198,8 @@ def _build(
 
 def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> Bound:
     """Compile the masks of a sequence, by their number."""
-    found = {number: masks[number].compile(sample) for number in dict.fromkeys(sequence.cycle) if number >= 0}
+    used = (number for number in dict.fromkeys(sequence.cycle) if number >= 0)
+    found = {number: masks[number].compile(sample) for number in used}
     if sequence.num_tokens == sample.length:
         return found
     return {number: truncate(form, sequence.num_tokens) for number, form in found.items()}
