@@ -126,7 +126,7 @@ class Predicate:
             _constant(UNBOUNDED),
         )
 
-        def decide(grid: Grid) -> Verdict:
+        def decide(grid: Grid) -> BlockDecision:
             rows, wanted, most = row(grid), item(grid), any_(grid)
             always = ever = np.zeros((1, 1), np.bool_)
             for place in values.T if len(values) else ():
