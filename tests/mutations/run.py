@@ -2,7 +2,8 @@
 
 `make test-mutations` runs this. It needs a file that says which test calls what (`reach.py` writes
 it in one run of the default tests). Each mutant lives in a copy of the tree. First run the tests
-that call its function, the cheapest files first, then, with --whole, all others of its package.
+that call its function, those of its package first and cheap files first, then, with --whole, all
+others of its package.
 A mutant that no test could notice is listed, with the reason, in `equivalent.json`.
 """
 
@@ -113,13 +114,15 @@ def _judge(mutant: Mutant, tree: Path, reach: Reach, options: argparse.Namespace
     text, times = file.read_bytes(), file.stat()
     file.write_bytes(mutant.apply(text))
     try:
-        related = _related(mutant, reach)
-        until = time.monotonic() + options.limit
-        fate = _run(tree, related, sum(reach[t][0] for t in related), until)
-        if fate == "survived" and options.whole:
-            package = f"tests/{Path(mutant.path).parts[0]}/"
-            rest = [t for t in reach if t.startswith(package) and t not in set(related)]
-            fate = _run(tree, rest, sum(reach[t][0] for t in rest), until)
+        related, package = _related(mutant, reach), f"tests/{Path(mutant.path).parts[0]}/"
+        own = [t for t in related if t.startswith(package)]
+        stages = [own, [t for t in related if not t.startswith(package)]]
+        if options.whole:
+            stages.append([t for t in reach if t.startswith(package) and t not in set(own)])
+        until, fate = time.monotonic() + options.limit, "survived"
+        for tests in stages:  # each collects its own files only: the next ones are rarely needed
+            if fate == "survived":
+                fate = _run(tree, tests, sum(reach[t][0] for t in tests), until)
     finally:
         file.write_bytes(text)
         os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # numba asks for the time
