@@ -9,7 +9,6 @@ from typing import Literal, TypeAlias
 
 Comparison: TypeAlias = Literal["<=", ">=", "==", "!=", "<", ">"]
 Arithmetic: TypeAlias = Literal["+", "-", "*", "//", "%"]
-ColumnKind: TypeAlias = Literal["spans", "ids", "flags", "positions"]
 
 
 @dataclass(frozen=True, slots=True)

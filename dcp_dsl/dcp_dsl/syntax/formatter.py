@@ -124,7 +124,7 @@ class _Lines:
         if text in _TIGHT_BEFORE:
             return False
         if text in ("(", "["):
-            return not self._is_call(text)
+            return not self._is_call()
         return True
 
     def _is_sign(self) -> bool:
@@ -133,8 +133,6 @@ class _Lines:
             return True
         return self.before.text in _OPERATORS or self.before.text in _WORD_OPERATORS
 
-    def _is_call(self, opening: str) -> bool:
+    def _is_call(self) -> bool:
         assert self.previous is not None, "the first token has nothing before it"
-        if self.previous.kind == "name":
-            return self.previous.text not in _WORD_OPERATORS
-        return False
+        return self.previous.kind == "name" and self.previous.text not in _WORD_OPERATORS

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from dcp_dsl.arrays import Bytes, Floats, Indices, Ints, Record
+from dcp_dsl.arrays import Bytes, Indices, Ints, Record
 from dcp_planner.causes.dependencies import RECEIVE, SEND, WAIT, Dependencies
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
@@ -71,11 +71,6 @@ class Accounting(Record):
         """Compute the share of all devices' time in each account; they add up to 1."""
         spent = self.spent_ns.sum(axis=(0, 1))
         return dict(zip(ACCOUNTS, (spent / max(1, spent.sum())).tolist(), strict=True))
-
-    def share_of(self, device: int) -> Floats:
-        """Compute the share of a device's time in each account, ``[7]``."""
-        spent = self.spent_ns[:, device].sum(axis=0)
-        return np.asarray(spent / max(1, spent.sum()), np.float64)
 
 
 def steps_of(trace: Trace) -> Bytes:

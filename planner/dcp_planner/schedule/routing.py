@@ -59,7 +59,7 @@ def find_needs(
     shape = workload.shape
     weights = (shape.q_bytes * 2 + shape.out_bytes + shape.q_backward_bytes, shape.kv_bytes * 3)
     sides = workload.compute_q, workload.compute_kv
-    pairs = [_pairs_of(block, workload, placement, cluster) for block in sides]
+    pairs = [_pairs_of(block, placement, cluster) for block in sides]
     if routing != "node":
         q, kv = (_direct(*side, placement) for side in pairs)
         return q, kv
@@ -83,7 +83,7 @@ def find_needs(
 
 
 def _pairs_of(
-    block_of_tile: Indices, workload: Workload, placement: Placement, cluster: Cluster
+    block_of_tile: Indices, placement: Placement, cluster: Cluster
 ) -> tuple[Ints, Ints, Ints]:
     """Return block and device of each need, sorted, and the need of each tile, -1 if local."""
     owner, device = placement.device_of_data, placement.device_of_compute

@@ -9,7 +9,6 @@ With a CUDA device attention is PyTorch's own flash attention in bfloat16, and m
 NCCL if there are two devices.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ from dcp_planner.model import BACKWARD_FLOPS_RATIO, tile_seconds
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.errors import RunError
 from dcp_runtime.launch.config import RunConfig
-from dcp_runtime.launch.launcher import check_torch, open_world, run_plan
+from dcp_runtime.launch.launcher import check_torch, machine_bytes, open_world, run_plan
 from dcp_runtime.launch.world import ProcessWorld
 from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
 
@@ -119,7 +118,7 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
             inter_bytes_per_s=link.rate,
             latency_s=link.latency_s,
             flops_per_s=forward,
-            memory_bytes=_memory_bytes() // ranks,
+            memory_bytes=machine_bytes() // ranks,
             name="calibrated-cpu",
             source=f"dcpm calibrate: {ranks} processes, one thread each, gloo over loopback",
             backward_flops_per_s=backward,
@@ -374,10 +373,6 @@ def _timed(work: Callable[[], object], device: str) -> float:
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[2:])
-
-
-def _memory_bytes() -> int:
-    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _sources(ranks: int, backend: str) -> dict[str, str]:

@@ -93,6 +93,11 @@ def check_ranks(plan: Plan, ranks: int) -> None:
         )
 
 
+def machine_bytes() -> int:
+    """Return the memory of this machine, free or not."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
 def check_memory(plan: Plan, config: RunConfig) -> None:
     """Refuse a plan whose tensors are larger than this machine: a small file can name many tokens.
 
@@ -101,7 +106,7 @@ def check_memory(plan: Plan, config: RunConfig) -> None:
     wider = max(1.0, int(config.dtype[-2:]) / 8 / plan.shape.dtype_bytes)
     held = float(measure_memory(plan).peak.sum()) * config.layers * wider
     drawn = 8.0 * plan.num_tokens * plan.shape.q_heads * plan.shape.head_dim
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = machine_bytes()
     if config.device == "cpu" and held + drawn > there:
         raise RunError(
             f"expected a plan that this machine's {there / 1e9:.0f} GB hold, got one that needs "
