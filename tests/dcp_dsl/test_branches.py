@@ -219,3 +219,9 @@ def test_masks_on_paths_are_proved_to_be_those_of_separate_sequences(mask, what,
 def test_a_mask_that_never_speaks_of_paths_makes_no_claim_about_them():
     text = "segment part = question[n] branch answer[lens]*  mask m = causal and same(part)"
     assert not [v for v in check_report(text).verdicts if "path" in v.what]
+
+
+@pytest.mark.parametrize("part", ["branch b[y]", "b[y]*"])
+def test_only_branches_that_repeat_have_parents(part):
+    (found,) = check_report(f"segment p = a[x] {part} from up").diagnostics
+    assert (found.code, found.message) == ("E113", "only branches that repeat have parents")

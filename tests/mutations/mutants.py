@@ -139,7 +139,8 @@ def _changed_values(node: ast.AST) -> Iterator[tuple[str, str]]:
                 field = "attr" if isinstance(function, ast.Attribute) else "id"
                 yield "function", _with(node, func=_copy(function, **{field: NAMES[name]}))
             plain = not any(isinstance(a, ast.Starred | ast.JoinedStr) for a in arguments)
-            if len(arguments) > 1 and plain and name not in {*NAMES, "cast", "isinstance"}:
+            plain = plain and len({*map(ast.unparse, arguments[:2])}) > 1
+            if plain and name not in {*NAMES, "cast", "isinstance"}:
                 swapped = [arguments[1], arguments[0], *arguments[2:]]
                 yield "arguments", _with(node, args=swapped)
 

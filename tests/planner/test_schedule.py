@@ -7,6 +7,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.slots import allocate_rows, find_shared_rows
+from dcp_planner.simulation import schedules
 from dcp_planner.simulation.schedules import make_schedule
 
 
@@ -49,6 +50,23 @@ def test_tiles_that_wait_for_keys_only_come_before_tiles_of_remote_queries(
         here = (placed.device_of_compute == device) & (schedule.division > 0)
         keys_only, rows = schedule.division[here & ~needs_q], schedule.division[here & needs_q]
         assert keys_only.max(initial=0) <= rows.min(initial=divisions)
+
+
+@pytest.mark.parametrize(
+    ("budget", "parts"), [("fast", {1, 4, 8}), ("balanced", {1, 4, 8}), ("best", {1, 2, 4, 8})]
+)
+def test_what_is_not_local_is_cut_into_eight_parts_at_most(masks, monkeypatch, budget, parts):
+    workload = build_workload(masks.pack([np.ones((24, 24), bool)], 2), ModelShape())
+    placed = Placement(np.ones(workload.num_blocks, np.int32), np.zeros(workload.num_tiles, int))
+    tried, cut = set(), schedules.cut_divisions
+
+    def note(*arguments):
+        tried.add(arguments[3])
+        return cut(*arguments)
+
+    monkeypatch.setattr(schedules, "cut_divisions", note)
+    make_schedule(workload, placed, Cluster(1, 2), PlanConfig(budget=budget))
+    assert tried == parts
 
 
 def test_divisions_bring_equal_bytes(masks):

@@ -154,3 +154,15 @@ def test_a_causal_diagonal_and_both_edges_of_a_window_are_cut_off():
     spans = list(zip(runs.begin.tolist(), runs.end.tolist(), strict=True))
     assert spans == [(7, 31), (0, 7), (31, 40)]
     assert (runs.row_ptr.tolist(), runs.masked_ptr.tolist()) == ([0, 3], [1])
+
+
+def test_chunks_far_behind_each_other_stay_in_order():
+    far = 8 * 2**15  # its sort key takes more than 16 bits
+    none = np.zeros((2, 0), int)
+    table = TileTable(
+        q_start=[0], q_len=[8], row_ptr=[0, 2], kv_start=[8, far], kv_len=[8, 8],
+        kind=np.full(2, PieceKind.FULL, np.uint8), mask_start=[-1, -1], row_lo=none, row_hi=none,
+        bits=np.zeros(0, np.uint8), pairs=128,
+    )  # fmt: skip
+    runs = key_runs(table, 8)
+    assert runs.chunk_row.tolist() == runs.kv_start.tolist() == [8, far]

@@ -41,7 +41,7 @@ class Occurrence:
 
     span: ast.Span
     symbol: Symbol
-    is_definition: bool = False
+    is_definition: bool
 
 
 _Names: TypeAlias = Mapping[str, Symbol]
