@@ -65,6 +65,22 @@ def test_a_table_that_begins_with_no_schema_is_refused():  # Arrow reads it as o
         decode_table("events", data, rows, 1 << 30)
 
 
+@pytest.mark.parametrize("file", sorted(HOSTILE.glob("*.dcpplan")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("schema", ["", "dcp.plan/1"])
+def test_every_plan_of_the_corpus_ends_in_a_message(file, schema, tmp_path):
+    """They are of older schemas; under the name of today's their tables are read."""
+    with zipfile.ZipFile(file) as archive, zipfile.ZipFile(tmp_path / "x", "w") as changed:
+        for name in archive.namelist():
+            data = archive.read(name)
+            if name == "meta.json" and schema:
+                data = json.dumps({**json.loads(data), "schema": schema}).encode()
+            changed.writestr(name, data)
+    found = check_file(str(tmp_path / "x"))
+    assert (found.status, found.exit_code) == ("unreadable", 2)
+    assert re.search("expected .*, got", found.message)
+    assert schema not in found.message or not schema
+
+
 def with_key(plan: Plan, row: int, key: int, direction: str = "forward") -> Plan:
     table = tabulate_programs(plan, direction)
     keys = table.key.copy()

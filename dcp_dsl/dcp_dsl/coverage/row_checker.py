@@ -227,7 +227,13 @@ class _Rows:
         self.has_null = np.zeros(self.num_rows, np.bool_)
         for column in self.flat.values():
             self.has_null |= column.has_null
-        self.said = {**dict(_stored_lengths(batch)), **dict(self._token_columns())}
+        stored, self.sizes = dict(_stored_lengths(batch)), dict(self._token_columns())
+        self.said = stored | self.sizes
+        self.lengths = np.full(self.num_rows, UNKNOWN, np.int64)
+        self.disagrees = np.zeros(self.num_rows, np.bool_)
+        self.is_open = np.zeros(self.num_rows, np.bool_)
+        for sizes in stored.values():
+            self._add(sizes, sizes != UNKNOWN)
         self.totals = {segment.name.text: self._measure(segment) for segment in checker.segments}
         self._compare()
         self._prove()
@@ -265,15 +271,12 @@ class _Rows:
 
     def _compare(self) -> None:
         """Find the length of each row, and the rows with contradictory lengths."""
-        self.lengths = np.full(self.num_rows, UNKNOWN, np.int64)
-        self.disagrees = np.zeros(self.num_rows, np.bool_)
-        self.is_open = np.zeros(self.num_rows, np.bool_)
-        for sizes in self.said.values():
-            self._add(sizes, sizes != UNKNOWN)
         for totals in self.totals.values():
             if not totals.takes_rest:
                 self._add(totals.tokens, totals.is_certain)
             self.is_open |= ~totals.is_certain
+        for sizes in self.sizes.values():  # they have to fit a length, and state none
+            self.disagrees |= (self.lengths != UNKNOWN) & (self.lengths != sizes)
         for totals in self.totals.values():
             if totals.takes_rest:
                 self.is_open |= self.lengths < totals.tokens
