@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, measure, simulate
 from dcp_planner.model.workload import build_workload
 from dcp_planner.report import bound_ratios
-from dcp_planner.report.bounds import bounds
+from dcp_planner.report.bounds import _least_of_one, bounds
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -56,3 +56,9 @@ def test_backward_computes_two_and_a_half_times_as_long(masks):
     pairs = 32 * 33 // 2
     exact = pairs * ModelShape().flops_per_pair / (4 * Cluster().flops_per_s)
     assert least["forward"].compute_s == pytest.approx(exact)
+
+
+def test_a_part_may_be_square():
+    """64 pairs of 64 keys and rows that see each other: 8 of each are the fewest tokens."""
+    curve = np.array([0.0, 1.0, 64.0]), np.array([0.0, 64.0, 4096.0])
+    assert 15 < _least_of_one(64.0, (curve, curve), 0, 1, 1) <= 16

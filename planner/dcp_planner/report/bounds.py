@@ -173,7 +173,7 @@ def _least_of_one(
     least_k = float(np.interp(pairs, column_pairs, column_tokens))
     most = float(row_tokens[-1])
     r = np.geomspace(max(least_r, 1.0), max(most, least_r, 1.0), _GRID)
-    upper = np.append(r[1:], max(most, r[-1]))
+    upper = np.append(r[1:], r[-1])
     k = np.maximum(pairs / upper, least_k)
     cost = row * np.maximum(0.0, r - owned) + column * np.maximum(0.0, k - owned)
     return float(cost.min())
