@@ -70,6 +70,7 @@ def test_rules_are_causal_by_the_order_of_the_layout_or_by_their_words(claim):
         ("same(doc)", "k < q.doc.end"),
         ("streaming(2, 3) per doc", "document_like"), ("dpo_like", "causal"),
         ("twice(causal)", "causal"), ("k in last(answer, 2) and q in question", "q < k"),
+        ("causal and q in answer and k in answer", "k.answer <= q.answer"),
     ],
 )  # fmt: skip
 def test_an_implication_is_proved(left, right):

@@ -15,6 +15,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.workload import build_workload
 from dcp_planner.search.effort import EFFORTS
+from dcp_planner.search.load_state import root
 from dcp_planner.search.multilevel import SearchSetting, _cost, device_tree, prices_of, search
 from dcp_planner.search.partition_state import bytes_of, excess_of, fill
 from dcp_planner.search.partitioners import place
@@ -298,3 +299,8 @@ def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
     split = search(problem, Cluster(2, 3), setting)
     load = np.bincount(split.part, weights=problem.work, minlength=6)
     assert load.max() <= mean + problem.work.max()
+
+
+def test_the_root_of_a_sum_of_eighth_powers_is_the_largest_of_few():
+    assert root.py_func(2.0**8) == 2.0
+    assert root.py_func(-1e-9) == 0.0

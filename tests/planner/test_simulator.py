@@ -20,7 +20,8 @@ from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_planner.simulation.simulator import PlanModel
+from dcp_planner.simulation.simulator import PlanModel, find_feeders
+from dcp_planner.tables.plan import Transfers
 
 TINY = ModelShape(
     q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1
@@ -201,3 +202,12 @@ def test_only_messages_and_waits_for_them_name_another_device(plan):
     sent = trace.lane == LANES.index("send")
     assert sent.any()
     assert (trace.peer[sent] >= 0).all()
+
+
+def test_what_passes_on_an_input_is_fed_by_the_message_that_brings_it():
+    """Forward 0 -> 1 -> 2, backward 1 -> 0 -> 2, of one block: more targets than sources."""
+    is_backward = np.array([False, False, True, True])
+    source, target, hop = np.array([[0, 1, 1, 0], [1, 2, 0, 2], [0, 1, 0, 1]], np.int32)
+    none = np.zeros(4, np.int32)
+    table = Transfers(is_backward, none, none, source, target, none, none, hop, none)
+    assert find_feeders(table).tolist() == [-1, 0, -1, 2]

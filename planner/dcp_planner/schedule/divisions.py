@@ -150,6 +150,5 @@ def _equal_parts(device: Ints, brought: Ints, parts: int) -> Ints:
     share = np.maximum.accumulate(middle) - device
     part = np.minimum((share * parts).astype(np.int64), parts - 1)
     steps = np.diff(part, prepend=0) != 0
-    steps[is_first] = False  # numbers start at 0: an empty first part would only delay
-    dense = np.cumsum(steps)
+    dense = np.cumsum(steps)  # numbers start at 0: an empty first part would only delay
     return dense - np.maximum.accumulate(np.where(is_first, dense, 0))
