@@ -3,6 +3,7 @@ from .adapters.flex_mask import flex_block_mask, flex_mask_mod
 from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import register_dcp
 from .adapters.mask_mod import MaskModDifference, check_mask_mod, import_mask_mod
+from .adapters.trainer import DCPTrainerMixin
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
@@ -28,6 +29,7 @@ __all__ = [
     "DCPDataloader",
     "DCPExecutor",
     "DCPLoadBalancer",
+    "DCPTrainerMixin",
     "KernelChoice",
     "LayerPlans",
     "LocalData",

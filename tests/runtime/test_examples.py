@@ -3,10 +3,12 @@
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import grpo
 import loss_parity
 import pytest
 import torch
@@ -142,3 +144,20 @@ def test_loss_parity_adds_nothing_to_a_measurement_of_other_steps(measure):
     measure("--masks", "causal", "--skip-bfloat16")
     with pytest.raises(SystemExit, match="expected a measurement of 2 steps on 3 ranks, got"):
         measure("--ranks", "3")
+
+
+@pytest.mark.dist
+def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_ranks):
+    first, _ = start_ranks(2, EXAMPLES / "grpo.py", tmp_path, "--steps", "2")
+    saved, *steps = first.splitlines()
+    groups, policy = grpo.sampled_groups()
+    packed = sum(len(group["tokens"]) for group in groups)
+    apart = sum(group["prompt_len"] + n for group in groups for n in group["rollout_lens"])
+    assert f"{packed:,} tokens packed, {apart:,} in separate" in saved
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        wanted = grpo.train_separate(policy, groups, 2)
+    finally:
+        dist.destroy_process_group()
+    found = [tuple(map(float, re.findall(r"-?\d+\.\d+", line))) for line in steps]
+    assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]

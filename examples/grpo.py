@@ -1,0 +1,223 @@
+"""GRPO on groups that share a prompt: a group is one row, its rollouts are branches of it.
+
+```
+torchrun --nproc-per-node 2 examples/grpo.py --steps 3
+python examples/grpo.py --steps 3 --separate
+```
+
+Both print the same losses. The first packs every group once, the prompt and its rollouts, and
+spreads the batch over the ranks; ``--separate`` computes each prompt with each rollout on one
+process, with plain causal attention. Advantages, and the log-probs of the policy that sampled and
+of the reference, come along as columns with a value per token.
+"""
+
+import argparse
+import os
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from documents import read_documents
+from gpt import GPT, GPTConfig
+from torch.nn import functional
+
+from dcp_dsl import Sample, Spec
+from dcp_planner import ModelShape
+from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, LookAhead, Packing, Planning, RowRules
+
+SPEC = Spec.from_text(
+    "segment grp = prompt[prompt_len] branch rollout[rollout_lens]*  mask group = paths"
+)
+COLUMNS = ("advantages", "old_log_probs", "reference_log_probs")
+CLIP, KL_WEIGHT, CONFIG = 0.2, 0.05, GPTConfig(layers=2, width=64)
+GROUPS, PROMPT, ROLLOUTS, LONGEST = 8, 96, 6, 48
+
+Row: TypeAlias = dict[str, Any]  # Any: numbers and lists of them
+
+
+def main() -> None:
+    """Train some steps on one batch of groups; print what packing saves, and every loss."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--separate", action="store_true", help="without packing, on one process")
+    arguments = parser.parse_args()
+    if "RANK" in os.environ:  # torchrun sets it
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        groups, policy = sampled_groups()
+        says = dist.get_rank() == 0
+        if says:
+            print(savings(groups))
+        train = train_separate if arguments.separate else train_packed
+        for step, (loss, norm) in enumerate(train(policy, groups, arguments.steps)):
+            if says:
+                print(f"step {step}: loss {loss:.6f}, gradient norm {norm:.4f}", flush=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def sampled_groups() -> tuple[list[Row], GPT]:
+    """Return groups with their columns, and the policy that sampled them.
+
+    Documents stand in for rollouts; the reward of one is its share of the letter e.
+    """
+    torch.manual_seed(0)
+    policy = GPT(CONFIG)
+    documents = [row for row in read_documents(4096) if len(row["answer_lens"]) >= ROLLOUTS]
+    groups = [group_of(row) for row in documents[:GROUPS]]
+    with torch.no_grad():
+        for group in groups:
+            group["reference_log_probs"] = scored(policy, group)
+        for weight in policy.parameters():
+            weight += 0.02 * torch.randn(weight.shape)  # trained since then
+        for group in groups:
+            group["old_log_probs"] = scored(policy, group)
+    return groups, policy
+
+
+def group_of(row: Row) -> Row:
+    """Return a group: the prompt, rollouts behind it, and the advantage of each over the others."""
+    ends = np.cumsum([row["question_len"], *row["answer_lens"]])[: ROLLOUTS + 1].tolist()
+    parts = [bytes(row["tokens"])[a:b] for a, b in zip([0, *ends], ends, strict=False)]
+    prompt, rollouts = parts[0][:PROMPT], [part[:LONGEST] for part in parts[1:]]
+    rewards = np.array([part.count(b"e") / len(part) for part in rollouts])
+    scores = (rewards - rewards.mean()) / (rewards.std() + 1e-6)
+    lengths = [len(part) for part in rollouts]
+    return {
+        "tokens": list(b"".join([prompt, *rollouts])),
+        "prompt_len": len(prompt),
+        "rollout_lens": lengths,
+        "is_rollout": [0] * len(prompt) + [1] * sum(lengths),
+        "advantages": [0.0] * len(prompt) + np.repeat(scores, lengths).tolist(),
+    }
+
+
+def separate(group: Row) -> list[list[int]]:
+    """Return for each rollout the positions of the prompt and of it."""
+    begin, found = group["prompt_len"], []
+    for length in group["rollout_lens"]:
+        found.append([*range(group["prompt_len"]), *range(begin, begin + length)])
+        begin += length
+    return found
+
+
+def log_probs_of(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
+    """Return the log-prob of each token but the first, ``[T - 1]``, of one causal sequence."""
+
+    def attend(_: int, q: torch.Tensor, kv: torch.Tensor) -> torch.Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, kv[:, 0], kv[:, 1]))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    logits = model(tokens, torch.arange(len(tokens)), attend)
+    return logits[:-1].log_softmax(-1).gather(1, tokens[1:, None])[:, 0]
+
+
+def scored(model: GPT, group: Row) -> list[float]:
+    """Return the log-prob of every token of a rollout, 0 for the prompt, as engines report it."""
+    tokens, found = torch.tensor(group["tokens"]), torch.zeros(len(group["tokens"]))
+    for path in separate(group):
+        found[path[1:]] = log_probs_of(model, tokens[path])
+    found[: group["prompt_len"]] = 0.0
+    return found.tolist()
+
+
+def policy_terms(
+    log_probs: torch.Tensor, advantages: torch.Tensor, old: torch.Tensor, reference: torch.Tensor
+) -> torch.Tensor:
+    """Return the clipped objective of every token, with its distance from the reference."""
+    ratio = (log_probs - old).exp()
+    gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
+    away = reference - log_probs
+    return KL_WEIGHT * (away.exp() - away - 1) - gain
+
+
+def train_packed(model: GPT, groups: list[Row], steps: int) -> list[tuple[float, float]]:
+    """Train on packed groups, over all ranks; return loss and gradient norm of every step."""
+    shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, dtype_bytes=4)
+    rules = RowRules(loss_column="is_rollout", extra_columns=COLUMNS)
+    packing = Packing(token_budget=sum(len(group["tokens"]) for group in groups))
+    planning, ahead = Planning(shape), LookAhead(processes=0)
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    with (
+        DCPExecutor() as executor,
+        DCPDataloader(groups, SPEC.mask("group"), packing, rows=rules, planning=planning,
+                      look_ahead=ahead) as loader,
+    ):  # fmt: skip
+        for _ in range(steps):
+            for data, plan in loader:
+                prepared = executor.prepare(plan)
+                logits = model(
+                    data.tokens,
+                    data.position_ids,
+                    lambda _, q, kv, prepared=prepared: DCPAttn.apply(prepared, q, kv),
+                )
+                log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
+                columns = (data.target_extra[name] for name in COLUMNS)
+                loss = policy_terms(log_probs, *columns).sum() / data.num_targets
+                losses.append(update(optimizer, loss))
+    return losses
+
+
+def train_separate(model: GPT, groups: list[Row], steps: int) -> list[tuple[float, float]]:
+    """Train on every prompt with every rollout, one process."""
+    optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
+    targets = sum(sum(group["rollout_lens"]) for group in groups)
+    for _ in range(steps):
+        terms = []
+        for group in groups:
+            tokens = torch.tensor(group["tokens"])
+            for path in separate(group):
+                own = path[group["prompt_len"] :]
+                log_probs = log_probs_of(model, tokens[path])[-len(own) :]
+                columns = (torch.tensor(group[name])[own] for name in COLUMNS)
+                terms.append(policy_terms(log_probs, *columns).sum())
+        losses.append(update(optimizer, torch.stack(terms).sum() / targets))
+    return losses
+
+
+def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[float, float]:
+    """Add gradients and loss over the ranks, and train; return the loss and the gradient norm."""
+    optimizer.zero_grad()
+    loss.backward()
+    whole, weights = loss.detach().clone(), optimizer.param_groups[0]["params"]
+    for tensor in (whole, *(weight.grad for weight in weights)):
+        dist.all_reduce(tensor)
+    norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    optimizer.step()
+    return whole.item(), float(norm)
+
+
+def savings(groups: list[Row]) -> str:
+    """Say how many tokens and floating point operations of a forward pass packing saves."""
+    paths = [path for group in groups for path in separate(group)]
+    packed = sum(len(group["tokens"]) for group in groups)
+    pairs = sum(bound(group).num_pairs for group in groups)
+    one = flops(packed, pairs)
+    every = flops(sum(map(len, paths)), sum(len(path) * (len(path) + 1) // 2 for path in paths))
+    return (
+        f"{len(groups)} groups of {ROLLOUTS}: {packed:,} tokens packed, {sum(map(len, paths)):,} "
+        f"in separate sequences; {one / 1e9:.2f} and {every / 1e9:.2f} GFLOP, "
+        f"{every / one:.2f} times"
+    )
+
+
+def bound(group: Row) -> Any:  # Any: a form of the mask
+    """Return the mask of a group."""
+    sample = {name: group[name] for name in ("prompt_len", "rollout_lens")}
+    return SPEC.mask("group").bind(Sample(sample, len(group["tokens"])))
+
+
+def flops(tokens: int, pairs: int) -> float:
+    """Count products and sums of a forward pass: weights for every token, attention for pairs."""
+    weights = sum(weight.numel() for weight in GPT(CONFIG).parameters() if weight.ndim == 2)
+    return 2.0 * weights * tokens + 4.0 * CONFIG.layers * CONFIG.width * pairs
+
+
+if __name__ == "__main__":
+    main()
