@@ -177,3 +177,11 @@ def test_a_refusal_names_its_limit():
     mask = Spec.from_text("").mask("qk_sparse")
     with pytest.raises(DatasetError, match=r"judged by 64 of them, at most 4_194_304"):
         mask.bind(Sample({"keep_q": flags, "keep_k": flags}, n))
+
+
+def test_a_product_of_positions_is_counted_or_refused_by_its_budget():
+    mask = Spec.from_text("mask a = k * q <= k + 2").mask("a")
+    q, k = np.ogrid[:3000, :3000]
+    assert mask.compile(Sample(length=3000)).num_pairs == int((k * q <= k + 2).sum())
+    with pytest.raises(SpecError, match=r"\d_\d+_\d+_\d+ pairs to look at one by one, at most"):
+        mask.compile(Sample(length=1_000_000))

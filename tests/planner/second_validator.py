@@ -75,11 +75,11 @@ class Plan:
         need(meta["schema"] == "dcp.plan/1", "schema")
         need(re.fullmatch("[0-9a-f]{64}", meta["digest"]), "digest: 64 hex digits")
         cluster, shape, self.groups = meta["cluster"], meta["shape"], meta.get("head_groups", 1)
-        full = [[1] * cluster["devices_per_node"]] * cluster["nodes"]
-        nodes = cluster.get("devices", []) or full
-        need(isinstance(cluster.get("devices", []), list), "cluster: lists")
-        need(max(map(len, nodes)) == len(full[0]) and len(nodes) == len(full), "cluster: devices")
-        self.devices = sum(map(len, nodes))
+        rates, most = cluster.get("devices", []), cluster["devices_per_node"]
+        need(isinstance(rates, list), "cluster: lists")
+        counts = list(map(len, rates)) or [most]
+        need(max(counts) == most and len(rates) in (0, cluster["nodes"]), "cluster: devices")
+        self.devices = sum(counts) if rates else most * cluster["nodes"]
         sizes = ("q_heads", "kv_heads", "head_dim", "dtype_bytes")
         self.q_heads, self.kv_heads, head_dim, dtype = (shape[key] for key in sizes)
         self.head_bytes = head_dim * dtype
@@ -201,7 +201,8 @@ class Direction:
     def check(self):
         order = [(row.direction == "backward", *row[1:3]) for row in self.plan.instructions]
         need(all(a < b for a, b in pairwise(order)), "instructions: sorted")
-        need({*self.programs} == {*range(self.plan.devices)}, "instructions: devices")
+        need(len(self.programs) == self.plan.devices, "instructions: devices")
+        need(0 <= min(self.programs) <= max(self.programs) < self.plan.devices, "their numbers")
         for device, program in self.programs.items():
             self.read_program(device, program)
         ends = {(end, at) for at, row in self.transfers.items() for end in (row.source, row.target)}
