@@ -23,7 +23,7 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from dcp_runtime.run_log.history import RunHistory, find_logs, sentences
+    from dcp_runtime.run_log.history import RunHistory, find_logs
 
     runs = {path: RunHistory(path) for path in find_logs(folder)}
 
@@ -32,7 +32,7 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
         for path, run in runs.items():
             run.update()
             lines = Table("", "", box=None, show_header=False, title=Text(path.name))
-            for name, text in sentences(run.summary()):
+            for name, text in run.sentences():
                 lines.add_row(name, Text(text))
             parts.append(lines)
         return Group(*parts)

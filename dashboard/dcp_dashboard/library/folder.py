@@ -22,7 +22,8 @@ SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
 STEP_SUFFIX = ".dcpstep.json"
 SPEC_SUFFIX = ".dcpm"
-SUFFIXES = (SUFFIX, REPORT_SUFFIX, STEP_SUFFIX, SPEC_SUFFIX)
+RUN_SUFFIX = ".dcprun.jsonl"
+SUFFIXES = (SUFFIX, REPORT_SUFFIX, STEP_SUFFIX, SPEC_SUFFIX, RUN_SUFFIX)
 MAX_DEPTH = 8
 MAX_ENTRIES = 50_000
 """Most names that a walk looks at, so that serving a whole disk by mistake ends."""

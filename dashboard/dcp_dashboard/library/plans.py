@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 from dcp_dashboard.library.dataset_report import DatasetReport, read_report
 from dcp_dashboard.library.folder import (
     REPORT_SUFFIX,
+    RUN_SUFFIX,
     STEP_SUFFIX,
     SUFFIX,
     DashboardError,
@@ -30,6 +31,7 @@ from dcp_planner import Plan, Provenance, Source, Trace, measure, read_plan, sim
 from dcp_planner.causes import CLOSE, Why, find_causes, find_causes_of_run
 from dcp_planner.report import BatchFigures, figures_of
 from dcp_planner.step import StepFile, read_step
+from dcp_runtime import RunHistory
 
 MAX_FILE_BYTES = 2 * 10**9
 LIMIT_BYTES = 2**30
@@ -155,6 +157,8 @@ class PlanLibrary:
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
         self._reports = BoundedCache[DatasetReport](16)
+        self._runs = BoundedCache[RunHistory](4)
+        self._run_lock = threading.Lock()
 
     @property
     def root(self) -> Path:
@@ -191,13 +195,7 @@ class PlanLibrary:
         Raises:
             DCPError: if no file has this key, or the file is no readable report.
         """
-        entry = self.folder.find(key, REPORT_SUFFIX)
-        if entry is None:
-            raise DashboardError(
-                f"expected the key of a {REPORT_SUFFIX} file below {self.root}, got {key[:40]!r}; "
-                "the file may have been moved or deleted, the list shows what is there"
-                f"{self.folder.bounds()}"
-            )
+        entry = self._find(key, REPORT_SUFFIX)
         return entry, self._read_report(entry)
 
     def steps(self) -> list[PlanEntry]:
@@ -210,13 +208,34 @@ class PlanLibrary:
         Raises:
             DCPError: if no file has this key, or the file is no readable step.
         """
-        entry = self.folder.find(key, STEP_SUFFIX)
+        entry = self._find(key, STEP_SUFFIX)
+        return entry, read_step(entry.path)
+
+    def runs(self) -> list[PlanEntry]:
+        """Return the logs of training runs."""
+        return self.folder.files(RUN_SUFFIX)[0]
+
+    def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
+        """Return what `read` makes of the log with this key, as far as it is written by now.
+
+        Raises:
+            DCPError: if no file has this key, or the log cannot be read.
+        """
+        entry = self._find(key, RUN_SUFFIX)
+        history = self._runs.get(entry.path, lambda: RunHistory(entry.path))
+        with self._run_lock:
+            history.update()
+            return read(entry, history)
+
+    def _find(self, key: str, suffix: str) -> PlanEntry:
+        entry = self.folder.find(key, suffix)
         if entry is None:
             raise DashboardError(
-                f"expected the key of a {STEP_SUFFIX} file below {self.root}, got {key[:40]!r}; "
-                f"the list shows what is there{self.folder.bounds()}"
+                f"expected the key of a {suffix} file below {self.root}, got {key[:40]!r}; the "
+                f"file may have been moved or deleted, the list shows what is there"
+                f"{self.folder.bounds()}"
             )
-        return entry, read_step(entry.path)
+        return entry
 
     def version(self, key: str) -> str | None:
         """Return the version of the file with this key, ``None`` if there is no such file.

@@ -92,8 +92,8 @@ def deltas_figure(deltas: Sequence[Deltas], node_ptr: NDArray[np.int64]) -> go.F
         figure.add_trace(_delta_bars(delta), row=row, col=1)
         figure.update_yaxes(**_delta_axis(delta), row=row, col=1)
         mean = float(delta.difference.mean()) if size else 0.0
-        _annotate(figure, axis, f"<b>{delta.heading}</b>", "left")
-        _annotate(figure, axis, f"mean {signed(mean, delta.text)}", "right")
+        annotate(figure, axis, f"<b>{delta.heading}</b>", "left")
+        annotate(figure, axis, f"mean {signed(mean, delta.text)}", "right")
         lines += [
             {"x0": x, "x1": x, "y0": 0, "y1": 1, "xref": f"x{axis}", "yref": f"y{axis} domain",
              "line": BORDER}
@@ -130,7 +130,7 @@ def _delta_axis(delta: Deltas) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _annotate(figure: go.Figure, axis: str, text: str, side: str, shift: int = 1) -> None:
+def annotate(figure: go.Figure, axis: str, text: str, side: str, shift: int = 1) -> None:
     """Write a text above the left or right end of a subplot."""
     figure.add_annotation(
         text=text, x=0 if side == "left" else 1, xanchor=side, y=1.0, yanchor="bottom",
@@ -281,7 +281,7 @@ def spread_figure(report: DatasetReport) -> go.Figure | None:
         figure.add_trace(bars, **place)
         figure.update_xaxes(tickformat=ticks, ticksuffix=unit, nticks=5, **place)
         middle = text(float(np.median(values)))
-        _annotate(
+        annotate(
             figure, str(at + 1) if at else "", f"<b>{heading}</b> · median {middle}", "left", 2
         )
         if len(centres) == 1:  # one value has no width of its own

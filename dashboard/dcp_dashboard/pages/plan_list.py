@@ -58,8 +58,8 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
     rows, has_all_plans = library.rows()
     session, (reports, has_all_reports) = library.session_rows(), library.reports()
-    steps = library.steps()
-    if not (rows or session or reports or steps):
+    steps, runs = library.steps(), library.runs()
+    if not (rows or session or reports or steps or runs):
         return empty_page(library.root)
     asked = read_query(query)
     found = [row for row in rows if matches(row, asked.q)]
@@ -80,10 +80,13 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         lines = [_report_row(row) for row in sets]
         shown = table(headings(REPORT_HEADS, (1, 2, 3)), lines, "dcp-reports")
         parts.append(_section("Planned data sets", shown))
-    named = [step for step in steps if has_words(asked.q, (step.relative,))]
-    if named:
-        links = [html.Li(dcc.Link(step.relative, href=f"/step/{step.key}")) for step in named]
-        parts.append(_section("Planned steps", html.Ul(links)))
+    named = False
+    for title, page, entries in (("Runs", "run", runs), ("Planned steps", "step", steps)):
+        listed = [entry for entry in entries if has_words(asked.q, (entry.relative,))]
+        if listed:
+            named = True
+            links = [html.Li(dcc.Link(e.relative, href=f"/{page}/{e.key}")) for e in listed]
+            parts.append(_section(title, html.Ul(links)))
     if found:
         heads = sortable_heads((NAME, *COLUMNS), asked, "/", "name")
         shown = _table(sort_rows(found, asked), asked, heads)

@@ -18,6 +18,7 @@ from dcp_dashboard.pages.layout import error_page
 from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_list import plan_list_page
 from dcp_dashboard.pages.plan_views import mask_page, timeline_page
+from dcp_dashboard.pages.run import run_page
 from dcp_dashboard.pages.step import step_page
 from dcp_dsl import DCPError
 
@@ -50,6 +51,9 @@ ROUTES: Mapping[str, Page] = MappingProxyType(
         "edit": _alone(edit_page),
         "help": _alone(lambda _library, _query: help_page()),
         "plan": _plan,
+        "run": lambda library, _query, parts: (
+            run_page(library, parts[0]) if len(parts) == 1 else None
+        ),
         "step": lambda library, _query, parts: (
             step_page(library, parts[0]) if len(parts) == 1 else None
         ),

@@ -17,6 +17,7 @@ from dcp_dashboard.pages.compare import add_compare_callbacks
 from dcp_dashboard.pages.help import keyboard_dialog
 from dcp_dashboard.pages.layout import INDEX, shell
 from dcp_dashboard.pages.routes import render_page
+from dcp_dashboard.pages.run import add_run_callbacks
 from dcp_dashboard.web.uploads import upload_api
 
 ASSETS = Path(__file__).parents[1] / "assets"
@@ -66,6 +67,7 @@ def create_app(folder: str | Path) -> Dash:
         return render_page(library, str(path or "/"), str(query or ""))
 
     add_compare_callbacks(app, library)
+    add_run_callbacks(app, library)
     return app
 
 

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from array import array
+from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
 from itertools import islice
@@ -24,6 +25,7 @@ MOST_TEXT = 160
 MOST_OLDER = 9
 """Older files of a rotated log that are read."""
 CHUNK_BYTES = 1 << 20
+MOST_TRACED = 64
 RECENT = 50
 """Steps that `summary` takes medians over."""
 
@@ -36,6 +38,10 @@ class RunHistory:
 
     Args:
         path: of the newest file of the log; older ones lie beside it.
+
+    Attributes:
+        traced: the newest steps whose plan was kept with its trace.
+        dropped: steps without a record, because the disk was too slow.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -43,6 +49,7 @@ class RunHistory:
         self._inode, self._offset, self._rest = -1, 0, b""
         self._columns = {name: array("d") for name in ("step", *NUMBERS)}
         self._texts: dict[int, dict[str, str]] = {}
+        self.traced: deque[int] = deque(maxlen=MOST_TRACED)
         self.dropped = 0
 
     def __len__(self) -> int:
@@ -103,6 +110,10 @@ class RunHistory:
             medians[name] = float(np.median(known)) if len(known) else None
         return {"steps": len(self), "last": self.last, "medians": medians, "dropped": self.dropped}
 
+    def sentences(self) -> list[tuple[str, str]]:
+        """Write `summary` for people: what, and its figures."""
+        return _sentences(self.summary())
+
     def _read(self, inode: int, file: BinaryIO) -> None:
         """Read on in a file, or from its start; what another one left of a line is lost."""
         if inode != self._inode:
@@ -132,6 +143,8 @@ class RunHistory:
         for name in NUMBERS:
             self._columns[name].append(_number(found.get(name)))
         self._texts[step] = {name: text for name in TEXTS if (text := _text(found.get(name)))}
+        if "trace" in self._texts[step]:
+            self.traced.append(step)
         self.dropped = int(np.nan_to_num(_number(found.get("dropped", self.dropped))))
 
 
@@ -150,8 +163,7 @@ def find_logs(folder: str | Path) -> list[Path]:
     return found
 
 
-def sentences(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Write the newest step of a summary for people: what, and its figures."""
+def _sentences(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     last, medians = summary["last"], summary["medians"]
     if not last:
         return [("Step", "none yet")]
@@ -161,13 +173,13 @@ def sentences(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return f"{_seconds(last[name])}, median {_seconds(middle)}"
 
     measured, predicted = last["measured_s"], last["predicted_s"]
-    ratio = f", {measured / predicted:.3g} times as long" if measured and predicted else ""
+    ratio = f", {measured / predicted:.3g} times the predicted" if measured and predicted else ""
     exposed, slowest = last["exposed_share"], last["slowest"]
     return [
         ("Step", f"{last['step']} · {last.get('name', '')}"),
         ("Step time", seconds("step_s")),
-        ("Attention, measured", seconds("measured_s")),
-        ("Attention, predicted", seconds("predicted_s") + ratio),
+        ("Attention, measured", seconds("measured_s") + ratio),
+        ("Attention, predicted", seconds("predicted_s")),
         ("Waiting, most of a rank", "-" if exposed is None else f"{exposed:.1%} of its attention"),
         ("Slowest rank", "-" if slowest is None else f"{slowest:.0f}: {last.get('why', '')}"),
         ("Plans under way", f"{_count(last['queued'])}; processes lost: {_count(last['lost'])}"),

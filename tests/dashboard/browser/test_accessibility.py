@@ -43,6 +43,7 @@ STOPS = [
     Stop("compare", "main h1"),
     Stop(f"dataset/{plan_key('report.dcpbatches.json')}", "#speedups .main-svg"),
     Stop(f"step/{plan_key('a.dcpstep.json')}", "#step .main-svg"),
+    Stop(f"run/{plan_key('run.dcprun.jsonl')}", "#run-chart .main-svg"),
     Stop("help", "main h1"),
     Stop("no/such/page", "main h1"),
     Stop(f"plan/{plan_key('cut.dcpplan')}", "main h1"),
@@ -51,7 +52,7 @@ STOPS = [
 
 @pytest.fixture
 def folder(tmp_path, paired_folder, small_step):
-    """Two plans of one batch, a file cut short, a report and a step."""
+    """Two plans of one batch, a file cut short, a report, a step and a run."""
     for name in ("zigzag.dcpplan", "contiguous.dcpplan"):
         shutil.copy(paired_folder / name, tmp_path / name)
     (tmp_path / "cut.dcpplan").write_bytes((tmp_path / "zigzag.dcpplan").read_bytes()[:5000])
@@ -61,6 +62,8 @@ def folder(tmp_path, paired_folder, small_step):
     report = {"schema": "dcp.batches/1", "dataset": "rows.parquet", "is_complete": False}
     report |= {"batches": batches, "distribution": {}, "speedup": {}, "notes": ["a note"]}
     (tmp_path / "report.dcpbatches.json").write_text(json.dumps(report))
+    steps = [json.dumps({"step": n, "step_s": 1.0, "why": "rank 1 is slow"}) for n in range(3)]
+    (tmp_path / "run.dcprun.jsonl").write_text("\n".join(steps) + "\n")
     return tmp_path
 
 

@@ -1,0 +1,251 @@
+"""The page `/run/<key>`: a training run while it goes on, from the log that it writes."""
+
+import time
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from dash import Dash, Input, Output, ctx, dcc, html, no_update
+from dash.development.base_component import Component
+from dash.exceptions import PreventUpdate
+from plotly.subplots import make_subplots
+
+from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
+from dcp_dashboard.facts.quantities import count, duration, percent, ratio, size
+from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.charts import BLUE, MORE, TEMPLATE, annotate, graph
+from dcp_dashboard.pages.layout import box, framed, hint, panel, terms
+from dcp_dsl import DCPError
+from dcp_dsl.arrays import Floats, Ints
+from dcp_runtime import RunHistory
+
+EVERY_MS = 2_000
+STILL_S = 90.0
+"""A page is drawn anew until its log has not grown for so long."""
+HEIGHT = 900
+MOST_POINTS = 800
+"""Most points of a line: of more steps, the least and the most of each stretch are kept."""
+
+CHARTS = (
+    ("Step time", (("step_s", "step", BLUE, "solid"),)),
+    ("Attention of the slowest rank", (
+        ("measured_s", "measured", BLUE, "solid"), ("predicted_s", "predicted", NEUTRAL, "dot"),
+    )),
+    ("Waiting of the rank that waits most",
+        (("exposed_share", "waiting", KIND_COLOURS["wait"], "solid"),)),
+    ("Slowest rank", (("slowest", "rank", KIND_COLOURS["reduction"], "solid"),)),
+    ("Plans under way", (("queued", "plans", KIND_COLOURS["send"], "solid"),)),
+)  # fmt: skip
+"""Heading of each chart; field, name, colour and stroke of its lines."""
+
+FACTS = (
+    ("step_s", "Step", duration), ("measured_s", "Attention, measured", duration),
+    ("predicted_s", "Attention, predicted", duration), ("attention_s", "Kernels", duration),
+    ("other_s", "Copies, reductions", duration), ("waiting_s", "Waiting", duration),
+    ("idle_s", "Idle", duration), ("exposed_share", "Waiting, most of a rank", percent),
+    ("tokens", "Tokens", count), ("token_imbalance", "Token max/mean", ratio),
+    ("compute_imbalance", "Compute max/mean", ratio),
+    ("attention_imbalance", "Measured max/mean", ratio), ("bytes", "Moved", size),
+    ("planning_s", "Planned in", duration), ("waited_s", "Waited for the plan", duration),
+)  # fmt: skip
+"""Figures of one step: field, heading, how it is written."""
+
+
+def run_page(library: PlanLibrary, key: str) -> Component:
+    """Build the page of one run."""
+
+    def build(entry: PlanEntry, run: RunHistory) -> Component:
+        name = PurePosixPath(entry.relative)
+        told = html.Span(f"{entry.relative} · {count(len(run))} steps", className="dcp-muted")
+        crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
+        title = html.H1(name.parent.name or name.name)
+        note = "Drag over steps to zoom, double click to see all; a click on a step says more."
+        return framed(
+            f"Run · {entry.relative}",
+            dcc.Store(id="run-key", data=key), dcc.Store(id="run-range"),
+            dcc.Interval(id="run-clock", interval=EVERY_MS),
+            html.Div([crumb, title, told], className="dcp-title"),
+            box([html.Div(_now(run), id="run-now")], "The newest step"),
+            html.Div(id="run-step"),
+            panel("Steps", [hint(note), graph("run-chart", run_figure(run, None))]),
+        )  # fmt: skip
+
+    return library.read_run(key, build)
+
+
+def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
+    """Keep the page up to date and zoomed, and show the step that is clicked."""
+
+    @app.callback(Output("run-range", "data"), Input("run-chart", "relayoutData"))
+    def zoom(layout: object) -> Any:  # Any: a range, None, or what means no change
+        return read_zoom(layout)
+
+    @app.callback(
+        Output("run-now", "children"), Output("run-chart", "figure"),
+        Input("run-clock", "n_intervals"), Input("run-range", "data"), Input("run-key", "data"),
+    )  # fmt: skip
+    def draw(_ticks: object, zoomed: object, key: object) -> tuple[Component, Any]:
+        is_tick = ctx.triggered_id == "run-clock"
+
+        def make(entry: PlanEntry, run: RunHistory) -> tuple[Component, Any]:
+            if is_tick and time.time() - entry.mtime_ns / 1e9 > STILL_S:
+                raise PreventUpdate
+            return _now(run), run_figure(run, _read_range(zoomed))
+
+        try:
+            return library.read_run(str(key), make)
+        except DCPError as error:  # the log went away since the page was made
+            return html.Div(str(error), role="alert"), no_update
+
+    @app.callback(
+        Output("run-step", "children"), Input("run-chart", "clickData"), Input("run-key", "data")
+    )
+    def show(click: object, key: object) -> Component:
+        step = read_click(click)
+        if step is None:
+            raise PreventUpdate
+        try:
+            return library.read_run(
+                str(key), lambda entry, run: _step_panel(library, entry, run, step)
+            )
+        except DCPError as error:
+            return html.Div(str(error), role="alert")
+
+
+def read_zoom(layout: object) -> Any:  # Any: a range, None, or what means no change
+    """Read which steps a browser zoomed to, ``None`` for all; a client may send anything.
+
+    >>> read_zoom({"xaxis3.range[0]": 1.5, "xaxis3.range[1]": 9})
+    [1.5, 9.0]
+    """
+    values = layout if isinstance(layout, dict) else {}
+    ends = [v for name, v in values.items() if ".range[" in str(name) and str(name)[0] == "x"]
+    if len(ends) >= 2:
+        return _read_range(ends[:2])
+    return None if any(str(name).endswith(".autorange") for name in values) else no_update
+
+
+def _read_range(ends: object) -> list[float] | None:
+    if not isinstance(ends, list) or len(ends) != 2:
+        return None
+    if not all(isinstance(end, int | float) and abs(end) < 2**53 for end in ends):
+        return None
+    return sorted(map(float, ends))
+
+
+def read_click(click: object) -> int | None:
+    """Read the step of a clicked point; a client may send anything.
+
+    >>> read_click({"points": [{"x": 12}]}), read_click({"points": "no"})
+    (12, None)
+    """
+    try:
+        step = click["points"][0]["x"]  # type: ignore[index]  # whatever is none, is caught
+    except (TypeError, KeyError, IndexError):
+        return None
+    return int(step) if isinstance(step, int | float) and abs(step) < 2**53 else None
+
+
+def extremes(values: Floats, most: int) -> Ints:
+    """Return places of at most so many values: the least and the most of equal stretches, in order.
+
+    NaN counts as unknown; a stretch without a value has none.
+
+    >>> extremes(np.array([1.0, 5.0, 2.0, 2.0, 0.0, 3.0]), 4).tolist()
+    [0, 1, 4, 5]
+    """
+    if len(values) <= most:
+        return np.arange(len(values))
+    width = -(-len(values) // (most // 2))
+    stretches = -(-len(values) // width)
+    padded = np.full(stretches * width, np.nan)
+    padded[: len(values)] = values
+    rows, first = padded.reshape(stretches, width), np.arange(stretches) * width
+    unknown = np.isnan(rows)
+    least = first + np.where(unknown, np.inf, rows).argmin(1)
+    largest = first + np.where(unknown, -np.inf, rows).argmax(1)
+    found = np.union1d(least, largest)
+    known: Ints = found[~np.isnan(padded[found])]
+    return known
+
+
+def run_figure(run: RunHistory, zoomed: Sequence[float] | None) -> go.Figure:
+    """Draw the charts one below the other over the steps, all of them or those zoomed to."""
+    figure = make_subplots(rows=len(CHARTS), cols=1, shared_xaxes=True, vertical_spacing=0.05)
+    steps = run.column("step")
+    low, high = zoomed or (0.0, np.inf)
+    # One step more on each side, so that lines go on to the border.
+    seen = slice(
+        max(0, int(np.searchsorted(steps, low)) - 1), int(np.searchsorted(steps, high, "right")) + 1
+    )
+    for row, (heading, lines) in enumerate(CHARTS, start=1):
+        for field, name, colour, dash in lines:
+            _add_line(figure, run, field, seen, row, {"name": name, "color": colour, "dash": dash})
+        figure.update_yaxes(**_axis(lines[0][0]), row=row, col=1)
+        axis = "" if row == 1 else str(row)
+        annotate(figure, axis, f"<b>{heading}</b>", "left")
+    kept = [step for step in run.traced if run.record(step)]
+    figure.add_scatter(
+        x=kept, y=[run.record(step)["step_s"] for step in kept], mode="markers", name="trace kept",
+        marker={"symbol": "diamond", "size": 8, "color": MORE}, row=1, col=1, hoverinfo="x+name",
+    )  # fmt: skip
+    ends = zoomed or ([float(steps[0]), float(steps[-1])] if len(steps) > 1 else None)
+    figure.update_xaxes(fixedrange=False, range=ends)
+    figure.update_xaxes(title_text="step", row=len(CHARTS), col=1)
+    figure.update_layout(
+        template=TEMPLATE, height=HEIGHT, margin={"l": 52, "r": 8, "t": 40, "b": 36},
+        dragmode="zoom", hovermode="closest", showlegend=True,
+        legend={"orientation": "h", "y": 1.03, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    )  # fmt: skip
+    return figure
+
+
+def _add_line(
+    figure: go.Figure, run: RunHistory, field: str, seen: slice, row: int, style: dict[str, str]
+) -> None:
+    values = run.column(field)[seen]
+    kept = extremes(values, MOST_POINTS)
+    is_line = field != "slowest"  # a rank between two ranks is none
+    figure.add_scatter(
+        x=run.column("step")[seen][kept], y=values[kept], row=row, col=1, name=style["name"],
+        mode="lines" if is_line else "markers", connectgaps=False,
+        line={"width": 1.2, "color": style["color"], "dash": style["dash"]},
+        marker={"size": 3, "color": style["color"]}, showlegend=row == 2,
+        hovertemplate="step %{x}<br>" + style["name"] + " %{y}<extra></extra>",
+    )  # fmt: skip
+
+
+def _axis(field: str) -> dict[str, Any]:
+    """Return the settings of the axis of a number; ``Any``: plotly takes texts and numbers."""
+    if field.endswith("_s"):
+        return {"tickformat": "~s", "ticksuffix": "s", "rangemode": "tozero", "nticks": 4}
+    if field.endswith("share"):
+        return {"tickformat": ".0%", "rangemode": "tozero", "nticks": 4}
+    return {"tickformat": "d", "rangemode": "tozero", "nticks": 4}
+
+
+def _now(run: RunHistory) -> Component:
+    lost = f"{count(run.dropped)} steps were not written: the disk is too slow."
+    notes = [hint(lost)] if run.dropped else []
+    return html.Div([terms(run.sentences(), "dcp-terms"), *notes])
+
+
+def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: int) -> Component:
+    found = run.record(step)
+    facts = [
+        (heading, text(value))
+        for field, heading, text in FACTS
+        if isinstance(value := found.get(field), float)
+    ]
+    facts += [("Slowest rank", str(found["why"]))] if found.get("why") else []
+    trace = str(found.get("trace", ""))
+    key = plan_key((PurePosixPath(entry.relative).parent / trace).as_posix())
+    link: Component = hint(
+        "No plan was kept of this step: DCPExecutor(trace_every=...) keeps some."
+    )
+    if trace and library.folder.find(key, SUFFIX):
+        link = html.P(dcc.Link("Its plan and trace", href=f"/plan/{key}/timeline"))
+    return panel(f"Step {count(step)} · {found.get('name', '')}", [terms(facts), link])

@@ -1,0 +1,89 @@
+"""The page of a training run, while it goes on."""
+
+import json
+import shutil
+
+import pytest
+
+from dcp_dashboard import start_server
+from dcp_dashboard.library.folder import plan_key
+
+STEPS = 3_000
+TRACED = 1_500
+RUN = f"run/{plan_key('today/run.dcprun.jsonl')}"
+
+
+def line(step, **more):
+    record = {"step": step, "name": f"batch {step}", "step_s": 1.0 + 0.001 * (step % 7)}
+    record |= {"predicted_s": 0.4, "measured_s": 0.5, "exposed_share": 0.25, "slowest": step % 4}
+    return json.dumps(record | {"queued": 2, "tokens": 4096, "why": "rank 1 is slow"} | more) + "\n"
+
+
+@pytest.fixture
+def log(tmp_path, paired_folder):
+    folder = tmp_path / "today"
+    folder.mkdir()
+    shutil.copy(paired_folder / "zigzag.dcpplan", folder / "kept.dcpplan")
+    path = folder / "run.dcprun.jsonl"
+    lines = [line(step) for step in range(STEPS)]
+    lines[TRACED] = line(TRACED, trace="kept.dcpplan")
+    lines[700] = line(700, step_s=9.5)  # one slow step among thousands
+    path.write_text("".join(lines))
+    return path
+
+
+@pytest.fixture
+def page(visit, log):
+    with start_server(log.parents[1]) as server:
+        visit.base = server.url
+        page = visit.open(RUN)
+        page.wait_for_selector("#run-chart .main-svg")
+        yield page
+        visit.page.goto("about:blank")
+
+
+DRAWN = """(field) => {
+  const chart = document.querySelector('#run-chart .js-plotly-plot');
+  return Array.from(chart._fullData[0][field]);
+}"""
+NEIGHBOURS = f"() => ({DRAWN})('x').every((x, n, all) => !n || x === all[n - 1] + 1)"
+
+
+def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(page, log):
+    newest = page.locator("#run-now")
+    newest.get_by_text("batch 2999").wait_for()
+    assert "1.25 times the predicted" in newest.text_content()
+    steps = page.evaluate(DRAWN, "x")
+    assert len(steps) <= 800  # of 3,000
+    assert max(page.evaluate(DRAWN, "y")) == 9.5  # and the slow one is among them
+
+    page.locator("#run-chart .xy .points path.point").click(force=True)
+    panel = page.locator("#run-step")
+    panel.get_by_text("Step 1,500 · batch 1500").wait_for()
+    assert "rank 1 is slow" in panel.text_content()
+    link = panel.get_by_text("Its plan and trace")
+    assert link.get_attribute("href") == f"/plan/{plan_key('today/kept.dcpplan')}/timeline"
+
+    plot = page.locator("#run-chart .nsewdrag").first.bounding_box()
+    middle = plot["y"] + plot["height"] / 2
+    page.mouse.move(plot["x"] + 0.5 * plot["width"], middle)
+    page.mouse.down()
+    page.mouse.move(plot["x"] + 0.6 * plot["width"], middle, steps=4)
+    page.mouse.up()
+    page.wait_for_function(NEIGHBOURS)
+    shown = page.evaluate(DRAWN, "x")
+    assert 1_490 <= shown[0] <= 1_510
+    assert len(shown) == pytest.approx(300, abs=15)
+
+    with log.open("a") as file:
+        file.write(line(STEPS))
+    newest.get_by_text("batch 3000").wait_for()
+    assert page.evaluate(DRAWN, "x") == shown  # still zoomed
+
+
+def test_a_narrow_window_shows_the_run_without_scrolling_sideways(page):
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.reload()
+    page.wait_for_selector("#run-chart .main-svg")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.locator("#run-chart .nsewdrag").first.bounding_box()["width"] > 390 / 2
