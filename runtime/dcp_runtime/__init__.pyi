@@ -21,6 +21,7 @@ from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
 from .run_log.history import RunHistory
 from .run_log.log import RunLog
+from .run_log.sinks import MLflowLog, PrometheusLog, TensorBoardLog, WandbLog
 from .verify.verification import TensorError
 
 __all__ = [
@@ -34,12 +35,14 @@ __all__ = [
     "LayerPlans",
     "LocalData",
     "LookAhead",
+    "MLflowLog",
     "MaskModDifference",
     "Packing",
     "Planning",
     "PlanningMetrics",
     "PreparedPlan",
     "ProcessWorld",
+    "PrometheusLog",
     "RowRules",
     "RunConfig",
     "RunError",
@@ -48,7 +51,9 @@ __all__ = [
     "RunResult",
     "Screening",
     "StackedPlans",
+    "TensorBoardLog",
     "TensorError",
+    "WandbLog",
     "check_mask_mod",
     "choose_kernel",
     "dispatch",

@@ -2,13 +2,15 @@
 
 import json
 import logging
+import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dcp_planner import digest, predict, read_plan
-from dcp_runtime import RunError, RunLog
+from dcp_runtime import MLflowLog, PrometheusLog, RunError, RunLog, TensorBoardLog, WandbLog
 from dcp_runtime.run_log.record import RankTotals, explain, measured_figures
 
 SCRIPT = Path(__file__).with_name("run_log_scenario.py")
@@ -163,3 +165,33 @@ def test_ranks_whose_device_alone_knows_give_the_step_alone():
 def test_bounds_of_a_log_are_checked(tmp_path):
     with pytest.raises(RunError, match="rotate_bytes of at least 4096"):
         RunLog(tmp_path, rotate_bytes=10)
+
+
+def test_sinks_get_the_numbers_that_are_known(tmp_path, monkeypatch):
+    told = []
+    writer = SimpleNamespace(add_scalar=lambda *args: told.append(("tensorboard", *args)))
+    client = SimpleNamespace(log_metric=lambda *args, step: told.append(("mlflow", *args, step)))
+    stand_ins = {
+        "torch.utils.tensorboard": SimpleNamespace(SummaryWriter=lambda folder: writer),
+        "wandb": SimpleNamespace(log=lambda values: told.append(("wandb", values))),
+        "mlflow": SimpleNamespace(MlflowClient=lambda: client),
+    }
+    for name, module in stand_ins.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    text = tmp_path / "dcp.prom"
+    sinks = [TensorBoardLog(tmp_path), WandbLog(), MLflowLog("id"), PrometheusLog(text)]
+    log = RunLog(tmp_path, sinks=sinks)
+    log.submit(lambda: log.write({"step_s": 0.5, "queued": None, "name": "a"}))
+    log.flush()
+    assert told == [
+        ("tensorboard", "dcp/step_s", 0.5, 0),
+        ("wandb", {"dcp/step_s": 0.5, "dcp/step": 0}),
+        ("mlflow", "id", "dcp/step_s", 0.5, 0),
+    ]
+    assert text.read_text() == "# TYPE dcp_step_s gauge\ndcp_step_s 0.5\n"
+
+
+def test_a_sink_without_its_package_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(RunError, match="pip install wandb"):
+        WandbLog()

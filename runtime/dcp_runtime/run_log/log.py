@@ -10,7 +10,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 from dcp_planner import Plan, Trace, write_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.run_log.record import SCHEMA, Record, as_record
+from dcp_runtime.run_log.sinks import Sink
 
 SUFFIX = ".dcprun.jsonl"
 MOST_WAITING = 256
@@ -39,6 +40,7 @@ class RunLog:
         rotate_bytes: size at which a new file is begun.
         keep: older files that are kept, as ``run.dcprun.jsonl.1`` and so on.
         traces: plans with their traces that are kept.
+        sinks: called with every record as well; one that fails ends the log like a full disk.
 
     Raises:
         RunError: if a number is too small.
@@ -58,6 +60,7 @@ class RunLog:
         rotate_bytes: int = 64 << 20,
         keep: int = 3,
         traces: int = 16,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         if rotate_bytes < 4096 or keep < 0 or traces < 1:
             raise RunError(
@@ -67,6 +70,7 @@ class RunLog:
         self.folder = Path(folder)
         self.path = self.folder / f"run{SUFFIX}"
         self._rotate_bytes, self._keep, self._traces = rotate_bytes, keep, traces
+        self._sinks = tuple(sinks)
         self._header: dict[str, Any] = {}  # Any: fit for JSON
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
@@ -123,11 +127,14 @@ class RunLog:
         if self._file < 0:
             self._open()
         dropped = {"dropped": self._dropped} if self._dropped else {}
-        line = _line(as_record(self._step, figures) | dropped)
+        record = as_record(self._step, figures) | dropped
+        line = _line(record)
         if os.fstat(self._file).st_size + len(line) > self._rotate_bytes:
             self._rotate()
         self._append(line)
         self._step += 1
+        for sink in self._sinks:
+            sink(record)
 
     @property
     def next_step(self) -> int:
