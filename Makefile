@@ -13,7 +13,8 @@ SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
-	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage fuzz gpu clean
+	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
+	fuzz faults soak locks sbom gpu clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
 	$(BIN)/dcpm demo $(ARGS)
@@ -53,8 +54,15 @@ test-flaky: compiled ## the tests that wait for others, N times, beside LOAD bus
 	$(BIN)/python tests/repeat.py --load $(LOAD) $(N) -- -m "timing and not slow"
 
 MINUTES ?= 10
-fuzz: compiled ## damage plan tables, JSON lines and Parquet files at random and read them: MINUTES=10
+fuzz: compiled ## damage files, texts, requests and messages at random and read them: MINUTES=10
 	$(BIN)/python tests/fuzz/file_fuzz.py --minutes $(MINUTES) $(ARGS)
+
+faults: compiled ## every fault at every place: full disk, no files, kills, a stopped helper, ...
+	$(BIN)/python tests/faults/fault_matrix.py $(ARGS)
+
+soak: compiled ## train while helpers die; does anything grow? MINUTES=10 or HOURS=1
+	$(BIN)/python tests/faults/soak.py \
+	  --minutes $(if $(HOURS),$$((60 * $(HOURS))),$(MINUTES)) $(ARGS)
 
 test-nightly: compiled chromium ## all tests, the slow ones too, on other and on more examples each night
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -m "" --hypothesis-profile nightly
@@ -89,6 +97,14 @@ editor: ## bundle the editor of the dashboard anew from dashboard/editor; needs 
 screenshots: setup-dev chromium ## take the pictures of the dashboard in docs/pictures anew; ARGS="overview mask" for some
 	$(BIN)/python docs/make_screenshots.py $(ARGS)
 
+locks: ## pin what is installed, with hashes, after a change of dependencies; needs uv
+	.ci/locks/make.sh
+
+sbom: setup-dev ## what is installed, as CycloneDX
+	$(BIN)/python .ci/sbom.py > sbom.json
+
+# What the lock names is refused if its hash differs. The second step installs this package and what
+# is exempt (.ci/locks/make.sh says why): torch.
 setup: $(VENV)/.installed-runtime ## install what the demo needs
 
 setup-dev: $(VENV)/.installed-dev
@@ -97,12 +113,15 @@ $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, got " + sys.version)'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.installed-runtime: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[runtime,dashboard,kahypar]'
+$(VENV)/.installed-runtime: pyproject.toml constraints.txt .ci/locks/runtime.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --require-hashes --no-deps -r .ci/locks/runtime.txt
+	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt \
+	  -e '.[runtime,dashboard,kahypar]'
 	touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+$(VENV)/.installed-dev: pyproject.toml constraints.txt .ci/locks/dev.txt | $(BIN)/python
+	$(BIN)/python -m pip install -q --require-hashes --no-deps -r .ci/locks/dev.txt
+	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.installed-runtime
 
 chromium: ## the browser of the browser tests; without root the tests say what to install

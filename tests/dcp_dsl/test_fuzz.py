@@ -5,66 +5,11 @@ characters. Each is checked whole: syntax, names, proofs, tests of claims, lints
 """
 
 import random
-from pathlib import Path
 
 import pytest
+from fuzz_texts import assert_ends_well, mutated, soup
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from dcp_dsl import Spec, check, format_source
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
-from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, scan
-from dcp_grammar import MASKS
-
-FIXTURES = Path(__file__).parents[1] / "fixtures"
-SPECS = [
-    path.read_text(encoding="utf-8")
-    for folder in (FIXTURES / "specs", FIXTURES / "bad", Path(str(MASKS)))
-    for path in sorted(folder.glob("*.dcpm"))
-]
-WORDS = [
-    *sorted(KEYWORDS | RESERVED), "ahead", "partial", "a", "b", "doc", "part", "tokens", "int",
-    "causal", "sliding", "streaming", "document", "q - k", "q.doc", "k.doc.start", "0", "1", "3",
-    "4k", "1M", "99999999999999", '"x.dcpm"', '"*"', "# note\n", "\n", "  ", "=", "==", "<=", "<",
-    "+", "-", "*", "//", "%", "(", ")", "[", "]", "{", "}", ",", ":", ".", "..", "@", "&", "é",
-    "[doc_lens]*", "same(doc)", "every 4", "mask a =", "segment doc = [doc_lens]*", "check a total",
-]  # fmt: skip
-
-
-def soup(rng):
-    """Join random words; more of them often begin a statement than chance would have it."""
-    return " ".join(rng.choices(WORDS, k=rng.randint(1, 30)))
-
-
-def mutated(rng):
-    """Change a few words of a spec: drop, double, swap, replace, or cut characters out."""
-    text = rng.choice(SPECS)
-    for _ in range(rng.randint(1, 4)):
-        spans = [token.span for token in scan(text)]
-        if not spans:
-            break
-        span = rng.choice(spans)
-        word = span.text(text)
-        other = rng.choice(spans).text(text)
-        new = rng.choice(["", f"{word} {word}", other, rng.choice(WORDS), word[:-1], word + word])
-        text = text[: span.start] + new + text[span.end :]
-    return text
-
-
-def assert_ends_well(text):
-    """Check a text; if it has no errors, it loads and can be formatted too."""
-    found = check(text, "fuzz")
-    assert len(found) <= 3 * MAX_FINDINGS
-    for diagnostic in found:
-        assert diagnostic.message
-        assert len(diagnostic.render()) < 4000
-        assert diagnostic.to_json()["line"] >= 1
-        if diagnostic.fix is not None:
-            assert all(0 <= e.start <= e.end <= len(text) for e in diagnostic.fix.edits)
-    if any(d.severity == "error" and d.code[0] == "E" for d in found):
-        return
-    Spec.from_text(text, "fuzz")
-    format_source(text)
 
 
 @pytest.mark.parametrize("seed", range(20))

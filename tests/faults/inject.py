@@ -9,6 +9,7 @@ import ctypes
 import errno
 import mmap
 import os
+import resource
 import subprocess
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,12 +90,14 @@ class Injector:
 
     @contextmanager
     def armed(self):
-        """Let the fault happen inside the block."""
+        """Let the fault happen inside the block; afterwards this process has its limits back."""
         self.control.armed = 1
         try:
             yield
         finally:
             self.control.armed = 0
+            for what in (resource.RLIMIT_DATA, resource.RLIMIT_NOFILE):
+                resource.setrlimit(what, (resource.getrlimit(what)[1],) * 2)
 
     @property
     def hits(self) -> int:

@@ -1,4 +1,4 @@
-"""Damage foreign files at random and read them: nothing may end the process but its own end.
+"""Damage foreign files and messages at random and read them: nothing may end the process.
 
 `make fuzz MINUTES=n` runs every kind for its share of the time; `--count` runs a fixed number. Each
 kind is read by a child, so that a signal is counted and named by its seed, which alone makes the
@@ -6,6 +6,7 @@ file again: `python tests/fuzz/file_fuzz.py --kind arrow --seed 17 --count 1 --k
 """
 
 import argparse
+import hashlib
 import json
 import mmap
 import os
@@ -21,12 +22,13 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import message_targets
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from dcp_dsl import DatasetError, Sample, Spec, load, read_dataset
+from dcp_dsl import DatasetError, DCPError, Sample, Spec, load, read_dataset
 from dcp_dsl.coverage.dataset_checker import check_dataset
-from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, build_plan, simulate
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
 from dcp_planner.batches.batch import batch_of_samples
 from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
 from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
@@ -34,9 +36,10 @@ from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
 CHUNK = 500  # files that one child reads
 HANG_S = 20
+MAX_KEPT_BYTES = 2000
 MEMORY_BYTES = 6 << 30
 ODD = (0, 1, -1, 2, 7, 8, 127, 255, 2**16, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63))
-Case = tuple[str, bytes, Callable[[Path], None]]
+Case = tuple[str, bytes, Callable[[Path], object]]
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
@@ -206,10 +209,24 @@ def _fits(value: object, kind: pa.DataType) -> bool:
     return all(v is None or least <= v < end for v in values)
 
 
-KINDS = {"arrow": arrow_cases, "jsonl": jsonl_cases, "parquet": parquet_cases, "rows": row_cases}
+KINDS = {
+    "arrow": arrow_cases, "jsonl": jsonl_cases, "parquet": parquet_cases, "rows": row_cases,
+    **message_targets.KINDS,
+}  # fmt: skip
 
 
-def run_chunk(kind: str, draw: Callable, first: int, count: int, board: mmap.mmap) -> None:
+def keep_new(folder: Path, data: bytes, seen: object) -> None:
+    """Add an input to the corpus for each thing that it is the first to make happen."""
+    for thing in seen if isinstance(seen, tuple) else ():
+        path = folder / f"{hashlib.sha256(thing.encode()).hexdigest()[:12]}.txt"
+        if not path.exists() and len(data) < MAX_KEPT_BYTES:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+
+
+def run_chunk(
+    kind: str, draw: Callable, first: int, count: int, board: mmap.mmap, grow: bool
+) -> None:
     """Read files in this child; the board says which one is being read, and how they ended."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -221,9 +238,11 @@ def run_chunk(kind: str, draw: Callable, first: int, count: int, board: mmap.mma
             path.write_bytes(data)
             signal.alarm(HANG_S)
             try:
-                read(path)
+                seen = read(path)
+                if grow:
+                    keep_new(message_targets.CORPUS / kind, data, seen)
                 place = 8
-            except (DatasetError, PlanFileError):
+            except DCPError:
                 place = 16
             except BaseException:
                 print(f"{kind} {seed}: {traceback.format_exc()}", file=sys.stderr, flush=True)
@@ -233,7 +252,7 @@ def run_chunk(kind: str, draw: Callable, first: int, count: int, board: mmap.mma
             board[place : place + 8] = struct.pack("<q", told + 1)
 
 
-def run(kind: str, first: int, count: int, seconds: float) -> Counter[str]:
+def run(kind: str, first: int, count: int, seconds: float, *, grow: bool = False) -> Counter[str]:
     """Read files until the count or the time is reached."""
     draw, board, found = KINDS[kind](), mmap.mmap(-1, 32), Counter[str]()
     seed, end = first, time.monotonic() + seconds
@@ -243,7 +262,7 @@ def run(kind: str, first: int, count: int, seconds: float) -> Counter[str]:
         if pid == 0:
             status = 1
             try:
-                run_chunk(kind, draw, seed, size, board)
+                run_chunk(kind, draw, seed, size, board, grow)
                 status = 0
             finally:
                 os._exit(status)
@@ -264,6 +283,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--count", type=int, default=sys.maxsize, help="files of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the first file")
+    parser.add_argument("--grow", action="store_true", help="add new inputs to the corpus")
+    parser.add_argument("--json", type=Path, help="where the counts go as well")
     parser.add_argument("--keep", type=Path, help="write the first file here and read nothing")
     options = parser.parse_args()
     kinds = options.kind or sorted(KINDS)
@@ -272,7 +293,21 @@ def main() -> None:
         options.keep.write_bytes(KINDS[kinds[0]]()(rng)[1])
         return
     share = 60 * options.minutes / len(kinds)
-    found = {kind: run(kind, options.seed, options.count, share) for kind in kinds}
+    found = {
+        kind: run(kind, options.seed, options.count, share, grow=options.grow) for kind in kinds
+    }
+    if options.json:
+        total = sum(found.values(), Counter())
+        used = sum(sum(resource.getrusage(who)[:2]) for who in (0, resource.RUSAGE_CHILDREN))
+        report = {
+            "campaign": "fuzzing",
+            "command": "make fuzz MINUTES=n",
+            "cases": total.total(),
+            "defects": total["signals"] + total["errors"],
+            "seconds_cpu": round(used, 1),
+            "kinds": found,
+        }
+        options.json.write_text(json.dumps(report, indent=1) + "\n")
     print(json.dumps(found))
     sys.exit(any(counts["signals"] or counts["errors"] for counts in found.values()))
 

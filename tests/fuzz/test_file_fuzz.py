@@ -30,7 +30,7 @@ def test_signals_and_errors_are_counted_and_the_next_files_are_read(monkeypatch,
             case 2:
                 raise IndexError
             case 3:
-                raise file_fuzz.PlanFileError("refused")
+                raise file_fuzz.DatasetError("refused")
 
     cases = {"arrow": lambda: lambda rng: ("a", rng.randbytes(1), read)}
     monkeypatch.setattr(file_fuzz, "KINDS", cases)

@@ -1,5 +1,6 @@
 """Worker processes: what they answer, and that whatever ends them ends nobody else."""
 
+import errno
 import gc
 import os
 import signal
@@ -124,6 +125,22 @@ def test_a_worker_that_does_not_read_holds_nobody_up(worker):
     os.kill(worker.pid, signal.SIGSTOP)
     with pytest.raises(WorkerOverdue):
         worker.call({"do": "echo"}, 0.2, blob=bytes(10_000_000))
+
+
+def test_a_fault_on_this_side_loses_the_process_at_once(worker, monkeypatch):
+    pid = worker.call({"do": "echo"})[0]["pid"]
+
+    def fail():
+        raise OSError(errno.EIO, "Input/output error")
+
+    # No wait for a process that has no reason to end.
+    monkeypatch.setattr("dcp_planner.workers.process._END_GRACE_S", 1e9)
+    with monkeypatch.context() as patched:
+        patched.setattr(worker._process, "receive", fail)
+        with pytest.raises(WorkerLost, match=rf"process {pid}\) cannot be reached: Input/output"):
+            worker.call({"do": "echo"})
+    assert not is_there(pid)
+    assert worker.call({"do": "echo"})[0]["pid"] != pid
 
 
 def test_a_worker_that_prints_much_is_not_held_up(worker, capfd):

@@ -22,6 +22,10 @@ END_LIMIT_S = 1.0
 """Time that requests in progress get once the server ends."""
 _ENDING = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
 """Of servers that end: an answer that is cut off then is no news."""
+UNENCRYPTED = (
+    "Other machines reach this server, and nothing that it sends is encrypted, the token in the "
+    "address neither: on a network that others share, listen on 127.0.0.1 and use an SSH tunnel."
+)
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -99,6 +103,8 @@ def serve(
             another exception ends it in the same way.
     """
     server = _make_server(folder, host, port)
+    if host not in LOOPBACK:
+        print(UNENCRYPTED, file=sys.stderr, flush=True)
     try:
         (on_ready or _print_url)(server.url)
         server._run()

@@ -72,7 +72,7 @@ class MaskServer(LanguageServer):
     def _source(self, uri: str) -> str:
         try:
             source = self.workspace.get_text_document(uri).source
-        except (OSError, UnicodeDecodeError):  # questions may come late, after the file left
+        except (OSError, ValueError):  # the file left, is no text, or its name is no name
             source = ""
         return source.replace("\r\n", "\n").replace("\r", "\n")
 

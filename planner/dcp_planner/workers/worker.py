@@ -150,13 +150,18 @@ class Worker:
         process.receive()
         process.is_ready, self._failed_starts = True, 0
 
-    def _lost(self, process: WorkerProcess, error: Exception) -> WorkerLost:
+    def _lost(self, process: WorkerProcess, error: EOFError | OSError | FrameError) -> WorkerLost:
         """End a process that is of no more use and say why it was lost."""
         named = f"{self.title} (process {process.pid})"
         if isinstance(error, TimeoutError):
             process.end()
             return WorkerOverdue(f"{named} took longer than {error} and was ended")
-        how = f"sent no frame: {error}" if isinstance(error, FrameError) else process.wait()
+        if isinstance(error, FrameError):
+            how = f"sent no frame: {error}"
+        elif isinstance(error, EOFError | ConnectionError):
+            how = process.wait()
+        else:  # the fault is on this side: the process has no reason to end
+            how = f"cannot be reached: {error.strerror}"
         process.end()
         return WorkerLost(f"{named} {how}", process.log)
 

@@ -81,6 +81,18 @@ def test_beyond_loopback_the_url_carries_a_token(served_folder):
         assert get(f"http://127.0.0.1:{port}/")[0] == 401
 
 
+def test_beyond_loopback_it_says_that_nothing_is_encrypted(served_folder, capsys):
+    def leave(_):
+        raise KeyboardInterrupt
+
+    for host, says in (("127.0.0.1", ""), ("0.0.0.0", "nothing that it sends is encrypted")):
+        with pytest.raises(KeyboardInterrupt):
+            serve(served_folder, host, 0, on_ready=leave)
+        err = capsys.readouterr().err
+        assert says in err
+        assert bool(says) == bool(err)
+
+
 def busy_port():
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))

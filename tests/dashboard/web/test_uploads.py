@@ -1,11 +1,13 @@
 """Files from a browser, and versions of files that are shown."""
 
 import os
+import re
 
 import pytest
 
 from dcp_dashboard import create_app
 from dcp_dashboard.editing.planning import make_plan
+from dcp_dashboard.editing.routes import DESK
 from dcp_dashboard.editing.specs import EXAMPLES
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import DashboardError, plan_key
@@ -13,6 +15,7 @@ from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.layout import changed_notice
 from dcp_dashboard.web.uploads import BINARY, MAX_OPEN, MAX_UPLOAD_BYTES, Uploads
 from dcp_planner import write_plan
+from dcp_planner.workers import Worker, WorkerProgram
 
 
 @pytest.fixture
@@ -45,6 +48,24 @@ def test_what_is_no_plan_is_refused_with_its_name(client, content):
     answer = send(client, content)
     assert answer.status_code == 400
     assert answer.json["error"].startswith("mine.dcpplan: ")
+
+
+def test_a_file_that_ends_the_process_that_reads_it_is_refused_and_the_next_is_read(
+    tmp_path, served_folder
+):
+    app = create_app(tmp_path)
+    client, desk = app.server.test_client(), app.server.extensions[DESK]
+    good, desk.checker = desk.checker, Worker(WorkerProgram("worker_tasks:start"), "the checker")
+    answer = send(client, b"no task of that worker, which ends")
+    assert answer.status_code == 400
+    assert re.search(
+        r"mine\.dcpplan: it cannot be read: the checker .* exited with 1: KeyError",
+        answer.json["error"],
+    )
+    desk.checker.close()
+    desk.checker = good
+    assert send(client, (served_folder / "small.dcpplan").read_bytes()).json["key"]
+    desk.close()
 
 
 def test_a_plan_from_a_browser_may_unpack_to_less_than_one_of_the_folder(
