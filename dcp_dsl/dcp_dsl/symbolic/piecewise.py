@@ -76,15 +76,6 @@ class Piecewise:
         one = np.ones(1, np.int64)
         return cls(num_tokens, 0 * one, value * one, slope * one, np.ones(1, np.bool_))
 
-    @classmethod
-    def from_tokens(cls, values: Ints) -> "Piecewise":
-        """Build the function with these values per position; equal neighbours share a piece."""
-        starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]]))
-        return cls(
-            len(values), starts, values[starts], np.zeros(len(starts), np.int64),
-            np.ones(len(starts), np.bool_),
-        )  # fmt: skip
-
     @property
     def lengths(self) -> Ints:
         """Positions in each piece, int64 ``[P]``."""

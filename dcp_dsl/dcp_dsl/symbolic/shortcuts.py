@@ -147,7 +147,41 @@ def intersect_single(
     i, j = expand(first, counts)
     row: Ints = np.maximum(left[0][i], right[0][j])
     end: Ints = np.minimum(left[1][i], right[1][j])
-    a, b = _at_rows(left, i, row), _at_rows(right, j, row)
+    whole = _at_rows(left, i, row)
+    is_inside = _contains(_at_rows(right, j, row), whole, end - row)
+    is_tall = end - row > 1  # the slope of a single row means nothing: call it 0
+    columns = row, end, *whole[:2], whole[2] & is_tall, whole[3] & is_tall
+    parts = [np.compress(is_inside, column) for column in columns]
+    rest = np.flatnonzero(~is_inside)
+    cut = _cut((left, i[rest]), (right, j[rest]), row[rest], end[rest])
+    found = tuple(np.concatenate(pair) for pair in zip(parts, cut, strict=True))
+    order = np.argsort(found[0] * (int(found[3].max(initial=0)) + 1) + found[2], kind="stable")
+    return tuple(column[order] for column in found)
+
+
+def _contains(outer: tuple[Ints, ...], inner: tuple[Ints, ...], rows: Ints) -> NDArray[np.bool_]:
+    """Return which slabs lie inside others on some rows: they do if on the first and the last."""
+    low, high = inner[0] - outer[0], outer[1] - inner[1]
+    down = rows - 1
+    return (
+        (np.minimum(low, low + (inner[2] - outer[2]) * down) >= 0)
+        & (np.minimum(high, high + (outer[3] - inner[3]) * down) >= 0)
+    )  # fmt: skip
+
+
+def _cut(
+    left: tuple[tuple[Ints, ...], Ints], right: tuple[tuple[Ints, ...], Ints], row: Ints, end: Ints
+) -> tuple[Ints, ...]:
+    """Intersect pairs of slabs, each on a run of rows that both have.
+
+    Args:
+        left: arrays as in `Slabs`, and the slab of each pair.
+        right: the same.
+        row: the first row of each pair.
+        end: the end of its rows.
+    """
+    (one, i), (other, j) = left, right
+    a, b = _at_rows(one, i, row), _at_rows(other, j, row)
     crossings = [_crossing(a, b, which, end - row) for which in (0, 1)]
     cut = np.concatenate([np.flatnonzero(is_cut) for _, is_cut in crossings])
     if len(cut):
@@ -159,14 +193,10 @@ def intersect_single(
         is_last = np.append(pair[1:] != pair[:-1], True)
         end = np.where(is_last, end[pair], np.append(starts[1:], 0))
         i, j, row = i[pair], j[pair], starts
-        a, b = _at_rows(left, i, row), _at_rows(right, j, row)
-    first_key, low = _chosen(a, b, 0)
-    last_key, high = _chosen(a, b, 1)
-    found = _trimmed(row, end, first_key, last_key, low, high)
-    if (found[0][1:] >= found[0][:-1]).all() and is_single(left):
-        return found
-    order = np.lexsort((found[2], found[0]))
-    return tuple(column[order] for column in found)
+        a, b = _at_rows(one, i, row), _at_rows(other, j, row)
+    first, low = _chosen(a, b, 0)
+    last, high = _chosen(a, b, 1)
+    return _trimmed(row, end, first, last, low, high)
 
 
 def _at_rows(columns: tuple[Ints, ...], slab: Ints, row: Ints) -> tuple[Ints, ...]:
