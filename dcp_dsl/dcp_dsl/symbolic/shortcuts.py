@@ -163,10 +163,9 @@ def _contains(outer: tuple[Ints, ...], inner: tuple[Ints, ...], rows: Ints) -> N
     """Return which slabs lie inside others on some rows: they do if on the first and the last."""
     low, high = inner[0] - outer[0], outer[1] - inner[1]
     down = rows - 1
-    return (
-        (np.minimum(low, low + (inner[2] - outer[2]) * down) >= 0)
-        & (np.minimum(high, high + (outer[3] - inner[3]) * down) >= 0)
-    )  # fmt: skip
+    is_left: NDArray[np.bool_] = np.minimum(low, low + (inner[2] - outer[2]) * down) >= 0
+    is_right: NDArray[np.bool_] = np.minimum(high, high + (outer[3] - inner[3]) * down) >= 0
+    return is_left & is_right
 
 
 def _cut(
