@@ -50,7 +50,6 @@ def gathered_timeline_holds_all_ranks(executor, ranks):
     assert set(trace.device.tolist()) == set(range(ranks))
     assert trace.start_ns.min() == 0
     assert 0 < timeline.uncertainty_s < 1
-    assert trace.seconds() < 5
     # On one clock, nothing arrives before its sender has started to send it.
     sends = {
         (trace.name_of(i), trace.device[i], trace.peer[i], trace.is_backward[i]): trace.start_ns[i]
