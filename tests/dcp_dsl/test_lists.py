@@ -149,7 +149,7 @@ def test_lists_and_columns_are_checked(text, code, words):
 
 def test_rows_of_a_data_set_hold_lists(tmp_path):
     (tmp_path / "s.dcpm").write_text('token chosen[3]\nfor "*" use moba(2)\n')
-    rows = [{"chosen": [[0, -1, -1]] * 5}, {"chosen": [[9, 0, 0]] * 5}]
+    rows = [{"len": 5, "chosen": lists} for lists in ([[0, -1, -1]] * 5, [[9, 0, 0]] * 5)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     arguments = [str(tmp_path / "s.dcpm"), "--dataset", str(tmp_path), "--json"]
     result = CliRunner().invoke(check, arguments)
