@@ -93,8 +93,8 @@ def placements(draw: st.DrawFn, blocks: int, tiles: int, devices: int) -> Placem
 
 
 @st.composite
-def placed_plans(draw: st.DrawFn) -> Plan:
-    """Plans of any placement on up to nine devices, not validated; head groups laid out."""
+def placed_plans(draw: st.DrawFn, *, is_laid_out: bool = True) -> Plan:
+    """Plans of any placement on up to nine devices, not validated; head groups laid out or not."""
     sparsity, cluster = draw(sparsities()), draw(clusters())
     workload = build_workload(sparsity, draw(st.sampled_from(SHAPES)))
     groups = draw(st.sampled_from([g for g in possible_groups(workload.shape) if g <= 4]))
@@ -107,7 +107,8 @@ def placed_plans(draw: st.DrawFn) -> Plan:
     )
     schedule = make_schedule(workload, placement, cluster, config)
     schedule = replace(schedule, is_frugal=draw(st.booleans()))
-    return expand_head_groups(assemble(workload, cluster, placement, schedule, "any"))
+    plan = assemble(workload, cluster, placement, schedule, "any")
+    return expand_head_groups(plan) if is_laid_out else plan
 
 
 def clusters() -> st.SearchStrategy[Cluster]:

@@ -122,8 +122,8 @@ def test_one_group_is_the_plan_without_groups(sparsity):
 
 
 def test_tokens_have_one_owner_for_all_their_heads(grouped):
+    validate(grouped)
     flat = expand_head_groups(grouped)
-    validate(flat)
     blocks, groups = len(grouped.blocks), grouped.head_groups
     assert len(flat.blocks) == blocks * groups
     assert (flat.blocks.owner.reshape(groups, blocks) == grouped.blocks.owner).all()

@@ -23,6 +23,7 @@ from dcp_planner import (
     choose_block_size,
     cut_blocks,
     cut_stack,
+    predict,
 )
 from dcp_planner.plan import join_plans
 from dcp_runtime.data.dealing import Share, deal_documents, sub_cluster
@@ -133,7 +134,7 @@ def _plan_together(
 
 
 def _facts(plans: Sequence[Plan]) -> tuple[PlanFacts, ...]:
-    return tuple(plan_facts(plan, predicts=True) for plan in plans)
+    return tuple(plan_facts(plan, tuple(predict(plan))) for plan in plans)
 
 
 def _slots(

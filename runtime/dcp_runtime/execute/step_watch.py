@@ -127,7 +127,7 @@ class StepWatch:
         figures |= {"name": batch.note.name, "digest": batch.digest}
         figures["tokens"] = batch.plans[0].num_tokens
         plans = [plan for plan in batch.plans if isinstance(plan, Plan)]
-        facts = batch.note.plans or tuple(plan_facts(plan, predicts=False) for plan in plans)
+        facts = batch.note.plans or tuple(plan_facts(plan) for plan in plans)
         if len(facts) == len(batch.plans):
             figures |= planned_figures(facts, batch.calls)
         others = self._others(batch.number, slot)

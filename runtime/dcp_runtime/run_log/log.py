@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dcp_planner import Plan, Trace, write_plan
+from dcp_planner import Plan, Trace
 from dcp_runtime.errors import RunError
 from dcp_runtime.run_log.record import SCHEMA, Record, as_record
 from dcp_runtime.run_log.sinks import Sink
@@ -145,6 +145,8 @@ class RunLog:
 
     def keep_trace(self, step: int, plan: Plan, trace: Trace) -> str:
         """Write a plan with its trace and delete the oldest beyond the bound; for jobs only."""
+        from dcp_planner import write_plan  # pyarrow: training without traces needs none
+
         path = self.path.with_name(self.path.name.removesuffix(SUFFIX) + f"-{step:09d}.dcpplan")
         write_plan(path, plan, [trace])
         pattern = path.name.replace(f"{step:09d}", "[0-9]" * 9)
