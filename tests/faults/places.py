@@ -27,6 +27,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import numba
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "runtime"))
 from loader_options import make_loader
 
 from dcp_dashboard import start_server
