@@ -129,7 +129,8 @@ class Plan:
             own = mask[slice(*span), slice(*span)]
             PAINT[kind](own.T if swapped else own, row.items)
         for slab in self.slabs:
-            span = next(s for s in spans if s[0] <= slab.q_start < s[1])
+            span = next((s for s in spans if s[0] <= slab.q_start < s[1]), None)
+            need(span is not None, "slabs: rows of a sequence")
             need(span not in formed, "slabs: none where there is a form")
             shifted = [value - span[0] for value in slab[:4]] + list(slab[4:6])
             paint_slabs(mask[slice(*span), slice(*span)], shifted)
