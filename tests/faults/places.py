@@ -208,12 +208,14 @@ class RunLog(_Command):
         )
 
     def judge(self) -> None:
-        for folder in (self.folder, Path(f"{self.folder}.gone")):
+        folders = self.folder, Path(f"{self.folder}.gone")  # plans may have vanished with theirs
+        for folder in folders:
             for path in folder.glob("*.dcpplan"):
                 read_plan(path)
             for path in folder.glob("*.dcpbatches.json"):
                 for batch in read_batches(path)["batches"]:
-                    assert batch["file"] is None or (folder / batch["file"]).exists()
+                    name = batch["file"]
+                    assert name is None or any((f / name).exists() for f in folders)
 
 
 KERNEL = """
@@ -233,14 +235,18 @@ class Cache(Place):
     name = "cache"
     points = (*range(10), 16, 24)
 
+    @property
+    def source(self) -> Path:
+        """The folder of the code, which no fault meets."""
+        return self.folder.with_name("code")
+
     def set_up(self) -> None:
-        source = self.folder.with_suffix(".source")
-        source.mkdir()
-        (source / "faulty_kernel.py").write_text(KERNEL)
+        self.source.mkdir()
+        (self.source / "faulty_kernel.py").write_text(KERNEL)
 
     def act(self, armed: Armed) -> str:
         numba.config.CACHE_DIR = str(self.folder)
-        sys.path.insert(0, str(self.folder.with_suffix(".source")))
+        sys.path.insert(0, str(self.source))
         with armed():
             try:
                 module = importlib.import_module("faulty_kernel")
