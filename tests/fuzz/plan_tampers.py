@@ -83,7 +83,7 @@ class File:
                 archive.writestr(f"{name}.arrow", sink.getvalue().to_pybytes())
 
     def count(self) -> None:
-        """Say in `meta.json` how many rows the tables have."""
+        """Write to `meta.json` how many rows the tables have."""
         self.meta["tables"] = {name: len(rows) for name, rows in self.tables.items()}
         traces = self.meta["traces"]
         if len(traces) == 1:
@@ -112,7 +112,7 @@ def held(number: int) -> bytes:
 
 
 def base(number: int) -> File:
-    """Give a plan file that nothing was changed in."""
+    """Return a plan file that nothing was changed in."""
     return cast(File, pickle.loads(held(number)))
 
 
@@ -133,7 +133,7 @@ class Undone(Exception):
 
 
 def change(table: str, *columns: str) -> Tamper:
-    """Give one row another value: near, of another row, or odd."""
+    """Set another value in one row: near, of another row, or odd."""
 
     def tamper(file: File, rng: random.Random) -> None:
         row, column = pick(rng, file.tables[table]), rng.choice(columns)
@@ -252,7 +252,7 @@ def items_of(*ops: str) -> Tamper:
 
 
 def new_key(file: File, rng: random.Random) -> None:
-    """Give a launch and its wait another key: one of the device, of another, or below 0."""
+    """Set another key in a launch and its wait: one of the device, of another, or below 0."""
     found = programs(file)
     rows = found[pick(rng, list(found))]
     key = pick(rng, [row["key"] for row in rows if row["op"] == "launch"])
@@ -328,7 +328,7 @@ def move_tile(file: File, rng: random.Random) -> None:
 
 
 def move_owner(file: File, rng: random.Random) -> None:
-    """Give a block to another device, and copies with it."""
+    """Move a block to another device, and copies with it."""
     block = pick(rng, file.tables["blocks"])
     old, block["owner"] = block["owner"], rng.randrange(DEVICES)
     for row in file.tables["instructions"]:
@@ -436,7 +436,7 @@ def dense_of(file: File) -> np.ndarray:
 
 
 def cut_slab(file: File, rng: random.Random) -> None:
-    """Say the same slab in two: nothing may change."""
+    """Split a slab in two: nothing may change."""
     slabs = file.tables["slabs"]
     row = pick(rng, [r for r in slabs if r["q_end"] - r["q_start"] > 1])
     at = rng.randrange(1, row["q_end"] - row["q_start"])
@@ -501,7 +501,7 @@ def base_tokens(file: File, block: int) -> int:
 
 
 def set_meta(*keys: str) -> Tamper:
-    """Give a number or a text of `meta.json` another value."""
+    """Set another number or text in `meta.json`."""
 
     def tamper(file: File, rng: random.Random) -> None:
         place = file.meta

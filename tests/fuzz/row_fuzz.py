@@ -189,7 +189,7 @@ def depth(values: list[Any]) -> int:
 
 
 def load_row(attachment: Attachment, row: Row) -> str:
-    """Give the reason why the loader and its guard refuse a row; empty if they take it."""
+    """Return the reason why the loader and its guard refuse a row; empty if they take it."""
     try:
         sample = attachment.sample(row)
         for mask in attachment.masks:

@@ -60,7 +60,7 @@ def expected_masks(source: str) -> list[np.ndarray] | None:
 
 
 def judge_first(path: Path, file: File) -> str:
-    """Give the reason of `dcpm validate`, with the digest that the content has; empty: valid."""
+    """Return the reason of `dcpm validate`, with the digest that the content has; empty: valid."""
     file.write(path)
     found = check_file(str(path))
     told = re.search("its content has ([0-9a-f]{64})", found.message)
@@ -84,7 +84,7 @@ def judge_second(path: Path) -> str:
 
 @contextmanager
 def runner() -> Iterator[Callable[[Path], str]]:
-    """Give a function that runs a plan against dense attention; it returns what went wrong."""
+    """Make a function that runs a plan against dense attention; it returns what went wrong."""
     with open_world(DEVICES, 10, "loopback") as world:
 
         def run(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 
 import numpy as np
 import pytest
@@ -32,6 +33,16 @@ def test_only_whole_new_lines_are_read(tmp_path):
     assert run.column("step_s").tolist() == [1.5, 2.5]
     assert run.record(1)["predicted_s"] is None
     assert run.record(2) == {}
+
+
+@pytest.mark.timeout(20)
+def test_a_pipe_in_place_of_a_log_does_not_hold_up_the_reader(tmp_path):
+    path = tmp_path / "run.dcprun.jsonl"
+    os.mkfifo(path)
+    run = RunHistory(path)
+    with pytest.raises(RunError, match="cannot read the log"):
+        run.update()
+    assert len(run) == 0
 
 
 @pytest.mark.parametrize(

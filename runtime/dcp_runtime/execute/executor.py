@@ -123,9 +123,9 @@ class DCPExecutor:
                 ran the plan that was prepared before.
         """
         note = batch_note(plan)
-        return self._prepare((plan,), note if step is None else replace(note, name=f"step {step}"))[
-            0
-        ]
+        if step is not None:
+            note = replace(note, name=f"step {step}")
+        return self._prepare((plan,), note)[0]
 
     def prepare_stack(self, stack: StackedPlans) -> tuple[PreparedPlan, ...]:
         """Make the plans of one batch ready, as `prepare` does; for `LayerPlans`.

@@ -199,7 +199,8 @@ def _seconds(number: float | None) -> str:
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    # A pipe of that name must not hold up the reader.
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 def _number(value: object) -> float:

@@ -78,7 +78,7 @@ class RunLog:
         self.is_off = False
 
     def describe(self, replica: int, header: Mapping[str, Any]) -> None:
-        """Say what the header line says; replicas but the first write files of their own."""
+        """Set the header line; replicas but the first write files of their own."""
         self._header = dict(header)
         if replica:
             self.path = self.folder / f"run-{replica}{SUFFIX}"
