@@ -194,7 +194,7 @@ def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[float,
 
 
 def savings(groups: list[Row]) -> str:
-    """Print how many tokens and floating point operations of a forward pass packing saves."""
+    """Return how many tokens and floating point operations of a forward pass packing saves."""
     paths = [path for group in groups for path in separate(group)]
     packed = sum(len(group["tokens"]) for group in groups)
     pairs = sum(bound(group).num_pairs for group in groups)

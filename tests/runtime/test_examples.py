@@ -1,6 +1,7 @@
 """The training example: equal losses with DCP and dense; loss parity goes on where it stopped."""
 
 import argparse
+import copy
 import json
 import os
 import re
@@ -156,8 +157,15 @@ def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_rank
     assert f"{packed:,} tokens packed, {apart:,} in separate" in saved
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
+        gradients = []
+        for train in (grpo.train_packed, grpo.train_separate):
+            model = copy.deepcopy(policy)
+            train(model, groups, 1)
+            gradients.append({name: weight.grad for name, weight in model.named_parameters()})
         wanted = grpo.train_separate(policy, groups, 2)
     finally:
         dist.destroy_process_group()
     found = [tuple(map(float, re.findall(r"-?\d+\.\d+", line))) for line in steps]
     assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6)
