@@ -1,7 +1,7 @@
 """One rank of Hugging Face's trainer over our loader: ``trainer_ranks.py OUT``.
 
-Trains a Llama under one mask and a Gemma 3 under two, saves logs and weights, and trains the Llama
-again from its checkpoint.
+Trains models under one mask and under two, saves logs and weights, and trains the Llama again from
+its checkpoint.
 """
 
 import sys
@@ -14,8 +14,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 from transformers import (
     AutoModelForCausalLM,
+    Gemma2Config,
     Gemma3TextConfig,
+    GptOssConfig,
     LlamaConfig,
+    Qwen3Config,
     Trainer,
     TrainingArguments,
     set_seed,
@@ -30,19 +33,28 @@ SPEC = Spec.from_text(
     "mask shared = causal and (k in question or same(answer))\n"
     "mask local = causal and q - k < 8\n"
     "stack one = shared\n"
-    "stack gemma = local, shared\n"
+    "stack two = local, shared\n"
 )
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "vocab_size": 50, "attention_dropout": 0.0, "head_dim": 8,
     "initializer_range": 0.2,
 }  # fmt: skip
-CONFIGS = {
-    "llama": ("one", lambda: LlamaConfig(**SIZES)),
-    "gemma": ("gemma", lambda: Gemma3TextConfig(
-        **SIZES, sliding_window=8, layer_types=["sliding_attention", "full_attention"]
-    )),
+TWO_MASKS = {
+    **SIZES, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]
 }  # fmt: skip
+CONFIGS = {
+    "llama": ("one", LlamaConfig, SIZES),
+    "qwen3": ("one", Qwen3Config, SIZES),
+    "gemma_2": ("two", Gemma2Config, TWO_MASKS | {"attn_logit_softcapping": 2.0}),
+    "gemma_3": ("two", Gemma3TextConfig, TWO_MASKS),
+    "gpt_oss": (
+        "two",
+        GptOssConfig,
+        TWO_MASKS | {"num_local_experts": 2, "num_experts_per_tok": 1},
+    ),
+}
+"""For each model its stack of masks; the scores of Gemma 2 are capped, GPT-OSS has sinks."""
 STEPS, ACCUMULATED, RATE, NORM = 5, 2, 0.2, 0.5
 
 
@@ -72,7 +84,8 @@ def loader_of(stack, ranks, **options):
 def model_of(name, attention):
     register_dcp()
     set_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[name][1](), attn_implementation=attention)
+    _, config, sizes = CONFIGS[name]
+    return AutoModelForCausalLM.from_config(config(**sizes), attn_implementation=attention)
 
 
 def arguments(folder):
