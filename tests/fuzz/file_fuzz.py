@@ -7,6 +7,7 @@ file again: `python tests/fuzz/file_fuzz.py --kind arrow --seed 17 --count 1 --k
 
 import argparse
 import hashlib
+import itertools
 import json
 import mmap
 import os
@@ -34,7 +35,7 @@ from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
 from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
-CHUNK = 500  # files that one child reads
+CHUNK = 5_000  # files that one child reads
 HANG_S = 20
 MAX_KEPT_BYTES = 2000
 MEMORY_BYTES = 6 << 30
@@ -43,10 +44,12 @@ Case = tuple[str, bytes, Callable[[Path], object]]
 
 
 def damage(data: bytes, rng: random.Random) -> bytes:
-    """Change a few places: bytes, numbers, cuts, repeats."""
+    """Change a few places: bytes, numbers, cuts, repeats; in half of the files near an end."""
     found = bytearray(data)
+    head, tail = rng.choice(((0, 0), (0, 0), (1_000, 0), (0, 1_000)))
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
-        at = rng.randrange(max(1, len(found)))
+        size = max(1, len(found))
+        at = rng.randrange(max(0, size - tail) if tail else 0, min(size, head) if head else size)
         match rng.randrange(7):
             case 0 | 1 | 2:
                 found[at : at + 1] = bytes([rng.randrange(256)])
@@ -66,12 +69,15 @@ def damage(data: bytes, rng: random.Random) -> bytes:
 
 
 def tables() -> list[tuple[str, int, bytes]]:
-    """Name, rows and bytes of every table of two plans, one of them with other forms."""
+    """Name, rows and bytes of every table of three plans: small, with other forms, and larger."""
     found = []
-    texts = "segment d = [lens]*  mask m = causal and same(d)", "mask m = sliding(9) and (q-k)%3==0"
-    for text, columns in zip(texts, ({"lens": [30, 9]}, {}), strict=True):
+    documents = "segment d = [lens]*  mask m = causal and same(d)"
+    strided = "mask m = sliding(9) and (q-k)%3==0"
+    made = (documents, [30, 9]), (strided, None), (documents, [900, 30, 70])
+    for text, lens in made:
         spec = Spec.from_text(text)
-        (batch,) = batch_of_samples(spec, spec.mask("m"), [Sample(columns, 39)], 8)
+        sample = Sample({"lens": lens}, sum(lens)) if lens else Sample({}, 39)
+        (batch,) = batch_of_samples(spec, spec.mask("m"), [sample], 8)
         config = PlanConfig(partitioner="static:zigzag")
         plan = build_plan(batch.sparsity, ModelShape(), Cluster(2, 2), config)
         made = columns_of_plan(plan) | {"events": columns_of_traces((simulate(plan),))}
@@ -112,10 +118,10 @@ WORDS = (
 
 def jsonl_cases() -> Callable[[random.Random], Case]:
     """JSON lines, damaged by bytes and by words of JSON."""
-    rows = [{"len": 3, "a": [1, 2], "t": "x", "n": {"b": [[1], []]}, "f": 0.5, "z": None}] * 6
+    row = json.dumps({"len": 3, "a": [1, 2], "t": "x", "n": {"b": [[1], []]}, "f": 0.5, "z": None})
 
     def draw(rng: random.Random) -> Case:
-        data = "\n".join(map(json.dumps, rows[: rng.randrange(1, 6)])).encode()
+        data = "\n".join([row] * rng.choice((1, 2, 3, 4, 5, 40))).encode()
         for _ in range(rng.randrange(4)):
             at = rng.randrange(len(data) + 1)
             data = data[:at] + rng.choice(WORDS) + data[at + rng.choice((0, 0, 1, 4, 30)) :]
@@ -134,10 +140,12 @@ def parquet_cases() -> Callable[[random.Random], Case]:
         "t": pa.array(["x", None, "yy"]),
         "d": pa.array([1, None, 3], pa.timestamp("us")),
     }
+    small = pa.table(columns)
+    kinds = {}, {"compression": "zstd"}, {"use_dictionary": False, "version": "1.0"}
     files = []
-    for options in ({}, {"compression": "zstd"}, {"use_dictionary": False, "version": "1.0"}):
+    for table, options in itertools.product((small, small, pa.concat_tables([small] * 20)), kinds):
         sink = pa.BufferOutputStream()
-        pq.write_table(pa.table(columns), sink, **options)
+        pq.write_table(table, sink, **options)
         files.append(sink.getvalue().to_pybytes())
 
     def draw(rng: random.Random) -> Case:
@@ -299,11 +307,15 @@ def main() -> None:
     if options.json:
         total = sum(found.values(), Counter())
         used = sum(sum(resource.getrusage(who)[:2]) for who in (0, resource.RUSAGE_CHILDREN))
+        named = options.kind is not None
+        chosen = "".join(f" --kind {kind}" for kind in kinds) + f" --count {options.count}"
         report = {
-            "campaign": "fuzzing",
-            "command": "make fuzz MINUTES=n",
+            "campaign": f"fuzzing {', '.join(kinds)}" if named else "fuzzing",
+            "command": f"tests/fuzz/file_fuzz.py{chosen}" if named else "make fuzz MINUTES=n",
             "cases": total.total(),
-            "defects": total["signals"] + total["errors"],
+            "refused": total["refused"],
+            "errors": total["errors"],
+            "signals": total["signals"],
             "seconds_cpu": round(used, 1),
             "kinds": found,
         }
