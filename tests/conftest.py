@@ -109,3 +109,14 @@ def start_python() -> Iterator[StartPython]:
         fork.kill()
     ours.close()
     server.wait()
+
+
+@pytest.fixture
+def mortal_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The worker that reads plan files is one that some files end (`mortal_reader`)."""
+    from dcp_planner.plan import foreign_tables
+
+    monkeypatch.setattr(foreign_tables, "ENTRY", "mortal_reader:start")
+    foreign_tables._worker.cache_clear()
+    yield
+    foreign_tables._worker.cache_clear()

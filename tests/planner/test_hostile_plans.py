@@ -1,15 +1,19 @@
 """Plan files of strangers that once ended the process, or were called valid and were not."""
 
 import dataclasses
+import io
 import json
+import os
 import re
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from mortal_reader import make_deadly
 
 from dcp_dsl import DCPError, Sample, Slabs, Spec, load
 from dcp_planner import (
@@ -29,7 +33,9 @@ from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate
 from dcp_planner.commands.why import why
 from dcp_planner.model.placement import PlanWarning
-from dcp_planner.plan.arrow_tables import decode_table
+from dcp_planner.plan import foreign_tables
+from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
+from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
 from dcp_planner.plan.file import check_file
 from dcp_planner.tables.programs import LAUNCH, WAIT, Programs, ProgramTable, tabulate_programs
 
@@ -270,6 +276,71 @@ def test_commands_print_nothing_that_a_terminal_obeys(escaping, command):
     assert result.exit_code == 0, result.output
     assert result.output
     assert result.output.replace("\n", "").isprintable()
+
+
+@pytest.mark.usefixtures("mortal_reader")
+def test_a_file_that_ends_its_reader_is_unreadable_and_the_next_is_checked(
+    sourced, tmp_path, monkeypatch
+):
+    good, deadly = tmp_path / "good.dcpplan", tmp_path / "deadly.dcpplan"
+    write_plan(good, sourced)
+    make_deadly(good, deadly)
+    result = CliRunner().invoke(validate, [str(deadly), str(good)])
+    killed, valid = result.output.splitlines()
+    said = (
+        rf"plan file {deadly}: it cannot be read: the reader of plan files \(process \d+\) was "
+        "killed by SIGSEGV"
+    )
+    assert re.fullmatch(said, killed)
+    assert (result.exit_code, valid) == (2, f"{good}: valid")
+    read_plan(deadly)  # a file of this user is decoded here
+    owner = os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: owner + 1)
+    with pytest.raises(PlanFileError, match=said):
+        read_plan(deadly)
+
+
+@pytest.mark.parametrize(("mask", "groups"), [("m", 1), ("n", 2)])
+def test_tables_come_from_another_process_as_they_are_decoded_here(mask, groups, tmp_path):
+    spec = Spec.from_text("mask m = causal and q * k % 3 == 0  mask n = sliding(9)")
+    (batch,) = batch_of_samples(spec, spec.mask(mask), [Sample({}, 64)], 16)
+    layout = "static:zigzag" if groups == 1 else "static:heads_context"
+    plan = build_plan(
+        batch.sparsity, ModelShape(4, 2, 8), Cluster(1, 2), PlanConfig(partitioner=layout)
+    )
+    assert plan.head_groups == groups
+    tables = {**columns_of_plan(plan), "events": columns_of_traces((simulate(plan),))}
+    parts = {name: encode_table(name, table) for name, table in tables.items()}
+    rows = {name: len(table[next(iter(TABLES[name]))]) for name, table in tables.items()}
+    there = foreign_tables.decode_foreign(parts, rows, 1 << 20, is_grouped=groups > 1)
+    here = {
+        name: decode_table(name, data, rows[name], 1 << 20, is_grouped=groups > 1)
+        for name, data in parts.items()
+    }
+    assert repr(there) == repr(here)  # with the types
+    np.testing.assert_equal(there, here)
+
+
+SENT = {
+    "not a number for each row": {"blocks.start": np.zeros(3, np.int64)},
+    "another type": {"blocks.start": np.zeros(4)},
+    "another shape": {"blocks.start": np.zeros((4, 1), np.int64)},
+    "a pickle": {"blocks.start": np.array([None] * 4)},
+    "nothing": {},
+}
+
+
+@pytest.mark.parametrize("sent", SENT.values(), ids=SENT)
+def test_a_reader_that_a_file_took_over_can_send_nothing_but_columns(sent, monkeypatch):
+    file = io.BytesIO()
+    kinds = {"block": np.int32, "sequence": np.int32, "end": np.int64, "owner": np.int32}
+    good = {f"blocks.{name}": np.zeros(4, kind) for name, kind in kinds.items()}
+    np.savez(file, **good, **sent)
+    answer = {"texts": {}}, file.getvalue()
+    stand_in = SimpleNamespace(call=lambda *_, **__: answer)
+    monkeypatch.setattr(foreign_tables, "_worker", lambda _: stand_in)
+    with pytest.raises(PlanFileError, match="it cannot be read: its reader sent no tables: "):
+        foreign_tables.decode_foreign({"blocks": b""}, {"blocks": 4}, 1 << 20, is_grouped=False)
 
 
 def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path):

@@ -12,16 +12,14 @@ from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.editing.source import whole
 from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.tasks import loss_message, make_worker
-from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
-from dcp_planner.workers import TaskError, WorkerLost, WorkerOverdue
+from dcp_planner.workers import WorkerLost, WorkerOverdue
 
 DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
 CHECK_LIMIT_S = 5.0
 PREVIEW_LIMIT_S = 5.0
-READ_LIMIT_S = 60.0
 MAX_PLAN_S = 600
 
 
@@ -37,19 +35,6 @@ class Desk:
         self.checker = make_worker("check")
         self.previewer, self.planner = make_worker("plan"), make_worker("plan")
         self.jobs = Jobs(library, self.planner)
-
-    def try_plan(self, content: bytes, name: str) -> None:
-        """Have a worker read a stranger's plan first: a process may be lost over it, not this one.
-
-        Raises:
-            DashboardError: if the bytes are no plan, or end the worker.
-        """
-        try:
-            self.checker.call({"task": "read"}, READ_LIMIT_S, blob=content)
-        except TaskError as error:
-            raise DashboardError(str(error), name) from error
-        except WorkerLost as error:
-            raise DashboardError(f"it cannot be read: {error}", name) from error
 
     def close(self) -> None:
         """End all processes."""

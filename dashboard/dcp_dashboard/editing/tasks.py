@@ -5,7 +5,6 @@ from typing import Any, Literal, TypeAlias
 
 from dcp_dashboard.editing import checking
 from dcp_dashboard.library.folder import DashboardError
-from dcp_dashboard.library.plans import MAX_SESSION_BYTES
 from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue, WorkerProgram
 
 MAX_DATA_BYTES = 16 * 2**30
@@ -39,14 +38,14 @@ def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer
     return answer
 
 
-def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer:
+def answer(request: Request, _blob: bytes, tell: Callable[[str], None]) -> Answer:
     """Answer a request; its key ``task`` names the task.
 
     Raises:
         DCPError: whatever a person can cause.
     """
     try:
-        return _TASKS[request["task"]]({**request, "blob": blob}, tell)
+        return _TASKS[request["task"]](request, tell)
     except RecursionError:
         message = "expected a shallower text: it is nested too deeply"
     except MemoryError:
@@ -70,13 +69,6 @@ def _svg(request: Request, _: object) -> Answer:
     return draw_svg(request), b""
 
 
-def _read(request: Request, _: object) -> Answer:
-    from dcp_planner.plan import decode_plan
-
-    decode_plan(request["blob"], limit_bytes=MAX_SESSION_BYTES)
-    return {}, b""
-
-
 def _preview(request: Request, _: object) -> Answer:
     from dcp_dashboard.editing.planning import preview_plan
 
@@ -98,7 +90,6 @@ _TASKS: dict[str, _Task] = {
     "format": _plain(checking.format_text),
     "picture": _picture,
     "svg": _svg,
-    "read": _read,
     "preview": _preview,
     "plan": _plan,
 }

@@ -317,21 +317,25 @@ def load_file(path: Path) -> LoadedPlan:
         raise DashboardError(
             f"cannot read the plan file {path}: {error.strerror or error}; dcpm plan writes one"
         ) from error
-    return _read(PlanEntry(plan_key(path.name), path.name, path, found.st_size, found.st_mtime_ns))
+    entry = PlanEntry(plan_key(path.name), path.name, path, found.st_size, found.st_mtime_ns)
+    return _read(entry, is_foreign=None)
 
 
 def _content(entry: PlanEntry) -> tuple[str, int, int]:
     return str(entry.path), entry.size_bytes, entry.mtime_ns
 
 
-def _read(entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES) -> LoadedPlan:
+def _read(
+    entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES, *, is_foreign: bool | None = True
+) -> LoadedPlan:
     if entry.size_bytes > MAX_FILE_BYTES:
         raise DashboardError(
             f"expected at most {MAX_FILE_BYTES:,} bytes, got {entry.size_bytes:,}; plan fewer "
             "tokens or larger blocks",
             entry.relative,
         )
-    file = read_plan(entry.path, limit_bytes=min(limit_bytes, LIMIT_BYTES))
+    limit = min(limit_bytes, LIMIT_BYTES)
+    file = read_plan(entry.path, limit_bytes=limit, is_foreign=is_foreign)
     plan = file.plan
     if plan.num_devices > MAX_DEVICES:
         raise DashboardError(

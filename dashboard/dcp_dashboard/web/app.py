@@ -58,8 +58,7 @@ def create_app(folder: str | Path) -> Dash:
     app.server.register_blueprint(data_api(library))
     desk = Desk(library)
     app.server.extensions[DESK] = desk
-    uploads = upload_api(library, desk.try_plan)
-    for blueprint in (edit_api(library, desk), uploads, export_api(library)):
+    for blueprint in (edit_api(library, desk), upload_api(library), export_api(library)):
         app.server.register_blueprint(blueprint)
     compress_code(app.server)
 

@@ -2,14 +2,13 @@
 
 `POST /api/uploads?name=&size=` announces a file and gives its ``id``; `POST /api/uploads/<id>?at=`
 brings the piece that begins there, in order; the answer to the last one holds the plan's ``key``.
-The bytes stay in memory until they are whole; a worker reads them before `PlanLibrary.keep` does.
-Nothing is ever written into the served folder. Every refusal is a `DashboardError`.
+The bytes stay in memory until they are whole. Nothing is ever written into the served folder. Every
+refusal is a `DashboardError`.
 """
 
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from flask import Blueprint, jsonify, make_response, request
@@ -75,14 +74,8 @@ class Uploads:
             return self._open.pop(number)
 
 
-def upload_api(library: PlanLibrary, try_plan: Callable[[bytes, str], None]) -> Blueprint:
-    """Build the routes; every refusal is a 400 with ``{"error": message}``.
-
-    Args:
-        library: what keeps the plans.
-        try_plan: reads the bytes of a file, with its name, where that can do no harm, and refuses
-            those that are no plan.
-    """
+def upload_api(library: PlanLibrary) -> Blueprint:
+    """Build the routes; every refusal is a 400 with ``{"error": message}``."""
     api = Blueprint("dcp_uploads", __name__, url_prefix="/api/uploads")
     uploads = Uploads()
 
@@ -99,9 +92,7 @@ def upload_api(library: PlanLibrary, try_plan: Callable[[bytes, str], None]) -> 
         upload = uploads.add(number, _whole("at"), request.get_data())
         if upload is None:
             return make_response(jsonify(key=None))
-        content = bytes(upload.content)
-        try_plan(content, upload.name)
-        loaded = library.keep(content, upload.name)
+        loaded = library.keep(bytes(upload.content), upload.name)
         return make_response(jsonify(key=loaded.entry.key))
 
     @api.errorhandler(DCPError)

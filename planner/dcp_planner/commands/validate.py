@@ -13,6 +13,8 @@ from dcp_planner.commands.output import print_json
 def validate(plans: tuple[str, ...], as_json: bool) -> None:
     """Check every invariant of .dcpplan files; name the one that is broken, and where.
 
+    A worker process decodes them: a file that ends it is called unreadable.
+
     Exit status: 0 if all hold, 1 if one is broken, 2 if a file cannot be read.
     """
     from dcp_planner.plan.file import check_file

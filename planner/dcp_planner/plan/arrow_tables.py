@@ -51,7 +51,7 @@ _GROUPED = ("tiles", "transfers")  # have a column `group` more if there are sev
 _MAGIC = b"ARROW1\0\0"
 
 
-def _kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
+def kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
     """Return the columns of a table with their types."""
     more = {"group": _U8} if is_grouped and name in _GROUPED else {}
     return {**TABLES[name], **more}
@@ -59,7 +59,7 @@ def _kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
 
 def encode_table(name: str, columns: Columns) -> bytes:
     """Write one table as an Arrow IPC file with zstd-compressed buffers."""
-    kinds = _kinds_of(name, is_grouped="group" in columns)
+    kinds = kinds_of(name, is_grouped="group" in columns)
     schema = pa.schema([pa.field(key, kind) for key, kind in kinds.items()])
     arrays = [
         _list_array(kind.value_type, *columns[key])
@@ -100,7 +100,7 @@ def decode_table(
     """
     if not data.startswith(_MAGIC):
         raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
-    kinds = _kinds_of(name, is_grouped=is_grouped)
+    kinds = kinds_of(name, is_grouped=is_grouped)
     try:
         stream = pa.py_buffer(data)[len(_MAGIC) :]
         batches = list(_read_batches(name, kinds, stream, rows, limit_bytes))

@@ -7,6 +7,7 @@ computed anew. `check_file` returns the result of reading as a value.
 
 import io
 import json
+import os
 import stat
 import struct
 import zipfile
@@ -40,6 +41,7 @@ from dcp_planner.plan.columns import (
     plan_of_columns,
     traces_of_columns,
 )
+from dcp_planner.plan.foreign_tables import decode_foreign
 from dcp_planner.plan.origin import check_origin
 from dcp_planner.plan.validation import validate
 from dcp_planner.simulation.trace import Trace
@@ -114,12 +116,16 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
     return file.getvalue()
 
 
-def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
+def read_plan(
+    path: str | Path, *, limit_bytes: int = LIMIT_BYTES, is_foreign: bool | None = None
+) -> PlanFile:
     """Read and validate a plan file.
 
     Args:
         path: a file that `write_plan` wrote.
         limit_bytes: most bytes of the file, and of what each table unpacks to.
+        is_foreign: decode its tables in a worker process, so that no file can end this one;
+            ``None``: if it belongs to another user.
 
     Raises:
         PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an
@@ -127,32 +133,37 @@ def read_plan(path: str | Path, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
     """
     path = Path(path)
     try:
-        return decode_plan(_read_bytes(path, limit_bytes), limit_bytes=limit_bytes)
+        data, owner = _read_bytes(path, limit_bytes)
+        is_foreign = owner != os.geteuid() if is_foreign is None else is_foreign
+        return decode_plan(data, limit_bytes=limit_bytes, is_foreign=is_foreign)
     except PlanFileError as error:
         raise PlanFileError(error.reason, f"plan file {path}") from error
 
 
-def decode_plan(data: bytes, *, limit_bytes: int = LIMIT_BYTES) -> PlanFile:
-    """Read and validate the bytes of a plan file; raises as `read_plan`."""
-    return _read_parts(_read_members(data), limit_bytes)
+def decode_plan(
+    data: bytes, *, limit_bytes: int = LIMIT_BYTES, is_foreign: bool = False
+) -> PlanFile:
+    """Read and validate the bytes of a plan file; as `read_plan`."""
+    return _read_parts(_read_members(data), limit_bytes, is_foreign=is_foreign)
 
 
 def _num_rows(name: str, columns: Columns) -> int:
     return len(columns[next(iter(TABLES[name]))])
 
 
-def _read_bytes(path: Path, limit_bytes: int) -> bytes:
+def _read_bytes(path: Path, limit_bytes: int) -> tuple[bytes, int]:
+    """Return the content of a file and the user that it belongs to."""
     try:
         if path.is_dir():
             raise PlanFileError(
                 f"expected a regular file, got a folder; name one in it: {path}/NAME.dcpplan"
             )
-        if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
-        size = path.stat().st_size
-        if size > limit_bytes:
-            raise PlanFileError(f"expected at most {limit_bytes} bytes, got {size}")
-        return path.read_bytes()
+        if status.st_size > limit_bytes:
+            raise PlanFileError(f"expected at most {limit_bytes} bytes, got {status.st_size}")
+        return path.read_bytes(), status.st_uid
     except FileNotFoundError:
         raise PlanFileError(f"there is no such file; {_AGAIN}") from None
     except OSError as error:
@@ -205,7 +216,7 @@ def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int)
         raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
 
 
-def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
+def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool) -> PlanFile:
     meta = _read_meta(members[_META])
     if meta.get("schema") != SCHEMA:
         raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r}; {_AGAIN}")
@@ -215,17 +226,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
         raise PlanFileError(
             f"{_META}: expected 2 to {MOST_HEAD_GROUPS} head groups, or no such key, got {groups}"
         )
-    rows = _member(meta, "tables", dict)
-    tables = {}
-    for name in TABLES:
-        if name in OPTIONAL_TABLES and name not in rows:
-            continue
-        if f"{name}.arrow" not in members:
-            raise PlanFileError(f"expected {name}.arrow inside, it is missing; {_AGAIN}")
-        count = _member(rows, name, int)
-        tables[name] = decode_table(
-            name, members[f"{name}.arrow"], count, limit_bytes, is_grouped=is_grouped
-        )
+    tables = _read_tables(members, meta, limit_bytes, is_foreign=is_foreign)
     try:
         plan = plan_of_columns(
             tables,
@@ -247,6 +248,25 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int) -> PlanFile:
     if found != expected:
         raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
     return PlanFile(plan, traces, meta)
+
+
+def _read_tables(
+    members: dict[str, bytes], meta: dict[str, Any], limit_bytes: int, *, is_foreign: bool
+) -> dict[str, Columns]:
+    found = _member(meta, "tables", dict)
+    names = [name for name in TABLES if name not in OPTIONAL_TABLES or name in found]
+    missing = [name for name in names if f"{name}.arrow" not in members]
+    if missing:
+        raise PlanFileError(f"expected {missing[0]}.arrow inside, it is missing; {_AGAIN}")
+    parts = {name: members[f"{name}.arrow"] for name in names}
+    rows = {name: _member(found, name, int) for name in names}
+    is_grouped = "head_groups" in meta
+    if is_foreign:
+        return decode_foreign(parts, rows, limit_bytes, is_grouped=is_grouped)
+    return {
+        name: decode_table(name, parts[name], rows[name], limit_bytes, is_grouped=is_grouped)
+        for name in names
+    }
 
 
 def _read_meta(data: bytes) -> dict[str, Any]:
@@ -373,7 +393,7 @@ def check_file(path: str) -> FileCheck:
     Never raises for what the file holds.
     """
     try:
-        plan = read_plan(path).plan
+        plan = read_plan(path, is_foreign=True).plan
         return FileCheck(path, "valid", not_compared=check_origin(plan))
     except PlanError as error:
         return FileCheck(path, "broken", str(error), message=f"plan file {path}: {error}")

@@ -2,12 +2,13 @@
 
 import os
 import re
+import shutil
 
 import pytest
+from mortal_reader import make_deadly
 
 from dcp_dashboard import create_app
 from dcp_dashboard.editing.planning import make_plan
-from dcp_dashboard.editing.routes import DESK
 from dcp_dashboard.editing.specs import EXAMPLES
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import DashboardError, plan_key
@@ -15,7 +16,6 @@ from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.layout import changed_notice
 from dcp_dashboard.web.uploads import BINARY, MAX_OPEN, MAX_UPLOAD_BYTES, Uploads
 from dcp_planner import write_plan
-from dcp_planner.workers import Worker, WorkerProgram
 
 
 @pytest.fixture
@@ -50,22 +50,26 @@ def test_what_is_no_plan_is_refused_with_its_name(client, content):
     assert answer.json["error"].startswith("mine.dcpplan: ")
 
 
+@pytest.mark.usefixtures("mortal_reader")
 def test_a_file_that_ends_the_process_that_reads_it_is_refused_and_the_next_is_read(
     tmp_path, served_folder
 ):
-    app = create_app(tmp_path)
-    client, desk = app.server.test_client(), app.server.extensions[DESK]
-    good, desk.checker = desk.checker, Worker(WorkerProgram("worker_tasks:start"), "the checker")
-    answer = send(client, b"no task of that worker, which ends")
+    good, deadly = served_folder / "small.dcpplan", tmp_path / "deadly.dcpplan"
+    make_deadly(good, deadly)
+    client = create_app(tmp_path).server.test_client()
+    killed = r"it cannot be read: the reader of plan files \(process \d+\) was killed by SIGSEGV"
+    answer = send(client, deadly.read_bytes())
     assert answer.status_code == 400
-    assert re.search(
-        r"mine\.dcpplan: it cannot be read: the checker .* exited with 1: KeyError",
-        answer.json["error"],
-    )
-    desk.checker.close()
-    desk.checker = good
-    assert send(client, (served_folder / "small.dcpplan").read_bytes()).json["key"]
-    desk.close()
+    assert re.fullmatch(rf"mine\.dcpplan: {killed}", answer.json["error"])
+    shown = client.get(f"/api/plan/{plan_key('deadly.dcpplan')}/mask")
+    assert shown.status_code == 404
+    assert re.search(killed, shown.json["error"])
+    shutil.copy(good, tmp_path)
+    assert client.get(f"/api/plan/{plan_key('small.dcpplan')}/mask").status_code == 200
+    rows = {row.entry.relative: row for row in PlanLibrary(tmp_path).rows()[0]}
+    assert re.search(killed, rows["deadly.dcpplan"].error)
+    assert rows["small.dcpplan"].value.metrics.tokens == 2048
+    assert send(client, good.read_bytes()).json["key"]
 
 
 def test_a_plan_from_a_browser_may_unpack_to_less_than_one_of_the_folder(
