@@ -27,15 +27,30 @@ class SessionFolder:
 
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))
-        self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        self.path, lock = _made()
         self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
-        self._lock = _locked(self.path)
-        weakref.finalize(self, os.close, self._lock)
+        weakref.finalize(self, os.close, lock)
 
     @property
     def is_there(self) -> bool:
         """Return whether it has neither been closed nor removed by somebody."""
         return self.path.is_dir()
+
+
+def _made() -> tuple[Path, int]:
+    """Make a folder and lock it; another one if somebody's sweep takes it before that."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            lock = _locked(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        except OSError:
+            path.rmdir()
+            raise
+        if path.is_dir():  # else it was opened, removed, and locked as nobody's
+            return path, lock
+        os.close(lock)
 
 
 def _locked(folder: Path) -> int:

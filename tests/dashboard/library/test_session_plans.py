@@ -1,13 +1,16 @@
 """Plans of the session: found like those of the folder, bounded, gone afterwards."""
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from dcp_dashboard.library import session_folder
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.library.session_plans import SessionPlans
 from dcp_dsl import DCPError
@@ -122,3 +125,46 @@ def test_the_folder_of_a_killed_server_goes_with_the_next_and_that_of_a_living_o
         store.close()
         living.stdin.close()
     assert list(tmp_path.iterdir()) == [other]
+
+
+@pytest.mark.parametrize("point", ["made", "opened", "being removed"])
+def test_a_new_folder_that_another_server_sweeps_before_it_is_locked_is_made_again(
+    point, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    make, lock, swept = tempfile.mkdtemp, fcntl.flock, []
+
+    def is_struck(where):
+        if where == point and not swept:
+            swept.extend(tmp_path.iterdir())
+            return True
+        return False
+
+    def mkdtemp(**names):
+        path = make(**names)
+        if is_struck("made"):
+            session_folder._sweep(tmp_path)
+        return path
+
+    def flock(file, how):
+        if is_struck("opened"):
+            session_folder._sweep(tmp_path)
+        if is_struck("being removed"):
+            sweeper = os.open(swept[0], os.O_RDONLY)
+            lock(sweeper, how)
+            try:
+                lock(file, how)
+            finally:
+                shutil.rmtree(swept[0])
+                os.close(sweeper)
+        lock(file, how)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", mkdtemp)
+    monkeypatch.setattr(fcntl, "flock", flock)
+    store = SessionPlans()
+    entry = store.add(b"bytes", "a")
+    assert len(swept) == 1
+    session_folder._sweep(tmp_path)
+    assert entry.path.read_bytes() == b"bytes"
+    store.close()
+    assert list(tmp_path.iterdir()) == []
