@@ -8,6 +8,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
@@ -124,18 +125,29 @@ class BoundedCache(Generic[Value]):
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
-        self._values: OrderedDict[Hashable, Value] = OrderedDict()
-        self._lock = threading.RLock()
+        self._values: OrderedDict[Hashable, Future[Value]] = OrderedDict()
+        self._lock = threading.Lock()
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """Return the value of `key`, made by `make` if unknown; makers run one at a time."""
+        """Return the value of `key`, made by `make` if unknown.
+
+        Only those who ask for the same key wait for its maker, which must not ask for it itself.
+        """
         with self._lock:
-            if key not in self._values:
-                self._values[key] = make()
+            is_known = key in self._values
+            value = self._values.setdefault(key, Future())
             self._values.move_to_end(key)
             while len(self._values) > self._capacity:
                 self._values.popitem(last=False)
-            return self._values[key]
+        if not is_known:
+            try:
+                value.set_result(make())
+            except BaseException as error:
+                with self._lock:
+                    if self._values.get(key) is value:
+                        del self._values[key]
+                value.set_exception(error)
+        return value.result()
 
     def __contains__(self, key: Hashable) -> bool:
         with self._lock:
@@ -157,8 +169,7 @@ class PlanLibrary:
         self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
         self._reports = BoundedCache[DatasetReport](16)
-        self._runs = BoundedCache[RunHistory](4)
-        self._run_lock = threading.Lock()
+        self._runs = BoundedCache[tuple[RunHistory, threading.Lock]](4)
 
     @property
     def root(self) -> Path:
@@ -222,8 +233,10 @@ class PlanLibrary:
             DCPError: if no file has this key, or the log cannot be read.
         """
         entry = self._find(key, RUN_SUFFIX)
-        history = self._runs.get(entry.path, lambda: RunHistory(entry.path))
-        with self._run_lock:
+        history, lock = self._runs.get(
+            entry.path, lambda: (RunHistory(entry.path), threading.Lock())
+        )
+        with lock:
             history.update()
             return read(entry, history)
 

@@ -1,4 +1,6 @@
 import os
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 
 import pytest
 
@@ -95,6 +97,47 @@ def test_a_failed_maker_leaves_nothing_behind():
     with pytest.raises(ZeroDivisionError):
         cache.get("a", lambda: 1 // 0)
     assert cache.get("a", lambda: 7) == 7
+
+
+def test_only_those_who_ask_for_the_same_key_wait_for_its_maker():
+    cache, made, entered, go_on = BoundedCache[int](2), [], Event(), Event()
+
+    def slow():
+        entered.set()
+        assert go_on.wait(60)
+        made.append("slow")
+        return 1
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(cache.get, "slow", slow)
+        assert entered.wait(60)
+        second = threads.submit(cache.get, "slow", slow)
+        assert cache.get("quick", lambda: 2) == 2
+        go_on.set()
+        assert (first.result(60), second.result(60)) == (1, 1)
+    assert made == ["slow"]
+
+
+def test_reading_one_run_holds_up_no_other(tmp_path):
+    for name in "ab":
+        (tmp_path / f"{name}.dcprun.jsonl").write_text('{"step": 1}\n')
+    library, entered, go_on = PlanLibrary(tmp_path), Event(), Event()
+    a, b = (plan_key(f"{name}.dcprun.jsonl") for name in "ab")
+
+    def slow(_, run):
+        entered.set()
+        assert go_on.wait(60)
+        return len(run)
+
+    with ThreadPoolExecutor() as threads:
+        first = threads.submit(library.read_run, a, slow)
+        assert entered.wait(60)
+        second = threads.submit(library.read_run, b, lambda _, run: len(run))
+        try:
+            assert second.result(20) == 1
+        finally:
+            go_on.set()
+        assert first.result(60) == 1
 
 
 def test_plans_that_the_list_leaves_out_are_found_without_reading_the_folder_again(
