@@ -3,6 +3,7 @@ from .adapters.flex_mask import flex_block_mask, flex_mask_mod
 from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import register_dcp
 from .adapters.mask_mod import MaskModDifference, check_mask_mod, import_mask_mod
+from .adapters.prefill import prefill
 from .adapters.trainer import DCPTrainerMixin
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
@@ -62,6 +63,7 @@ __all__ = [
     "import_mask_mod",
     "next_token_loss",
     "open_world",
+    "prefill",
     "register_dcp",
     "run_plan",
     "sum_gradients",

@@ -10,9 +10,12 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import MASKS, random_qkv
@@ -91,6 +94,42 @@ def tensors_by_token_go_to_their_ranks_and_come_back(executor, ranks):
         dispatch(tokens, make("causal", 5, ranks + 1)[0])
 
 
+def rows_go_where_they_are_wanted(executor, ranks):
+    plan, (q, _, weights) = make("streaming", 7, ranks)
+    rank, mesh = dist.get_rank(), init_device_mesh("cpu", (ranks,))
+    wanted = [np.arange(100)[r :: ranks + 1][::-1] for r in range(ranks)]
+    wanted[0] = wanted[0][:0]
+    x = q.clone().requires_grad_()
+    found = undispatch(dispatch(x, plan), plan, mesh, wanted)
+    assert torch.equal(found, q[wanted[rank].copy()])
+    (found * weights[wanted[rank].copy()]).sum().backward()
+    dist.all_reduce(x.grad)
+    sees = torch.zeros(100, 1, 1)
+    sees[np.concatenate(wanted)] = 1
+    assert torch.equal(x.grad, weights * sees)
+
+    # The loss of a DTensor is one loss, whatever its placement: no rank counts it again.
+    whole = torch.cat([q, q], 1)[:, : 2 * ranks]
+    for placement in (Shard(0), Shard(1), Shard(-2), Replicate()):
+        for start in (Replicate(), Shard(0)):
+            x = distribute_tensor(whole, mesh, [start]).requires_grad_()
+            here = dispatch(x, plan)
+            assert torch.equal(here, whole[torch.tensor(plan.local_tokens(rank))])
+            found = undispatch(here.tanh(), plan, mesh, placement)
+            assert found.placements[0].is_shard() == placement.is_shard()
+            assert torch.equal(found.full_tensor(), whole.tanh())
+            factors = distribute_tensor(whole.cos(), mesh, found.placements)
+            (found * factors).sum().backward()
+            assert x.grad.placements == (start,)
+            slope = whole.cos() * (1 - whole.tanh() ** 2)
+            torch.testing.assert_close(x.grad.full_tensor(), slope)
+    own = dispatch(whole, plan)
+    with pytest.raises(RunError, match="needs a DeviceMesh as group, got None"):
+        undispatch(own, plan, None, Shard(0))
+    with pytest.raises(RunError, match=f"expected dim 1 to divide by {ranks}, got"):
+        undispatch(own[:, 1:], plan, mesh, Shard(1))
+
+
 def wrong_world_size_is_refused(executor, ranks):
     plan, *_ = make("causal", 5, ranks + 1)
     says = f"for {ranks + 1} devices, the process group has {ranks} ranks"
@@ -150,6 +189,7 @@ def no_two_clocks_agree(rank):
 SCENARIOS = (
     gathered_timeline_holds_all_ranks,
     tensors_by_token_go_to_their_ranks_and_come_back,
+    rows_go_where_they_are_wanted,
     wrong_world_size_is_refused,
     what_is_no_plan_tensor_or_timeout_is_refused,
     a_rank_outside_the_group_is_refused,

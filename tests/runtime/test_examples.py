@@ -169,3 +169,12 @@ def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_rank
     assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]
     for name, gradient in gradients[0].items():
         torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.dist
+def test_prompts_that_are_prefilled_together_are_decoded_as_alone(tmp_path, start_ranks):
+    """The script compares keys, values and tokens; here: every prompt was, on its own rank."""
+    out = start_ranks(2, EXAMPLES / "prefill.py", tmp_path)
+    assert [re.findall(r"prompt (\d), (\d+) tokens, rank (\d)", text) for text in out] == [
+        [("0", "301", "0"), ("2", "130", "0")], [("1", "40", "1")]
+    ]  # fmt: skip

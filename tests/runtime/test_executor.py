@@ -11,6 +11,7 @@ SCENARIOS = (
     "missing_process_group_is_explained",
     "gathered_timeline_holds_all_ranks",
     "tensors_by_token_go_to_their_ranks_and_come_back",
+    "rows_go_where_they_are_wanted",
     "wrong_world_size_is_refused",
     "what_is_no_plan_tensor_or_timeout_is_refused",
     "a_rank_outside_the_group_is_refused",

@@ -17,7 +17,15 @@ from transformers import (
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPDataloader, DCPExecutor, LayerPlans, Planning, RunError, register_dcp
+from dcp_runtime import (
+    DCPDataloader,
+    DCPExecutor,
+    LayerPlans,
+    Planning,
+    RunError,
+    prefill,
+    register_dcp,
+)
 from dcp_runtime.plans.look_back import look_back
 
 SPEC = Spec.from_text(
@@ -239,6 +247,12 @@ def test_a_stack_whose_plans_place_tokens_differently_is_refused(executor):
         LayerPlans.prepare(executor, [plan_of("causal", config), other], (0, 1))
     with pytest.raises(RunError, match=r"expected a cycle over 1 plans, got \(0, 1\)"):
         LayerPlans.prepare(executor, plan_of("causal", config), (0, 1))
+
+
+def test_prompts_without_a_decoder_are_refused(executor):
+    for decoders in ([0], [0, 1]):
+        with pytest.raises(RunError, match=r"each of the 2 prompts a decoder out of 1 ranks, got"):
+            prefill(None, executor, (None, plan_of("causal", llama())), decoders)
 
 
 @pytest.mark.parametrize(("mask", "window"), [("local", 8), ("causal", 31), ("shared", 31)])

@@ -1,99 +1,169 @@
 """Tensors by token of a whole batch, cut to the tokens of a rank and put together again."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
+from dcp_dsl.arrays import Ints
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
 from dcp_runtime.transport.group_store import Group, process_group
+
+Placed: TypeAlias = Shard | Replicate
 
 
 def dispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
     """Return the rows of this rank's tokens, ``[T_local, ...]``, in the order of its plan.
 
     Sends nothing: every rank has the whole tensor. The gradient of `x` is that of this rank's rows
-    and 0 elsewhere, to be **added** over ranks as all others are.
+    and 0 elsewhere, to be **added** over ranks as all others are. A `DTensor` is gathered first,
+    and its gradient is added already.
 
     Args:
         x: ``[T, ...]``, a row for every token of the packed batch.
         plan: of the batch, or this rank's part of it, as the loader gives it.
-        group: ranks that share the batch, a group or a `DeviceMesh` of one dim; ``None`` for all.
+        group: ranks that share the batch, a group or a `DeviceMesh` of one dim; ``None`` for all,
+            or for those of the mesh of a `DTensor`.
 
     Raises:
         RunError: if the tensor has other rows, or the group another number of ranks.
     """
-    rows = _rows(plan, process_group(group))
-    own = rows[dist.get_rank(process_group(group))]
+    if isinstance(x, DTensor):
+        group = x.device_mesh if group is None else group
+        x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+    chosen = process_group(group)
+    own = _rows(plan, chosen)[dist.get_rank(chosen)]
     if len(x) != plan.num_tokens:
         raise RunError(
             f"dispatch: expected a row for each of the {plan.num_tokens} tokens of the batch, got "
             f"shape {list(x.shape)}; tokens are the first dim, for [B, T, ...] dispatch x[0]"
         )
-    return x.index_select(0, own.to(x.device))
+    return _take(x, own)
 
 
-def undispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
-    """Return the rows of all tokens, ``[T, ...]``, in packed order, on every rank.
+@overload
+def undispatch(
+    x: Tensor, plan: BatchPlan, group: DeviceMesh, wanted: Placed
+) -> DTensor: ...  # pragma: no cover
+@overload
+def undispatch(
+    x: Tensor, plan: BatchPlan, group: Group | None = None, wanted: Sequence[Ints] | None = None
+) -> Tensor: ...  # pragma: no cover
+def undispatch(
+    x: Tensor,
+    plan: BatchPlan,
+    group: Group | None = None,
+    wanted: Placed | Sequence[Ints] | None = None,
+) -> Tensor:
+    """Return rows of the batch in packed order: all of them, ``[T, ...]``, or those wanted.
 
     Collective, as its backward is: `x` gets the sum of what all ranks send back for its rows. Where
-    every rank computes the same loss from the result, divide it by the number of ranks.
+    every rank computes the same loss from the result, divide it by the number of ranks, or let the
+    result be a `DTensor`, whose gradient is that of one loss.
 
     Args:
         x: ``[T_local, ...]``, alike on all ranks but for the number of rows.
         plan: as for `dispatch`.
-        group: as for `dispatch`.
+        group: as for `dispatch`; a `DeviceMesh` for a placement.
+        wanted: by default every rank gets all rows. For each rank the tokens whose rows it gets, in
+            that order. Or the placement of a `DTensor`: ``Shard(0)`` cuts the packed tokens evenly,
+            ``Shard(1)`` gives every rank all tokens of its share of the heads.
 
     Raises:
-        RunError: if the tensor has other rows, or the group another number of ranks.
+        RunError: if the tensor has other rows, the group another number of ranks, or a dim does not
+            divide among them.
     """
     chosen = process_group(group)
-    rows = _rows(plan, chosen)
-    own = rows[dist.get_rank(chosen)]
-    if len(x) != len(own):
+    rows, rank = _rows(plan, chosen), dist.get_rank(chosen)
+    if len(x) != len(rows[rank]):
         raise RunError(
-            f"undispatch: expected a row for each of this rank's {len(own)} tokens, got shape "
-            f"{list(x.shape)}; tokens are the first dim, for [1, T_local, ...] undispatch x[0]"
+            f"undispatch: expected a row for each of this rank's {len(rows[rank])} tokens, got "
+            f"shape {list(x.shape)}; tokens are the first dim, for [1, T_local, ...] undispatch "
+            "x[0]"
         )
-    return _Gathered.apply(x, rows, chosen)  # type: ignore[no-any-return, no-untyped-call]
+    if isinstance(wanted, Shard | Replicate):
+        return _placed(x, rows, group, wanted)
+    every = np.arange(plan.num_tokens)
+    return _collected(x, rows, [every] * len(rows) if wanted is None else wanted, chosen)
 
 
-def _rows(plan: BatchPlan, group: dist.ProcessGroup | None) -> list[Tensor]:
+def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Placed) -> DTensor:
+    if not isinstance(mesh, DeviceMesh):
+        raise RunError(f"undispatch: {placement} needs a DeviceMesh as group, got {mesh}")
+    group, size, tokens = mesh.get_group(), len(rows), sum(map(len, rows))
+    dim = placement.dim % x.ndim if isinstance(placement, Shard) else 0
+    if dim == 0:
+        step = -(-tokens // size)  # as torch.chunk cuts
+        every = np.arange(tokens)
+        local = _collected(x, rows, [every[n * step : (n + 1) * step] for n in range(size)], group)
+    elif x.shape[dim] % size:
+        raise RunError(f"undispatch: expected dim {dim} to divide by {size}, got {list(x.shape)}")
+    else:
+        parts = torch.cat(x.chunk(size, dim))
+        arrived = _exchanged(parts, [len(rows[mesh.get_local_rank()])] * size, rows, group)
+        local = _take(arrived, np.argsort(np.concatenate(rows)))
+    shape = torch.Size((tokens, *x.shape[1:]))
+    stride = torch.empty(shape, device="meta").stride()
+    found = DTensor.from_local(local, mesh, [Shard(dim)], shape=shape, stride=stride)
+    return found.redistribute(placements=[placement])
+
+
+def _rows(plan: BatchPlan, group: dist.ProcessGroup | None) -> list[Ints]:
     size = dist.get_world_size(group)
     if plan.num_devices != size:
         raise RunError(
             f"the plan is for {plan.num_devices} devices, the process group has {size} ranks; "
             "give group=, the ranks that share the batch"
         )
-    return [torch.from_numpy(np.array(plan.local_tokens(rank))) for rank in range(size)]
+    return [plan.local_tokens(rank) for rank in range(size)]
 
 
-class _Gathered(torch.autograd.Function):
-    """All rows on every rank; gradients of all ranks, added, for the own rows."""
+def _take(x: Tensor, rows: Ints) -> Tensor:
+    return x.index_select(0, torch.from_numpy(np.array(rows, np.int64)).to(x.device))
+
+
+def _collected(
+    x: Tensor, rows: Sequence[Ints], wanted: Sequence[Ints], group: dist.ProcessGroup | None
+) -> Tensor:
+    """Give every rank the rows of the tokens it wants, in their order."""
+    owner, place = np.empty((2, sum(map(len, rows))), np.int64)
+    for rank, own in enumerate(rows):
+        owner[own], place[own] = rank, np.arange(len(own))
+    rank = dist.get_rank(group)
+    sent = [place[tokens[owner[tokens] == rank]] for tokens in wanted]
+    senders = owner[wanted[rank]]
+    received = [np.flatnonzero(senders == other) for other in range(len(rows))]
+    arrived = _exchanged(_take(x, np.concatenate(sent)), list(map(len, sent)), received, group)
+    return _take(arrived, np.argsort(np.concatenate(received)))
+
+
+def _exchanged(
+    x: Tensor, sent: list[int], received: Sequence[Ints], group: dist.ProcessGroup | None
+) -> Tensor:
+    counts = list(map(len, received))
+    return _Exchange.apply(x, sent, counts, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows to every rank and from every rank; gradients go the other way."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, rows: Sequence[Tensor], group: dist.ProcessGroup | None
+        ctx: Any, x: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup | None
     ) -> Tensor:  # Any: torch's
-        ctx.own, ctx.group = rows[dist.get_rank(group)].to(x.device), group
-        most = max(map(len, rows))
-        padded = x.new_zeros(most, *x.shape[1:])
-        padded[: len(x)] = x
-        found = [torch.empty_like(padded) for _ in rows]
-        dist.all_gather(found, padded, group=group)
-        whole = x.new_empty(sum(map(len, rows)), *x.shape[1:])
-        for tokens, part in zip(rows, found, strict=True):
-            whole[tokens.to(x.device)] = part[: len(tokens)]
-        return whole
+        ctx.counts = received, sent, group
+        found = x.new_empty(sum(received), *x.shape[1:])
+        dist.all_to_all_single(found, x.contiguous(), received, sent, group=group)
+        return found
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # Any: torch's
-        added = gradient.clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(added, group=ctx.group)
-        return added.index_select(0, ctx.own), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # Any: torch's
+        return _Exchange.apply(gradient, *ctx.counts), None, None, None  # type: ignore[no-untyped-call]
