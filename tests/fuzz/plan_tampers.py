@@ -559,6 +559,7 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
         "`q_heads`, `kv_heads`",
         tuple(set_meta("shape", k) for k in ("q_heads", "kv_heads", "head_dim", "dtype_bytes")),
     ),
+    ("`float32_partials` (absent: false)", (set_meta("shape", "float32_partials"),)),
     (
         "compiles the mask from `provenance`, compares it with the plan's, pair by pair",
         (provenance, provenance),

@@ -119,7 +119,10 @@ def clusters() -> st.SearchStrategy[Cluster]:
     )
 
 
-SHAPES = (ModelShape(), ModelShape(3, 1, 5, 4), ModelShape(32, 8, 128, 2))
+SHAPES = (
+    ModelShape(), ModelShape(3, 1, 5, 4), ModelShape(32, 8, 128, 2),
+    ModelShape(4, 2, 16, 2, float32_partials=True),
+)  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,9 @@ class Plan:
         sizes = ("q_heads", "kv_heads", "head_dim", "dtype_bytes")
         self.q_heads, self.kv_heads, head_dim, dtype = (shape[key] for key in sizes)
         self.head_bytes = head_dim * dtype
+        is_wide = shape.get("float32_partials", False)
+        need(isinstance(is_wide, bool), "shape: true or false")
+        self.home_bytes = head_dim * 4 if is_wide else self.head_bytes
         need(min(self.q_heads, self.kv_heads, head_dim, dtype) > 0, "shape: positive")
         need(self.q_heads % self.kv_heads == 0, "shape: query heads are a multiple")
         need("head_groups" not in meta or self.groups >= 2, "head_groups: 2 or more")
@@ -156,7 +159,8 @@ class Plan:
             need(max(row.source, row.target) < self.devices, "transfers: devices")
             need(row.source != row.target and row.group < self.groups, "transfers: ends, group")
             q_and_statistics = 2 * q + 8 * q_heads if row.is_backward else q
-            size = (kv, q_and_statistics, q + 4 * q_heads, q, kv)[row.kind]
+            dq, dkv = self.home_bytes * q_heads, 2 * self.home_bytes * kv_heads
+            size = (kv, q_and_statistics, dq + 4 * q_heads, dq, dkv)[row.kind]
             need(row.size_bytes == size * self.tokens(row), "transfers: bytes")
 
     def tokens(self, row):

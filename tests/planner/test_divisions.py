@@ -78,7 +78,9 @@ def test_stated_bytes_are_the_rows_of_the_buffers_by_the_size_of_a_token(strateg
     q = shape.q_heads * shape.head_dim * shape.dtype_bytes
     kv = 2 * shape.kv_heads * shape.head_dim * shape.dtype_bytes
     heads = 4 * shape.q_heads
-    sizes = {False: [kv, q, q + heads, 0, 0], True: [kv, 2 * q + 2 * heads, 0, q, kv]}
+    wider = 4 // shape.dtype_bytes if shape.float32_partials else 1
+    dq, dkv = wider * q, wider * kv
+    sizes = {False: [kv, q, dq + heads, 0, 0], True: [kv, 2 * q + 2 * heads, 0, dq, dkv]}
     expected = np.zeros((2, plan.num_devices), np.int64)
     for (is_backward, device, kind), rows in occupied(plan).items():
         expected[int(is_backward), device] += rows * sizes[is_backward][kind]

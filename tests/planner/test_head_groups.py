@@ -74,9 +74,10 @@ def forward_bytes_by_head(plan, inputs):
     """Count what travels if every head of every block that a device needs comes to it once."""
     shape, tokens, total = plan.shape, plan.blocks.num_tokens, 0
     row = shape.head_dim * shape.dtype_bytes
+    out = shape.head_dim * 4 if shape.float32_partials else row
     for side, _, block, device in inputs:
         if plan.blocks.owner[block] != device:
-            total += int(tokens[block]) * 2 * row
+            total += int(tokens[block]) * (row + (out if side == "q" else row))
             total += 4 * int(tokens[block]) if side == "q" else 0  # lse of the way back
     return total
 

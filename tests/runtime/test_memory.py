@@ -29,13 +29,13 @@ def allocated(value, seen):
     )
 
 
-@pytest.mark.parametrize("dtype_bytes", [2, 4])
+@pytest.mark.parametrize(("dtype_bytes", "partials"), [(2, "input"), (2, "float32"), (4, "input")])
 @pytest.mark.parametrize("partitioner", ["static:zigzag", "native", "static:documents"])
-def test_what_is_stated_is_what_a_pass_allocates(dtype_bytes, partitioner):
+def test_what_is_stated_is_what_a_pass_allocates(dtype_bytes, partials, partitioner):
     shape = ModelShape(4, 2, 16, dtype_bytes)
     mask = Spec.from_text("mask m = causal").mask("m")
     sparsity = block_sparsity([mask.bind(Sample(length=n)) for n in (512, 256)], 64, 64)
-    config = PlanConfig(partitioner=partitioner, budget="fast")
+    config = PlanConfig(partitioner=partitioner, budget="fast", partials=partials)
     plan = build_plan(sparsity, shape, Cluster(2, 2), config)
     stated, dtype = measure_memory(plan), DTYPES[dtype_bytes]
     for device in range(4):

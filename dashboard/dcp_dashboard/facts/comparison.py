@@ -130,7 +130,7 @@ class Comparison:
         return (
             np.array_equal(a.cu_seqlens, b.cu_seqlens)
             and self.first.loaded.summary.metrics.pairs == self.second.loaded.summary.metrics.pairs
-            and a.shape == b.shape
+            and a.shape.is_same_model(b.shape)
         )
 
     @cached_property
@@ -170,7 +170,8 @@ class Comparison:
                 f"{_cluster(b)}): a difference in time may come from the hardware."
             )
         if not self.has_same_blocks:
-            word = "tokens" if a.loaded.plan.shape == b.loaded.plan.shape else "tokens or heads"
+            is_same = a.loaded.plan.shape.is_same_model(b.loaded.plan.shape)
+            word = "tokens" if is_same else "tokens or heads"
             found.append(
                 f"The plans cut {word} differently ({counted(len(a.loaded.plan.blocks), 'block')} "
                 f"against {counted(len(b.loaded.plan.blocks), 'block')}): tiles are not compared."

@@ -171,19 +171,19 @@ def plan_batch(masks: Sequence[Batch], planning: PlanningChoices) -> tuple[Plann
     Raises:
         PlanError: as `build_plan` and `build_stack`.
     """
+    ours = _planned(masks, planning, planning.config)
+    partials = ours[0][0].shape.partials  # of all that is compared
     others: dict[str, list[BatchFigures]] = {}
     for name in planning.others():
         # A static layout stays as it is under every mask of a stack.
         is_static = name.startswith(f"{STATIC}:")
         parts = [[replace(batch, use=None)] for batch in masks] if is_static else [masks]
-        config = replace(planning.config, partitioner=name)
+        config = replace(planning.config, partitioner=name, partials=partials)
         others[name] = [f for part in parts for _, f in _planned(part, planning, config)]
     return tuple(
         _summed_up(batch, plan, figures, {name: theirs[at] for name, theirs in others.items()},
                    planning.config)
-        for at, (batch, (plan, figures)) in enumerate(
-            zip(masks, _planned(masks, planning, planning.config), strict=True)
-        )
+        for at, (batch, (plan, figures)) in enumerate(zip(masks, ours, strict=True))
     )  # fmt: skip
 
 

@@ -78,7 +78,7 @@ class DatasetRun:
             "is_complete": is_complete,
             "compile_s": compile_seconds(),
             "cluster": asdict(self.planning.cluster),
-            "shape": asdict(self.planning.shape),
+            "shape": self.planning.shape.to_json(),
             "config": asdict(self.planning.config),
             "notes": list(rows[0].notes) if rows else [],
             "batches": [row.to_json() for row in rows],

@@ -64,6 +64,11 @@ class PlanInputs:
         schedule = Schedule(tiles.division, tiles.backward_division, self.config.routing)
         return self._scheduled(schedule)
 
+    def rounded_partials(self) -> Plan:
+        """Keep the divisions, but let partial results travel in the type of the inputs."""
+        shape = replace(self.workload.shape, float32_partials=False)
+        return replace(self, workload=replace(self.workload, shape=shape)).launched_early()
+
     def unlimited(self) -> Plan:
         """Schedule the placement as is fastest, whatever memory that takes."""
         cluster = self.plan.cluster

@@ -89,7 +89,7 @@ def unlike_batches(first: Plan, second: Plan) -> tuple[str, ...]:
     differs = {
         "batches of other lengths": not is_same_batch,
         "other masks": is_same_batch and measure(first).pairs != measure(second).pairs,
-        "other model shapes": first.shape != second.shape,
+        "other model shapes": not first.shape.is_same_model(second.shape),
     }
     return tuple(what for what, is_so in differs.items() if is_so)
 

@@ -170,6 +170,13 @@ def _grouped(start: _Start) -> tuple[str, str, Plan] | None:
     return "heads in groups", "--head-groups auto", start.planned(head_groups="auto")
 
 
+def _rounded(start: _Start) -> tuple[str, str, Plan] | None:
+    if not start.plan.shape.float32_partials or start.config.memory_limit_bytes is not None:
+        return None
+    planned = PlanInputs.of(start.plan).rounded_partials()
+    return "partial results in the type of the inputs", "--partials input", planned
+
+
 def _tolerant(start: _Start) -> tuple[str, str, Plan] | None:
     planned = start.planned(token_tolerance=0.3)
     return "up to 30% more tokens on a device", "--token-tolerance 0.3", planned
@@ -186,5 +193,6 @@ _CHANGES = (
     _Change(("links", "latency"), _rerouted),
     _Change(("balance", "links"), _tolerant),
     _Change(("links",), _grouped),
+    _Change(("links",), _rounded),
     _Change(_ANY, _searched),
 )  # fmt: skip

@@ -134,6 +134,11 @@ def _heads(
     "--token-tolerance", default=0.1, text="Most tokens over the mean.",
     kind=click.FloatRange(min=0),
 )  # fmt: skip
+@click.option(
+    "--partials", type=click.Choice(["auto", "float32", "input"]), default="auto",
+    show_default=True,
+    help="Type in which partial results travel; auto: float32 where it costs at most 3%.",
+)  # fmt: skip
 @_option("--seed", default=0, text="Of every random choice.", kind=click.IntRange(0, 2**31 - 1))
 @_option(
     "--time-limit", "time_limit_s", default=60.0, text="Seconds for the partitioner.",

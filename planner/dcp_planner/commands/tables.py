@@ -60,6 +60,7 @@ def _over(caps: Mapping[str, float]) -> str:
     return f", over caps: {told}" if told else ""
 
 
+PARTIALS = {"float32": "in float32", "input": "in the type of the inputs"}
 BEST: dict[Scope, str] = {
     "of_all": "speedup over best static",
     "within_token_cap": "  within the token cap",
@@ -252,6 +253,7 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
         ("tokens max/mean", f"{metrics.token_imbalance:.3f}"),
         ("bytes forward, backward", " ".join(_size(side.total_bytes) for side in both)),
         ("  between nodes", " ".join(_size(side.inter_node_bytes) for side in both)),
+        ("  partial results", PARTIALS[plan.shape.partials]),
         (
             "predicted forward, backward",
             f"{time_text(timings.forward_s)} {time_text(timings.backward_s)}",

@@ -43,7 +43,7 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     if as_json:
         print_json(_document(plan, made, found, tried, compared))
     else:
-        show_why(found, tried, compared)
+        show_why(found, made, tried, compared)
 
 
 def _document(
@@ -64,6 +64,7 @@ def _document(
         "schema": SCHEMA,
         "file": file,
         "digest": digest(plan),
+        "partials": plan.shape.partials,
         **found.diagnosis.to_json(),
         "hidden_share": found.hidden_share,
         "accounting": {

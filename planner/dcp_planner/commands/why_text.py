@@ -11,17 +11,21 @@ from dcp_planner.causes.explanation import Explanation, explain_difference
 from dcp_planner.causes.sentences import PathLine, path_lines, three_sentences
 from dcp_planner.causes.suggestions import Suggestion, worth_saying
 from dcp_planner.causes.words import percent
-from dcp_planner.commands.tables import console_of_tables, time_text
+from dcp_planner.commands.tables import PARTIALS, console_of_tables, time_text
+from dcp_planner.tables.plan import Plan
 
 MOST_LINES = 8
 """Steps of the critical path that are printed; the others are counted."""
 
 
-def show_why(found: Why, tried: Sequence[Suggestion], compared: Explanation | None) -> None:
+def show_why(
+    found: Why, plan: Plan, tried: Sequence[Suggestion], compared: Explanation | None
+) -> None:
     """Print sentences, the critical path and what to try to standard output."""
     console = console_of_tables()
     for sentence in three_sentences(found, time_text):
         console.print(Text(sentence))
+    console.print(Text(f"Partial results travel {PARTIALS[plan.shape.partials]}."))
     if compared is not None:
         names = ("this plan", "the other")
         console.print(Text(explain_difference(compared, names, time_text)))

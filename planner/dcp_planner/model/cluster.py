@@ -1,6 +1,6 @@
 """Clusters that plans are made for, and the shape of the attention that runs there."""
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
 import numpy as np
@@ -12,6 +12,7 @@ MOST_DEVICES = 1 << 16
 """Devices that a plan may be for."""
 MOST_NODES = 1 << 20
 """Nodes, and devices of a node, that anybody may write down."""
+FLOAT32_BYTES = 4
 MOST_BYTES_PER_TOKEN = 1 << 24
 """Bytes of q, or of k, that one token may have: byte counts of a batch stay within int64."""
 
@@ -23,7 +24,9 @@ class ModelShape:
     Attributes:
         q_heads, kv_heads: query heads and key/value heads; the first is a multiple of the second.
         head_dim: elements per head.
-        dtype_bytes: bytes per element of q, k, v, out and of the gradients sent between devices.
+        dtype_bytes: bytes per element of q, k and v.
+        float32_partials: partial outputs and partial gradients travel in float32, not in the type
+            of the inputs; never true where that type is no smaller.
 
     >>> shape = ModelShape(q_heads=32, kv_heads=8, head_dim=128, dtype_bytes=2)
     >>> shape.kv_bytes, shape.q_bytes + shape.out_bytes
@@ -34,6 +37,7 @@ class ModelShape:
     kv_heads: int = 2
     head_dim: int = 128
     dtype_bytes: int = 2
+    float32_partials: bool = False
 
     def __post_init__(self) -> None:
         for name in ("q_heads", "kv_heads", "head_dim", "dtype_bytes"):
@@ -51,6 +55,21 @@ class ModelShape:
                 "ModelShape: q_heads * head_dim * dtype_bytes, the bytes of a token, must be at "
                 f"most {MOST_BYTES_PER_TOKEN}, got {self.q_bytes}"
             )
+        settle(self, float32_partials=self.float32_partials and self.dtype_bytes < FLOAT32_BYTES)
+
+    def is_same_model(self, other: "ModelShape") -> bool:
+        """Compare all but the type in which partial results travel."""
+        return replace(self, float32_partials=other.float32_partials) == other
+
+    @property
+    def partials(self) -> Literal["float32", "input"]:
+        """Type in which partial results travel, as `PlanConfig` names it."""
+        return "float32" if self.float32_partials else "input"
+
+    @property
+    def partial_bytes(self) -> int:
+        """Bytes per element of a partial output or a partial gradient on its way."""
+        return FLOAT32_BYTES if self.float32_partials else self.dtype_bytes
 
     @property
     def q_bytes(self) -> int:
@@ -63,9 +82,19 @@ class ModelShape:
         return 2 * self.kv_heads * self.head_dim * self.dtype_bytes
 
     @property
+    def dq_bytes(self) -> int:
+        """Bytes of a partial dq, as it travels, per token."""
+        return self.q_heads * self.head_dim * self.partial_bytes
+
+    @property
+    def dkv_bytes(self) -> int:
+        """Bytes of partial dk and dv, as they travel, per token."""
+        return 2 * self.kv_heads * self.head_dim * self.partial_bytes
+
+    @property
     def out_bytes(self) -> int:
-        """Bytes of out and of its fp32 log-sum-exp per token."""
-        return self.q_bytes + 4 * self.q_heads
+        """Bytes of a partial out, as it travels, and of its fp32 log-sum-exp per token."""
+        return self.dq_bytes + FLOAT32_BYTES * self.q_heads
 
     @property
     def q_backward_bytes(self) -> int:
@@ -76,6 +105,20 @@ class ModelShape:
     def flops_per_pair(self) -> int:
         """Forward FLOPs of one visible pair, all heads: two products of ``2 * head_dim`` each."""
         return 4 * self.q_heads * self.head_dim
+
+    @property
+    def round_trip_bytes(self) -> tuple[int, int]:
+        """Bytes per token that queries, and keys, send and get back in forward and backward."""
+        queries = self.q_bytes + self.out_bytes + self.q_backward_bytes + self.dq_bytes
+        return queries, 2 * self.kv_bytes + self.dkv_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as a JSON object; `float32_partials` only where it is true.
+
+        >>> ModelShape(8, 2, 128).to_json()
+        {'q_heads': 8, 'kv_heads': 2, 'head_dim': 128, 'dtype_bytes': 2}
+        """
+        return _stated(self)
 
 
 MOST_RATE = 1e20
@@ -366,9 +409,7 @@ class Cluster:
         What describes unequal machines is left out where all is equal, so that a uniform cluster
         reads as it always did.
         """
-        values = asdict(self)
-        given = {f.name for f in fields(self) if getattr(self, f.name) != f.default}
-        return {k: v for k, v in values.items() if k not in LATER_FIELDS or k in given}
+        return _stated(self)
 
     def attention_flops_per_s(self, *, is_backward: bool) -> float:
         """Compute the attention FLOPs per second of a device in one direction."""
@@ -379,9 +420,15 @@ class Cluster:
 
 LATER_FIELDS = frozenset({
     "devices", "rails", "nodes_per_leaf", "spine_bytes_per_s", "sms", "cta_keys", "kernel_schedule",
-    "message_order", "comm_sms", "pass_s", "host_message_s",
+    "message_order", "comm_sms", "pass_s", "host_message_s", "float32_partials",
 })  # fmt: skip
 """Fields that files name only where they are not the default."""
+
+
+def _stated(record: ModelShape | Cluster) -> dict[str, Any]:
+    """Return the fields that files name, as a JSON object; `Any`: numbers, texts and lists."""
+    given = {f.name for f in fields(record) if getattr(record, f.name) != f.default}
+    return {k: v for k, v in asdict(record).items() if k not in LATER_FIELDS or k in given}
 
 
 def devices_of_json(value: object) -> tuple[tuple[float, ...], ...]:

@@ -10,8 +10,13 @@ from dcp_planner.errors import PlanError
 Routing: TypeAlias = Literal["direct", "node"]
 """Routes of blocks: straight from and to the owner, or once per node and on from there."""
 
+Partials: TypeAlias = Literal["auto", "float32", "input"]
+"""Types of partial results on their way: float32, or that of the inputs."""
+
 MOST_TOLERANCE = 1e6
 """Largest tolerance: one below the number of devices already forbids nothing."""
+MOST_COST = 0.03
+"""Most that float32 may add to the predicted time where it is taken unasked."""
 TOLERANCES = (0.5, 1.0, 2.0)
 """Multiples of the token tolerance that are tried where the whole step decides."""
 Budget = Literal["fast", "balanced", "best"]
@@ -53,6 +58,10 @@ class PlanConfig:
             1 all heads of a tile are computed on one device. ``"auto"`` also tries what shape and
             cluster allow, and takes what the simulator finds fastest. A group has equally many
             query heads, and whole key/value heads or a part of the readers of one.
+        partials: how partial outputs and partial gradients travel. ``"float32"`` adds no rounding,
+            so that the error does not depend on the number of devices; ``"input"`` halves the bytes
+            of 16-bit inputs. ``"auto"`` takes float32 where that costs at most `MOST_COST` of the
+            predicted time.
         time_limit_s: wall-clock seconds an external partitioner may take in all, at most a day.
 
     Raises:
@@ -77,6 +86,7 @@ class PlanConfig:
     kahypar_ini: str | None = None
     head_groups: int | Literal["auto"] = 1
     token_seconds: float = 0.0
+    partials: Partials = "auto"
 
     def __post_init__(self) -> None:
         if not _is_auto_or_count(self.divisions, 2, MOST_DIVISIONS):
@@ -103,6 +113,7 @@ class PlanConfig:
             ("token_seconds", 0 <= self.token_seconds <= MOST_SECONDS,
              f"0 to {MOST_SECONDS:g} seconds"),
             ("routing", self.routing in get_args(Routing), f"one of {get_args(Routing)}"),
+            ("partials", self.partials in get_args(Partials), f"one of {get_args(Partials)}"),
             ("seed", 0 <= self.seed < 2**31, "0 to 2147483647"),
             ("time_limit_s", 0 < self.time_limit_s <= MOST_SECONDS,
              f"more than 0 and at most {MOST_SECONDS:g} seconds"),

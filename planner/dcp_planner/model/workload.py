@@ -130,7 +130,7 @@ def net_bytes(shape: ModelShape, direction: Direction) -> tuple[int, int]:
     """Return the bytes per token of a row net (queries, and results home) and of a column net."""
     if direction == "forward":
         return shape.q_bytes + shape.out_bytes, shape.kv_bytes
-    return shape.q_backward_bytes + shape.q_bytes, 2 * shape.kv_bytes
+    return shape.q_backward_bytes + shape.dq_bytes, shape.kv_bytes + shape.dkv_bytes
 
 
 def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hypergraph:

@@ -22,9 +22,7 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import Placement, PlanWarning, caps_of
 from dcp_planner.model.workload import Workload, build_workload
-from dcp_planner.plan.validation import validate
-from dcp_planner.schedule.divisions import Schedule
-from dcp_planner.schedule.emission import assemble
+from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
 from dcp_planner.search.native import tiles_placed
 from dcp_planner.search.partitioners import Portfolio, layer_seconds, place
 from dcp_planner.search.repair import find_shortfalls
@@ -59,21 +57,18 @@ def build_plan(
             unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
     """
-    workload = build_workload(sparsity, shape)
+    workload = build_workload(sparsity, shape_of(shape, config))
     check_size(workload, config)
-    placement, schedule, partitioner = _arrange(workload, cluster, config)
-    plan = assemble(workload, cluster, placement, schedule, partitioner, provenance)
-    validate(plan)
-    return plan
+    (plan,) = emit_plans([_arrange(workload, cluster, config)], [1], cluster, config)
+    return replace(plan, provenance=provenance)
 
 
-def _arrange(
-    workload: Workload, cluster: Cluster, config: PlanConfig
-) -> tuple[Placement, Schedule, str]:
+def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:
     """Place and schedule; if memory is short, with the fastest static layout that needs less."""
     placement = place(workload, cluster, config)
     try:
-        return placement, make_schedule(workload, placement, cluster, config), config.partitioner
+        schedule = make_schedule(workload, placement, cluster, config)
+        return Arranged(workload, placement, schedule, config.partitioner)
     except BufferLimitError as error:
         reason = error
     fitting = []
@@ -92,7 +87,8 @@ def _arrange(
     _, name, found, schedule = min(fitting, key=lambda entry: entry[:2])
     message = f"placed by {name}, because with {config.partitioner} {reason}"
     warning = PlanWarning("placed_by_layout", message)
-    return replace(found, warnings=(*found.warnings, warning)), schedule, name
+    placement = replace(found, warnings=(*found.warnings, warning))
+    return Arranged(workload, placement, schedule, name)
 
 
 def check_size(workload: Workload, config: PlanConfig) -> None:
@@ -169,7 +165,7 @@ def build_stack(
             f"a stack of masks has one head group, got {config.head_groups}; leave head_groups "
             "away, or plan each mask on its own"
         )
-    config = replace(config, head_groups=1)
+    config, shape = replace(config, head_groups=1), shape_of(shape, config)
     workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
     for workload in workloads:
         check_size(workload, config)
@@ -182,13 +178,11 @@ def build_stack(
         )
 
     best = min(_candidates(workloads, layers, cluster, config), key=seconds)
-    plans = []
-    for workload, placement in zip(workloads, best, strict=True):
-        schedule = make_schedule(workload, placement, cluster, config)
-        plan = assemble(workload, cluster, placement, schedule, config.partitioner)
-        validate(plan)
-        plans.append(plan)
-    return PlanStack(tuple(plans), tuple(layers))
+    arranged = [
+        Arranged(w, p, make_schedule(w, p, cluster, config), config.partitioner)
+        for w, p in zip(workloads, best, strict=True)
+    ]
+    return PlanStack(emit_plans(arranged, layers, cluster, config), tuple(layers))
 
 
 def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:

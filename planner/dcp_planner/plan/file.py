@@ -97,7 +97,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
         "partitioner": plan.partitioner,
         "warnings": [asdict(warning) for warning in plan.warnings],
         "cluster": plan.cluster.to_json(),
-        "shape": asdict(plan.shape),
+        "shape": plan.shape.to_json(),
         "provenance": _provenance_json(plan.provenance),
         "metrics": measure(plan).to_json(),
         "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
@@ -302,7 +302,7 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     """Build a cluster or a shape from its JSON object; every field, each of its type."""
-    kinds: dict[object, type] = {int: int, float: float, str: str, MessageOrder: str}
+    kinds: dict[object, type] = {int: int, float: float, str: str, bool: bool, MessageOrder: str}
     kinds |= {float | None: float, int | None: int}
     given: dict[str, Any] = {}
     for field in fields(cls):

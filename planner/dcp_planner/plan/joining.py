@@ -32,7 +32,8 @@ def join_plans(
     Args:
         parts: each plan and its first device; device d of the plan is ``first + d`` of the cluster.
         cluster: all devices.
-        config: how divisions are cut; placements stay as they are.
+        config: how divisions are cut; placements stay as they are. Partial results travel in
+            float32 if those of all plans do.
 
     Returns:
         A validated plan. O(size of the plans), and one schedule.
@@ -58,7 +59,7 @@ def join_plans(
 
 
 def _check(plan: Plan, first: int, like: Plan, cluster: Cluster) -> None:
-    if plan.shape != like.shape or plan.head_groups != 1:
+    if not plan.shape.is_same_model(like.shape) or plan.head_groups != 1:
         raise PlanError(
             f"plans that are joined share a shape and have one head group; expected {like.shape}, "
             f"got {plan.shape} in {plan.head_groups} head groups"
@@ -85,7 +86,7 @@ def _join(plans: Sequence[Plan], token: Ints) -> Workload:
         "compute_kv": [p.tiles.kv_block + at for p, at in zip(plans, block, strict=True)],
     }
     return Workload(
-        shape=plans[0].shape,
+        shape=min((plan.shape for plan in plans), key=lambda shape: shape.partial_bytes),
         cu_seqlens=np.concatenate([[0], *ends]).astype(np.int32),
         block_start=np.concatenate(
             [p.blocks.start + at for p, at in zip(plans, token, strict=True)]

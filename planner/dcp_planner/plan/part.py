@@ -7,7 +7,7 @@ of other devices are blank in it. It holds no provenance.
 import io
 import json
 import zipfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -89,7 +89,7 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
         "digest": name,
         "partitioner": plan.partitioner,
         "cluster": plan.cluster.to_json(),
-        "shape": asdict(plan.shape),
+        "shape": plan.shape.to_json(),
         "rows": {"tiles": len(plan.tiles), "transfers": len(transfers)},
     }
     if plan.head_groups > 1:

@@ -314,10 +314,19 @@ def _check_ways(plan: Plan) -> None:
 def _bytes_per_token(plan: Plan) -> Ints:
     """Spell the byte model out from heads and element size, ``[X]``."""
     shape, table = plan.shape, plan.transfers
-    row = shape.q_heads * shape.head_dim * shape.dtype_bytes
-    keys_and_values = 2 * shape.kv_heads * shape.head_dim * shape.dtype_bytes
-    forward = np.array([keys_and_values, row, row + 4 * shape.q_heads, 0, 0])
-    backward = np.array([keys_and_values, 2 * row + 8 * shape.q_heads, 0, row, keys_and_values])
+    row, keys_and_values = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
+    size, heads = shape.dtype_bytes, 4 * shape.q_heads
+    home = 4 if shape.float32_partials else size
+    forward = np.array([size * keys_and_values, size * row, home * row + heads, 0, 0])
+    backward = np.array(
+        [
+            size * keys_and_values,
+            2 * (size * row + heads),
+            0,
+            home * row,
+            home * keys_and_values,
+        ]
+    )
     return np.where(table.is_backward, backward[table.kind], forward[table.kind])
 
 

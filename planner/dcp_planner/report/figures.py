@@ -31,6 +31,7 @@ class BatchFigures:
         bound_ratios: figure over its lower bound, by name; at least 1.
         plan_bytes_per_rank: most bytes that one rank has to be sent.
         head_groups: groups of heads that are placed on their own.
+        partials: ``"float32"`` or ``"input"``: the type in which partial results travel.
     """
 
     tokens: int
@@ -52,6 +53,7 @@ class BatchFigures:
     bound_ratios: Mapping[str, float]
     plan_bytes_per_rank: int
     head_groups: int = 1
+    partials: str = "input"
 
     @property
     def predicted_s(self) -> float:
@@ -92,6 +94,7 @@ def figures_of(plan: Plan, plan_s: float | None = None) -> BatchFigures:
         bound_ratios=bound_ratios(plan, (predicted.forward_s, predicted.backward_s)),
         plan_bytes_per_rank=max(map(len, encode_parts(plan))),
         head_groups=plan.head_groups,
+        partials=plan.shape.partials,
     )
 
 

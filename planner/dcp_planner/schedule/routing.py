@@ -56,8 +56,7 @@ def find_needs(
     Gateways are elected so that the ports to the network carry equal loads, those of owners
     included: in the order of blocks, queries first, then once more with all others known.
     """
-    shape = workload.shape
-    weights = (shape.q_bytes * 2 + shape.out_bytes + shape.q_backward_bytes, shape.kv_bytes * 3)
+    weights = workload.shape.round_trip_bytes
     sides = workload.compute_q, workload.compute_kv
     pairs = [_pairs_of(block, placement, cluster) for block in sides]
     if routing != "node":

@@ -324,7 +324,7 @@ def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:
     shape, tokens = workload.shape, workload.block_tokens
     sizes = (
         ((shape.q_bytes, shape.out_bytes), (shape.kv_bytes, 0)),
-        ((shape.q_backward_bytes, shape.q_bytes), (shape.kv_bytes, shape.kv_bytes)),
+        ((shape.q_backward_bytes, shape.dq_bytes), (shape.kv_bytes, shape.dkv_bytes)),
     )
     rows = []
     for row, column in sizes:

@@ -56,8 +56,7 @@ class Split:
 
 def problem_of(workload: Workload) -> Problem:
     """Take a whole workload; nets weigh the bytes of a forward and a backward pass."""
-    shape, tokens = workload.shape, workload.block_tokens
-    row = 2 * shape.q_bytes + shape.out_bytes + shape.q_backward_bytes
+    tokens, (row, column) = workload.block_tokens, workload.shape.round_trip_bytes
     return Problem(
         tile_q=workload.compute_q,
         tile_kv=workload.compute_kv,
@@ -65,7 +64,7 @@ def problem_of(workload: Workload) -> Problem:
         sequence=workload.block_sequence,
         tokens=tokens,
         is_owned=np.ones(workload.num_blocks, np.bool_),
-        weight=np.stack([tokens * row, tokens * (3 * shape.kv_bytes)]).astype(np.float64),
+        weight=np.stack([tokens * row, tokens * column]).astype(np.float64),
     )
 
 

@@ -153,20 +153,16 @@ class PlacementState:
     """A placement under change, with what every move would cost."""
 
     def __init__(self, workload: Workload, cluster: Cluster, found: Placement) -> None:
-        shape, tokens = workload.shape, workload.block_tokens
+        tokens = workload.block_tokens
         self.workload, self.parts = workload, cluster.num_devices
         self.node = cluster.node_of_device
         self.ratio = price_between_nodes(cluster)
         self.owner = found.device_of_data.copy()
         self.device = found.device_of_compute.copy()
         self.pairs, self.tokens = workload.compute_pairs, tokens
-        both_ways = shape.q_bytes * 2 + shape.out_bytes + shape.q_backward_bytes
         # [0] rows, [1] columns: block of each tile, bytes of each block, tiles of it on each part.
         self.block = (workload.compute_q, workload.compute_kv)
-        self.size = (
-            (tokens * both_ways).astype(float),
-            (tokens * shape.kv_bytes * 3).astype(float),
-        )
+        self.size = tuple((tokens * n).astype(float) for n in workload.shape.round_trip_bytes)
         self.count = tuple(np.zeros((len(tokens), self.parts), np.int32) for _ in range(2))
         for count, block in zip(self.count, self.block, strict=True):
             np.add.at(count, (block, self.device), 1)

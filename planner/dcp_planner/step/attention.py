@@ -25,6 +25,7 @@ import numpy as np
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.cost_model import tile_seconds
+from dcp_planner.model.workload import net_bytes
 
 Sharding = Literal["planned", "even", "everywhere"]
 """Devices that compute a document's attention: those of its group that a plan needs; all of its
@@ -128,10 +129,8 @@ def _bytes(
     holders = np.maximum(holders, 1.0)
     elsewhere = groups.tokens * (1 - 1 / holders)
     seen = groups.pairs / groups.tokens if is_planned else groups.tokens
-    keys = holders * np.minimum(elsewhere, seen) * (2 if is_backward else 1) * shape.kv_bytes
+    query_bytes, key_bytes = net_bytes(shape, "backward" if is_backward else "forward")
+    keys = holders * np.minimum(elsewhere, seen) * key_bytes
     queries = groups.tokens * np.maximum(0.0, 1 - by_tokens / holders)
-    query_bytes = (
-        shape.q_backward_bytes + shape.q_bytes if is_backward else shape.q_bytes + shape.out_bytes
-    )
     moved = queries * query_bytes if is_planned else 0.0
     return groups.sums(np.where(is_split, keys + moved, 0.0))

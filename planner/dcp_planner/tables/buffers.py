@@ -3,13 +3,10 @@
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_planner.model.cluster import ModelShape
+from dcp_planner.model.cluster import FLOAT32_BYTES, ModelShape
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.tables.head_groups import expand_head_groups, group_shape
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers
-
-SUM_BYTES = 4
-"""Bytes of an element of a partial sum: float32."""
 
 
 def receive_rows(plan: Plan, direction: Direction) -> Ints:
@@ -70,7 +67,7 @@ def _sum_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
     row, keys = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
     q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
     elements = q * (row + shape.q_heads) if direction == "forward" else q * row + kv * keys
-    return np.asarray(SUM_BYTES * elements)
+    return np.asarray(FLOAT32_BYTES * elements)
 
 
 def bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
@@ -80,4 +77,4 @@ def bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
     [4096, 8192, 8320, 8192, 4096]
     """
     q = shape.q_bytes if direction == "forward" else shape.q_backward_bytes
-    return np.array([shape.kv_bytes, q, shape.out_bytes, shape.q_bytes, shape.kv_bytes])
+    return np.array([shape.kv_bytes, q, shape.out_bytes, shape.dq_bytes, shape.dkv_bytes])

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_planner.model.cluster import ModelShape
+from dcp_planner.model.cluster import FLOAT32_BYTES, ModelShape
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.workload import DIRECTIONS, Direction
-from dcp_planner.tables.buffers import SUM_BYTES, receive_buffer_bytes, receive_rows
+from dcp_planner.tables.buffers import receive_buffer_bytes, receive_rows
 from dcp_planner.tables.head_groups import group_shape
 from dcp_planner.tables.plan import Plan, TransferKind
 
@@ -52,12 +52,12 @@ def measure_memory(plan: Plan) -> DeviceMemory:
         for side, direction in enumerate(DIRECTIONS)
     )
     # dout, its product with out, and the gradients of q, k and v.
-    moving = 2 * plan.shape.q_bytes + plan.shape.kv_bytes + SUM_BYTES * plan.shape.q_heads
+    moving = 2 * plan.shape.q_bytes + plan.shape.kv_bytes + FLOAT32_BYTES * plan.shape.q_heads
     return DeviceMemory(saved, forward, backward + tokens * moving)
 
 
 def _lse_and_out(shape: ModelShape) -> int:
-    return shape.q_bytes + SUM_BYTES * shape.q_heads
+    return shape.q_bytes + FLOAT32_BYTES * shape.q_heads
 
 
 def _buffers(rows: Ints, own: Ints, shape: ModelShape, direction: Direction) -> Ints:
@@ -70,4 +70,4 @@ def _buffers(rows: Ints, own: Ints, shape: ModelShape, direction: Direction) -> 
         sums = (own + q) * (query + shape.q_heads)
     else:
         sums = (own + q) * query + (own + kv) * keys
-    return np.asarray(copies + SUM_BYTES * sums)
+    return np.asarray(copies + FLOAT32_BYTES * sums)

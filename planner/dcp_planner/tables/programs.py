@@ -6,7 +6,7 @@
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, overload
 
 import numpy as np
@@ -242,7 +242,7 @@ def digest(plan: Plan) -> str:
     """
     cluster = {k: v for k, v in plan.cluster.to_json().items() if k not in ("name", "source")}
     head: dict[str, object]
-    head = {"schema": SCHEMA, "cluster": cluster, "shape": asdict(plan.shape)}
+    head = {"schema": SCHEMA, "cluster": cluster, "shape": plan.shape.to_json()}
     if plan.head_groups > 1:
         head["head_groups"] = plan.head_groups
     sha = hashlib.sha256(json.dumps(head, sort_keys=True).encode())

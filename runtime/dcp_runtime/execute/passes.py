@@ -63,6 +63,9 @@ class Pass(ABC):
             keys = ((self._kv[:, 0], k), (self._kv[:, 1], v))
         self._own = (*zip(self._queries, queries, strict=True), *keys)
         self._scale = self._kv.shape[-1] ** -0.5 if scale is None else scale
+        self._sum_type = accumulator_dtype(self._kv.dtype)
+        is_wide = part.plan.shape.float32_partials
+        self._partial_type = self._sum_type if is_wide else self._kv.dtype
         self._partials: tuple[Tensor, ...] = ()  # where partial results arrive
 
     @property
@@ -122,21 +125,21 @@ class Pass(ABC):
 class ForwardPass(Pass):
     """Buffers of a forward call on q ``[T_local, Hq, D]`` and kv, or k and v.
 
-    A partial result travels as lse, in the type of the sums, and out, in that of q.
+    A partial result travels as lse, in the type of the sums, and out, in that of q or of the sums.
     """
 
     direction: Direction = "forward"
 
     def __init__(self, part: DevicePlan, q: Tensor, kv: Keys, scale: float | None = None) -> None:
         super().__init__(part, (q,), kv, scale)
-        (self._q,), sums = self._queries, accumulator_dtype(q.dtype)
+        (self._q,) = self._queries
         self._state = AttentionState.empty(
-            len(self._q), q.shape[1], q.shape[2], sums, device=q.device
+            len(self._q), q.shape[1], q.shape[2], self._sum_type, device=q.device
         )
         rows = self._plan.receive_rows[TransferKind.OUT]
         self._partials = (
-            q.new_empty(rows, q.shape[1], dtype=sums),
-            q.new_empty(rows, *q.shape[1:]),
+            q.new_empty(rows, q.shape[1], dtype=self._sum_type),
+            q.new_empty(rows, *q.shape[1:], dtype=self._partial_type),
         )
 
     def result(self) -> tuple[Tensor, Tensor]:
@@ -159,7 +162,7 @@ class ForwardPass(Pass):
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         rows = self._rows(transfer)
-        return self._state.lse[rows], self._state.out[rows].to(self._q.dtype)
+        return self._state.lse[rows], self._state.out[rows].to(self._partial_type)
 
     def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
         rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
@@ -175,7 +178,7 @@ class BackwardPass(Pass):
     """Buffers of a backward call on the `QueryRows` of the local tokens and kv, or k and v.
 
     Queries travel as lse, delta, q, dout. Gradients are summed in float32 (float64 for float64) and
-    travel home in the dtype of q, the size that plans count with.
+    travel home in the dtype of q or, where the plan says so, as they are summed.
     """
 
     direction: Direction = "backward"
@@ -186,15 +189,14 @@ class BackwardPass(Pass):
         super().__init__(part, (rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
         lse, delta, q, dout = self._queries
         self._query_rows = QueryRows(q, dout, lse, delta)
-        sums = accumulator_dtype(q.dtype)
         self._sums = Gradients(
-            torch.zeros(q.shape, dtype=sums, device=q.device),
-            torch.zeros(self._kv.shape, dtype=sums, device=q.device),
+            torch.zeros(q.shape, dtype=self._sum_type, device=q.device),
+            torch.zeros(self._kv.shape, dtype=self._sum_type, device=q.device),
         )
-        received = self._plan.receive_rows
+        received, home = self._plan.receive_rows, self._partial_type
         self._partials = (
-            rows.q.new_empty(received[TransferKind.DQ], *rows.q.shape[1:]),
-            q.new_empty(received[TransferKind.DKV], *self._kv.shape[1:]),
+            q.new_empty(received[TransferKind.DQ], *q.shape[1:], dtype=home),
+            q.new_empty(received[TransferKind.DKV], *self._kv.shape[1:], dtype=home),
         )
 
     def result(self) -> tuple[Tensor, ...]:
@@ -213,7 +215,7 @@ class BackwardPass(Pass):
         self._sum(transfer)[self._rows(transfer)].add_(partial)  # += would copy it back, too
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        return (self._sum(transfer)[self._rows(transfer)].to(self._kv.dtype),)
+        return (self._sum(transfer)[self._rows(transfer)].to(self._partial_type),)
 
     def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
         buffer = self._partials[transfer.kind == TransferKind.DKV]
