@@ -6,7 +6,7 @@ from .model.config import PlanConfig
 from .model.cuts import choose_block_size, cut_blocks, cut_stack
 from .model.workload import Direction
 from .plan.build import build_plan, build_stack
-from .plan.file import read_plan, write_plan
+from .plan.file import read_meta, read_plan, write_plan
 from .plan.validation import validate
 from .search.partitioners import PARTITIONERS, static_layouts
 from .simulation.perfetto import to_perfetto
@@ -44,6 +44,7 @@ __all__ = [
     "preset",
     "read_batches",
     "read_cluster",
+    "read_meta",
     "read_plan",
     "simulate",
     "static_layouts",

@@ -94,7 +94,7 @@ def library_texts() -> dict[str, str]:
 
 def folder_files(library: PlanLibrary) -> dict[str, str]:
     """Return the names of the first `.dcpm` files below the served folder, by their key."""
-    found = library.folder.files(SPEC_SUFFIX)[0][:MAX_FILES]
+    found = library.folder.files(SPEC_SUFFIX)[:MAX_FILES]
     return {entry.key: entry.relative for entry in found}
 
 

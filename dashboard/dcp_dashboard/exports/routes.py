@@ -28,10 +28,7 @@ def export_api(library: PlanLibrary) -> Blueprint:
 
     @api.get("/thumbnail.png")
     def small_picture(key: str) -> WSGIResponse:
-        loaded = library.load(key)
-        return answer(
-            library.payload(loaded, "png", lambda item: thumbnail(item.plan)), "image/png"
-        )
+        return answer(library.thumbnail(key, thumbnail), "image/png")
 
     @api.get("/file")
     def file(key: str) -> WSGIResponse:

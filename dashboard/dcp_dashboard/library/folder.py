@@ -3,8 +3,8 @@
 A key is a digest of the path relative to the folder. A text from a URL is only looked up among the
 keys of the names that a walk through the folder found; it never becomes a path.
 
-A walk stays valid as long as no folder that it saw has a new time of change: then a known key costs
-one `stat` of its file, an unknown key one `stat` of each folder.
+A folder is read again only once its time of change is another: a known key costs one `stat` of its
+file, an unknown key and a list one `stat` of each folder, a list one of each of its files, too.
 """
 
 import hashlib
@@ -24,11 +24,8 @@ STEP_SUFFIX = ".dcpstep.json"
 SPEC_SUFFIX = ".dcpm"
 RUN_SUFFIX = ".dcprun.jsonl"
 SUFFIXES = (SUFFIX, REPORT_SUFFIX, STEP_SUFFIX, SPEC_SUFFIX, RUN_SUFFIX)
-MAX_DEPTH = 8
-MAX_ENTRIES = 50_000
+MAX_NAMES = 1_000_000
 """Most names that a walk looks at, so that serving a whole disk by mistake ends."""
-MAX_FILES = 2_000
-"""Most files of a kind in a list; the other files of the folder are found by their keys."""
 RECENT_NS = 2 * 10**9
 """A folder changed so shortly before a walk may change again without a new time of change."""
 
@@ -97,82 +94,97 @@ class Folder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock = threading.Lock()
-        self._walk = _Walk({}, {}, is_complete=True)
+        self._listings: dict[str, _Listing] = {}
+        self._names: dict[str, str] = {}
+        self._entries: dict[str, PlanEntry] = {}
 
-    def files(self, suffix: str) -> tuple[list[PlanEntry], bool]:
-        """Return the first `MAX_FILES` files of one kind by path, and whether these are all."""
-        walk = self._walked()
-        found: list[PlanEntry] = []
-        for relative in sorted(name for name in walk.names.values() if name.endswith(suffix)):
-            entry = _entry(self.root, self.root / relative)
-            if entry is not None and len(found) == MAX_FILES:
-                return found, False
-            found += [] if entry is None else [entry]
-        return found, walk.is_complete
+    def files(self, suffix: str) -> list[PlanEntry]:
+        """Return the files of one kind, by path."""
+        found = []
+        for key, relative in self._walked().items():
+            entry = self._entry(key, relative) if relative.endswith(suffix) else None
+            if entry is not None:
+                found.append(entry)
+        return sorted(found, key=lambda entry: entry.relative)
 
     def find(self, key: str, suffix: str | tuple[str, ...] = SUFFIXES) -> PlanEntry | None:
-        """Return the file with this key as it is now, listed or not, or ``None``."""
-        relative = self._walk.names.get(key) or self._walked().names.get(key)
+        """Return the file with this key as it is now, or ``None``."""
+        relative = self._names.get(key) or self._walked().get(key)
         if relative is None or not relative.endswith(suffix):
             return None
         return _entry(self.root, self.root / relative)
 
     def bounds(self) -> str:
         """Explain which files the last walk left out; empty if it left out none."""
-        if self._walk.is_complete:
+        if sum(listing.size for listing in self._listings.values()) <= MAX_NAMES:
             return ""
         return (
-            f"; only the first {MAX_ENTRIES:,} names and {MAX_DEPTH} levels of folders below "
-            f"{self.root} are looked at, serve a folder further down for the others"
+            f"; only the first {MAX_NAMES:,} names below {self.root} are looked at, serve a folder "
+            "further down for the others"
         )
 
-    def _walked(self) -> "_Walk":
-        """Return a walk that is still valid, a new one if the last is not."""
+    def _entry(self, key: str, relative: str) -> PlanEntry | None:
+        """Return a file of a walk as it is now; only the path of a link has to be resolved."""
+        try:
+            status = os.lstat(f"{self.root}/{relative}")
+        except OSError:
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return _entry(self.root, self.root / relative)
+        known = self._entries.get(key)
+        seen = (status.st_size, status.st_mtime_ns)
+        if known is None or (known.size_bytes, known.mtime_ns) != seen:
+            known = self._entries[key] = PlanEntry(key, relative, self.root / relative, *seen)
+        return known
+
+    def _walked(self) -> dict[str, str]:
+        """Return the path of every file by its key; reads the folders that have changed."""
         with self._lock:
-            if not self._walk.is_current():
-                self._walk = _walk(self.root)
-            return self._walk
+            listings: dict[str, _Listing] = {}
+            seen, waiting = 0, [""]
+            while waiting and seen <= MAX_NAMES:
+                below = waiting.pop()
+                listing = listings[below] = self._listing(below)
+                seen += listing.size
+                waiting += listing.folders
+            if listings != self._listings:
+                self._names = {
+                    key: name for found in listings.values() for key, name in found.names.items()
+                }
+                self._listings = listings
+                self._entries = {k: e for k, e in self._entries.items() if k in self._names}
+            return self._names
+
+    def _listing(self, below: str) -> "_Listing":
+        path, now_ns = os.path.join(self.root, below), time.time_ns()
+        times, known = _times(path), self._listings.get(below)
+        if known is not None and known.times is not None and known.times == times:
+            return known
+        names, folders, size = {}, [], 0
+        for size, (name, is_folder) in enumerate(_names(path), 1):  # noqa: B007
+            if is_folder and not name.startswith("."):
+                folders.append(f"{below}{name}/")
+            elif not is_folder and name.endswith(SUFFIXES):
+                names[plan_key(f"{below}{name}")] = f"{below}{name}"
+        is_recent = times is not None and times[0] > now_ns - RECENT_NS
+        return _Listing(None if is_recent else times, names, folders, size)
 
 
 @dataclass(frozen=True, slots=True)
-class _Walk:
-    """Result of one walk: paths below the root by key, and the folders' times of change.
+class _Listing:
+    """Names in one folder.
 
-    A folder that changed shortly before it was read has ``None`` for its times.
+    Attributes:
+        times: when they last changed; ``None`` if that was shortly before they were read.
+        names: paths below the root by key.
+        folders: paths of the folders in it, with ``/`` at the end.
+        size: number of all names.
     """
 
+    times: tuple[int, int] | None
     names: dict[str, str]
-    folders: dict[str, tuple[int, int] | None]
-    is_complete: bool
-
-    def is_current(self) -> bool:
-        """Return whether no folder has got or lost a name since."""
-        return bool(self.folders) and all(
-            times is not None and times == _times(folder) for folder, times in self.folders.items()
-        )
-
-
-def _walk(root: Path) -> _Walk:
-    names: dict[str, str] = {}
-    folders: dict[str, tuple[int, int] | None] = {}
-    seen, is_complete, waiting = 0, True, [("", 0)]
-    while waiting:
-        below, depth = waiting.pop()
-        path, now_ns = os.path.join(root, below), time.time_ns()
-        times = _times(path)
-        is_recent = times is not None and times[0] > now_ns - RECENT_NS
-        folders[path] = None if is_recent else times
-        for name, is_folder in _names(path):
-            seen += 1
-            if seen > MAX_ENTRIES:
-                return _Walk(names, folders, is_complete=False)
-            relative = f"{below}{name}"
-            if is_folder and not name.startswith("."):
-                is_complete = is_complete and depth < MAX_DEPTH
-                waiting += [(f"{relative}/", depth + 1)] if depth < MAX_DEPTH else []
-            elif not is_folder and name.endswith(SUFFIXES):
-                names[plan_key(relative)] = relative
-    return _Walk(names, folders, is_complete=is_complete)
+    folders: list[str]
+    size: int
 
 
 def _names(path: str) -> Iterator[tuple[str, bool]]:

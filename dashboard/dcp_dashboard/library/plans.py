@@ -1,16 +1,15 @@
-"""`PlanLibrary` parses each plan file and report once and keeps the results in bounded caches.
+"""`PlanLibrary` reads each plan and report once and keeps the results in bounded caches.
 
 The caches are keyed by path, size and modification time, so an overwritten file is read anew at the
 next request.
 """
 
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -25,6 +24,7 @@ from dcp_dashboard.library.folder import (
     PlanEntry,
     plan_key,
 )
+from dcp_dashboard.library.index import FileRow, PlanIndex, PlanRow, plan_row
 from dcp_dashboard.library.session_plans import MAX_PLANS, SessionPlans
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
@@ -41,7 +41,6 @@ MAX_SESSION_BYTES = 2**28
 """The same for files that a browser sent: a small file can claim to unpack to much."""
 MAX_DEVICES = 1024
 """Most devices of a plan that is shown: traffic has a cell for every two of them."""
-LIST_BUDGET_S = 5.0
 
 Value = TypeVar("Value")
 
@@ -96,22 +95,6 @@ class LoadedPlan:
         return self.predicted if self.is_predicted(source) else self.recorded[source]
 
 
-@dataclass(frozen=True, slots=True)
-class FileRow(Generic[Value]):
-    """A row of the list: a summary of a plan file, or why it cannot be read.
-
-    Attributes:
-        entry: the file.
-        value: its content in numbers, ``None`` if it could not be read.
-        error: message for people, empty if all is well.
-    """
-
-    entry: PlanEntry
-    value: Value | None
-    error: str = ""
-
-
-PlanRow = FileRow[PlanSummary]
 ReportRow = FileRow[DatasetReport]
 
 
@@ -159,15 +142,17 @@ class PlanLibrary:
 
     Attributes:
         folder: the served folder.
+        index: the list of its plans.
         session: plans that were dropped on a page or planned there.
     """
 
     def __init__(self, root: Path) -> None:
         self.folder = Folder(root)
+        self.index = PlanIndex(self.folder)
         self.session = SessionPlans()
         self._plans = BoundedCache[LoadedPlan](8)
-        self._rows = BoundedCache[PlanRow](4_096)
         self._payloads = BoundedCache[bytes](32)
+        self._thumbnails = BoundedCache[bytes](4_096)
         self._reports = BoundedCache[DatasetReport](16)
         self._runs = BoundedCache[tuple[RunHistory, threading.Lock]](4)
 
@@ -176,29 +161,13 @@ class PlanLibrary:
         """The served folder, resolved."""
         return self.folder.root
 
-    def rows(self) -> tuple[tuple[PlanRow, ...], bool]:
-        """Return a row for every plan file of the list, and whether the list is complete.
-
-        Files are read for at most `LIST_BUDGET_S`; the rest say that they are not read yet.
-        """
-        found, is_complete = self.folder.files(SUFFIX)
-        deadline = time.monotonic() + LIST_BUDGET_S
-        rows: list[PlanRow] = []
-        for entry in found:
-            if _content(entry) in self._rows or time.monotonic() < deadline:
-                rows.append(self._row(entry))
-            else:
-                rows.append(FileRow(entry, None, "not read yet; reload the page to go on"))
-        return tuple(rows), is_complete
-
-    def session_rows(self) -> tuple[PlanRow, ...]:
+    def session_rows(self) -> list[PlanRow]:
         """Return a row for every plan of this session, the most recently used first."""
-        return tuple(map(self._row, self.session.entries()))
+        return [plan_row(entry) for entry in self.session.entries()]
 
-    def reports(self) -> tuple[tuple[ReportRow, ...], bool]:
-        """Return a row for every report of a data set, and whether the list is complete."""
-        found, is_complete = self.folder.files(REPORT_SUFFIX)
-        return tuple(_row_of(entry, self._read_report) for entry in found), is_complete
+    def reports(self) -> list[ReportRow]:
+        """Return a row for every report of a data set."""
+        return [self._report_row(entry) for entry in self.folder.files(REPORT_SUFFIX)]
 
     def report(self, key: str) -> tuple[PlanEntry, DatasetReport]:
         """Return the report with this key, and its file.
@@ -211,7 +180,7 @@ class PlanLibrary:
 
     def steps(self) -> list[PlanEntry]:
         """Return the files of planned steps."""
-        return self.folder.files(STEP_SUFFIX)[0]
+        return self.folder.files(STEP_SUFFIX)
 
     def step(self, key: str) -> tuple[PlanEntry, StepFile]:
         """Return the planned step with this key, and its file.
@@ -224,7 +193,7 @@ class PlanLibrary:
 
     def runs(self) -> list[PlanEntry]:
         """Return the logs of training runs."""
-        return self.folder.files(RUN_SUFFIX)[0]
+        return self.folder.files(RUN_SUFFIX)
 
     def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
         """Return what `read` makes of the log with this key, as far as it is written by now.
@@ -264,6 +233,20 @@ class PlanLibrary:
         Raises:
             DCPError: if no file has this key, or the file is no readable plan.
         """
+        entry, limit = self._plan_file(key)
+        return self._plans.get(_content(entry), lambda: _read(entry, limit))
+
+    def thumbnail(self, key: str, make: Callable[[Plan], bytes]) -> bytes:
+        """Return the small picture of a plan; making it keeps the plans that people look at.
+
+        Raises:
+            DCPError: like `load`.
+        """
+        entry, limit = self._plan_file(key)
+        return self._thumbnails.get(_content(entry), lambda: make(_read(entry, limit).plan))
+
+    def _plan_file(self, key: str) -> tuple[PlanEntry, int]:
+        """Return the file of a plan and the most bytes that it may unpack to."""
         kept = self.session.find(key)
         entry = kept or self.folder.find(key, SUFFIX)
         if entry is None:
@@ -273,8 +256,7 @@ class PlanLibrary:
                 f"were dropped or made on a page are kept until the server ends, {MAX_PLANS} at "
                 f"most{self.folder.bounds()}"
             )
-        limit = MAX_FILE_BYTES if kept is None else MAX_SESSION_BYTES
-        return self._plans.get(_content(entry), lambda: _read(entry, limit))
+        return entry, MAX_FILE_BYTES if kept is None else MAX_SESSION_BYTES
 
     def keep(self, content: bytes, name: str) -> LoadedPlan:
         """Keep the bytes of a plan file for this session and return the plan.
@@ -299,18 +281,11 @@ class PlanLibrary:
     def _read_report(self, entry: PlanEntry) -> DatasetReport:
         return self._reports.get(_content(entry), lambda: read_report(entry.path))
 
-    def _row(self, entry: PlanEntry) -> PlanRow:
-        return self._rows.get(_content(entry), partial(_row_of, entry, self._summary))
-
-    def _summary(self, entry: PlanEntry) -> PlanSummary:
-        return self._plans.get(_content(entry), lambda: _read(entry)).summary
-
-
-def _row_of(entry: PlanEntry, read: Callable[[PlanEntry], Value]) -> FileRow[Value]:
-    try:
-        return FileRow(entry, read(entry))
-    except DCPError as error:
-        return FileRow(entry, None, str(error))
+    def _report_row(self, entry: PlanEntry) -> ReportRow:
+        try:
+            return FileRow(entry, self._read_report(entry))
+        except DCPError as error:
+            return FileRow(entry, None, str(error))
 
 
 def version_of(entry: PlanEntry) -> str:

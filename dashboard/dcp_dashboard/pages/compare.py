@@ -1,6 +1,7 @@
 """The page `/compare?a=&b=`: two plans, or the prediction and the run of one, side by side."""
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 from urllib.parse import parse_qs, urlencode
 
@@ -11,9 +12,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.text import SOURCE_LABELS
-from dcp_dashboard.library.folder import PlanEntry
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.library.summary import PlanSummary
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
     device_panels,
@@ -23,8 +22,12 @@ from dcp_dashboard.pages.compare_panels import (
     verdict_panel,
 )
 from dcp_dashboard.pages.layout import changed_notice, framed, plain_link
+from dcp_dashboard.pages.tables import MAX_SEARCH, has_words
 from dcp_dsl import DCPError
 from dcp_planner import Source
+
+MOST_OPTIONS = 200
+"""Most plans that a picker is sent; a search sends others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,26 +132,29 @@ def _head(library: PlanLibrary, first: Choice | None, second: Choice | None) -> 
     return html.Div([title, html.Div(tools, className="dcp-pickers"), shown])
 
 
-def _summaries(library: PlanLibrary) -> list[tuple[PlanEntry, PlanSummary]]:
-    """Return all readable plans, those of this session first."""
-    rows = (*library.session_rows(), *library.rows()[0])
-    return [(row.entry, row.value) for row in rows if row.value is not None]
+def _options(library: PlanLibrary, search: str, chosen: Choice | None) -> list[dict[str, str]]:
+    """Return the first traces whose labels have all words of a search, those of the session first.
+
+    The chosen one is among them: a picker shows the label of its value.
+    """
+    every: dict[str, str] = {}
+    for row in (*library.session_rows(), *library.index.rows()):
+        for source, seconds in (row.value.seconds if row.value else {}).items():
+            spent = "" if seconds is None else f" {quantities.duration(seconds)}"
+            label = f"{row.entry.relative} · {SOURCE_LABELS[source].lower()}{spent}"
+            every[Choice(row.entry.key, source).value] = label
+    kept = {chosen.value: every[chosen.value]} if chosen and chosen.value in every else {}
+    words = "" if search in kept.values() else search  # the picker still shows what is chosen
+    found = (item for item in every.items() if has_words(words, item[1:]))
+    shown = kept | dict(islice(found, MOST_OPTIONS))
+    return [{"value": value, "label": label} for value, label in shown.items()]
 
 
 def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) -> Component:
-    options = [
-        {
-            "value": Choice(entry.key, source).value,
-            "label": f"{entry.relative} · {SOURCE_LABELS[source].lower()} "
-            f"{quantities.duration(summary.seconds[source])}",
-        }
-        for entry, summary in _summaries(library)
-        for source in SOURCE_LABELS
-        if source in summary.seconds
-    ]
     picker: Component = dmc.Select(
-        id=f"compare-{name}", data=options, value=chosen.value if chosen else None, label=label,
-        searchable=True, limit=200, size="xs", className="dcp-picker", allowDeselect=False,
+        id=f"compare-{name}", data=_options(library, "", chosen),
+        value=chosen.value if chosen else None, label=label,
+        searchable=True, size="xs", className="dcp-picker", allowDeselect=False,
         nothingFoundMessage="No plan has this name", placeholder="Choose a plan",
     )  # fmt: skip
     return picker
@@ -156,7 +162,7 @@ def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) 
 
 def _invitation(library: PlanLibrary, head: Component) -> Component:
     text = "Choose two plans, or the prediction and the run of one plan."
-    if not _summaries(library):
+    if not _options(library, "", None):
         text = "There is no readable plan here yet; the list of plans says how to make one."
     parts = [html.P(text), dcc.Link("To the list of plans", href="/")]
     return framed("Compare", head, html.Div(parts, className="dcp-message"))
@@ -174,6 +180,18 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
             return compare_charts(load_comparison(library, *_read_sides(sides)))
         except DCPError as error:  # a file changed or went away since the page was made
             return html.Div(str(error), role="alert"), html.Div()
+
+    for name in ("a", "b"):
+
+        @app.callback(
+            Output(f"compare-{name}", "data"), Input(f"compare-{name}", "searchValue"),
+            Input(f"compare-{name}", "value"), prevent_initial_call=True,
+        )  # fmt: skip
+        def search(text: object, value: object) -> list[dict[str, str]]:
+            key, _, source = str(value).partition("~")
+            known = known_source(source)
+            chosen = None if known is None else Choice(key, known)
+            return _options(library, str(text or "")[:MAX_SEARCH], chosen)
 
     connect: Any = app.clientside_callback  # Any: Dash leaves it untyped
     connect(

@@ -14,27 +14,24 @@ from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import graph, lengths_figure, speedup_figure, spread_figure
 from dcp_dashboard.pages.layout import (
-    attributes,
     box,
     changed_notice,
     framed,
     hint,
     notes_list,
     panel,
-    plain_link,
     table,
 )
 from dcp_dashboard.pages.tables import (
     Column,
     Query,
     has_words,
+    page_of,
     read_query,
     search_box,
     sort_items,
     sortable_heads,
 )
-
-PAGE_ROWS = 100
 
 
 def _column(
@@ -167,10 +164,9 @@ def _table_panel(
 ) -> Component:
     address = f"/dataset/{entry.key}"
     found = sort_batches([b for b in report.batches if matches(b, asked.q)], asked)
-    last = max(0, (len(found) - 1) // PAGE_ROWS)
-    page = min(asked.page, last)
     folder = PurePosixPath(entry.relative).parent
-    shown = [_row(b, library, folder) for b in found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]]
+    page, turn = page_of(found, asked, address)
+    shown = [_row(batch, library, folder) for batch in page]
     heads = [*sortable_heads(COLUMNS, asked, address, "index"), html.Th("Plan", scope="col")]
     count = f"{quantities.count(len(found))} of {quantities.count(len(report.batches))}"
     search = search_box(asked, "Find batches by mask, rows or warning")
@@ -180,9 +176,7 @@ def _table_panel(
     ]
     if not found:
         parts.append(hint("No batch matches."))
-    if last:
-        parts.append(_pages(asked, address, page, last))
-    return panel("Batches", parts)
+    return panel("Batches", [*parts, *turn])
 
 
 def matches(batch: BatchLine, search: str) -> bool:
@@ -207,16 +201,3 @@ def _row(batch: BatchLine, library: PlanLibrary, folder: PurePosixPath) -> Compo
         link = dcc.Link(batch.file, href=f"/plan/{key}")
     marks = [html.Span(" ⚠", title="\n".join(batch.warnings))] if batch.warnings else []
     return html.Tr([*(column.cell(batch) for column in COLUMNS), html.Td([link, *marks])])
-
-
-def _pages(asked: Query, address: str, page: int, last: int) -> Component:
-    def link(label: str, to: int) -> Component:
-        if not 0 <= to <= last:
-            return html.Span(label, className="dcp-muted")
-        return plain_link(label, address + asked.url(page=to))
-
-    text = html.Span(f"Page {page + 1} of {last + 1}")
-    return html.Nav(
-        [link("Previous", page - 1), text, link("Next", page + 1)],
-        className="dcp-pages", **attributes(aria_label="Pages of the table"),
-    )  # fmt: skip

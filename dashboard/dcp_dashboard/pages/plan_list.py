@@ -12,52 +12,52 @@ from dcp_dashboard.editing.specs import EXAMPLES
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.dataset_report import DatasetReport
 from dcp_dashboard.library.folder import PlanEntry
-from dcp_dashboard.library.plans import PlanLibrary, PlanRow, ReportRow
-from dcp_dashboard.library.summary import PlanSummary
+from dcp_dashboard.library.index import PlanLine, PlanRow
+from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages.layout import attributes, box, headings, plain_link, table, terms
 from dcp_dashboard.pages.plan_views import run_badge
 from dcp_dashboard.pages.tables import (
     Column,
     Query,
     has_words,
+    page_of,
     read_query,
     search_box,
     sort_items,
     sortable_heads,
 )
 
-COLUMNS: tuple[Column[PlanSummary], ...] = (
-    Column("tokens", "Tokens", "Tokens of the packed batch", lambda s: s.metrics.tokens,
+COLUMNS: tuple[Column[PlanLine], ...] = (
+    Column("tokens", "Tokens", "Tokens of the packed batch", lambda s: s.tokens,
            quantities.count),
-    Column("devices", "Devices", "Devices of the cluster", lambda s: s.num_devices,
+    Column("devices", "Devices", "Devices of the cluster", lambda s: s.devices,
            quantities.count),
     Column("partitioner", "Placed by", "The method that placed blocks and tiles",
-           lambda s: s.metrics.partitioner, kind=""),
-    Column("pairs", "Pairs", "Visible (query, key) pairs", lambda s: s.metrics.pairs,
+           lambda s: s.partitioner, kind=""),
+    Column("pairs", "Pairs", "Visible (query, key) pairs", lambda s: s.pairs,
            quantities.count),
     Column("density", "Density", "Pairs over those of a causal mask on each sequence",
-           lambda s: s.metrics.density, quantities.percent),
+           lambda s: s.density, quantities.percent),
     Column("compute", "Compute max/mean", "Computed pairs, max over mean of the devices",
-           lambda s: s.metrics.compute_imbalance, quantities.ratio),
+           lambda s: s.compute_imbalance, quantities.ratio),
     Column("balance", "Token max/mean", "Owned tokens, max over mean of the devices",
-           lambda s: s.metrics.token_imbalance, quantities.ratio),
+           lambda s: s.token_imbalance, quantities.ratio),
     Column("bytes", "Moved", "Bytes between devices, forward and backward",
            lambda s: s.total_bytes, quantities.size),
-    Column("predicted", "Predicted", "Simulated seconds, forward and backward",
+    Column("predicted", "Predicted", "Simulated, forward and backward, if the file says it",
            lambda s: s.seconds.get("simulated"), quantities.duration),
     Column("measured", "Measured", "Measured seconds, forward and backward",
            lambda s: s.seconds.get("measured"), quantities.duration),
 )  # fmt: skip
 
-NAME: Column[PlanSummary] = Column("name", "Plan", "Mask and file", lambda s: s.mask, kind="")
+NAME: Column[PlanLine] = Column("name", "Plan", "Mask and file", lambda s: s.mask, kind="")
 
 REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
 
 
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
     """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
-    rows, has_all_plans = library.rows()
-    session, (reports, has_all_reports) = library.session_rows(), library.reports()
+    rows, session, reports = library.index.rows(), library.session_rows(), library.reports()
     steps, runs = library.steps(), library.runs()
     if not (rows or session or reports or steps or runs):
         return empty_page(library.root)
@@ -89,12 +89,13 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
             parts.append(_section(title, html.Ul(links)))
     if found:
         heads = sortable_heads((NAME, *COLUMNS), asked, "/", "name")
-        shown = _table(sort_rows(found, asked), asked, heads)
-        parts.append(html.Div(shown, className="dcp-panel dcp-scroll", tabIndex=0))
+        on_page, turn = page_of(sort_rows(found, asked), asked, "/")
+        plans = _table(library.index.read(on_page), asked, heads)
+        parts += [html.Div(plans, className="dcp-panel dcp-scroll", tabIndex=0), *turn]
     elif not (recent or sets or named):
         parts.append(html.P("Nothing here matches the search.", className="dcp-message"))
-    if not (has_all_plans and has_all_reports):
-        parts.append(html.P("The folder holds more than is shown; serve a folder further down."))
+    if library.folder.bounds():
+        parts.append(html.P(f"The folder holds more{library.folder.bounds()}."))
     return html.Div(parts)
 
 
@@ -102,7 +103,7 @@ def matches(row: PlanRow, search: str) -> bool:
     """Return whether every word of a search is in a plan's mask, file, origin or placement."""
     texts, summary = [row.entry.relative, row.error], row.value
     if summary is not None:
-        texts += [summary.mask, summary.origin, summary.metrics.partitioner]
+        texts += [summary.mask, summary.origin, summary.partitioner]
     return has_words(search, texts)
 
 
@@ -115,20 +116,25 @@ def report_matches(row: ReportRow, search: str) -> bool:
 
 
 def sort_rows(rows: Sequence[PlanRow], asked: Query) -> list[PlanRow]:
-    """Sort by a column's value, by path where equal; rows without one come last either way."""
+    """Sort by a column's value, by path where equal; rows without one come last either way.
+
+    By path if the order names no column; then only files that cannot be read come last.
+    """
     column = next((column for column in COLUMNS if column.name == asked.sort), None)
 
     def value(row: PlanRow) -> object:
-        if row.value is None:
-            return None
-        return row.entry.relative if column is None else column.value(row.value)
+        if column is None:
+            return None if row.error else row.entry.relative
+        return None if row.value is None else column.value(row.value)
 
     return sort_items(rows, value, lambda row: row.entry.relative, desc=asked.desc)
 
 
 def _title(root: Path, rows: Sequence[PlanRow]) -> Component:
-    broken = sum(row.value is None for row in rows)
-    text = f"{len(rows)} in {root}" + (f", {broken} of them unreadable" if broken else "")
+    broken, unread = sum(bool(row.error) for row in rows), sum(not row.is_read for row in rows)
+    text = f"{quantities.count(len(rows))} in {root}"
+    text += f", {quantities.count(broken)} of them unreadable" if broken else ""
+    text += f"; {quantities.count(unread)} are still being read, reload" if unread else ""
     return html.Div(
         [html.H1("Plans"), html.Span(text, className="dcp-muted")], className="dcp-title"
     )
@@ -226,7 +232,7 @@ def _row(row: PlanRow, asked: Query) -> Component:
             _name(row.entry, href, summary.mask),
             html.Td(_compare_link(row.entry, asked, has_run="measured" in summary.seconds)),
             *(column.cell(summary) for column in COLUMNS),
-            html.Td(run_badge(summary)),
+            html.Td(run_badge(summary.seconds)),
         ]
     )
 

@@ -1,5 +1,7 @@
 """The parts that all pages of a plan share, and its pages `/mask` and `/timeline`."""
 
+from collections.abc import Container
+
 from dash import dcc, html
 from dash.development.base_component import Component
 
@@ -8,7 +10,7 @@ from dcp_dashboard.api.mask import mask_modes
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.metrics import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import PlanSummary, count_divisions, group_labels
+from dcp_dashboard.library.summary import count_divisions, group_labels
 from dcp_dashboard.pages.layout import (
     attributes,
     box,
@@ -20,6 +22,7 @@ from dcp_dashboard.pages.layout import (
     panel,
     plain_link,
 )
+from dcp_planner import Source
 
 MAX_TILES = 3_000_000
 """Most tiles that a browser is sent: some 40 MB."""
@@ -65,7 +68,7 @@ def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
     title = [
         dcc.Link("Plans", href="/", className="dcp-crumb"),
         html.H1(summary.mask),
-        run_badge(summary),
+        run_badge(summary.seconds),
         html.Span(caption, className="dcp-muted dcp-facts", title=caption),
         *_edit_link(loaded),
         _export_menu(loaded),
@@ -84,9 +87,9 @@ def _edit_link(loaded: LoadedPlan) -> list[Component]:
     return [plain_link("Edit and plan again", f"/edit?spec={loaded.entry.key}")]
 
 
-def run_badge(summary: PlanSummary) -> Component:
+def run_badge(sources: Container[Source]) -> Component:
     """Build a badge: the file holds a run, or none. Only a run anew can say if it was exact."""
-    text = "run" if "measured" in summary.seconds else "not run"
+    text = "run" if "measured" in sources else "not run"
     return html.Span(text, className="dcp-badge dcp-badge-none")
 
 

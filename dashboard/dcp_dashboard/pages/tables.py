@@ -12,6 +12,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.pages.layout import attributes, plain_link
 
 MAX_SEARCH = 100
+PAGE_ROWS = 50
 
 Item = TypeVar("Item")
 
@@ -153,3 +154,24 @@ def sortable_heads(
             html.Th(link, scope="col", className=column.kind, **attributes(aria_sort=state))
         )
     return heads
+
+
+def page_of(
+    items: Sequence[Item], asked: Query, address: str
+) -> tuple[Sequence[Item], list[Component]]:
+    """Return the items of the asked page, and the links to its neighbours if there are any."""
+    last = max(0, (len(items) - 1) // PAGE_ROWS)
+    page = min(asked.page, last)
+    shown = items[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
+
+    def link(label: str, to: int) -> Component:
+        if not 0 <= to <= last:
+            return html.Span(label, className="dcp-muted")
+        return plain_link(label, address + asked.url(page=to))
+
+    text = html.Span(f"Page {page + 1} of {last + 1}")
+    turn = html.Nav(
+        [link("Previous", page - 1), text, link("Next", page + 1)],
+        className="dcp-pages", **attributes(aria_label="Pages of the table"),
+    )  # fmt: skip
+    return shown, [turn] if last else []

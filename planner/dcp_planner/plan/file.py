@@ -11,10 +11,10 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
 from dcp_dsl import DatasetError, printable
 from dcp_dsl.files import check_writable, replacing
@@ -53,6 +53,7 @@ LIMIT_BYTES = 1 << 30
 """Most bytes a plan file, or any one of its tables unpacked, may have."""
 
 _META = "meta.json"
+_MEMBERS = frozenset([_META, *(f"{name}.arrow" for name in TABLES)])
 _AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
 _Record = TypeVar("_Record", Cluster, ModelShape)
 
@@ -101,7 +102,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
         "provenance": _provenance_json(plan.provenance),
         "metrics": measure(plan).to_json(),
         "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
-        "traces": [{"source": t.source, "events": len(t)} for t in traces],
+        "traces": [{"source": t.source, "events": len(t), "seconds": t.seconds()} for t in traces],
     }
     if plan.head_groups > 1:
         meta["head_groups"] = plan.head_groups
@@ -140,11 +141,29 @@ def read_plan(
         raise PlanFileError(error.reason, f"plan file {path}") from error
 
 
+def read_meta(path: str | Path) -> Mapping[str, Any]:
+    """Read ``meta.json`` of a plan file, not its tables, so damaged ones pass; `Any`: JSON values.
+
+    Raises:
+        PlanFileError: if the file is missing, no whole archive, or of another schema.
+    """
+    try:
+        with open(path, "rb") as file:
+            return _read_meta(_read_members(file, (_META,))[_META])
+    except OSError as error:
+        raise PlanFileError(
+            f"cannot be read: {error.strerror or error}", f"plan file {path}"
+        ) from error
+    except PlanFileError as error:
+        raise PlanFileError(error.reason, f"plan file {path}") from error
+
+
 def decode_plan(
     data: bytes, *, limit_bytes: int = LIMIT_BYTES, is_foreign: bool = False
 ) -> PlanFile:
     """Read and validate the bytes of a plan file; as `read_plan`."""
-    return _read_parts(_read_members(data), limit_bytes, is_foreign=is_foreign)
+    members = _read_members(io.BytesIO(data), _MEMBERS)
+    return _read_parts(members, limit_bytes, is_foreign=is_foreign)
 
 
 def _num_rows(name: str, columns: Columns) -> int:
@@ -170,16 +189,18 @@ def _read_bytes(path: Path, limit_bytes: int) -> tuple[bytes, int]:
         raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
 
 
-def _read_members(data: bytes) -> dict[str, bytes]:
+def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
+    """Read the wanted members of an archive, all of which are checked."""
     expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
+    size = file.seek(0, io.SEEK_END)
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        with zipfile.ZipFile(file) as archive:
             infos = archive.infolist()
-            _check_members(infos, expected, len(data))
-            known = {*expected, *(f"{name}.arrow" for name in TABLES)}
-            return {info.filename: archive.read(info) for info in infos if info.filename in known}
+            _check_members(infos, expected, size)
+            return {info.filename: archive.read(info) for info in infos if info.filename in wanted}
     except zipfile.BadZipFile as error:
-        found = _describe(data, error)
+        file.seek(0)
+        found = _describe(file.read(4), error)
         raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
     except (
         OSError, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError,
@@ -189,11 +210,11 @@ def _read_members(data: bytes) -> dict[str, bytes]:
         raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
 
 
-def _describe(data: bytes, error: zipfile.BadZipFile) -> str:
-    """Describe the bytes that stand in the place of an archive."""
-    if not data:
+def _describe(begin: bytes, error: zipfile.BadZipFile) -> str:
+    """Describe what stands in the place of an archive by its first four bytes."""
+    if not begin:
         return "an empty file"
-    if data.startswith(b"PK\x03\x04"):
+    if begin == b"PK\x03\x04":
         return f"one that is cut short or damaged ({error})"
     return "another kind of file"
 
@@ -218,8 +239,6 @@ def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int)
 
 def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool) -> PlanFile:
     meta = _read_meta(members[_META])
-    if meta.get("schema") != SCHEMA:
-        raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r}; {_AGAIN}")
     is_grouped = "head_groups" in meta
     groups = _member(meta, "head_groups", int) if is_grouped else 1
     if is_grouped and not 1 < groups <= MOST_HEAD_GROUPS:
@@ -276,6 +295,8 @@ def _read_meta(data: bytes) -> dict[str, Any]:
         raise PlanFileError(f"{_META}: expected JSON, got: {error}; {_AGAIN}") from error
     if not isinstance(meta, dict):
         raise PlanFileError(f"{_META}: expected a JSON object, got {type(meta).__name__}")
+    if meta.get("schema") != SCHEMA:
+        raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r}; {_AGAIN}")
     return meta
 
 

@@ -7,7 +7,6 @@ import pytest
 from dcp_dashboard import DashboardError
 from dcp_dashboard.library import folder as folder_module
 from dcp_dashboard.library.folder import (
-    MAX_FILES,
     REPORT_SUFFIX,
     SUFFIX,
     Folder,
@@ -28,12 +27,11 @@ def root(tmp_path):
 
 
 def names(root):
-    return [entry.relative for entry in Folder(root).files(SUFFIX)[0]]
+    return [entry.relative for entry in Folder(root).files(SUFFIX)]
 
 
 def test_plans_are_found_in_every_folder_below(root):
     assert names(root) == ["one.dcpplan", "runs/a/two.dcpplan"]
-    assert Folder(root).files(SUFFIX)[1]
 
 
 def test_nothing_but_regular_visible_files_below_the_folder_is_listed(root):
@@ -58,7 +56,7 @@ def test_odd_file_names_are_plain_names(root):
     odd = ["..dcpplan", "a b&c=d.dcpplan", "<b>.dcpplan", "ü\n.dcpplan", "\udcff.dcpplan"]
     for name in odd:
         (root / name).write_bytes(b"x")
-    found = {entry.relative: entry.key for entry in Folder(root).files(SUFFIX)[0]}
+    found = {entry.relative: entry.key for entry in Folder(root).files(SUFFIX)}
     assert set(odd) <= set(found)
     assert all(len(key) == 16 and set(key) <= set("0123456789abcdef") for key in found.values())
     assert len(set(found.values())) == len(found)
@@ -77,17 +75,6 @@ def test_a_key_finds_its_file_again(root):
     assert entry is not None
     assert entry.path == root / "runs" / "a" / "two.dcpplan"
     assert entry.size_bytes == 2
-
-
-def test_the_scan_stops_at_its_bounds_and_says_so(root, monkeypatch):
-    monkeypatch.setattr(folder_module, "MAX_FILES", 1)
-    found, is_complete = Folder(root).files(SUFFIX)
-    assert len(found) == 1
-    assert not is_complete
-    monkeypatch.setattr(folder_module, "MAX_FILES", 10)
-    monkeypatch.setattr(folder_module, "MAX_DEPTH", 0)
-    assert names(root) == ["one.dcpplan"]
-    assert not Folder(root).files(SUFFIX)[1]
 
 
 def test_a_missing_folder_says_what_to_do(tmp_path):
@@ -125,7 +112,7 @@ def test_each_of_thousands_of_plans_is_found_and_the_folder_is_read_once(tmp_pat
     plan, report = tmp_path / f"0{SUFFIX}", tmp_path / f"z{REPORT_SUFFIX}"
     plan.write_bytes(b"1")
     report.write_bytes(b"22")
-    names = [plan.name] + [f"{i}{SUFFIX}" for i in range(1, MAX_FILES + 500)]
+    names = [plan.name] + [f"{i}{SUFFIX}" for i in range(1, 2_500)]
     for name in names[1:]:
         os.link(plan, tmp_path / name)
     age(tmp_path)
@@ -135,10 +122,8 @@ def test_each_of_thousands_of_plans_is_found_and_the_folder_is_read_once(tmp_pat
         assert entry is not None
         assert entry.path == tmp_path / name
     assert folder.find(plan_key("unknown")) is None
-    found, is_complete = folder.files(SUFFIX)
-    assert (len(found), is_complete) == (MAX_FILES, False)
-    reports, is_complete = folder.files(REPORT_SUFFIX)  # plans crowd none out
-    assert ([entry.relative for entry in reports], is_complete) == ([report.name], True)
+    assert [entry.relative for entry in folder.files(SUFFIX)] == sorted(names)
+    assert [entry.relative for entry in folder.files(REPORT_SUFFIX)] == [report.name]
     assert read_folders == [tmp_path.name]
 
 
@@ -154,7 +139,7 @@ def test_only_a_change_of_names_makes_a_folder_read_again(root, read_folders):
     assert read_folders == once
     (root / "runs" / "a" / "new.dcpplan").write_bytes(b"x")
     assert folder.find(key).relative == "runs/a/new.dcpplan"
-    assert len(read_folders) == 6
+    assert read_folders == [*once, "a"]  # the others have not changed
 
 
 def test_a_folder_that_changed_just_now_is_read_again(root, read_folders):
@@ -180,7 +165,25 @@ def test_a_known_file_that_goes_and_comes_is_seen_as_it_is(root):
 
 def test_a_folder_with_too_many_names_says_what_is_not_looked_at(root, monkeypatch):
     assert Folder(root).bounds() == ""
-    monkeypatch.setattr(folder_module, "MAX_ENTRIES", 2)
+    monkeypatch.setattr(folder_module, "MAX_NAMES", 2)
     folder = Folder(root)
-    assert not folder.files(SUFFIX)[1]
-    assert "only the first 2 names and 8 levels of folders" in folder.bounds()
+    assert names(root) == ["one.dcpplan"]
+    folder.files(SUFFIX)
+    assert "only the first 2 names below" in folder.bounds()
+
+
+def test_a_file_ten_folders_down_is_listed(root):
+    deep = root.joinpath(*"abcdefghij")
+    deep.mkdir(parents=True)
+    (deep / "x.dcpplan").write_bytes(b"x")
+    assert "a/b/c/d/e/f/g/h/i/j/x.dcpplan" in names(root)
+
+
+def test_a_link_that_turns_away_from_the_folder_is_listed_no_more(root):
+    link = root / "again.dcpplan"
+    link.symlink_to(root / "one.dcpplan")
+    folder = Folder(root)
+    assert len(folder.files(SUFFIX)) == 3
+    link.unlink()
+    link.symlink_to(root.parent / "outside" / "secret.dcpplan")
+    assert len(folder.files(SUFFIX)) == 2

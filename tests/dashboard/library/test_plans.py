@@ -5,23 +5,11 @@ from threading import Event
 import pytest
 
 from dcp_dashboard import DashboardError
-from dcp_dashboard.library import folder as folder_module
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
 from dcp_dsl import DCPError
 from dcp_planner import write_plan
-
-
-def test_rows_hold_numbers_or_the_reason_why_not(served_folder):
-    rows, is_complete = PlanLibrary(served_folder).rows()
-    by_name = {row.entry.relative: row for row in rows}
-    assert is_complete
-    assert sorted(by_name) == ["cut.dcpplan", "deep/large.dcpplan", "small.dcpplan"]
-    assert by_name["cut.dcpplan"].value is None
-    assert "cut.dcpplan" in by_name["cut.dcpplan"].error
-    assert by_name["small.dcpplan"].value.metrics.tokens == 2048
-    assert set(by_name["small.dcpplan"].value.seconds) == {"simulated", "measured"}
 
 
 def test_a_plan_without_a_trace_is_simulated(served_folder):
@@ -72,12 +60,6 @@ def test_a_plan_for_too_many_devices_is_refused(served_folder, monkeypatch):
     monkeypatch.setattr(library_module, "MAX_DEVICES", 31)
     with pytest.raises(DashboardError, match="at most 31 devices, got 32; see its numbers with"):
         PlanLibrary(served_folder).load(plan_key("deep/large.dcpplan"))
-
-
-def test_a_list_that_takes_too_long_shows_the_rest_as_not_read(served_folder, monkeypatch):
-    monkeypatch.setattr(library_module, "LIST_BUDGET_S", -1.0)
-    rows, _ = PlanLibrary(served_folder).rows()
-    assert {row.error for row in rows} == {"not read yet; reload the page to go on"}
 
 
 def test_the_cache_forgets_what_was_used_longest_ago():
@@ -140,21 +122,30 @@ def test_reading_one_run_holds_up_no_other(tmp_path):
         assert first.result(60) == 1
 
 
-def test_plans_that_the_list_leaves_out_are_found_without_reading_the_folder_again(
-    tmp_path, lone_plan, monkeypatch
-):
+def test_plans_are_found_without_reading_the_folder_again(tmp_path, lone_plan, monkeypatch):
     names = [f"{i}.dcpplan" for i in range(9)]
     write_plan(tmp_path / names[0], lone_plan)
     for name in names[1:]:
         os.link(tmp_path / names[0], tmp_path / name)
     os.utime(tmp_path, ns=(1, 1))
-    monkeypatch.setattr(folder_module, "MAX_FILES", 2)
     library, read, scandir = PlanLibrary(tmp_path), [], os.scandir
     monkeypatch.setattr(os, "scandir", lambda path: read.append(path) or scandir(path))
-    listed = [row.entry.relative for row in library.rows()[0]]
-    assert listed == names[:2]
+    assert [row.entry.relative for row in library.index.rows()] == names
     for name in names:
         assert library.load(plan_key(name)).entry.relative == name
         assert library.version(plan_key(name)) is not None
     assert library.version("0123456789abcdef") is None
     assert len(read) == 1
+
+
+def test_pictures_of_a_list_push_no_plan_out(tmp_path, lone_plan):
+    names = [f"{i}.dcpplan" for i in range(12)]
+    for name in names:
+        write_plan(tmp_path / name, lone_plan)
+    library = PlanLibrary(tmp_path)
+    opened = library.load(plan_key(names[0]))
+    made = []
+    for name in names * 2:
+        assert library.thumbnail(plan_key(name), lambda plan: made.append(plan) or b"p") == b"p"
+    assert len(made) == len(names)
+    assert library.load(plan_key(names[0])) is opened

@@ -15,9 +15,9 @@ from dcp_dashboard.pages.charts import (
     speedup_figure,
     spread_figure,
 )
-from dcp_dashboard.pages.dataset import PAGE_ROWS, matches, sort_batches, summary_sentence
+from dcp_dashboard.pages.dataset import matches, sort_batches, summary_sentence
 from dcp_dashboard.pages.routes import render_page
-from dcp_dashboard.pages.tables import Query, read_query
+from dcp_dashboard.pages.tables import PAGE_ROWS, Query, read_query
 from dcp_dsl import DCPError
 from dcp_planner import write_plan
 
@@ -176,8 +176,8 @@ def test_many_batches_come_in_pages(tmp_path):
     (tmp_path / "many.dcpbatches.json").write_text(json.dumps(document(batches)))
     page = page_of(tmp_path, "?page=2&sort=index", "many.dcpbatches.json")
     assert page.count('"type": "Tr"') == PAGE_ROWS + 1
-    assert "Page 3 of 41" in page
-    assert "Page 41 of 41" in page_of(tmp_path, "?page=9999", "many.dcpbatches.json")
+    assert "Page 3 of 82" in page
+    assert "Page 82 of 82" in page_of(tmp_path, "?page=9999", "many.dcpbatches.json")
 
 
 def test_a_report_that_is_being_written_says_so(tmp_path):
@@ -203,7 +203,7 @@ def test_a_broken_report_is_a_message_in_page_and_list(tmp_path, name):
     with pytest.raises(DCPError, match="expected"):
         read_report(path)
     assert "This cannot be shown" in page_of(tmp_path, name=path.name)
-    rows, _ = PlanLibrary(tmp_path).reports()
+    rows = PlanLibrary(tmp_path).reports()
     assert [row.value for row in rows] == [None]
     assert path.name in rows[0].error
     shown = json.dumps(render_page(PlanLibrary(tmp_path), "/", ""), cls=PlotlyJSONEncoder)
