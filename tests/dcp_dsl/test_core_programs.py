@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import DatasetError, Sample, Spec, SpecError, dense_mask
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask
 from dcp_dsl.cli import dcpm
 from dcp_dsl.elaboration.text import show_mask
 
@@ -116,6 +116,45 @@ def test_errors_on_a_sample_name_the_place_that_the_node_comes_from():
     split = Spec.from_text("segment w = ids(d)\nmask m = causal per w").mask("m")
     with pytest.raises(DatasetError, match="`per w` needs instances of one stretch"):
         split.bind(Sample({"d": [0, 1, 0]}, 3))
+
+
+def test_a_function_can_be_given_a_segment():
+    text = TEXT + "mask m = f(doc) and f(tile) where f(s) = same(s)"
+    assert show_mask(Spec.from_text(text).mask("m").core) == "and\n  same(doc)\n  same(every(4))"
+
+
+def test_the_first_instances_of_a_tree_are_no_tree():
+    found = check("segment s = a[c] branch b[d]*  mask m = paths(first(b))")
+    assert [(d.code, d.message) for d in found] == [
+        ("E125", "`first(b)` is no name of a layout with branches")
+    ]
+
+
+def test_a_name_lost_in_one_text_changes_no_mask_of_the_library():
+    assert {d.code for d in check("token evict [ \n mask m = eviction")} >= {"E006"}
+    mask = Spec.from_text("").mask("eviction")
+    assert mask.compile(Sample({"evict": [2, 3, 3]}, 3)).num_pairs == 5
+
+
+@pytest.mark.parametrize(("functions", "is_refused"), [(99, False), (120, True)])
+def test_functions_that_call_each_other_too_often_are_refused(functions, is_refused):
+    chain = ", ".join(f"f{i + 1}(t) = f{i}(t)" for i in range(functions))
+    found = check(f"mask a = f{functions}(q) < 1 where f0(t) = t, {chain}")
+    assert ("E116" in {d.code for d in found}) == is_refused
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "wide(q) and not wide(k)",  # one column, read for two tokens
+        "v and ((not v) per answer) where v = k // 2 in q.chosen",  # one list, in two frames
+    ],
+)
+def test_a_shared_node_is_another_unknown_of_another_token_or_frame(body):
+    text = "segment s = answer[c]*  column w in answer  token chosen[2]\n"
+    text += "@partial @ahead mask wide(p: pos) = p.answer.w == p.answer.w\n"
+    text += f"@partial @ahead mask m = {body}"
+    assert "E122" not in {d.code for d in check(text)}
 
 
 def test_explain_prints_the_core_program():

@@ -1,6 +1,8 @@
 """Check calls of masks, `where` functions and builtins: do the arguments fit the parameters?"""
 
 from dataclasses import replace
+from functools import reduce
+from typing import cast
 
 from dcp_dsl.checks.findings import Checker
 from dcp_dsl.checks.kinds import (
@@ -15,12 +17,15 @@ from dcp_dsl.checks.kinds import (
     are_comparable,
     param_kind,
 )  # fmt: skip
+from dcp_dsl.checks.scope import Scope
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.substitution import substitute
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
 from dcp_dsl.syntax.foreign import JOINS
 
-MAX_CALL_DEPTH = 20
+MAX_CALL_DEPTH = 100  # of `where` functions that call each other
 
 
 def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
@@ -39,8 +44,7 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
         return _check_builtin(value, names, checker)
     found = checker.scope.find_mask(text)
     if found is not None and text not in checker.scope.segments:
-        check_arguments(found[0], value.arguments, value.name.span, names, checker)
-        return MASK
+        return call_mask(*found, value.arguments, value.name.span, names, checker)
     for argument in value.arguments:
         checker.kind(argument.value, names)
     if text in checker.lost:
@@ -84,15 +88,21 @@ def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:
 
 
 def _check_segment_function(value: ast.Call, names: Names, checker: Checker) -> Kind:
-    """Check `same(S)`, `paths(S)`, `first(S, m)`, `last(S, m)`."""
-    kind = MASK if value.name.text in ("same", "paths") else SEGMENT
-    if _has_count(value, *SEGMENT_FUNCTIONS[value.name.text], checker):
-        segment = checker.segment(value.arguments[0].value, names)
-        if value.name.text == "paths":
-            checker.tree(segment, value.arguments[0].value.span)
-        for argument in value.arguments[1:]:
-            checker.constant(argument.value, names, at_least=0)
-    return kind
+    """Return the kind of `same(S)`, `paths(S)`, `first(S, m)`, `last(S, m)`."""
+    word, place = value.name.text, checker.place(value.span)
+    kind = MASK if word in ("same", "paths") else SEGMENT
+    if not _has_count(value, *SEGMENT_FUNCTIONS[word], checker):
+        return kind
+    first, *more = (argument.value for argument in value.arguments)
+    segment = checker.segment(first, names)
+    counts = [checker.constant(each, names, at_least=0) for each in more]
+    if word == "same":
+        return kind.of(nodes.Same(segment, place=place))
+    if word == "paths":
+        checker.tree(segment, first.span.text(checker.program.text), first.span)
+        return kind.of(nodes.Along(cast("nodes.Laid", segment), place=place))
+    count = counts[0] if counts else nodes.Const(1, place=place)
+    return kind.of(nodes.Chosen(word == "first", segment, count, place=place))
 
 
 def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
@@ -109,14 +119,32 @@ def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
             )  # fmt: skip
         is_vague = result.name == "int"
         result = replace(other if is_vague else result, depends=result.depends | other.depends)
-    return result
+    place = checker.place(value.span)
+    return result.of(_extreme(value.name.text, [kind.node for kind in kinds], place))
+
+
+def _extreme(name: str, numbers: list[nodes.Number], place: nodes.Place) -> nodes.Number:
+    """Return abs, min, max or clamp by the smaller and the larger of two numbers."""
+
+    def join(op: nodes.Operation, a: nodes.Number, b: nodes.Number) -> nodes.Number:
+        return nodes.Arithmetic(op, a, b, place=place)
+
+    if name == "abs":
+        return join("max", numbers[0], nodes.negated(numbers[0]))
+    if name == "clamp":
+        return join("min", join("max", numbers[0], numbers[1]), numbers[2])
+    return reduce(lambda a, b: join(cast("nodes.Operation", name), a, b), numbers)
 
 
 def _check_function(value: ast.Call, function: Function, names: Names, checker: Checker) -> Kind:
     """Return the kind of a call of a `where` function: check its body with these arguments."""
     kinds = [checker.kind(a.value, names) for a in value.arguments]
     params = function.definition.params
-    if not _has_count(value, len(params), len(params), checker) or checker.depth > MAX_CALL_DEPTH:
+    if not _has_count(value, len(params), len(params), checker):
+        return UNKNOWN
+    if checker.depth >= MAX_CALL_DEPTH:
+        message = f"more than {MAX_CALL_DEPTH} functions call each other here"
+        checker.report("E116", message, value.span, "write some of them out")
         return UNKNOWN
     inner = {**function.names, **dict(zip((p.text for p in params), kinds, strict=True))}
     checker.depth += 1
@@ -125,19 +153,29 @@ def _check_function(value: ast.Call, function: Function, names: Names, checker: 
     return kind
 
 
-def check_arguments(
+def call_mask(
     mask: ast.MaskDef,
+    scope: Scope,
     given: tuple[ast.Argument, ...],
     span: Span,
     names: Names,
     checker: Checker,
-) -> None:
-    """Check the arguments of a mask against its parameters."""
+) -> Kind:
+    """Check the arguments of a mask against its parameters; return what the call means.
+
+    Args:
+        mask: the mask.
+        scope: where its body is read.
+        given: the arguments.
+        span: the place of the name.
+        names: parameters and bindings around the call.
+        checker: of the text with the call.
+    """
     params = {p.name.text: p for p in mask.params}
-    taken: set[str] = set()
+    values: dict[str, nodes.Node] = {}
     for index, argument in enumerate(given):
         if not _has_place(mask, given, index, checker):
-            return
+            return MASK
         name = argument.name.text if argument.name is not None else list(params)[index]
         if name not in params:
             known = ", ".join(params) or "none"
@@ -146,17 +184,24 @@ def check_arguments(
             at = argument.span if argument.name is None else argument.name.span
             checker.report("E106", message, at, hint)
             continue
-        if name in taken:
+        if name in values:
             checker.report("E106", f"parameter `{name}` is given twice", argument.span)
-        taken.add(name)
-        check_argument(argument.value, params[name], names, checker)
-    missing = [n for n, param in params.items() if param.default is None and n not in taken]
+        values[name] = check_argument(argument.value, params[name], names, checker)
+    missing = [n for n, param in params.items() if param.default is None and n not in values]
     if missing:
         shown = ", ".join(f"`{m}`" for m in missing)
         checker.report(
             "E106", f"`{mask.name.text}` needs a value for {shown}", span,
             f"write `{mask.name.text}({missing[0]} = ...)`",
         )  # fmt: skip
+        return MASK
+    body = checker.body(mask, scope)
+    if body is None:
+        return MASK
+    for name in params:
+        if name not in values:  # a default may speak of the parameters before it
+            values[name] = substitute(body.defaults[name], values)
+    return MASK.of(substitute(body.core, values) if params else body.core)
 
 
 def _has_place(
@@ -177,11 +222,12 @@ def _has_place(
     return False
 
 
-def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Checker) -> None:
-    """Check one argument (or default) against its parameter."""
+def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Checker) -> nodes.Node:
+    """Check one argument (or default) against its parameter; return what it means."""
     wanted, kind = param_kind(param.type.text), checker.kind(value, names)
+    node: nodes.Node = kind.node
     if UNKNOWN in (wanted, replace(kind, depends=frozenset())):
-        return
+        return node
     fits = kind.is_plain if wanted.is_plain else kind.name == wanted.name
     if wanted.name == "pos" and kind.is_plain:
         fits = True
@@ -195,3 +241,4 @@ def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Che
         checker.report(
             "E107", f"parameter `{param.name.text}` may not depend on a position", value.span
         )
+    return node

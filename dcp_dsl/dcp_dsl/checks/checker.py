@@ -1,17 +1,16 @@
 """Check a text as a whole: statement by statement, and every expression in it."""
 
-from dcp_dsl.checks.columns import parent_columns
 from dcp_dsl.checks.definitions import (
     check_column,
     check_definitions,
-    check_every,
     check_layout,
-    check_mask,
     check_recursion,
     check_size,
 )
-from dcp_dsl.checks.expressions import ExpressionChecker
+from dcp_dsl.checks.masks import MaskChecker, check_mask
 from dcp_dsl.checks.scope import Scope
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.reads import parent_columns
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
@@ -28,7 +27,7 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
         Errors and warnings.
     """
     program = scope.program
-    checker = ExpressionChecker(scope, program, lost | _missing_imports(scope))
+    checker = MaskChecker(scope, program, lost | _missing_imports(scope))
     check_definitions(program, checker)
     check_recursion(scope, checker)
     for statement in program.statements:
@@ -38,13 +37,15 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
 
 def check_expression(
     expression: ast.Expr, scope: Scope, program: Program
-) -> tuple[Diagnostic, ...]:
-    """Find the errors of a mask expression over the names of a checked text."""
-    checker = ExpressionChecker(scope, program)
+) -> tuple[nodes.Mask, tuple[Diagnostic, ...]]:
+    """Return a mask expression over the names of a checked text as a core program, and its errors.
+
+    With errors the program means nothing.
+    """
+    checker = MaskChecker(scope, program)
     check_size(expression, checker)
-    if not checker.found:
-        checker.mask(expression, {})
-    return tuple(d for d in checker.found if d.severity == "error")
+    core = nodes.LOST if checker.found else checker.mask(expression, {})
+    return core, tuple(d for d in checker.found if d.severity == "error")
 
 
 def _missing_imports(scope: Scope) -> frozenset[str]:
@@ -62,7 +63,7 @@ def _missing_imports(scope: Scope) -> frozenset[str]:
 # ---- statements ----------------------------------------------------------------------------------
 
 
-def _check_statement(statement: ast.Statement, checker: ExpressionChecker) -> None:
+def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:
     match statement:
         case ast.MaskDef():
             check_mask(statement, checker)
@@ -80,10 +81,10 @@ def _check_statement(statement: ast.Statement, checker: ExpressionChecker) -> No
             _check_check(statement, checker)
 
 
-def _check_segment(segment: ast.Segment, checker: ExpressionChecker) -> None:
+def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
     match segment.source:
         case ast.Every() as every:
-            check_every(every, {}, checker)
+            checker.every(every, {})
             if every.parent is not None and every.parent.text == segment.name.text:
                 checker.report("E110", f"`{segment.name.text}` tiles itself", every.parent.span)
         case ast.Columns(kind=kind, names=names) if names and kind.text != "ids":
@@ -95,7 +96,7 @@ def _check_segment(segment: ast.Segment, checker: ExpressionChecker) -> None:
             check_layout(layout, checker)
 
 
-def _check_stack(stack: ast.Stack, checker: ExpressionChecker) -> None:
+def _check_stack(stack: ast.Stack, checker: MaskChecker) -> None:
     if all(layer.value is None and not layer.heads for layer in stack.layers):
         hint = "`3 of linear, causal` has a mask in every fourth layer"
         checker.report("E103", "no layer of this stack has a mask", stack.name.span, hint)
@@ -107,7 +108,7 @@ def _check_stack(stack: ast.Stack, checker: ExpressionChecker) -> None:
         _check_heads(layer, checker)
 
 
-def _check_heads(layer: ast.Layer, checker: ExpressionChecker) -> None:
+def _check_heads(layer: ast.Layer, checker: MaskChecker) -> None:
     """Check the head groups of a layer: ranges that are empty or overlap, `rest` once and last."""
     taken: list[tuple[int, int]] = []
     for index, group in enumerate(layer.heads):
@@ -130,7 +131,7 @@ def _check_heads(layer: ast.Layer, checker: ExpressionChecker) -> None:
             checker.report("E123", message, layer.span, hint)
 
 
-def _check_attach(attach: ast.Attach, checker: ExpressionChecker) -> None:
+def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
     value = attach.value
     if isinstance(value, ast.Name) and checker.scope.find_stack(value.text) is not None:
         return  # its masks are checked where it is defined
@@ -144,7 +145,7 @@ def _check_attach(attach: ast.Attach, checker: ExpressionChecker) -> None:
         seen.add(rename.new.text)
 
 
-def _check_sample(sample: ast.SampleDef, checker: ExpressionChecker) -> None:
+def _check_sample(sample: ast.SampleDef, checker: MaskChecker) -> None:
     scope = checker.scope
     signed = {name for _, layout in scope.layouts() for name in parent_columns(layout)}
     signed |= {token.column.text for token in scope.tokens.values() if token.size is not None}
@@ -168,7 +169,7 @@ def _has_negative(value: ast.Literals) -> bool:
     return False
 
 
-def _check_check(check: ast.Check, checker: ExpressionChecker) -> None:
+def _check_check(check: ast.Check, checker: MaskChecker) -> None:
     checker.mask(check.left, {})
     if check.right is not None:
         checker.mask(check.right, {})

@@ -1,13 +1,13 @@
 """Check expressions: are the names known, do the kinds fit, do calls have the right arguments?"""
 
 from itertools import pairwise
+from typing import cast
 
-from dcp_dsl.checks.calls import check_arguments, check_call
+from dcp_dsl.checks.calls import call_mask, check_call
 from dcp_dsl.checks.findings import Checker
 from dcp_dsl.checks.kinds import (
     INT,
     MASK,
-    SEGMENT,
     UNKNOWN,
     Function,
     Kind,
@@ -16,24 +16,17 @@ from dcp_dsl.checks.kinds import (
     are_comparable,
     combine,
     has_one_parent,
-    parent_of,
 )  # fmt: skip
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
-from dcp_dsl.syntax.diagnostics import (
-    did_you_mean,
-)
-from dcp_dsl.syntax.foreign import segment_hint
+from dcp_dsl.syntax.diagnostics import did_you_mean
 
 PLACES: dict[str, KindName] = {
     "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
     "path": "tokens",
 }  # fmt: skip
-_WORDS = {
-    "q": Kind("pos", depends=frozenset("q")), "k": Kind("pos", depends=frozenset("k")),
-    "len": Kind("tokens"), "paths": MASK,
-}  # fmt: skip
-
 
 _LIST_HINT = "ask for one of its numbers: `k // 64 in q.name`"
 
@@ -43,7 +36,7 @@ class ExpressionChecker(Checker):
 
     # ---- expectations ----
 
-    def mask(self, value: ast.Expr, names: Names) -> None:
+    def mask(self, value: ast.Expr, names: Names) -> nodes.Mask:
         """Check an expression that must be a mask."""
         kind = self.kind(value, names, is_mask=True)
         if kind.name not in ("mask", "unknown"):
@@ -53,6 +46,7 @@ class ExpressionChecker(Checker):
                 "list": _LIST_HINT,
             }.get(kind.name, "compare it: `q - k < 4`")
             self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
+        return cast("nodes.Mask", kind.node)
 
     def number(self, value: ast.Expr, names: Names) -> Kind:
         """Check an expression that must be a number."""
@@ -68,7 +62,9 @@ class ExpressionChecker(Checker):
         self.report("E103", f"expected a number, got {kind.described()}", value.span, hint)
         return UNKNOWN
 
-    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
+    def constant(
+        self, value: ast.Expr, names: Names, *, at_least: int | None = None
+    ) -> nodes.Number:
         """Check a number that may not depend on a position."""
         kind = self.number(value, names)
         if kind.depends:
@@ -78,41 +74,19 @@ class ExpressionChecker(Checker):
                 "E111", f"expected at least {at_least}, got {known}", value.span,
                 "sizes and divisors are positive",
             )  # fmt: skip
+        return cast("nodes.Number", kind.node)
 
-    def segment(self, value: ast.Expr, names: Names) -> str:
-        """Check an expression that must be a segment; give its name."""
+    def segment(self, value: ast.Expr, names: Names) -> nodes.Segment:
+        """Check an expression that must be a segment."""
         if isinstance(value, ast.Call) and value.name.text in ("first", "last"):
-            check_call(value, names, self)
-            inner = value.arguments[0].value if value.arguments else value
-            return inner.text if isinstance(inner, ast.Name) else ""
+            return cast("nodes.Segment", check_call(value, names, self).node)
         if isinstance(value, ast.Name):
             return self.segment_name(ast.Ident(value.text, span=value.span), names)
         self.report(
             "E103", "expected a segment", value.span,
             "write its name, `first(segment)` or `last(segment)`",
         )  # fmt: skip
-        return ""
-
-    def segment_name(self, ident: ast.Ident, names: Names) -> str:
-        """Check a bare word that must name a segment."""
-        kind = names.get(ident.text)
-        if kind == UNKNOWN or self.is_segment(ident.text, names):
-            return ident.text
-        if kind is None and ident.text in self.lost:
-            return ident.text
-        if kind is not None or self._names_something_else(ident.text):
-            known = [*self.scope.segments, *(n for n in names if self.is_segment(n, names))]
-            hint = segment_hint(ident.text, known)
-            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
-        else:
-            known = [*self.scope.segments, *self.lost]
-            known += [n for n in names if self.is_segment(n, names)]
-            hint = segment_hint(ident.text, known)
-            self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
-        return ""
-
-    def _names_something_else(self, name: str) -> bool:
-        return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
+        return LOST
 
     # ---- kinds ----
 
@@ -124,11 +98,10 @@ class ExpressionChecker(Checker):
             names: parameters and bindings around it.
             is_mask: whether only a mask fits, so that an unknown name is a misspelt mask.
         """
+        place = self.place(value.span)
         match value:
-            case ast.Number():
-                return INT
-            case ast.Bool():
-                return MASK
+            case ast.Number(number):
+                return INT.of(nodes.Const(number, place=place))
             case ast.Name():
                 return self.name(value, names, is_mask=is_mask)
             case ast.Attribute():
@@ -137,34 +110,41 @@ class ExpressionChecker(Checker):
                 return check_call(value, names, self)
             case ast.Sign(op, inner):
                 kind = self.number(inner, names)
-                return kind if op == "+" or kind.is_plain else Kind("int", depends=kind.depends)
+                if op == "+":
+                    return kind
+                node = nodes.negated(kind.node)
+                return Kind(kind.name if kind.is_plain else "int", depends=kind.depends, node=node)
             case ast.Binary():
                 return self.binary(value, names)
-        self.logic(value, names)
-        return MASK
+        return MASK.of(self.logic(value, names, place))
 
-    def logic(self, value: ast.Expr, names: Names) -> None:
+    def logic(self, value: ast.Expr, names: Names, place: nodes.Place) -> nodes.Mask:
         """Check a node whose result is a mask."""
         match value:
+            case ast.Bool(flag):
+                return nodes.Truth(flag, place=place)
             case ast.Not(inner):
-                self.mask(inner, names)
-            case ast.And(items) | ast.Or(items):
-                for item in items:
-                    self.mask(item, names)
+                return nodes.Not(self.mask(inner, names), place=place)
+            case ast.And(items):
+                return nodes.And(tuple(self.mask(item, names) for item in items), place=place)
+            case ast.Or(items):
+                return nodes.Or(tuple(self.mask(item, names) for item in items), place=place)
             case ast.Minus(left, right):
-                self.mask(left, names)
-                self.mask(right, names)
+                whole, taken = self.mask(left, names), self.mask(right, names)
+                return nodes.And((whole, nodes.Not(taken, place=place)), place=place)
             case ast.Compare():
-                self.compare(value, names)
+                return self.compare(value, names, place)
             case ast.In():
-                self.membership(value, names)
+                inside = self.membership(value, names, place)
+                return nodes.Not(inside, place=place) if value.negated else inside
             case ast.Per(inner, segment):
                 self.cells.append(segment.text)
-                self.mask(inner, names)
+                body = self.mask(inner, names)
                 self.cells.pop()
-                self.segment_name(segment, names)
-            case ast.Rules():
-                self.rules(value, names)
+                return nodes.Per(self.segment_name(segment, names), body, place=place)
+            case ast.Rules(rules):
+                return nodes.any_of([self.rule(rule, names) for rule in rules], place)
+        raise AssertionError(f"no expression: {type(value).__name__}")
 
     def name(self, value: ast.Name, names: Names, *, is_mask: bool = False) -> Kind:
         """Return the kind of a name."""
@@ -175,15 +155,12 @@ class ExpressionChecker(Checker):
                 self.report("E106", f"`{text}` is a function; give it arguments", value.span)
                 return UNKNOWN
             return known
-        if text == "paths":
-            self.the_tree(text, value.span)
-        if text in _WORDS:
-            return _WORDS[text]
+        if (word := self._word(text, self.place(value.span))) is not None:
+            return word
         if text in self.scope.segments:
-            return SEGMENT
+            return self.named_segment(value, names)
         if (found := self.scope.find_mask(text)) is not None:
-            check_arguments(found[0], (), value.span, names, self)
-            return MASK
+            return call_mask(*found, (), value.span, names, self)
         if self.scope.find_stack(text) is not None:
             self.report(
                 "E103", f"expected a mask, `{text}` is a stack of masks", value.span,
@@ -193,24 +170,36 @@ class ExpressionChecker(Checker):
         if text in self.lost:
             return UNKNOWN
         if text in self.columns:
-            return INT  # one integer per sample
+            return INT.of(nodes.RowColumn(text, place=self.place(value.span)))
         self.unknown(text, value.span, names, "mask" if is_mask else "")
         return UNKNOWN
+
+    def _word(self, text: str, place: nodes.Place) -> Kind | None:
+        """Return the kind of a word of the language that stands for a number or a mask."""
+        match text:
+            case "q" | "k":
+                return Kind("pos", depends=frozenset(text), node=nodes.Pos(text, place=place))
+            case "len":
+                return Kind("tokens", node=nodes.Length(place=place))
+            case "paths":
+                return MASK.of(nodes.Along(self.the_tree(text, place.span), place=place))
+        return None
 
     def attribute(self, value: ast.Attribute, names: Names) -> Kind:
         """Return the kind of `row.col`, `S.count`, `q.S`, `q.S.start`, `q.token`."""
         inner, name = value.value, value.name
         if inner == ast.Name("row"):
-            return INT
+            return INT.of(nodes.RowColumn(name.text, place=self.place(value.span)))
         if isinstance(inner, ast.Name) and self.is_segment(inner.text, names):
+            segment = self.named_segment(inner, names)
             if name.text != "count":
                 self.report(
                     "E102", f"a segment has no `.{name.text}`", name.span,
                     f"`{inner.text}.count`, or of a token's instance `q.{inner.text}.{name.text}`",
                 )  # fmt: skip
             else:
-                self._count(value, inner.text, names)
-            return INT
+                self._count(value, inner.text, segment.segment, names)
+            return INT.of(nodes.Count(segment.node, place=self.place(value.span)))
         kind = self.number(inner, names)
         if kind.name == "index":
             return self._place(value, kind)
@@ -224,18 +213,22 @@ class ExpressionChecker(Checker):
 
     def _of_token(self, value: ast.Attribute, kind: Kind, names: Names) -> Kind:
         """Return the kind of what is read at a position: a segment's number, a column, a path."""
-        inner, name = value.value, value.name
-        if self.is_segment(name.text, names) or name.text in self.lost:
+        inner, name, place = value.value, value.name, self.place(value.span)
+        if self.is_segment(name.text, names):
+            read = nodes.Lookup(self.segment_name(name, names), "number", kind.node, place=place)
+            return Kind("index", name.text, kind.depends, read)
+        if name.text in self.lost:
             return Kind("index", name.text, kind.depends)
         if (column := self.scope.tokens.get(name.text)) is not None:
             if column.segment is not None:
                 where = f"{inner.span.text(self.program.text)}.{column.segment.text}.{name.text}"
                 message = f"`{name.text}` is a column of `{column.segment.text}`, not of its tokens"
                 self.report("E102", message, name.span, f"write `{where}`")
-            return _column_kind(column, kind)
+            return self._column(column, kind, kind.node, place)
         if name.text == "path":
-            self.the_tree(f".{name.text}", name.span)
-            return Kind("tokens", depends=kind.depends)
+            tree = self.the_tree(f".{name.text}", name.span)
+            read = nodes.Lookup(tree, "path", kind.node, place=place)
+            return Kind("tokens", depends=kind.depends, node=read)
         known = [*self.scope.segments, *self.scope.tokens, *names, *self.lost]
         hint = did_you_mean(name.text, known) or self.segments_hint(value)
         self.report("E102", f"a position has no `.{name.text}`", name.span, hint)
@@ -257,19 +250,26 @@ class ExpressionChecker(Checker):
                 "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
                 name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
             )  # fmt: skip
+        place, number = self.place(value.span), index.node
+        table, at = (number.table, number.at) if isinstance(number, nodes.Lookup) else (LOST, LOST)
         if column is not None and is_own:
-            return _column_kind(column, index)
+            return self._column(column, index, at, place)
         if name.text == "path":
-            self.tree(segment, name.span)
-        return Kind(PLACES[name.text], depends=index.depends)
+            self.tree(cast("nodes.Segment", table), segment, name.span)
+        read = nodes.Lookup(table, cast("nodes.Fact", name.text), at, place=place)
+        return Kind(PLACES[name.text], depends=index.depends, node=read)
 
-    def _count(self, value: ast.Attribute, name: str, names: Names) -> None:
+    def _column(self, column: ast.Token, kind: Kind, at: nodes.Number, place: nodes.Place) -> Kind:
+        """Return the kind of a column's value at a token or at an instance."""
+        segment = None if column.segment is None else self.segment_name(column.segment, {})
+        table = nodes.TokenColumn(
+            column.name.text, column.column.text, column.size, segment, place=place
+        )
+        read = nodes.Lookup(table, "number", at, place=place)
+        return Kind("int" if column.size is None else "list", depends=kind.depends, node=read)
+
+    def _count(self, value: ast.Attribute, name: str, parent: str, names: Names) -> None:
         """Refuse a count of nested instances without a parent: each parent has its own count."""
-        kind = names.get(name)
-        if isinstance(kind, Kind):
-            parent = kind.segment
-        else:
-            parent = parent_of(name, self.scope.segments[name])
         local = {
             n: k.segment for n, k in names.items() if isinstance(k, Kind) and k.name == "segment"
         }
@@ -297,9 +297,10 @@ class ExpressionChecker(Checker):
                 "a distance is `q - k`; a position plus a number of tokens is a position",
             )  # fmt: skip
             return Kind("unknown", depends=left.depends | right.depends)
-        return kind
+        place = self.place(value.span)
+        return kind.of(nodes.Arithmetic(value.op, left.node, right.node, place=place))
 
-    def compare(self, value: ast.Compare, names: Names) -> None:
+    def compare(self, value: ast.Compare, names: Names, place: nodes.Place) -> nodes.Mask:
         """Check that neighbours of a chain of comparisons can be compared."""
         kinds = [self.number(operand, names) for operand in value.operands]
         spans = [operand.span for operand in value.operands]
@@ -318,6 +319,10 @@ class ExpressionChecker(Checker):
                 f"`same({segment})`",
                 f"`.{segment}` counts segments",
             )  # fmt: skip
+        links = zip(value.ops, pairwise(kinds), strict=True)
+        return nodes.all_of(
+            [nodes.Compare(op, a.node, b.node, place=place) for op, (a, b) in links], place
+        )
 
     def _report_two_segments(self, value: ast.Compare, i: int, left: Kind, right: Kind) -> None:
         """Report a comparison of the numbers of two segments."""
@@ -332,34 +337,48 @@ class ExpressionChecker(Checker):
             "each counts its own instances",
         )  # fmt: skip
 
-    def membership(self, value: ast.In, names: Names) -> None:
+    def membership(self, value: ast.In, names: Names, place: nodes.Place) -> nodes.Mask:
         """Check that `in` asks for a position in a segment, or for a number in a list."""
         kind = self.number(value.item, names)
         if isinstance(value.container, ast.Attribute):
             found = self.kind(value.container, names)
-            if found.name not in ("list", "unknown"):
+            if found.name == "list":
+                return nodes.Listed(kind.node, found.node.table, found.node.at, place=place)
+            if found.name != "unknown":
                 message = f"expected a segment or a list, got {found.described()}"
                 self.report("E103", message, value.container.span, "compare it with `==`")
-            return
+            return LOST
         if kind.name not in ("pos", "unknown"):
             message = f"`in` asks about a position, got {kind.described()}"
             self.report("E103", message, value.item.span, "write `q in ...` or `k in ...`")
-        self.segment(value.container, names)
+        return nodes.Within(self.segment(value.container, names), kind.node, place=place)
 
-    def rules(self, value: ast.Rules, names: Names) -> None:
-        """Check the rules of a rule block."""
-        for rule in value.rules:
-            self.segment_name(rule.subject, names)
-            for target in rule.targets:
-                if target.name.text not in ("self", "all"):
-                    self.segment_name(target.name, names)
-                if target.within is not None:
-                    self.constant(target.within, names, at_least=1)
+    def rule(self, rule: ast.Rule, names: Names) -> nodes.Mask:
+        """Check ``subject sees target, target``."""
+        place = self.place(rule.span)
+        subject = self.segment_name(rule.subject, names)
+        seen = nodes.any_of([self.target(each, subject, names) for each in rule.targets], place)
+        return nodes.And((nodes.Within(subject, nodes.Pos("q", place=place), place=place), seen),
+                         place=place)  # fmt: skip
 
-
-def _column_kind(column: ast.Token, at: Kind) -> Kind:
-    """Return the kind of a column's value at a token or at an instance."""
-    return Kind("int" if column.size is None else "list", depends=at.depends)
+    def target(self, target: ast.Target, subject: nodes.Segment, names: Names) -> nodes.Mask:
+        """Check the keys that a rule shows, and how near they are."""
+        place = self.place(target.span)
+        q, k = nodes.Pos("q", place=place), nodes.Pos("k", place=place)
+        conditions: list[nodes.Mask] = []
+        if target.name.text == "self":
+            conditions.append(nodes.Same(subject, place=place))
+        elif target.name.text != "all":
+            seen = self.segment_name(target.name, names)
+            conditions.append(nodes.Within(seen, k, place=place))
+        if target.is_causal:
+            conditions.append(nodes.Compare("<=", k, q, place=place))
+        if target.within is not None:
+            width = self.constant(target.within, names, at_least=1)
+            for a, b in ((q, k), (k, q)):
+                distance = nodes.Arithmetic("-", a, b, place=place)
+                conditions.append(nodes.Compare("<", distance, width, place=place))
+        return nodes.all_of(conditions or [nodes.Truth(True, place=place)], place)
 
 
 def _literal(value: ast.Expr) -> int | None:

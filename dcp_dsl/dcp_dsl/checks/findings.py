@@ -1,11 +1,13 @@
-"""Collect diagnostics about the expressions of a text, and find hints for unknown names."""
+"""Collect diagnostics about the expressions of a text; look segments up, hint at unknown names."""
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, cast
 
-from dcp_dsl.checks.kinds import BUILTINS, SEGMENT_FUNCTIONS, Kind, Names
-from dcp_dsl.checks.scope import Scope, library_names
+from dcp_dsl.checks.kinds import BUILTINS, SEGMENT_FUNCTIONS, UNKNOWN, Kind, Names, parent_of
+from dcp_dsl.checks.scope import Body, Scope, library_names
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
 from dcp_dsl.syntax.diagnostics import (
@@ -15,7 +17,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint
+from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint, segment_hint
 
 UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
 
@@ -27,7 +29,7 @@ _BRANCH_HINT = (
 
 @dataclass(slots=True)
 class Checker(ABC):
-    """Collects diagnostics about expressions of one text; `ExpressionChecker` is the only one.
+    """Collects diagnostics about expressions of one text; `MaskChecker` is the only one.
 
     Attributes:
         scope: definitions.
@@ -36,6 +38,7 @@ class Checker(ABC):
         columns: names that may stand for columns (arguments of `for ... use`).
         found: diagnostics so far.
         cells: segments of the `per` around what is checked, from the outside in.
+        segments: those of the text that were named so far.
     """
 
     scope: Scope
@@ -46,6 +49,7 @@ class Checker(ABC):
     places: set[tuple[str, Span]] = field(default_factory=set)
     depth: int = 0
     cells: list[str] = field(default_factory=list)
+    segments: dict[str, Kind] = field(default_factory=dict)
 
     @property
     def is_full(self) -> bool:
@@ -75,6 +79,10 @@ class Checker(ABC):
             )
         )  # fmt: skip
 
+    def place(self, span: Span) -> nodes.Place:
+        """Return a place of the text."""
+        return nodes.Place(self.program, span)
+
     @abstractmethod
     def kind(self, value: ast.Expr, names: Names) -> Kind:
         """Check an expression of any kind."""
@@ -84,12 +92,18 @@ class Checker(ABC):
         """Check an expression that must be a number."""
 
     @abstractmethod
-    def constant(self, value: ast.Expr, names: Names, *, at_least: int | None = None) -> None:
+    def constant(
+        self, value: ast.Expr, names: Names, *, at_least: int | None = None
+    ) -> nodes.Number:
         """Check a number that may not depend on a position."""
 
     @abstractmethod
-    def segment(self, value: ast.Expr, names: Names) -> str:
-        """Check an expression that must be a segment; return its name."""
+    def segment(self, value: ast.Expr, names: Names) -> nodes.Segment:
+        """Check an expression that must be a segment."""
+
+    @abstractmethod
+    def body(self, mask: ast.MaskDef, scope: Scope) -> Body | None:
+        """Return the body of a mask of a scope; None if it cannot be written out."""
 
     # ---- names ----
 
@@ -99,6 +113,47 @@ class Checker(ABC):
         if kind is None:
             return name in self.scope.segments
         return isinstance(kind, Kind) and kind.name == "segment"
+
+    def segment_name(self, ident: ast.Ident, names: Names) -> nodes.Segment:
+        """Check a bare word that must name a segment."""
+        kind = names.get(ident.text)
+        if self.is_segment(ident.text, names):
+            return cast("nodes.Segment", self.named_segment(ident, names).node)
+        if kind == UNKNOWN or (kind is None and ident.text in self.lost):
+            return LOST
+        known = [*self.scope.segments, *(n for n in names if self.is_segment(n, names))]
+        if kind is not None or self._names_something_else(ident.text):
+            hint = segment_hint(ident.text, known)
+            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
+        else:
+            hint = segment_hint(ident.text, [*known, *self.lost])
+            self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
+        return LOST
+
+    def named_segment(self, ident: ast.Ident | ast.Name, names: Names) -> Kind:
+        """Return the kind of a name that stands for a segment."""
+        name = ident.text
+        if isinstance(local := names.get(name), Kind):
+            return local
+        if name not in self.segments:
+            statement = self.scope.segments[name]
+            kind = self.segments[name] = Kind("segment", parent_of(name, statement))
+            node: nodes.Segment = nodes.Laid(statement, name, place=self.place(ident.span))
+            if isinstance(statement.source, ast.Every):  # which may, wrongly, tile itself
+                is_own = self.program is self.scope.program
+                text = self if is_own else type(self)(self.scope, self.scope.program)
+                node = text.every(statement.source, {})
+            self.segments[name] = kind.of(node)
+        return self.segments[name]
+
+    def every(self, every: ast.Every, names: Names) -> nodes.Tiles:
+        """Check the size and the parent of tiles."""
+        size = self.constant(every.size, names, at_least=1)
+        parent = None if every.parent is None else self.segment_name(every.parent, names)
+        return nodes.Tiles(size, parent, place=self.place(every.size.span))
+
+    def _names_something_else(self, name: str) -> bool:
+        return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
 
     def unknown(
         self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
@@ -127,21 +182,25 @@ class Checker(ABC):
             fix=POSITIONS.get(text), is_unknown_name=True,
         )  # fmt: skip
 
-    def the_tree(self, word: str, span: Span) -> None:
-        """Report `paths` or `q.path` where the text has no layout with branches, or several."""
-        trees = [statement.name.text for statement in self.scope.trees()]
+    def the_tree(self, word: str, span: Span) -> nodes.Laid:
+        """Return the layout with branches, which `paths` or `q.path` needs; report several."""
+        trees = self.scope.trees()
         if len(trees) > 1:
-            shown = " or ".join(f"`{name}`" for name in trees)
-            hint = f"write `paths({trees[0]})`, or `q.{trees[0]}.path` for a position on it"
+            shown = " or ".join(f"`{statement.name.text}`" for statement in trees)
+            name = trees[0].name.text
+            hint = f"write `paths({name})`, or `q.{name}.path` for a position on it"
             self.report("E125", f"`{word}` could be that of {shown}", span, hint)
         elif not trees:
             message = f"`{word}` needs a layout with branches; this text has none"
             self.report("E125", message, span, _BRANCH_HINT)
+        else:
+            return nodes.Laid(trees[0], trees[0].name.text, place=self.place(span))
+        return LOST
 
-    def tree(self, name: str, span: Span) -> None:
+    def tree(self, segment: nodes.Segment, name: str, span: Span) -> None:
         """Report a segment that is no name of a layout with branches."""
-        statement = self.scope.segments.get(name)
-        if name and (statement is None or statement not in self.scope.trees()):
+        is_tree = isinstance(segment, nodes.Laid) and segment.statement in self.scope.trees()
+        if not is_tree and segment is not LOST:
             message = f"`{name}` is no name of a layout with branches"
             self.report("E125", message, span, _BRANCH_HINT)
 

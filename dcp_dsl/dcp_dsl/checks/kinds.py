@@ -4,9 +4,10 @@
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeAlias
 
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk_parts
 
@@ -23,17 +24,23 @@ PARAM_TYPES = ("tokens", "int", "bool", "pos", "mask")
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of an expression.
+    """The kind of an expression, and what it means.
 
     Attributes:
         name: which one.
-        segment: of an index, the segment it counts; of a segment behind `where`, its parent.
+        segment: of an index, the segment it counts; of a segment, its parent.
         depends: the positions (`q`, `k`) it depends on.
+        node: the core program of the mask, number or segment.
     """
 
     name: KindName
     segment: str = ""
     depends: frozenset[str] = frozenset()
+    node: Any = field(compare=False, repr=False, default=nodes.LOST)
+
+    def of(self, node: nodes.Node) -> "Kind":
+        """Return the kind with a meaning."""
+        return replace(self, node=node)
 
     @property
     def is_number(self) -> bool:
@@ -130,7 +137,7 @@ class Function:
     names: "Names"
 
 
-Names: TypeAlias = Mapping[str, Kind | Function]
+Names: TypeAlias = Mapping[str, Kind | Function]  # parameters and bindings around an expression
 
 
 def parent_of(name: str, statement: ast.Segment) -> str:

@@ -4,11 +4,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from dcp_dsl.checks.columns import has_branches
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.reads import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.walk import LayoutParts, walk_parts
 from dcp_grammar import MASKS
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """The body of a mask: a core program in which the parameters are free; and their defaults."""
+
+    core: nodes.Mask
+    defaults: Mapping[str, nodes.Node]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +45,7 @@ class Scope:
         segments: segment statements by their own name and by the names of the parts inside;
             imported ones too, as imported tokens are among `tokens`.
         imported: masks and stacks from other files.
+        bodies: of masks that were read, by name; None for those that cannot be written out.
     """
 
     program: Program
@@ -45,6 +55,7 @@ class Scope:
     tokens: Mapping[str, ast.Token]
     segments: Mapping[str, ast.Segment]
     imported: Imported = field(default_factory=Imported)
+    bodies: dict[str, Body | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program, imported: Imported | None = None) -> "Scope":

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dcp_dsl.checks.masks import write_out_segment
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask, find_definition
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.elaborate import elaborate_segment
 from dcp_dsl.elaboration.reads import column_readers
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.algebra import first_pair, rows_with_pairs
@@ -154,7 +154,7 @@ def read_decorators(
 
 def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> Mask:
     """Return the mask of the pairs that look ahead outside one instance of any of the segments."""
-    outside = [nodes.Not(nodes.Same(elaborate_segment(s.text, scope))) for s in segments]
+    outside = [nodes.Not(nodes.Same(write_out_segment(s.text, scope))) for s in segments]
     core = nodes.And((nodes.AHEAD, mask.core, *outside))
     columns = mask.columns | {column for column, _ in column_readers(core)}
     return replace(mask, core=core, columns=columns)

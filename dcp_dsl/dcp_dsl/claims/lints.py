@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 
+from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, segment_names
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.elaborate import elaborate_inside
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
@@ -172,7 +172,7 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
         if any(isinstance(item, ast.Bool) for item in node.items):
             continue
         is_and = isinstance(node, ast.And)
-        items = elaborate_inside(node.items, mask, testing.scope)
+        items = write_out_inside(node.items, mask, testing.scope)
         index = find_redundant(items, testing.proofs, is_and=is_and)
         if index is not None:
             word = "and" if is_and else "or"
@@ -186,7 +186,7 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
 
 def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
     """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself."""
-    (core,) = elaborate_inside((mask.value,), mask, testing.scope)
+    (core,) = write_out_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
         if decorator.name.text == "ahead":
             is_needless = never(core, ("before",), testing.proofs)

@@ -4,13 +4,13 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 from dcp_dsl.budget import Budget
-from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds, complete_samples, draw_columns
 from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
+from dcp_dsl.elaboration.reads import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk

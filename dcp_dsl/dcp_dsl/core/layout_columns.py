@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import layout_columns
+from dcp_dsl.elaboration.reads import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 

@@ -4,10 +4,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from dcp_dsl.checks.checker import check_expression
+from dcp_dsl.checks.masks import write_out, write_out_segment
 from dcp_dsl.checks.scope import Scope, given_arguments
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.elaborate import elaborate, elaborate_segment
 from dcp_dsl.elaboration.reads import column_readers, laid_statements
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
@@ -102,7 +102,7 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
     Raises:
         SpecError: if its names, kinds or arguments are wrong.
     """
-    errors = check_expression(expression, scope, program)
+    core, errors = check_expression(expression, scope, program)
     if errors:
         raise SpecError(errors)
     canonical = _canonical(expression, scope)
@@ -113,14 +113,13 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
             name = ident.text
         case _:
             name = unparse(canonical)
-    core = elaborate(expression, scope, program)
     columns = _columns(core, *_ahead_segments(expression, scope))
     return Mask(name, unparse(canonical), columns, expression, scope, program, core)
 
 
 def read_mask(expression: ast.Expr, scope: Scope) -> Mask:
     """Make a checked expression of a text a mask."""
-    text, core = unparse(expression), elaborate(expression, scope)
+    text, core = unparse(expression), write_out(expression, scope)
     return Mask(text, text, _columns(core), expression, scope, scope.program, core)
 
 
@@ -146,7 +145,7 @@ def _ahead_segments(expression: ast.Expr, scope: Scope) -> list[nodes.Segment]:
     if found is None:
         return []
     ahead = [d for d in found[0].decorators if d.name.text == "ahead"]
-    return [elaborate_segment(s.text, found[1]) for d in ahead for s in d.arguments]
+    return [write_out_segment(s.text, found[1]) for d in ahead for s in d.arguments]
 
 
 def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:

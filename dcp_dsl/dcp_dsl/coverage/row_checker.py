@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import column_depths, layout_columns
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import MAX_TOKENS, Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
@@ -30,7 +29,7 @@ from dcp_dsl.data.nesting import (
 )
 from dcp_dsl.data.sources import Source, require_column
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import column_readers
+from dcp_dsl.elaboration.reads import column_depths, column_readers, layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows
 from dcp_dsl.specs.attachment import Attachment

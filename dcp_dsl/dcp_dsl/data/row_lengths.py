@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.checks.columns import column_depths, reads_length
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.data.data_file import DataFile, join_names
@@ -16,6 +15,7 @@ from dcp_dsl.data.nesting import (
     measure_layout,
     require_depth,
 )
+from dcp_dsl.elaboration.reads import column_depths, reads_length
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean

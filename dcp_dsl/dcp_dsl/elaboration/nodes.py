@@ -5,9 +5,9 @@ of the frame around it, which is the whole sample or the instances of a `Per` no
 shared, so results are kept by node: nodes are equal only to themselves.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NoReturn, TypeAlias
+from typing import Literal, Never, NoReturn, TypeAlias, cast
 
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
@@ -136,6 +136,15 @@ Number: TypeAlias = (
     Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
 )  # fmt: skip
 
+
+def negated(number: Number) -> Number:
+    """Return a number times -1."""
+    if isinstance(number, Const):
+        return Const(-number.value, place=number.place)
+    minus = Const(-1, place=number.place)
+    return Arithmetic("*", minus, number, place=number.place)
+
+
 # ---- masks ---------------------------------------------------------------------------------------
 
 
@@ -228,6 +237,7 @@ Mask: TypeAlias = (
     Truth | Compare | Within | Same | Listed | Along | Not | And | Or | Per | Free
 )  # fmt: skip
 
+LOST: Never = cast("Never", Free("", ""))  # any node with an error in it; its program is never used
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
 
 # ---- segments ------------------------------------------------------------------------------------
@@ -300,6 +310,16 @@ def walk(*roots: Node) -> Iterator[Node]:
             seen.add(node)
             yield node
             stack.extend(reversed(children(node)))
+
+
+def all_of(items: Sequence[Mask], place: Place) -> Mask:
+    """Return the pairs that all of some masks show."""
+    return items[0] if len(items) == 1 else And(tuple(items), place=place)
+
+
+def any_of(items: Sequence[Mask], place: Place) -> Mask:
+    """Return the pairs that any of some masks shows."""
+    return items[0] if len(items) == 1 else Or(tuple(items), place=place)
 
 
 def is_fixed(number: Number) -> bool:

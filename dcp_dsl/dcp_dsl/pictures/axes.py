@@ -4,10 +4,10 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dcp_dsl.checks.columns import layout_columns
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.elaboration.reads import layout_columns
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk_parts
 

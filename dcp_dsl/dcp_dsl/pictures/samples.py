@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
-from dcp_dsl.checks.columns import column_depths, parent_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
+from dcp_dsl.elaboration.reads import column_depths, parent_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax.walk import mentioned_names
 

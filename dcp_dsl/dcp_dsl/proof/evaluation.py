@@ -100,7 +100,7 @@ class Evaluation:
             case nodes.Same(segment):
                 return self.view(segment).same
             case nodes.Listed():  # only the data knows what a list holds
-                return Var(node)
+                return Var((node, self.frame))
             case nodes.Along(layout):
                 return self.along(layout.statement)
             case nodes.Free(name):  # an unknown mask is another one in other coordinates
@@ -230,7 +230,8 @@ class Evaluation:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):
             found = self.facts.add(("token", table.column, table.size is None), place)
-            return PartialNumber(found, True if table.segment is None else Var(table))
+            is_defined = table.segment is None or Var((table, place, self.frame))
+            return PartialNumber(found, is_defined)
         if fact == "path":
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)

@@ -1,0 +1,228 @@
+"""Check masks: decorators, parameters, `where` bindings and bodies; write them out."""
+
+from collections.abc import Sequence
+
+from dcp_dsl.checks.calls import check_argument
+from dcp_dsl.checks.definitions import MAX_EXPANDED_NODES, report_size
+from dcp_dsl.checks.expressions import ExpressionChecker
+from dcp_dsl.checks.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
+from dcp_dsl.checks.scope import Body, Scope
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.diagnostics import did_you_mean
+from dcp_dsl.syntax.tokens import RESERVED
+from dcp_dsl.syntax.walk import mentioned_names, walk
+
+MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
+_DECORATORS = ("ahead", "partial")
+
+
+def write_out(expression: ast.Expr, scope: Scope) -> nodes.Mask:
+    """Return a mask expression of a checked text as a core program.
+
+    >>> from dcp_dsl import Spec
+    >>> from dcp_dsl.elaboration.text import show_mask
+    >>> mask = Spec.from_text("mask near(w: tokens = 4) = causal and q - k < w").mask("near(2)")
+    >>> print(show_mask(mask.core))
+    and
+      k <= q
+      q - k < 2
+    """
+    return MaskChecker(scope, scope.program).mask(expression, {})
+
+
+def write_out_inside(
+    values: Sequence[ast.Expr], definition: ast.MaskDef, scope: Scope
+) -> list[nodes.Mask]:
+    """Return parts of the body of a checked mask as core programs with free parameters."""
+    checker = MaskChecker(scope, scope.program)
+    names, _ = checker.names(definition)
+    return [checker.mask(value, names) for value in values]
+
+
+def write_out_segment(name: str, scope: Scope) -> nodes.Segment:
+    """Return a segment of a checked text by name."""
+    return MaskChecker(scope, scope.program).segment_name(ast.Ident(name), {})
+
+
+class MaskChecker(ExpressionChecker):
+    """Checks the masks of one text."""
+
+    def body(self, mask: ast.MaskDef, scope: Scope) -> Body | None:
+        """Return the body of a mask of a scope, read once; None if it cannot be written out."""
+        name = mask.name.text
+        if name not in scope.bodies:
+            lost = self.lost if scope is self.scope else frozenset()
+            scope.bodies[name] = MaskChecker(scope, scope.program, lost).read(mask)
+        return scope.bodies[name]
+
+    def read(self, mask: ast.MaskDef) -> Body | None:
+        """Check the bindings and the body of a mask; None if they are too many."""
+        if len(mask.bindings) > MAX_BINDINGS or _expanded_bindings(mask) > MAX_EXPANDED_NODES:
+            report_size(mask, self)
+            return None
+        names, defaults = self.names(mask)
+        for binding in mask.bindings:
+            if isinstance(binding, ast.BindFunction):
+                vague = dict.fromkeys((p.text for p in binding.params), UNKNOWN)
+                self.kind(binding.value, {**names, **vague})
+        return Body(self.mask(mask.value, names), defaults)
+
+    def names(self, mask: ast.MaskDef) -> tuple[Names, dict[str, nodes.Node]]:
+        """Return parameters and bindings, checking them on the way; and the defaults."""
+        _check_local_definitions(mask, self)
+        names: dict[str, Kind | Function] = {}
+        defaults: dict[str, nodes.Node] = {}
+        for param in mask.params:
+            name, type_ = param.name.text, param.type.text
+            if type_ not in PARAM_TYPES:
+                hint = did_you_mean(type_, PARAM_TYPES) or f"types: {', '.join(PARAM_TYPES)}"
+                self.report("E118", f"unknown type `{type_}`", param.type.span, hint)
+            if param.default is not None:
+                defaults[name] = check_argument(param.default, param, dict(names), self)
+            free = nodes.Free(name, type_, place=self.place(param.span))
+            names[name] = param_kind(type_).of(free)
+        self._bind(mask, names)
+        return names, defaults
+
+    def _bind(self, mask: ast.MaskDef, names: dict[str, Kind | Function]) -> None:
+        """Add the `where` bindings to the names, in the order in which they need each other."""
+        for binding in mask.bindings:
+            names[binding.name.text] = _binding_kind(binding)
+        cyclic = _cyclic_bindings(mask)
+        for binding in mask.bindings:
+            if binding.name.text in cyclic:
+                message = f"`{binding.name.text}` is defined by itself"
+                self.report("E110", message, binding.name.span)
+            elif isinstance(binding, ast.BindFunction):
+                names[binding.name.text] = Function(binding, names)
+        for binding in _in_order(mask):
+            match binding:
+                case ast.BindValue(name, value):
+                    names[name.text] = self.kind(value, names)
+                case ast.BindSegment(name, source):
+                    names[name.text] = _binding_kind(binding).of(self.every(source, names))
+
+
+def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
+    """Check a mask: decorators, parameters, bindings, body."""
+    for decorator in mask.decorators:
+        if decorator.name.text not in _DECORATORS:
+            hint = did_you_mean(decorator.name.text, _DECORATORS) or "`@ahead` or `@partial`"
+            message = f"unknown decorator `@{decorator.name.text}`"
+            checker.report("E101", message, decorator.name.span, hint)
+        for argument in decorator.arguments:
+            checker.segment_name(argument, {})
+    body = checker.read(mask)
+    if checker.scope.masks[mask.name.text] is mask:
+        checker.scope.bodies.setdefault(mask.name.text, body)
+    for node in walk(mask.value):
+        if isinstance(node, ast.Rules):
+            _check_cover(node, mask, checker)
+
+
+def _binding_kind(binding: ast.Binding) -> Kind:
+    """Return the kind of a `where` binding, as far as it is known before its value is read."""
+    if not isinstance(binding, ast.BindSegment):
+        return UNKNOWN
+    parent = binding.source.parent
+    return Kind("segment", "" if parent is None else parent.text)
+
+
+def _check_local_definitions(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
+    """Report reserved and doubled names among the parameters and bindings of a mask."""
+    seen: set[str] = set()
+    scope = checker.scope
+    outer = {*scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks}
+    for ident in (d.name for d in (*mask.params, *mask.bindings)):
+        if ident.text in outer:
+            message = f"`{ident.text}` hides what the file defines by this name"
+            checker.report("E119", message, ident.span, "choose another name for one of them")
+        if ident.text in RESERVED:
+            checker.report("E109", f"`{ident.text}` is a word of the language", ident.span)
+        if ident.text in seen:
+            checker.report("E108", f"`{ident.text}` is defined twice in this mask", ident.span)
+        seen.add(ident.text)
+
+
+def _dependencies(mask: ast.MaskDef) -> dict[str, set[str]]:
+    """Return for each `where` binding the bindings it mentions."""
+    own = {b.name.text for b in mask.bindings}
+    found = {}
+    for binding in mask.bindings:
+        body = binding.source if isinstance(binding, ast.BindSegment) else binding.value
+        params = (
+            {p.text for p in binding.params} if isinstance(binding, ast.BindFunction) else set()
+        )
+        found[binding.name.text] = {n for n, _ in mentioned_names(body) if n in own} - params
+    return found
+
+
+def _cyclic_bindings(mask: ast.MaskDef) -> set[str]:
+    graph = _dependencies(mask)
+    alive = dict(graph)
+    while True:
+        done = [name for name, needs in alive.items() if not needs & alive.keys()]
+        if not done:
+            return set(alive)
+        for name in done:
+            del alive[name]
+
+
+def _expanded_bindings(mask: ast.MaskDef) -> int:
+    """Return the size of a mask's body with all its bindings written out."""
+    sizes: dict[str, int] = dict.fromkeys(_cyclic_bindings(mask), 1)
+    for binding in _in_order(mask):
+        sizes[binding.name.text] = _expanded(binding, sizes)
+    return _expanded(mask.value, sizes)
+
+
+def _expanded(node: object, sizes: dict[str, int]) -> int:
+    own = sum(1 for inner in walk(node) if hasattr(inner, "span"))
+    return own + sum(sizes.get(name, 0) for name, _ in mentioned_names(node))
+
+
+def _in_order(mask: ast.MaskDef) -> list[ast.Binding]:
+    """Return the bindings so that each comes behind those it mentions; cyclic ones are left out."""
+    graph = _dependencies(mask)
+    by_name = {b.name.text: b for b in mask.bindings}
+    order: list[ast.Binding] = []
+    done = set(_cyclic_bindings(mask))
+    while len(done) < len(graph):
+        for name, needs in graph.items():
+            if name not in done and needs <= done:
+                order.append(by_name[name])
+                done.add(name)
+    return order
+
+
+def _check_cover(rules: ast.Rules, mask: ast.MaskDef, checker: ExpressionChecker) -> None:
+    """Report kinds of the layout that no rule gives anything to see."""
+    if any(d.name.text == "partial" for d in mask.decorators):
+        return
+    subjects = [rule.subject.text for rule in rules.rules]
+    layouts = {id(checker.scope.segments[s]): checker.scope.segments[s]
+               for s in subjects if s in checker.scope.segments}  # fmt: skip
+    for segment in layouts.values():
+        if not isinstance(segment.source, ast.Layout) or segment.name.text in subjects:
+            continue
+        missed = [n.text for n in _uncovered(segment.source.parts, set(subjects))]
+        if missed:
+            shown = ", ".join(f"`{m}`" for m in missed)
+            checker.report(
+                "E114", f"no rule says what {shown} sees", rules.span,
+                f"add `{missed[0]} sees ...`, or mark the mask `@partial`",
+            )  # fmt: skip
+
+
+def _uncovered(parts: tuple[ast.Leaf | ast.Group, ...], subjects: set[str]) -> list[ast.Ident]:
+    """Return the named leaves that are neither subjects nor inside a group that is one."""
+    found: list[ast.Ident] = []
+    for part in parts:
+        if part.name is not None and part.name.text in subjects:
+            continue
+        if isinstance(part, ast.Group):
+            found += _uncovered(part.parts, subjects)
+        elif part.name is not None:
+            found.append(part.name)
+    return found
