@@ -1,0 +1,180 @@
+"""Megatron-Core under DCP: its core attention, packed batches and rotary positions.
+
+The plans of a batch travel as ``packed_seq_params``, which Megatron hands to every layer, also to
+one that it recomputes::
+
+    block.self_attention.submodules.core_attention = DCPCoreAttention  # in the layer's ModuleSpec
+    model.rotary_pos_emb = PlannedRotary(model.rotary_pos_emb)
+    for data, plan in loader:  # a DCPDataloader over the context-parallel ranks
+        sequences = PlannedSequences.prepare(executor, plan, data.position_ids)
+        model(data.tokens[None], data.position_ids[None], None, packed_seq_params=sequences)
+
+Source: megatron-core 0.16, of which nothing is imported.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dcp_runtime.errors import RunError
+from dcp_runtime.execute.attention import DCPAttn, LayerPlans
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.plans.batch_plans import BatchPlan
+
+_EXPECTED = (
+    "expected packed_seq_params to be PlannedSequences.prepare(executor, plan, position_ids)"
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlannedSequences:
+    """The plans of a batch, in the place of Megatron's ``PackedSeqParams``.
+
+    Attributes:
+        layers: plans of the batch.
+        position_ids: int64 ``[T_local]``, of this rank's tokens.
+        longest: positions that any of them may have.
+        qkv_format: rows of one packed batch, ``[T_local, 1, ...]``.
+        cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q,
+            max_seqlen_kv, local_cp_size, cp_group: not there, as whoever reads them cuts the
+            sequences in another way than the plan.
+    """
+
+    layers: LayerPlans
+    position_ids: Tensor
+    longest: int
+    qkv_format: str = "sbhd"
+    cu_seqlens_q: None = None
+    cu_seqlens_kv: None = None
+    cu_seqlens_q_padded: None = None
+    cu_seqlens_kv_padded: None = None
+    max_seqlen_q: None = None
+    max_seqlen_kv: None = None
+    local_cp_size: None = None
+    cp_group: None = None
+
+    @classmethod
+    def prepare(
+        cls, executor: DCPExecutor, plan: BatchPlan, position_ids: Tensor
+    ) -> "PlannedSequences":
+        """Make the plans of a batch ready; collective."""
+        longest = int(position_ids.max()) + 1 if len(position_ids) else 0
+        return cls(LayerPlans.prepare(executor, plan), position_ids, longest)
+
+
+class DCPCoreAttention(torch.nn.Module):
+    """Attention under the mask of the batch's plan.
+
+    Args:
+        config: Megatron's ``TransformerConfig``.
+        layer_number: of the model, from 1, as Megatron counts.
+        attention_dropout: must be 0, here or in the config.
+        softmax_scale: factor of the scores; by default ``1 / sqrt(head_dim)``.
+        others: ``attn_mask_type``, ``attention_type``, ``cp_comm_type``, ``pg_collection``: the
+            mask is the plan's, and so is who computes what.
+
+    Raises:
+        RunError: if the model wants something that no plan computes.
+    """
+
+    def __init__(
+        self,
+        config: Any,  # Any: Megatron's, which is not imported
+        layer_number: int,
+        *_: Any,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        **others: Any,
+    ) -> None:
+        super().__init__()
+        self._layer, self._scale = layer_number - 1, softmax_scale
+        dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        wanted = {"attention_dropout": dropout, "window_size": getattr(config, "window_size", None)}
+        for name, plain in (("attention_dropout", 0), ("window_size", None)):
+            if wanted[name] != plain:
+                raise RunError(
+                    f"layer {layer_number}: expected {name} {plain}, got {wanted[name]}; dropout "
+                    "is not computed, and a window belongs into the mask of the plan"
+                )
+        self.softmax_offset = None  # of the sinks, a logit per head of this rank
+        if (softmax_type := getattr(config, "softmax_type", "vanilla")) != "vanilla":
+            heads = config.num_attention_heads // config.tensor_model_parallel_size
+            is_learnt = softmax_type == "learnable"  # else "off-by-one"
+            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads), requires_grad=is_learnt)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        attn_mask_type: Any = None,
+        attention_bias: Tensor | None = None,
+        packed_seq_params: Any = None,
+    ) -> Tensor:
+        """Return ``[T_local, 1, Hq * D]``.
+
+        Args:
+            query: ``[T_local, 1, Hq, D]``, the tokens this rank owns; heads of this tensor-parallel
+                rank.
+            key: ``[T_local, 1, Hkv, D]``.
+            value: as key.
+            attention_mask: must be ``None``: the mask is the plan's.
+            attn_mask_type: of the layer; the plan's mask replaces any.
+            attention_bias: must be ``None``.
+            packed_seq_params: the `PlannedSequences` of the batch.
+
+        Raises:
+            RunError: if a tensor has another form, or one that must be missing is there.
+        """
+        for name, given in (("attention_mask", attention_mask), ("attention_bias", attention_bias)):
+            if given is not None:
+                raise RunError(f"expected {name} None: the mask is the plan's; omit it")
+        if not isinstance(packed_seq_params, PlannedSequences):
+            raise RunError(f"{_EXPECTED}, got {type(packed_seq_params).__name__}")
+        if query.ndim != 4 or query.shape[1] != 1:
+            raise RunError(
+                f"expected query [T_local, 1, Hq, D], one packed batch, got {list(query.shape)}; "
+                "use micro batches of 1"
+            )
+        q, k, v = (tensor[:, 0] for tensor in (query, key, value))
+        plan = packed_seq_params.layers.of(self._layer)
+        out = DCPAttn.apply(plan, q, (k, v), softmax_scale=self._scale, sinks=self.softmax_offset)
+        return out.flatten(1)[:, None]
+
+
+class PlannedRotary(torch.nn.Module):
+    """Rotary frequencies of this rank's tokens, in the place of a model's ``rotary_pos_emb``.
+
+    Args:
+        rotary: Megatron's ``RotaryEmbedding``.
+
+    Raises:
+        RunError: if it is another kind of position embedding.
+    """
+
+    def __init__(self, rotary: Any) -> None:  # Any: Megatron's
+        super().__init__()
+        if not {"get_freqs_non_repeated", "rotary_interleaved"} <= set(dir(rotary)):
+            raise RunError(f"expected Megatron's RotaryEmbedding, got {type(rotary).__name__}")
+        self.rotary = rotary
+
+    def get_rotary_seq_len(
+        self, *inputs: Any, packed_seq_params: Any = None, **_: Any
+    ) -> PlannedSequences:
+        """Return what the model hands on to `forward` as the length."""
+        found = inputs[-1] if packed_seq_params is None else packed_seq_params
+        if not isinstance(found, PlannedSequences):
+            raise RunError(f"{_EXPECTED}, got {type(found).__name__}")
+        return found
+
+    def forward(self, sequences: PlannedSequences, **_: Any) -> Tensor:
+        """Return ``[T_local, 1, 1, D]``; the position of every token is its own."""
+        positions = sequences.position_ids
+        freqs = self.rotary.get_freqs_non_repeated(sequences.longest).to(positions.device)
+        found: Tensor = freqs[positions]
+        if self.rotary.rotary_interleaved:
+            return found.repeat_interleave(2, -1)[:, None, None]
+        return torch.cat([found, found], -1)[:, None, None]
