@@ -20,6 +20,7 @@ from .launch.config import RunConfig
 from .launch.launcher import RunResult, open_world, run_plan
 from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
+from .plans.device_rates import DeviceRates
 from .run_log.history import RunHistory
 from .run_log.log import RunLog
 from .run_log.sinks import MLflowLog, PrometheusLog, TensorBoardLog, WandbLog
@@ -32,6 +33,7 @@ __all__ = [
     "DCPExecutor",
     "DCPLoadBalancer",
     "DCPTrainerMixin",
+    "DeviceRates",
     "KernelChoice",
     "LayerPlans",
     "LocalData",

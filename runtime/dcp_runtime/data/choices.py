@@ -14,6 +14,7 @@ from dcp_planner.step import StepModel
 from dcp_runtime.data.dealing import Balance
 from dcp_runtime.data.screening import RowPolicy
 from dcp_runtime.errors import RunError
+from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.transport.group_store import Group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
@@ -174,9 +175,11 @@ class Planning:
         model: the layers around attention, by which rows are dealt to micro-batches; by default
             a transformer as wide as the heads: 12 width² parameters a layer, at the rate of
             attention.
+        rates: the cluster, with the rates that `DCPExecutor(rates=...)` measures; in place of
+            `cluster`, for one replica.
 
     Raises:
-        RunError: if the block size is no count.
+        RunError: if the block size is no count, or both `cluster` and `rates` are given.
     """
 
     shape: ModelShape = field(default_factory=ModelShape)
@@ -186,8 +189,16 @@ class Planning:
     group: Group | None = None
     rank: int | None = None
     model: StepModel | None = None
+    rates: DeviceRates | None = None
 
     def __post_init__(self) -> None:
+        if self.rates is not None:
+            if self.cluster is not None:
+                raise RunError(
+                    "Planning.cluster: expected none beside rates, which hold the cluster; give "
+                    "DeviceRates(cluster)"
+                )
+            settle(self, cluster=self.rates.cluster)
         if self.block_size is not None:
             check_count("Planning.block_size", self.block_size, 1)
 

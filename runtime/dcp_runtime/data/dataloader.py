@@ -331,7 +331,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _start_plan(self, sequences: tuple[PackedSequence, ...], steps: int) -> PendingPlan:
         masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks}
-        number = {key: index for index, key in enumerate(masks)}
+        number, rates = {key: index for index, key in enumerate(masks)}, self._planning.rates
         request = PlanRequest(
             masks=tuple(map(MaskText.of, masks.values())),
             sequences=tuple(_sequence_request(s, number) for s in sequences),
@@ -340,7 +340,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             may_skip=self.screening.policy == "skip",
             block_size=self._planning.block_size,
             shape=self._planning.shape,
-            cluster=self._replicas.cluster,
+            cluster=self._replicas.cluster if rates is None else rates.cluster,
             config=self._planning.config,
         )
         samples = [sequence.sample for sequence in sequences]

@@ -72,6 +72,11 @@ def find_replicas(packing: Packing, planning: Planning) -> Replicas:
                 f"{ranks} ranks are {fits} replicas"
             )
         context_ranks = ranks // count
+    if planning.rates is not None and count > 1:
+        raise RunError(
+            f"Planning.rates: expected one replica, whose ranks compare what they measured, got "
+            f"{count} replicas; leave rates out"
+        )
     cluster = planning.cluster or Cluster(devices_per_node=ranks)
     if cluster.num_devices != ranks:
         raise RunError(

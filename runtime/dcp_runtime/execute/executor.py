@@ -16,6 +16,7 @@ from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, digest_of
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
+from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.clock import Timeline
@@ -56,6 +57,8 @@ class DCPExecutor:
         run_log: gets a record of every batch, when the next one is prepared; on all ranks or none.
             With `trace_every` it keeps those plans with the traces of all ranks, where every rank
             has the whole plan.
+        rates: is told how fast each rank computes; on all ranks or none. `Planning.rates` makes the
+            next plans for them.
 
     Raises:
         RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, the
@@ -74,6 +77,7 @@ class DCPExecutor:
         micro_batches: int = 1,
         trace_every: int | None = None,
         run_log: RunLog | None = None,
+        rates: DeviceRates | None = None,
     ) -> None:
         check_timeout(timeout_s)
         for name, count in (("micro_batches", micro_batches), ("trace_every", trace_every or 1)):
@@ -87,9 +91,11 @@ class DCPExecutor:
         self._batches = OpenBatches(trace_every)
         self._micro_batches = micro_batches
         self._watch: StepWatch | None = None
-        if run_log is not None:
+        if run_log is not None or rates is not None:
             ranks = [0] if transport else dist.get_process_group_ranks(_group_of(group))
-            self._watch = StepWatch(run_log, self._transport, ranks[0], micro_batches, trace_every)
+            self._watch = StepWatch(
+                run_log, rates, self._transport, ranks[0], micro_batches, trace_every
+            )
 
     def __enter__(self) -> Self:
         """Return the executor, which closes where the block ends."""

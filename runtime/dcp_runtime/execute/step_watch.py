@@ -1,4 +1,4 @@
-"""`StepWatch`: brings what the ranks did in each batch into the log of the run."""
+"""`StepWatch`: brings what the ranks did in each batch into the log, and into the rates."""
 
 import json
 import logging
@@ -11,6 +11,7 @@ from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.plans.batch_plans import BatchNote
+from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.plans.plan_facts import own_work, plan_facts
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.run_log.record import RankTotals, Record, measured_figures, planned_figures
@@ -65,7 +66,9 @@ class StepWatch:
     All that takes time is done by the thread of the log; nothing here can fail a training step.
 
     Args:
-        log: of this process; every rank has one, the first of the group writes.
+        log: of this process, if there is one: every rank has one then, the first of the group
+            writes.
+        rates: of this process, likewise.
         transport: of the ranks, whose store carries their totals.
         replica: rank of the first of them, over all groups.
         lag: batches that may be prepared before the first of them runs.
@@ -73,13 +76,20 @@ class StepWatch:
     """
 
     def __init__(
-        self, log: RunLog, transport: Transport, replica: int, lag: int, trace_every: int | None
+        self,
+        log: RunLog | None,
+        rates: DeviceRates | None,
+        transport: Transport,
+        replica: int,
+        lag: int,
+        trace_every: int | None,
     ) -> None:
-        self._log, self._transport = log, transport
+        self._log, self._rates, self._transport = log, rates, transport
         self._lag, self._trace_every = lag, trace_every
         self._open: deque[WatchedBatch] = deque()
         self._count, self._wait_s = 0, LONGEST_WAIT_S
-        log.describe(replica, {"ranks": transport.size, "trace_every": trace_every})
+        if log is not None:
+            log.describe(replica, {"ranks": transport.size, "trace_every": trace_every})
 
     def begin(
         self,
@@ -92,7 +102,9 @@ class StepWatch:
         if self._open:
             self._open[-1].ended_s = time.monotonic()
         if len(self._open) == self._lag:
-            self._hand_over(self._open.popleft())
+            batch = self._open.popleft()
+            self._update_rates(batch)
+            self._hand_over(batch)
         every = self._trace_every
         is_traced = every is not None and self._count % every == 0
         batch = WatchedBatch(self._count, note, plans, digest, prepared, is_traced)
@@ -107,16 +119,28 @@ class StepWatch:
             batch = self._open.popleft()
             batch.is_traced = False  # other ranks may not come to gather
             self._hand_over(batch)
-        self._log.flush()
+        if self._log is not None:
+            self._log.flush()
+
+    def _update_rates(self, batch: WatchedBatch) -> None:
+        """Count a batch for the rates; at the end of a period, with all ranks at once."""
+        if self._rates is None:
+            return
+        own = batch.totals(self._transport.rank)
+        note = self._rates.add(own.work, own.attention_s)
+        if note is not None:
+            self._rates.update(self._transport.exchange_notes(note, "rates"))
 
     def _hand_over(self, batch: WatchedBatch) -> None:
-        timeline = None
+        log, timeline = self._log, None
+        if log is None:
+            return
         if batch.is_traced:  # on all ranks at once
             timeline = self._transport.gather_timeline(batch.prepared[0].recorder)
         trace = None if timeline is None else timeline.trace
-        self._log.submit(lambda: self._write(batch, trace))
+        log.submit(lambda: self._write(log, batch, trace))
 
-    def _write(self, batch: WatchedBatch, trace: Trace | None) -> None:
+    def _write(self, log: RunLog, batch: WatchedBatch, trace: Trace | None) -> None:
         """Leave the totals of this rank in the store; on the first rank, write those of all."""
         rank, slot = self._transport.rank, batch.number % SLOTS
         own = batch.totals(rank)
@@ -133,8 +157,8 @@ class StepWatch:
         others = self._others(batch.number, slot)
         figures |= {"step_s": own.step_s} if others is None else measured_figures([own, *others])
         if trace is not None and len(plans) == len(batch.plans):
-            figures["trace"] = self._log.keep_trace(self._log.next_step, plans[0], trace)
-        self._log.write(figures)
+            figures["trace"] = log.keep_trace(log.next_step, plans[0], trace)
+        log.write(figures)
 
     def _others(self, number: int, slot: int) -> list[RankTotals] | None:
         """Return the totals of the other ranks, ``None`` if one of them does not come."""

@@ -1,0 +1,62 @@
+"""One rank of a training run in which rank 1 takes `SLOWER` times as long for the same attention.
+
+``python rates_scenario.py``, started as torchrun starts a rank. Prints, as JSON, for each batch the
+rates that its plan is for and how long the plan is predicted to take on the machine as it is.
+"""
+
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from loader_options import make_loader
+
+from dcp_dsl import Spec
+from dcp_planner import Cluster, ModelShape, digest, predict
+from dcp_runtime import DCPAttn, DCPExecutor, DeviceRates
+from dcp_runtime.kernels.cpu import CpuKernel
+
+SLOWER, BATCHES = 4, 16
+SHAPE = ModelShape(4, 2, 32, 4)
+
+dist.init_process_group("gloo")
+cluster = Cluster(1, 2, flops_per_s=1e10)
+real = replace(cluster, devices=((1.0, 1 / SLOWER),))
+mask = Spec.from_text("mask m = causal").mask("m")
+rates = DeviceRates(cluster, every=2, change=0.3)
+loader = make_loader(
+    [{"tokens": list(range(1024))}] * BATCHES, mask, token_budget=1024, block_size=64, shape=SHAPE,
+    rates=rates,
+)  # fmt: skip
+
+
+def slowly(compute):
+    """Multiply the time that a kernel takes."""
+
+    def work(*arguments):
+        start = time.perf_counter()
+        found = compute(*arguments)
+        time.sleep((SLOWER - 1) * (time.perf_counter() - start))
+        return found
+
+    return work
+
+
+if dist.get_rank() == 1:
+    CpuKernel.forward, CpuKernel.backward = slowly(CpuKernel.forward), slowly(CpuKernel.backward)
+found = []
+with DCPExecutor(rates=rates) as executor:
+    for data, plan in loader:
+        prepared = executor.prepare(plan)
+        q = torch.randn(len(data.tokens), 4, 32, requires_grad=True)
+        kv = torch.randn(len(data.tokens), 2, 2, 32, requires_grad=True)
+        DCPAttn.apply(prepared, q, kv).sum().backward()
+        speed = plan.cluster.speed_of_device.tolist()
+        found.append((digest(plan), speed, predict(replace(plan, cluster=real)).seconds))
+print(json.dumps(found))
+dist.destroy_process_group()

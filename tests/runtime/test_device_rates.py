@@ -1,0 +1,78 @@
+"""Measured rates of ranks: adopted when they stay off, and what the plans gain."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dcp_planner import Cluster
+from dcp_runtime import DeviceRates, Packing, Planning, RunError
+from dcp_runtime.data.replicas import find_replicas
+
+SCRIPT = Path(__file__).with_name("rates_scenario.py")
+
+
+def notes(*seconds, work=1000):
+    return [json.dumps([[work, value]]) for value in seconds]
+
+
+@pytest.mark.dist
+def test_a_slow_rank_gets_less_work_and_steps_get_shorter(start_ranks, tmp_path):
+    first, second = (json.loads(text) for text in start_ranks(2, SCRIPT, tmp_path))
+    assert first == second  # all ranks plan alike
+    _, speeds, seconds = zip(*first, strict=True)
+    assert speeds[0] == [1, 1]
+    fast, slow = speeds[-1]
+    assert slow / fast < 0.5  # a quarter, and less where a busy machine makes both wait
+    assert seconds[-1] < seconds[0] / 1.3
+
+
+def test_rates_are_adopted_only_if_they_stay_off():
+    rates = DeviceRates(Cluster(2, 2), every=1)
+    for seconds in (notes(1, 1, 2, 1), notes(1, 1.1, 1, 0.95), notes(1, 1, 2, 1)):
+        rates.update(seconds)  # off, on, off
+        assert rates.cluster == Cluster(2, 2)
+    rates.update(notes(1, 1, 2.4, 1.02))
+    assert rates.cluster.devices == ((1.0, 1.0), (0.45, 1.0))
+    for _ in range(4):
+        rates.update(notes(1, 1, 2.1, 1))  # within the change
+    assert rates.cluster.devices == ((1.0, 1.0), (0.45, 1.0))
+    for _ in range(2):
+        rates.update(notes(1, 1, 1.01, 1))
+    assert rates.cluster == Cluster(2, 2)
+
+
+def test_all_ranks_slow_is_no_straggler_and_unequal_devices_are_expected():
+    for cluster, seconds in (
+        (Cluster(1, 3), notes(5, 5, 5)),
+        (Cluster(1, 2, devices=((1.0, 0.5),)), notes(1, 2)),
+    ):
+        rates = DeviceRates(cluster, every=1)
+        for _ in range(3):
+            rates.update(seconds)
+        assert rates.cluster == cluster
+
+
+@pytest.mark.parametrize("missing", [notes(1, None), notes(1, 3, work=0)])
+def test_what_nobody_measured_changes_nothing(missing):
+    rates = DeviceRates(Cluster(1, 2), every=1)
+    for seconds in (notes(1, 3), missing, notes(1, 3)):
+        rates.update(seconds)
+    assert rates.cluster == Cluster(1, 2)
+
+
+def test_a_period_ends_after_its_batches():
+    rates = DeviceRates(Cluster(1, 2), every=2)
+    assert rates.add(10, 0.5) is None
+    assert json.loads(rates.add(20, None)) == [[10, 0.5], [20, None]]
+    assert rates.add(10, 0.5) is None
+
+
+def test_what_cannot_be_is_refused():
+    with pytest.raises(RunError, match="every of at least 1"):
+        DeviceRates(Cluster(), every=0)
+    rates = DeviceRates(Cluster(1, 4))
+    with pytest.raises(RunError, match=r"Planning.rates: .* 2 replicas"):
+        find_replicas(Packing(replicas=2), Planning(rates=rates))
+    with pytest.raises(RunError, match=r"Planning.cluster: .* rates"):
+        Planning(cluster=Cluster(1, 2), rates=rates)
