@@ -1,12 +1,13 @@
 """Draw the pictures of the documents from results of benchmarks.
 
 ```
-python docs/make_pictures.py          # writes docs/step.svg, residuals.svg and calibration.svg
+python docs/make_pictures.py   # writes step.svg, front.svg, residuals.svg and calibration.svg
 ```
 
-`step.svg` shows where the time of a training step goes, by policy; the other two show residuals of
-the cost model: `residuals.svg` predicted over published times of attention, `calibration.svg`
-predicted over measured times of plans on the machine that was calibrated.
+`step.svg` shows where the time of a training step goes, by policy; `front.svg` the front that
+reading-plans.md lists (`docs/front.json` is what its command prints with `--json`); the other two
+show residuals of the cost model: `residuals.svg` predicted over published times of attention,
+`calibration.svg` predicted over measured times of plans on the machine that was calibrated.
 """
 
 import json
@@ -113,8 +114,27 @@ def draw_calibration(runs: list[Row]) -> Figure:
     return figure
 
 
+def draw_front(points: list[Row]) -> Figure:
+    """Draw every point of a front, as evenly computed as its colour says."""
+    figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
+    sent = [(p["forward_inter"] + p["backward_inter"]) / 1e6 for p in points]
+    dots = axes.scatter(
+        [1e3 * p["seconds"] for p in points], sent, c=[p["compute"] for p in points],
+        s=[20 + p["memory_bytes"] / 1e6 for p in points], cmap="viridis",
+    )  # fmt: skip
+    for letter, point, size in zip("abcdefghijklmnopqrstuvwxyz", points, sent, strict=False):
+        at = (1e3 * point["seconds"], size)
+        axes.annotate(letter, at, xytext=(6, 5), textcoords="offset points")
+    axes.set(xlabel="predicted milliseconds", ylabel="MB between nodes")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.margins(0.1)
+    figure.colorbar(dots, label="compute, most over mean")
+    return figure
+
+
 PICTURES: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
     "step": ("planner/benchmarks/results/step.json", draw_step),
+    "front": ("docs/front.json", draw_front),
     "residuals": ("planner/benchmarks/results/paper.json", draw_residuals),
     "calibration": ("runtime/benchmarks/results/calibration.json", draw_calibration),
 }
@@ -126,7 +146,7 @@ def main() -> None:
     for name, (results, draw) in PICTURES.items():
         mpl.rcParams["svg.hashsalt"] = name  # the same file each time
         document = json.loads((ROOT / results).read_text())
-        rows = document.get("rows") or document["runs"]
+        rows = document.get("rows") or document.get("front") or document["runs"]
         draw(rows).savefig(ROOT / f"docs/{name}.svg", metadata={"Date": None})
 
 

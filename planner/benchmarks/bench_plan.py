@@ -13,6 +13,8 @@ CPU seconds of this process and its children for choosing the block size, cuttin
 they take seconds.
 
 Static layouts are baselines with our routing and schedule, not what other systems make of them.
+Every plan is also written to a file that `referee.py` judges by itself: what it finds inconsistent
+ends the run.
 Geometric means take workloads where both sides have a figure; a ratio below 0.01 counts as 0.01, so
 that a batch without bytes between nodes does not decide everything.
 """
@@ -22,6 +24,7 @@ import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from plan_summary import ALONE, EXTERNAL, RECORDED, by_workload_table, geomeans_of, summary_table
 from recorded_masks import sequences_of
 from recording import Row, machine, write
+from referee import judge
 
 from dcp_dsl import BlockSparsity, DCPError, block_sparsity
 from dcp_planner import (
@@ -47,6 +51,7 @@ from dcp_planner import (
     find_cluster,
     measure,
     predict,
+    write_plan,
 )
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
@@ -289,7 +294,18 @@ def figures_row(plan: Plan) -> Row:
         "predicted_forward_s": predicted.forward_s,
         "predicted_backward_s": predicted.backward_s,
         "warnings": list(map(str, plan.warnings)),
-    }
+    } | referee_row(plan)
+
+
+def referee_row(plan: Plan) -> Row:
+    """Return what the referee finds in the file of a plan: its busiest port, its own seconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "judged.dcpplan"
+        write_plan(path, plan)
+        found = judge(str(path))
+    if found["errors"]:
+        raise SystemExit(f"the referee refuses a plan of {plan.partitioner}: {found['errors']}")
+    return {"busiest_port": found["nic"], "referee_s": found["seconds"]}
 
 
 def recorded_row(by_block: dict[str, dict[str, float]]) -> Row:

@@ -4,12 +4,13 @@ A ratio below `LEAST_RATIO` counts as that, so that a batch without bytes betwee
 decide everything.
 """
 
-import math
 import statistics
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from recording import Row, geomean, markdown, provenance, shown
+from referee import MACHINES
 
 RECORDED = "dcp-recorded"
 EXTERNAL = ("kahypar", "mtkahypar")
@@ -59,18 +60,29 @@ def _summary(rows: list[Row], method: str) -> dict[str, Any]:
     alone = tuple(f"{name}{ALONE}" for name in EXTERNAL)
     pairs = [(cell[method], _better(cell, alone, "weighted_bytes")) for cell in cells]
     result["weighted_bytes_vs_hypergraph_alone"] = geomean(_ratios(pairs, "weighted_bytes"))
-    for name, cap in (("", math.inf), ("_within_caps", CAP)):
-        rivals = [
-            [cell[m] for m in static if m in cell and _worst(cell[m]) <= cap] for cell in cells
-        ]
-        times = [
-            (_seconds(cell[method]), min(map(_seconds, rows)))
-            for cell, rows in zip(cells, rivals, strict=True)
-            if rows and method != RECORDED
-        ]
-        result[f"speedup_vs_best_static{name}"] = geomean(best / ours for ours, best in times)
-        result[f"speedup_vs_best_static{name}_min"] = min((b / a for a, b in times), default=None)
+    rivals = [[cell[m] for m in static if m in cell] for cell in cells if method != RECORDED]
+    fair = [[row for row in rows if _worst(row) <= CAP] for rows in rivals]
+    for name, theirs in (("", rivals), ("_within_caps", fair)):
+        result |= _speedup(f"speedup_vs_best_static{name}", own, theirs, _seconds)
+    ports = [row["busiest_port"] for row in own if "busiest_port" in row]
+    result["busiest_port_mean"] = statistics.mean(ports) if ports else None
+    result["busiest_port_max"] = max(ports, default=None)
+    for machine in MACHINES if ports else ():
+        result |= _speedup(f"referee_{machine}", own, fair, partial(_judged_seconds, machine))
     return result
+
+
+def _speedup(
+    name: str, own: list[Row], rivals: list[list[Row]], seconds: Callable[[Row], float]
+) -> dict[str, Any]:
+    """Compare with the fastest rival of each batch that has one: mean, worst, batches lost."""
+    ratios = [
+        min(map(seconds, rows)) / seconds(ours)
+        for ours, rows in zip(own, rivals, strict=False)  # none where nobody predicts
+        if rows
+    ]
+    lost = sum(ratio < 1 - 1e-9 for ratio in ratios)
+    return {name: geomean(ratios), f"{name}_min": min(ratios, default=None), f"{name}_lost": lost}
 
 
 def _ratios(pairs: Iterable[tuple[Row, Row | None]], key: str) -> list[float]:
@@ -90,6 +102,10 @@ def _seconds(row: Row) -> float:
     return float(row["predicted_forward_s"] + row["predicted_backward_s"])
 
 
+def _judged_seconds(machine: str, row: Row) -> float:
+    return float(row["referee_s"][machine])
+
+
 def _bytes(row: Row, kind: str) -> float:
     return float(row[f"forward_{kind}"] + row[f"backward_{kind}"])
 
@@ -102,7 +118,8 @@ HEADER = (
     "method", "compute max/mean, mean (worst)", "tokens, mean (worst)",
     "bytes between nodes / DCP", "all bytes / DCP", "weighted bytes / KaHyPar with our search",
     "/ KaHyPar alone", "plan CPU ms, median (worst)", "times best static (worst)",
-    "times best within caps (worst)",
+    "times best within caps (worst)", "busiest port / mean (worst)",
+    *(f"the referee's times best within caps, {name} (worst, slower in)" for name in MACHINES),
 )  # fmt: skip
 
 
@@ -139,7 +156,13 @@ def _summary_line(name: str, found: dict[str, Any]) -> list[str]:
         f"{shown(found[key])} ({shown(found[f'{key}_min'])})"
         for key in ("speedup_vs_best_static", "speedup_vs_best_static_within_caps")
     ]
-    return [name, compute, tokens, *ratios, f"{ms[0]} ({ms[1]})", *speeds]
+    ports = f"{shown(found['busiest_port_mean'])} ({shown(found['busiest_port_max'])})"
+    judged = [
+        f"{shown(found.get(key))} ({shown(found.get(f'{key}_min'))}, {found.get(f'{key}_lost', 0)})"
+        for key in (f"referee_{name}" for name in MACHINES)
+    ]
+    times = f"{ms[0]} ({ms[1]})"
+    return [name, compute, tokens, *ratios, times, *speeds, ports, *judged]
 
 
 def by_workload_table(document: dict[str, Any]) -> str:

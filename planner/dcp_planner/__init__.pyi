@@ -5,7 +5,7 @@ from .model.cluster_file import find_cluster, preset, read_cluster, write_cluste
 from .model.config import PlanConfig
 from .model.cuts import choose_block_size, cut_blocks, cut_stack
 from .model.workload import Direction
-from .plan.build import build_plan, build_stack
+from .plan.build import build_front, build_plan, build_stack
 from .plan.file import read_meta, read_plan, write_plan
 from .plan.validation import validate
 from .search.partitioners import PARTITIONERS, static_layouts
@@ -32,6 +32,7 @@ __all__ = [
     "Source",
     "Trace",
     "TransferKind",
+    "build_front",
     "build_plan",
     "build_stack",
     "choose_block_size",

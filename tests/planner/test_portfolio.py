@@ -14,6 +14,7 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
+    measure,
     predict,
     validate,
 )
@@ -33,16 +34,17 @@ def seconds_of(sparsity, cluster, config):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_it_is_never_slower_than_a_static_layout_that_fits(strategies, data):
+def test_it_is_never_slower_than_a_static_layout_that_holds_the_caps(strategies, data):
     sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
     workload = build_workload(sparsity, ModelShape())
-    cap = caps_of(workload, cluster.num_devices, PlanConfig()).tokens
+    caps = caps_of(workload, cluster.num_devices, PlanConfig())
     like = PlanConfig(budget="fast", partials="input")  # float32 may cost each plan 3 % of its own
     chosen = seconds_of(sparsity, cluster, like)
     for name in WHOLE:
         found = place(workload, cluster, PlanConfig(partitioner=name))
         tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
-        if tokens.max(initial=0) <= cap:
+        pairs = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
+        if tokens.max(initial=0) <= caps.tokens and pairs.max(initial=0) <= caps.pairs:
             assert chosen <= seconds_of(sparsity, cluster, replace(like, partitioner=name))
 
 
@@ -74,6 +76,15 @@ def test_a_layout_above_the_token_cap_is_not_taken(masks):
     found = place(workload, Cluster(1, 4), PlanConfig())
     tokens = loads_of(found.device_of_data, workload.block_tokens, 4)
     assert tokens.max() <= caps_of(workload, 4, PlanConfig()).tokens
+
+
+def test_a_layout_above_the_compute_cap_is_taken_only_if_the_tolerance_allows_it(masks):
+    # One document in two blocks: contiguous placement sends little and computes 1 to 3.
+    sparsity, cluster = masks.pack([masks.causal(64)], 4), Cluster(1, 2)
+    level = build_plan(sparsity, ModelShape(), cluster, PlanConfig(partials="input"))
+    assert measure(level).compute_imbalance <= 1.1
+    asked = PlanConfig(compute_tolerance=1.0, partials="input")
+    assert seconds_of(sparsity, cluster, asked) <= predict(level).seconds
 
 
 def test_candidates_are_tried_if_they_are_named(packed, monkeypatch):

@@ -115,6 +115,14 @@ def _heads(
     show_default=True, help="How much the search may do.",
 )  # fmt: skip
 @click.option(
+    "--objective", type=click.Choice(["time", "bytes", "balance", "memory"]), default="time",
+    show_default=True, help="What the plan has least of among those of the front.",
+)  # fmt: skip
+@click.option(
+    "--front", "is_front", is_flag=True,
+    help="List and draw plans of which none is beaten in time, bytes, balance and memory at once.",
+)  # fmt: skip
+@click.option(
     "--routing", type=click.Choice(["direct", "node"]),
     help="From and to the owner, or once per node and on from there.",
 )  # fmt: skip
@@ -190,12 +198,12 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         show_use,
     )
 
-    if bool(options["dataset"]) == bool(options["samples"]):
-        raise click.UsageError("expected a batch: give either --dataset or --sample")
-    if options["samples"]:
-        _refuse_options_of_data()
+    _check_batch(options)
     named = ("dataset", "mask", "token_budget", "first_batch", "num_wanted")
     run = DatasetRun(spec, planning=_planning(options), **{name: options[name] for name in named})
+    if options["is_front"]:
+        _print_front(run, options, as_json=as_json)
+        return
     output = open_output(options["out"], run.num_wanted)
     masks = _plan_all(run, output, options)
     _say_compiled()
@@ -225,6 +233,28 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         show_step(options["model"], times)
 
 
+def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -> None:
+    """Print the front of the only batch (`Any`: click's values)."""
+    from dcp_planner.commands.front import show_front
+    from dcp_planner.plan.build import build_front
+
+    if options["out"] or options["against"] or options["model"] or run.num_wanted > 1:
+        raise click.UsageError(
+            "--front lists plans of one batch; leave --out, --against, --model and --batches away, "
+            "and write one of its plans with --objective and --out"
+        )
+    (batch, *others) = next(_batches(run, options["samples"]))
+    if others:
+        raise click.UsageError("--front is of one mask; name one of the stack with --mask")
+    planning = run.planning
+    front = build_front(batch.sparsity, planning.shape, planning.cluster, planning.config)
+    _say_compiled()
+    if as_json:
+        print_json({"front": [point.figures() for point in front]})
+    else:
+        show_front(front)
+
+
 def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, Spread]":
     """Predict the step of each batch, if a model is given; `Any`: click's values."""
     from dcp_planner.step.batch_time import batch_spreads
@@ -250,7 +280,12 @@ def _say_compiled() -> None:
         say(f"compiled in {compile_seconds():.1f} s, which the planning time leaves out")
 
 
-def _refuse_options_of_data() -> None:
+def _check_batch(options: dict[str, Any]) -> None:
+    """Refuse what names no batch or two (`Any`: click's values)."""
+    if bool(options["dataset"]) == bool(options["samples"]):
+        raise click.UsageError("expected a batch: give either --dataset or --sample")
+    if not options["samples"]:
+        return
     context = click.get_current_context()
     names = {"batches": "num_wanted", "batch": "first_batch", "tokens": "token_budget"}
     for option, name in names.items():

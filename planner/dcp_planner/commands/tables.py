@@ -133,7 +133,7 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     table.add_column()
     total = {name: spread.median for name, spread in stack_totals(uses, rows).items()}
     for told, name, shown in (
-        ("bytes forward, backward", "{}_bytes", _size),
+        ("bytes forward, backward", "{}_bytes", size_text),
         ("predicted forward, backward", "predicted_{}_s", time_text),
     ):
         sides = (total[name.format(side)] for side in ("forward", "backward"))
@@ -181,7 +181,7 @@ def _label(name: str) -> str:
 
 def _figure(name: str, value: float) -> str:
     if name.endswith("bytes"):
-        return _size(value)
+        return size_text(value)
     if name.endswith("_s") or name == "makespan":
         return time_text(value)
     return f"{value:.3f}" if name.endswith("imbalance") else f"{value:,.0f}"
@@ -251,8 +251,8 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
         ("visible pairs", f"{metrics.pairs:,} ({metrics.density:.1%} of causal)"),
         ("compute max/mean", f"{metrics.compute_imbalance:.3f}"),
         ("tokens max/mean", f"{metrics.token_imbalance:.3f}"),
-        ("bytes forward, backward", " ".join(_size(side.total_bytes) for side in both)),
-        ("  between nodes", " ".join(_size(side.inter_node_bytes) for side in both)),
+        ("bytes forward, backward", " ".join(size_text(side.total_bytes) for side in both)),
+        ("  between nodes", " ".join(size_text(side.inter_node_bytes) for side in both)),
         ("  partial results", PARTIALS[plan.shape.partials]),
         (
             "predicted forward, backward",
@@ -272,7 +272,7 @@ def _memory_text(plan: Plan) -> str:
     Broken plans, which may name devices that do not exist, are never shown.
     """
     peak, memory = int(measure_memory(plan).peak.max()), plan.cluster.memory_bytes
-    text = f"{_size(peak)} of {memory / 1e9:.1f} GB"
+    text = f"{size_text(peak)} of {memory / 1e9:.1f} GB"
     return text if peak <= memory else f"{text}: it does not fit"
 
 
@@ -287,9 +287,9 @@ def _devices(metrics: PlanMetrics, timings: Timings) -> Table:
             f"{tokens:,}",
             time_text(timings.compute_s[device]),
             time_text(timings.wait_s[device]),
-            _size(forward.sent_bytes[device] + backward.sent_bytes[device]),
-            _size(forward.received_bytes[device] + backward.received_bytes[device]),
-            _size(max(forward.peak_buffer_bytes[device], backward.peak_buffer_bytes[device])),
+            size_text(forward.sent_bytes[device] + backward.sent_bytes[device]),
+            size_text(forward.received_bytes[device] + backward.received_bytes[device]),
+            size_text(max(forward.peak_buffer_bytes[device], backward.peak_buffer_bytes[device])),
         )
     return table
 
@@ -303,5 +303,6 @@ def time_text(seconds: float) -> str:
     return f"{seconds:.3f} s" if seconds >= 1 else f"{seconds * 1e3:.3f} ms"
 
 
-def _size(size_bytes: float) -> str:
+def size_text(size_bytes: float) -> str:
+    """Write a number of bytes as the tables do."""
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"

@@ -22,6 +22,9 @@ TOLERANCES = (0.5, 1.0, 2.0)
 Budget = Literal["fast", "balanced", "best"]
 BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
 """Budgets of a search, smallest first."""
+Objective = Literal["time", "bytes", "balance", "memory"]
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
+"""What the portfolio may pick from the front: least time, bytes between nodes, ..."""
 MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256
@@ -50,6 +53,9 @@ class PlanConfig:
             the tokens of the fullest device, takes least time. Takes as many times the planning.
         budget: how much the native search may do, in work, not in time: the same input gives the
             same plan on a slow machine.
+        objective: the plan of the front that the portfolio takes: the fastest, or that of fewest
+            bytes between nodes, most even compute and tokens, or least memory for what is received.
+            All but ``"time"`` search down the whole ladder of caps and take up to twice as long.
         seed: of every random choice; the same input and seed give the same plan.
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
         memory_limit_bytes: most bytes that a device may need for what it receives and for partial
@@ -87,6 +93,7 @@ class PlanConfig:
     head_groups: int | Literal["auto"] = 1
     token_seconds: float = 0.0
     partials: Partials = "auto"
+    objective: Objective = "time"
 
     def __post_init__(self) -> None:
         if not _is_auto_or_count(self.divisions, 2, MOST_DIVISIONS):
@@ -108,6 +115,7 @@ class PlanConfig:
         for name, holds, expected in (
             ("memory_limit_bytes", limit is None or limit >= 0, "at least 0"),
             ("budget", self.budget in BUDGETS, f"one of {', '.join(BUDGETS)}"),
+            ("objective", self.objective in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}"),
             ("compute_tolerance", 0 <= self.compute_tolerance <= MOST_TOLERANCE, share),
             ("token_tolerance", 0 <= self.token_tolerance <= MOST_TOLERANCE, share),
             ("token_seconds", 0 <= self.token_seconds <= MOST_SECONDS,

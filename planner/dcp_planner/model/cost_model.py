@@ -19,8 +19,15 @@ from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.workload import Workload
 
+_MOST_PRICE = 8.0  # both links work at once, so their seconds do not add up; see LOG.md
 REDUCTION_ACCESSES = 3
 """Times a merged partial result passes through memory: two reads, one write."""
+
+
+def price_between_nodes(cluster: Cluster) -> float:
+    """Compute what a byte between nodes counts, in bytes inside a node."""
+    ratio = cluster.intra_bytes_per_s / cluster.inter_bytes_per_s
+    return min(max(1.0, ratio), _MOST_PRICE)
 
 
 def computed_pairs(

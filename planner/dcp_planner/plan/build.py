@@ -23,9 +23,10 @@ from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import Placement, PlanWarning, caps_of
 from dcp_planner.model.workload import Workload, build_workload
 from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
+from dcp_planner.search.front import FrontPoint
 from dcp_planner.search.native import tiles_placed
-from dcp_planner.search.partitioners import Portfolio, layer_seconds, place
-from dcp_planner.search.repair import find_shortfalls
+from dcp_planner.search.partitioners import Portfolio, layer_seconds, place, place_front
+from dcp_planner.search.shortfalls import find_shortfalls
 from dcp_planner.simulation.schedules import make_schedule, predict_placement
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.plan import Plan, Provenance
@@ -61,6 +62,27 @@ def build_plan(
     check_size(workload, config)
     (plan,) = emit_plans([_arrange(workload, cluster, config)], [1], cluster, config)
     return replace(plan, provenance=provenance)
+
+
+def build_front(
+    sparsity: BlockSparsity,
+    shape: ModelShape,
+    cluster: Cluster,
+    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
+) -> tuple[FrontPoint, ...]:
+    """Find placements of one batch of which none is beaten in every figure; fastest first.
+
+    All come from one search of the portfolio, which tightens the caps of `config` rung by rung; all
+    hold these caps. With ``PlanConfig.objective``, `build_plan` makes the plan of one of them.
+
+    Raises:
+        PlanError: as `build_plan`; if heads are to be in groups.
+    """
+    if config.head_groups != 1:
+        raise PlanError(f"a front has one head group, got {config.head_groups}; leave it away")
+    workload = build_workload(sparsity, shape_of(shape, config))
+    check_size(workload, config)
+    return place_front(workload, cluster, config)
 
 
 def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:

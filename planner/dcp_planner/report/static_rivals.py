@@ -2,8 +2,8 @@
 
 A static layout is taken as it is, so one device may own or compute more than the tolerances allow.
 More tokens than the cap need memory that nobody planned for: such a layout is no fair rival, but is
-named. More compute than the cap takes longer, which the predicted time shows already, and default
-plans may exceed it too: such a layout is marked and stays a rival.
+named. More compute than the cap takes longer, which the predicted time shows already: such a layout
+is marked and stays a rival, although plans hold that cap.
 """
 
 from collections.abc import Collection, Iterable, Mapping

@@ -15,25 +15,47 @@ from dcp_planner.search.partition_state import PartitionState, fill, pin, price_
 def hold_caps(state: PartitionState, sweeps: int) -> None:
     """Move tiles and owners until no cap is exceeded, or nothing helps; then improve the owners.
 
-    Where owners cannot be mended by moves and swaps, the blocks are packed anew, largest first.
+    Where owners cannot be mended by moves and swaps, the blocks of each group are packed anew,
+    largest first; if that is not enough, those of all.
     """
     level_work(state)
     cost, limit = _owner_costs(state), state.limits[1].copy()
     placed = cost, state.owner, state.tokens, state.loads[1], limit
-    if not _shed_tokens(*placed):
-        _pack(state, limit)
+    for group in (state.group, np.zeros_like(state.group)):
+        if _shed_tokens(*placed):
+            break
+        _pack(state, group)
+    np.maximum(limit, state.loads[1].max(initial=0), out=limit)
     _improve_owners(*placed, sweeps)
     fill(state)
 
 
-def _pack(state: PartitionState, limit: Floats) -> None:
-    """Pack the blocks largest first if that balances better; raise limits to the loads reached."""
+def _pack(state: PartitionState, group: Ints) -> None:
+    """Pack the blocks of every group of parts largest first, if that balances better."""
+    packed, home = state.owner.copy(), group[state.owner]
+    for number in range(int(group.max()) + 1):
+        owned = np.flatnonzero((state.owner >= 0) & (home == number))
+        parts = np.flatnonzero(group == number).astype(np.int32)
+        packed[owned] = parts[pack_largest_first(state.tokens[owned], len(parts))]
     owned = np.flatnonzero(state.owner >= 0)
-    packed = pack_largest_first(state.tokens[owned], len(limit))
-    loads = np.bincount(packed, state.tokens[owned], len(limit))
+    loads = np.bincount(packed[owned], state.tokens[owned], len(group))
     if loads.max(initial=0) < state.loads[1].max(initial=0):
-        state.owner[owned], state.loads[1] = packed, loads
-    np.maximum(limit, state.loads[1].max(initial=0), out=limit)
+        state.owner[:], state.loads[1] = packed, loads
+
+
+def exchange_owners(state: PartitionState, copies: int, cap: int) -> Indices:
+    """Choose owners under a cap on tokens where blocks are there in copies, one behind the other.
+
+    All copies of a block have one owner; its tokens count once. Returns int32 ``[D / copies]``.
+    """
+    blocks = len(state.owner) // copies
+    cost = _owner_costs(state).reshape(copies, blocks, -1).sum(axis=0)
+    owner, tokens = state.owner[:blocks].copy(), state.tokens[:blocks]
+    parts = cost.shape[1]
+    held = np.bincount(owner, tokens, parts).astype(np.float64)
+    if not _shed_tokens(cost, owner, tokens, held, np.full(parts, float(cap))):
+        return pack_largest_first(tokens, parts)
+    return owner
 
 
 @inner

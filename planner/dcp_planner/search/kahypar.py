@@ -28,10 +28,11 @@ from numpy.typing import NDArray
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.cost_model import price_between_nodes
 from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
 from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Hypergraph, Workload, build_hypergraph
-from dcp_planner.search.repair import price_between_nodes, repair
+from dcp_planner.search.native import hold
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.workers.pool import WorkerPool
 from dcp_planner.workers.process import WorkerProgram
@@ -197,7 +198,7 @@ class KaHyPar(Partitioner):
         with solving(config, self.solver) as solve:
             nodes = _place_on_nodes(workload, cluster, config, solve)
             placements = _place_on_devices(nodes, workload, cluster, config, solve)
-        repaired = [repair(found, workload, cluster, config) for found in placements]
+        repaired = [hold(found, workload, cluster, config) for found in placements]
         return min(repaired, key=lambda found: _quality(found, workload, cluster, config))
 
 
@@ -226,7 +227,7 @@ def _place_on_nodes(
     ]
     flat = replace(cluster, nodes=1, devices_per_node=cluster.nodes)
     return [
-        repair(
+        hold(
             Placement(part[workload.num_tiles :], part[: workload.num_tiles]), workload, flat, level
         )
         for part in solve(problems)

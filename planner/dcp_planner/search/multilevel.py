@@ -17,6 +17,7 @@ import numpy as np
 from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.cost_model import price_between_nodes
 from dcp_planner.model.packing import Caps
 from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import Workload
@@ -25,7 +26,6 @@ from dcp_planner.search.effort import Effort
 from dcp_planner.search.partition_state import PartitionState, bytes_of, excess_of
 from dcp_planner.search.problem import Problem, Split, coarsen, restrict, seeds, state_of_split
 from dcp_planner.search.refinement import descend
-from dcp_planner.search.repair import price_between_nodes
 
 _MOST_PARTS = 16
 _WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
@@ -229,28 +229,38 @@ def polish(problem: Problem, split: Split, cluster: Cluster, setting: SearchSett
     A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
     """
     effort, width = setting.effort, cluster.num_devices + cluster.nodes
-    if 2 * problem.num_blocks * width > _MOST_CELLS:
-        return split
     affordable = effort.polish_work // max(1, problem.num_tiles * width)
     sweeps = int(min(effort.polish_sweeps, affordable))
-    if sweeps > 0:
-        state = _whole_state(problem, split, cluster, setting)
+    if sweeps > 0 and _is_small(problem, cluster):
+        state = whole_state(problem, split, cluster, setting)
         _, split = _descend(state, sweeps, effort.fine_noise * _unit(problem), effort)
-    state = _whole_state(problem, split, cluster, setting)
-    hold_caps(state, effort.polish_sweeps)
+    return hold_split(problem, split, cluster, setting)
+
+
+def hold_split(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
+    """Bring a split under the caps at the least bytes, and choose better owners under them."""
+    if not _is_small(problem, cluster):
+        return split
+    state = whole_state(problem, split, cluster, setting)
+    hold_caps(state, setting.effort.polish_sweeps)
     return Split(state.part, state.owner)
+
+
+def _is_small(problem: Problem, cluster: Cluster) -> bool:
+    """Check that all devices together can be searched at once."""
+    return 2 * problem.num_blocks * (cluster.num_devices + cluster.nodes) <= _MOST_CELLS
 
 
 def level_tiles(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
     """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
-    if 2 * problem.num_blocks * (cluster.num_devices + cluster.nodes) > _MOST_CELLS:
+    if not _is_small(problem, cluster):
         return split
-    state = _whole_state(problem, split, cluster, setting)
+    state = whole_state(problem, split, cluster, setting)
     level_work(state)
     return Split(state.part, state.owner)
 
 
-def _whole_state(
+def whole_state(
     problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting
 ) -> PartitionState:
     """Lay out all devices together, those of other nodes farther away."""

@@ -3,7 +3,7 @@
 numba and the compiled loops are imported on first use, because importing them takes half a second.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -11,10 +11,15 @@ from numpy.typing import NDArray
 
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import Partitioner, Placement
+from dcp_planner.model.packing import loads_of
+from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.effort import EFFORTS, Effort, efforts_up_to
 from dcp_planner.simulation.schedules import predict_placement
+from dcp_planner.tables.head_groups import expand_placement
+
+RUNGS = (0.5, 0.25)
+"""Shares of the tolerances that a ladder goes down, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +67,28 @@ def searched(
     return (after,) if effort is EFFORTS["fast"] else (found, after)
 
 
+def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
+    """Search under caps that are tightened step by step, each time from the last result.
+
+    Yields for every rung of `RUNGS` the placement of few bytes, then that of a short time.
+    """
+    from dcp_planner.search.multilevel import polish, search, setting_of
+    from dcp_planner.search.problem import problem_of
+
+    effort, problem = EFFORTS[config.budget], problem_of(workload)
+    split = search(problem, cluster, setting_of(workload, cluster, config, effort))
+    for rung in RUNGS:
+        tightened = replace(
+            config,
+            compute_tolerance=rung * config.compute_tolerance,
+            token_tolerance=rung * config.token_tolerance,
+        )
+        split = polish(problem, split, cluster, setting_of(workload, cluster, tightened, effort))
+        found = Placement(split.owner, split.part)
+        yield found
+        yield relieved(found, workload, cluster, tightened, effort)
+
+
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
     """Improve any placement: enforce the caps, then relieve the busiest device.
 
@@ -79,27 +106,49 @@ def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
     return _fastest((held, after), workload, cluster, config)
 
 
+def hold(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
+    """Bring any placement under the caps: tiles, then owners, move where that costs least bytes."""
+    from dcp_planner.search.multilevel import hold_split, setting_of
+    from dcp_planner.search.problem import Split, problem_of
+
+    setting = setting_of(workload, cluster, config, EFFORTS[config.budget])
+    start = Split(found.device_of_compute, found.device_of_data)
+    split = hold_split(problem_of(workload), start, cluster, setting)
+    return Placement(split.owner, split.part, found.warnings)
+
+
+def hold_tokens(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> Placement:
+    """Bring the owners of a placement in head groups under the token cap, at the least bytes."""
+    from dcp_planner.search.caps import exchange_owners
+    from dcp_planner.search.multilevel import setting_of, whole_state
+    from dcp_planner.search.problem import Split, problem_of
+
+    cap = caps_of(workload, cluster.num_devices, config).tokens
+    loads = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+    if loads.max(initial=0) <= cap:
+        return found
+    expanded, placed = expand_placement(workload, found)
+    setting = setting_of(expanded, cluster, config, EFFORTS[config.budget])
+    start = Split(placed.device_of_compute, placed.device_of_data)
+    state = whole_state(problem_of(expanded), start, cluster, setting)
+    return replace(found, device_of_data=exchange_owners(state, found.head_groups, cap))
+
+
 def relieved(
     found: Placement,
     workload: Workload,
     cluster: Cluster,
     config: PlanConfig,
     effort: Effort,
-    *,
-    is_uneven: bool = False,
 ) -> Placement:
-    """Relieve the busiest device, starting from any placement; tokens stay under their cap.
-
-    Compute stays under its cap as well, unless `is_uneven`: then computing longer than others
-    counts as time only, which costs nothing where the network decides.
-    """
+    """Relieve the busiest device, starting from any placement; caps that hold go on to hold."""
     from dcp_planner.search.bottleneck import relieve_split
     from dcp_planner.search.multilevel import setting_of
     from dcp_planner.search.problem import Split
 
     caps = setting_of(workload, cluster, config, effort).caps
-    if is_uneven:
-        caps = replace(caps, pairs=int(workload.compute_pairs.sum()))
     start = Split(found.device_of_compute, found.device_of_data)
     split = relieve_split(start, workload, cluster, caps, effort.relief)
     return Placement(split.owner, split.part, found.warnings)

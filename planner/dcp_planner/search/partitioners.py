@@ -1,11 +1,9 @@
 """Choose a device for every block and tile: `place`, the partitioners by name, and the portfolio.
 
 The portfolio is the default. It predicts the time of several candidates, each with the schedule
-that it would get, and takes the fastest. Candidates are the static layouts, the native search, and
-the search for time from both. The portfolio drops a layout whose devices own more tokens than the
-tolerance allows, unless nothing else is left. It lets a candidate exceed the compute tolerance,
-because the predicted time shows that already. So among the placements that fit in memory, its
-result is never slower in simulation than the best static layout.
+that it would get, and takes the fastest of those that hold the caps. Candidates are the static
+layouts and what the native search finds, first for few bytes, then for a short time. So its result
+is never slower in simulation than a static layout that holds the caps too.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -22,28 +20,26 @@ from dcp_planner.baselines.heads import (
     spread,
     teams_of,
 )
-from dcp_planner.baselines.layouts import STATIC_KINDS, StaticKind, StaticLayout
+from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
-from dcp_planner.model.packing import loads_of
+from dcp_planner.model.packing import Caps, loads_of
 from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.effort import EFFORTS, efforts_up_to
+from dcp_planner.search.effort import efforts_up_to
+from dcp_planner.search.front import FrontPoint, pareto, pick, weigh
 from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
-from dcp_planner.search.native import Native, refine, relieved, searched
-from dcp_planner.search.repair import find_shortfalls, level_owners
+from dcp_planner.search.native import Native, hold_tokens, ladder, refine, searched
+from dcp_planner.search.shortfalls import find_shortfalls
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
-
-STARTS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "grid")
-"""Layouts that a search for time starts from as well; a fast one from the first only."""
 
 
 @dataclass(frozen=True, slots=True)
 class Portfolio(Partitioner):
-    """Takes the candidate of the shortest predicted time.
+    """Takes the fastest candidate, or another one of the front if the objective is another.
 
     Attributes:
         others: partitioners by name that ``PlanConfig.candidates`` may add.
@@ -58,19 +54,26 @@ class Portfolio(Partitioner):
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Try all candidates; the same seed gives the same result."""
+        if config.objective != "time":
+            return pick(self.front(workload, cluster, config), config.objective).placement
         return fastest(self._candidates(workload, cluster, config), workload, cluster, config)
+
+    def front(
+        self, workload: Workload, cluster: Cluster, config: PlanConfig
+    ) -> tuple[FrontPoint, ...]:
+        """Find placements under the caps, and under tighter ones, of which none is beaten."""
+        caps = caps_of(workload, cluster.num_devices, config)
+        found = [*self._candidates(workload, cluster, config), *ladder(workload, cluster, config)]
+        held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
+        return pareto(weigh(one, workload, cluster, config) for one in held or found)
 
     def _candidates(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> Iterator[Placement]:
-        layouts = {k: StaticLayout(k).place(workload, cluster, config) for k in STATIC_KINDS}
-        yield from layouts.values()
+        for kind in STATIC_KINDS:
+            yield StaticLayout(kind).place(workload, cluster, config)
         for effort in efforts_up_to(config.budget):
-            found = searched(workload, cluster, config, effort)
-            yield from found
-            kinds = STARTS if effort is not EFFORTS["fast"] else STARTS[:1]
-            for start in (found[-1], *(layouts[kind] for kind in kinds)):
-                yield relieved(start, workload, cluster, config, effort, is_uneven=True)
+            yield from searched(workload, cluster, config, effort)
         for partitioner in self.others:
             if partitioner.name in config.candidates:
                 yield partitioner.place(workload, cluster, config)
@@ -79,23 +82,32 @@ class Portfolio(Partitioner):
 def fastest(
     candidates: Iterable[Placement], workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Find the placement of the shortest predicted time among those within the token cap, if any.
+    """Find the placement of the shortest predicted time among those that exceed the caps least.
 
     The first of equals; placements may have head groups.
     """
-    cap = caps_of(workload, cluster.num_devices, config).tokens
+    caps = caps_of(workload, cluster.num_devices, config)
     best: Placement | None = None
-    least = (True, np.inf)  # whether tokens are above the cap, predicted seconds
+    least = (np.inf, np.inf)  # excess, predicted seconds
     for found in candidates:
-        tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
-        is_over = bool(tokens.max(initial=0) > cap)
-        if (is_over, _compute_seconds(workload, found, cluster)) >= least:
+        excess = _excess(found, workload, cluster, caps)
+        if (excess, _compute_seconds(workload, found, cluster)) >= least:
             continue  # its computing alone takes longer
-        quality = is_over, layer_seconds(found, workload, cluster, config)
+        quality = excess, layer_seconds(found, workload, cluster, config)
         if quality < least:
             best, least = found, quality
     assert best is not None, "every candidate takes a finite time"
     return best
+
+
+def _excess(found: Placement, workload: Workload, cluster: Cluster, caps: Caps) -> float:
+    """Compute how far the fullest device is above a cap, as a share of it; 0 if all hold."""
+    devices, groups = cluster.num_devices, found.head_groups
+    pairs = loads_of(found.device_of_compute, np.tile(workload.compute_pairs, groups), devices)
+    tokens = loads_of(found.device_of_data, workload.block_tokens, devices)
+    work = pairs / cluster.work_of_device / groups
+    shares = float(work.max()) / max(1, caps.pairs), float(tokens.max()) / max(1, caps.tokens)
+    return max(*shares, 1.0) - 1.0
 
 
 def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> float:
@@ -161,6 +173,14 @@ def check_installed(partitioner: Partitioner) -> None:
     reason = partitioner.unavailable()
     if reason:
         raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
+
+
+def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tuple[FrontPoint, ...]:
+    """Find the front of the portfolio; a single layout where there is nothing to search for."""
+    if workload.num_tiles == 0 or cluster.num_devices == 1:
+        found = PARTITIONERS["static:contiguous"].place(workload, cluster, config)
+        return (weigh(found, workload, cluster, config),)
+    return Portfolio(_EXTERNAL).front(workload, cluster, config)
 
 
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -249,5 +269,5 @@ def _place_in_groups(
         inner = partitioner if teams.num_devices > 1 else StaticLayout("contiguous")
         found = _place_whole(inner, workload, teams, whole)
         found = spread(found, workload, groups, size)
-        candidates.append(level_owners(found, workload, cluster, config))
+        candidates.append(hold_tokens(found, workload, cluster, config))
     return fastest(candidates, workload, cluster, config)

@@ -219,6 +219,34 @@ def predict_placement(
     return Prediction(forward, backward)
 
 
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """Figures of a placement with the schedule that it would get.
+
+    Attributes:
+        seconds: predicted, forward and backward.
+        inter_bytes: sent between nodes, forward and backward.
+        memory_bytes: most that a device needs for what it receives and for partial results.
+    """
+
+    seconds: float
+    inter_bytes: tuple[int, int]
+    memory_bytes: int
+
+
+def weigh_placement(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+) -> Weighed:
+    """Predict time, bytes between nodes and memory of a placement; no plan is made."""
+    trial = _Trial.of(workload, placement, cluster, config)
+    cuts = [trial.chosen(d, config) for d in DIRECTIONS]
+    sent = []
+    for moves in (cut.transfers for cut in cuts):
+        crosses = cluster.link_class(moves.source, moves.target) > 0
+        sent.append(int(moves.size_bytes[crosses].sum()))
+    return Weighed(sum(cut.seconds for cut in cuts), (sent[0], sent[1]), _worst(trial, cuts)[0])
+
+
 def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:
     """Find the coarsest frugal cut that fits the limit, or the one that needs least."""
     tried = []

@@ -377,3 +377,18 @@ def test_plan_takes_tokens_as_the_language_writes_them_and_refuses_other_endings
     assert result.exit_code == 2
     assert "ends in .dcpplan" in " ".join(result.stderr.split())
     assert not (folder / "x.txt").exists()
+
+
+def test_the_front_is_listed_drawn_and_printed(folder):
+    arguments = (folder / "a.dcpm", "--sample", '{"len": 400}', *SMALL, "--mask", "causal")
+    shown = run(plan_command, *arguments, "--front")
+    assert shown.exit_code == 0, shown.output
+    assert "between nodes" in shown.stdout
+    names = {"seconds", "compute", "tokens", "forward_inter", "backward_inter", "memory_bytes"}
+    again = [run(plan_command, *arguments, "--front", "--json").stdout for _ in range(2)]
+    front = json.loads(again[0])["front"]
+    assert [set(point) for point in front] == [names] * len(front)
+    assert again[0] == again[1]
+    refused = run(plan_command, *arguments, "--front", "--out", folder / "x.dcpplan")
+    assert refused.exit_code == 2
+    assert "write one of its plans with --objective and --out" in refused.output
