@@ -183,5 +183,30 @@ def test_a_product_of_positions_is_counted_or_refused_by_its_budget():
     mask = Spec.from_text("mask a = k * q <= k + 2").mask("a")
     q, k = np.ogrid[:3000, :3000]
     assert mask.compile(Sample(length=3000)).num_pairs == int((k * q <= k + 2).sum())
-    with pytest.raises(SpecError, match=r"\d_\d+_\d+_\d+ pairs to look at one by one, at most"):
+    with pytest.raises(SpecError, match=r"3_905_932_668 pairs to look at one by one, at most"):
         mask.compile(Sample(length=1_000_000))
+    form = mask.compile(Sample(length=200_000))
+    with pytest.raises(DatasetError, match=r"blocks to look at, got 156_250_000; take larger"):
+        block_sparsity([form], 16, 16)
+
+
+def test_the_more_a_predicate_computes_the_fewer_pairs_it_may_leave_open():
+    once, often = (
+        Spec.from_text(f"mask a = {text}").mask("a")
+        for text in ("q * k % 7 < 3", " or ".join(f"q * k % {n} == 1" for n in range(5, 15)))
+    )
+    assert once.compile(Sample(length=8192)).form == "tiles"
+    with pytest.raises(SpecError, match=r"67_108_864 pairs .* at most \d+_\d+_\d+ are handled"):
+        often.compile(Sample(length=8192))
+
+
+@pytest.mark.parametrize("block", [7, 64, 500, 3000])
+def test_blocks_of_any_size_count_the_pairs_of_a_product(block):
+    form = Spec.from_text("mask a = k * q % 5 < k - 9").mask("a").compile(Sample(length=1000))
+    q, k = np.ogrid[:1000, :1000]
+    seen = k * q % 5 < k - 9
+    cuts = np.arange(0, 1000, block)
+    found = block_sparsity([form], block, block)
+    dense = np.add.reduceat(np.add.reduceat(seen, cuts, 0, dtype=int), cuts, 1)
+    assert np.array_equal(dense[dense > 0], found.pairs)
+    assert form.num_pairs == seen.sum()

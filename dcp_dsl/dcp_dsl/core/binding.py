@@ -19,7 +19,7 @@ from dcp_dsl.elaboration.reads import column_readers, laid_statements
 from dcp_dsl.elaboration.text import show_mask
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.parts import DecidedPart, Parts
+from dcp_dsl.forms.parts import DecidedPart, Parts, step_of
 from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.piecewise import TooManyPieces, limit_pieces
 from dcp_dsl.symbolic.region import Region
@@ -27,8 +27,8 @@ from dcp_dsl.symbolic.terms import NotSeparable
 
 MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
 MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
-MAX_UNDECIDED = 2**31  # pairs to look at one by one; some seconds
-MAX_BLOCKS = 2**9  # per side, when deciding whether a mask is too large
+MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two seconds
+FREE = (nodes.Const, nodes.Pos, nodes.Length, nodes.Count, nodes.RowColumn)
 
 
 def bind_core(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) -> Form:
@@ -91,11 +91,12 @@ def _bind_tiles(core: nodes.Mask, frame: Frame) -> Form:
     """
     decide = Predicate.of(core, frame, is_symbolic=True)
     num_tokens = frame.num_tokens
-    block = max(64, -(-num_tokens // MAX_BLOCKS))
+    block = step_of(num_tokens)
     bounds = np.unique(np.append(np.arange(0, num_tokens, block), num_tokens))
     always, ever = decide(Grid(bounds, bounds))
     undecided = int((ever & ~always).sum()) * block**2
-    limit_pieces(undecided, MAX_UNDECIDED, "pairs to look at one by one")
+    steps = sum(not isinstance(node, FREE) for node in nodes.walk(core))
+    limit_pieces(undecided, MAX_PAIR_STEPS // steps, "pairs to look at one by one")
     return Parts(num_tokens, (DecidedPart(decide, _name(core, frame.columns)),))
 
 

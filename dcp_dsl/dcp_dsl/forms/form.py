@@ -82,8 +82,7 @@ def limit_blocks(count: int) -> None:
     """
     if count > MAX_BLOCKS:
         raise DatasetError(
-            f"expected at most {MAX_BLOCKS:_} blocks with visible pairs, got {count:_}; "
-            f"take larger blocks"
+            f"expected at most {MAX_BLOCKS:_} blocks to look at, got {count:_}; take larger blocks"
         )
 
 

@@ -21,6 +21,7 @@ from dcp_dsl.forms.form import (
     FormName,
     RowRanges,
     digest_of,
+    limit_blocks,
     ranges_of_tile,
     row_chunks,
 )  # fmt: skip
@@ -35,6 +36,17 @@ BlockDecision: TypeAlias = tuple[Bools, Bools]
 
 BLOCKS_AT_ONCE = 2**18
 PAIRS_AT_ONCE = 2**20
+LEAST_STEP = 64
+MOST_STEPS = 2**9
+
+
+def step_of(num_tokens: int) -> int:
+    """Return the tokens of the blocks by which a predicate is decided before its pairs are.
+
+    >>> step_of(1000), step_of(131_072)
+    (64, 256)
+    """
+    return max(LEAST_STEP, -(-num_tokens // MOST_STEPS))
 
 
 def decide_form(form: Form, grid: Grid) -> BlockDecision:
@@ -158,13 +170,17 @@ class DecidedPart:
         return seen
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return row, column and pairs of the blocks that hold some."""
-        width = len(kv_bounds) - 1
+        """Return row, column and pairs of the blocks that hold some; of a large one in pieces."""
+        q_cuts, kv_cuts = _cut(q_bounds), _cut(kv_bounds)
+        limit_blocks((len(q_cuts) - 1) * (len(kv_cuts) - 1))
+        first = np.searchsorted(kv_cuts, kv_bounds[:-1])
         parts = [(np.empty(0, np.int64),) * 3]
-        for begin, end in row_chunks(len(q_bounds) - 1, width, BLOCKS_AT_ONCE):
-            pairs = self._count_some(q_bounds[begin : end + 1], kv_bounds)
+        for begin, end in row_chunks(len(q_cuts) - 1, len(kv_cuts) - 1, BLOCKS_AT_ONCE):
+            pairs = self._count_some(q_cuts[begin : end + 1], kv_cuts)
+            pairs = np.add.reduceat(pairs, first, axis=1)
             row, col = np.nonzero(pairs)
-            parts.append((row + begin, col, pairs[row, col]))
+            own = np.searchsorted(q_bounds, q_cuts[begin + row], side="right") - 1
+            parts.append((own, col, pairs[row, col]))
         row, col, pairs = (np.concatenate(c) for c in zip(*parts, strict=True))
         return row, col, pairs
 
@@ -178,6 +194,14 @@ class DecidedPart:
             counted = np.add.reduceat(seen.sum(axis=0), borders)
             pairs[row, first:last] = counted
         return pairs
+
+
+def _cut(bounds: Ints) -> Ints:
+    """Cut large blocks, so that few of their pairs are left open."""
+    step = step_of(int(bounds[-1] - bounds[0]))
+    if int(np.diff(bounds).max(initial=0)) <= step:
+        return bounds
+    return np.union1d(bounds, np.arange(bounds[0], bounds[-1], step))
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,10 +236,7 @@ class Parts:
     @cached_property
     def num_pairs(self) -> int:
         """Number of visible (query, key) pairs; costs what counting blocks costs."""
-        step = self.num_tokens  # a predicate is decided by blocks, regions have a closed form
-        if self.form == "tiles":
-            step = max(256, -(-self.num_tokens // 512))
-        bounds = np.unique(np.append(np.arange(0, self.num_tokens, step or 1), self.num_tokens))
+        bounds = np.unique([0, self.num_tokens])
         return int(self.count_blocks(bounds, bounds).pairs.sum())
 
     @cached_property
