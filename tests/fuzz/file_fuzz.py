@@ -233,13 +233,13 @@ def keep_new(folder: Path, data: bytes, seen: object) -> None:
 
 
 def run_chunk(
-    kind: str, draw: Callable, first: int, count: int, board: mmap.mmap, grow: bool
+    kind: str, draw: Callable, seeds: range, end: float, board: mmap.mmap, grow: bool
 ) -> None:
-    """Read files in this child; the board says which one is being read, and how they ended."""
+    """Read files in this child until the end; the board says which one, and how they ended."""
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with tempfile.TemporaryDirectory(dir=os.environ.get("FUZZ_DIR")) as folder:
-        for seed in range(first, first + count):
+        for seed in itertools.takewhile(lambda _: time.monotonic() < end, seeds):
             board[:8] = struct.pack("<q", seed)
             name, data, read = draw(random.Random(f"{kind} {seed}"))
             path = Path(folder, name)
@@ -267,12 +267,12 @@ def run(kind: str, first: int, count: int, seconds: float, *, grow: bool = False
     draw, board, found = KINDS[kind](), mmap.mmap(-1, 32), Counter[str]()
     seed, end = first, time.monotonic() + seconds
     while seed < first + count and time.monotonic() < end:
-        size = min(CHUNK, first + count - seed)
+        seeds = range(seed, min(seed + CHUNK, first + count))
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
-                run_chunk(kind, draw, seed, size, board, grow)
+                run_chunk(kind, draw, seeds, end, board, grow)
                 status = 0
             finally:
                 os._exit(status)
@@ -313,7 +313,9 @@ def main() -> None:
         chosen = "".join(f" --kind {kind}" for kind in kinds) + f" --count {options.count}"
         report = {
             "campaign": f"fuzzing {', '.join(kinds)}" if named else "fuzzing",
-            "command": f"tests/fuzz/file_fuzz.py{chosen}" if named else "make fuzz MINUTES=n",
+            "command": f"python tests/fuzz/file_fuzz.py{chosen}"
+            if named
+            else "make fuzz MINUTES=n",
             "cases": total.total(),
             "refused": total["refused"],
             "errors": total["errors"],
