@@ -7,13 +7,17 @@ python docs/make_screenshots.py            # all; or names of pictures: overview
 Everything shown is made in a temporary folder: sequences of a fixed seed, plans for two simulated
 nodes, and one small plan that really runs on four ranks of this machine, so that predicted and
 measured stand beside each other. The measured times are therefore this machine's, and differ from
-one call to the next; everything else does not. Needs the extras of `dev` and Chromium.
+one call to the next; everything else does not. `training` shows two runs of a few steps on two
+ranks, one of them slowed down, without and with feedback of rates. Needs the extras of `dev` and
+Chromium.
 """
 
 import io
 import json
+import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from dcp_dashboard import start_server
 
 PICTURES = Path(__file__).resolve().parent / "pictures"
+SCENARIO = PICTURES.parents[1] / "tests" / "runtime" / "rates_scenario.py"
 SEED = 7
 WIDTH, HEIGHT, SCALE = 1440, 900, 1.5
 COLOURS = 255
@@ -87,6 +92,27 @@ def make_plans(folder: Path) -> None:
     small = ("--tokens", "8192", "--cluster", "cpu-gloo:1x4", "--heads", "8/2/64")
     dcpm(folder, *data, *small, "--out", "run.dcpplan")
     dcpm(folder, "run", "run.dcpplan", "--verify", "--trace", "run.dcpplan")
+
+
+def train(folder: Path) -> None:
+    """Train on two ranks, the second of them slow, without and with feedback of rates."""
+    for name, feedback in (("equal-shares", "off"), ("measured-rates", "on")):
+        (folder / name).mkdir()
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
+                 "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}  # fmt: skip
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, SCENARIO, folder / name, feedback], stdout=subprocess.DEVNULL,
+                env={**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank},
+            )
+            for rank in ("0", "1")
+        ]  # fmt: skip
+        statuses = [rank.wait() for rank in ranks]
+        if any(statuses):
+            sys.exit("the training run failed")
 
 
 def settle(page: Page) -> None:
@@ -174,6 +200,16 @@ def edit(page: Page) -> None:
     settle(page)
 
 
+def training(page: Page) -> None:
+    """Two runs compared: rank 1 is slow in both, the plans of the second know it."""
+    go(page, "/")
+    names = ("equal-shares", "measured-rates")
+    links = [page.locator(f"a[href^='/run/']:has-text('{name}')").first for name in names]
+    first, second = (link.get_attribute("href").rsplit("/", 1)[1] for link in links)
+    go(page, f"/run/{first}/{second}")
+    page.wait_for_selector("#run-chart .main-svg")
+
+
 def plans(page: Page) -> None:
     """The list of the folder; its name is that of a temporary one, which tells nobody anything."""
     go(page, "/")
@@ -192,6 +228,7 @@ SHOTS: dict[str, tuple[Callable[[Page], None], str, int]] = {
     "dataset": (dataset, "light", HEIGHT),
     "edit": (edit, "light", HEIGHT),
     "list": (plans, "light", HEIGHT),
+    "training": (training, "light", 1500),
 }
 """Name of a picture -> what is on it, the theme, the height of the window in CSS pixels."""
 
@@ -231,7 +268,10 @@ def main() -> None:
         folder = Path(made) / "runs"
         folder.mkdir()
         print("planning and running", file=sys.stderr)
-        make_plans(folder)
+        if names != ["training"]:
+            make_plans(folder)
+        if "training" in names:
+            train(folder)
         with start_server(folder) as server, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=chromium, args=FLAGS)
             for name in names:

@@ -1,7 +1,8 @@
 """One rank of a training run in which rank 1 takes `SLOWER` times as long for the same attention.
 
-``python rates_scenario.py``, started as torchrun starts a rank. Prints, as JSON, for each batch the
-rates that its plan is for and how long the plan is predicted to take on the machine as it is.
+``python rates_scenario.py [LOG_FOLDER on|off]``, started as torchrun starts a rank. Prints, as
+JSON, for each batch the rates that its plan is for and how long the plan is predicted to take on
+the machine as it is. With a folder it trains longer and writes the log, with rates or without.
 """
 
 import json
@@ -18,10 +19,12 @@ from loader_options import make_loader
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, digest, predict
-from dcp_runtime import DCPAttn, DCPExecutor, DeviceRates
+from dcp_runtime import DCPAttn, DCPExecutor, DeviceRates, RunLog
 from dcp_runtime.kernels.cpu import CpuKernel
 
-SLOWER, BATCHES = 4, 16
+SLOWER = 4
+FOLDER, FEEDBACK = sys.argv[1:] or ("", "on")
+BATCHES = 48 if FOLDER else 16
 SHAPE = ModelShape(4, 2, 32, 4)
 
 dist.init_process_group("gloo")
@@ -31,7 +34,7 @@ mask = Spec.from_text("mask m = causal").mask("m")
 rates = DeviceRates(cluster, every=2, change=0.3)
 loader = make_loader(
     [{"tokens": list(range(1024))}] * BATCHES, mask, token_budget=1024, block_size=64, shape=SHAPE,
-    rates=rates,
+    rates=rates if FEEDBACK == "on" else None, cluster=None if FEEDBACK == "on" else cluster,
 )  # fmt: skip
 
 
@@ -50,7 +53,8 @@ def slowly(compute):
 if dist.get_rank() == 1:
     CpuKernel.forward, CpuKernel.backward = slowly(CpuKernel.forward), slowly(CpuKernel.backward)
 found = []
-with DCPExecutor(rates=rates) as executor:
+log = RunLog(FOLDER) if FOLDER else None
+with DCPExecutor(rates=rates, run_log=log) as executor:
     for data, plan in loader:
         prepared = executor.prepare(plan)
         q = torch.randn(len(data.tokens), 4, 32, requires_grad=True)

@@ -52,7 +52,7 @@ ROUTES: Mapping[str, Page] = MappingProxyType(
         "help": _alone(lambda _library, _query: help_page()),
         "plan": _plan,
         "run": lambda library, _query, parts: (
-            run_page(library, parts[0]) if len(parts) == 1 else None
+            run_page(library, *parts) if 1 <= len(parts) <= 2 else None
         ),
         "step": lambda library, _query, parts: (
             step_page(library, parts[0]) if len(parts) == 1 else None

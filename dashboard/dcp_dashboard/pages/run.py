@@ -1,9 +1,9 @@
-"""The page `/run/<key>`: a training run while it goes on, from the log that it writes."""
+"""The pages `/run/<key>` and `/run/<key>/<other>`: training runs, from the logs that they write."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
@@ -18,6 +18,7 @@ from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import BLUE, MORE, TEMPLATE, annotate, graph
 from dcp_dashboard.pages.layout import box, framed, hint, panel, terms
+from dcp_dashboard.pages.run_compare import comparison
 from dcp_dsl import DCPError
 from dcp_dsl.arrays import Floats, Ints
 from dcp_runtime import RunHistory
@@ -26,8 +27,15 @@ EVERY_MS = 2_000
 STILL_S = 90.0
 """A page is drawn anew until its log has not grown for so long."""
 HEIGHT = 900
+MOST_OTHERS = 20
+"""Other runs that a page links to."""
+SECOND = "#cc79a7"
+"""Purple (Okabe & Ito): the lines of the second run."""
 MOST_POINTS = 800
 """Most points of a line: of more steps, the least and the most of each stretch are kept."""
+
+Run: TypeAlias = tuple[PlanEntry, RunHistory]
+_Made = TypeVar("_Made")
 
 CHARTS = (
     ("Step time", (("step_s", "step", BLUE, "solid"),)),
@@ -54,10 +62,10 @@ FACTS = (
 """Figures of one step: field, heading, how it is written."""
 
 
-def run_page(library: PlanLibrary, key: str) -> Component:
-    """Build the page of one run."""
+def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
+    """Build the page of one run, or of two, A and B, on the same axes."""
 
-    def build(entry: PlanEntry, run: RunHistory) -> Component:
+    def build(entry: PlanEntry, run: RunHistory, second: Run | None) -> Component:
         name = PurePosixPath(entry.relative)
         told = html.Span(f"{entry.relative} · {count(len(run))} steps", className="dcp-muted")
         crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
@@ -65,15 +73,55 @@ def run_page(library: PlanLibrary, key: str) -> Component:
         note = "Drag over steps to zoom, double click to see all; a click on a step says more."
         return framed(
             f"Run · {entry.relative}",
-            dcc.Store(id="run-key", data=key), dcc.Store(id="run-range"),
+            dcc.Store(id="run-key", data=[key, other]), dcc.Store(id="run-range"),
             dcc.Interval(id="run-clock", interval=EVERY_MS),
             html.Div([crumb, title, told], className="dcp-title"),
             box([html.Div(_now(run), id="run-now")], "The newest step"),
+            html.Div(_pair((entry, run), second), id="run-pair"),
             html.Div(id="run-step"),
-            panel("Steps", [hint(note), graph("run-chart", run_figure(run, None))]),
+            panel("Steps", [
+                hint(note), graph("run-chart", run_figure(run, None, second and second[1])),
+            ]),
+            *_others(library, key, other),
         )  # fmt: skip
 
-    return library.read_run(key, build)
+    return _read(library, [key, other], build)
+
+
+def _read(
+    library: PlanLibrary, keys: object, make: Callable[[PlanEntry, RunHistory, Run | None], _Made]
+) -> _Made:
+    """Return what `make` makes of the run of the first key, and of the second if there is one."""
+    key, other = map(str, keys) if isinstance(keys, list) and len(keys) == 2 else (str(keys), "")
+    if other in ("", key):
+        return library.read_run(key, lambda entry, run: make(entry, run, None))
+    # Each log is locked while it is read: two pages lock the same two in the same order.
+    low, high = sorted((key, other))
+
+    def read(*outer: Any) -> _Made:  # Any: an entry and a run, as below
+        def both(*inner: Any) -> _Made:
+            (entry, run), second = (outer, inner) if low == key else (inner, outer)
+            return make(entry, run, second)
+
+        return library.read_run(high, both)
+
+    return library.read_run(low, read)
+
+
+def _pair(first: Run, second: Run | None) -> list[Component]:
+    if second is None:
+        return []
+    return comparison((first[0], second[0]), (first[1], second[1]))
+
+
+def _others(library: PlanLibrary, key: str, other: str) -> list[Component]:
+    """Link to the comparisons with the other runs of the folder."""
+    found = [entry for entry in library.runs() if entry.key not in (key, other)]
+    links = [
+        html.Li(dcc.Link(entry.relative, href=f"/run/{key}/{entry.key}"))
+        for entry in found[:MOST_OTHERS]
+    ]
+    return [panel("Compare with", [html.Ul(links)])] if links else []
 
 
 def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
@@ -84,33 +132,36 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
         return read_zoom(layout)
 
     @app.callback(
-        Output("run-now", "children"), Output("run-chart", "figure"),
+        Output("run-now", "children"), Output("run-pair", "children"),
+        Output("run-chart", "figure"),
         Input("run-clock", "n_intervals"), Input("run-range", "data"), Input("run-key", "data"),
     )  # fmt: skip
-    def draw(_ticks: object, zoomed: object, key: object) -> tuple[Component, Any]:
+    def draw(_ticks: object, zoomed: object, keys: object) -> tuple[Component, Any, Any]:
         is_tick = ctx.triggered_id == "run-clock"
 
-        def make(entry: PlanEntry, run: RunHistory) -> tuple[Component, Any]:
-            if is_tick and time.time() - entry.mtime_ns / 1e9 > STILL_S:
+        def make(
+            entry: PlanEntry, run: RunHistory, second: Run | None
+        ) -> tuple[Component, Any, Any]:
+            written_ns = max(entry.mtime_ns, second[0].mtime_ns if second else 0)
+            if is_tick and time.time() - written_ns / 1e9 > STILL_S:
                 raise PreventUpdate
-            return _now(run), run_figure(run, _read_range(zoomed))
+            figure = run_figure(run, _read_range(zoomed), second and second[1])
+            return _now(run), _pair((entry, run), second), figure
 
         try:
-            return library.read_run(str(key), make)
+            return _read(library, keys, make)
         except DCPError as error:  # the log went away since the page was made
-            return html.Div(str(error), role="alert"), no_update
+            return html.Div(str(error), role="alert"), no_update, no_update
 
     @app.callback(
         Output("run-step", "children"), Input("run-chart", "clickData"), Input("run-key", "data")
     )
-    def show(click: object, key: object) -> Component:
+    def show(click: object, keys: object) -> Component:
         step = read_click(click)
         if step is None:
             raise PreventUpdate
         try:
-            return library.read_run(
-                str(key), lambda entry, run: _step_panel(library, entry, run, step)
-            )
+            return _read(library, keys, lambda *runs: _step_panels(library, step, *runs))
         except DCPError as error:
             return html.Div(str(error), role="alert")
 
@@ -172,18 +223,18 @@ def extremes(values: Floats, most: int) -> Ints:
     return known
 
 
-def run_figure(run: RunHistory, zoomed: Sequence[float] | None) -> go.Figure:
+def run_figure(
+    run: RunHistory, zoomed: Sequence[float] | None, other: RunHistory | None = None
+) -> go.Figure:
     """Draw the charts one below the other over the steps, all of them or those zoomed to."""
     figure = make_subplots(rows=len(CHARTS), cols=1, shared_xaxes=True, vertical_spacing=0.05)
-    steps = run.column("step")
-    low, high = zoomed or (0.0, np.inf)
-    # One step more on each side, so that lines go on to the border.
-    seen = slice(
-        max(0, int(np.searchsorted(steps, low)) - 1), int(np.searchsorted(steps, high, "right")) + 1
-    )
+    runs = [(run, "" if other is None else "A ")] + ([] if other is None else [(other, "B ")])
     for row, (heading, lines) in enumerate(CHARTS, start=1):
-        for field, name, colour, dash in lines:
-            _add_line(figure, run, field, seen, row, {"name": name, "color": colour, "dash": dash})
+        for drawn, letter in runs:
+            for field, name, colour, dash in lines:
+                style = {"name": letter + name, "dash": dash,
+                         "color": SECOND if letter == "B " else colour}  # fmt: skip
+                _add_line(figure, drawn, field, _seen(drawn, zoomed), row, style)
         figure.update_yaxes(**_axis(lines[0][0]), row=row, col=1)
         axis = "" if row == 1 else str(row)
         annotate(figure, axis, f"<b>{heading}</b>", "left")
@@ -192,7 +243,8 @@ def run_figure(run: RunHistory, zoomed: Sequence[float] | None) -> go.Figure:
         x=kept, y=[run.record(step)["step_s"] for step in kept], mode="markers", name="trace kept",
         marker={"symbol": "diamond", "size": 8, "color": MORE}, row=1, col=1, hoverinfo="x+name",
     )  # fmt: skip
-    ends = zoomed or ([float(steps[0]), float(steps[-1])] if len(steps) > 1 else None)
+    steps = np.concatenate([drawn.column("step") for drawn, _ in runs])
+    ends = zoomed or ([float(steps.min()), float(steps.max())] if len(steps) > 1 else None)
     figure.update_xaxes(fixedrange=False, range=ends)
     figure.update_xaxes(title_text="step", row=len(CHARTS), col=1)
     figure.update_layout(
@@ -201,6 +253,13 @@ def run_figure(run: RunHistory, zoomed: Sequence[float] | None) -> go.Figure:
         legend={"orientation": "h", "y": 1.03, "yanchor": "bottom", "x": 1, "xanchor": "right"},
     )  # fmt: skip
     return figure
+
+
+def _seen(run: RunHistory, zoomed: Sequence[float] | None) -> slice:
+    """Return the places of the steps zoomed to, and one more on each side: lines go on there."""
+    steps, (low, high) = run.column("step"), zoomed or (0.0, np.inf)
+    first, behind = np.searchsorted(steps, low), np.searchsorted(steps, high, "right")
+    return slice(max(0, int(first) - 1), int(behind) + 1)
 
 
 def _add_line(
@@ -231,6 +290,13 @@ def _now(run: RunHistory) -> Component:
     lost = f"{count(run.dropped)} steps were not written: the disk is too slow."
     notes = [hint(lost)] if run.dropped else []
     return html.Div([terms(run.sentences(), "dcp-terms"), *notes])
+
+
+def _step_panels(
+    library: PlanLibrary, step: int, entry: PlanEntry, run: RunHistory, second: Run | None
+) -> Component:
+    runs = ((entry, run), second) if second else ((entry, run),)
+    return html.Div([_step_panel(library, *one, step) for one in runs if one[1].record(step)])
 
 
 def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: int) -> Component:
