@@ -55,7 +55,7 @@ class LabelledPart(Record):
         last = len(q_bounds) - 1, len(kv_bounds) - 1
         q_bounds, kv_bounds = self._to_end(q_bounds), self._to_end(kv_bounds)
         pieces = cut_at_rows(self.slabs, q_bounds, kv_bounds)
-        row, col, seen, slab, *_ = slab_entries(pieces, kv_bounds)
+        row, col, seen, slab = slab_entries(pieces, kv_bounds)
         is_full = seen == np.diff(q_bounds)[row] * np.diff(kv_bounds)[col]
         pairs = np.zeros(len(row), np.int64)
         self._count_full(q_bounds, kv_bounds, (row, col), is_full, pairs)

@@ -143,7 +143,7 @@ class RegionPart(Record):
         if self.period > 1:
             which = self.period, self.remainders
             return count_remainders(self.region, which, q_bounds, kv_bounds)
-        row, col, pairs, *_ = slab_entries(cut_at_rows(self.region, q_bounds, kv_bounds), kv_bounds)
+        row, col, pairs, _ = slab_entries(cut_at_rows(self.region, q_bounds, kv_bounds), kv_bounds)
         return row, col, pairs
 
 

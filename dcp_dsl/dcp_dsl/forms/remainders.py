@@ -37,7 +37,7 @@ def count_remainders(
                 pairs += sign * side * below
     if is_few:
         return row, col, pairs
-    all_row, all_col, all_pairs, *_ = slab_entries(pieces, kv_bounds)
+    all_row, all_col, all_pairs, _ = slab_entries(pieces, kv_bounds)
     parts = (all_row, row), (all_col, col), (all_pairs, -pairs)
     row, col, pairs = (np.concatenate(columns) for columns in parts)
     return row, col, pairs

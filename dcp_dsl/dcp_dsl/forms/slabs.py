@@ -24,21 +24,16 @@ from dcp_dsl.forms.form import (
 from dcp_dsl.symbolic.piecewise import expand
 
 CELLS_AT_ONCE = 2**22  # blocks added up in an array of all of them, which is cheaper than to sort
+SPARE_CELLS = 4  # blocks of that array for each entry, at most
 
 
 def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
     """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
     pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
-    if (pieces[1][1:] < pieces[1][:-1]).any():
-        order = np.argsort(pieces[1], kind="stable")
-        pieces = tuple(column[order] for column in pieces)
-    block, col, pairs, _, begin, counts = slab_entries(pieces, kv_bounds)
-    of_piece = block[begin]
-    is_shared = np.zeros(len(of_piece) + 1, np.bool_)  # alone in its row of blocks: in order
-    np.equal(of_piece[1:], of_piece[:-1], out=is_shared[1:-1])
-    shared = np.flatnonzero(is_shared[1:] | is_shared[:-1])
-    crowd = expand(begin[shared], counts[shared])[1]
-    return _merge_blocks(block, col, pairs, len(kv_bounds), crowd)
+    row, col, pairs, _ = slab_entries(pieces, kv_bounds)
+    if (pieces[1][1:] > pieces[1][:-1]).all():  # each alone in its row of blocks, and in order
+        return BlockCounts(row, col, pairs)
+    return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
 
 def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
@@ -49,8 +44,7 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
         kv_bounds: the borders of key blocks that they were cut with.
 
     Returns:
-        Block row, block column, pairs and slab of each entry; then the first entry and the number
-        of entries of each piece.
+        Block row, block column, pairs and slab of each entry.
     """
     slab, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
     counts = touched_to - touched_from
@@ -72,7 +66,7 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
                 - _pairs_below(border, first[at], low[at], rows[at]))
         for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
     )  # fmt: skip
-    return np.repeat(block, counts), col, pairs, slab[piece], begin, counts
+    return np.repeat(block, counts), col, pairs, slab[piece]
 
 
 def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> BlockCounts:
@@ -84,15 +78,16 @@ def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> Blo
         pairs: its pairs, also negative ones.
         shape: block rows and block columns.
     """
-    key = row * shape[1] + col
-    if shape[0] * shape[1] <= CELLS_AT_ONCE:
-        total = np.bincount(key, pairs, shape[0] * shape[1])  # exact: sums stay below 2**53
+    key, cells = row * shape[1] + col, shape[0] * shape[1]
+    if cells <= min(CELLS_AT_ONCE, SPARE_CELLS * len(key)):
+        total = np.bincount(key, pairs, cells)  # exact: sums stay below 2**53
         key = np.flatnonzero(total)
         counts = total[key].astype(np.int64)
     else:
-        key, entry = np.unique(key, return_inverse=True)
-        counts = np.zeros(len(key), np.int64)
-        np.add.at(counts, entry, pairs)
+        order = np.argsort(key, kind="stable")
+        key = key[order]
+        begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[: len(key)])
+        key, counts = key[begin], np.add.reduceat(pairs[order], begin)
         key, counts = key[counts != 0], counts[counts != 0]
     return BlockCounts(*np.divmod(key, shape[1]), counts)
 
@@ -131,31 +126,6 @@ def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
     inside = np.where(slope == 1, moving, still)
     below: Ints = inside * end + slope * (inside * (inside - 1) // 2) + (rows - inside) * border
     return below
-
-
-def _merge_blocks(row: Ints, col: Ints, pairs: Ints, base: int, crowd: Ints) -> BlockCounts:
-    """Add up the entries of the same block and sort by (row, col), in place.
-
-    Args:
-        row: int64 ``[N]``, like the next two.
-        col: key block of each entry.
-        pairs: its pairs.
-        base: more than every column.
-        crowd: the entries that may be out of order, all those of their rows.
-    """
-    key = row[crowd] * base + col[crowd]
-    order = np.argsort(key, kind="stable")
-    key, moved = key[order], crowd[order]
-    row[crowd], col[crowd], pairs[crowd] = row[moved], col[moved], pairs[moved]
-    begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[: len(key)])
-    if len(begin) == len(key):
-        return BlockCounts(row, col, pairs)
-    first = crowd[begin]
-    pairs[first] = np.add.reduceat(pairs[crowd], begin)
-    kept = np.ones(len(row), np.bool_)
-    kept[crowd] = False
-    kept[first] = True
-    return BlockCounts(*(np.compress(kept, column) for column in (row, col, pairs)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
