@@ -148,6 +148,21 @@ def test_an_unknown_stack_is_refused_with_the_closest_name():
         load(SPECS / "06_gemma.dcpm").stack("gema3")
 
 
+@pytest.mark.parametrize(
+    ("used", "call"),
+    [
+        ("sliding(window + 1)", "sliding(window = row.window + 1)"),
+        ("causal and q - k < window", "causal and q - k < row.window"),
+    ],
+)
+def test_a_column_behind_having_is_a_number_wherever_it_stands(used, call):
+    text = f'for "*" having window use {used}'
+    assert not [d for d in check(text) if d.severity == "error"]
+    mask = Spec.from_text(text).attachment("rows", ["window"]).mask
+    assert mask.call == call
+    assert mask.bind(Sample({"window": 2}, length=4)).num_pairs == (9 if "+" in used else 7)
+
+
 def test_a_column_named_behind_having_can_be_an_argument():
     spec = Spec.from_text('for "*" having window use sliding(window = window) with window = w')
     attachment = spec.attachment("a.jsonl", ["len", "window", "w"])

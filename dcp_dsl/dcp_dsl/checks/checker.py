@@ -14,6 +14,8 @@ from dcp_dsl.elaboration.reads import parent_columns
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
+from dcp_dsl.syntax.moving import rewritten
+from dcp_dsl.syntax.tokens import RESERVED
 
 
 def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:
@@ -48,6 +50,22 @@ def check_expression(
     return core, tuple(d for d in checker.found if d.severity == "error")
 
 
+def with_columns(attach: ast.Attach, scope: Scope) -> ast.Expr:
+    """Return the mask that a `for` statement uses, with its columns read as ``row.column``.
+
+    ``for "*" having window use sliding(window = window)`` takes each row's own window.
+    """
+    having = {column.text for column in attach.having} - RESERVED
+
+    def read(name: ast.Name) -> ast.Expr:
+        text = name.text
+        if text not in having or text in scope.segments or scope.find_mask(text) is not None:
+            return name
+        return ast.Attribute(ast.Name("row"), ast.Ident(text, span=name.span), span=name.span)
+
+    return rewritten(attach.value, ast.Name, read)
+
+
 def _missing_imports(scope: Scope) -> frozenset[str]:
     """Return the imported names that could not be found; their `import` is reported already."""
     names = {
@@ -71,7 +89,7 @@ def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:
             _check_segment(statement, checker)
         case ast.Token():
             check_column(statement, checker)
-        case ast.Stack():
+        case ast.StackDef():
             _check_stack(statement, checker)
         case ast.Attach():
             _check_attach(statement, checker)
@@ -96,7 +114,7 @@ def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
             check_layout(layout, checker)
 
 
-def _check_stack(stack: ast.Stack, checker: MaskChecker) -> None:
+def _check_stack(stack: ast.StackDef, checker: MaskChecker) -> None:
     if all(layer.value is None and not layer.heads for layer in stack.layers):
         hint = "`3 of linear, causal` has a mask in every fourth layer"
         checker.report("E103", "no layer of this stack has a mask", stack.name.span, hint)
@@ -135,9 +153,7 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
     value = attach.value
     if isinstance(value, ast.Name) and checker.scope.find_stack(value.text) is not None:
         return  # its masks are checked where it is defined
-    checker.columns = frozenset(c.text for c in attach.having)
-    checker.mask(value, {})
-    checker.columns = frozenset()
+    checker.mask(with_columns(attach, checker.scope), {})
     seen: set[str] = set()
     for rename in attach.renames:
         if rename.new.text in seen:

@@ -36,7 +36,7 @@ def check_definitions(program: Program, checker: ExpressionChecker) -> None:
 
 def _defined(statement: ast.Statement) -> list[tuple[str, ast.Ident]]:
     match statement:
-        case ast.MaskDef(name=name) | ast.Stack(name=name) | ast.Token(name=name):
+        case ast.MaskDef(name=name) | ast.StackDef(name=name) | ast.Token(name=name):
             return [("", name)]
         case ast.Segment():
             return [("", name) for name in segment_names(statement)]

@@ -169,8 +169,6 @@ class ExpressionChecker(Checker):
             return UNKNOWN
         if text in self.lost:
             return UNKNOWN
-        if text in self.columns:
-            return INT.of(nodes.RowColumn(text, place=self.place(value.span)))
         self.unknown(text, value.span, names, "mask" if is_mask else "")
         return UNKNOWN
 

@@ -35,7 +35,6 @@ class Checker(ABC):
         scope: definitions.
         program: the text that spans point into.
         lost: names that broken statements would have defined.
-        columns: names that may stand for columns (arguments of `for ... use`).
         found: diagnostics so far.
         cells: segments of the `per` around what is checked, from the outside in.
         segments: those of the text that were named so far.
@@ -44,7 +43,6 @@ class Checker(ABC):
     scope: Scope
     program: Program
     lost: frozenset[str] = frozenset()
-    columns: frozenset[str] = frozenset()
     found: list[Diagnostic] = field(default_factory=list)
     places: set[tuple[str, Span]] = field(default_factory=set)
     depth: int = 0

@@ -29,7 +29,7 @@ class Imported:
     """
 
     masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
-    stacks: "dict[str, tuple[ast.Stack, Scope]]" = field(default_factory=dict)
+    stacks: "dict[str, tuple[ast.StackDef, Scope]]" = field(default_factory=dict)
     segments: dict[str, ast.Segment] = field(default_factory=dict)
     tokens: dict[str, ast.Token] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Scope:
 
     program: Program
     masks: Mapping[str, ast.MaskDef]
-    stacks: Mapping[str, ast.Stack]
+    stacks: Mapping[str, ast.StackDef]
     samples: Mapping[str, ast.SampleDef]
     tokens: Mapping[str, ast.Token]
     segments: Mapping[str, ast.Segment]
@@ -61,7 +61,7 @@ class Scope:
     def of(cls, program: Program, imported: Imported | None = None) -> "Scope":
         """Collect the definitions of a program and what it imports."""
         masks: dict[str, ast.MaskDef] = {}
-        stacks: dict[str, ast.Stack] = {}
+        stacks: dict[str, ast.StackDef] = {}
         samples: dict[str, ast.SampleDef] = {}
         tokens: dict[str, ast.Token] = {}
         segments: dict[str, ast.Segment] = {}
@@ -69,7 +69,7 @@ class Scope:
             match statement:
                 case ast.MaskDef():
                     masks.setdefault(statement.name.text, statement)
-                case ast.Stack():
+                case ast.StackDef():
                     stacks.setdefault(statement.name.text, statement)
                 case ast.SampleDef():
                     samples.setdefault(statement.name.text, statement)
@@ -97,7 +97,7 @@ class Scope:
         """Return a mask of the text or one it imports, and the scope its body is read in."""
         return (self.masks[name], self) if name in self.masks else self.imported.masks.get(name)
 
-    def find_stack(self, name: str) -> "tuple[ast.Stack, Scope] | None":
+    def find_stack(self, name: str) -> "tuple[ast.StackDef, Scope] | None":
         """Return a stack of the text or one it imports, and the scope its masks are read in."""
         return (self.stacks[name], self) if name in self.stacks else self.imported.stacks.get(name)
 

@@ -88,7 +88,7 @@ def _check_parameters(mask: ast.MaskDef, testing: Testing) -> None:
 
 def _used_names(scope: Scope) -> set[str] | None:
     """Return the names that statements use; None if a text only defines segments and tokens."""
-    users = (ast.MaskDef, ast.Stack, ast.Attach, ast.Check)
+    users = (ast.MaskDef, ast.StackDef, ast.Attach, ast.Check)
     if not any(isinstance(statement, users) for statement in scope.program.statements):
         return None
     used: set[str] = set()

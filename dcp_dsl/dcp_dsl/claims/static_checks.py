@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.branches import is_same_alone, layouts_of_paths
 from dcp_dsl.claims.column_samples import column_kinds
@@ -22,7 +23,7 @@ from dcp_dsl.claims.testing import (
     first_wrong_pair,
     search_fault,
 )
-from dcp_dsl.core.mask import Mask, find_definition, read_mask, with_columns
+from dcp_dsl.core.mask import Mask, find_definition, read_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
@@ -72,7 +73,7 @@ def mask_steps(testing: Testing) -> Iterator[Step]:
     for definition in testing.scope.masks.values():
         yield Step("mask", definition, partial(_check_mask, definition, testing))
     for statement in testing.scope.program.statements:
-        if isinstance(statement, ast.Attach | ast.Stack):
+        if isinstance(statement, ast.Attach | ast.StackDef):
             yield Step("use", statement, partial(_check_uses, statement, testing))
 
 
@@ -83,7 +84,7 @@ def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
         _check_subject(f"mask {definition.name.text}", call, definition.name.span, testing)
 
 
-def _check_uses(statement: ast.Attach | ast.Stack, testing: Testing) -> None:
+def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
     """Look at the masks of a statement that are not looked at as definitions."""
     for value in _used(statement, testing.scope):
         own = testing.scope.own_mask(value.text) if isinstance(value, ast.Name) else None
@@ -92,14 +93,14 @@ def _check_uses(statement: ast.Attach | ast.Stack, testing: Testing) -> None:
         _check_subject(f"use of {unparse(value)}", value, value.span, testing)
 
 
-def _used(statement: ast.Attach | ast.Stack, scope: Scope) -> list[ast.Expr]:
+def _used(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.Expr]:
     """Return the expressions that are attached to data sets or stacked into layers."""
     match statement:
         case ast.Attach(value=ast.Name(text)) if scope.find_stack(text) is not None:
             return []
-        case ast.Attach(value=value, having=having):
-            return [with_columns(value, {c.text for c in having}, scope)]
-        case ast.Stack(layers=layers):
+        case ast.Attach():
+            return [with_columns(statement, scope)]
+        case ast.StackDef(layers=layers):
             found = [layer.value for layer in layers if layer.value is not None]
             return found + [group.value for layer in layers for group in layer.heads]
 

@@ -1,7 +1,6 @@
 """A checked mask: build one from an expression, and bind it to samples."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.masks import write_out, write_out_segment
@@ -164,23 +163,3 @@ def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:
     if not arguments:
         return ast.Name(expression.name.text)
     return ast.Call(expression.name, tuple(arguments))
-
-
-def with_columns(used: ast.Expr, having: Collection[str], scope: Scope) -> ast.Expr:
-    """Turn names of columns among the arguments of a call into ``row.column``.
-
-    ``for "*" having window use sliding(window = window)`` takes each row's own window.
-    """
-    if not isinstance(used, ast.Call):
-        return used
-    return replace(used, arguments=tuple(_with_column(a, having, scope) for a in used.arguments))
-
-
-def _with_column(argument: ast.Argument, having: Collection[str], scope: Scope) -> ast.Argument:
-    value = argument.value
-    if not isinstance(value, ast.Name) or value.text not in having:
-        return argument
-    if scope.find_mask(value.text) is not None or value.text in scope.segments:
-        return argument
-    column = ast.Attribute(ast.Name("row"), ast.Ident(value.text), span=value.span)
-    return replace(argument, value=column)

@@ -170,7 +170,7 @@ def _runs(owner: list[Mask]) -> Iterator[tuple[range, Mask]]:
             begin = head
 
 
-def build_stack(definition: ast.Stack, scope: Scope) -> Stack:
+def build_stack(definition: ast.StackDef, scope: Scope) -> Stack:
     """Make a checked `stack` statement a value."""
     return Stack(definition.name.text, tuple(_layer(each, scope) for each in definition.layers))
 

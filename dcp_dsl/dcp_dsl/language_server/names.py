@@ -178,7 +178,7 @@ class _Reader:
                     self.column(column)
                 if segment is not None:
                     self.use(segment, {})
-            case ast.Stack(name=name, layers=layers):
+            case ast.StackDef(name=name, layers=layers):
                 self.define(name)
                 self.expression(layers, {})
             case ast.SampleDef(name=name, fields=fields):

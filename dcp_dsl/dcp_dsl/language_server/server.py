@@ -364,7 +364,7 @@ def _edits(document: Document, fix: Fix) -> list[lsp.TextEdit]:
 
 _SYMBOLS = {
     ast.MaskDef: lsp.SymbolKind.Function,
-    ast.Stack: lsp.SymbolKind.Array,
+    ast.StackDef: lsp.SymbolKind.Array,
     ast.Segment: lsp.SymbolKind.Class,
     ast.Token: lsp.SymbolKind.Field,
     ast.SampleDef: lsp.SymbolKind.Constant,
@@ -373,7 +373,7 @@ _SYMBOLS = {
 
 def _symbol(document: Document, statement: ast.Statement) -> lsp.DocumentSymbol | None:
     match statement:
-        case ast.MaskDef() | ast.Stack() | ast.Segment() | ast.Token() | ast.SampleDef():
+        case ast.MaskDef() | ast.StackDef() | ast.Segment() | ast.Token() | ast.SampleDef():
             name, whole = statement.name, statement.span
             return lsp.DocumentSymbol(
                 name.text, _SYMBOLS[type(statement)], _range(document, whole.start, whole.end),

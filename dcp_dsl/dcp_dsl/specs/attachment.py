@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard
-from dcp_dsl.core.mask import Mask, build_mask, with_columns
+from dcp_dsl.core.mask import Mask, build_mask
 from dcp_dsl.core.sample import Sample, stated_length
 from dcp_dsl.core.stack import Stack, build_stack
 from dcp_dsl.data.data_file import DataFile
@@ -227,8 +228,7 @@ def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:
     used = statement.value
     if isinstance(used, ast.Name) and (found := scope.find_stack(used.text)) is not None:
         return build_stack(*found)
-    having = {c.text for c in statement.having}
-    return build_mask(with_columns(used, having, scope), scope, scope.program)
+    return build_mask(with_columns(statement, scope), scope, scope.program)
 
 
 def matches(pattern: str, path: str) -> bool:

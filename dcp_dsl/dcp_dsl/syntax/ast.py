@@ -350,7 +350,7 @@ class Layer(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class Stack(Node):
+class StackDef(Node):
     """``stack name = layer, layer``."""
 
     name: Ident
@@ -420,7 +420,7 @@ class Version(Node):
 
 
 Statement: TypeAlias = (
-    Version | Import | Segment | Token | MaskDef | Stack | SampleDef | Check | Attach
+    Version | Import | Segment | Token | MaskDef | StackDef | SampleDef | Check | Attach
 )
 
 

@@ -292,7 +292,7 @@ _RULES: Mapping[str, Builder] = {
     "bind_segment": _node(ast.BindSegment, _ident, _same),
     "bind_value": _node(ast.BindValue, _ident, _same),
     "bind_function": _node(ast.BindFunction, _ident, _same, _same),
-    "stack": _list_node(ast.Stack, _ident),
+    "stack": _list_node(ast.StackDef, _ident),
     "layer": _layer,
     "heads": _tuple,
     "linear": _nothing,

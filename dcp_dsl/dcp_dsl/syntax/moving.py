@@ -1,7 +1,8 @@
-"""Move nodes of a syntax tree to another place of a text."""
+"""Rewrite syntax trees: other nodes of a kind, or the same nodes at another place of a text."""
 
+from collections.abc import Callable
 from functools import cache
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from dcp_dsl.syntax.ast import Span
 
@@ -15,22 +16,36 @@ def moved(node: T, distance: int) -> T:
     >>> moved(Ident("doc", span=Span(2, 5)), 4).span
     Span(start=6, end=9)
     """
-    return node if distance == 0 else cast(T, _moved(node, distance))
+    if distance == 0:
+        return node
+    return rewritten(node, Span, lambda span: Span(span.start + distance, span.end + distance))
 
 
-def _moved(value: Any, distance: int) -> Any:  # Any: a node, a tuple of them, or a plain value
-    kind: type = type(value)
-    if kind is tuple:
-        return tuple([_moved(item, distance) for item in value])
-    if kind is Span:
-        return Span(value.start + distance, value.end + distance)
-    names = _fields(kind)
-    if names is None:
-        return value
-    copy: Any = object.__new__(kind)  # Any: of this kind
-    for name in names:
-        object.__setattr__(copy, name, _moved(getattr(value, name), distance))
-    return copy
+def rewritten(node: T, kind: type, change: Callable[[Any], Any]) -> T:
+    """Return a node in which everything of a kind is changed.
+
+    Args:
+        node: a node, or a tuple of them.
+        kind: a class of nodes, or `Span`.
+        change: what becomes of each; it may give a node of another kind.
+    """
+
+    def rewrite(value: Any) -> Any:  # Any: a node, a tuple of them, or a plain value
+        own: type = type(value)
+        if own is kind:
+            return change(value)
+        if own is tuple:
+            return tuple([rewrite(item) for item in value])
+        names = _fields(own)
+        if names is None:
+            return value
+        copy: Any = object.__new__(own)  # Any: of this kind
+        for name in names:
+            object.__setattr__(copy, name, rewrite(getattr(value, name)))
+        return copy
+
+    result: T = rewrite(node)
+    return result
 
 
 @cache
