@@ -10,10 +10,10 @@
     return found;
   }
 
-  // Plans one example; tells each stage.
-  async function plan(example, tell) {
-    let job = await answer(await fetch("/api/edit/plan", {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(example),
+  // Runs a job of the planner and returns it when it is done; tells each stage.
+  async function runJob(url, request, tell) {
+    let job = await answer(await fetch(url, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(request),
     }));
     while (["waiting", "running"].includes(job.state)) {
       tell(`${job.stage} · ${job.seconds.toFixed(1)} s`);
@@ -21,7 +21,10 @@
       job = await answer(await fetch(`/api/edit/plan/${job.job}`));
     }
     if (job.state !== "done") throw new Error(job.message || job.state);
+    return job;
   }
+  window.dcp = window.dcp || {};
+  window.dcp.runJob = runJob;
 
   document.addEventListener("click", async (event) => {
     const button = event.target instanceof Element ? event.target.closest("#make-examples") : null;
@@ -31,7 +34,7 @@
     button.disabled = true;
     try {
       for (const [at, example] of examples.entries()) {
-        await plan(example, (stage) => { status.textContent = `${at + 1} of ${examples.length}: ${stage}`; });
+        await runJob("/api/edit/plan", example, (stage) => { status.textContent = `${at + 1} of ${examples.length}: ${stage}`; });
       }
       if (button.isConnected) window.dcp.navigation.open("/?made=examples");
     } catch (error) {

@@ -28,7 +28,10 @@ window.dcp.timelineSelection = (() => {
     const { device, peer, lane, division, backward, block } = columns;
     const isOf = (e) => (sel.backward === undefined || backward[e] === sel.backward)
       && (sel.division === undefined || division[e] === sel.division);
-    if (sel.type === "division") return (e) => isOf(e) && (sel.device === undefined || device[e] === sel.device);
+    // A finding about a wait names the device that was waited for, too: what it sends the other one is evidence.
+    const isNamed = (e) => sel.device === undefined || device[e] === sel.device
+      || (sel.peer !== undefined && device[e] === sel.peer && peer[e] === sel.device);
+    if (sel.type === "division") return (e) => isOf(e) && isNamed(e);
     if (sel.type === "tile") return (e) => isOf(e) && device[e] === sel.device && backward[e] === (sel.backward || 0) && lane[e] === 0;
     if (sel.peer === undefined || sel.type === "event") return null;
     const isBetween = (e) => (lane[e] === LANES.send && device[e] === sel.device && peer[e] === sel.peer)

@@ -130,7 +130,7 @@ class Jobs:
                 figures, content = self._worker.call(
                     request, limit_s, on_note=lambda stage: setattr(job, "stage", str(stage))
                 )
-                loaded = self._library.keep(content, name)
+                key = self._keep(figures, content, name)
             except WorkerLost as error:
                 self._fail(job, loss_message(error))
             except DCPError as error:
@@ -138,8 +138,17 @@ class Jobs:
             else:
                 with self._lock:
                     if job.ended_s is None:
-                        job.key, job.figures = loaded.entry.key, figures
+                        job.key, job.figures = key, figures
                         self._end(job, "done", "done")
+
+    def _keep(self, figures: dict[str, Any], content: bytes, name: str) -> str:
+        """Keep the plan of an answer and return its key; of several plans, each has its own."""
+        if "plans" not in figures:
+            return self._library.keep(content, name).entry.key
+        for plan in figures["plans"]:
+            file, content = content[: plan["size_bytes"]], content[plan["size_bytes"] :]
+            plan["key"] = self._library.keep(file, f"{name}, {plan['change']}").entry.key
+        return ""
 
     def _fail(self, job: Job, message: str) -> None:
         with self._lock:

@@ -1,6 +1,7 @@
 """The routes of the page `/edit`: `/api/edit/...`, JSON in, JSON or columns out."""
 
 from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
 from typing import Any
 
 from flask import Blueprint, Response, jsonify, make_response, request
@@ -12,6 +13,7 @@ from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.editing.source import whole
 from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.tasks import loss_message, make_worker
+from dcp_dashboard.library.folder import SUFFIX
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 from dcp_planner.workers import WorkerLost, WorkerOverdue
@@ -20,6 +22,7 @@ DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
 CHECK_LIMIT_S = 5.0
 PREVIEW_LIMIT_S = 5.0
+SUGGEST_LIMIT_S = 120.0
 MAX_PLAN_S = 600
 
 
@@ -106,6 +109,13 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
         mask = str(body.get("mask", ""))[:40] or "mask"
         name = str(body.get("label", ""))[:40] or f"edited/{mask}"
         return _json(desk.jobs.start(body, limit_s, name).to_json(), 202)
+
+    @api.post("/suggest")
+    def suggest() -> WSGIResponse:
+        entry = library.load(str(_request(library, "suggest").get("plan", ""))).entry
+        asked = {"task": "suggest", "path": str(entry.path)}
+        name = PurePosixPath(entry.relative).name.removesuffix(SUFFIX)
+        return _json(desk.jobs.start(asked, SUGGEST_LIMIT_S, name).to_json(), 202)
 
     @api.get("/figures/<key>")
     def of_plan(key: str) -> WSGIResponse:

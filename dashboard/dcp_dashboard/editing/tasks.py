@@ -75,6 +75,12 @@ def _preview(request: Request, _: object) -> Answer:
     return preview_plan(request), b""
 
 
+def _suggest(request: Request, tell: Callable[[str], None]) -> Answer:
+    from dcp_dashboard.editing.suggesting import suggest_plans
+
+    return suggest_plans(request, tell)
+
+
 def _plan(request: Request, tell: Callable[[str], None]) -> Answer:
     from dcp_dashboard.editing.planning import make_plan
 
@@ -92,4 +98,5 @@ _TASKS: dict[str, _Task] = {
     "svg": _svg,
     "preview": _preview,
     "plan": _plan,
+    "suggest": _suggest,
 }

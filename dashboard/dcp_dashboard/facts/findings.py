@@ -1,17 +1,17 @@
-"""Findings: what stands out in a trace, as sentences with their rules.
+"""Findings: why a trace takes as long as it does, as sentences with their rules.
 
 The causes of its time come from the planner, which predicts the plan again without each of them, or
 moves the events of a run. The longest waits are read off the trace.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.facts.text import device_selection, division_selection
 from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import Source, Trace
-from dcp_planner.causes import STEPS, Cause, Why, cause_sentence, headline, worth_saying
+from dcp_planner.causes import STEPS, Cause, Why, cause_sentence, three_sentences, worth_saying
 
 MIN_SHARE = 0.005
 """Waits below this share of the run are worth no sentence."""
@@ -46,17 +46,38 @@ class Finding:
     time_ns: tuple[int, int] | None = None
 
 
+def leading_source(loaded: LoadedPlan) -> Source:
+    """Return the trace that people ask about first: the run if there is one."""
+    measured = loaded.traces.get("measured")
+    return "measured" if measured is not None and measured.seconds() > 0 else "simulated"
+
+
+def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
+    """Say what costs most of a trace's time, what comes next, and what devices did meanwhile."""
+    if loaded.traces[source].seconds() == 0:
+        return (Finding("The trace holds no events.", "No event has a duration."),)
+    why, rule = loaded.why(source), _rule(loaded, source)
+    spent, most, rest = three_sentences(why, duration, percent)
+    causes = worth_saying(why.diagnosis)
+    first = _cause_finding(why, causes[0], rule) if causes else Finding("", rule)
+    return replace(first, text=most), Finding(rest, rule), Finding(spent, ACCOUNT_RULE)
+
+
 def findings(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
-    """Return the findings of a trace: what devices did, causes of its time, longest waits."""
+    """Return the causes of a trace's time, the most costly first, and its longest waits.
+
+    The first cause of the leading trace is left out: it is the answer.
+    """
     trace = loaded.traces[source]
     if trace.seconds() == 0:
-        return (Finding("The trace holds no events.", "No event has a duration."),)
-    why, rule = loaded.why(source), FREE_RULE if loaded.is_predicted(source) else RUN_RULE
-    return (
-        Finding(headline(why, duration, percent), ACCOUNT_RULE),
-        *(_cause_finding(why, cause, rule) for cause in worth_saying(why.diagnosis)),
-        *longest_waits(trace),
-    )
+        return ()
+    why, rule = loaded.why(source), _rule(loaded, source)
+    causes = worth_saying(why.diagnosis)[int(source == leading_source(loaded)) :]
+    return (*(_cause_finding(why, cause, rule) for cause in causes), *longest_waits(trace))
+
+
+def _rule(loaded: LoadedPlan, source: Source) -> str:
+    return FREE_RULE if loaded.is_predicted(source) else RUN_RULE
 
 
 def _cause_finding(why: Why, cause: Cause, rule: str) -> Finding:
@@ -94,6 +115,8 @@ def _wait_finding(wait: Wait) -> Finding:
         end = "to reach it" if wait.is_sent else "to arrive"
         text += f" for device {wait.peer}: {wait.message} is the last {end}"
     chosen = division_selection(wait.division, wait.direction, wait.device)
+    if wait.peer >= 0:
+        chosen += f"~peer.{wait.peer}"
     return Finding(
         text + ".",
         "Waits summed by device, division and direction; the largest sums. The message is the one "

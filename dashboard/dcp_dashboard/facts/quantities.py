@@ -61,12 +61,12 @@ def percent(fraction: float) -> str:
 
 
 def ratio(value: float) -> str:
-    """Write max/mean and the like with two decimals.
+    """Write max/mean and the like with two decimals, three digits at least.
 
-    >>> ratio(1.0849)
-    '1.08'
+    >>> ratio(1.0849), ratio(30.549), ratio(119_506.79)
+    ('1.08', '30.5', '119,507')
     """
-    return f"{value:.2f}"
+    return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
 def signed(difference: float, text: Callable[[float], str]) -> str:

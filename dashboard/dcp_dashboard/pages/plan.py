@@ -1,13 +1,15 @@
 """The page `/plan/<key>`: metrics, findings, mask, balance, timeline and traffic of a plan."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
+import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.findings import Finding, findings
+from dcp_dashboard.facts.findings import Finding, answers, findings, leading_source
 from dcp_dashboard.facts.metrics import ROWS, above_bounds, metric_cards
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import LoadedPlan
@@ -25,6 +27,7 @@ from dcp_dashboard.pages.layout import (
 )
 from dcp_dashboard.pages.plan_views import frame, inspector, mask_panel, row_names, timeline_url
 from dcp_planner import Source
+from dcp_planner.causes import Account
 
 MAX_STACKED_DEVICES = 8
 """Most devices of a plan whose predicted and measured timelines are both shown at first."""
@@ -33,7 +36,21 @@ MAX_STACKED_DEVICES = 8
 def plan_page(loaded: LoadedPlan) -> Component:
     """Build the overview page of a plan."""
     title = f"{loaded.summary.mask} · {loaded.entry.relative}"
-    return framed(title, *frame(loaded, ""), *overview(loaded))
+    answer, *rest = overview(loaded)
+    return framed(title, *frame(loaded, ""), answer, _tries(loaded), *rest)
+
+
+def _tries(loaded: LoadedPlan) -> Component:
+    """Build the place where changes are planned on demand; `assets/suggestions.js` fills it."""
+    told = "Plans this batch with changes against what costs most, in some seconds."
+    tools = [
+        html.Button(
+            "Plan what may help", id="try-changes", className="dcp-button", type="button",
+            **attributes(data_key=loaded.entry.key),
+        ),
+        html.Span(told, id="tried-status", className="dcp-muted", role="status"),
+    ]  # fmt: skip
+    return panel("What to try", [html.Ul(id="tried")], tools=html.Div(tools, className="dcp-tools"))
 
 
 def overview(loaded: LoadedPlan) -> list[Component]:
@@ -43,6 +60,7 @@ def overview(loaded: LoadedPlan) -> list[Component]:
     aside = html.Div([inspector(loaded), panel("Balance", [bars])], className="dcp-aside")
     traffic = _traffic_panel(loaded, address)
     return [
+        answer_panel(loaded),
         metrics_row(loaded),
         findings_panel(loaded),
         html.Div([mask_panel(loaded), aside], className="dcp-columns"),
@@ -145,6 +163,70 @@ def _device_link(device: int) -> Component:
     )
 
 
+ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = MappingProxyType(
+    {
+        "computing": ("computes", KIND_COLOURS["attention"]),
+        "reducing": ("merges results", KIND_COLOURS["reduction"]),
+        "links": ("waits for bytes on links", KIND_COLOURS["send"]),
+        "latency": ("waits for messages on their way", KIND_COLOURS["receive"]),
+        "others": ("waits for others' compute", KIND_COLOURS["wait"]),
+        "launches": ("starts work", KIND_COLOURS["copy"]),
+        "idle": ("has nothing left to do", NEUTRAL),
+    }
+)
+"""Words and colour of what a device's time is spent on."""
+
+
+def answer_panel(loaded: LoadedPlan) -> Component:
+    """Build the answer: what costs most of the run's time, or of the prediction without a run."""
+    source = leading_source(loaded)
+    most, *rest = answers(loaded, source)
+    parts: list[Component] = [
+        html.P(_told(most, source), className="dcp-verdict"),
+        *(html.P(_told(finding, source)) for finding in rest),
+    ]
+    if rest:
+        parts += [*_accounting(loaded, source)]
+    title = "Why the run takes so long" if source == "measured" else "Why it would take so long"
+    return panel(title, parts, name="dcp-answer")
+
+
+def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
+    """Build a bar for every device: what its time is spent on; the parts of a bar are all of it."""
+    spent = loaded.why(source).accounting.spent_ns.sum(axis=0)
+    rows = []
+    for device, row in enumerate(spent):
+        shares = row / max(1, row.sum())
+        told = [
+            f"{words} {quantities.percent(share)}"
+            for (words, _), share in zip(ACCOUNT_LOOKS.values(), shares, strict=True)
+            if share
+        ]
+        label = f"Device {device} " + ", ".join(told)
+        bar = {"background": _stripes(shares.tolist())}
+        rows.append(
+            html.Button(
+                [str(device), html.Span(style=bar)], type="button", title=label,
+                **attributes(aria_label=label, data_sel=f"device.{device}"),
+            )
+        )  # fmt: skip
+    bars = html.Div(
+        rows, className="dcp-accounts dcp-scroll", role="group",
+        **attributes(aria_label="What every device's time is spent on"),
+    )  # fmt: skip
+    return [bars, swatches(list(ACCOUNT_LOOKS.values()))]
+
+
+def _stripes(shares: Sequence[float]) -> str:
+    """Write a background whose stripes have these shares of its width."""
+    ends = np.cumsum([0.0, *shares]) * 100
+    stripes = [
+        f"{colour} {begin:.3f}% {end:.3f}%"
+        for (_, colour), begin, end in zip(ACCOUNT_LOOKS.values(), ends, ends[1:], strict=False)
+    ]
+    return f"linear-gradient(to right, {', '.join(stripes)})"
+
+
 def findings_panel(loaded: LoadedPlan) -> Component:
     """Build the panel of the planner's warnings and the findings of every trace."""
     lists = []
@@ -153,7 +235,8 @@ def findings_panel(loaded: LoadedPlan) -> Component:
         lists.append(_list("The planner warns", warnings, "dcp-warnings"))
     for source in loaded.traces:
         items = [_item(finding, source) for finding in findings(loaded, source)]
-        lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
+        if items:
+            lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
     return box(lists, "Findings", "dcp-panel dcp-findings-row")
 
 
@@ -162,9 +245,14 @@ def _list(heading: str, items: Sequence[Component], name: str = "") -> Component
 
 
 def _item(finding: Finding, source: Source) -> Component:
+    return html.Li(_told(finding, source))
+
+
+def _told(finding: Finding, source: Source) -> list[Component | str]:
+    """Build a finding, which selects its evidence, and its rule."""
     rule = html.Details([html.Summary("rule"), html.Span(finding.rule)], className="dcp-rule")
     if not finding.selected:
-        return html.Li([finding.text, " ", rule])
+        return [finding.text, " ", rule]
     place = {"data_sel": finding.selected, "data_jump": "#timelines", "data_source": source}
     if finding.time_ns is not None:
         place["data_time"] = "-".join(str(max(0, value)) for value in finding.time_ns)
@@ -172,13 +260,27 @@ def _item(finding: Finding, source: Source) -> Component:
         finding.text, type="button", className="dcp-link dcp-finding",
         title="Select it everywhere and show it in the timeline", **attributes(**place),
     )  # fmt: skip
-    return html.Li([link, " ", rule])
+    return [link, " ", rule]
+
+
+def _hidden(loaded: LoadedPlan) -> tuple[str, str, str]:
+    """Return the card of the communication that devices hide behind compute."""
+    shares = {
+        label.lower(): quantities.percent(loaded.why(source).hidden_share)
+        for source, label in SOURCE_LABELS.items()
+        if source in loaded.traces and loaded.traces[source].seconds() > 0
+    }
+    if not shares or not loaded.summary.total_bytes:
+        return "Hidden communication", "-", "nothing moves"
+    *others, (name, value) = shares.items()
+    return "Hidden communication", value, ", ".join([name, *(f"{n} {v}" for n, v in others)])
 
 
 def metrics_row(loaded: LoadedPlan) -> Component:
     """Build the list of a plan's key metrics."""
+    figures = metric_cards(loaded.summary, above_bounds(loaded))
     cards = [
         html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
-        for name, value, meaning in metric_cards(loaded.summary, above_bounds(loaded))
+        for name, value, meaning in (_hidden(loaded), *figures)
     ]
     return html.Dl(cards, className="dcp-metrics")

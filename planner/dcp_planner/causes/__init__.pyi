@@ -1,7 +1,7 @@
 from .dependencies import Dependencies, Reason, find_dependencies
 from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find_causes_of_run
 from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
-from .path import ACCOUNTS, STEPS, Accounting, CriticalPath, account_for, critical_path
+from .path import ACCOUNTS, STEPS, Account, Accounting, CriticalPath, account_for, critical_path
 from .sentences import cause_sentence, headline, path_lines, three_sentences, worth_saying
 from .suggestions import Suggestion, suggest
 from .words import CONDITIONS, NOUNS
@@ -14,6 +14,7 @@ __all__ = [
     "KINDS",
     "NOUNS",
     "STEPS",
+    "Account",
     "Accounting",
     "Cause",
     "CriticalPath",

@@ -33,16 +33,19 @@ class Suggestion:
         option: how `dcpm plan` is told to do so; empty if it chooses that itself.
         seconds: predicted time of the plan with the change.
         saves_s: how much less that is; negative: more.
+        plan: the batch, planned so.
     """
 
     change: str
     option: str
     seconds: float
     saves_s: float
+    plan: Plan
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `Any`: texts and numbers."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        """Return a JSON object without the plan; `Any`: texts and numbers."""
+        names = ("change", "option", "seconds", "saves_s")
+        return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,7 +109,7 @@ def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
         if made is not None:
             text, option, other = made
             seconds = predict(other).seconds
-            found.append(Suggestion(text, option, seconds, diagnosis.seconds - seconds))
+            found.append(Suggestion(text, option, seconds, diagnosis.seconds - seconds, other))
     return tuple(sorted(found, key=lambda suggestion: -suggestion.saves_s))
 
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from dcp_dashboard.facts.findings import findings, longest_waits
+from dcp_dashboard.facts.findings import answers, findings, longest_waits
 from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.facts.traces import find_waits
 from dcp_dashboard.library.plans import load_file
@@ -39,7 +39,7 @@ def test_the_longest_wait_names_the_message_that_ended_it():
     assert finding.text == (
         "Device 1 waits 3\u00a0ms in division 1 (forward) for device 0: kv 0 is the last to arrive."
     )
-    assert finding.selected == "division.1~backward.0~device.1"
+    assert finding.selected == "division.1~backward.0~device.1~peer.0"
     assert finding.time_ns == (4 * MS, 7 * MS)
 
 
@@ -88,19 +88,23 @@ def loaded(tmp_path, small_plan):
     return load_file(tmp_path / "a.dcpplan")
 
 
-def test_the_causes_of_a_time_stand_behind_what_devices_did(loaded):
-    found = findings(loaded, "simulated")
-    diagnosis = loaded.predicted.diagnosis
-    assert found[0].text.startswith(f"The plan takes {duration(diagnosis.seconds)}: its devices")
-    first = diagnosis.causes[0]
-    assert f"it would take {duration(first.saves_s)} less" in found[1].text
+def test_the_most_costly_cause_is_the_answer_and_the_others_are_findings(loaded):
+    found, diagnosis = findings(loaded, "simulated"), loaded.predicted.diagnosis
     worth = [cause for cause in diagnosis.causes if cause.saves_s > 0.01 * diagnosis.seconds]
-    assert sum("it would take" in finding.text for finding in found) == len(worth) > 0
-    assert all(finding.rule.endswith(".") for finding in found)
-    places = [f"device.{c.where['device']}" if "device" in c.where else "" for c in worth]
-    assert [finding.selected for finding in found[1 : 1 + len(worth)]] == places
-    assert all(start < end for start, end in (f.time_ns for f in found if f.time_ns))
+    most, rest, spent = answers(loaded, "simulated")
+    told = [f for f in found if "it would take" in f.text]
+    assert len(told) + 1 == len(worth) > 1
+    for cause, finding in zip(worth, (most, *told), strict=True):
+        assert f"it would take {duration(cause.saves_s)} less" in finding.text
+        place = f"device.{cause.where['device']}" if "device" in cause.where else ""
+        assert finding.selected == place
+    assert rest.text.startswith("Next come")
+    assert spent.text.startswith(f"The plan takes {duration(diagnosis.seconds)}: its devices")
+    every = (most, rest, spent, *found)
+    assert all(finding.rule.endswith(".") for finding in every)
+    assert all(start < end for start, end in (f.time_ns for f in every if f.time_ns))
 
 
 def test_a_trace_without_time_is_no_error(loaded):
-    assert [f.text for f in findings(loaded, "measured")] == ["The trace holds no events."]
+    assert [f.text for f in answers(loaded, "measured")] == ["The trace holds no events."]
+    assert findings(loaded, "measured") == ()

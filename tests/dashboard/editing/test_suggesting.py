@@ -1,0 +1,59 @@
+"""What to try: plans that a worker made, with the gain that the simulator gives each of them."""
+
+import time
+
+import pytest
+
+from dcp_dashboard import create_app
+from dcp_dashboard.editing.routes import DESK
+from dcp_dashboard.editing.tasks import answer
+from dcp_dashboard.library.folder import plan_key
+from dcp_planner import predict, read_plan
+from dcp_planner.plan import decode_plan
+
+LOCAL = "http://127.0.0.1:8050"
+
+
+def test_every_suggestion_is_a_plan_of_the_batch_that_is_as_fast_as_said(paired_folder):
+    path, stages = paired_folder / "contiguous.dcpplan", []
+    figures, content = answer({"task": "suggest", "path": str(path)}, b"", stages.append)
+    before = read_plan(path).plan
+    now = predict(before).seconds
+    gains = [plan["saves_s"] for plan in figures["plans"]]
+    assert 0 < len(gains) <= 3
+    assert gains == sorted(gains, reverse=True)
+    assert stages == ["finding what costs most", "planning changes"]
+    for told in figures["plans"]:
+        made, content = content[: told["size_bytes"]], content[told["size_bytes"] :]
+        plan = decode_plan(made).plan
+        assert plan.cu_seqlens.tolist() == before.cu_seqlens.tolist()
+        assert plan.tiles.pairs.sum() / plan.head_groups == before.tiles.pairs.sum()
+        assert plan.provenance == before.provenance
+        assert now - predict(plan).seconds == pytest.approx(told["saves_s"])
+        assert told["share"] == pytest.approx(told["saves_s"] / now)
+        assert told["share"] >= 0.01
+    assert content == b""
+
+
+def test_a_page_asks_for_suggestions_and_each_is_kept_for_the_session(paired_folder):
+    app = create_app(paired_folder)
+    client, desk = app.server.test_client(), app.server.extensions[DESK]
+    key = plan_key("contiguous.dcpplan")
+    try:
+        job = client.post("/api/edit/suggest", base_url=LOCAL, json={"plan": key}).json
+        end = time.monotonic() + 240
+        while job["state"] in ("waiting", "running") and time.monotonic() < end:
+            time.sleep(0.2)
+            job = client.get(f"/api/edit/plan/{job['job']}", base_url=LOCAL).json
+        assert (job["state"], job["message"]) == ("done", "")
+        made = job["figures"]["plans"][0]
+        shown = client.get(f"/api/edit/figures/{made['key']}", base_url=LOCAL).json
+        assert shown["predicted_s"] == pytest.approx(made["seconds"])
+    finally:
+        desk.close()
+
+
+def test_a_plan_that_is_not_there_is_a_message(tmp_path):
+    client = create_app(tmp_path).server.test_client()
+    answered = client.post("/api/edit/suggest", base_url=LOCAL, json={"plan": "0" * 16}).json
+    assert "expected the key of a .dcpplan file" in answered["error"]
