@@ -16,7 +16,7 @@ from megatron.core.pipeline_parallel.hybrid_cp_schedule import BalancedCPSchedul
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner import Cluster
 from dcp_planner.step import StepMesh, StepSetting, step_model
-from dcp_runtime.adapters.megatron_batches import PlannedCPScheduler
+from dcp_runtime.adapters.megatron_scheduler import PlannedCPScheduler
 
 RANKS, ROOM, SAMPLES = 8, 8192, 60
 FLOPS_OF_A_PAIR, FLOPS_OF_A_TOKEN = 1.8e6, 4.8e10

@@ -11,7 +11,7 @@ from dcp_planner import Cluster
 from dcp_planner.step import StepMesh, StepSetting, step_model
 from dcp_runtime import RunError
 from dcp_runtime.adapters.megatron import DCPCoreAttention, PlannedRotary, PlannedSequences
-from dcp_runtime.adapters.megatron_batches import PlannedCPScheduler
+from dcp_runtime.adapters.megatron_scheduler import PlannedCPScheduler
 
 CONFIG = SimpleNamespace(
     attention_dropout=0.0, window_size=None, softmax_type="vanilla", num_attention_heads=8,
@@ -130,5 +130,6 @@ def work_of(groups, length_of, window):
 
 def test_a_number_of_ranks_that_megatron_has_no_groups_for_is_refused():
     setting = StepSetting(StepMesh(1, 6), step_model("llama-8b"), Cluster(devices_per_node=6), 0)
+    assert planned().get_groups_and_subsamples([]) == ([], [])
     with pytest.raises(RunError, match="expected a power of two of ranks, got 6"):
         PlannedCPScheduler(ROOM, setting)

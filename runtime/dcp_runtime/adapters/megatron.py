@@ -35,11 +35,9 @@ class PlannedSequences:
     Attributes:
         layers: plans of the batch.
         position_ids: int64 ``[T_local]``, of this rank's tokens.
-        longest: positions that any of them may have.
-        qkv_format: rows of one packed batch, ``[T_local, 1, ...]``.
-        cu_seqlens_q, cu_seqlens_kv, cu_seqlens_q_padded, cu_seqlens_kv_padded, max_seqlen_q,
-            max_seqlen_kv, local_cp_size, cp_group: not there, as whoever reads them cuts the
-            sequences in another way than the plan.
+        longest: one more than the largest of them.
+        qkv_format: for rows of one packed batch, ``[T_local, 1, ...]``. What Megatron has behind it
+            says how to cut sequences; it is not there, as the plan has cut them.
     """
 
     layers: LayerPlans
@@ -65,38 +63,28 @@ class PlannedSequences:
 
 
 class DCPCoreAttention(torch.nn.Module):
-    """Attention under the mask of the batch's plan.
-
-    Args:
-        config: Megatron's ``TransformerConfig``.
-        layer_number: of the model, from 1, as Megatron counts.
-        attention_dropout: must be 0, here or in the config.
-        softmax_scale: factor of the scores; by default ``1 / sqrt(head_dim)``.
-        others: ``attn_mask_type``, ``attention_type``, ``cp_comm_type``, ``pg_collection``: the
-            mask is the plan's, and so is who computes what.
+    """Attention under the mask of the batch's plan, built and called as Megatron's own.
 
     Raises:
-        RunError: if the model wants something that no plan computes.
+        RunError: if the model wants dropout or a window, which no plan computes.
     """
 
     def __init__(
-        self,
-        config: Any,  # Any: Megatron's, which is not imported
-        layer_number: int,
-        *_: Any,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        **others: Any,
-    ) -> None:
+        self, config: Any, layer_number: int, *_: Any, attention_dropout: float | None = None,
+        softmax_scale: float | None = None, **others: Any,
+    ) -> None:  # Any: Megatron's, which is not imported  # fmt: skip
         super().__init__()
         self._layer, self._scale = layer_number - 1, softmax_scale
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
-        wanted = {"attention_dropout": dropout, "window_size": getattr(config, "window_size", None)}
-        for name, plain in (("attention_dropout", 0), ("window_size", None)):
-            if wanted[name] != plain:
+        window = getattr(config, "window_size", None)
+        for name, found, plain in (
+            ("attention_dropout", dropout, 0),
+            ("window_size", window, None),
+        ):
+            if found != plain:
                 raise RunError(
-                    f"layer {layer_number}: expected {name} {plain}, got {wanted[name]}; dropout "
-                    "is not computed, and a window belongs into the mask of the plan"
+                    f"layer {layer_number}: expected {name} {plain}, got {found}; dropout is not "
+                    "computed, and a window belongs into the mask of the plan"
                 )
         self.softmax_offset = None  # of the sinks, a logit per head of this rank
         if (softmax_type := getattr(config, "softmax_type", "vanilla")) != "vanilla":
@@ -105,26 +93,13 @@ class DCPCoreAttention(torch.nn.Module):
             self.softmax_offset = torch.nn.Parameter(torch.zeros(heads), requires_grad=is_learnt)
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        attn_mask_type: Any = None,
-        attention_bias: Tensor | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
+        attn_mask_type: Any = None, attention_bias: Tensor | None = None,
         packed_seq_params: Any = None,
-    ) -> Tensor:
-        """Return ``[T_local, 1, Hq * D]``.
+    ) -> Tensor:  # Any: Megatron's  # fmt: skip
+        """Return ``[T_local, 1, Hq * D]`` of query ``[T_local, 1, Hq, D]``, key and value.
 
-        Args:
-            query: ``[T_local, 1, Hq, D]``, the tokens this rank owns; heads of this tensor-parallel
-                rank.
-            key: ``[T_local, 1, Hkv, D]``.
-            value: as key.
-            attention_mask: must be ``None``: the mask is the plan's.
-            attn_mask_type: of the layer; the plan's mask replaces any.
-            attention_bias: must be ``None``.
-            packed_seq_params: the `PlannedSequences` of the batch.
+        The heads are those of this tensor-parallel rank; `packed_seq_params` has the plans.
 
         Raises:
             RunError: if a tensor has another form, or one that must be missing is there.
