@@ -6,7 +6,7 @@ next request.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
@@ -331,7 +331,12 @@ def _read(
             f"its numbers with: dcpm simulate {entry.relative}",
             entry.relative,
         )
-    traces: dict[Source, Trace] = {trace.source: trace for trace in file.traces}
+    return loaded_plan(entry, plan, file.traces)
+
+
+def loaded_plan(entry: PlanEntry, plan: Plan, recorded: Iterable[Trace]) -> LoadedPlan:
+    """Compute the figures of a plan for its pages; it is simulated if no trace says how."""
+    traces: dict[Source, Trace] = {trace.source: trace for trace in recorded}
     if "simulated" not in traces:
         traces = {"simulated": simulate(plan), **traces}
     metrics = measure(plan)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record, sealed, settle
+from dcp_planner.notebook import Drawn
 
 Source: TypeAlias = Literal["simulated", "measured"]
 Lane: TypeAlias = Literal["compute", "send", "receive", "wait"]
@@ -23,7 +24,7 @@ _LANE_OF_KIND = np.array([0, 0, 0, 1, 2, 3], np.uint8)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Trace(Record):
+class Trace(Record, Drawn):
     """Events of all devices on one clock, sorted by (device, lane, start).
 
     The lanes of a device: `compute` (attention, reduction, copy), `send` and `receive` (one event

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dcp_dsl import pack
 from dcp_planner.errors import PlanError
+from dcp_planner.notebook import Drawn
 from dcp_planner.step.assignment import Assignment, StepMesh
 from dcp_planner.step.documents import Documents
 from dcp_planner.step.iteration import StepTime, group_seconds, predict_step
@@ -23,7 +24,7 @@ MOST_PLACES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepPlan:
+class StepPlan(Drawn):
     """Assignment of a step's documents, and what it is predicted to take.
 
     Attributes:

@@ -7,7 +7,7 @@ of `ComputeBlocks`, a `transfer` a row of `Transfers`. Instructions are the pape
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from dcp_dsl.forms import BlockKind, PlacedForm
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.model.workload import Direction
+from dcp_planner.notebook import Drawn, show
 
 SCHEMA = "dcp.plan/1"
 """Version of the tables; a column `group` and a table `forms` are there only if needed."""
@@ -213,7 +214,7 @@ class Provenance:
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
-class Plan(Record):
+class Plan(Record, Drawn):
     """Placement, schedule and programs of one batch on one cluster.
 
     Attributes:
@@ -263,6 +264,14 @@ class Plan(Record):
             if placed.q_start < q_end and q_start < placed.q_end:
                 seen |= placed.tile(*window)
         return seen
+
+    def show(self) -> Any:  # Any: a server of a package that this one does not know
+        """Open the dashboard for this plan in a web browser; return its server, which has `close`.
+
+        Raises:
+            PlanError: if the dashboard is not installed.
+        """
+        return show(self)
 
     def programs(self, direction: Direction) -> Sequence[DeviceProgram]:
         """Return the programs of all devices in one direction."""

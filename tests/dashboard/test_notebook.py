@@ -1,0 +1,104 @@
+"""What notebooks show of plans, traces and planned steps."""
+
+import base64
+import io
+import re
+import urllib.request
+from html import unescape
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dcp_dashboard.library.plans import load_file
+from dcp_dashboard.notebook import html_of, show
+from dcp_planner import PlanError, find_cluster
+from dcp_planner import notebook as planner_notebook
+from dcp_planner.step import Documents, StepMesh, StepSetting, plan_step, step_model
+
+
+@pytest.fixture(scope="module")
+def loaded(served_folder):
+    return load_file(served_folder / "small.dcpplan")
+
+
+def test_a_plan_is_a_frame_that_asks_for_nothing(loaded):
+    drawn = loaded.plan._repr_html_()
+    (page,) = re.findall(r'srcdoc="([^"]*)"', drawn)
+    page = unescape(page)
+    assert page.startswith("<!DOCTYPE html>")
+    assert "prefers-color-scheme: dark" in page
+    assert not re.search(r"""(?:src|href|data-url)=["'](?!data:|#)""", page)
+    assert loaded.summary.mask in page
+
+
+def test_a_trace_is_a_picture_for_each_theme_with_a_row_per_device(loaded):
+    trace = loaded.traces["simulated"]
+    drawn = trace._repr_html_()
+    found = re.findall(r"data:image/png;base64,([^\"]+)", drawn)
+    dark, light = (np.asarray(Image.open(io.BytesIO(base64.b64decode(data)))) for data in found)
+    assert dark.shape == light.shape
+    assert dark[0, -1].mean() < 64 < 192 < light[0, -1].mean()  # nothing happens there
+    assert f"{loaded.plan.num_devices} devices" in drawn
+
+
+class Bars(HTMLParser):
+    """Reads rows of text and the widths of their bars."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.rows, self.widths = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        if tag == "tr":
+            self.rows.append([])
+            self.widths.append([])
+        if tag == "span":
+            (width,) = re.findall(r"width:([0-9.]+)px", dict(attrs)["style"])
+            self.widths[-1].append(float(width))
+
+    def handle_data(self, data):
+        if self.rows:
+            self.rows[-1].append(data)
+
+
+def test_a_planned_step_has_a_bar_for_each_group_as_long_as_its_time():
+    lengths = np.random.default_rng(1).integers(500, 9000, 24)
+    mesh, cluster = StepMesh(2, 2, micro_batches=2), find_cluster("h100-dgx:1x4")
+    setting = StepSetting(mesh, step_model("llama-8b"), cluster, token_budget=80_000, widths=(2,))
+    step = plan_step(Documents.causal(lengths), setting)
+    bars = Bars(step._repr_html_())
+    groups = list(step.assignment.groups())
+    assert [row[:3] for row in bars.rows[1:]] == [
+        [str(batch), f"{first}-{first + width - 1}", str(len(rows))]
+        for batch, first, width, rows in groups
+    ]
+    longest = max(map(sum, step.group_seconds))
+    for widths, seconds in zip(bars.widths[1:], step.group_seconds, strict=True):
+        assert widths == pytest.approx([300 * s / longest for s in seconds], abs=0.051)
+
+
+def test_show_serves_the_page_of_the_plan(loaded, monkeypatch):
+    opened = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    with loaded.plan.show() as server:
+        (address,) = opened
+        assert address.startswith(server.url.split("?")[0])
+        with urllib.request.urlopen(address) as answer:
+            assert answer.status == 200
+    show(loaded.plan, opens=False).close()
+    assert len(opened) == 1
+
+
+def test_without_the_dashboard_a_plan_is_text_and_says_what_shows_it(loaded, monkeypatch):
+    monkeypatch.setattr(planner_notebook, "entry_points", lambda **_: ())
+    assert loaded.plan._repr_html_() is None
+    with pytest.raises(PlanError, match=r"pip install 'dcp-dsl\[dashboard\]'"):
+        loaded.plan.show()
+
+
+def test_other_values_are_refused():
+    with pytest.raises(TypeError, match="expected a Plan, a Trace or a StepPlan, got int"):
+        html_of(3)
