@@ -8,10 +8,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from dcp_planner import digest, predict, read_plan
 from dcp_runtime import MLflowLog, PrometheusLog, RunError, RunLog, TensorBoardLog, WandbLog
-from dcp_runtime.run_log.record import RankTotals, explain, measured_figures
+from dcp_runtime.run_log.record import (
+    NUMBERS,
+    RankTotals,
+    as_record,
+    explain,
+    measured_figures,
+)
 
 SCRIPT = Path(__file__).with_name("run_log_scenario.py")
 
@@ -189,6 +196,16 @@ def test_sinks_get_the_numbers_that_are_known(tmp_path, monkeypatch):
         ("mlflow", "id", "dcp/step_s", 0.5, 0),
     ]
     assert text.read_text() == "# TYPE dcp_step_s gauge\ndcp_step_s 0.5\n"
+
+
+def test_prometheus_reads_what_its_sink_writes(tmp_path):
+    figures = {name: 0.1 + number for number, name in enumerate(NUMBERS)}
+    path = tmp_path / "dcp.prom"
+    PrometheusLog(path)(as_record(7, figures))
+    families = list(text_string_to_metric_families(path.read_text()))
+    assert {family.type for family in families} == {"gauge"}
+    found = {sample.name: sample.value for family in families for sample in family.samples}
+    assert found == {f"dcp_{name}": figures[name] for name in NUMBERS if name != "at"}
 
 
 def test_a_sink_without_its_package_says_what_to_install(monkeypatch):
