@@ -21,7 +21,9 @@ from dcp_dsl.claims.testing import (
     first_wrong_pair,
     search_fault,
 )
+from dcp_dsl.core.column_segments import bind_columns, integers
 from dcp_dsl.core.mask import Mask, read_mask
+from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import DatasetError
@@ -65,7 +67,7 @@ def _check_samples(testing: Testing) -> None:
     for name, definition in scope.samples.items():
         try:
             testing.budget.spend(STEPS_PER_PART * size)
-            declared_sample(definition, scope)
+            _check_columns(declared_sample(definition, scope), scope)
         except OverBudget:
             break
         except NoLengthError:  # it may still show what the columns look like
@@ -75,6 +77,24 @@ def _check_samples(testing: Testing) -> None:
             if name not in asked:
                 testing.report("W292", str(error), definition.span, _UNFIT)
     testing.broken = frozenset(broken)
+
+
+def _check_columns(sample: Sample, scope: Scope) -> None:
+    """Refuse columns of tokens, and of segments, that do not have their shape.
+
+    Raises:
+        DatasetError: if there is one.
+    """
+    given, length = sample.columns, sample.length
+    for token in scope.tokens.values():
+        column = token.column.text
+        if token.segment is None and column in given:
+            shape = (length,) if token.size is None else (length, token.size)
+            integers(given[column], shape, f"token column `{column}`")
+    for segment in scope.segments.values():
+        source = segment.source
+        if isinstance(source, ast.Columns) and source.column.text in given:
+            bind_columns(segment, source, given, length)
 
 
 def _check_claim(check: ast.Check, testing: Testing) -> None:
