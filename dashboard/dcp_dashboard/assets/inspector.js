@@ -136,6 +136,7 @@ window.dcp.Inspector = (() => {
       scroll.append(body);
       this.host.replaceChildren(head, scroll);
       this.host.dataset.state = "shown";
+      this.host.dispatchEvent(new CustomEvent("dcp:facts", { bubbles: true, detail: facts }));
       performance.mark("dcp facts shown");
     }
   }

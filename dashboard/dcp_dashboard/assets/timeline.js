@@ -48,6 +48,8 @@ window.dcp.Timeline = (() => {
       this.filter();
       view.control(this.layers.marks, this);
       this.unfollow = window.dcp.state.follow((state, changed) => this.follow(state, changed));
+      this.onFacts = ({ detail }) => { this.facts = detail.values; this.schedule(); };
+      document.addEventListener("dcp:facts", this.onFacts);
       // Controls follow the state after this: what they count is up to date then. They say how much room is left.
       this.tools = this.page ? window.dcp.timelineTools.map((Tool) => new Tool(this.page, this)) : [];
       this.resize();
@@ -59,6 +61,7 @@ window.dcp.Timeline = (() => {
 
     dispose() {
       this.unfollow();
+      document.removeEventListener("dcp:facts", this.onFacts);
       for (const tool of this.tools) if (tool.dispose) tool.dispose();
       if (this.onWindow) window.removeEventListener("resize", this.onWindow);
     }

@@ -81,7 +81,16 @@ window.dcp.timelineSelection = (() => {
     const arrow = arrowOf(sel, trace);
     const boxes = arrow ? arrow.map((end) => timeline.boxOf(trace, end)) : [null, null];
     if (boxes[0] && boxes[1]) drawArrow(pen, boxes[0], boxes[1], timeline.ink);
+    if (e !== undefined) drawChain(timeline, pen, trace, e);
     pen.lineWidth = 1;
+  }
+
+  // What held up a wait, once the details are there: an arrow from each event to the one that began when it ended.
+  function drawChain(timeline, pen, trace, e) {
+    const { chain = [], event, source } = timeline.facts || {};
+    if (event !== e || source !== trace.header.source) return;
+    const boxes = [e, ...chain].map((step) => timeline.boxOf(trace, step));
+    for (let at = 1; at < boxes.length; at++) if (boxes[at] && boxes[at - 1]) drawArrow(pen, boxes[at], boxes[at - 1], timeline.ink);
   }
 
   // From the middle of the send to the middle of the receive, with a head.

@@ -23,6 +23,9 @@ from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_o
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import LANES, Plan, Source, Trace
 
+MOST_STEPS = 12
+"""Most events of a chain that are listed."""
+
 
 def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
     """Collect the details of an event, counted as the timeline's payload counts; O(E log E)."""
@@ -42,17 +45,49 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
         *_release_rows(trace, event),
     ]
     is_message = lane in (SEND, RECEIVE)
+    chain = chain_behind(loaded, source, event) if lane == WAIT else []
+    place = np.argsort(track_order(trace)) if chain else np.zeros(0, np.int64)
     what = f"{LANES[lane].capitalize()} of {name}" if is_message else name.capitalize()
     return Details(
         f"{what} on device {device}",
         chosen,
-        [Section("", rows)],
+        [
+            Section("", rows),
+            Section(
+                "The chain that ends it, backwards in time",
+                [_chain_row(plan, trace, source, step, int(place[step])) for step in chain],
+            ),
+        ],
         {
             "event": index, "source": source, "name": name, "device": device,
             "lane": LANES[lane], "start_ns": start, "end_ns": end,
             "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
+            "chain": [int(place[step]) for step in chain],
         },
     )  # fmt: skip
+
+
+def chain_behind(loaded: LoadedPlan, source: Source, wait: int) -> list[int]:
+    """Return the rows of the events that held up the end of a wait, the last one first.
+
+    Each began when the next one had ended; the chain goes back to the begin of the wait.
+    """
+    trace, found = loaded.traces[source], loaded.recorded[source].dependencies
+    chain: list[int] = []
+    at = int(found.predecessor[wait])
+    while at >= 0 and found.end_ns[at] > trace.start_ns[wait] and len(chain) < MOST_STEPS:
+        chain.append(at)
+        at = int(found.predecessor[at])
+    return chain
+
+
+def _chain_row(plan: Plan, trace: Trace, source: Source, event: int, index: int) -> DetailRow:
+    """Build the row of an event in a chain; `index` as the timeline's payload counts."""
+    start, end, device = (int(of[event]) for of in (trace.start_ns, trace.end_ns, trace.device))
+    chosen = _event_selection(plan, trace, source, event, index)
+    verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[event]), "on ")
+    span = DetailLink(spent_text(start, end), chosen, (start, end), source)
+    return row(trace.name_of(event), f"{verb}device {device}: ", span)
 
 
 def _step_rows(trace: Trace, event: int) -> list[DetailRow]:

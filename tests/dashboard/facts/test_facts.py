@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dcp_dashboard.api.palette import cluster_colours
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.metrics import above_bounds
 from dcp_dashboard.facts.quantities import duration, percent
+from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.web.app import create_app
@@ -251,6 +253,31 @@ def test_devices_of_unequal_nodes_keep_the_colours_of_their_nodes():
     unequal = Cluster(2, 2, devices=((1,), (1, 1)))
     first, _, *second = cluster_colours(Cluster(2, 2))
     assert cluster_colours(unequal) == [first, *second]
+
+
+def test_a_wait_shows_the_chain_that_ends_it(client, small_trace):
+    order = track_order(small_trace)
+    start, end, transfer = small_trace.start_ns, small_trace.end_ns, small_trace.transfer
+    is_receive = small_trace.lane == LANES.index("receive")
+    waits = np.flatnonzero(small_trace.lane[order] == LANES.index("wait"))
+    assert len(waits)
+    lengths = []
+    for index in waits.tolist():
+        wait = order[index]
+        facts = ask(client, f"event/simulated/{index}")
+        chain = order[facts["values"]["chain"]]
+        lengths.append(len(chain))
+        assert end[chain[0]] == end[wait]
+        assert small_trace.device[chain[0]] == small_trace.device[wait]
+        assert (end[chain] > start[wait]).all()
+        assert (np.diff(end[chain]) <= 0).all()
+        for step, before in pairwise(chain.tolist()):
+            if is_receive[step]:  # what arrives has left before
+                assert transfer[before] == transfer[step]
+        named = links(facts)
+        assert all(any(link.startswith(f"event.{i}~") for link in named)
+                   for i in facts["values"]["chain"])  # fmt: skip
+    assert max(lengths) > 2
 
 
 def test_a_wait_names_the_division_on_its_device_and_the_device_in_its_division(client):
