@@ -4,7 +4,8 @@ Both are payloads of the wire format in `api.columns`.
 
 `dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
 `num_devices`, `node_starts`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
-code), `names` (distinct texts). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
+code), `names` (distinct texts), `sequence_blocks` (the first block of each sequence, then the
+number of all). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
 `device`, `lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
 `division`, `peer` (-1: none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of
 the plan that a message belongs to (-1: none).
@@ -64,6 +65,9 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "kinds": list(EVENT_KINDS),
         "colours": [KIND_COLOURS[kind] for kind in EVENT_KINDS],
         "names": list(trace.names),
+        "sequence_blocks": np.searchsorted(
+            plan.blocks.sequence, np.arange(len(plan.cu_seqlens))
+        ).tolist(),
     }
     columns = {
         "start": ((trace.start_ns - base) // unit).astype(np.uint32),

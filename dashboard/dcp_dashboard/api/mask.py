@@ -5,8 +5,8 @@ All are payloads of the wire format in `api.columns`.
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
 `cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each
 `{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`.
-Columns: `block_start`, `block_end`, `block_owner`; `tile_q`, `tile_kv` (blocks), `tile_kind`,
-`tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
+Columns: `block_start`, `block_end`, `block_owner`, `block_sequence`; `tile_q`, `tile_kv` (blocks),
+`tile_kind`, `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
 `tile_density`. A plan of several head groups has `group_labels` (the heads of each group) in its
 header and a column `tile_group`: the canvas shows the tiles of one group at a time.
 
@@ -53,6 +53,7 @@ def mask_payload(plan: Plan) -> bytes:
         "block_start": narrow(blocks.start),
         "block_end": narrow(blocks.end),
         "block_owner": narrow(blocks.owner),
+        "block_sequence": narrow(blocks.sequence),
         "tile_q": narrow(tiles.q_block),
         "tile_kv": narrow(tiles.kv_block),
         "tile_kind": tiles.kind,

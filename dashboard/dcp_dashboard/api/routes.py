@@ -15,6 +15,7 @@ from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, r
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.moves import has_same_blocks
+from dcp_dashboard.facts.sequences import sequence_facts
 from dcp_dashboard.facts.text import DIRECTIONS, Details
 from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
 from dcp_dashboard.facts.traces import length_ns
@@ -107,6 +108,7 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
         ("tile", tile_facts),
         ("transfer", transfer_facts),
         ("device", device_facts),
+        ("sequence", sequence_facts),
     ):
         # `make` is bound now: the loop goes on before a request comes.
         def by_number(

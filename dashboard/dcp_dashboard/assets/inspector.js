@@ -44,6 +44,7 @@ window.dcp.Inspector = (() => {
       const bundle = document.getElementById("dcp-bundle");
       this.isAlone = Boolean(bundle);
       this.known = new Map(bundle ? Object.entries(JSON.parse(bundle.textContent).facts) : []);
+      window.dcp.finder(host);
       this.show();
       this.unfollow = window.dcp.state.follow((_, changed) => { if (changed.has("sel")) this.show(); });
     }
@@ -64,6 +65,7 @@ window.dcp.Inspector = (() => {
       const way = sel.backward ? "backward" : "forward";
       switch (sel.type) {
         case "tile": return `${base}/tile/${sel.tile}`;
+        case "sequence": return `${base}/sequence/${sel.sequence}`;
         case "device": return `${base}/device/${sel.device}${sel.peer === undefined ? "" : `/${sel.peer}`}`;
         case "division":
           return `${base}/division/${way}/${sel.division}${sel.device === undefined ? "" : `?device=${sel.device}`}`;

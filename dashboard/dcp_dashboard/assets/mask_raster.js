@@ -69,6 +69,7 @@ window.dcp.maskRaster = (() => {
           && (owner[c.tile_q[tile]] === device || owner[c.tile_kv[tile]] === device);
       case "division":
         return (tile) => division[tile] === sel.division && (device === undefined || c.tile_device[tile] === device);
+      case "sequence": return (tile) => c.block_sequence[c.tile_q[tile]] === sel.sequence;
       case "transfer": return usesBlock(sel, c);
       default:
         if (block !== undefined && peer !== undefined) return usesBlock(sel, c);

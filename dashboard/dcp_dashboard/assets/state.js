@@ -7,8 +7,8 @@
 //   dcp.state.query()                -> "?..." for a link to a page that shows the same
 //
 // Keys, each in the URL under its own name so that a reload or a shared link shows the same:
-//   sel     facts of the one selected thing, {type, ...}; type is "device", "division", "tile", "transfer" or
-//           "event"; the other keys are the ids that are known of it, all integers but `source`:
+//   sel     facts of the one selected thing, {type, ...}; type is "device", "division", "tile", "transfer",
+//           "event" or "sequence"; the other keys are the ids that are known of it, all integers but `source`:
 //           device, division, backward (0 or 1), peer, block, tile, event (row of the payload `source`).
 //           A view marks what carries the ids that it knows of: a selected tile has a device and a division too.
 //   time    [start, end] of the shown timeline, ns after the first event
@@ -25,7 +25,7 @@ window.dcp = window.dcp || {};
 window.dcp.state = (() => {
   const TEXTS = ["colour", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic"];
   const RANGES = { time: 2, tokens: 4, area: 4 };
-  const TYPES = ["device", "division", "tile", "transfer", "event"];
+  const TYPES = ["device", "division", "tile", "transfer", "event", "sequence"];
   const followers = new Set();
   let state = Object.freeze(read());
   let path = location.pathname;

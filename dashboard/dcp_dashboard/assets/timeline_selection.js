@@ -23,7 +23,7 @@ window.dcp.timelineSelection = (() => {
   }
 
   // A test of rows for what a selection means beside devices, or null if it means no group of events.
-  function brushTest(sel, { columns }) {
+  function brushTest(sel, { header, columns }) {
     if (!sel) return null;
     const { device, peer, lane, division, backward, block } = columns;
     const isOf = (e) => (sel.backward === undefined || backward[e] === sel.backward)
@@ -32,6 +32,10 @@ window.dcp.timelineSelection = (() => {
     const isNamed = (e) => sel.device === undefined || device[e] === sel.device
       || (sel.peer !== undefined && device[e] === sel.peer && peer[e] === sel.device);
     if (sel.type === "division") return (e) => isOf(e) && isNamed(e);
+    if (sel.type === "sequence") { // messages name their block, computing names none
+      const [first, past] = [header.sequence_blocks[sel.sequence], header.sequence_blocks[sel.sequence + 1]];
+      return (e) => block[e] >= first && block[e] < past;
+    }
     if (sel.type === "tile") return (e) => isOf(e) && device[e] === sel.device && backward[e] === (sel.backward || 0) && lane[e] === 0;
     if (sel.peer === undefined || sel.type === "event") return null;
     const isBetween = (e) => (lane[e] === LANES.send && device[e] === sel.device && peer[e] === sel.peer)

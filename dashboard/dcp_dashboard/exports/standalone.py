@@ -34,9 +34,9 @@ ASSETS = Path(__file__).parent.parent / "assets"
 
 SCRIPTS = (
     "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
-    "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js", "mask_pairs.js",
-    "mask_raster.js", "steps.js", "timeline.js", "timeline_cover.js", "timeline_events.js",
-    "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
+    "finder.js", "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js",
+    "mask_pairs.js", "mask_raster.js", "steps.js", "timeline.js", "timeline_cover.js",
+    "timeline_events.js", "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
     "traffic.js", "mount.js",
 )  # fmt: skip
 """Scripts of the overview; `mount.js` last, since it starts the views that the others define."""

@@ -89,6 +89,7 @@ def test_mask_rows_are_the_tiles_and_blocks_of_the_plan(small_plan):
     assert header["num_tokens"] == 2048
     assert header["cu_seqlens"] == [0, 1000, 1560, 2048]
     assert columns["block_owner"].tolist() == small_plan.blocks.owner.tolist()
+    assert columns["block_sequence"].tolist() == small_plan.blocks.sequence.tolist()
     assert columns["block_end"].tolist() == small_plan.blocks.end.tolist()
     for name in ("kind", "pairs", "device", "division", "backward_division"):
         assert columns[f"tile_{name}"].tolist() == getattr(small_plan.tiles, name).tolist()

@@ -8,12 +8,16 @@ import pytest
 from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
 from dcp_dashboard.facts.findings import findings
 from dcp_dashboard.facts.tiles import tile_facts
+from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 
 PANEL = {"light": "#f3f4f7", "dark": "#1e2329"}  # --canvas of style.css
 DETAILED = ".dcp-mask[data-state=drawn][data-detail=shown]"
 FAINT = 0.14
+INKED = """(canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data
+  .reduce((sum, value, at) => sum + (at % 4 === 3 && value > 0), 0)"""
+KINDS = list(KIND_COLOURS)
 
 
 def centres(plan):
@@ -125,8 +129,8 @@ def test_a_finding_leads_to_its_device_and_time(visit, served_folder):
     start, end = (int(t) for t in re.search(r"time=(\d+)-(\d+)", page.url).groups())
     assert start <= finding.time_ns[0] < finding.time_ns[1] <= end
     assert visit.digest(".dcp-view-simulated .dcp-timeline") != before
-    page.click(".dcp-rule summary >> nth=0")
-    assert found[0].rule in page.locator(".dcp-rule >> nth=0").inner_text()
+    page.click(".dcp-findings .dcp-rule summary >> nth=0")
+    assert found[0].rule in page.locator(".dcp-findings .dcp-rule >> nth=0").inner_text()
 
 
 def test_the_url_restores_everything_and_history_stays_sane(visit, small_plan):
@@ -218,6 +222,44 @@ def test_an_answer_that_was_cut_off_is_asked_for_again(visit):
         if device == 2:  # before it, the first answer about device 1 was left half way
             page.wait_for_selector(".dcp-inspector h3 >> text='Device 2'")
     page.wait_for_selector(".dcp-inspector h3 >> text='Device 1'")
+
+
+def test_a_sequence_is_found_by_its_number_in_every_view(visit, small_plan):
+    page = visit.open_plan("small.dcpplan")
+    before = visit.digest("#timelines .dcp-timeline")
+    page.fill(".dcp-finder", "nobody 7")
+    page.press(".dcp-finder", "Enter")
+    page.wait_for_selector(".dcp-finder[aria-invalid=true]")
+    page.fill(".dcp-finder", "Seq 1")
+    page.press(".dcp-finder", "Enter")
+    page.wait_for_selector(".dcp-inspector h3 >> text='Sequence 1'")
+    rest(page, r"sel=sequence\.1$")
+    assert page.get_attribute(".dcp-finder", "aria-invalid") == "false"
+    mine = small_plan.blocks.sequence[small_plan.tiles.q_block] == 1
+    shown = visit.colours_at(".dcp-mask", centres(small_plan))
+    assert shown == expected_colours(small_plan, mine)
+    assert visit.digest("#timelines .dcp-timeline") != before
+    page.fill(".dcp-finder", "division 1 backward")
+    page.press(".dcp-finder", "Enter")
+    rest(page, r"sel=division\.1~backward\.1$")
+
+
+def test_a_wait_that_is_chosen_shows_its_chain_as_arrows(visit, small_trace):
+    order, held = track_order(small_trace), []
+    wait = int(np.flatnonzero(small_trace.kind[order] == KINDS.index("wait"))[-1])
+    device = int(small_trace.device[order[wait]])
+    key = plan_key("small.dcpplan")
+    visit.page.route("**/event/**", lambda route: held.append(route))
+    page = visit.open(
+        f"plan/{key}?source=simulated&sel=event.{wait}~source.simulated~device.{device}"
+    )
+    page.wait_for_selector(".dcp-view-simulated .dcp-timeline[data-state=drawn]")
+    marks = ".dcp-view-simulated .dcp-marks"
+    alone = page.eval_on_selector(marks, INKED)
+    held[0].continue_()
+    page.wait_for_selector(".dcp-inspector h4 >> text=The chain that ends it")
+    drawn = f"(least) => ({INKED})(document.querySelector('{marks}')) > least + 100"
+    page.wait_for_function(drawn, arg=alone)
 
 
 def test_what_cannot_be_shown_says_so(visit):

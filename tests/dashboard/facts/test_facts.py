@@ -255,6 +255,26 @@ def test_devices_of_unequal_nodes_keep_the_colours_of_their_nodes():
     assert cluster_colours(unequal) == [first, *second]
 
 
+def test_a_sequence_says_its_tokens_tiles_owners_and_bytes(client, small_plan):
+    blocks, tiles, transfers = small_plan.blocks, small_plan.tiles, small_plan.transfers
+    for sequence, length in enumerate((1000, 560, 488)):
+        facts = ask(client, f"sequence/{sequence}")
+        own = [b for b in range(len(blocks)) if blocks.sequence[b] == sequence]
+        seen = [t for t in range(len(tiles)) if tiles.q_block[t] in own]
+        values = facts["values"]
+        assert (values["end"] - values["begin"], values["blocks"]) == (length, len(own))
+        assert values["pairs"] == length * (length + 1) // 2
+        assert sum(values["tiles"].values()) == len(own) ** 2
+        assert values["tiles"]["full"] + values["tiles"]["partial"] == len(seen)
+        moved = (x for x in range(len(transfers)) if transfers.block[x] in own)
+        assert values["bytes"] == sum(int(transfers.size_bytes[x]) for x in moved)
+        devices = {int(blocks.owner[b]) for b in own} | {int(tiles.device[t]) for t in seen}
+        assert {f"device.{device}" for device in devices} == set(links(facts))
+        assert ("Row", f'{{"len": {length}}}') in words(facts)
+    refused = client.get(f"/api/plan/{KEY}/sequence/3")
+    assert "expected a sequence from 0 to 2, got 3" in refused.json["error"]
+
+
 def test_a_wait_shows_the_chain_that_ends_it(client, small_trace):
     order = track_order(small_trace)
     start, end, transfer = small_trace.start_ns, small_trace.end_ns, small_trace.transfer

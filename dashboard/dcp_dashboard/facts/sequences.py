@@ -1,0 +1,71 @@
+"""Details of a sequence of the batch; a number that it lacks raises `DashboardError`."""
+
+import numpy as np
+
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.text import (
+    DetailLink,
+    Details,
+    Section,
+    check_index,
+    device_link,
+    list_row,
+    row,
+    selection,
+)
+from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import device_pairs
+from dcp_dsl.arrays import Floats
+from dcp_dsl.forms import BlockKind
+
+KINDS = {"full": BlockKind.FULL, "partial": BlockKind.PARTIAL}
+MAX_DEVICES = 12
+MAX_ROW_TEXT = 200
+
+
+def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
+    """Collect length, row, blocks with owners, work and bytes of a sequence; O(D + W + X)."""
+    plan, q = loaded.plan, quantities
+    check_index(loaded, "a sequence", sequence, len(plan.cu_seqlens) - 1)
+    begin, end = (int(token) for token in plan.cu_seqlens[sequence : sequence + 2])
+    mine = plan.blocks.sequence == sequence
+    tiles = mine[plan.tiles.q_block]
+    pairs = device_pairs(plan, tiles)
+    kinds = {name: int((plan.tiles.kind[tiles] == kind).sum()) for name, kind in KINDS.items()}
+    kinds["empty"] = int(mine.sum()) ** 2 * plan.head_groups - sum(kinds.values())
+    moved = int(plan.transfers.size_bytes[mine[plan.transfers.block]].sum())
+    share = pairs.sum() / max(1.0, float(loaded.totals.pairs.sum()))
+    counts = ", ".join(f"{q.count(number)} {name}" for name, number in kinds.items())
+    tokens = plan.blocks.num_tokens[mine]
+    owned = np.bincount(plan.blocks.owner[mine], tokens, minlength=plan.num_devices)
+    rows = [
+        row("Tokens", f"{q.count(end - begin)}, from {q.count(begin)}"),
+        row("Blocks", q.count(int(mine.sum()))),
+        row("Tiles", counts),
+        row("Work", f"{q.count(pairs.sum())} pairs, {q.percent(share)} of the batch"),
+        row("Moves", f"{q.size(moved)} for its blocks"),
+        list_row("Owned by", _devices(owned.astype(np.float64), "tokens"), MAX_DEVICES),
+        list_row("Computed by", _devices(pairs, "pairs"), MAX_DEVICES),
+        row("Mask", loaded.summary.mask),
+    ]
+    provenance = plan.provenance
+    if provenance is not None and sequence < len(provenance.samples):
+        rows.append(row("Row", provenance.samples[sequence][:MAX_ROW_TEXT]))
+    return Details(
+        f"Sequence {sequence}",
+        selection("sequence", sequence=sequence),
+        [Section("", rows)],
+        {
+            "sequence": sequence, "begin": begin, "end": end, "blocks": int(mine.sum()),
+            "tiles": kinds, "pairs": round(float(pairs.sum())), "bytes": moved,
+        },
+    )  # fmt: skip
+
+
+def _devices(amounts: Floats, unit: str) -> list[DetailLink]:
+    """Build a link to every device with an amount, the largest first."""
+    order = np.argsort(-amounts, kind="stable")
+    return [
+        device_link(device, f"device {device} ({quantities.count(amounts[device])} {unit})")
+        for device in order[amounts[order] > 0].tolist()
+    ]
