@@ -9,6 +9,7 @@ import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -22,15 +23,17 @@ from loader_options import make_loader
 from torchtitan.distributed.context_parallel import apply_cp_to_forward
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.llama3 import model_registry
-from torchtitan_recipe import DCPTrainer, FlexTrainer, use_dcp
+from torchtitan_recipe import DCPAttention, DCPTrainer, FlexTrainer, use_dcp
 
 from dcp_dsl import Sample, dense_mask, load
 from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime import LayerPlans, RunError
 
 TOKENS, LENGTHS = 512, ((200, 40, 272), (512,))
 SPEC = """
 segment document = doc[doc_lens]*
 mask packed = causal per doc
+mask local = causal per doc and q - k < 100
 """
 
 
@@ -115,6 +118,11 @@ def flex_attention(path, mesh):
     loss = loss_of(model(tokens, **passed), labels)
     loss.backward()
     compare(loss, model, alone(load(path).mask("packed"), len(LENGTHS)))
+    config.masks = {"basic_mask": "packed", "sliding_window_mask": "local"}  # as GPT-OSS names them
+    masks = trainer.post_dataloading_process(inputs, batch()[1])[2]["attention_masks"]
+    assert list(masks) == list(config.masks)
+    pairs = [int(m.kv_num_blocks.sum() + m.full_kv_num_blocks.sum()) for m in masks.values()]
+    assert pairs[0] > pairs[1]
 
 
 def dcp_attention(path, mesh):
@@ -137,10 +145,38 @@ def dcp_attention(path, mesh):
     loss = trainer.forward_backward_step(
         input_dict=inputs, labels=data.labels[None], global_valid_tokens=None
     )
+    sinks_are_those_of_gpt_oss(trainer.executor, plan, heads)
     trainer.executor.close()
     wanted = alone(load(path).mask("packed"), 1)
     targets = TOKENS - len(LENGTHS[0])
     compare(loss, model, (wanted[0] / targets, {n: g / targets for n, g in wanted[1].items()}))
+
+
+class WithSinks:
+    """GPT-OSS hands its attention a method that rescales the output by its sinks."""
+
+    def __init__(self, heads):
+        self.sinks = torch.linspace(-1, 2, heads)
+
+    def rescale(self, out, lse):
+        return out * torch.sigmoid(lse - self.sinks)[..., None]
+
+
+def sinks_are_those_of_gpt_oss(executor, plan, heads):
+    generator = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(1, TOKENS, heads, 16, generator=generator) for _ in range(3))
+    own = torch.from_numpy(plan.local_tokens(executor.rank).copy())
+    document = torch.arange(len(LENGTHS[0])).repeat_interleave(torch.tensor(LENGTHS[0]))
+    seen = torch.tril(document[:, None] == document)
+    scores = (torch.einsum("bqnh,bknh->bqkn", q, k) / 4).masked_fill(~seen[..., None], -torch.inf)
+    wanted = torch.einsum("bqkn,bknh->bqnh", scores.softmax(2), v)
+    wanted = WithSinks(heads).rescale(wanted, scores.logsumexp(2))
+    layers, attention = LayerPlans.prepare(executor, plan), DCPAttention.Config(layer=0).build()
+    mine = [x[:, own] for x in (q, k, v)]
+    found = attention(*mine, attention_masks=layers, out_transform=WithSinks(heads).rescale)
+    torch.testing.assert_close(found, wanted[:, own], rtol=1e-4, atol=1e-5)
+    with pytest.raises(RunError, match="layer 0: no plan computes <function"):
+        attention(*mine, attention_masks=layers, out_transform=lambda out, lse: out)
 
 
 def main():
