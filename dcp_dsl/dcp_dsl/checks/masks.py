@@ -89,14 +89,14 @@ class MaskChecker(ExpressionChecker):
         """Add the `where` bindings to the names, in the order in which they need each other."""
         for binding in mask.bindings:
             names[binding.name.text] = _binding_kind(binding)
-        cyclic = _cyclic_bindings(mask)
+        order, cyclic = _in_order(mask)
         for binding in mask.bindings:
             if binding.name.text in cyclic:
                 message = f"`{binding.name.text}` is defined by itself"
                 self.report("E110", message, binding.name.span)
             elif isinstance(binding, ast.BindFunction):
                 names[binding.name.text] = Function(binding, names)
-        for binding in _in_order(mask):
+        for binding in order:
             match binding:
                 case ast.BindValue(name, value):
                     names[name.text] = self.kind(value, names)
@@ -158,21 +158,23 @@ def _dependencies(mask: ast.MaskDef) -> dict[str, set[str]]:
     return found
 
 
-def _cyclic_bindings(mask: ast.MaskDef) -> set[str]:
+def _in_order(mask: ast.MaskDef) -> tuple[list[ast.Binding], set[str]]:
+    """Return the bindings so that each comes behind those it mentions; apart, the cyclic ones."""
     graph = _dependencies(mask)
-    alive = dict(graph)
-    while True:
-        done = [name for name, needs in alive.items() if not needs & alive.keys()]
-        if not done:
-            return set(alive)
-        for name in done:
-            del alive[name]
+    by_name = {b.name.text: b for b in mask.bindings}
+    order: list[ast.Binding] = []
+    done: set[str] = set()
+    while ready := [name for name, needs in graph.items() if name not in done and needs <= done]:
+        order += [by_name[name] for name in ready]
+        done.update(ready)
+    return order, graph.keys() - done
 
 
 def _expanded_bindings(mask: ast.MaskDef) -> int:
     """Return the size of a mask's body with all its bindings written out."""
-    sizes: dict[str, int] = dict.fromkeys(_cyclic_bindings(mask), 1)
-    for binding in _in_order(mask):
+    order, cyclic = _in_order(mask)
+    sizes: dict[str, int] = dict.fromkeys(cyclic, 1)
+    for binding in order:
         sizes[binding.name.text] = _expanded(binding, sizes)
     return _expanded(mask.value, sizes)
 
@@ -180,20 +182,6 @@ def _expanded_bindings(mask: ast.MaskDef) -> int:
 def _expanded(node: object, sizes: dict[str, int]) -> int:
     own = sum(1 for inner in walk(node) if hasattr(inner, "span"))
     return own + sum(sizes.get(name, 0) for name, _ in mentioned_names(node))
-
-
-def _in_order(mask: ast.MaskDef) -> list[ast.Binding]:
-    """Return the bindings so that each comes behind those it mentions; cyclic ones are left out."""
-    graph = _dependencies(mask)
-    by_name = {b.name.text: b for b in mask.bindings}
-    order: list[ast.Binding] = []
-    done = set(_cyclic_bindings(mask))
-    while len(done) < len(graph):
-        for name, needs in graph.items():
-            if name not in done and needs <= done:
-                order.append(by_name[name])
-                done.add(name)
-    return order
 
 
 def _check_cover(rules: ast.Rules, mask: ast.MaskDef, checker: ExpressionChecker) -> None:
