@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from dcp_dsl.checks.expressions import PLACES, ExpressionChecker
-from dcp_dsl.checks.scope import Scope, segment_names
+from dcp_dsl.checks.scope import Scope, defined_names
 from dcp_dsl.elaboration.reads import layout_columns
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
@@ -18,33 +18,21 @@ MAX_LIST = 2**14  # numbers in a list of a token
 
 def check_definitions(program: Program, checker: ExpressionChecker) -> None:
     """Report reserved and doubled names; samples have a space of names of their own."""
-    seen: dict[tuple[str, str], ast.Ident] = {}
+    seen: dict[tuple[bool, str], ast.Ident] = {}
     for statement in program.statements:
-        for space, ident in _defined(statement):
+        is_sample = isinstance(statement, ast.SampleDef)
+        for ident in defined_names(statement):
             if ident.text in RESERVED:
                 checker.report(
                     "E109", f"`{ident.text}` is a word of the language", ident.span,
                     "choose another name",
                 )  # fmt: skip
-            first = seen.setdefault((space, ident.text), ident)
+            first = seen.setdefault((is_sample, ident.text), ident)
             if first is not ident:
                 line = program.text.count("\n", 0, first.span.start) + 1
                 checker.report(
                     "E108", f"`{ident.text}` is defined twice", ident.span, f"first in line {line}"
                 )
-
-
-def _defined(statement: ast.Statement) -> list[tuple[str, ast.Ident]]:
-    match statement:
-        case ast.MaskDef(name=name) | ast.StackDef(name=name) | ast.Token(name=name):
-            return [("", name)]
-        case ast.Segment():
-            return [("", name) for name in segment_names(statement)]
-        case ast.SampleDef(name=name):
-            return [("sample", name)]
-        case ast.Import(names=names):
-            return [("", name) for name in names]
-    return []
 
 
 @dataclass(frozen=True, slots=True)

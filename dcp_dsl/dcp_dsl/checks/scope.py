@@ -1,8 +1,9 @@
 """Look names up: the definitions of one text, and the standard library behind it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from typing import Any
 
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.reads import has_branches
@@ -60,27 +61,14 @@ class Scope:
     @classmethod
     def of(cls, program: Program, imported: Imported | None = None) -> "Scope":
         """Collect the definitions of a program and what it imports."""
-        masks: dict[str, ast.MaskDef] = {}
-        stacks: dict[str, ast.StackDef] = {}
-        samples: dict[str, ast.SampleDef] = {}
-        tokens: dict[str, ast.Token] = {}
-        segments: dict[str, ast.Segment] = {}
+        kinds = (ast.MaskDef, ast.StackDef, ast.SampleDef, ast.Token, ast.Segment)
+        own: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}  # Any: of that kind
         for statement in program.statements:
-            match statement:
-                case ast.MaskDef():
-                    masks.setdefault(statement.name.text, statement)
-                case ast.StackDef():
-                    stacks.setdefault(statement.name.text, statement)
-                case ast.SampleDef():
-                    samples.setdefault(statement.name.text, statement)
-                case ast.Token():
-                    tokens.setdefault(statement.name.text, statement)
-                case ast.Segment():
-                    for name in segment_names(statement):
-                        segments.setdefault(name.text, statement)
+            for name in defined_names(statement):
+                own.get(type(statement), {}).setdefault(name.text, statement)
+        masks, stacks, samples, tokens, segments = own.values()
         imported = imported or Imported()
-        segments = {**imported.segments, **segments}
-        tokens = {**imported.tokens, **tokens}
+        segments, tokens = {**imported.segments, **segments}, {**imported.tokens, **tokens}
         return cls(program, masks, stacks, samples, tokens, segments, imported)
 
     def find_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
@@ -124,6 +112,18 @@ def given_arguments(
         if argument.name is None
     }
     return {p.name.text: given[p.name.text] for p in definition.params if p.name.text in given}
+
+
+def defined_names(statement: ast.Statement) -> Iterable[ast.Ident]:
+    """Return every name that a statement defines or brings in."""
+    match statement:
+        case ast.Segment():
+            return segment_names(statement)
+        case ast.Import(names=names):
+            return names
+        case ast.Version() | ast.Attach() | ast.Check():
+            return ()
+    return (statement.name,)
 
 
 def segment_names(segment: ast.Segment) -> Iterator[ast.Ident]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from dcp_dsl.checks.scope import Scope, segment_names
+from dcp_dsl.checks.scope import Scope, defined_names
 from dcp_dsl.claims.report import Verdict
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.syntax import ast
@@ -32,8 +32,8 @@ class Meanings:
         self.sources = {id(s): s.span.text(text) for s in scope.program.statements}
         self.owners: dict[str, list[ast.Statement]] = {}
         for statement in scope.program.statements:
-            for name in _defined(statement):
-                self.owners.setdefault(name, []).append(statement)
+            for name in defined_names(statement):
+                self.owners.setdefault(name.text, []).append(statement)
         for tree in scope.trees():  # `paths` names none of the layouts that it reads
             if id(tree) in self.sources:
                 for word in ("path", "paths"):
@@ -74,17 +74,6 @@ class Meanings:
             return None
         needed = frozenset(self.sources[id(s)] for s in self.closure(step.statement))
         return step.kind, self.sources[id(step.statement)], needed | self.imported
-
-
-def _defined(statement: ast.Statement) -> Iterable[str]:
-    match statement:
-        case ast.Segment():
-            return [name.text for name in segment_names(statement)]
-        case ast.Import(names=names):
-            return [name.text for name in names]
-        case ast.Version() | ast.Attach() | ast.Check():
-            return []
-    return [statement.name.text]
 
 
 def _imported(scope: Scope) -> Iterable[str]:
