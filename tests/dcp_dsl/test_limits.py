@@ -12,6 +12,8 @@ from dcp_dsl import (
     check,
     dense_mask,
 )
+from dcp_dsl.symbolic.piecewise import TooManyPieces
+from dcp_dsl.symbolic.terms import MAX_PERIOD, Cyclic
 from dcp_dsl.syntax.parser import MAX_CHARACTERS
 
 LONGEST = 2**31 - 1
@@ -101,6 +103,13 @@ def test_a_number_beyond_the_range_is_refused(text, value):
     mask = Spec.from_text(text).mask("a")
     with pytest.raises((DatasetError, SpecError), match=r"beyond|does not fit into int64"):
         mask.bind(Sample({"c": value, "t": [value, 1, 1]}, 3))
+
+
+def test_remainders_that_repeat_too_late_together_are_not_added():
+    two = Cyclic(np.arange(256)) + Cyclic(np.arange(MAX_PERIOD))
+    assert len(two.values) == MAX_PERIOD
+    with pytest.raises(TooManyPieces, match="67_591 remainders of a distance, at most 65_536"):
+        Cyclic(np.arange(257)) + Cyclic(np.arange(263))
 
 
 def test_a_slope_that_overflows_is_refused_instead_of_wrapping_round():

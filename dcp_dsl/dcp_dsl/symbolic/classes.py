@@ -16,8 +16,8 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.symbolic.piecewise import limit_pieces
 from dcp_dsl.symbolic.region import Region
+from dcp_dsl.symbolic.terms import MAX_PERIOD
 
-MAX_PERIOD = 2**16
 MAX_CLASSES = 256
 
 

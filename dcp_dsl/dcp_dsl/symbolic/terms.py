@@ -14,7 +14,7 @@ from dcp_dsl.symbolic.piecewise import (
     limit_pieces,
 )
 
-MAX_PERIOD = 2**16
+MAX_PERIOD = 2**16  # remainders of a distance
 
 
 class NotSeparable(Exception):
