@@ -8,6 +8,7 @@ import numpy as np
 from dcp_dsl import Slabs, printable
 from dcp_dsl.arrays import Indices
 from dcp_dsl.forms import PlacedForm, form_of, items_of
+from dcp_planner.errors import PlanFileError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import Columns
@@ -44,7 +45,17 @@ def columns_of_plan(plan: Plan) -> dict[str, Columns]:
 
 
 def columns_of_traces(traces: tuple[Trace, ...]) -> Columns:
-    """Lay out the `events` table: all traces one behind the other."""
+    """Lay out the `events` table: all traces one behind the other.
+
+    Raises:
+        PlanFileError: if one lasts longer than a file can say.
+    """
+    longest_ns = max((int(trace.end_ns.max(initial=0)) for trace in traces), default=0)
+    if longest_ns >= _MOST:
+        raise PlanFileError(
+            f"a plan file holds traces of at most {_MOST / 8.64e13:.0f} days, got one of "
+            f"{longest_ns / 8.64e13:,.0f}; plan fewer tokens, or more devices"
+        )
     columns: Columns = {
         name: np.concatenate([np.empty(0, np.int64), *(getattr(t, name) for t in traces)])
         for name in COLUMNS
