@@ -234,7 +234,7 @@ def config_of(method: str, setting: Setting) -> PlanConfig:
     name, _, budget = method.rpartition(":")
     common: dict[str, Any] = {
         "seed": setting.seed, "time_limit_s": setting.time_limit_s, "routing": setting.routing,
-        "divisions": "auto",
+        "divisions": "auto", "partials": "input",  # the type in which DCP's bytes were recorded
     }  # fmt: skip
     if method in PARTITIONERS or method.endswith(ALONE):
         return PlanConfig(partitioner=method.removesuffix(ALONE), **common)

@@ -77,7 +77,7 @@ def test_a_plan_for_an_objective_has_the_least_of_it_on_the_front(packed, object
             [p.memory_bytes for p in front],
         ),
     }[objective]
-    if objective == "time":  # the ladder may find a faster one; the default does not climb it
+    if objective == "time":  # a lower rung may be faster; the default does not climb down
         assert least[0] >= min(least[1]) * (1 - 1e-9)
     else:
         assert least[0] == pytest.approx(min(least[1]))

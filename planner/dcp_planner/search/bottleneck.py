@@ -31,6 +31,8 @@ from dcp_planner.search.load_state import (
 )
 from dcp_planner.search.problem import Split, tiles_of_nets
 
+RATE = 1.0
+"""Seconds of attention that may be paid for a second in which the mean device's ports are idle."""
 _LEAST_GAIN = 1e-6
 _RAISES = 12  # how often the penalty above a cap doubles
 _MOST_CELLS = 1 << 25  # of the table of users
@@ -314,6 +316,7 @@ def load_state_of(split: Split, workload: Workload, cluster: Cluster, caps: Caps
         mark=np.zeros((3, devices), np.int64),
         tiles=np.zeros(tiles + 1, np.int64),
         fixed=np.zeros(1, np.int64),
+        rate=np.full(1, RATE / devices),
         least=np.zeros(1),
         best=np.zeros(5, np.int64),
     )

@@ -38,14 +38,13 @@ class Effort:
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
         "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 30_000),
-        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 300_000),
+        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 150_000),
         "best": Effort(4, 24, 120, 1.0, 64, 30, 0.25, 40, 100_000_000, 16, 2_000_000),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""
 
 
-def efforts_up_to(budget: str) -> list[Effort]:
-    """List the efforts of all budgets up to one, least first: more budget is never worse."""
-    names = list(EFFORTS)
-    return [EFFORTS[name] for name in names[: names.index(budget) + 1]]
+def efforts_of(budget: str) -> list[Effort]:
+    """List the efforts of a budget: the largest also tries what the default finds."""
+    return [EFFORTS[name] for name in (("balanced", "best") if budget == "best" else (budget,))]

@@ -47,6 +47,7 @@ class LoadState(NamedTuple):
         mark: int64 ``[3, R]``, whether a device is dirty; a target; at rest.
         tiles: int64 ``[W+1]``, the tiles that move together; their number at the end.
         fixed: int64 ``[1]``, whether owners stay.
+        rate: float64 ``[1]``, objective that a second of one busy port is worth.
         least: float64 ``[1]``, objective after the best move so far.
         best: int64 ``[5]``, that move: target or -1, two blocks, net and tile, as `_try` has them.
     """
@@ -76,6 +77,7 @@ class LoadState(NamedTuple):
     mark: IntTable
     tiles: Ints
     fixed: Ints
+    rate: Floats
     least: Floats
     best: Ints
 
@@ -221,13 +223,15 @@ def _term_of(state: LoadState, way: int, device: int) -> float:
 
 @inlined
 def objective(state: LoadState) -> float:
-    """Compute the objective after a move that is not yet kept."""
+    """Compute the objective after a move that is not yet kept, plus what more busy ports cost."""
     value, end = 0.0, len(state.dirty) - 1
     for way in range(2):
         change = 0.0
         for i in range(state.dirty[end]):
             device = state.dirty[i]
             change += _term_of(state, way, device) - state.term[way, device]
+            for port in range(LOADS * way + 1, LOADS * (way + 1)):
+                value += state.rate[0] * (state.load[device, port] - state.saved[device, port])
         value += root(state.total[way] + change)
     return value
 

@@ -3,6 +3,7 @@
 numba and the compiled loops are imported on first use, because importing them takes half a second.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,11 +15,11 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.packing import loads_of
 from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.effort import EFFORTS, Effort, efforts_up_to
+from dcp_planner.search.effort import EFFORTS, Effort, efforts_of
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.tables.head_groups import expand_placement
 
-RUNGS = (0.5, 0.25)
+RUNGS = (1.0, 0.5, 0.25)
 """Shares of the tolerances that a ladder goes down, one after the other."""
 
 
@@ -34,9 +35,7 @@ class Native(Partitioner):
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Search with the effort that ``config.budget`` names; the same seed, the same result."""
         found = [
-            placement
-            for effort in efforts_up_to(config.budget)
-            for placement in searched(workload, cluster, config, effort)
+            searched(workload, cluster, config, effort) for effort in efforts_of(config.budget)
         ]
         return _fastest(found, workload, cluster, config)
 
@@ -50,43 +49,37 @@ def _fastest(
     return min(found, key=lambda one: predict_placement(workload, one, cluster, config).seconds)
 
 
-def searched(
+def searched(workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort) -> Placement:
+    """Search for few bytes, then from there for a short time; both under the caps."""
+    _, timed = itertools.islice(ladder(workload, cluster, config, effort), 2)
+    return timed
+
+
+def ladder(
     workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
-) -> tuple[Placement, ...]:
-    """Search for few bytes, then from there for a short time; both under the caps.
-
-    Returns both placements, at the effort `fast` only the second: it is seldom the worse one, and
-    judging them takes as long.
-    """
-    from dcp_planner.search.multilevel import search, setting_of
-    from dcp_planner.search.problem import problem_of
-
-    split = search(problem_of(workload), cluster, setting_of(workload, cluster, config, effort))
-    found = Placement(split.owner, split.part)
-    after = relieved(found, workload, cluster, config, effort)
-    return (after,) if effort is EFFORTS["fast"] else (found, after)
-
-
-def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
-    """Search under caps that are tightened step by step, each time from the last result.
+) -> Iterator[Placement]:
+    """Search under the caps, then under tighter and tighter ones, each time from the last result.
 
     Yields for every rung of `RUNGS` the placement of few bytes, then that of a short time.
     """
     from dcp_planner.search.multilevel import polish, search, setting_of
     from dcp_planner.search.problem import problem_of
 
-    effort, problem = EFFORTS[config.budget], problem_of(workload)
-    split = search(problem, cluster, setting_of(workload, cluster, config, effort))
+    problem, split = problem_of(workload), None
     for rung in RUNGS:
-        tightened = replace(
+        caps = replace(
             config,
             compute_tolerance=rung * config.compute_tolerance,
             token_tolerance=rung * config.token_tolerance,
         )
-        split = polish(problem, split, cluster, setting_of(workload, cluster, tightened, effort))
+        setting = setting_of(workload, cluster, caps, effort)
+        if split is None:
+            split = search(problem, cluster, setting)
+        else:
+            split = polish(problem, split, cluster, setting)
         found = Placement(split.owner, split.part)
         yield found
-        yield relieved(found, workload, cluster, tightened, effort)
+        yield relieved(found, workload, cluster, caps, effort)
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:

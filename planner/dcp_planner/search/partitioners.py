@@ -6,6 +6,7 @@ layouts and what the native search finds, first for few bytes, then for a short 
 is never slower in simulation than a static layout that holds the caps too.
 """
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -28,7 +29,7 @@ from dcp_planner.model.cost_model import workload_seconds
 from dcp_planner.model.packing import Caps, loads_of
 from dcp_planner.model.placement import Partitioner, Placement, caps_of
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.effort import efforts_up_to
+from dcp_planner.search.effort import efforts_of
 from dcp_planner.search.front import FrontPoint, pareto, pick, weigh
 from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
 from dcp_planner.search.native import Native, hold_tokens, ladder, refine, searched
@@ -56,24 +57,28 @@ class Portfolio(Partitioner):
         """Try all candidates; the same seed gives the same result."""
         if config.objective != "time":
             return pick(self.front(workload, cluster, config), config.objective).placement
-        return fastest(self._candidates(workload, cluster, config), workload, cluster, config)
+        efforts = efforts_of(config.budget)
+        found = (searched(workload, cluster, config, effort) for effort in efforts)
+        # Layouts come last: most of them compute for longer than the search's result takes.
+        candidates = itertools.chain(found, self._not_searched(workload, cluster, config))
+        return fastest(candidates, workload, cluster, config)
 
     def front(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> tuple[FrontPoint, ...]:
         """Find placements under the caps, and under tighter ones, of which none is beaten."""
         caps = caps_of(workload, cluster.num_devices, config)
-        found = [*self._candidates(workload, cluster, config), *ladder(workload, cluster, config)]
+        found = list(self._not_searched(workload, cluster, config))
+        for effort in efforts_of(config.budget):
+            found += ladder(workload, cluster, config, effort)
         held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
         return pareto(weigh(one, workload, cluster, config) for one in held or found)
 
-    def _candidates(
+    def _not_searched(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> Iterator[Placement]:
         for kind in STATIC_KINDS:
             yield StaticLayout(kind).place(workload, cluster, config)
-        for effort in efforts_up_to(config.budget):
-            yield from searched(workload, cluster, config, effort)
         for partitioner in self.others:
             if partitioner.name in config.candidates:
                 yield partitioner.place(workload, cluster, config)
@@ -205,9 +210,8 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     found = placed[0]
     if len(placed) > 1:
         found = min(placed, key=lambda one: layer_seconds(one, workload, cluster, config))
-    return replace(
-        found, warnings=found.warnings + find_shortfalls(found, workload, cluster, config)
-    )
+    missed = find_shortfalls(found, workload, cluster, config)
+    return replace(found, warnings=found.warnings + missed) if missed else found
 
 
 def layer_seconds(

@@ -7,6 +7,7 @@ candidate is emitted and played.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from types import MappingProxyType
 
 import numpy as np
@@ -161,6 +162,15 @@ class _Trial:
         return found
 
 
+@lru_cache(maxsize=4)  # what a search judged last is scheduled next
+def _chosen(
+    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+) -> tuple[_Trial, list[_Cut]]:
+    """Cut both directions as the configuration says."""
+    trial = _Trial.of(workload, placement, cluster, config)
+    return trial, [trial.chosen(d, config) for d in DIRECTIONS]
+
+
 def make_schedule(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
 ) -> Schedule:
@@ -175,9 +185,8 @@ def make_schedule(
         expanded, placed = expand_placement(workload, placement)
         cuts = [cut_divisions(expanded, placed, d, config.divisions - 1) for d in DIRECTIONS]
         return Schedule(cuts[0], cuts[1], config.routing)
-    trial = _Trial.of(workload, placement, cluster, config)
+    trial, best = _chosen(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
-    best = [trial.chosen(d, config) for d in DIRECTIONS]
     is_frugal = False
     if limit is not None and _worst(trial, best)[0] > limit:
         best = [_smallest(trial, d, limit) for d in DIRECTIONS]
@@ -214,9 +223,8 @@ def predict_placement(
 
     Some milliseconds for 10,000 tiles: what a search over placements minimises.
     """
-    trial = _Trial.of(workload, placement, cluster, config)
-    forward, backward = (trial.chosen(d, config).seconds for d in DIRECTIONS)
-    return Prediction(forward, backward)
+    _, (forward, backward) = _chosen(workload, placement, cluster, config)
+    return Prediction(forward.seconds, backward.seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,8 +246,7 @@ def weigh_placement(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
 ) -> Weighed:
     """Predict time, bytes between nodes and memory of a placement; no plan is made."""
-    trial = _Trial.of(workload, placement, cluster, config)
-    cuts = [trial.chosen(d, config) for d in DIRECTIONS]
+    trial, cuts = _chosen(workload, placement, cluster, config)
     sent = []
     for moves in (cut.transfers for cut in cuts):
         crosses = cluster.link_class(moves.source, moves.target) > 0
