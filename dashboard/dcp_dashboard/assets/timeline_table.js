@@ -1,5 +1,5 @@
-// The events as a table, instead of the canvas: filtered like it, sorted by any column, only the rows in sight exist.
-// The events are in the browser already, so no request is made and no grid library is loaded.
+// The events as a table, instead of the canvas: filtered like it, sorted by any column. The events are in the browser
+// already, so no request is made.
 "use strict";
 
 window.dcp = window.dcp || {};
@@ -7,13 +7,10 @@ window.dcp = window.dcp || {};
 (() => {
   const view = window.dcp.canvas;
   const { make } = view;
-  const ROW = 28; // CSS pixels
-  const MOST_HIGH = 8e6; // browsers place nothing far beyond; more rows share these pixels
   const HEADS = [["source", "Trace"], ["device", "Device"], ["kind", "Kind"], ["name", "Name"], ["direction", "Direction"], ["division", "Division"],
     ["peer", "Peer"], ["bytes", "Bytes"], ["start_ns", "Start"], ["duration_ns", "Duration"]];
   const PLAIN = ["source", "direction"]; // nothing to sort by
   const NUMBERS = ["device", "division", "peer", "bytes", "start_ns", "duration_ns"];
-  const classOf = (column) => (NUMBERS.includes(column) ? "dcp-number" : "");
 
   // Whether a text names a column to sort by, "-" in front: falling.
   const isOrder = (text) => HEADS.some(([column]) => column === (text || "").replace("-", "") && !PLAIN.includes(column));
@@ -48,7 +45,7 @@ window.dcp = window.dcp || {};
       if (changed.has("view")) this.show();
       if (this.slot.hidden) return;
       if (["kinds", "longer", "find", "order", "source"].some((key) => changed.has(key))) this.build();
-      else if (changed.has("sel")) this.fill();
+      else if (changed.has("sel")) this.table.fill();
     }
 
     show() {
@@ -59,32 +56,20 @@ window.dcp = window.dcp || {};
       else this.timeline.resize();
     }
 
-    // A heading that sorts, a box that scrolls over all rows, and the rows in sight within.
     build() {
-      const { order: sort = "" } = window.dcp.state.get();
+      const { order } = window.dcp.state.get();
       this.parts = this.timeline.sources.map((trace) => ({ trace, ids: orderOf(
-        { ...trace, shown: trace.hits || trace.shown }, sort) }));
-      this.size = this.parts.reduce((sum, { ids }) => sum + ids.length, 0);
-      const heads = HEADS.map(([column, text]) => this.head(column, text, sort));
-      this.body = make("tbody", {});
-      this.table = make("table", { className: "dcp-table dcp-events", "aria-rowcount": this.size + 1, "aria-label": "Events" },
-        make("thead", {}, make("tr", {}, ...heads)), this.body);
-      this.space = make("div", { className: "dcp-event-space" }, this.table);
-      this.space.style.height = `${Math.min(MOST_HIGH, (this.size + 1) * ROW + 4)}px`;
-      this.box = make("div", { className: "dcp-event-scroll", tabIndex: 0, role: "region", "aria-label": "Table of events, scrolls" }, this.space);
-      this.box.addEventListener("scroll", () => this.fill());
-      this.box.addEventListener("keydown", (event) => this.key(event));
+        { ...trace, shown: trace.hits || trace.shown }, order) }));
+      const size = this.parts.reduce((sum, { ids }) => sum + ids.length, 0);
+      const heads = HEADS.map(([name, text]) => [name, text, { isNumber: NUMBERS.includes(name), isPlain: PLAIN.includes(name) }]);
+      this.table = new window.dcp.VirtualTable({
+        label: "Events", heads, order, size, cells: (n) => this.cells(n), chosen: () => this.chosen(),
+        choose: (n) => { const { trace, e } = this.rowAt(n); this.timeline.select(trace, e); },
+        sort: (next) => window.dcp.state.set({ order: next }),
+      });
       this.slot.replaceChildren(make("p", { className: "dcp-muted dcp-event-count" },
-        this.size ? `${view.count(this.size)} events` : "No event passes the filters."), this.box);
-      this.fill();
-    }
-
-    head(column, text, sort) {
-      if (PLAIN.includes(column)) return make("th", { scope: "col" }, text);
-      const order = sort === column ? "ascending" : sort === `-${column}` ? "descending" : "none";
-      const next = { none: column, ascending: `-${column}`, descending: null }[order];
-      return make("th", { scope: "col", "aria-sort": order, className: classOf(column) }, make("button", { type: "button", className: "dcp-link",
-        onclick: () => window.dcp.state.set({ order: next }) }, text + { none: "", ascending: " ↑", descending: " ↓" }[order]));
+        size ? `${view.count(size)} events` : "No event passes the filters."), this.table.box);
+      this.table.fill();
     }
 
     rowAt(number) {
@@ -96,47 +81,24 @@ window.dcp = window.dcp || {};
       return null;
     }
 
-    fill() {
-      // As many rows as fit below the heading, so that none is cut and nothing has to scroll for a click.
-      const high = Math.max(1, Math.floor((this.box.clientHeight || 560) / ROW) - 1);
-      const room = this.box.scrollHeight - this.box.clientHeight;
-      const share = room > 0 ? Math.min(1, this.box.scrollTop / room) : 0;
-      this.first = Math.round(share * Math.max(0, this.size - high));
-      const rows = [];
-      for (let i = this.first; i < Math.min(this.size, this.first + high); i++) rows.push(this.row(i));
-      this.body.replaceChildren(...rows);
-    }
-
-    row(number) {
-      const { trace, e } = this.rowAt(number);
-      const { columns, header, unit } = trace;
-      const { sel } = window.dcp.state.get();
-      const texts = [window.dcp.timelineMarks.WORDS[header.source], String(columns.device[e]), header.kinds[columns.kind[e]], header.names[columns.name[e]],
+    cells(number) {
+      const { trace: { columns, header, unit }, e } = this.rowAt(number);
+      return [window.dcp.timelineMarks.WORDS[header.source], String(columns.device[e]), header.kinds[columns.kind[e]], header.names[columns.name[e]],
         columns.backward[e] ? "backward" : "forward", columns.division[e] >= 0 ? String(columns.division[e]) : "",
         columns.peer[e] >= 0 ? String(columns.peer[e]) : "", columns.bytes[e] ? view.size(columns.bytes[e]) : "",
         view.duration(columns.start[e] * unit), view.duration((columns.end[e] - columns.start[e]) * unit)];
-      const isChosen = window.dcp.timelineSelection.eventOf(sel, trace) === e;
-      return make("tr", { "aria-rowindex": number + 2, "aria-selected": String(isChosen), className: isChosen ? "dcp-chosen" : "",
-        onclick: () => this.timeline.select(trace, e) }, ...texts.map((text, at) => make("td", { className: classOf(HEADS[at][0]) }, text)));
     }
 
-    // Up and down select the neighbouring row, also one that is not in sight.
-    key(event) {
-      const by = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-      if (!by || !this.size) return;
-      event.preventDefault();
+    chosen() {
       const { sel } = window.dcp.state.get();
-      let at = -1;
       let before = 0;
       for (const { trace, ids } of this.parts) {
         const e = window.dcp.timelineSelection.eventOf(sel, trace);
-        if (e !== undefined && ids.indexOf(e) >= 0) at = before + ids.indexOf(e);
+        const at = e === undefined ? -1 : ids.indexOf(e);
+        if (at >= 0) return before + at;
         before += ids.length;
       }
-      const next = Math.max(0, Math.min(this.size - 1, at + by));
-      if (next < this.first || next >= this.first + this.body.children.length) this.box.scrollTop += by * ROW;
-      const { trace, e } = this.rowAt(next);
-      this.timeline.select(trace, e);
+      return -1;
     }
   }
 

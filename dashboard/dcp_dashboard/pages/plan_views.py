@@ -206,7 +206,7 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
 def _tile_table(loaded: LoadedPlan) -> Component:
     """Build the table of the selection's tiles; `assets/tile_table.js` fills it once open."""
     data = attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label="Tiles")
-    table = html.Div(className="dcp-tile-table dcp-scroll dcp-tall", tabIndex=0, **data)
+    table = html.Div(className="dcp-tile-table", **data)
     return html.Details(
         [html.Summary("Tiles as a table"), table], className="dcp-panel dcp-definitions"
     )

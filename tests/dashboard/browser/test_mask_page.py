@@ -69,19 +69,53 @@ def test_enter_zooms_to_a_tile_until_its_pairs_are_seen(visit, large_plan):
     page.wait_for_function("() => location.search === ''")
 
 
+def table_rows(page):
+    rows = page.locator(".dcp-tile-table tbody tr").all_inner_texts()
+    return [row.split("\t") for row in rows]
+
+
 def test_the_table_lists_the_tiles_of_the_selection(visit, small_plan):
     page = open_mask(visit, "small.dcpplan", "?sel=device.2")
     page.click("text=Tiles as a table")
     page.wait_for_selector(".dcp-tile-table tbody tr")
-    tiles = small_plan.tiles
+    tiles, sequence = small_plan.tiles, small_plan.blocks.sequence
     mine = np.flatnonzero(tiles.device == 2)
-    rows = page.locator(".dcp-tile-table tbody tr")
-    assert rows.count() == len(mine)
-    shown = [int(row.split("\t")[-1].replace(",", "")) for row in rows.all_inner_texts()]
-    assert shown == sorted(tiles.pairs[mine].tolist(), reverse=True)
-    page.click(".dcp-tile-table tbody button >> nth=1")
+    order = sorted(mine.tolist(), key=lambda tile: (-int(tiles.pairs[tile]), tile))
+    shown = table_rows(page)
+    assert 5 < len(shown) <= len(mine)
+    for row, tile in zip(shown, order, strict=False):
+        q, kv = int(tiles.q_block[tile]), int(tiles.kv_block[tile])
+        kind = {1: "partial", 2: "full"}[int(tiles.kind[tile])]
+        expected = [f"{q} \u00d7 {kv}", str(sequence[q]), "2", str(tiles.division[tile])]
+        assert row == [
+            *expected,
+            str(tiles.backward_division[tile]),
+            kind,
+            f"{tiles.pairs[tile]:,}",
+        ]
+    page.click(".dcp-tile-table tbody tr >> nth=1")
     page.wait_for_selector(".dcp-tile-table tr[aria-selected=true]")
-    tile = page.evaluate("dcp.state.get().sel.tile")
-    assert tiles.device[tile] == 2
-    page.wait_for_selector(f".dcp-inspector >> text={tiles.pairs[tile]:,} of")
-    assert rows.count() == len(mine)  # the list stays while one goes through it
+    assert page.evaluate("dcp.state.get().sel.tile") == order[1]
+    page.wait_for_selector(f".dcp-inspector >> text={tiles.pairs[order[1]]:,} of")
+    assert table_rows(page) == shown  # the list stays while one goes through it
+
+
+def test_the_table_holds_every_tile_in_any_order(visit, large_plan):
+    page = open_mask(visit, "deep/large.dcpplan")
+    page.click("text=Tiles as a table")
+    page.wait_for_selector(".dcp-tile-table tbody tr")
+    number = len(large_plan.tiles)
+    assert page.locator(".dcp-tile-table tbody tr").count() < 30
+    full = int((large_plan.tiles.kind == 2).sum())
+    told = page.locator(".dcp-tile-table .dcp-choice button").all_inner_texts()
+    assert told == [f"{number:,} tiles", f"{full:,} full", f"{number - full:,} partial"]
+    page.click(".dcp-tile-table th >> text=Device")
+    page.wait_for_selector(".dcp-tile-table th[aria-sort=ascending] >> text=Device")
+    page.locator(".dcp-tile-table .dcp-virtual-scroll").evaluate(
+        "(box) => { box.scrollTop = box.scrollHeight; }"
+    )
+    page.wait_for_selector(f".dcp-tile-table tr[aria-rowindex='{number + 1}']")
+    assert {row[2] for row in table_rows(page)} == {"31"}
+    page.click(".dcp-tile-table .dcp-choice >> text=partial")
+    page.wait_for_selector(f".dcp-tile-table [aria-rowcount='{number - full + 1}']")
+    assert {row[5] for row in table_rows(page)} == {"partial"}

@@ -240,14 +240,14 @@ def test_the_table_holds_the_filtered_events_in_any_order(visit, traces):
     assert state(page)["order"] == "-duration_ns"
     wanted = matching(traces[1], EventFilter(kinds=("send", "receive"), sort="-duration_ns"))
     assert f"{len(wanted)} events" in page.locator(".dcp-event-table").inner_text()
-    shown = [row.split("\t") for row in page.locator(".dcp-events tbody tr").all_inner_texts()]
+    shown = [row.split("\t") for row in page.locator(".dcp-virtual tbody tr").all_inner_texts()]
     expected = [
         (str(traces[1].device[e]), LANES[traces[1].lane[e]], traces[1].name_of(e)) for e in wanted
     ]
     assert len(shown) >= 10
     assert [(row[1], row[2], row[3]) for row in shown] == expected[: len(shown)]
-    page.locator(".dcp-event-scroll").evaluate("(box) => { box.scrollTop = box.scrollHeight; }")
-    last = page.locator(f".dcp-events tbody tr[aria-rowindex='{len(wanted) + 1}']")
+    page.locator(".dcp-virtual-scroll").evaluate("(box) => { box.scrollTop = box.scrollHeight; }")
+    last = page.locator(f".dcp-virtual tbody tr[aria-rowindex='{len(wanted) + 1}']")
     last.wait_for()
     last.click()
     page.wait_for_selector("tr.dcp-chosen")
@@ -377,7 +377,7 @@ def test_a_narrow_dark_window_holds_the_page(visit):
     assert page.evaluate("document.documentElement.scrollWidth") <= 820
     assert visit.distinct(HOST) > 3
     page.click("button >> text=Table")
-    page.wait_for_selector(".dcp-events tbody tr")
+    page.wait_for_selector(".dcp-virtual tbody tr")
     assert page.evaluate("document.documentElement.scrollWidth") <= 820
     unnamed = page.evaluate(
         "() => [...document.querySelectorAll('main button, main input, main a')].filter((e) =>"
@@ -404,8 +404,8 @@ def test_a_laptop_shows_the_sums_and_every_column(visit):
     table = page.locator(".dcp-area-table").first.bounding_box()
     assert table["y"] + 28 < 720  # at least its heading is in sight below all of the selection
     page.click("button >> text=Table")
-    page.wait_for_selector(".dcp-events tbody tr")
-    box = page.locator(".dcp-event-scroll")
+    page.wait_for_selector(".dcp-virtual tbody tr")
+    box = page.locator(".dcp-virtual-scroll")
     assert box.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
     cut = "(all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
-    assert page.eval_on_selector_all(".dcp-events :is(th, td)", cut) == []
+    assert page.eval_on_selector_all(".dcp-virtual :is(th, td)", cut) == []
