@@ -60,7 +60,7 @@ def run(block: int, tokens: int, repeats: int) -> dict[str, Any]:
     """Plan once, then time every stage (`Any`: JSON)."""
     workload = {"id": "causes", "mask": "causal", "mask_params": {}, "seqlens": [tokens]}
     sparsity = block_sparsity(sequences_of(workload), block, block)
-    config = PlanConfig(partitioner="static:zigzag")
+    config = PlanConfig(partitioner="static:zigzag", partials="input")
     plan = build_plan(sparsity, ModelShape(), preset("a100-p4de", 8, 8), config)
     trace = simulate(plan)
     found = find_dependencies(plan, trace)

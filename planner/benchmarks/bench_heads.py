@@ -116,7 +116,7 @@ def measured(
             continue
         if groups != "auto" and groups not in possible_groups(shape):
             continue
-        config = PlanConfig(budget=options["budget"], **choices)
+        config = PlanConfig(budget=options["budget"], partials="input", **choices)
         rows.append({"mask": workload["mask"], "method": method} | figures(
             sparsity, shape, cluster, config))  # fmt: skip
     return rows

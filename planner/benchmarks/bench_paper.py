@@ -118,10 +118,10 @@ def predict_setting(
         found["dcp-like"].append(predict_dcp_like(grid))
         sparsity = cut_blocks(sequences, choose_block_size(sequences, CLUSTER))
         chosen = {"partitioner": options["ours"]} if options["ours"] else {}
-        config = PlanConfig(routing="node", divisions="auto", **chosen)
+        config = PlanConfig(routing="node", partials="input", **chosen)
         found["ours"].append(predict(build_plan(sparsity, SHAPE, CLUSTER, config)))
         for name in static_layouts(SHAPE, CLUSTER):
-            config = PlanConfig(partitioner=name, routing="direct", divisions="auto")
+            config = PlanConfig(partitioner=name, routing="direct", partials="input")
             found.setdefault(name, []).append(predict(build_plan(sparsity, SHAPE, CLUSTER, config)))
         for ring in RINGS if mask == "causal" else ("TE",):
             times = (

@@ -114,8 +114,8 @@ def config_of(method: str) -> PlanConfig:
     """Return the configuration of a registry name, or of ``native:BUDGET``; routed by node."""
     if method.startswith("native:"):
         budget: Any = method.removeprefix("native:")  # checked by PlanConfig
-        return PlanConfig(partitioner="native", budget=budget, routing="node")
-    return PlanConfig(partitioner=method, routing="node")
+        return PlanConfig(partitioner="native", budget=budget, routing="node", partials="input")
+    return PlanConfig(partitioner=method, routing="node", partials="input")
 
 
 def lengths_of(batch: str, tokens: int) -> list[int]:

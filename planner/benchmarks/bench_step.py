@@ -328,7 +328,9 @@ def _validate() -> dict[str, Any]:
 def _estimated(name: str, width: int, seed: int) -> Row:
     """Estimate the first group of a step, and simulate its plan."""
     model, cluster = step_model("llama-8b"), preset("h100-dgx", nodes=8)
-    config = PlanConfig("native", budget="fast", compute_tolerance=0.03, token_tolerance=0.05)
+    config = PlanConfig(
+        "native", budget="fast", compute_tolerance=0.03, token_tolerance=0.05, partials="input"
+    )
     mask = Spec.from_text("mask m = causal").mask("m")
     mesh = StepMesh(8, 8)
     documents = draw_step(DISTRIBUTIONS[name], seed, mesh.replicas)

@@ -40,7 +40,9 @@ def main(cluster_name: str = "a100-p4de:4x8", heads: str = "8") -> None:
         found = []
         for price in (0.0, model.token_seconds):
             start = time.process_time()
-            plan = build_plan(sparsity, shape, cluster, PlanConfig(token_seconds=price))
+            plan = build_plan(
+                sparsity, shape, cluster, PlanConfig(token_seconds=price, partials="input")
+            )
             cpu, figures = time.process_time() - start, figures_of(plan)
             times = batch_seconds(model, [figures])
             found.append([*(times[name] for name in STEP), figures.token_imbalance, cpu])

@@ -179,10 +179,12 @@ def test_the_same_plan_gives_the_same_trace(plan):
 @pytest.mark.parametrize("constant", [{"flops_per_s": 1e-300}, {"intra_bytes_per_s": 1e-300}])
 def test_a_cluster_too_slow_for_any_clock_is_refused(masks, constant):
     sparsity = masks.pack([masks.causal(8)], 4)
-    config = PlanConfig("static:contiguous", divisions=4)
-    plan = build_plan(sparsity, TINY, Cluster(1, 2, **constant), config)
+    config, cluster = PlanConfig("static:contiguous", divisions=4), Cluster(1, 2, **constant)
+    plan = build_plan(sparsity, TINY, cluster, replace(config, partials="input"))
     with pytest.raises(PlanError, match="expected a predicted time below 4611686018 s"):
         simulate(plan)
+    with pytest.raises(PlanError, match="expected a predicted time below 4611686018 s"):
+        build_plan(sparsity, TINY, cluster, config)  # predicts what float32 would cost
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])

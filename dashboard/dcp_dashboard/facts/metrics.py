@@ -57,12 +57,13 @@ ROWS = (
 
 
 def plan_caption(loaded: LoadedPlan) -> str:
-    """Return the line below a plan's name: file, method that placed it, cluster, origin."""
-    summary = loaded.summary
+    """Return the line below a plan's name: file, who placed it, cluster, float32 or not, origin."""
+    summary, is_wide = loaded.summary, loaded.plan.shape.float32_partials
     parts = (
         loaded.entry.relative,
         f"placed by {summary.metrics.partitioner}",
         loaded.plan.cluster.name,
+        "partial results in float32" if is_wide else "",
         summary.origin,
     )
     return " · ".join(filter(None, parts))
