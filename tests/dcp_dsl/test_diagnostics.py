@@ -231,3 +231,8 @@ def test_habits_of_other_languages_are_told_the_way_out(text, code, hint):
 )
 def test_a_number_of_arguments_is_told_in_words(text, told):
     assert told in {finding.message for finding in check(text)}
+
+
+def test_a_size_that_adds_two_positions_is_told_that_it_may_depend_on_none():
+    found = check("segment d = [c]*  mask m = q in first(d, q + k)")
+    assert [d.code for d in found] == ["E105", "E107"]

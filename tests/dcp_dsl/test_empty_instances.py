@@ -274,3 +274,10 @@ def test_a_claim_that_fails_on_three_tokens_alone_is_not_called_tested():
     )
     (verdict,) = check_report(text).verdicts
     assert verdict.outcome == "failed"
+
+
+@pytest.mark.parametrize(("body", "pairs"), [("q < b.count", 2 * 6), ("k in last(b)", 6 * 1)])
+def test_a_part_that_the_last_repetition_lacks_is_no_instance(body, pairs):
+    text = f"segment s = (a[x] b[y])*  @ahead @partial mask m = {body}"
+    sample = Sample({"x": [1, 2, 1], "y": [1, 1]}, length=6)  # a b a a b a
+    assert Spec.from_text(text).mask("m").bind(sample).num_pairs == pairs

@@ -13,6 +13,7 @@ TEXT = """
 segment asking = flags(fq)
 segment kept = flags(fk)
 segment doc = ids(ids)
+segment turn = ids(turns)
 token a = ca
 token b = cb
 mask sparse = causal and q in asking and k in kept
@@ -21,6 +22,7 @@ mask by_id = causal and same(doc)
 mask other_id = not same(doc) minus (k in kept)
 mask by_value = (causal or q in asking) and (q.a == k.b or not (k in kept))
 mask unlike = not (q.a == k.b) and sliding(5)
+mask twice = causal and same(turn) and same(doc)
 mask limits = q.a < 2 and k.b > 1 or same(doc) and q - k < 4
 mask inside = (causal and k in kept) per doc or q in asking
 """
@@ -41,6 +43,7 @@ def expected(name, c, n):
         "other_id": ~same & ~kept,
         "by_value": (causal | asking) & (equal | ~kept),
         "unlike": ~equal & causal & (q - k < 5),
+        "twice": causal & same & (np.array(c["turns"])[:, None] == c["turns"]),
         "limits": (np.array(c["ca"])[:, None] < 2) & (np.array(c["cb"]) > 1) | same & (q - k < 4),
     }[name]
 
@@ -48,6 +51,7 @@ def expected(name, c, n):
 def columns(rng, n):
     drawn = {"fq": rng.random(n) < 0.5, "fk": rng.random(n) < 0.6, "ids": rng.integers(-1, 4, n),
              "ca": rng.integers(0, 4, n), "cb": rng.integers(0, 4, n)}  # fmt: skip
+    drawn["turns"] = np.arange(n) // 8 % 2  # of few stretches: not taken out
     return {name: values.astype(int).tolist() for name, values in drawn.items()}
 
 
@@ -59,7 +63,7 @@ def assert_blocks(form, dense, block_q, block_kv):
     np.testing.assert_array_equal(counts, np.add.reduceat(rows, blocks.kv_bounds[:-1], axis=1))
 
 
-MASKS = ("sparse", "globals", "by_id", "other_id", "by_value", "unlike", "limits")
+MASKS = ("sparse", "globals", "by_id", "other_id", "by_value", "unlike", "twice", "limits")
 
 
 @pytest.fixture
