@@ -30,8 +30,8 @@ def decode_foreign(
 ) -> dict[str, Columns]:
     """Decode tables as `decode_table` does each of them, in a worker process.
 
-    The first call of a process starts the worker, 0.4 CPU seconds; a call costs 2 ms and the copies
-    of the columns more than decoding here.
+    The first call of a process starts the worker, 0.4 CPU seconds. `read_plan` of 0.8 MB takes half
+    as long again as with `decode_table`, of 26 kB some tens of milliseconds on a busy machine.
 
     Args:
         parts: name and bytes of each table.
