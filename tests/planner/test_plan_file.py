@@ -84,6 +84,17 @@ def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
     assert equal_traces(found.traces[1], measured)
 
 
+def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(sparsity, tmp_path):
+    rates = Cluster(
+        1, 2, flops_per_s=10**12, latency_s=0, spine_bytes_per_s=10**9, devices=((1, 2),)
+    )
+    plan = build_plan(sparsity, ModelShape(), rates, PlanConfig(partitioner="static:zigzag"))
+    write_plan(tmp_path / "a.dcpplan", plan)
+    found = read_plan(tmp_path / "a.dcpplan")
+    assert digest(found.plan) == digest(plan)
+    assert (found.plan.cluster, repr(found.plan.cluster)) == (rates, repr(rates))
+
+
 def test_a_verdict_that_anyone_could_write_is_not_read(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
     meta = json.loads(members["meta.json"])

@@ -1,5 +1,6 @@
 """Clusters that plans are made for, and the shape of the attention that runs there."""
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar, get_args
 
@@ -265,34 +266,31 @@ class Cluster:
                 continue
             most = {"memory_bytes": MOST_RATE, "kernel_tile": MOST_KERNEL_TILE, "sms": 1 << 14}
             _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s"):
-            _check_rate(name, getattr(self, name))
-        for name in (
-            "latency_s",
-            "kernel_launch_s",
-            "message_launch_s",
-            "pass_s",
-            "host_message_s",
-        ):
-            _check_overhead(name, getattr(self, name))
-        for name in ("backward_flops_per_s", "copy_bytes_per_s", "spine_bytes_per_s"):
-            if getattr(self, name) is not None:
-                _check_rate(name, getattr(self, name))
-        if self.inter_latency_s is not None:
-            _check_overhead("inter_latency_s", self.inter_latency_s)
+        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s",
+                     "backward_flops_per_s", "copy_bytes_per_s", "spine_bytes_per_s"):  # fmt: skip
+            self._settle_number(name, _check_rate)
+        for name in ("latency_s", "inter_latency_s", "kernel_launch_s", "message_launch_s",
+                     "pass_s", "host_message_s"):  # fmt: skip
+            self._settle_number(name, _check_overhead)
         _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
         most_sms = self.sms - 1 if self.sms > 1 else 1 << 14
         _check_count("comm_sms", self.comm_sms, most_sms, least=0)
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
         _check_choice("message_order", self.message_order, MESSAGE_ORDERS)
         self._check_devices()
-        settle(self, devices=tuple(map(tuple, self.devices)))  # as JSON gives them, too
+        settle(self, devices=tuple(tuple(map(float, node)) for node in self.devices))
         if self.num_devices > MOST_DEVICES:
             raise ClusterError(
                 f"expected a cluster of at most {MOST_DEVICES} devices, got {self.nodes} nodes of "
                 f"{self.devices_per_node}; plan for the devices that share one batch",
                 "nodes",
             )
+
+    def _settle_number(self, name: str, check: Callable[[str, object], None]) -> None:
+        value = getattr(self, name)
+        if value is not None or self.__dataclass_fields__[name].default is not None:
+            check(name, value)
+            settle(self, **{name: float(value)})  # 0 and 0.0 are one plan, with one digest
 
     def _check_devices(self) -> None:
         if not self.devices:
