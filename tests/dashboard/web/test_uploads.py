@@ -66,9 +66,6 @@ def test_a_file_that_ends_the_process_that_reads_it_is_refused_and_the_next_is_r
     assert re.search(killed, shown.json["error"])
     shutil.copy(good, tmp_path)
     assert client.get(f"/api/plan/{plan_key('small.dcpplan')}/mask").status_code == 200
-    rows = {row.entry.relative: row for row in PlanLibrary(tmp_path).rows()[0]}
-    assert re.search(killed, rows["deadly.dcpplan"].error)
-    assert rows["small.dcpplan"].value.metrics.tokens == 2048
     assert send(client, good.read_bytes()).json["key"]
 
 
