@@ -19,8 +19,7 @@ from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.packing import loads_of
-from dcp_planner.model.placement import Placement, PlanWarning, caps_of
+from dcp_planner.model.placement import Placement, PlanWarning
 from dcp_planner.model.workload import Workload, build_workload
 from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
 from dcp_planner.search.front import FrontPoint
@@ -229,17 +228,15 @@ def _candidates(
         yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
     if config.partitioner != PORTFOLIO:
         return
-    cap = caps_of(workloads[0], cluster.num_devices, config).tokens
     for kind in STATIC_KINDS:
         found = [StaticLayout(kind).place(workload, cluster, config) for workload in workloads]
         owner = found[0].device_of_data
-        tokens = loads_of(owner, workloads[0].block_tokens, cluster.num_devices)
         is_shared = all(np.array_equal(owner, other.device_of_data) for other in found[1:])
-        if is_shared and tokens.max(initial=0) <= cap:
-            yield [
-                replace(p, warnings=find_shortfalls(p, workload, cluster, config))
-                for p, workload in zip(found, workloads, strict=True)
-            ]
+        if is_shared and not any(
+            find_shortfalls(p, workload, cluster, config)
+            for p, workload in zip(found, workloads, strict=True)
+        ):
+            yield found
 
 
 def _ownerships(
@@ -287,13 +284,11 @@ def _place_tiles(
 ) -> Placement:
     """Place the tiles of one mask, the tokens being where they are; the fastest way wins.
 
-    Where the queries are is a way as well; the compute tolerance binds it unless the portfolio
-    asks, whose choice is by time alone.
+    Where the queries are is a way as well, if that holds the caps.
     """
     start = Placement(owner, owner[workload.compute_q])
     candidates = list(tiles_placed(owner, workload, cluster, config))
-    is_by_time = config.partitioner == PORTFOLIO
-    if is_by_time or not find_shortfalls(start, workload, cluster, config):
+    if not find_shortfalls(start, workload, cluster, config):
         candidates.append(start)
     best = min(candidates, key=lambda p: predict_placement(workload, p, cluster, config).seconds)
     return replace(best, warnings=find_shortfalls(best, workload, cluster, config))
