@@ -56,6 +56,10 @@ def _commands() -> dict[str, EntryPoint]:
     return {found.name: found for found in entry_points(group=GROUP)}
 
 
+LEAVE_AGAIN_S = 10.0
+"""Time after which a command that a signal has not ended is asked again; cleaning up takes less."""
+
+
 @click.group(cls=EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dcp-dsl", message="dcpm %(version)s")
 def dcpm() -> None:
@@ -114,7 +118,13 @@ def _told(error: OSError) -> str:
 
 
 def _leave(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)  # as a shell counts, after everything has cleaned up behind itself
+    def end(*_: object) -> NoReturn:
+        sys.exit(128 + number)  # as a shell counts, after everything has cleaned up behind itself
+
+    # The exception is lost in a finaliser, or where a library catches everything: ask again then.
+    signal.signal(signal.SIGALRM, end)
+    signal.setitimer(signal.ITIMER_REAL, LEAVE_AGAIN_S, LEAVE_AGAIN_S)
+    end()
 
 
 def _fail(message: str, status: int) -> NoReturn:

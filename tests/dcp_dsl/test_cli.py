@@ -51,18 +51,20 @@ def test_names_print_on_a_terminal_that_knows_ascii_only(tmp_path: Path):
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("deaf", ["", "    except SystemExit:\n        time.sleep(60)\n"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.Signals):
+def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.Signals, deaf: str):
     code = (
         "import sys, time, click\n"
         "from dcp_dsl import cli\n"
         "@click.command()\n"
         "def sleep():\n"
-        "    try:\n        print('asleep', flush=True); time.sleep(60)\n"
+        f"    try:\n        print('asleep', flush=True); time.sleep(60)\n{deaf}"
         "    finally:\n        print('cleaned up', flush=True)\n"
         "cli.dcpm.add_command(sleep)\n"
         "cli.EntryPointGroup.get_command = lambda self, ctx, name: sleep\n"
         "sys.argv = ['dcpm', 'sleep']\n"
+        "cli.LEAVE_AGAIN_S = 0.5\n"
         "cli.main()\n"
     )
     with subprocess.Popen(
