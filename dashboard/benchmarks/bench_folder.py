@@ -12,12 +12,14 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 from bench_timeline import causal_blocks, surroundings
 
 from dcp_dashboard.library.folder import SUFFIX, open_folder, plan_key

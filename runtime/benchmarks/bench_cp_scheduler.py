@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
-from megatron.core.pipeline_parallel.hybrid_cp_schedule import BalancedCPScheduler
 
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner import Cluster
@@ -52,6 +51,8 @@ def work_of(groups: list[list[list[int]]], work: Floats) -> float:
 
 def main() -> None:
     """Print the ratios under a causal mask and under a window."""
+    from megatron.core.pipeline_parallel.hybrid_cp_schedule import BalancedCPScheduler
+
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=20)
     batches = parser.parse_args().batches

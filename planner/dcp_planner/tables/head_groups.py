@@ -39,8 +39,9 @@ def group_shape(shape: ModelShape, groups: int) -> ModelShape:
     Raises:
         PlanError: if the heads cannot be cut into so many groups.
 
-    >>> group_shape(ModelShape(8, 2, 128, 2), 4)
-    ModelShape(q_heads=2, kv_heads=1, head_dim=128, dtype_bytes=2)
+    >>> part = group_shape(ModelShape(8, 2, 128, 2), 4)
+    >>> part.q_heads, part.kv_heads
+    (2, 1)
     """
     if groups == 1:
         return shape
