@@ -24,7 +24,7 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True, slots=True)
 class PlanLine:
-    """What the list says of a plan.
+    """Figures and texts of a plan that its line of the list shows.
 
     Attributes:
         mask, origin, partitioner: texts for people.

@@ -132,7 +132,7 @@ def _take(x: Tensor, rows: Ints) -> Tensor:
 def _collected(
     x: Tensor, rows: Sequence[Ints], wanted: Sequence[Ints], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """Give every rank the rows of the tokens it wants, in their order."""
+    """Bring the rows of the tokens that each rank wants to it, in their order."""
     owner, place = np.empty((2, sum(map(len, rows))), np.int64)
     for rank, own in enumerate(rows):
         owner[own], place[own] = rank, np.arange(len(own))

@@ -21,7 +21,7 @@ EVEN = 1.05
 
 
 class RankTotals(NamedTuple):
-    """What one rank did in a step, in all its layers.
+    """Work and times of one rank in a step, all its layers together.
 
     Attributes:
         step_s: from `prepare` of the batch to the next `prepare`.
