@@ -97,7 +97,10 @@ class DCPAttention(Module):
         """Return out ``[1, T_local, Hq, D]`` of q, k, v in the same layout."""
         sinks = getattr(getattr(out_transform, "__self__", None), "sinks", None)  # of GPT-OSS
         if out_transform is not None and sinks is None:
-            raise RunError(f"layer {self.layer}: no plan computes {out_transform}")
+            raise RunError(
+                f"layer {self.layer}: no plan computes {out_transform}; use llama3_flex, whose "
+                "attention is torchtitan's"
+            )
         plan = attention_masks.of(self.layer)
         q, k, v = q_BLNH[0], k_BLNH[0], v_BLNH[0]
         return DCPAttn.apply(plan, q, (k, v), softmax_scale=scale, sinks=sinks)[None]

@@ -141,10 +141,9 @@ def summary_table(document: dict[str, Any]) -> str:
 
 def _summary_line(name: str, found: dict[str, Any]) -> list[str]:
     compute, tokens = (
-        f"{shown(found[f'{n}_imbalance_mean'])} ({shown(found[f'{n}_imbalance_max'])})"
+        _cell(found[f"{n}_imbalance_mean"], found[f"{n}_imbalance_max"])
         for n in ("compute", "token")
     )
-    ms = [shown(found[f"plan_s_{n}"], ",.0f", 1e3) for n in ("median", "max")]
     ratios = [
         shown(found[key])
         for key in (
@@ -153,16 +152,27 @@ def _summary_line(name: str, found: dict[str, Any]) -> list[str]:
         )
     ]  # fmt: skip
     speeds = [
-        f"{shown(found[key])} ({shown(found[f'{key}_min'])})"
+        _cell(found[key], found[f"{key}_min"])
         for key in ("speedup_vs_best_static", "speedup_vs_best_static_within_caps")
     ]
-    ports = f"{shown(found['busiest_port_mean'])} ({shown(found['busiest_port_max'])})"
+    ports = _cell(found["busiest_port_mean"], found["busiest_port_max"])
     judged = [
-        f"{shown(found.get(key))} ({shown(found.get(f'{key}_min'))}, {found.get(f'{key}_lost', 0)})"
+        _cell(found.get(key), found.get(f"{key}_min"), found.get(f"{key}_lost"))
         for key in (f"referee_{name}" for name in MACHINES)
     ]
-    times = f"{ms[0]} ({ms[1]})"
+    times = _cell(found["plan_s_median"], found["plan_s_max"], form=",.0f", scale=1e3)
     return [name, compute, tokens, *ratios, times, *speeds, ports, *judged]
+
+
+def _cell(
+    value: float | None, worst: float | None, lost: int | None = None, *,
+    form: str = ".2f", scale: float = 1.0,
+) -> str:  # fmt: skip
+    """Return a figure with its worst, and the batches lost; a dash for what was not measured."""
+    if value is None:
+        return "-"
+    behind = shown(worst, form, scale) + ("" if lost is None else f", {lost}")
+    return f"{shown(value, form, scale)} ({behind})"
 
 
 def by_workload_table(document: dict[str, Any]) -> str:

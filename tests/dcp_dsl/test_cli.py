@@ -106,7 +106,7 @@ def test_command_without_its_library_says_which_extra_brings_it(
         (["chek", "a.dcpm"], "there is no command `chek`; did you mean `check`?"),
         (["zzzz"], "there is no command `zzzz`; `dcpm --help` lists them"),
         (["diff", "a.dcpm", "b.dcpm"], "dcpm diff MASK MASK --spec a.dcpm"),
-        (["check", "a.dcpm", "--json", "--output-format", "sarif"], "leave one of them away"),
+        (["check", "a.dcpm", "--json", "--output-format", "sarif"], "leave one of them out"),
         (["check", "a.dcpm", "--dataset", "rows.jsonl", "--fix"], "leave --fix, --diff, "),
         (["check", "a.dcpm", "--dataset", "x", "--output-format", "github"], "other formats away"),
     ],

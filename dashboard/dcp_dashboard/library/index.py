@@ -134,7 +134,8 @@ def read_line(entry: PlanEntry) -> PlanLine:
         return _line(meta)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise PlanFileError(
-            f"expected the figures of a plan in meta.json, got {type(error).__name__}: {error}",
+            f"expected the figures of a plan in meta.json, got {type(error).__name__}: {error}; "
+            "write it again with `dcpm plan ... --out FILE.dcpplan`",
             entry.relative,
         ) from error
 

@@ -132,7 +132,7 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
     """
     fixes, diffs, lists = flags["fixes"], flags["diffs"], flags["lists"]
     if flags["as_json"] and output_format not in ("full", "json"):
-        raise click.UsageError("--json says --output-format json; leave one of them away")
+        raise click.UsageError("--json says --output-format json; leave one of them out")
     output_format = "json" if flags["as_json"] else output_format
     if dataset is not None:
         if fixes or diffs or lists or flags["is_strict"] or output_format not in ("full", "json"):

@@ -240,7 +240,7 @@ def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -
 
     if options["out"] or options["against"] or options["model"] or run.num_wanted > 1:
         raise click.UsageError(
-            "--front lists plans of one batch; leave --out, --against, --model and --batches away, "
+            "--front lists plans of one batch; leave out --out, --against, --model and --batches, "
             "and write one of its plans with --objective and --out"
         )
     (batch, *others) = next(_batches(run, options["samples"]))
@@ -290,7 +290,7 @@ def _check_batch(options: dict[str, Any]) -> None:
     for option, name in names.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--sample gives one batch; leave --{option} away or give --dataset"
+                f"--sample gives one batch; leave --{option} out or give --dataset"
             )
 
 
@@ -407,7 +407,7 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
     given = [n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
     if options["heads"] and given:
         option = "--" + given[0].replace("_", "-")
-        raise click.UsageError(f"--heads says all three numbers; leave {option} away")
+        raise click.UsageError(f"--heads says all three numbers; leave {option} out")
     if options["model"] and not options["heads"] and not given:
         from dcp_planner.step.model import step_model
 

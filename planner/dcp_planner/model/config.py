@@ -24,7 +24,7 @@ BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
 """Budgets of a search, smallest first."""
 Objective = Literal["time", "bytes", "balance", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-"""What the portfolio may pick from the front: least time, bytes between nodes, ..."""
+"""Figures of which the portfolio may pick the least from the front; bytes are between nodes."""
 MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256

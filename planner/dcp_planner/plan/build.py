@@ -78,7 +78,9 @@ def build_front(
         PlanError: as `build_plan`; if heads are to be in groups.
     """
     if config.head_groups != 1:
-        raise PlanError(f"a front has one head group, got {config.head_groups}; leave it away")
+        raise PlanError(
+            f"a front has one head group, got {config.head_groups}; leave head_groups out"
+        )
     workload = build_workload(sparsity, shape_of(shape, config))
     check_size(workload, config)
     return place_front(workload, cluster, config)

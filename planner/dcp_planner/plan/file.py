@@ -181,7 +181,10 @@ def _read_bytes(path: Path, limit_bytes: int) -> tuple[bytes, int]:
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
         if status.st_size > limit_bytes:
-            raise PlanFileError(f"expected at most {limit_bytes} bytes, got {status.st_size}")
+            raise PlanFileError(
+                f"expected at most {limit_bytes} bytes, got {status.st_size}; in Python "
+                "read_plan(path, limit_bytes=...) allows more"
+            )
         return path.read_bytes(), status.st_uid
     except FileNotFoundError:
         raise PlanFileError(f"there is no such file; {_AGAIN}") from None

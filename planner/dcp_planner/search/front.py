@@ -1,4 +1,4 @@
-"""The Pareto front of a batch: placements of which none is at least as good in every figure.
+"""The Pareto front of a batch: placements that no other one equals or beats in every figure.
 
 Time, bytes between nodes, balance and memory pull apart: tighter caps send more bytes. The search
 keeps what it finds under every cap (`native.ladder`), and `pareto` leaves out what is dominated.

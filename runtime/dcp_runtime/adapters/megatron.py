@@ -133,7 +133,10 @@ class PlannedRotary(torch.nn.Module):
     def __init__(self, rotary: Any) -> None:  # Any: Megatron's
         super().__init__()
         if not {"get_freqs_non_repeated", "rotary_interleaved"} <= set(dir(rotary)):
-            raise RunError(f"expected Megatron's RotaryEmbedding, got {type(rotary).__name__}")
+            raise RunError(
+                f"expected Megatron's RotaryEmbedding, got {type(rotary).__name__}; build the "
+                'model with position_embedding_type="rope"'
+            )
         self.rotary = rotary
 
     def get_rotary_seq_len(

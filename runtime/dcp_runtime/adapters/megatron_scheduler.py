@@ -39,7 +39,10 @@ class PlannedCPScheduler:
     ) -> None:
         self.devices = setting.cluster.num_devices
         if self.devices & (self.devices - 1):
-            raise RunError(f"expected a power of two of ranks, got {self.devices}")
+            raise RunError(
+                f"setting.cluster: expected a power of two of ranks, got {self.devices}: Megatron "
+                "has no other groups; use 1, 2, 4, 8, ..."
+            )
         self.most, self.setting, self.pairs = max_seq_len_per_rank, setting, pairs
 
     def get_groups_and_subsamples(

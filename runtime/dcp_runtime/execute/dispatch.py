@@ -104,7 +104,10 @@ def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Plac
         every = np.arange(tokens)
         local = _collected(x, rows, [every[n * step : (n + 1) * step] for n in range(size)], group)
     elif x.shape[dim] % size:
-        raise RunError(f"undispatch: expected dim {dim} to divide by {size}, got {list(x.shape)}")
+        raise RunError(
+            f"undispatch: expected dim {dim} to divide by {size}, the ranks, got shape "
+            f"{list(x.shape)}; Shard(0) cuts tokens, which need not divide"
+        )
     else:
         parts = torch.cat(x.chunk(size, dim))
         arrived = _exchanged(parts, [len(rows[mesh.get_local_rank()])] * size, rows, group)

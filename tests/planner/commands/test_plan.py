@@ -229,13 +229,13 @@ def test_plan_prints_a_table_and_keeps_progress_off_it(folder):
         (("--sample", '{"len": 3}', "--block", "0"), "expected 1 to 4294967296 tokens or auto"),
         (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
         (("--sample", '{"len": 3}', "--heads", "8/3/4"), "must be a multiple"),
-        (("--sample", '{"len": 3}', "--batches", "2"), "leave --batches away"),
-        (("--sample", '{"len": 3}', "--batch", "0"), "leave --batch away or give --dataset"),
-        (("--sample", '{"len": 3}', "--tokens", "8k"), "leave --tokens away or give --dataset"),
+        (("--sample", '{"len": 3}', "--batches", "2"), "leave --batches out"),
+        (("--sample", '{"len": 3}', "--batch", "0"), "leave --batch out or give --dataset"),
+        (("--sample", '{"len": 3}', "--tokens", "8k"), "leave --tokens out or give --dataset"),
         (("--dataset", "rows.jsonl", "--batches", "2"), "x.dcpplan is no folder"),
         (
             ("--sample", '{"len": 3}', "--heads", "4/2/8", "--kv-heads", "4"),
-            "leave --kv-heads away",
+            "leave --kv-heads out",
         ),
     ],
 )
