@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor.experimental._attention import _context_parallel_shard
 from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.protocols.module import Module
@@ -140,12 +141,14 @@ class DCPTrainer(Trainer):
     def forward_backward_step(
         self, *, input_dict: dict[str, Any], labels: torch.Tensor, global_valid_tokens: torch.Tensor
     ) -> torch.Tensor:
-        """Run a batch; its loss is divided by the targets of all ranks."""
+        """Run a batch; its loss is divided by the targets of the step on all ranks."""
+        mesh = self.parallel_dims.get_mesh("cp")
         if self.executor is None:
-            self.executor = DCPExecutor(self.parallel_dims.get_mesh("cp"))
+            self.executor = DCPExecutor(mesh)
         data, layers = input_dict["data"], LayerPlans.prepare(self.executor, input_dict["plan"])
         positions = data.position_ids[None].to(labels.device)
-        targets = torch.tensor(data.num_targets, device=labels.device)
+        targets = global_valid_tokens.clone()  # of this rank: torchtitan expects whole batches
+        dist.all_reduce(targets, group=mesh.get_group())
         self.ntokens_seen += labels.numel()
         passed = {"positions": positions, "attention_masks": layers}
         return self.fwd_bwd_fn(input_dict["input"], labels, targets, passed)

@@ -2,11 +2,16 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
-from dcp_planner import Cluster
+from dcp_dsl import Spec
+from dcp_planner import Cluster, PlanConfig
 from dcp_runtime import DeviceRates, Packing, Planning, RunError
+from dcp_runtime.adapters.megatron import PlannedSequences
+from dcp_runtime.adapters.megatron_batches import PlannedBatches
 from dcp_runtime.data.replicas import find_replicas
 
 SCRIPT = Path(__file__).with_name("rates_scenario.py")
@@ -59,6 +64,24 @@ def test_what_nobody_measured_changes_nothing(missing):
     for seconds in (notes(1, 3), missing, notes(1, 3)):
         rates.update(seconds)
     assert rates.cluster == Cluster(1, 2)
+
+
+def test_periods_that_measure_nothing_are_said_once(caplog):
+    rates = DeviceRates(Cluster(1, 2), every=1)
+    for seconds in (notes(None, None), notes(None, 1), notes(1, 1), notes(None, None)):
+        rates.update(seconds)
+    assert [text.count("trace_every=1") for text in caplog.messages] == [1, 1]
+
+
+def test_packed_batches_are_planned_for_the_measured_rates(monkeypatch):
+    monkeypatch.setattr(PlannedSequences, "prepare", lambda _, plan, positions: plan)
+    rates, mask = DeviceRates(Cluster(1, 2), every=1), Spec.from_text("mask m = causal").mask("m")
+    planning = Planning(rates=rates, config=PlanConfig("static:zigzag"), block_size=8)
+    batches = PlannedBatches(SimpleNamespace(rank=0), mask, planning)
+    for _ in range(2):
+        rates.update(notes(1, 2))
+    _, plan = batches.split({"tokens": torch.arange(64)[None]}, torch.tensor([0, 64]))
+    assert plan.cluster.devices == ((1.0, 0.5),)
 
 
 def test_a_period_ends_after_its_batches():

@@ -168,7 +168,8 @@ def test_packed_groups_train_as_their_separate_sequences_do(tmp_path, start_rank
     found = [tuple(map(float, re.findall(r"-?\d+\.\d+", line))) for line in steps]
     assert found == [pytest.approx(each, rel=1e-3, abs=2e-6) for each in wanted]
     for name, gradient in gradients[0].items():
-        torch.testing.assert_close(gradient, gradients[1][name], rtol=1e-4, atol=1e-6)
+        apart = gradients[1][name]
+        assert (gradient - apart).norm() <= 1e-5 * apart.norm(), name
 
 
 @pytest.mark.dist

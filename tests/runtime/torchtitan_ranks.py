@@ -141,8 +141,12 @@ def dcp_attention(path, mesh):
     )  # fmt: skip
     ((data, plan),) = loader
     inputs = {"input": data.tokens[None], "data": data, "plan": plan}
-    loss = trainer.forward_backward_step(
-        input_dict=inputs, labels=data.labels[None], global_valid_tokens=None
+    accumulated = 2 * (data.labels != -100).sum()
+    loss = sum(
+        trainer.forward_backward_step(
+            input_dict=inputs, labels=data.labels[None], global_valid_tokens=accumulated
+        )
+        for _ in range(2)
     )
     sinks_are_those_of_gpt_oss(trainer.executor, plan, heads)
     trainer.executor.close()

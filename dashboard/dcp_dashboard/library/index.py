@@ -83,6 +83,8 @@ class PlanIndex:
     def rows(self) -> list[PlanRow]:
         """Return a row for every plan, by path; a changed file is read again."""
         entries = self._folder.files(SUFFIX)
+        for key in set(self._rows).difference(entry.key for entry in entries):
+            self._rows.pop(key, None)  # its file is gone
         unread = [entry for entry in entries if not self._row(entry).is_read]
         deadline = time.monotonic() + READ_S
         while unread and time.monotonic() < deadline:

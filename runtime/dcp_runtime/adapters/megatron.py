@@ -9,7 +9,7 @@ one that it recomputes::
         sequences = PlannedSequences.prepare(executor, plan, data.position_ids)
         model(data.tokens[None], data.position_ids[None], None, packed_seq_params=sequences)
 
-Source: megatron-core 0.16, of which nothing is imported.
+Source: megatron-core 0.16, which is imported only where a checkpoint of it is made.
 """
 
 from dataclasses import dataclass
@@ -71,9 +71,10 @@ class DCPCoreAttention(torch.nn.Module):
 
     def __init__(
         self, config: Any, layer_number: int, *_: Any, attention_dropout: float | None = None,
-        softmax_scale: float | None = None, **others: Any,
+        softmax_scale: float | None = None, pg_collection: Any = None, **others: Any,
     ) -> None:  # Any: Megatron's, which is not imported  # fmt: skip
         super().__init__()
+        self._tensor_ranks = getattr(pg_collection, "tp", None)
         self._layer, self._scale = layer_number - 1, softmax_scale
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         window = getattr(config, "window_size", None)
@@ -86,11 +87,12 @@ class DCPCoreAttention(torch.nn.Module):
                     f"layer {layer_number}: expected {name} {plain}, got {found}; dropout is not "
                     "computed, and a window belongs into the mask of the plan"
                 )
-        self.softmax_offset = None  # of the sinks, a logit per head of this rank
+        self.register_buffer("softmax_offset", None, persistent=False)
         if (softmax_type := getattr(config, "softmax_type", "vanilla")) != "vanilla":
             heads = config.num_attention_heads // config.tensor_model_parallel_size
-            is_learnt = softmax_type == "learnable"  # else "off-by-one"
-            self.softmax_offset = torch.nn.Parameter(torch.zeros(heads), requires_grad=is_learnt)
+            sinks = torch.zeros(heads)  # a logit per head of this rank
+            is_learnt = softmax_type == "learnable"  # else "off-by-one", which is not saved
+            self.softmax_offset = torch.nn.Parameter(sinks) if is_learnt else sinks
 
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None,
@@ -118,6 +120,19 @@ class DCPCoreAttention(torch.nn.Module):
         plan = packed_seq_params.layers.of(self._layer)
         out = DCPAttn.apply(plan, q, (k, v), softmax_scale=self._scale, sinks=self.softmax_offset)
         return out.flatten(1)[:, None]
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:  # Any: Megatron's
+        """Return the sinks for a distributed checkpoint: a shard per tensor-parallel rank."""
+        from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
+        from megatron.core.utils import get_tensor_model_parallel_group_if_none
+
+        return make_sharded_tensors_for_checkpoint(
+            self.state_dict(keep_vars=True), prefix, {"softmax_offset": 0}, sharded_offsets,
+            tp_group=get_tensor_model_parallel_group_if_none(self._tensor_ranks),
+            dp_cp_group=metadata["dp_cp_group"],
+        )  # fmt: skip
 
 
 class PlannedRotary(torch.nn.Module):

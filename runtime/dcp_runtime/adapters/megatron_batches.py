@@ -66,8 +66,10 @@ class PlannedBatches:
             for values, length in zip(given, lengths, strict=True)
         ]
         shape, config = self.planning.shape, self.planning.config
-        block = self.planning.block_size or choose_block_size(forms, self.cluster, config)
-        plan = build_plan(cut_blocks(forms, block), shape, self.cluster, config)
+        rates = self.planning.rates
+        cluster = self.cluster if rates is None else rates.cluster
+        block = self.planning.block_size or choose_block_size(forms, cluster, config)
+        plan = build_plan(cut_blocks(forms, block), shape, cluster, config)
         inside = _positions(lengths)
         own = plan.local_tokens(self.executor.rank)
         rows = torch.from_numpy((np.repeat(begins[:-1], lengths) + inside)[own])

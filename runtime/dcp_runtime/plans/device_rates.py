@@ -25,7 +25,8 @@ class DeviceRates:
 
     Give the same one to `DCPExecutor` and to `Planning`. All ranks compare what they measured once
     a period, in `prepare`, and so plan for the same cluster. Batches that are planned already stay
-    as they are.
+    as they are. On CUDA a batch is measured if its events are kept, ``DCPExecutor(trace_every=1)``,
+    and the device has done it when the batch `micro_batches` behind it is prepared.
 
     Args:
         cluster: of the first plans.
@@ -51,6 +52,7 @@ class DeviceRates:
         self.cluster = cluster
         self._every, self._change = every, change
         self._period: list[tuple[int, float | None]] = []
+        self._is_measured = True
         self._before: Floats | None = None  # work and seconds of a period that was off, [2, R]
 
     def add(self, work: int, seconds: float | None) -> str | None:
@@ -65,6 +67,12 @@ class DeviceRates:
         """Adopt the rates that the notes of all ranks give, if they stay off; the same on all."""
         batches = [json.loads(note) for note in notes]
         known = [b for b in zip(*batches, strict=True) if all(s is not None for _, s in b)]
+        if self._is_measured and not known:
+            logger.warning(
+                "no rank's rate is adopted: no batch of a period was measured on all ranks; on "
+                "CUDA give DCPExecutor(trace_every=1), and let the device finish a batch first"
+            )
+        self._is_measured = bool(known)
         total = np.array(known, np.float64).reshape(-1, len(notes), 2).sum(0).T
         if not (total > 0).all():
             self._before = None

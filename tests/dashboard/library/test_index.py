@@ -128,3 +128,13 @@ def test_an_overwritten_plan_is_read_again_and_others_are_not(
     write_plan(tmp_path / "a.dcpplan", lone_plan)
     assert by_name(index)["a.dcpplan"].value.tokens == 64
     assert seen == ["a.dcpplan"]
+
+
+def test_a_removed_file_leaves_nothing_behind(tmp_path, small_plan):
+    index = PlanIndex(Folder(tmp_path))
+    for name in ("a.dcpplan", "b.dcpplan"):
+        write_plan(tmp_path / name, small_plan)
+        assert list(by_name(index)) == [name]
+        (tmp_path / name).unlink()
+    assert index.rows() == []
+    assert not index._rows
