@@ -105,7 +105,7 @@ def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Plac
         local = _collected(x, rows, [every[n * step : (n + 1) * step] for n in range(size)], group)
     elif x.shape[dim] % size:
         raise RunError(
-            f"undispatch: expected dim {dim} to divide by {size}, the ranks, got shape "
+            f"undispatch: expected dim {dim} to divide by {size}, got shape "
             f"{list(x.shape)}; Shard(0) cuts tokens, which need not divide"
         )
     else:
