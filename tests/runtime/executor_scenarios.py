@@ -124,6 +124,11 @@ def rows_go_where_they_are_wanted(executor, ranks):
             slope = whole.cos() * (1 - whole.tanh() ** 2)
             torch.testing.assert_close(x.grad.full_tensor(), slope)
     own = dispatch(whole, plan)
+    for token in (-1, 100):
+        with pytest.raises(RunError, match=f"wanted tokens 0 to 99, rank 1 has {token} to {token}"):
+            undispatch(own, plan, mesh, [np.arange(3), np.array([token]), *wanted[2:]])
+    with pytest.raises(RunError, match=f"for each of {ranks} ranks, got {ranks - 1} lists"):
+        undispatch(own, plan, mesh, wanted[1:])
     with pytest.raises(RunError, match="needs a DeviceMesh as group, got None"):
         undispatch(own, plan, None, Shard(0))
     with pytest.raises(RunError, match=f"expected dim 1 to divide by {ranks}, got"):

@@ -1,7 +1,8 @@
 """Print the Pareto front of a batch: a table, and a picture of time against bytes."""
 
 from collections.abc import Sequence
-from string import ascii_lowercase
+from itertools import chain, repeat
+from string import ascii_letters
 
 from rich.table import Table
 from rich.text import Text
@@ -18,13 +19,17 @@ def show_front(front: Sequence[FrontPoint]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("", "predicted", "compute", "tokens", "between nodes", "backward", "memory"):
         table.add_column(name, justify="right")
-    for letter, point in zip(ascii_lowercase, front, strict=False):
+    for letter, point in zip(_names(), front, strict=False):
         sizes = (point.forward_inter, point.backward_inter, point.memory_bytes)
         balance = (f"{value:.3f}" for value in (point.compute, point.tokens))
         table.add_row(letter, time_text(point.seconds), *balance, *map(size_text, sizes))
     console.print(table)
     for line in draw([(p.seconds, p.forward_inter + p.backward_inter) for p in front]):
         console.print(Text(line), soft_wrap=True)
+
+
+def _names() -> "chain[str]":
+    return chain(ascii_letters, repeat("*"))  # no point is left out, however many there are
 
 
 def draw(points: Sequence[tuple[float, float]]) -> list[str]:
@@ -36,7 +41,7 @@ def draw(points: Sequence[tuple[float, float]]) -> list[str]:
     """
     grid = [[" "] * (WIDTH + 1) for _ in range(HEIGHT + 1)]
     (left, right), (low, high) = ((min(side), max(side)) for side in zip(*points, strict=True))
-    for letter, (x, y) in reversed(list(zip(ascii_lowercase, points, strict=False))):
+    for letter, (x, y) in reversed(list(zip(_names(), points, strict=False))):
         column = round(WIDTH * (x - left) / max(right - left, 1e-300))
         row = round(HEIGHT * (high - y) / max(high - low, 1e-300))
         grid[row][column] = letter

@@ -77,8 +77,8 @@ def undispatch(
             ``Shard(1)`` gives every rank all tokens of its share of the heads.
 
     Raises:
-        RunError: if the tensor has other rows, the group another number of ranks, or a dim does not
-            divide among them.
+        RunError: if the tensor has other rows, the group another number of ranks, a wanted token
+            is not in the batch, or a dim does not divide among the ranks.
     """
     chosen = process_group(group)
     rows, rank = _rows(plan, chosen), dist.get_rank(chosen)
@@ -90,8 +90,24 @@ def undispatch(
         )
     if isinstance(wanted, Shard | Replicate):
         return _placed(x, rows, group, wanted)
-    every = np.arange(plan.num_tokens)
-    return _collected(x, rows, [every] * len(rows) if wanted is None else wanted, chosen)
+    if wanted is None:
+        wanted = [np.arange(plan.num_tokens)] * len(rows)
+    _check_wanted(wanted, plan.num_tokens, len(rows))
+    return _collected(x, rows, wanted, chosen)
+
+
+def _check_wanted(wanted: Sequence[Ints], tokens: int, ranks: int) -> None:
+    """Refuse lists that not every rank has, and tokens that indexing would count from the end."""
+    if len(wanted) != ranks:
+        raise RunError(
+            f"undispatch: expected wanted tokens for each of {ranks} ranks, got {len(wanted)} lists"
+        )
+    for rank, chosen in enumerate(wanted):
+        if len(chosen) and not 0 <= np.min(chosen) <= np.max(chosen) < tokens:
+            raise RunError(
+                f"undispatch: expected wanted tokens 0 to {tokens - 1}, rank {rank} has "
+                f"{np.min(chosen)} to {np.max(chosen)}"
+            )
 
 
 def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Placed) -> DTensor:
