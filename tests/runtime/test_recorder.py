@@ -10,7 +10,7 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.simulation import EVENT_KINDS
-from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime import DCPExecutor, DeviceRates, RunError
 from dcp_runtime.execute.open_batches import TRACED_BATCHES
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
@@ -166,3 +166,31 @@ def test_the_first_batches_are_recorded_and_then_every_so_many(lab):
     assert LoopbackWorld(1).run(partial(recorded, trace_every=3)) == [[*first, 18]]
     with pytest.raises(RunError, match="expected trace_every to be at least 1, got -1"):
         LoopbackWorld(1).run(partial(recorded, trace_every=-1))
+
+
+def test_rates_are_measured_of_a_device_that_is_a_batch_behind_the_host(lab, stream, monkeypatch):
+    class Clock(StreamClock):
+        def now(self):
+            stream.queue(10.0)
+            return super().now()
+
+    clock = Clock(stream.event)
+    monkeypatch.setattr("dcp_runtime.execute.prepared_plan.make_clock", lambda *_: clock)
+    mask = lab.masks["causal"](20)
+    plan = build_plan(
+        lab.sparsity_of([mask], 8), ModelShape(2, 1, 4, 4), Cluster(devices_per_node=1),
+        PlanConfig("static:contiguous"),
+    )  # fmt: skip
+    q, kv, _ = lab.random_qkv(0, 20, 2, 1, 4, torch.float32)
+    rates, seconds = DeviceRates(plan.cluster, every=1), []
+    monkeypatch.setattr(rates, "add", lambda work, spent: seconds.append(spent))
+
+    def train(transport):
+        executor, done_ms = DCPExecutor(transport=transport, rates=rates), stream.now_ms
+        for _ in range(TRACED_BATCHES + 6):
+            executor.prepare(plan).forward(q, kv)
+            stream.now_ms, done_ms = done_ms, stream.free_ms  # done with the batch before
+
+    LoopbackWorld(1).run(train)
+    assert len(seconds) == TRACED_BATCHES + 4
+    assert seconds == [pytest.approx(0.01)] * len(seconds)

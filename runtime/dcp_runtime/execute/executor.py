@@ -88,7 +88,8 @@ class DCPExecutor:
         self._kernel, self._check_finite = kernel, check_finite
         self._transport = transport or make_transport(_group_of(group), timeout_s)
         self._prepared: PreparedPlan | None = None
-        self._batches = OpenBatches(trace_every)
+        # On CUDA only recorded events say how long a batch took.
+        self._batches = OpenBatches(trace_every if rates is None else 1)
         self._micro_batches = micro_batches
         self._watch: StepWatch | None = None
         if run_log is not None or rates is not None:

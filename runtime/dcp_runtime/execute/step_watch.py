@@ -87,6 +87,7 @@ class StepWatch:
         self._log, self._rates, self._transport = log, rates, transport
         self._lag, self._trace_every = lag, trace_every
         self._open: deque[WatchedBatch] = deque()
+        self._untimed: WatchedBatch | None = None  # over for the host, not yet for a device
         self._count, self._wait_s = 0, LONGEST_WAIT_S
         if log is not None:
             log.describe(replica, {"ranks": transport.size, "trace_every": trace_every})
@@ -102,9 +103,10 @@ class StepWatch:
         if self._open:
             self._open[-1].ended_s = time.monotonic()
         if len(self._open) == self._lag:
-            batch = self._open.popleft()
-            self._update_rates(batch)
-            self._hand_over(batch)
+            if self._untimed is not None:
+                self._update_rates(self._untimed)
+            self._untimed = self._open.popleft()
+            self._hand_over(self._untimed)
         every = self._trace_every
         is_traced = every is not None and self._count % every == 0
         batch = WatchedBatch(self._count, note, plans, digest, prepared, is_traced)

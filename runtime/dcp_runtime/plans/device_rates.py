@@ -25,8 +25,8 @@ class DeviceRates:
 
     Give the same one to `DCPExecutor` and to `Planning`. All ranks compare what they measured once
     a period, in `prepare`, and so plan for the same cluster. Batches that are planned already stay
-    as they are. On CUDA a batch is measured if its events are kept, ``DCPExecutor(trace_every=1)``,
-    and the device has done it when the batch `micro_batches` behind it is prepared.
+    as they are. A batch is measured when the second one behind it is prepared; on CUDA it counts if
+    the device is done with it by then. The executor records the events of all batches there.
 
     Args:
         cluster: of the first plans.
@@ -69,8 +69,8 @@ class DeviceRates:
         known = [b for b in zip(*batches, strict=True) if all(s is not None for _, s in b)]
         if self._is_measured and not known:
             logger.warning(
-                "no rank's rate is adopted: no batch of a period was measured on all ranks; on "
-                "CUDA give DCPExecutor(trace_every=1), and let the device finish a batch first"
+                "no rank's rate is adopted: no batch of a period was measured on all ranks; a "
+                "device has to finish each batch before the second one behind it is prepared"
             )
         self._is_measured = bool(known)
         total = np.array(known, np.float64).reshape(-1, len(notes), 2).sum(0).T
