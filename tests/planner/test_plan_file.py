@@ -31,7 +31,7 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
-from dcp_planner.plan.file import check_file
+from dcp_planner.plan.file import META_LIMIT_BYTES, check_file, read_meta
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 
@@ -317,6 +317,15 @@ def test_a_file_over_the_limit_is_refused_unread(written, tmp_path):
     path.write_bytes(written[0])
     with pytest.raises(PlanFileError, match="expected at most 1000 bytes"):
         read_plan(path, limit_bytes=1000)
+
+
+@pytest.mark.parametrize("read", [read_plan, read_meta])
+def test_a_large_meta_is_refused_unread(written, tmp_path, read):
+    members = members_of(written[0], tmp_path / "a")
+    members["meta.json"] += b" " * META_LIMIT_BYTES
+    rewrite(tmp_path / "b", members)
+    with pytest.raises(PlanFileError, match=r"meta\.json: expected at most 33554432 bytes"):
+        read(tmp_path / "b")
 
 
 def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking(written, tmp_path):

@@ -52,6 +52,9 @@ from dcp_planner.tables.programs import digest
 LIMIT_BYTES = 1 << 30
 """Most bytes a plan file, or any one of its tables unpacked, may have."""
 
+META_LIMIT_BYTES = 1 << 25
+"""Most bytes of ``meta.json``; a plan for 65,536 devices has some 10 MB."""
+
 _META = "meta.json"
 _MEMBERS = frozenset([_META, *(f"{name}.arrow" for name in TABLES)])
 _AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
@@ -234,6 +237,10 @@ def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int)
     for info in infos:
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
+        if info.filename == _META and info.file_size > META_LIMIT_BYTES:
+            raise PlanFileError(
+                f"{_META}: expected at most {META_LIMIT_BYTES} bytes, got {info.file_size}"
+            )
     # Stored members lie side by side, so together they cannot be larger than the file.
     total = sum(info.file_size for info in infos)
     if total > size:
