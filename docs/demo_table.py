@@ -1,4 +1,4 @@
-"""The results table of README.md, from the JSON of a demonstration.
+"""The results table of docs/demo.md, from the JSON of a demonstration.
 
 ```
 dcpm demo --no-serve --json > docs/demo.json

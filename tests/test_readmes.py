@@ -55,8 +55,8 @@ def run(start_python: Callable[..., Any]) -> Run:
     return run
 
 
-def test_ten_lines_of_the_first_readme_run(tmp_path: Path, run: Run):
-    planning, _ = blocks("README.md", "python")
+def test_ten_lines_of_the_first_page_run(tmp_path: Path, run: Run):
+    planning, _ = blocks("docs/start.md", "python")
     imbalance, seconds = map(float, run(planning, tmp_path).split())
     assert 1 <= imbalance <= 1.1
     assert 0 < seconds < 1
@@ -78,8 +78,8 @@ def test_first_picture_of_the_first_readme_is_a_plan_for_eight_devices(tmp_path:
     assert read_plan(tmp_path / "runs" / "mine.dcpplan").plan.num_devices == 8
 
 
-def test_training_loop_of_the_first_readme_runs(tmp_path: Path, run: Run):
-    imports, training = blocks("README.md", "python")[1].split("\n\n", 1)
+def test_training_loop_of_the_first_page_runs(tmp_path: Path, run: Run):
+    imports, training = blocks("docs/start.md", "python")[1].split("\n\n", 1)
     run("\n".join([imports, TRAINING, training, "assert loss.isfinite()", ENDING]), tmp_path)
 
 
@@ -260,7 +260,7 @@ dist.destroy_process_group()
 
 
 def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path, run: Run):
-    _, training = blocks("README.md", "python")
+    _, training = blocks("docs/start.md", "python")
     imports, loop = training.split("\n\n", 1)
     (saving,) = blocks("docs/reading-plans.md", "python")
     run("\n".join([imports, TRAINING, loop, "plan = execution_plan", saving, ENDING]), tmp_path)
@@ -268,8 +268,8 @@ def test_code_that_saves_the_trace_of_a_step_runs(tmp_path: Path, run: Run):
     assert [trace.source for trace in traces] == ["simulated", "measured"]
 
 
-def test_mask_of_the_first_readme_is_right():
-    (spec,) = [b for b in blocks("README.md", "") if b.startswith("# train.dcpm")]
+def test_mask_of_the_first_page_is_right():
+    (spec,) = [b for b in blocks("docs/start.md", "") if b.startswith("# train.dcpm")]
     assert check(spec, "train.dcpm") == ()
 
 
