@@ -74,6 +74,15 @@ def small_plan() -> Plan:
 
 
 @pytest.fixture(scope="session")
+def small_choices(small_plan: Plan) -> list[Plan]:
+    """The batch of `small_plan`, planned for time and for bytes."""
+    sparsity = causal_sparsity(np.diff(small_plan.cu_seqlens).tolist(), 128)
+    shape = replace(small_plan.shape, float32_partials=False)
+    configs = (PlanConfig(), PlanConfig(objective="bytes"))
+    return [build_plan(sparsity, shape, small_plan.cluster, config) for config in configs]
+
+
+@pytest.fixture(scope="session")
 def grouped_plan() -> Plan:
     """Two groups of two heads; in each node a device of its own computes each."""
     plan = causal_plan([1000, 560, 488], 128, Cluster(2, 2), "static:heads_context")

@@ -1,4 +1,5 @@
-// "What to try" on the overview of a plan: plans changes in the worker process, and links to a comparison with each.
+// "What to try" on the overview of a plan: plans changes, or the front of the batch, in the worker process, and leads
+// to a comparison.
 "use strict";
 
 (() => {
@@ -16,17 +17,30 @@
     return item;
   }
 
+  function showChanges(key, plans) {
+    document.getElementById("tried").replaceChildren(...plans.map((plan) => line(key, plan)));
+    return plans.length ? "Predicted, with the smallest budget of a search:" : "Nothing that was tried saves 1 %.";
+  }
+
+  function openFront(key, plans) {
+    const keys = [key, ...plans.map((plan) => plan.key)];
+    window.location.assign(`/front?${keys.map((one) => `plan=${one}`).join("&")}`);
+    return "Opening the front.";
+  }
+
+  const TASKS = { suggest: showChanges, front: openFront };
+
   document.addEventListener("click", async (event) => {
-    const button = event.target instanceof Element ? event.target.closest("#try-changes") : null;
+    const button = event.target instanceof Element ? event.target.closest("[data-task]") : null;
     if (!button) return;
-    const [status, list] = ["tried-status", "tried"].map((id) => document.getElementById(id));
+    const { key, task } = button.dataset;
+    const status = document.getElementById("tried-status");
     button.disabled = true;
     status.className = "dcp-muted";
     try {
       const tell = (stage) => { status.textContent = stage; };
-      const { figures } = await window.dcp.runJob("/api/edit/suggest", { plan: button.dataset.key }, tell);
-      list.replaceChildren(...figures.plans.map((plan) => line(button.dataset.key, plan)));
-      status.textContent = figures.plans.length ? "Predicted, with the smallest budget of a search:" : "Nothing that was tried saves 1 %.";
+      const { figures } = await window.dcp.runJob(`/api/edit/${task}`, { plan: key }, tell);
+      status.textContent = TASKS[task](key, figures.plans);
     } catch (error) {
       status.textContent = `Nothing could be tried: ${error.message}`;
       status.className = "dcp-bad";

@@ -110,10 +110,10 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
         name = str(body.get("label", ""))[:40] or f"edited/{mask}"
         return _json(desk.jobs.start(body, limit_s, name).to_json(), 202)
 
-    @api.post("/suggest")
-    def suggest() -> WSGIResponse:
-        entry = library.load(str(_request(library, "suggest").get("plan", ""))).entry
-        asked = {"task": "suggest", "path": str(entry.path)}
+    @api.post("/<any(suggest, front):task>")
+    def plan_again(task: str) -> WSGIResponse:
+        entry = library.load(str(_request(library, task).get("plan", ""))).entry
+        asked = {"task": task, "path": str(entry.path)}
         name = PurePosixPath(entry.relative).name.removesuffix(SUFFIX)
         return _json(desk.jobs.start(asked, SUGGEST_LIMIT_S, name).to_json(), 202)
 

@@ -81,6 +81,12 @@ def _suggest(request: Request, tell: Callable[[str], None]) -> Answer:
     return suggest_plans(request, tell)
 
 
+def _front(request: Request, tell: Callable[[str], None]) -> Answer:
+    from dcp_dashboard.editing.suggesting import plan_front
+
+    return plan_front(request, tell)
+
+
 def _plan(request: Request, tell: Callable[[str], None]) -> Answer:
     from dcp_dashboard.editing.planning import make_plan
 
@@ -99,4 +105,5 @@ _TASKS: dict[str, _Task] = {
     "preview": _preview,
     "plan": _plan,
     "suggest": _suggest,
+    "front": _front,
 }

@@ -42,14 +42,20 @@ def plan_page(loaded: LoadedPlan) -> Component:
 
 def _tries(loaded: LoadedPlan) -> Component:
     """Build the place where changes are planned on demand; `assets/suggestions.js` fills it."""
-    told = "Plans this batch with changes against what costs most, in some seconds."
-    tools = [
+    told = (
+        "Plans this batch again: against what costs most, or for time, bytes, balance and memory."
+    )
+    buttons = [
         html.Button(
-            "Plan what may help", id="try-changes", className="dcp-button", type="button",
-            **attributes(data_key=loaded.entry.key),
-        ),
-        html.Span(told, id="tried-status", className="dcp-muted", role="status"),
+            text, id=name, className="dcp-button", type="button",
+            **attributes(data_key=loaded.entry.key, data_task=task),
+        )
+        for text, name, task in (
+            ("Plan what may help", "try-changes", "suggest"),
+            ("Plan the front", "plan-front", "front"),
+        )
     ]  # fmt: skip
+    tools = [*buttons, html.Span(told, id="tried-status", className="dcp-muted", role="status")]
     return panel("What to try", [html.Ul(id="tried")], tools=html.Div(tools, className="dcp-tools"))
 
 

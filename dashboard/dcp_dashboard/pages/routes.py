@@ -13,6 +13,7 @@ from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.compare import compare_page
 from dcp_dashboard.pages.dataset import dataset_page
 from dcp_dashboard.pages.edit import edit_page
+from dcp_dashboard.pages.front import front_page
 from dcp_dashboard.pages.help import help_page
 from dcp_dashboard.pages.layout import error_page
 from dcp_dashboard.pages.plan import plan_page
@@ -49,6 +50,7 @@ ROUTES: Mapping[str, Page] = MappingProxyType(
             dataset_page(library, parts[0], query) if len(parts) == 1 else None
         ),
         "edit": _alone(edit_page),
+        "front": _alone(front_page),
         "help": _alone(lambda _library, _query: help_page()),
         "plan": _plan,
         "run": lambda library, _query, parts: (

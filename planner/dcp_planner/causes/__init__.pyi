@@ -3,7 +3,7 @@ from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find
 from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
 from .path import ACCOUNTS, STEPS, Account, Accounting, CriticalPath, account_for, critical_path
 from .sentences import cause_sentence, headline, path_lines, three_sentences, worth_saying
-from .suggestions import Suggestion, suggest
+from .suggestions import Suggestion, front_plans, suggest
 from .words import CONDITIONS, NOUNS
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "find_causes",
     "find_causes_of_run",
     "find_dependencies",
+    "front_plans",
     "headline",
     "path_lines",
     "suggest",

@@ -296,3 +296,20 @@ def test_findings_keep_their_rule_beside_them(visit):
     )
     assert gaps
     assert max(gaps) < 8
+
+
+@pytest.mark.parametrize("task", ["suggest", "front"])
+def test_a_plan_is_planned_again_on_demand(visit, task):
+    page, key = visit.open_plan("small.dcpplan"), plan_key("small.dcpplan")
+    other = plan_key("deep/large.dcpplan")
+    made = {"key": other, "change": "other blocks", "option": "", "saves_s": 1e-3, "share": 0.5}
+    job = {"job": "0", "state": "done", "figures": {"plans": [made]}}
+    page.route(f"**/api/edit/{task}", lambda route: route.fulfill(json=job))
+    page.click(f"[data-task={task}]")
+    if task == "front":
+        page.wait_for_url(f"**/front?plan={key}&plan={other}")
+        page.wait_for_selector("#front .textpoint, #front .point")
+        assert page.locator("tbody tr").count() == 2
+    else:
+        link = page.wait_for_selector("#tried a")
+        assert link.get_attribute("href").startswith(f"/compare?a={key}")

@@ -1,6 +1,7 @@
 """What to try: plans that a worker made, with the gain that the simulator gives each of them."""
 
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -8,7 +9,7 @@ from dcp_dashboard import create_app
 from dcp_dashboard.editing.routes import DESK
 from dcp_dashboard.editing.tasks import answer
 from dcp_dashboard.library.folder import plan_key
-from dcp_planner import predict, read_plan
+from dcp_planner import digest, predict, read_plan
 from dcp_planner.plan import decode_plan
 
 LOCAL = "http://127.0.0.1:8050"
@@ -33,6 +34,20 @@ def test_every_suggestion_is_a_plan_of_the_batch_that_is_as_fast_as_said(paired_
         assert told["share"] == pytest.approx(told["saves_s"] / now)
         assert told["share"] >= 0.01
     assert content == b""
+
+
+def test_the_front_of_a_plan_is_that_of_its_batch(paired_folder, small_choices):
+    before = read_plan(paired_folder / "contiguous.dcpplan").plan
+    asked = {"task": "front", "path": str(paired_folder / "contiguous.dcpplan")}
+    figures, content = answer(asked, b"", lambda _stage: None)
+    made = []
+    for told in figures["plans"]:
+        made.append(decode_plan(content[: told["size_bytes"]]).plan)
+        content = content[told["size_bytes"] :]
+    bare = {digest(replace(plan, provenance=None)) for plan in made}
+    assert len(bare) == len(made) > 1
+    assert {digest(plan) for plan in small_choices} <= bare
+    assert all(plan.provenance == before.provenance for plan in made)
 
 
 def test_a_page_asks_for_suggestions_and_each_is_kept_for_the_session(paired_folder):

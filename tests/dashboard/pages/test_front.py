@@ -1,0 +1,61 @@
+"""The page of a front: whose plans are on it, and what it says of those that are not."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.front import MOST_PLANS, front_page, unbeaten
+from dcp_dashboard.pages.routes import render_page
+from dcp_planner import measure, predict
+
+
+def address(*names):
+    return "?" + "&".join(f"plan={plan_key(f'{name}.dcpplan')}" for name in names)
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=8))
+def test_no_plan_of_the_front_is_beaten_and_each_other_one_is(rows):
+    kept = unbeaten(np.array(rows, np.float64))
+    for row, is_kept in zip(rows, kept, strict=True):
+        is_beaten = any(
+            other != row and all(a <= b for a, b in zip(other, row, strict=True)) for other in rows
+        )
+        assert is_kept != is_beaten
+
+
+def test_the_figures_are_those_of_the_plans(paired_folder):
+    library = PlanLibrary(paired_folder)
+    page = front_page(library, address("contiguous", "zigzag"))
+    graph = next(part for part in page._traverse() if getattr(part, "id", "") == "front")
+    (dots,) = graph.figure.data
+    plans = [library.load(plan_key(f"{name}.dcpplan")).plan for name in ("contiguous", "zigzag")]
+    assert dots.x.tolist() == pytest.approx([predict(plan).seconds for plan in plans])
+    figures = [measure(plan) for plan in plans]
+    sides = [(m.forward.inter_node_bytes, m.backward.inter_node_bytes) for m in figures]
+    if not any(itertools.chain(*sides)):
+        sides = [(m.forward.total_bytes, m.backward.total_bytes) for m in figures]
+    assert dots.y.tolist() == [sum(side) for side in sides]
+    assert list(dots.text) == ["A", "B"]
+    assert "Not all of one batch" not in str(page)
+
+
+def test_plans_of_other_batches_are_said(paired_folder):
+    page = front_page(PlanLibrary(paired_folder), address("zigzag", "large"))
+    assert "Not all of one batch: plans for batches of other lengths" in str(page)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("", "expected 1 to 26 plans, got 0"),
+        ("?plan=0", "expected the key of a .dcpplan file"),
+        ("?" + "&".join(f"plan={n}" for n in range(MOST_PLANS + 1)), "got 27"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(tmp_path, query, message):
+    assert message in str(render_page(PlanLibrary(tmp_path), "/front", query))
