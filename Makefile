@@ -116,7 +116,7 @@ $(BIN)/python:
 $(VENV)/.installed-runtime: pyproject.toml constraints.txt .ci/locks/runtime.txt | $(BIN)/python
 	$(BIN)/python -m pip install -q --require-hashes --no-deps -r .ci/locks/runtime.txt
 	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt \
-	  -e '.[runtime,dashboard,kahypar]'
+	  -e '.[all,kahypar]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt .ci/locks/dev.txt | $(BIN)/python

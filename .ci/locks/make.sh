@@ -11,5 +11,5 @@ lock() {
     --generate-hashes -c constraints.txt "${left_out[@]/#/--no-emit-package=}" \
     pyproject.toml .ci/locks/build.in "${@:2}" | sed '/^$/d' > ".ci/locks/$1.txt"
 }
-lock runtime --extra runtime --extra dashboard --extra kahypar
+lock runtime --extra all --extra kahypar
 lock dev --extra dev

@@ -7,4 +7,7 @@ all the others. Names load on first use.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from dcp_dsl.extras import named_by_extra
+
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = named_by_extra(_load, "dashboard")

@@ -6,11 +6,10 @@ click alone, so that help and completion stay quick.
 
 import errno
 import os
-import re
 import signal
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points, requires
+from importlib.metadata import EntryPoint, entry_points
 from io import TextIOWrapper
 from typing import NoReturn
 
@@ -48,6 +47,8 @@ class EntryPointGroup(click.Group):
 
             hint = did_you_mean(name, self.list_commands(ctx)) or "`dcpm --help` lists them"
             ctx.fail(f"there is no command `{name}`; {hint}")
+        if not ctx.resilient_parsing and not {*ctx.help_option_names} & {*args}:
+            _check_libraries(name)
         return super().resolve_command(ctx, args)
 
 
@@ -93,17 +94,28 @@ def main() -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
+def _check_libraries(name: str) -> None:
+    """Refuse a command whose libraries are not installed, before it starts any work."""
+    found = _commands().get(name)
+    if found is None or not found.extras:
+        return
+    from dcp_dsl.extras import install_line, missing_libraries
+
+    for extra in found.extras:
+        if missing := missing_libraries(extra):
+            raise DCPError(
+                f"`dcpm {name}` needs {', '.join(missing)}, not installed; {install_line(extra)}"
+            )
+
+
 def _missing(error: ModuleNotFoundError) -> str:
     """Name the extra that installs a missing library; re-raise if there is none."""
-    library = (error.name or "").partition(".")[0]
-    for requirement in requires("dcp-dsl") or ():
-        brought = re.search(r"^([\w.-]+).*extra == ['\"](\w+)", requirement)
-        if brought and brought[2] != "dev" and brought[1].replace("-", "_") == library:
-            return (
-                f"this command needs the library {library!r}, which is not installed; install it: "
-                f"pip install 'dcp-dsl[{brought[2]}]'"
-            )
-    raise error
+    from dcp_dsl.extras import extra_of, install_line
+
+    extra = extra_of(error.name or "")
+    if extra is None:
+        raise error
+    return f"this needs the library {error.name!r}, which is not installed; {install_line(extra)}"
 
 
 def _told(error: OSError) -> str:

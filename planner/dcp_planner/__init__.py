@@ -10,4 +10,7 @@ load on first use.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+from dcp_dsl.extras import named_by_extra
+
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+__getattr__ = named_by_extra(_load, "plan")

@@ -8,17 +8,7 @@ Names load on first use; torch loads with the first of them.
 
 import lazy_loader
 
+from dcp_dsl.extras import named_by_extra
+
 _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
-
-
-def __getattr__(name: str) -> object:
-    try:
-        return _load(name)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise ModuleNotFoundError(
-            f"dcp_runtime.{name} needs PyTorch, which is not installed; install it: "
-            "pip install 'dcp-dsl[runtime]'",
-            name="torch",
-        ) from None
+__getattr__ = named_by_extra(_load, "run")

@@ -123,7 +123,7 @@ def test_missing_torch_names_the_extra(plan_file, monkeypatch):
     monkeypatch.setattr(launcher, "find_spec", lambda _: None)
     result = CliRunner().invoke(dcpm, ["run", str(plan_file)])
     assert isinstance(result.exception, RunError)
-    assert "pip install 'dcp-dsl[runtime]'" in str(result.exception)
+    assert "pip install 'dcp-dsl[run]'" in str(result.exception)
 
 
 def test_help_the_face_and_planner_processes_load_no_torch():

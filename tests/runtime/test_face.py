@@ -12,4 +12,4 @@ def test_without_torch_the_face_names_the_extra():
         "except ModuleNotFoundError as error:\n    print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'dcp-dsl[runtime]'" in done.stdout
+    assert "pip install 'dcp-dsl[run]'" in done.stdout

@@ -10,10 +10,8 @@ import click
 def lsp() -> None:
     """Serve an editor: the language server on standard input and output.
 
-    Editors start it themselves; see docs/editors.md. It needs the extra `lsp`.
+    Editors start it themselves; see docs/editors.md.
     """
-    import pygls  # noqa: F401 - what the extra brings: named if it is not there
-
     from dcp_dsl.language_server.server import make_server
 
     # The server closes what it writes to, and the group flushes standard output at its end.

@@ -80,7 +80,7 @@ def check_torch() -> None:
     if find_spec("torch") is None:
         raise RunError(
             "running a plan needs PyTorch, which is not installed; install it: "
-            "pip install 'dcp-dsl[runtime]'"
+            "pip install 'dcp-dsl[run]'"
         )
 
 

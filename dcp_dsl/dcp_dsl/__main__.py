@@ -1,0 +1,6 @@
+"""`python -m dcp_dsl`: the command `dcpm`, where its script is not on the path."""
+
+from dcp_dsl.cli import main
+
+if __name__ == "__main__":
+    main()
