@@ -38,11 +38,13 @@ window.dcp.edit = window.dcp.edit || {};
     if (options.some(([name]) => name === value)) box.value = value;
   }
 
+  const TAB = Math.random().toString(36).slice(2); // each tab has a checker of its own
+
   // Gives the JSON object or the bytes of the answer; a refusal becomes an error with its message.
   async function post(task, body, signal) {
     const response = await fetch(`/api/edit/${task}`, {
       method: "POST", signal, credentials: "same-origin",
-      headers: { "Content-Type": "application/json" }, body: JSON.stringify(body),
+      headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...body, tab: TAB }),
     });
     if (!response.ok || response.headers.get("Content-Type") === "application/json") {
       const answer = await response.json().catch(() => ({}));

@@ -1,5 +1,7 @@
 """The routes of the page `/edit`: `/api/edit/...`, JSON in, JSON or columns out."""
 
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,32 +18,49 @@ from dcp_dashboard.editing.tasks import loss_message, make_worker
 from dcp_dashboard.library.folder import SUFFIX
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
-from dcp_planner.workers import WorkerLost, WorkerOverdue
+from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue
 
 DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
 CHECK_LIMIT_S = 5.0
 PREVIEW_LIMIT_S = 5.0
 SUGGEST_LIMIT_S = 120.0
+MOST_CHECKERS = 4
 MAX_PLAN_S = 600
 
 
 class Desk:
-    """The workers of one server: one that checks and draws, one that previews, one that plans.
+    """The workers of one server: some that check and draw, one that previews, one that plans.
 
     Attributes:
-        checker, previewer, planner: processes, started when first asked.
+        checkers: processes, started when first asked.
+        previewer, planner: processes, started when first asked.
         jobs: the plans of `planner`.
     """
 
     def __init__(self, library: PlanLibrary) -> None:
-        self.checker = make_worker("check")
+        self.checkers = [make_worker("check") for _ in range(MOST_CHECKERS)]
         self.previewer, self.planner = make_worker("plan"), make_worker("plan")
         self.jobs = Jobs(library, self.planner)
+        self._tabs: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def checker(self, tab: str) -> Worker:
+        """Return the checker of a tab of a browser, so that a slow text keeps no other waiting.
+
+        A tab beyond `MOST_CHECKERS` shares the checker that was asked longest ago.
+        """
+        with self._lock:
+            if tab not in self._tabs and len(self._tabs) < MOST_CHECKERS:
+                self._tabs[tab] = len(self._tabs)
+            elif tab not in self._tabs:
+                self._tabs[tab] = self._tabs.popitem(last=False)[1]
+            self._tabs.move_to_end(tab)
+            return self.checkers[self._tabs[tab]]
 
     def close(self) -> None:
         """End all processes."""
-        for worker in (self.checker, self.previewer, self.planner):
+        for worker in (*self.checkers, self.previewer, self.planner):
             worker.close()
 
 
@@ -74,7 +93,8 @@ def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     """Add the routes that the checker answers."""
 
     def ask(task: str) -> tuple[dict[str, Any], bytes]:
-        return desk.checker.call(_request(library, task), CHECK_LIMIT_S)
+        body = _request(library, task)
+        return desk.checker(str(body.get("tab", ""))[:40]).call(body, CHECK_LIMIT_S)
 
     @api.post("/check")
     def check() -> WSGIResponse:

@@ -7,7 +7,7 @@ from dcp_dashboard.editing import checking
 from dcp_dashboard.library.folder import DashboardError
 from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue, WorkerProgram
 
-MAX_DATA_BYTES = 16 * 2**30
+MAX_DATA_BYTES = 2 * 2**30
 """Memory of a worker: beyond it, Python raises, and the machine goes on."""
 
 # Any, below: JSON values
@@ -49,7 +49,10 @@ def answer(request: Request, _blob: bytes, tell: Callable[[str], None]) -> Answe
     except RecursionError:
         message = "expected a shallower text: it is nested too deeply"
     except MemoryError:
-        message = "expected a smaller batch: the worker's memory is full"
+        message = (
+            f"expected a smaller batch: the worker's {MAX_DATA_BYTES >> 30} GiB of memory are "
+            "full; plan larger ones with: dcpm plan"
+        )
     raise DashboardError(message)
 
 

@@ -18,6 +18,10 @@ DEFAULT_HOST = "127.0.0.1"
 DEFAULT_PORT = 8050
 PORTS_TRIED = 50
 THREADS = 8
+CONNECTIONS = 800
+"""Most connections at a time: a process may usually open 1,024 files."""
+IDLE_LIMIT_S = 20
+"""Time after which a connection without a request is closed, one that sends half of it, too."""
 END_LIMIT_S = 1.0
 """Time that requests in progress get once the server ends."""
 _ENDING = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
@@ -153,7 +157,10 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> RunningServ
         threads=THREADS,
         ident="dcp-dsl",
         max_request_body_size=2**20,
-        connection_limit=200,
+        connection_limit=CONNECTIONS,
+        channel_timeout=IDLE_LIMIT_S,
+        cleanup_interval=IDLE_LIMIT_S // 4,
+        asyncore_use_poll=True,  # select knows no more than 1,024 files
     )
     shown = f"[{host}]" if ":" in host else host
     if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open

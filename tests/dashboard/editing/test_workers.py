@@ -146,6 +146,16 @@ def workers_of_this_process():
     return found
 
 
+def test_a_slow_text_in_one_tab_keeps_no_other_waiting(tmp_path):
+    desk = create_app(tmp_path).server.extensions[routes.DESK]
+    first, second, third, fourth = (desk.checker(tab) for tab in "abcd")
+    assert len({first, second, third, fourth}) == len(desk.checkers)
+    assert desk.checker("a") is first
+    assert desk.checker("e") is second  # asked longest ago
+    assert desk.checker("b") is third
+    desk.close()
+
+
 def test_a_worker_that_is_lost_is_an_answer_too(tmp_path, monkeypatch):
     app = create_app(tmp_path).server
     desk = app.extensions[routes.DESK]
@@ -160,7 +170,7 @@ def test_a_worker_that_is_lost_is_an_answer_too(tmp_path, monkeypatch):
         status, message = check()
     assert status == 200
     assert "took longer than 0 s and was ended; try a shorter sample, larger" in message
-    monkeypatch.setattr(desk.checker, "program", WorkerProgram("no_such_module:start"))
+    monkeypatch.setattr(desk.checker(""), "program", WorkerProgram("no_such_module:start"))
     status, message = check()
     assert status == 503
     assert "the checker (process " in message

@@ -61,6 +61,22 @@ def test_answers_that_nobody_read_leave_no_file_open(served_folder):
     assert [str(w.message) for w in found if "unclosed file" in str(w.message)] == []
 
 
+def test_connections_that_send_half_a_request_keep_nobody_out_and_are_closed(
+    served_folder, monkeypatch
+):
+    monkeypatch.setattr(server_module, "IDLE_LIMIT_S", 8)
+    with start_server(served_folder) as server, ExitStack() as stack:
+        address = server._waitress.socket.getsockname()
+        halves = [stack.enter_context(socket.create_connection(address)) for _ in range(300)]
+        for half in halves:
+            half.sendall(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        assert get(server.url)[0] == 200
+        with pytest.raises(BlockingIOError):
+            halves[0].recv(1, socket.MSG_DONTWAIT)  # nobody had to leave for that
+        halves[0].settimeout(60)
+        assert halves[0].recv(1) == b""  # the server closed it
+
+
 def test_requests_that_wait_for_a_thread_are_no_news(served_folder, caplog):
     with start_server(served_folder):
         logging.getLogger("waitress.queue").warning("Task queue depth is 1")
