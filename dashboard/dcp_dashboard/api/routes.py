@@ -18,7 +18,7 @@ from dcp_dashboard.facts.moves import has_same_blocks
 from dcp_dashboard.facts.sequences import sequence_facts
 from dcp_dashboard.facts.text import DIRECTIONS, Details
 from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
-from dcp_dashboard.facts.traces import length_ns
+from dcp_dashboard.facts.traces import length_ns, phase_of
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dsl import DCPError
@@ -78,7 +78,7 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 
 def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
-    """Add the loads of all devices, and the timeline of one trace (``?source=``)."""
+    """Add the loads of all devices, and the timeline of one trace (``?source=&phase=``)."""
 
     @api.get("/plan/<key>/devices")
     def devices(key: str) -> WSGIResponse:
@@ -89,12 +89,14 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
     def timeline(key: str) -> WSGIResponse:
         loaded = library.load(key)
         trace = trace_of(loaded, request.args.get("source", "simulated"))
-        longest = max(length_ns(each) for each in loaded.traces.values())
+        asked = request.args.get("phase", "")
+        phase = asked if asked in DIRECTIONS else ""
+        longest = max(length_ns(phase_of(each, phase)) for each in loaded.traces.values())
 
         def make(item: LoadedPlan) -> bytes:
-            return timeline_payload(trace, item.plan, longest)
+            return timeline_payload(phase_of(trace, phase), item.plan, longest)
 
-        return answer(library.payload(loaded, f"timeline {trace.source}", make), BINARY)
+        return answer(library.payload(loaded, f"timeline {trace.source} {phase}", make), BINARY)
 
 
 def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:

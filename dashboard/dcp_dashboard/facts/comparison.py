@@ -81,7 +81,7 @@ class FigureRow:
     def change(self) -> str:
         """The difference with its sign, in the figure's own unit and in per cent."""
         first, second = self.difference.first, self.difference.second
-        if first == second:
+        if abs(second - first) <= EQUAL * abs(first):
             return "equal"
         if self.text is percent:  # per cent of per cent would be read as points
             return f"{signed(100 * (second - first), digits)} points"

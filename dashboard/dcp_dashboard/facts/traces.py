@@ -6,12 +6,12 @@ meaning of the words.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.facts.text import direction_word
+from dcp_dashboard.facts.text import DIRECTIONS, direction_word
 from dcp_dashboard.library.folder import DashboardError
 from dcp_planner import LANES, Direction, Trace
 from dcp_planner.simulation import EVENT_KINDS
@@ -36,6 +36,25 @@ def track_order(trace: Trace) -> NDArray[np.intp]:
 def length_ns(trace: Trace) -> int:
     """Return the time from the first start to the last end."""
     return int(trace.end_ns.max() - trace.start_ns.min()) if len(trace) else 0
+
+
+def phase_of(trace: Trace, direction: str) -> Trace:
+    """Return the events of one direction, the first of which starts at 0; all for any other text.
+
+    So two traces whose forward takes different times show their backward side by side.
+    """
+    if direction not in DIRECTIONS:
+        return trace
+    chosen = trace.is_backward == (direction == "backward")
+    columns = {
+        column.name: getattr(trace, column.name)[chosen]
+        for column in fields(trace)
+        if column.init and column.name not in ("source", "names")
+    }
+    begin = columns["start_ns"].min() if chosen.any() else 0
+    for name in ("start_ns", "end_ns", "ready_ns"):
+        columns[name] = columns[name] - begin
+    return replace(trace, **columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,10 @@ from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.compare_panels import (
+    PHASES,
     compare_charts,
     device_panels,
+    kinds_panel,
     moves_panel,
     table_panel,
     timelines_panel,
@@ -63,6 +65,16 @@ def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
     return choice("a", "simulated"), choice("b", "measured" if is_run else "simulated")
 
 
+def read_phase(query: str) -> str:
+    """Read the direction whose timelines are shown, empty for both.
+
+    >>> read_phase("?a=k&phase=backward"), read_phase("?phase=nonsense")
+    ('backward', '')
+    """
+    found = parse_qs(query.removeprefix("?")).get("phase", [""])[0]
+    return found if found in PHASES else ""
+
+
 def known_source(text: str) -> Source | None:
     """Return the source of a trace that a text names, ``None`` if it names none."""
     return next((source for source in SOURCE_LABELS if source == text), None)
@@ -91,7 +103,8 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         head,
         verdict_panel(comparison),
         table_panel(comparison),
-        timelines_panel(comparison),
+        kinds_panel(comparison),
+        timelines_panel(comparison, compare_url(choices[0], choices[1]), read_phase(query)),
     ]
     if comparison.has_same_devices:
         parts.append(device_panels(comparison))

@@ -16,6 +16,7 @@ from dcp_dashboard.facts.comparison import (
     compare_rows,
 )
 from dcp_dashboard.facts.explanation import explain
+from dcp_dashboard.facts.kinds import compare_kinds
 from dcp_dashboard.facts.moves import (
     CHANGES,
     MOVED,
@@ -27,6 +28,7 @@ from dcp_dashboard.facts.moves import (
     find_moves,
 )
 from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.summary import head_labels
 from dcp_dashboard.pages.charts import deltas_figure, graph, traffic_difference_figure
 from dcp_dashboard.pages.layout import (
@@ -37,12 +39,14 @@ from dcp_dashboard.pages.layout import (
     hint,
     notes_list,
     panel,
+    plain_link,
     swatches,
     table,
     terms,
 )
 from dcp_dashboard.pages.plan_views import mode_choice, timeline_url
 
+PHASES = {"": "Both directions", "forward": "Forward", "backward": "Backward"}
 MINUS = "B − A"  # noqa: RUF001 - a minus
 
 JUDGEMENTS: dict[Judgement, str] = {
@@ -91,25 +95,59 @@ def _table_row(row: FigureRow) -> Component:
     )
 
 
-def timelines_panel(comparison: Comparison) -> Component:
-    """Build both timelines, one above the other, on one time axis."""
+def kinds_panel(comparison: Comparison) -> Component:
+    """Build the table of times by kind of event, with the constants that each follows."""
+    q, rows = quantities, []
+    for row in compare_kinds(comparison):
+        name = html.Th(f"{row.kind.capitalize()}, {row.direction}", scope="row")
+        factor = "-" if row.ratio is None else q.ratio(row.ratio)
+        numbers = (q.duration(row.first), q.duration(row.second), factor)
+        cells = [html.Td(number, className="dcp-number") for number in numbers]
+        rows.append(html.Tr([name, *cells, html.Td(row.cause)]))
+    heads = headings(("Mean of the devices", "A", "B", "B / A", "Follows from"), (1, 2, 3))
+    told = "Constants of the cost model, docs/cost-model.md; dcpm calibrate measures them."
+    body = html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
+    return panel("Time by kind of event", [body, hint(told)])
+
+
+def timelines_panel(comparison: Comparison, address: str, phase: str) -> Component:
+    """Build both timelines, one above the other, on one time axis.
+
+    Args:
+        comparison: the two sides.
+        address: of the page, for links to the other phases.
+        phase: ``"forward"`` or ``"backward"``, which then starts at 0 on both sides; else both.
+    """
     sides = (("A", comparison.first), ("B", comparison.second))
-    until = max(int(side.trace.end_ns.max(initial=0)) for _, side in sides)
+    traces = [phase_of(side.trace, phase) for _, side in sides]
+    until = max(int(trace.end_ns.max(initial=0)) for trace in traces)
     views = []
-    for name, side in sides:
-        length = quantities.duration(side.trace.seconds())
-        url, place = timeline_url(side.loaded, side.source), f"compare-timeline-{name.lower()}"
+    for (name, side), trace in zip(sides, traces, strict=True):
+        length = quantities.duration(trace.seconds())
+        url = timeline_url(side.loaded, side.source, phase)
+        place = f"compare-timeline-{name.lower()}"
         views += [
             html.H3(f"{name} · {SOURCE_LABELS[side.source]} · {length}"),
             canvas("dcp-timeline", url, f"Timeline of {name}", name=place, data_until=str(until)),
         ]
+    links = [
+        plain_link(
+            text, f"{address}&phase={name}" if name else address,
+            **({"aria_current": "true"} if name == phase else {}),
+        )
+        for name, text in PHASES.items()
+    ]  # fmt: skip
+    told = "One time axis: zooming or moving one moves the other."
+    if phase:
+        told += f" Both begin with the first event of {phase}."
     return panel(
         "Timelines",
         [
             swatches(list(KIND_COLOURS.items())),
             html.Div(views, className="dcp-two-timelines"),
-            hint("One time axis: zooming or moving one moves the other."),
+            hint(told),
         ],
+        tools=html.Div(links, className="dcp-tools"),
     )
 
 

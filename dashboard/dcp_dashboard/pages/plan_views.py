@@ -237,9 +237,10 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
     ]
 
 
-def timeline_url(loaded: LoadedPlan, source: str) -> str:
-    """Return the address of the timeline's data of one trace."""
-    return f"/api/plan/{loaded.entry.key}/timeline?source={source}"
+def timeline_url(loaded: LoadedPlan, source: str, phase: str = "") -> str:
+    """Return the address of the timeline's data of one trace, at will of one direction alone."""
+    chosen = f"&phase={phase}" if phase else ""
+    return f"/api/plan/{loaded.entry.key}/timeline?source={source}{chosen}"
 
 
 def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:

@@ -13,8 +13,10 @@ from dcp_dashboard import create_app
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.facts.comparison import FIGURES, Comparison, compare_devices, compare_rows
 from dcp_dashboard.facts.explanation import explain
+from dcp_dashboard.facts.kinds import compare_kinds
 from dcp_dashboard.facts.moves import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
 from dcp_dashboard.facts.quantities import duration
+from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
@@ -23,6 +25,7 @@ from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, re
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError
 from dcp_planner import LANES, predict, simulate, write_plan
+from dcp_planner.simulation import EVENT_KINDS
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +49,44 @@ def compared(library, first, second) -> Comparison:
 
 def row(comparison, name):
     return next(row for row in compare_rows(comparison) if row.difference.name == name)
+
+
+def test_times_by_kind_are_sums_over_the_events_of_the_mean_device(library):
+    sides = [("zigzag", "simulated"), ("zigzag", "measured")]
+    comparison = compared(library, *sides)
+    rows = compare_kinds(comparison)
+    for side, name in ((comparison.first, "first"), (comparison.second, "second")):
+        trace, spent = side.trace, Counter()
+        for event in range(len(trace)):
+            key = EVENT_KINDS[trace.kind[event]], bool(trace.is_backward[event])
+            spent[key] += int(trace.end_ns[event] - trace.start_ns[event])
+        assert {(r.kind, r.direction == "backward"): getattr(r, name) for r in rows} == {
+            key: pytest.approx(ns / 1e9 / side.num_devices) for key, ns in spent.items()
+        }
+    attention = next(r for r in rows if (r.kind, r.direction) == ("attention", "forward"))
+    assert attention.ratio == pytest.approx(1.25, rel=1e-3)  # the run is a quarter slower
+    rate = comparison.first.loaded.plan.cluster.flops_per_s
+    assert attention.cause == f"flops_per_s {rate / 1e12:g}e12; {rate / 1.25e12:.3g}e12 would fit"
+    others = compare_kinds(compared(library, "zigzag", "contiguous"))
+    assert all("would fit" not in r.cause for r in others)
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward"])
+def test_a_phase_begins_at_0_on_both_sides_and_keeps_its_events(library, direction):
+    loaded = library.load(plan_key("zigzag.dcpplan"))
+    for trace in loaded.traces.values():
+        phase, chosen = phase_of(trace, direction), trace.is_backward == (direction == "backward")
+        assert phase.start_ns.min() == 0
+        assert (phase.end_ns - phase.start_ns).tolist() == (trace.end_ns - trace.start_ns)[
+            chosen
+        ].tolist()
+        assert phase.seconds() == pytest.approx(trace.seconds(is_backward=direction == "backward"))
+    client = create_app(library.root).server.test_client()
+    address = f"/api/plan/{loaded.entry.key}/timeline?source=measured&phase={direction}"
+    header, columns = decode(client.get(address, base_url="http://127.0.0.1:8050").data)
+    assert columns["start"].min() == 0
+    assert set(columns["backward"].tolist()) == {int(direction == "backward")}
+    assert header["longest_ns"] >= columns["end"].max()
 
 
 def test_bytes_and_times_are_those_of_the_plans(library):
