@@ -68,7 +68,9 @@ def compare_kinds(comparison: Comparison) -> tuple[KindRow, ...]:
 def _seconds(side: Side, direction: Direction) -> Floats:
     trace = phase_of(side.trace, direction)
     spent = (trace.end_ns - trace.start_ns) / (1e9 * side.num_devices)
-    return np.bincount(trace.kind, weights=spent, minlength=len(EVENT_KINDS))
+    total = np.zeros(len(EVENT_KINDS))
+    np.add.at(total, trace.kind, spent)
+    return total
 
 
 def _cause(kind: str, direction: Direction, cluster: Cluster | None, ratio: float | None) -> str:
