@@ -12,7 +12,7 @@ COUNT ?= 100
 SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
+.PHONY: demo docs test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
 	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean
 
@@ -93,6 +93,9 @@ loss-parity: setup-dev ## train under DCP and densely, compare the losses: STEPS
 
 editor: ## bundle the editor of the dashboard anew from dashboard/editor; needs node and npm
 	cd dashboard/editor && npm ci --ignore-scripts --no-audit --no-fund && npm run build
+
+docs: setup-dev ## the documents as a site in build/site, with the playground; needs node and npm
+	$(BIN)/python docs/site/build_site.py $(ARGS)
 
 screenshots: setup-dev chromium ## take the pictures of the dashboard in docs/pictures anew; ARGS="overview mask" for some
 	$(BIN)/python docs/make_screenshots.py $(ARGS)

@@ -28,26 +28,32 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
         "|---|--:|--:|",
     ]
     for mask, label in MASKS.items():
-        of: dict[tuple[str, str], dict[str, Any]] = {}
-        for row in report["rows"]:
-            if row["mask"] == mask:
-                of.setdefault((row["dataset"], row["scale"]), {})[row["method"]] = row
-        predicted = [
-            min(_seconds(r) for name, r in rows.items() if name.startswith("static:"))
-            / _seconds(rows["ours"])
-            for rows in of.values()
-        ]
-        measured = [
-            min(_bar(rows[name]) for name in RINGS if name in rows) / _bar(rows["dcp-like"])
-            for rows in of.values()
-        ]
+        predicted, measured = ratios(report, mask)
         lines.append(f"| {label} | {_spread(predicted)} | {_spread(measured)} |")
     lines += [
         "",
-        f"Median over {len(of)} settings, least and most in brackets; {report['cluster']}, 32 "
-        f"devices, commit {report['machine']['commit']}.",
+        f"Median over {len(predicted)} settings, least and most in brackets; {report['cluster']}, "
+        f"32 devices, commit {report['machine']['commit']}.",
     ]
     return "\n".join(lines) + "\n"
+
+
+def ratios(report: dict[str, Any], mask: str) -> tuple[list[float], list[float]]:
+    """Return how many times faster, by setting: predicted of ours, measured of DCP; Any: JSON."""
+    of: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in report["rows"]:
+        if row["mask"] == mask:
+            of.setdefault((row["dataset"], row["scale"]), {})[row["method"]] = row
+    predicted = [
+        min(_seconds(r) for name, r in rows.items() if name.startswith("static:"))
+        / _seconds(rows["ours"])
+        for rows in of.values()
+    ]
+    measured = [
+        min(_bar(rows[name]) for name in RINGS if name in rows) / _bar(rows["dcp-like"])
+        for rows in of.values()
+    ]
+    return predicted, measured
 
 
 def _seconds(row: dict[str, Any]) -> float:

@@ -11,6 +11,7 @@ import threading
 from pathlib import Path
 from random import Random
 
+import build_playground as build
 import numpy as np
 import pytest
 from reference import Reference
@@ -104,11 +105,6 @@ def test_checks_say_without_numpy_what_they_say_with_it():
 
 
 def test_every_file_of_the_page_is_put_into_the_site():
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    spec = spec_from_file_location("playground_build", PLAYGROUND / "build.py")
-    build = module_from_spec(spec)
-    spec.loader.exec_module(build)
     assert all((PLAYGROUND / name).is_file() for name in build.PAGE)
     packed = dict(build.sources())
     assert {"answer.py", "reference.py", "dcp_dsl/specs/spec.py", "dcp_grammar/dcpm.lark"} <= set(
@@ -130,7 +126,7 @@ def playground(tmp_path: Path):
     """Serve the playground, made anew, and give its address."""
     if shutil.which("npm") is None:
         pytest.skip("npm is missing: the playground takes Pyodide from it")
-    command = [sys.executable, str(PLAYGROUND / "build.py"), str(tmp_path / "playground")]
+    command = [sys.executable, str(PLAYGROUND / "build_playground.py"), str(tmp_path / "playground")]
     subprocess.run(command, check=True)
     handler = functools.partial(Quiet, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

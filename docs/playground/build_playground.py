@@ -1,7 +1,7 @@
 """Put the playground into a folder: its page, Python for browsers, and the language.
 
 ```
-python docs/playground/build.py build/site/playground [--wheel numpy-...-wasm32.whl]
+python docs/playground/build_playground.py build/site/playground [--wheel numpy-...-wasm32.whl]
 ```
 
 Pyodide comes from npm, in the version and with the hash of `package-lock.json`. With a wheel of
@@ -68,7 +68,7 @@ def build(out: Path, wheels: tuple[Path, ...] = ()) -> None:
     for wheel in wheels:
         shutil.copy(wheel, out)
     (out / "wheels.json").write_text(json.dumps([wheel.name for wheel in wheels]))
-    pyodide = fetch()
+    pyodide = package("pyodide")
     for name in PYODIDE:
         shutil.copy(pyodide / name, out / "pyodide")
     if not wheels:
@@ -77,21 +77,31 @@ def build(out: Path, wheels: tuple[Path, ...] = ()) -> None:
         subprocess.run(["node", script, *files], check=True)
 
 
-def fetch() -> Path:
-    """Return the folder of Pyodide, fetched once from npm's registry."""
-    found = ROOT / "build" / "npm" / "node_modules" / "pyodide"
-    if not (found / PYODIDE[0]).exists():
+def package(name: str) -> Path:
+    """Return the folder of a package of npm, all of which are fetched once.
+
+    Raises:
+        SystemExit: if npm is not there, or what it fetches is not what the lock names.
+    """
+    folder = ROOT / "build" / "npm"
+    files = [HERE / "package.json", HERE / "package-lock.json"]
+    copies = [folder / path.name for path in files]
+    if not all(
+        copy.exists() and copy.read_text() == path.read_text()
+        for copy, path in zip(copies, files, strict=True)
+    ):
         npm = shutil.which("npm")
         if npm is None:
-            raise SystemExit("the playground needs npm, to fetch Pyodide; install nodejs and npm")
-        folder = found.parent.parent
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in ("package.json", "package-lock.json"):
-            shutil.copy(HERE / name, folder)
+            raise SystemExit("the site needs npm, to fetch Pyodide; install nodejs and npm")
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
         command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
+        for path in files:
+            shutil.copy(path, folder)
         if subprocess.run(command, cwd=folder, check=False).returncode:
+            shutil.rmtree(folder)
             raise SystemExit(f"{' '.join(command)} failed in {folder}")
-    return found
+    return folder / "node_modules" / name
 
 
 if __name__ == "__main__":
