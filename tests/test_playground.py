@@ -126,8 +126,8 @@ def playground(tmp_path: Path):
     """Serve the playground, made anew, and give its address."""
     if shutil.which("npm") is None:
         pytest.skip("npm is missing: the playground takes Pyodide from it")
-    command = [sys.executable, str(PLAYGROUND / "build_playground.py"), str(tmp_path / "playground")]
-    subprocess.run(command, check=True)
+    script = PLAYGROUND / "build_playground.py"
+    subprocess.run([sys.executable, str(script), str(tmp_path / "playground")], check=True)
     handler = functools.partial(Quiet, directory=str(tmp_path))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
