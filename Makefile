@@ -12,7 +12,7 @@ COUNT ?= 100
 SEED ?= 1
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo docs test editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
+.PHONY: demo docs test wheel release-check editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
 	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean
 
@@ -90,6 +90,19 @@ STEPS ?= 200
 OUT ?= docs/loss_parity.json
 loss-parity: setup-dev ## train under DCP and densely, compare the losses: STEPS=200 OUT=FILE
 	$(BIN)/python examples/loss_parity.py --steps $(STEPS) --out $(OUT)
+
+PYTHONS ?= $(PYTHON)
+wheel: setup-dev ## wheel and sdist into dist/, the planner compiled ahead for each of PYTHONS="python3.11 python3.12"
+	rm -rf dist planner/dcp_planner/compiled
+	for p in $(PYTHONS); do \
+	  $$p -m venv .venv-wheel-$$p && .venv-wheel-$$p/bin/python -m pip install -q -c constraints.txt -e '.[plan]' \
+	  && .venv-wheel-$$p/bin/python .ci/compile_ahead.py || exit 1; \
+	done
+	$(BIN)/python -m build --no-isolation --sdist --outdir dist
+	$(BIN)/python -m build --no-isolation --wheel --outdir dist
+
+release-check: wheel ## install the wheel in a clean environment, and measure the way to the first picture and plan
+	$(BIN)/python docs/install_figures.py dist/*.whl
 
 editor: ## bundle the editor of the dashboard anew from dashboard/editor; needs node and npm
 	cd dashboard/editor && npm ci --ignore-scripts --no-audit --no-fund && npm run build

@@ -1,6 +1,7 @@
 """Compile the loops of the planner: few specialisations, no reference counts, kept on disk.
 
-Compiling happens once per installation and machine, but whoever installs waits for it. Functions
+Releases bring the compiled code (`SHIPPED`) for the Python, numba and architecture that they were
+made with; elsewhere it is compiled once per installation, and whoever installs waits. Functions
 that only compiled code calls get one signature: without, numba makes a version for every mixture
 of int32, int64 and literal arguments that their callers write. None allocates, so that arrays need
 not be counted: that halves the code. What runs once per plan is numpy instead.
@@ -10,11 +11,13 @@ import functools
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from sysconfig import get_platform
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
+import numba
 import numpy as np
 from numba import from_dtype, njit, types
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import is_jitted
 
 from dcp_dsl.arrays import Floats, Indices, Ints
@@ -26,27 +29,52 @@ IndexTable: TypeAlias = Annotated[Indices, 2]
 FloatTable: TypeAlias = Annotated[Floats, 2]
 """Arrays of two dimensions, for compiled functions, whose types come from their annotations."""
 
+SHIPPED = Path(__file__).with_name("compiled") / f"{get_platform()}-numba{numba.__version__}"
+"""Where a wheel keeps compiled code, for any processor of an architecture (`make wheel`)."""
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 
 
 def compiled(function: _Function) -> _Function:
     """Compile a function that Python calls, for the types that it is called with.
 
-    It must not allocate, and its callers must not mix types: each mixture is compiled.
+    It must not allocate, and its callers must not mix types: each mixture is compiled. What it
+    calls is linked into it and kept with it.
     """
-    return _compile(function)
+    made = _njit(function)
+    if made is function:  # numba is switched off
+        return function
+    try:
+        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if "cannot cache" not in str(error):
+            raise
+        COMPILE_CLOCK.is_kept = False  # no folder can be written: every process pays
+    return cast(_Function, made)
 
 
 def inner(function: _Function, **options: bool) -> _Function:
     """Compile a function that only compiled functions call, for the types of its annotations.
 
-    It must not allocate. Taking a tuple of arrays from Python, which callers of `compiled` pay for,
-    is much code.
+    That happens when the first of them is compiled: a process that finds all of those in the cache
+    needs nothing of this. It must not allocate. Taking a tuple of arrays from Python, which callers
+    of `compiled` pay for, is much code.
     """
-    hints = get_type_hints(function, include_extras=True)
-    result = _numba_type(hints.pop("return"))
-    signature = result(*map(_numba_type, hints.values()))
-    return _compile(function, signature, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    made = _njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
+    if made is function:  # numba is switched off
+        return function
+    template = made.get_call_template
+
+    def compile_first(args: Any, kws: Any) -> Any:  # Any: numba's types
+        if not made.signatures:
+            hints = get_type_hints(function, include_extras=True)
+            result = _numba_type(hints.pop("return"))
+            made.compile(result(*map(_numba_type, hints.values())))
+            made.disable_compile()
+        return template(args, kws)
+
+    made.get_call_template = compile_first
+    return cast(_Function, made)
 
 
 def inlined(function: _Function) -> _Function:
@@ -77,22 +105,9 @@ def _numba_type(hint: Any) -> Any:  # Any: annotations, and numba's types
     return {int: types.int64, float: types.float64, type(None): types.void}[hint]
 
 
-# Any: numba's types know none of these options, nor signatures, nor caches.
-def _compile(function: _Function, *signature: Any, **options: bool) -> _Function:
-    made: Any = cast(Any, njit)(error_model="numpy", _nrt=False, **options)(function)
-    if made is function:  # numba is switched off
-        return function
+def _njit(function: Callable[..., Any], **options: bool) -> Any:  # Any: numba has no types
     COMPILE_CLOCK.watch(function)
-    try:
-        made._cache = _Cache(function)  # type: ignore[no-untyped-call]
-    except RuntimeError as error:
-        if "cannot cache" not in str(error):
-            raise
-        COMPILE_CLOCK.is_kept = False  # no folder can be written: every process pays
-    for types_ in signature:
-        made.compile(types_)
-        made.disable_compile()
-    return cast(_Function, made)
+    return cast(Any, njit)(error_model="numpy", _nrt=False, **options)(function)
 
 
 _Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types
@@ -117,9 +132,12 @@ class _Cache(FunctionCache):
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the function as it was compiled for a signature, ``None`` if that is not kept."""
         try:
-            return super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
+            if found is None and (data := self.shipped().load(self.shipped_key(sig))) is not None:
+                found = self._impl.rebuild(target_context, data)
         except Exception:
             return None
+        return found
 
     def save_overload(self, sig: Any, data: Any) -> None:
         """Save compiled code; start a new index where the old one is unreadable."""
@@ -135,6 +153,15 @@ class _Cache(FunctionCache):
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
         return (*key, *map(_content, sorted(_files_called(self._py_func, set()))))
+
+    def shipped(self) -> Any:
+        """Return numba's index of what a release brought for this function."""
+        return IndexDataCacheFile(str(SHIPPED), self._impl.filename_base, "shipped")  # type: ignore[no-untyped-call]
+
+    def shipped_key(self, sig: Any) -> Any:
+        """Return the key in it: the types, and the sources that the code was made from."""
+        files = _files_called(self._py_func, {self._py_func.__code__.co_filename})
+        return (sig, *map(_content, sorted(files)))
 
 
 def _files_called(function: Callable[..., Any], known: set[str]) -> set[str]:
