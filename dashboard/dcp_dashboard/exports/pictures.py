@@ -29,7 +29,7 @@ PALEST = 0.22
 BANDS = {
     "compute": (0.04, 0.56), "wait": (0.20, 0.40), "send": (0.58, 0.76), "receive": (0.78, 0.96),
 }  # fmt: skip
-"""Top and bottom of each lane as shares of a device's row, as in `assets/timeline.js`."""
+"""Top and bottom of each lane as shares of a device's row, as in `web/src/timeline/layout.ts`."""
 
 MOST_RUNS = 100_000
 """Rectangles in one drawing; programs that edit SVG give up at about that many."""

@@ -32,15 +32,7 @@ BOOLEAN = frozenset({"open", "hidden", "disabled"})
 
 ASSETS = Path(__file__).parent.parent / "assets"
 
-SCRIPTS = (
-    "state.js", "selection.js", "canvas.js", "columns.js", "choice.js", "device_bars.js",
-    "finder.js", "inspector.js", "keyboard.js", "mask.js", "mask_groups.js", "mask_keys.js",
-    "mask_pairs.js", "mask_raster.js", "steps.js", "timeline.js", "timeline_cover.js",
-    "timeline_events.js", "timeline_marks.js", "timeline_rows.js", "timeline_selection.js",
-    "traffic.js", "mount.js",
-)  # fmt: skip
-"""Scripts of the overview; `mount.js` last, since it starts the views that the others define."""
-
+SCRIPT = "dashboard.bundle.js"
 STYLES = ("style.css", "timeline.css")
 
 MOST_BYTES = 200 * 2**20
@@ -66,7 +58,7 @@ const follow = () => document.documentElement.setAttribute(
 follow();
 scheme.addEventListener("change", follow);
 </script>
-{scripts}
+<script>{script}</script>
 </body>
 </html>
 """
@@ -136,7 +128,6 @@ def standalone_page(loaded: LoadedPlan) -> str:
         url = f"data:application/octet-stream;base64,{base64.b64encode(payload).decode()}"
         body = body.replace(f'data-url="{escape(address)}"', f'data-url="{url}"')
     body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell
-    scripts = "\n".join(f"<script>{_inline(name)}</script>" for name in SCRIPTS)
     # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.format(
@@ -145,7 +136,7 @@ def standalone_page(loaded: LoadedPlan) -> str:
         + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES),
         body=body,
         bundle=bundle,
-        scripts=scripts,
+        script=_inline(SCRIPT),
     )
 
 

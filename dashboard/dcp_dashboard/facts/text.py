@@ -1,7 +1,7 @@
 """Data model of the details panel: sections of rows with links that select other things.
 
 A selection is a text in URLs and links, ``tile.12~device.3~division.1``: the first part names the
-type of the selected thing, the others are known ids. `assets/state.js` reads the same texts.
+type of the selected thing, the others are known ids. `web/src/state.ts` reads the same texts.
 """
 
 from collections.abc import Mapping, Sequence

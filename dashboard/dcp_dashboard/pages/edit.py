@@ -46,7 +46,8 @@ def edit_page(library: PlanLibrary, query: str) -> Component:
     return html.Div(
         [title, told, html.Div(panels, className="dcp-columns"), _plan_panel()],
         id="edit",
-        **attributes(data_title="Edit", data_bundle=f"/assets/{BUNDLE.name}?m={_bundle_mark()}",
+        className="dcp-edit",
+        **attributes(data_title="Edit", data_label="editor", data_bundle=f"/assets/{BUNDLE.name}?m={_bundle_mark()}",
                      data_start=json.dumps(asdict(start)),
                      data_patterns=_patterns(), data_choices=_choices()),
     )  # fmt: skip

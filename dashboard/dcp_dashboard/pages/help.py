@@ -154,7 +154,7 @@ def _keys(names: str) -> list[Component]:
 
 
 def keyboard_dialog() -> Component:
-    """Build the dialog that `?` opens; `assets/keyboard.js` opens it."""
+    """Build the dialog that `?` opens; `page/keyboard.ts` opens it."""
     close = html.Button("Close", type="button", className="dcp-quiet", title="Esc")
     head = html.Div([html.H2("Keyboard"), close], className="dcp-panel-head")
     return html.Dialog(

@@ -107,7 +107,7 @@ def canvas(kind: str, url: str, label: str, *, name: str = "", **values: str) ->
     """Build the place of a canvas that a script fills with the data of a URL.
 
     Args:
-        kind: class of the canvas, for example ``"dcp-timeline"``; `assets/mount.js` knows them.
+        kind: class of the canvas, for example ``"dcp-timeline"``; `web/src/main.ts` knows them.
         url: address of its data.
         label: what it shows, for people who cannot see it; empty if the script writes it.
         name: id of the element.
@@ -180,10 +180,10 @@ def swatches(items: Sequence[tuple[str, str]]) -> Component:
 def choice(
     key: str, options: Sequence[tuple[str, str]], default: str, label: str, *, name: str
 ) -> Component:
-    """Build a row of buttons, one of which is chosen; `assets/choice.js` connects them.
+    """Build a row of buttons, one of which is chosen; `page/choice.ts` connects them.
 
     Args:
-        key: of the page's state, see `assets/state.js`.
+        key: of the page's state, see `web/src/state.ts`.
         options: (value, text) of each button.
         default: the value while the state has none.
         label: name of the choice for people who cannot see it.
@@ -205,7 +205,7 @@ def choice(
 def changed_notice(*entries: PlanEntry) -> Component:
     """Build the bar that announces a change of the shown files on disk; hidden until one changes.
 
-    `assets/changed.js` asks `/api/changes` for their versions every few seconds.
+    `page/changed.ts` asks `/api/changes` for their versions every few seconds.
     """
     shown = {entry.key: entry for entry in entries}
     data = attributes(

@@ -41,7 +41,7 @@ def plan_page(loaded: LoadedPlan) -> Component:
 
 
 def _tries(loaded: LoadedPlan) -> Component:
-    """Build the place where changes are planned on demand; `assets/suggestions.js` fills it."""
+    """Build the place where changes are planned on demand; `page/planning.ts` fills it."""
     told = (
         "Plans this batch again: against what costs most, or for time, bytes, balance and memory."
     )

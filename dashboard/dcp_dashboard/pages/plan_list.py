@@ -148,7 +148,7 @@ def _tools(asked: Query, found: int, total: int) -> Component:
 
 
 def _open_button() -> tuple[Component, ...]:
-    """Build the button that opens a file from this computer, and its status; `assets/open.js`."""
+    """Build the button that opens a file from this computer, and its status; `page/open.ts`."""
     return (
         html.Button("Open a file…", id="open-file", className="dcp-button", type="button"),
         html.Span("or drop a .dcpplan file here", id="open-status", className="dcp-muted",

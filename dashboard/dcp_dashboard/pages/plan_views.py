@@ -94,7 +94,7 @@ def run_badge(sources: Container[Source]) -> Component:
 
 
 def _tabs(loaded: LoadedPlan, active: str) -> Component:
-    """Build the links to a plan's pages; `assets/navigation.js` keeps selection and ranges."""
+    """Build the links to a plan's pages; `page/navigation.ts` keeps selection and ranges."""
     base = f"/plan/{loaded.entry.key}"
     links = []
     for path, label in TABS.items():
@@ -116,7 +116,7 @@ def _export_menu(loaded: LoadedPlan) -> Component:
 
 
 def inspector(loaded: LoadedPlan) -> Component:
-    """Build the panel of the selected thing; `assets/inspector.js` fills it."""
+    """Build the panel of the selected thing; `page/inspector.ts` fills it."""
     text = hint(
         [
             "Nothing is selected. Click a tile, a bar, an event or a device, or step through the "
@@ -204,7 +204,7 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
 
 
 def _tile_table(loaded: LoadedPlan) -> Component:
-    """Build the table of the selection's tiles; `assets/tile_table.js` fills it once open."""
+    """Build the table of the selection's tiles; `mask/tile_table.ts` fills it once open."""
     data = attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label="Tiles")
     table = html.Div(className="dcp-tile-table", **data)
     return html.Details(
@@ -213,7 +213,7 @@ def _tile_table(loaded: LoadedPlan) -> Component:
 
 
 def timeline_page(loaded: LoadedPlan) -> Component:
-    """Build the page of the timeline; `assets/timeline*.js` fill it."""
+    """Build the page of the timeline; `web/src/timeline/` fill it."""
     title = f"Timeline · {loaded.summary.mask} · {loaded.entry.relative}"
     content = box(_no_timeline(loaded) or _timeline(loaded), "Timeline")
     kind, key = "dcp-timeline-page", loaded.entry.key

@@ -80,7 +80,7 @@ def has_words(search: str, texts: Iterable[str]) -> bool:
 
 
 def search_box(asked: Query, label: str) -> Component:
-    """Build a field whose text goes into the URL; `assets/search.js` puts it there."""
+    """Build a field whose text goes into the URL; `page/search.ts` puts it there."""
     box: Component = dmc.TextInput(
         id="search", value=asked.q, placeholder="Search", size="xs",
         className="dcp-search", **attributes(aria_label=label),

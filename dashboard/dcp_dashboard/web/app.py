@@ -42,7 +42,7 @@ def create_app(folder: str | Path) -> Dash:
     app = Dash(
         __name__,
         assets_folder=str(ASSETS),
-        assets_ignore=r"\.bundle\.js$",  # loaded by the page that needs it
+        assets_ignore=r"^codemirror\.bundle\.js$",  # loaded by the page that needs it
         add_log_handler=False,
         compress=False,
         enable_mcp=False,

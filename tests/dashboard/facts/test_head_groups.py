@@ -76,7 +76,6 @@ def test_pages_and_tables_name_groups(grouped, small_plan):
     assert ("Heads", "4", "in 2 groups of heads") in metric_cards(grouped.summary)
     page = standalone_page(grouped)
     assert 'id="mask-group"' in page
-    assert "dcp.maskGroups =" in page
     last = str(tile_facts(grouped, len(plan.tiles) - 1).to_json())
     assert "3-4 of 4: group 2 of 2" in last
 

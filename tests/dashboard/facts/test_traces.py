@@ -138,8 +138,8 @@ def test_too_many_events_are_a_message_with_a_way_out(client, monkeypatch):
 def test_code_travels_compressed_and_data_as_it_is(client):
     accepts = {"Accept-Encoding": "gzip"}
     with (
-        client.get("/assets/timeline.js", headers=accepts) as script,
-        client.get("/assets/timeline.js") as plain,
+        client.get("/assets/dashboard.bundle.js", headers=accepts) as script,
+        client.get("/assets/dashboard.bundle.js") as plain,
     ):
         assert script.headers["Content-Encoding"] == "gzip"
         assert "Content-Encoding" not in plain.headers

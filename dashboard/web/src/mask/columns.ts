@@ -1,0 +1,27 @@
+// The payload "dcp.mask/1" of dcp_dashboard/api/mask.py: tiles of a plan, or of two plans in one mask.
+import type { Column, Payload } from "../api.ts";
+
+export interface Mode {
+  readonly id: string;
+  readonly column: string;
+  readonly palette: readonly string[];
+  readonly legend: readonly { label: string; colours: readonly string[] }[];
+}
+
+export interface MaskHeader {
+  readonly num_tokens: number;
+  readonly num_devices: number;
+  readonly cu_seqlens: readonly number[];
+  readonly device_colours: readonly string[];
+  readonly modes: readonly Mode[];
+  readonly group_labels?: readonly string[]; // of a plan of several groups of heads
+}
+
+export type MaskColumns = Readonly<Record<
+  "block_start" | "block_end" | "block_owner" | "block_sequence" | "tile_q" | "tile_kv" | "tile_kind" | "tile_pairs"
+  | "tile_device" | "tile_division" | "tile_backward_division", Column>> & { readonly tile_group?: Column };
+
+export type MaskPayload = Payload<MaskHeader> & { readonly columns: MaskColumns };
+
+/** `tile_kind` of a tile all of whose pairs are visible. */
+export const FULL = 2;

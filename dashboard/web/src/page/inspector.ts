@@ -1,0 +1,115 @@
+// The panel that says everything about the selected thing: it asks the server for the facts (dcp.facts/1) and shows
+// them as rows whose links select further.
+import { loadJson } from "../api.ts";
+import { button, isAbort, make, messageOf } from "../kit/dom.ts";
+import { state } from "../session.ts";
+import type { Selection } from "../state.ts";
+import { addFinder } from "./finder.ts";
+
+interface Word { text: string; sel?: string; time?: string; source?: string }
+interface Row { label: string; parts: Word[] }
+
+/** Facts about one thing, as dcp_dashboard/facts/text.py writes them. */
+export interface Facts {
+  title: string;
+  sections: { heading: string; rows: Row[] }[];
+  values?: { event?: number; source?: string; chain?: number[] };
+}
+
+const MOST_KEPT = 200;
+const LEFT_OUT = "This page knows devices and divisions; for tiles, events and messages open the plan file with dcpm dashboard.";
+
+/** The address of the facts about a selection, null if there is none. */
+export function addressOf(key: string, sel: Selection | undefined): string | null {
+  if (!sel) return null;
+  const base = `/api/plan/${key}`;
+  switch (sel.type) {
+    case "tile": return `${base}/tile/${sel.tile}`;
+    case "sequence": return `${base}/sequence/${sel.sequence}`;
+    case "device": return `${base}/device/${sel.device}${sel.peer === undefined ? "" : `/${sel.peer}`}`;
+    case "division": {
+      const way = sel.backward ? "backward" : "forward";
+      return `${base}/division/${way}/${sel.division}${sel.device === undefined ? "" : `?device=${sel.device}`}`;
+    }
+    case "transfer":
+      return sel.transfer === undefined ? `${base}/device/${sel.device}/${sel.peer}` : `${base}/transfer/${sel.transfer}`;
+    case "event": return sel.source ? `${base}/event/${sel.source}/${sel.event}` : `${base}/device/${sel.device}`;
+  }
+}
+
+const clearing = (): HTMLElement => button("Clear", "dcp-quiet", () => state.set({ sel: null }), { title: "Esc" });
+
+/** Plain words, or a button that selects: nothing is loaded by it, so it is no link. */
+function word({ text, sel, time, source }: Word): Node | string {
+  if (!sel) return text;
+  const title = time ? "Select it and show this time in the timeline" : null;
+  return make("button", {
+    type: "button", className: "dcp-link", title, "data-sel": sel, "data-time": time, "data-source": time && source,
+  }, text);
+}
+
+function section({ heading, rows }: Facts["sections"][number]): HTMLElement {
+  const list = make("dl", {}, ...rows.flatMap(({ label, parts }) => [make("dt", {}, label), make("dd", {}, ...parts.map(word))]));
+  return make("section", {}, heading ? make("h4", {}, heading) : null, list);
+}
+
+export class Inspector {
+  private readonly host: HTMLElement;
+  private readonly hint: readonly ChildNode[];
+  private readonly isAlone: boolean;
+  private readonly known: Map<string, Facts>;
+  private readonly unfollow: () => void;
+  private asked: AbortController | undefined;
+
+  constructor(host: HTMLElement) {
+    this.host = host;
+    this.hint = [...host.childNodes];
+    // A page that needs no server brings what it knows along.
+    const bundle = document.getElementById("dcp-bundle");
+    this.isAlone = Boolean(bundle);
+    const { facts } = JSON.parse(bundle?.textContent ?? '{"facts": {}}') as { facts: Record<string, Facts> };
+    this.known = new Map(Object.entries(facts));
+    addFinder(host);
+    void this.show();
+    this.unfollow = state.follow((_, changed) => { if (changed.has("sel")) void this.show(); });
+  }
+
+  dispose(): void {
+    this.unfollow();
+    this.asked?.abort();
+  }
+
+  private async show(): Promise<void> {
+    this.asked?.abort();
+    const address = addressOf(this.host.dataset.key ?? "", state.get().sel);
+    if (!address) { this.fill("empty", ...this.hint); return; }
+    const known = this.known.get(address) ?? (this.isAlone ? this.known.get(address.split("?")[0]) : undefined);
+    if (known) { this.draw(known); return; }
+    if (this.isAlone) { this.fill("empty", make("p", { className: "dcp-hint" }, LEFT_OUT), clearing()); return; }
+    this.asked = new AbortController();
+    this.host.dataset.state = "loading";
+    try {
+      const answer = await loadJson<Facts>(address, { signal: this.asked.signal }); // an abort must not be kept as an answer
+      if (this.known.size > MOST_KEPT) this.known.clear();
+      this.known.set(address, answer);
+      this.draw(answer);
+    } catch (error) {
+      if (isAbort(error)) return;
+      this.fill("failed", make("p", { role: "alert" }, `This selection cannot be shown: ${messageOf(error)}`), clearing());
+    }
+  }
+
+  private fill(how: string, ...children: Node[]): void {
+    this.host.dataset.state = how;
+    this.host.replaceChildren(...children);
+  }
+
+  private draw(facts: Facts): void {
+    const head = make("div", { className: "dcp-inspector-head" }, make("h3", {}, facts.title), clearing());
+    const body = make("div", { className: "dcp-inspector-body" }, ...facts.sections.map(section));
+    // Scrolls around the columns: columns of a limited height would go on to the right, out of sight.
+    this.fill("shown", head, make("div", { className: "dcp-inspector-scroll" }, body));
+    this.host.dispatchEvent(new CustomEvent("dcp:facts", { bubbles: true, detail: facts }));
+    performance.mark("dcp facts shown");
+  }
+}

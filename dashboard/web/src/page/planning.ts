@@ -1,0 +1,62 @@
+// Buttons that plan in the worker process: the examples of an empty list, and on the overview of a plan "what to try":
+// changes with their predicted gain, each with a link to a comparison, or the front of the batch.
+import { closest, make, messageOf, part } from "../kit/dom.ts";
+import * as format from "../kit/format.ts";
+import { finishJob } from "./jobs.ts";
+import { openPage } from "./navigation.ts";
+
+interface Change { change: string; option: string; saves_s: number; share: number; key: string }
+
+function line(key: string, { change, option, saves_s: saves, share, key: made }: Change): HTMLElement {
+  const href = `/compare?a=${key}&as=simulated&b=${made}&bs=simulated`;
+  const gain = `${format.duration(saves * 1e9)} less (${format.digits(100 * share)} %)`;
+  return make("li", {}, `${change}: ${gain}${option ? `, ${option}` : ""} `, make("a", { href, "data-plain": "link" }, "compare"));
+}
+
+/** What the buttons below `data-task` do with the plans that were made; each says what became of it. */
+const TASKS: Readonly<Record<string, (key: string, plans: readonly Change[]) => string>> = {
+  suggest(key, plans) {
+    part(document, "#tried").replaceChildren(...plans.map((plan) => line(key, plan)));
+    return plans.length ? "Predicted, with the smallest budget of a search:" : "Nothing that was tried saves 1 %.";
+  },
+  front(key, plans) {
+    const keys = [key, ...plans.map((plan) => plan.key)];
+    openPage(`/front?${keys.map((one) => `plan=${one}`).join("&")}`);
+    return "Opening the front.";
+  },
+};
+
+async function planChanges({ key = "", task = "" }: DOMStringMap, tell: (text: string) => void): Promise<void> {
+  const { figures: { plans } } = await finishJob<{ plans: Change[] }>(task, { plan: key }, tell);
+  tell(TASKS[task](key, plans));
+}
+
+async function makeExamples(button: HTMLElement, tell: (text: string) => void): Promise<void> {
+  const examples = JSON.parse(button.dataset.examples ?? "[]") as object[];
+  for (const [at, example] of examples.entries()) {
+    await finishJob("plan", example, (stage) => tell(`${at + 1} of ${examples.length}: ${stage}`));
+  }
+  if (button.isConnected) openPage("/?made=examples");
+}
+
+/** Runs the work of a button, which is disabled meanwhile and says in a status what becomes of it. */
+async function run(button: HTMLButtonElement, status: HTMLElement, failed: string, work: (tell: (text: string) => void) => Promise<void>): Promise<void> {
+  button.disabled = true;
+  status.className = "dcp-muted";
+  try {
+    await work((text) => { status.textContent = text; });
+  } catch (error) {
+    status.textContent = `${failed}: ${messageOf(error)}`;
+    status.className = "dcp-bad";
+  }
+  button.disabled = false;
+}
+
+export function followPlanning(): void {
+  document.addEventListener("click", (event) => {
+    const examples = closest<HTMLButtonElement>(event, "#make-examples");
+    if (examples) void run(examples, part(document, "#examples-status"), "No examples", (tell) => makeExamples(examples, tell));
+    const changes = closest<HTMLButtonElement>(event, "[data-task]");
+    if (changes) void run(changes, part(document, "#tried-status"), "Nothing could be tried", (tell) => planChanges(changes.dataset, tell));
+  });
+}

@@ -1,0 +1,94 @@
+import assert from "node:assert/strict";
+import { suite, test } from "node:test";
+import { seeded } from "./browser.ts";
+import type { MaskColumns } from "../src/mask/columns.ts";
+import { belongs, byRow, rasterise, spans } from "../src/mask/raster.ts";
+import type { Selection } from "../src/state.ts";
+
+/** Blocks of random lengths, and a tile for every pair of blocks but some. */
+function randomMask(seed: number): { columns: MaskColumns; total: number } {
+  const random = seeded(seed);
+  const start = [0];
+  while (start.length < 30) start.push(start[start.length - 1] + 1 + Math.floor(random() * 40));
+  const end = [...start.slice(1), start[29] + 5];
+  const pairs = start.flatMap((_, q) => start.flatMap((__, kv) => (random() < 0.7 ? [[q, kv]] : [])));
+  const of = (value: (pair: number[], tile: number) => number) => Int32Array.from(pairs, value);
+  return { total: end[29], columns: {
+    block_start: Int32Array.from(start), block_end: Int32Array.from(end), block_owner: Int32Array.from(start, (_, block) => block % 4),
+    block_sequence: Int32Array.from(start, (_, block) => Math.floor(block / 10)), tile_q: of(([q]) => q), tile_kv: of(([, kv]) => kv),
+    tile_kind: of(() => 2), tile_pairs: of(() => 9), tile_device: of((_, tile) => tile % 4), tile_division: of((_, tile) => tile % 3),
+    tile_backward_division: of((_, tile) => tile % 5),
+  } };
+}
+
+const view = (start: number, end: number): { start: number; end: number; span: number } => ({ start, end, span: end - start });
+
+suite("tiles as pixels", () => {
+  const { columns: c, total } = randomMask(3);
+  const none = c.tile_q.length;
+  const size = 64;
+
+  function draw(from: number, to: number): Uint32Array {
+    const tiles = new Uint32Array(size * size);
+    const axis = spans(c.block_start, c.block_end, view(from, to), size);
+    rasterise(tiles, none, { cols: c.tile_kv, index: byRow(c.tile_q, 30), across: axis, down: axis, width: size });
+    return tiles;
+  }
+
+  test("every tile in view has a pixel, unless smaller ones share it", () => {
+    for (const [from, to] of [[0, total], [100, 300], [7, 40]]) {
+      const drawn = new Set(draw(from, to));
+      const blocksOf = (tile: number) => [c.tile_q[tile], c.tile_kv[tile]];
+      const pixels = (block: number) => ((Math.min(c.block_end[block], to) - Math.max(c.block_start[block], from)) * size) / (to - from);
+      for (let tile = 0; tile < none; tile++) {
+        if (!blocksOf(tile).every((block) => pixels(block) > 0)) assert.ok(!drawn.has(tile));
+        else if (blocksOf(tile).every((block) => pixels(block) >= 2)) assert.ok(drawn.has(tile), `tile ${tile} in ${from} to ${to}`);
+      }
+      const [first, past] = spans(c.block_start, c.block_end, view(from, to), size);
+      for (let block = 0; block < 30; block++) assert.equal(first[block] < past[block], pixels(block) > 0, `block ${block}`);
+    }
+  });
+
+  test("a pixel shows the tile of its tokens, where that is wider than two pixels", () => {
+    const tiles = draw(0, 120);
+    const scale = size / 120;
+    for (let tile = 0; tile < none; tile++) {
+      const middle = [c.tile_q[tile], c.tile_kv[tile]].map((block) => ((c.block_start[block] + c.block_end[block]) / 2) * scale);
+      const wide = [c.tile_q[tile], c.tile_kv[tile]].every((block) => (c.block_end[block] - c.block_start[block]) * scale > 2);
+      if (wide && middle.every((place) => place < size)) assert.equal(tiles[Math.floor(middle[0]) * size + Math.floor(middle[1])], tile);
+    }
+  });
+
+  test("only the tiles of the shown group of heads are there", () => {
+    const groups = Int32Array.from(c.tile_q, (_, tile) => tile % 2);
+    const { first, order } = byRow(c.tile_q, 30, groups, 1);
+    assert.deepEqual([...order].sort((a, b) => a - b), [...groups.keys()].filter((tile) => tile % 2));
+    for (let row = 0; row < 30; row++) assert.ok([...order.subarray(first[row], first[row + 1])].every((tile) => c.tile_q[tile] === row));
+  });
+});
+
+suite("what a selection means in the mask", () => {
+  const { columns: c } = randomMask(4);
+  const tiles = [...c.tile_q.keys()];
+  const meant = (sel: Selection): number[] => tiles.filter(belongs(sel, c) ?? (() => true));
+
+  test("everything without one", () => assert.equal(belongs(undefined, c), null));
+
+  test("tiles of a device, of a division in its direction, of a sequence", () => {
+    assert.deepEqual(meant({ type: "tile", tile: 5 }), [5]);
+    assert.deepEqual(meant({ type: "device", device: 2 }), tiles.filter((tile) => tile % 4 === 2));
+    assert.deepEqual(meant({ type: "division", division: 1, backward: 0 }), tiles.filter((tile) => tile % 3 === 1));
+    assert.deepEqual(meant({ type: "division", division: 1, backward: 1, device: 0 }), tiles.filter((tile) => tile % 5 === 1 && tile % 4 === 0));
+    assert.deepEqual(meant({ type: "sequence", sequence: 2 }), tiles.filter((tile) => c.tile_q[tile] >= 20));
+  });
+
+  test("what one device sends another: tiles of the other that need a block of the first", () => {
+    const needs = (tile: number) => [c.tile_q[tile], c.tile_kv[tile]].some((block) => block % 4 === 1);
+    assert.deepEqual(meant({ type: "device", device: 1, peer: 3 }), tiles.filter((tile) => tile % 4 === 3 && needs(tile)));
+  });
+
+  test("a message of keys serves the tiles of its target in that column", () => {
+    assert.deepEqual(meant({ type: "transfer", kind: 0, device: 1, peer: 2, block: 7 }),
+      tiles.filter((tile) => tile % 4 === 2 && c.tile_kv[tile] === 7));
+  });
+});
