@@ -47,7 +47,8 @@ def edit_page(library: PlanLibrary, query: str) -> Component:
         [title, told, html.Div(panels, className="dcp-columns"), _plan_panel()],
         id="edit",
         className="dcp-edit",
-        **attributes(data_title="Edit", data_label="editor", data_bundle=f"/assets/{BUNDLE.name}?m={_bundle_mark()}",
+        **attributes(data_title="Edit", data_label="editor",
+                     data_bundle=f"/assets/{BUNDLE.name}?m={_bundle_mark()}",
                      data_start=json.dumps(asdict(start)),
                      data_patterns=_patterns(), data_choices=_choices()),
     )  # fmt: skip
