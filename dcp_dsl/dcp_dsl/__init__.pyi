@@ -1,23 +1,20 @@
 from .claims.guard import Guard
 from .core.dense import dense_mask
-from .core.mask import Mask
+from .core.mask import HeadError, Mask, Stack
 from .core.paths import TokenPaths, token_paths
 from .core.sample import Sample
-from .core.stack import HeadError, Stack
 from .data.dataset import Dataset, read_dataset
 from .data.packing import pack
 from .errors import DatasetError, DCPError, ExchangeError, printable
-from .forms.blocks import block_sparsity
 from .forms.form import Form
 from .forms.slabs import Slabs
-from .forms.sparsity import BlockSparsity
+from .forms.sparsity import BlockSparsity, block_sparsity
 from .interchange.formats import export_mask, import_mask
 from .language_server.completion import complete_at
 from .language_server.hover import describe_at, example_call
 from .pictures.picture import Picture, preview
 from .specs.attachment import Attachment
-from .specs.sample_argument import sample_from_argument
-from .specs.spec import Spec, check, check_report, load
+from .specs.spec import Spec, check, check_report, load, sample_from_argument
 from .syntax.diagnostics import Diagnostic, SpecError, did_you_mean
 from .syntax.formatter import format_source
 

@@ -6,10 +6,10 @@ from random import Random
 import pytest
 
 from dcp_dsl import check_report
+from dcp_dsl.language_server.completion import signature_at
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.language_server.names import RenameError, references, rename
 from dcp_dsl.language_server.session import Checks, Session
-from dcp_dsl.language_server.signature import signature_at
 from dcp_dsl.syntax.parser import parse_all
 from dcp_dsl.syntax.walk import walk
 

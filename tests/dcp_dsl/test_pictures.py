@@ -15,7 +15,6 @@ from PIL import Image
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
 from dcp_dsl.checks.scope import library_names
 from dcp_dsl.commands.show import show
-from dcp_dsl.pictures import shapes as svg_shapes
 from dcp_dsl.pictures import svg as svg_writer
 from dcp_dsl.pictures.frame import LIGHT
 
@@ -131,7 +130,7 @@ def test_shades_of_a_long_sample_follow_the_density():
 
 
 def test_more_slabs_than_polygons_a_browser_likes_are_shaded(monkeypatch):
-    monkeypatch.setattr(svg_shapes, "MAX_POLYGONS", 1)
+    monkeypatch.setattr(svg_writer, "MAX_POLYGONS", 1)
     tree = ElementTree.fromstring(Picture.of(SPEC.mask("band"), Sample(length=512)).svg())
     cells = [e for e in tree.iter(f"{SVG}rect") if e.get("fill-opacity")]
     assert not list(tree.iter(f"{SVG}polygon"))

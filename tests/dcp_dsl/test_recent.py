@@ -3,7 +3,7 @@
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, dense_mask
-from dcp_dsl.core import recent
+from dcp_dsl.core import binding
 
 TEXT = """
 segment doc = x[a]*
@@ -15,7 +15,7 @@ mask pairs = causal and same(r) or k in p
 
 @pytest.fixture(autouse=True)
 def empty(monkeypatch):
-    monkeypatch.setattr(recent, "_kept", type(recent._kept)())
+    monkeypatch.setattr(binding, "_kept", type(binding._kept)())
 
 
 def test_an_equal_sample_gets_the_same_form():
@@ -45,11 +45,11 @@ def test_a_length_that_does_not_fit_is_refused_though_its_columns_are_known():
 
 
 def test_what_is_kept_is_bounded(monkeypatch):
-    monkeypatch.setattr(recent, "MAX_KEPT", 3)
-    monkeypatch.setattr(recent, "MAX_SLABS", 8)
+    monkeypatch.setattr(binding, "MAX_KEPT", 3)
+    monkeypatch.setattr(binding, "MAX_SLABS", 8)
     mask = Spec.from_text(TEXT).mask("docs")
     forms = [mask.compile(Sample({"a": [n]}, n)) for n in range(1, 7)]
-    assert len(recent._kept) == 3
+    assert len(binding._kept) == 3
     assert mask.compile(Sample({"a": [6]}, 6)) is forms[-1]
     assert mask.compile(Sample({"a": [1]}, 1)) is not forms[0]
     many = Sample({"a": [2] * 9}, 18)

@@ -14,8 +14,7 @@ from dcp_dashboard.api.palette import cluster_colours
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group
-from dcp_dsl.pictures.axes import Stripe
-from dcp_dsl.pictures.frame import PictureFrame
+from dcp_dsl.pictures.frame import PictureFrame, Stripe
 from dcp_dsl.pictures.svg import rect, write_svg
 from dcp_planner import Plan, Trace
 from dcp_planner.simulation import EVENT_KINDS

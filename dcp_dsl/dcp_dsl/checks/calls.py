@@ -23,7 +23,7 @@ from dcp_dsl.elaboration.substitution import substitute
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
-from dcp_dsl.syntax.foreign import JOINS
+from dcp_dsl.syntax.mistakes import JOINS
 
 MAX_CALL_DEPTH = 100  # of `where` functions that call each other
 

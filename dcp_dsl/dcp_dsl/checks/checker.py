@@ -14,8 +14,8 @@ from dcp_dsl.elaboration.reads import parent_columns
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
-from dcp_dsl.syntax.moving import rewritten
 from dcp_dsl.syntax.tokens import RESERVED
+from dcp_dsl.syntax.walk import rewritten
 
 
 def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:

@@ -17,7 +17,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.foreign import FUNCTIONS, POSITIONS, position_hint, segment_hint
+from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, position_hint, segment_hint
 
 UNKNOWN_HINT = "columns are read as `row.column`; masks and segments must be defined"
 

@@ -21,7 +21,7 @@ from dcp_dsl.claims.testing import (
     first_wrong_pair,
     search_fault,
 )
-from dcp_dsl.core.column_segments import bind_columns, integers
+from dcp_dsl.core.columns import bind_columns, integers
 from dcp_dsl.core.mask import Mask, read_mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.core.sample_statement import NoLengthError, declared_sample

@@ -12,8 +12,8 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from dcp_dsl.budget import Budget
+from dcp_dsl.core.columns import Column
 from dcp_dsl.core.frame import Frame
-from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.reads import Reader, column_readers, layout_columns

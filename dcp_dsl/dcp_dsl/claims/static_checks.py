@@ -2,7 +2,8 @@
 
 Each mask of a text is first proved sound for every sample; what is not proved is searched for on
 small samples that fit its columns, and the smallest one that shows the fault is part of the error.
-What can be neither proved nor tested is a warning.
+What can be neither proved nor tested is a warning. On a layout with branches, a mask is asked
+whether it means the same in a packed sample and in each of its paths.
 """
 
 from collections.abc import Iterator
@@ -11,7 +12,6 @@ from functools import partial
 
 from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.claims.branches import is_same_alone, layouts_of_paths
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
@@ -29,6 +29,57 @@ from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
 from dcp_dsl.syntax.unparse import unparse
+
+
+def layouts_of_paths(core: nodes.Mask) -> list[nodes.Laid]:
+    """Return the layouts whose paths a mask speaks of, each once."""
+    found = {id(layout.statement): layout for layout in _path_readers(core)}
+    return list(found.values())
+
+
+def _path_readers(core: nodes.Mask) -> Iterator[nodes.Laid]:
+    for node in nodes.walk(core):
+        match node:
+            case nodes.Along(layout) | nodes.Lookup(nodes.Laid() as layout, "path"):
+                yield layout
+
+
+def is_same_alone(core: nodes.Mask) -> bool:
+    """Return whether a mask asks only what a token of a path also has in a sequence of its own.
+
+    That is its place on the path, the values of its token columns, and the parts that it lies in;
+    and of two tokens which one comes first, and whether they share a part.
+    """
+    match core:
+        case nodes.Truth() | nodes.Along():
+            return True
+        case nodes.Not(item):
+            return is_same_alone(item)
+        case nodes.And(items) | nodes.Or(items):
+            return all(map(is_same_alone, items))
+        case nodes.Within(nodes.Laid(), nodes.Pos()):
+            return True
+        case nodes.Same(nodes.Laid(statement)):  # runs of a column may join where branches are cut
+            return isinstance(statement.source, ast.Layout)
+        case nodes.Compare(_, nodes.Pos(), nodes.Pos()):
+            return True
+        case nodes.Compare(_, left, right):
+            return _is_number_alone(left) and _is_number_alone(right)
+    return False
+
+
+def _is_number_alone(number: nodes.Number) -> bool:
+    match number:
+        case nodes.Const() | nodes.RowColumn():
+            return True
+        case nodes.Lookup(nodes.Laid(), "path", nodes.Pos()):
+            return True
+        case nodes.Lookup(nodes.TokenColumn(segment=None), _, nodes.Pos()):
+            return True
+        case nodes.Arithmetic(_, left, right):
+            return _is_number_alone(left) and _is_number_alone(right)
+    return False
+
 
 _NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
 

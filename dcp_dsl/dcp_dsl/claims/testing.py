@@ -11,8 +11,7 @@ from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.report import Outcome, Verdict
-from dcp_dsl.claims.samples import all_layouts, claim_samples
-from dcp_dsl.claims.shrinking import shrink
+from dcp_dsl.claims.samples import all_layouts, claim_samples, shrink
 from dcp_dsl.core.dense import dense_mask
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample

@@ -36,7 +36,7 @@ def blocks(
     of SPEC, JSON of its columns with an optional `len`, or a file of that. Only blocks that hold
     pairs are listed: [row, column, pairs].
     """
-    from dcp_dsl.forms.blocks import block_sparsity
+    from dcp_dsl.forms.sparsity import block_sparsity
 
     spec = load_spec(spec_path)
     mask = choose_mask(spec, call)

@@ -49,7 +49,7 @@ def import_(  # noqa: PLR0913 - one argument per option
     """
     from dcp_dsl.interchange.export import read_export
     from dcp_dsl.interchange.formats import import_mask
-    from dcp_dsl.interchange.runs import find_difference
+    from dcp_dsl.interchange.lines import find_difference
     from dcp_dsl.pictures.picture import Picture
 
     export = read_export(file, name)

@@ -6,11 +6,10 @@ import numpy as np
 
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.forms.blocks import block_sparsity
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import regions_of
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.sparsity import BlockKind
+from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 
 SLOPES = {(0, 0): "full", (0, 1): "causal", (1, 0): "inverse causal", (1, 1): "band"}
 """Slopes of a slab's two ends -> the shape a kernel knows: MagiAttention's four types."""

@@ -153,7 +153,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     from dcp_dsl.core.sample import Sample
     from dcp_dsl.core.sample_statement import NoLengthError
     from dcp_dsl.pictures.picture import preview_sample
-    from dcp_dsl.specs.sample_argument import sample_from_argument
+    from dcp_dsl.specs.spec import sample_from_argument
 
     fixed = None if length is None else read_tokens(length, "--len")
     if given is None:
@@ -180,7 +180,7 @@ def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
     """Name the columns of a mask that a sample lacks, and show a sample that has them."""
     from dcp_dsl.errors import DatasetError
     from dcp_dsl.pictures.picture import preview_sample
-    from dcp_dsl.specs.sample_argument import sample_from_argument
+    from dcp_dsl.specs.spec import sample_from_argument
 
     missing = sorted(mask.columns - error.columns.keys())
     if not missing:

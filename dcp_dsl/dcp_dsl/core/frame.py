@@ -8,10 +8,9 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import Budget
-from dcp_dsl.core.column_segments import bind_columns, flat_column, integers, lists_of
+from dcp_dsl.core.columns import Column, bind_columns, flat_column, integers, lists_of
 from dcp_dsl.core.instances import Instances, tile
 from dcp_dsl.core.layout import bind_layout
-from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.text import show_segment

@@ -12,8 +12,7 @@ from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
-from dcp_dsl.symbolic.comparison import MAX_JOBS, compare
-from dcp_dsl.symbolic.lists import listed
+from dcp_dsl.symbolic.comparison import MAX_JOBS, compare, listed
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
     Bands,

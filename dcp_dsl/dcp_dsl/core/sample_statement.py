@@ -7,8 +7,8 @@ if `segment doc = [doc_lens]*` stands in the text, or in the library's mask that
 from collections.abc import Iterable, Mapping
 
 from dcp_dsl.checks.scope import Scope, library_scopes
+from dcp_dsl.core.columns import Column
 from dcp_dsl.core.layout import natural_length
-from dcp_dsl.core.layout_columns import Column
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration.reads import layout_columns
 from dcp_dsl.errors import DatasetError

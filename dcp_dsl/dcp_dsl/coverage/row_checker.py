@@ -17,7 +17,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import MAX_TOKENS, Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
-from dcp_dsl.data.data_file import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths
+from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths
 from dcp_dsl.data.nesting import (
     LayoutTotals,
     NestedColumn,

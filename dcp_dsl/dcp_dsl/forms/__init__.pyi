@@ -3,7 +3,7 @@ from .conversion import as_rows, as_slabs
 from .form import PlacedForm, ranges_of_tile
 from .items import form_of, items_of
 from .parts import Parts, RegionPart, keys_of, regions_of
-from .rows import Rows
+from .slabs import Rows
 from .sparsity import BatchShape, BlockKind
 
 __all__ = [

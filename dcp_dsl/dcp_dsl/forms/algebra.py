@@ -13,12 +13,10 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.forms.conversion import to_form
+from dcp_dsl.forms.conversion import as_regions, to_form
 from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
 from dcp_dsl.forms.parts import keys_of
-from dcp_dsl.forms.rows import Rows
-from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.forms.transposition import as_regions
+from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 
 MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches

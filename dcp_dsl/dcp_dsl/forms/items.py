@@ -14,8 +14,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import Parts, RegionPart, keys_of, regions_of
-from dcp_dsl.forms.rows import Rows
-from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.terms import MAX_PERIOD
 
 KINDS = ("slabs", "rows", "cols:slabs", "cols:rows", "strided")

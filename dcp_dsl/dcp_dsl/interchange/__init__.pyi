@@ -1,7 +1,7 @@
 from .block_sparse import BlockTables, MaskMod, build_block_tables, build_mask_mod, list_blocks
 from .export import Export, ExportConfig, read_export, write_export
-from .runs import find_difference
-from .varlen import varlen_calls
+from .lines import find_difference
+from .slices import varlen_calls
 
 __all__ = [
     "BlockTables",

@@ -7,12 +7,17 @@ from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
-from dcp_dsl.interchange.dense import from_dcp, from_dense, to_dcp, to_dense
+from dcp_dsl.interchange.block_sparse import to_flash4, to_flex
 from dcp_dsl.interchange.export import FORMATS, Export, ExportConfig
-from dcp_dsl.interchange.flashmask import from_flashmask, to_flashmask
-from dcp_dsl.interchange.flex import to_flash4, to_flex
-from dcp_dsl.interchange.magi import from_magi, to_magi
-from dcp_dsl.interchange.varlen import to_varlen
+from dcp_dsl.interchange.lines import (
+    from_dcp,
+    from_dense,
+    from_flashmask,
+    to_dcp,
+    to_dense,
+    to_flashmask,
+)
+from dcp_dsl.interchange.slices import from_magi, to_magi, to_varlen
 
 WRITERS: Mapping[str, Callable[[Slabs, ExportConfig], Export]] = MappingProxyType(
     {

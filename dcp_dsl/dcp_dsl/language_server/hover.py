@@ -3,7 +3,7 @@
 from base64 import b64encode
 
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.claims.memory import Meanings
+from dcp_dsl.claims.steps import Meanings
 from dcp_dsl.core.mask import build_mask
 from dcp_dsl.elaboration.reads import layout_columns
 from dcp_dsl.errors import DatasetError, DCPError

@@ -15,13 +15,19 @@ from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
 
-from dcp_dsl.language_server.colours import MODIFIERS, TYPES, coloured
-from dcp_dsl.language_server.completion import complete
+from dcp_dsl.language_server.completion import complete, signature_at
 from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.language_server.hover import describe
-from dcp_dsl.language_server.names import RenameError, references, rename, symbol_at
+from dcp_dsl.language_server.names import (
+    MODIFIERS,
+    TYPES,
+    RenameError,
+    coloured,
+    references,
+    rename,
+    symbol_at,
+)
 from dcp_dsl.language_server.session import Checks, Session
-from dcp_dsl.language_server.signature import signature_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostic_formats import explanations
 from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes

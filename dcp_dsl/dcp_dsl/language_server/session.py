@@ -7,8 +7,7 @@ what was decided about statements that mean the same as before is repeated.
 import time
 from dataclasses import replace
 
-from dcp_dsl.claims.memory import Meanings, Memory, move
-from dcp_dsl.claims.steps import all_steps
+from dcp_dsl.claims.steps import Meanings, Memory, all_steps, move
 from dcp_dsl.claims.testing import Testing
 from dcp_dsl.language_server.document import Document, Encoding
 from dcp_dsl.syntax import ast

@@ -1,9 +1,83 @@
-"""The frame of a drawn matrix: words above it, stripes along both axes, a legend below."""
+"""The surroundings of a drawn matrix: words, kinds of tokens along the axes; and its coverage."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dcp_dsl.pictures.axes import Stripe
+import numpy as np
+
+from dcp_dsl.arrays import Bytes, Floats
+from dcp_dsl.core.layout import bind_layout
+from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.sample import Sample
+from dcp_dsl.elaboration.reads import layout_columns
+from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.sparsity import block_sparsity
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.walk import walk_parts
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """An instance of a segment: the tokens ``[start, end)`` are of this kind.
+
+    Attributes:
+        kind: name of the segment.
+        start, end: tokens.
+        number: counts the instances of the kind from 0, so that neighbours can be told apart.
+    """
+
+    kind: str
+    start: int
+    end: int
+    number: int
+
+
+def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
+    """Return the parts of the first layout that the mask reads, in the order of the tokens.
+
+    Empty if it reads none. Parts without tokens are left out.
+
+    Raises:
+        DatasetError: if the layout does not fit the sample.
+    """
+    for segment in mask.segments:
+        layout = segment.source
+        if isinstance(layout, ast.Layout) and sample.columns.keys() >= set(layout_columns(layout)):
+            return _lay_out(segment, layout, sample)
+    return ()
+
+
+def _lay_out(segment: ast.Segment, layout: ast.Layout, sample: Sample) -> tuple[Stripe, ...]:
+    instances, _ = bind_layout(segment, layout, sample.columns, sample.length)
+    leaves = [p.part for p in walk_parts(layout.parts) if isinstance(p.part, ast.Leaf)]
+    names = dict.fromkeys(leaf.name.text for leaf in leaves if leaf.name is not None)
+    found = []
+    for name in names or [segment.name.text]:
+        spans = zip(instances[name].start.tolist(), instances[name].end.tolist(), strict=True)
+        found += [Stripe(name, a, b, i) for i, (a, b) in enumerate(spans) if b > a]
+    return tuple(sorted(found, key=lambda stripe: stripe.start))
+
+
+def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[Stripe, ...]:
+    """Return at most `limit` stripes: where there are more, each shows the kind in its middle.
+
+    >>> many = [Stripe("ab"[i % 2], i, i + 1, 0) for i in range(6)]
+    >>> [(s.kind, s.start, s.end) for s in condense(many, 6, 2)]
+    [('b', 0, 3), ('a', 3, 6)]
+    """
+    if len(stripes) <= limit:
+        return tuple(stripes)
+    ends = [stripe.end for stripe in stripes]
+    bins: list[Stripe] = []
+    for index in range(limit):
+        start, end = index * num_tokens // limit, (index + 1) * num_tokens // limit
+        at = bisect_right(ends, (start + end) // 2)
+        if at == len(stripes) or stripes[at].start > (start + end) // 2 or start == end:
+            continue
+        bins.append(Stripe(stripes[at].kind, start, end, stripes[at].number))
+    return tuple(bins)
+
 
 KIND_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8a94a3")
 """Okabe & Ito (2008): colours that everybody can tell apart."""
@@ -63,3 +137,32 @@ def lay_out_legend(widths: Sequence[float], room: float) -> list[tuple[float, in
         places.append((x, line))
         x += width
     return places
+
+
+def measure_coverage(form: Form, rows: int, columns: int) -> Floats:
+    """Measure cells of ``rows`` times ``columns`` tokens; exact, no token is visited.
+
+    Returns:
+        float64 ``[ceil(T / rows), ceil(T / columns)]``: visible pairs over pairs, 0 to 1.
+
+    >>> from dcp_dsl import Slabs
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> measure_coverage(causal, 2, 2).tolist()
+    [[0.75, 0.0], [1.0, 0.75]]
+    """
+    blocks = block_sparsity([form], rows, columns)
+    heights, widths = np.diff(blocks.q_bounds), np.diff(blocks.kv_bounds)
+    part = np.zeros((len(heights), len(widths)))
+    row, column = blocks.row_idx, blocks.col_idx
+    part[row, column] = blocks.pairs / (heights[row] * widths[column])
+    return part
+
+
+def levels(part: Floats, most: int) -> Bytes:
+    """Round coverage to 0 (nothing visible), `most` (everything) and equal steps in between.
+
+    >>> levels(np.array([0, 0.01, 0.5, 0.99, 1]), 4).tolist()
+    [0, 1, 2, 3, 4]
+    """
+    between = 1 + np.floor((most - 1) * part)
+    return np.where(part <= 0, 0, np.where(part >= 1, most, between)).astype(np.uint8)

@@ -7,9 +7,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dcp_dsl.arrays import Bytes
 from dcp_dsl.forms.form import Form
-from dcp_dsl.pictures.axes import condense
-from dcp_dsl.pictures.frame import LIGHT, PictureFrame, lay_out_legend
-from dcp_dsl.pictures.raster import measure_coverage
+from dcp_dsl.pictures.frame import LIGHT, PictureFrame, condense, lay_out_legend, measure_coverage
 
 MARGIN = 14
 BAR = 12

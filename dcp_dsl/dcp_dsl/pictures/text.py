@@ -4,9 +4,7 @@ from collections.abc import Iterable
 
 from dcp_dsl.arrays import Floats
 from dcp_dsl.forms.form import Form
-from dcp_dsl.pictures.axes import condense
-from dcp_dsl.pictures.frame import PictureFrame
-from dcp_dsl.pictures.raster import levels, measure_coverage
+from dcp_dsl.pictures.frame import PictureFrame, condense, levels, measure_coverage
 
 _HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
 _SHADES = " ░▒▓█"

@@ -1,22 +1,308 @@
 """Prove statements about masks for every sample at once.
 
 Two tokens can lie in finitely many ways in the layouts that a mask reads (`worlds`). In each,
-the mask is evaluated to true, false or a formula over what is not known (`evaluation`), and
-the statement holds if no case of the unknowns contradicts it. What is not proved this way may still
-be true: the caller searches for a sample that shows the contrary.
+the mask is evaluated to true, false or a formula over what is not known, and the statement holds if
+no case of the unknowns contradicts it. What is not proved this way may still be true: the caller
+searches for a sample that shows the contrary.
 
 A parameter without a value stands for every mask, or every number of at least 1.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from typing import Any, TypeVar
 
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.proof.evaluation import Evaluation
-from dcp_dsl.proof.formula import Formula, Undecided, all_of, has_case, negate
-from dcp_dsl.proof.numbers import Facts
-from dcp_dsl.proof.worlds import MAX_WORLDS, Relation, count_worlds, worlds
+from dcp_dsl.proof.formula import (
+    INFINITE,
+    Formula,
+    Range,
+    Undecided,
+    Var,
+    all_of,
+    any_of,
+    has_case,
+    negate,
+)
+from dcp_dsl.proof.numbers import (
+    Facts,
+    Sum,
+    TokenRef,
+    View,
+    divide,
+    view_columns,
+    view_layout,
+    view_tiles,
+)
+from dcp_dsl.proof.worlds import (
+    MAX_WORLDS,
+    Relation,
+    World,
+    count_worlds,
+    find_level,
+    is_along,
+    worlds,
+)
 from dcp_dsl.syntax import ast
+
+_Made = TypeVar("_Made")
+_NODE = TypeVar("_NODE", bound=nodes.Node)
+
+
+@dataclass(frozen=True, slots=True)
+class PartialNumber:
+    """A number, and where it is one: `q.doc` is nothing outside all documents."""
+
+    value: Sum
+    is_defined: Formula = True
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """Evaluates nodes in one world.
+
+    Attributes:
+        world: where the two tokens lie.
+        facts: what is known about numbers there.
+        budget: shared by all worlds of a text.
+        frame: names the coordinates: () for the sample, longer inside `per`.
+        known: what nodes are in each frame.
+    """
+
+    world: World
+    facts: Facts
+    budget: Budget
+    frame: tuple[Hashable, ...] = ()
+    known: dict[Hashable, Any] = field(default_factory=dict)
+
+    def once(self, make: Callable[[_NODE], _Made], node: _NODE) -> _Made:
+        """Evaluate a node once in each frame."""
+        key = node, self.frame
+        if key not in self.known:
+            self.budget.spend(1)
+            self.known[key] = make(node)
+        found: _Made = self.known[key]
+        return found
+
+    # ---- masks ----
+
+    def mask(self, node: nodes.Mask) -> Formula:
+        """Evaluate a mask."""
+        return self.once(self._mask, node)
+
+    def _mask(self, node: nodes.Mask) -> Formula:
+        try:
+            match node:
+                case nodes.Truth(flag):
+                    return flag
+                case nodes.Not(item):
+                    return negate(self.mask(item))
+                case nodes.And(items):
+                    return all_of(self.mask(item) for item in items)
+                case nodes.Or(items):
+                    return any_of(self.mask(item) for item in items)
+                case nodes.Per(segment, body):
+                    view = self.view(segment)
+                    if view.same is False:
+                        return False
+                    inside = replace(self, frame=(*self.frame, view.key))
+                    return all_of([view.same, inside.mask(body)])
+            return self.atom(node)
+        except Undecided:  # may hold or not; what stands beside it can still decide
+            return Var(object())
+
+    def atom(self, node: nodes.Mask) -> Formula:
+        """Evaluate a comparison, a membership or a parameter."""
+        match node:
+            case nodes.Compare(op, left, right):
+                a, b = self.number(left), self.number(right)
+                truth = self.facts.compare(a.value, op, b.value)
+                return all_of([a.is_defined, b.is_defined, truth])
+            case nodes.Within(segment, at):
+                return self.view(segment).inside[self.place(at)]
+            case nodes.Same(segment):
+                return self.view(segment).same
+            case nodes.Listed():  # only the data knows what a list holds
+                return Var((node, self.frame))
+            case nodes.Along(layout):
+                return self.along(layout.statement)
+            case nodes.Free(name):  # an unknown mask is another one in other coordinates
+                return Var(("parameter", name, self.frame))
+        raise AssertionError(f"no mask: {type(node).__name__}")
+
+    def along(self, statement: ast.Segment) -> Formula:
+        """Return whether the key is the query or stands before it on its path."""
+        placing = self.world.placing(statement)
+        found = is_along(statement, placing, self.world.relation)
+        if found is None:  # a column of parents says it
+            return Var(("along", self.world.layouts[id(statement)]))
+        return found
+
+    def place(self, at: nodes.Number) -> TokenRef:
+        """Return the token that a number points at.
+
+        Raises:
+            Undecided: if it is neither the query nor the key.
+        """
+        number = self.number(at)
+        value = number.value
+        if number.is_defined is True and len(value.terms) == 1 and not value.constant:
+            unknown, factor = value.terms[0]
+            if unknown.family == ("position", self.frame) and factor == 1:
+                return unknown.place
+        raise Undecided
+
+    # ---- numbers ----
+
+    def number(self, node: nodes.Number) -> PartialNumber:
+        """Evaluate a number."""
+        return self.once(self._number, node)
+
+    def _number(self, node: nodes.Number) -> PartialNumber:
+        match node:
+            case nodes.Const(value):
+                return PartialNumber(Sum((), value))
+            case nodes.Pos(side):
+                return PartialNumber(self.position("t" if self.world.relation == "same" else side))
+            case nodes.Outside(levels, value):
+                return replace(self, frame=self.frame[:-levels]).number(value)
+            case nodes.Arithmetic(op, left, right):
+                a, b = self.number(left), self.number(right)
+                result = self.arithmetic(op, a.value, b.value)
+                return PartialNumber(result, all_of([a.is_defined, b.is_defined]))
+            case nodes.Lookup(table, fact, at):
+                return self.look_up(table, fact, self.place(at))
+        return PartialNumber(self.unknown(node))
+
+    def unknown(self, node: nodes.Number) -> Sum:
+        """Return a number that is the same for all tokens of a frame."""
+        match node:
+            case nodes.Length():
+                return self.facts.add(("len", self.frame), "", (1, INFINITE))
+            case nodes.Count(segment):
+                view = self.view(segment)
+                if view.parent:
+                    return view.count("", self.facts)
+                return self.facts.add(("count", view.key), "", (0, INFINITE))
+            case nodes.RowColumn(name):
+                return self.facts.add(("row", name), "")
+            case nodes.Free(name, kind):
+                lowest = 1 if kind in ("tokens", "int") else -INFINITE
+                return self.facts.add(("parameter", name), "", (lowest, INFINITE))
+        raise AssertionError(f"no number: {type(node).__name__}")
+
+    def position(self, place: TokenRef) -> Sum:
+        """Return the position of a token in the present coordinates."""
+        return self.facts.add(("position", self.frame), place, (0, INFINITE), step=1)
+
+    def arithmetic(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
+        """Evaluate ``a op b``."""
+        ranges = self.facts.range_of(a), self.facts.range_of(b)
+        values: Range = (-INFINITE, INFINITE)
+        match op:
+            case "+" | "-":
+                return a.plus(b, 1 if op == "+" else -1)
+            case "min" | "max":
+                return self.extreme(op, a, b)
+            case "//":
+                return divide(a, b, self.facts)
+            case "*" if a.is_number or b.is_number:
+                factor, other = (a.constant, b) if a.is_number else (b.constant, a)
+                return Sum((), 0).plus(other, factor)
+            case "%" if a.is_number and a.constant == 0:
+                return a
+            case "%" if a.is_number and b.is_number and b.constant > 0:
+                return Sum((), a.constant % b.constant)
+            case "*" if min(ranges[0][0], ranges[1][0]) >= 1:
+                values = (1, INFINITE)
+            case "%" if ranges[1][0] >= 1:
+                values = (0, ranges[1][1] - 1)
+        return self.opaque(op, [a, b], values)
+
+    def extreme(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
+        """Return the smaller or the larger of two sums."""
+        low, high = self.facts.range_of(a.plus(b, -1))
+        if low >= 0 or high <= 0:
+            return a if (low >= 0) == (op == "max") else b
+        choose = min if op == "min" else max
+        (low_a, high_a), (low_b, high_b) = self.facts.range_of(a), self.facts.range_of(b)
+        lows, highs = choose(low_a, low_b), choose(high_a, high_b)
+        both = a.plus(b)
+        if both.is_number:  # of x and c - x one is at least, the other at most half of c
+            if op == "max":
+                lows = max(lows, ceil(both.constant / 2))
+            else:
+                highs = min(highs, both.constant // 2)
+        result = self.opaque(op, [a, b], (lows, highs))
+        (unknown, _), *_ = result.terms
+        if all(self.facts.is_rising(each) or not each.places() for each in (a, b)):
+            self.facts.add(unknown.family, unknown.place, (lows, highs), step=0)
+        return result
+
+    def opaque(self, what: str, of: list[Sum], values: Range) -> Sum:
+        """Return an unknown that is some function of sums."""
+        places = set().union(*(each.places() for each in of))
+        family = (what, *(each.family() for each in of))
+        if len(places) > 1:
+            return self.facts.add((*family, *of), "", values)
+        return self.facts.add(family, next(iter(places), ""), values)
+
+    def look_up(
+        self, table: nodes.Segment | nodes.TokenColumn, fact: nodes.Fact, place: TokenRef
+    ) -> PartialNumber:
+        """Evaluate a token column, or a fact about a token's instance."""
+        if isinstance(table, nodes.TokenColumn):
+            found = self.facts.add(("token", table.column, table.size is None), place)
+            is_defined = table.segment is None or Var((table, place, self.frame))
+            return PartialNumber(found, is_defined)
+        if fact == "path":
+            assert isinstance(table, nodes.Laid), "checked: a layout has paths"
+            family = ("path", self.world.layouts[id(table.statement)], self.frame)
+            is_longer = self.along(table.statement) is True
+            found = self.facts.add(family, place, (0, INFINITE), step=1 if is_longer else None)
+            return PartialNumber(found, self.view(table).inside[place])
+        view = self.view(table)
+        if fact == "number":
+            return PartialNumber(view.numbers[place], view.inside[place])
+        if fact == "count":
+            return PartialNumber(view.count(place, self.facts), view.inside[place])
+        start = view.border("start", place, self.facts)
+        if fact == "start":
+            return PartialNumber(start, view.inside[place])
+        if fact == "pos":
+            return PartialNumber(self.position(place).plus(start, -1), view.inside[place])
+        end = view.border("end", place, self.facts)
+        return PartialNumber(end if fact == "end" else end.plus(start, -1), view.inside[place])
+
+    # ---- segments ----
+
+    def view(self, node: nodes.Segment) -> View:
+        """Return a segment as the two tokens see it."""
+        return self.once(self._view, node)
+
+    def _view(self, node: nodes.Segment) -> View:
+        position = ("position", self.frame)
+        key: tuple[Hashable, ...]
+        match node:
+            case nodes.Chosen(is_first, segment, count):
+                how_many = self.number(count).value
+                return self.view(segment).select(how_many, self.facts, is_first=is_first)
+            case nodes.Tiles(size, parent):
+                tokens = self.number(size).value
+                around = None if parent is None else self.view(parent)
+                key = ("tiles", tokens, None if around is None else around.key, self.frame)
+                return view_tiles(key, tokens, around, position, self.facts)
+            case nodes.Laid(statement, name) if isinstance(statement.source, ast.Columns):
+                key = ("columns", id(statement), name, self.frame)
+                return view_columns(key, position, self.facts)
+            case nodes.Laid(statement, name):
+                placing = self.world.placing(statement)  # the worlds place all that is reached
+                key = ("layout", self.world.layouts[id(statement)], name, self.frame)
+                level = find_level(statement, name)
+                return view_layout(key, level, placing, position, self.facts)
+
 
 MAX_STEPS = 60_000  # nodes evaluated for one statement; about a tenth of a second
 MAX_TEXT_STEPS = 6 * MAX_STEPS  # for all statements of a text together

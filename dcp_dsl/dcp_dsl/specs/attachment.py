@@ -12,11 +12,9 @@ from numpy.typing import NDArray
 from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard
-from dcp_dsl.core.mask import Mask, build_mask
+from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
 from dcp_dsl.core.sample import Sample, stated_length
-from dcp_dsl.core.stack import Stack, build_stack
-from dcp_dsl.data.data_file import DataFile
-from dcp_dsl.data.row_lengths import file_lengths, layout_length, summed_layouts
+from dcp_dsl.data.dataset import DataFile, file_lengths, layout_length, summed_layouts
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean

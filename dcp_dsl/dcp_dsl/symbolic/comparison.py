@@ -1,4 +1,4 @@
-"""Turn ``f(q) + g(k) <= 0`` and its five sisters into slabs.
+"""Turn comparisons and lists into slabs: ``f(q) + g(k) <= 0``, ``k // 64 in q.chosen``.
 
 On a run of keys where g rises, the keys with ``g(k) <= t`` are a prefix whose end is a function of
 t. So g is cut into stretches on which it rises or falls.
@@ -17,7 +17,7 @@ from dcp_dsl.symbolic.piecewise import (
     overlaps,
     sorted_unique,
 )
-from dcp_dsl.symbolic.region import MAX_CELLS, Region
+from dcp_dsl.symbolic.region import MAX_CELLS, MAX_PAIRS, Region
 
 _MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 MAX_JOBS = MAX_CELLS // 2
@@ -345,3 +345,55 @@ def _cut_jobs(jobs: _Jobs, job: Ints, row: Ints) -> _Jobs:
     next_row = np.append(row[1:], 0)
     is_last = np.append(job[1:] != job[:-1], True)
     return jobs.from_row(job, row, np.where(is_last, jobs.end[job], next_row))
+
+
+def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
+    """Return the pairs of a row and a key whose number is in the list of the row.
+
+    Args:
+        rows: which list each row has; flat, undefined where it has none.
+        lists: int64 ``[R, size]``, every number once, -1 for none.
+        numbers: the number of each key.
+
+    Raises:
+        TooManyPieces: if there are too many places of lists, or of keys.
+    """
+    n, numbers = numbers.num_tokens, _flat(numbers)
+    kept = np.flatnonzero(numbers.is_defined)
+    kept = kept[np.argsort(numbers.values[kept], kind="stable")]
+    value, start = numbers.values[kept], numbers.starts[kept]
+    end = start + numbers.lengths[kept]
+    piece = np.flatnonzero(rows.is_defined)
+    entries = lists[rows.values[piece]]
+    limit_pieces(int(np.count_nonzero(entries >= 0)), MAX_PAIRS, "places of lists")
+    row, place = np.nonzero(entries >= 0)
+    wanted = entries[row, place]
+    top = int(value.max(initial=-1)) + 1
+    if top <= n:  # a table of all numbers is several times as fast
+        firsts = np.searchsorted(value, np.arange(top + 2))
+        wanted = np.minimum(wanted, top)
+        first, counts = firsts[wanted], np.diff(firsts)[wanted]
+    else:
+        first = np.searchsorted(value, wanted)
+        counts = np.searchsorted(value, wanted, side="right") - first
+    limit_pieces(int(counts.sum()), MAX_PAIRS, "stretches of keys that lists name")
+    entry, at = expand(first, counts)
+    row, start, end = row[entry], start[at], end[at]
+    order = np.argsort(row * n + start, kind="stable")
+    row, start, end = row[order], start[order], end[order]
+    is_new = np.ones(len(row), np.bool_)
+    is_new[1:] = (row[1:] != row[:-1]) | (start[1:] != end[:-1])
+    start, end = start[is_new], end[np.append(is_new[1:], True)[: len(end)]]
+    which = piece[row[is_new]]
+    q_start, flat = rows.starts[which], np.zeros(len(which), np.int64)
+    q_end = q_start + rows.lengths[which]
+    return Region(n, q_start, q_end, start, end, flat, flat, is_maximal=False)
+
+
+def _flat(function: Piecewise) -> Piecewise:
+    """Return a function in pieces of one value each."""
+    sloped = np.flatnonzero(function.slopes)
+    if not len(sloped):
+        return function
+    tokens = expand(function.starts[sloped], function.lengths[sloped])[1]
+    return function.cut(tokens)

@@ -1,11 +1,22 @@
-"""Messages for syntax errors, each with examples of the mistake.
+"""Messages for syntax errors: examples of each mistake, and habits of other mask languages.
 
 The parser runs every example once and remembers the state it failed in; a real error that fails in
 the same state on the same kind of token gets the example's code (the method of Lark's
 ``match_examples``, with the examples parsed once instead of at every error).
+
+Foreign names (`kv_idx`) parse and are looked up by the checks. Foreign syntax (`doc_id[q]`,
+`x in [1, 2]`, `0.1`) does not parse, so it is found among the tokens of the statement.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+
+from dcp_dsl.syntax.ast import Span
+from dcp_dsl.syntax.ast_builder import BuildError
+from dcp_dsl.syntax.diagnostics import did_you_mean
+from dcp_dsl.syntax.tokens import KEYWORDS, RawToken, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +123,235 @@ MISTAKES: tuple[Mistake, ...] = (
 )  # fmt: skip
 
 MESSAGES = {mistake.code: mistake for mistake in MISTAKES}
+
+
+POSITIONS: Mapping[str, str] = {
+    **dict.fromkeys(("q_idx", "query_idx", "q_index", "q_pos", "query_pos"), "q"),
+    **dict.fromkeys(("kv_idx", "key_idx", "k_idx", "kv_index", "kv_pos", "key_pos"), "k"),
+    **dict.fromkeys(("seq_len", "seqlen", "seq_length", "num_tokens"), "len"),
+}
+"""Names that other languages give to positions and to the length -> the name here."""
+
+_POSITION_WORDS = {
+    "q": "the position of the query", "k": "the position of the key",
+    "len": "the tokens of the sample",
+}  # fmt: skip
+
+_SCORES = (
+    "a mask is known before the model runs; let the data say which keys are chosen: "
+    "`segment chosen = flags(is_chosen)` and `(k in chosen or q == k)`"
+)
+_CHANCE = (
+    "a mask is the same in every run; draw once and put it into the data: "
+    "`segment kept = flags(is_kept)` and `(k in kept or q == k)`"
+)
+FUNCTIONS: Mapping[str, str] = {
+    **dict.fromkeys(("top_k", "topk", "argmax", "softmax", "score"), _SCORES),
+    **dict.fromkeys(("random", "rand", "randint", "bernoulli", "dropout"), _CHANCE),
+}
+"""Functions that no mask can have, and the way out."""
+
+JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
+"""Functions that join masks, and the operator that does it here."""
+
+
+def position_hint(name: str) -> str:
+    """Return the name of a position in this language, or an empty text.
+
+    >>> position_hint("kv_idx")
+    'write `k`, the position of the key'
+    """
+    meant = POSITIONS.get(name)
+    return "" if meant is None else f"write `{meant}`, {_POSITION_WORDS[meant]}"
+
+
+def segment_hint(name: str, segments: Sequence[str]) -> str:
+    """Return a hint for a name that is no segment: a close name, or a longer or shorter one.
+
+    >>> segment_hint("document", ["part", "doc"])
+    'did you mean `doc`?'
+    """
+    near = did_you_mean(name, list(segments))
+    if near:
+        return near
+    alike = [s for s in segments if min(len(s), len(name)) > 1]
+    alike = [s for s in alike if name.startswith(s) or s.startswith(name)]
+    if alike:
+        return f"did you mean `{max(alike, key=len)}`?"
+    if segments:
+        return f"segments: {', '.join(f'`{s}`' for s in sorted(segments))}"
+    return f"define it: `segment {name} = [{name}_lens]*`, or tiles: `where {name} = every 256`"
+
+
+_PAIRS = {"[": "]", "(": ")", "{": "}"}
+_ARITHMETIC = frozenset({"+", "-", "*", "//", "%", "."})
+_ID_ENDINGS = ("_ids", "_idx", "_id")
+
+
+def fail_foreign_syntax(place: RawToken, tokens: Sequence[RawToken], text: str) -> None:
+    """Raise for a statement that stops making sense at a habit of another language.
+
+    Args:
+        place: the token at which the parser stopped.
+        tokens: the statement.
+        text: the whole file.
+
+    Raises:
+        BuildError: E025 for a column with an index, E026 for `in` and a list, E027 for a fraction.
+    """
+    at = next((i for i, token in enumerate(tokens) if token.span == place.span), len(tokens))
+    _fail_fraction(at, tokens)
+    _fail_list(at, tokens, text)
+    _fail_index(at, tokens, text)
+
+
+def _fail_fraction(at: int, tokens: Sequence[RawToken]) -> None:
+    """Raise for `0.1`; within a call of a function that cannot be, say that instead."""
+    if at < 2 or at >= len(tokens) or [t.kind for t in tokens[at - 2 : at : 2]] != ["number"]:
+        return
+    whole, dot, part = tokens[at - 2 : at + 1]
+    if dot.text != "." or part.kind != "number":
+        return
+    for index in range(at - 3, 0, -1):
+        name = tokens[index - 1]
+        if tokens[index].text == "(" and name.text in FUNCTIONS:
+            raise BuildError("E101", f"unknown name `{name.text}`", name.span, FUNCTIONS[name.text])
+    shown = f"{whole.text}.{part.text}"
+    raise BuildError(
+        "E027", f"`{shown}` is no whole number", Span(whole.span.start, part.span.end),
+        "write a fraction as a division that rounds down: a tenth of the sample is `len // 10`",
+    )  # fmt: skip
+
+
+# ---- `x in [1, 2]` -------------------------------------------------------------------------------
+
+
+def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
+    """Raise for `in` and a list of numbers."""
+    for index in range(min(at, len(tokens) - 1), 0, -1):
+        if tokens[index].text in _PAIRS and tokens[index - 1].text == "in":
+            break
+    else:
+        return
+    end = _closing(index, tokens)
+    values = _values(tokens[index + 1 : end], text)
+    if end is None or end < at or not values or (tokens[index].text == "(" and len(values) < 2):
+        return
+    is_not = tokens[index - 2].text == "not"
+    last = index - 3 if is_not else index - 2
+    first = _operand_start(last, tokens)
+    if first > last:
+        return
+    span = Span(tokens[first].span.start, tokens[end].span.end)
+    if tokens[first].text == "(" and _closing(first, tokens) == last:
+        first, last = first + 1, last - 1
+    item = text[tokens[first].span.start : tokens[last].span.end]
+    meant = _comparisons(item, values, is_not=is_not)
+    message = "`in` asks whether a token lies in a segment, not about a list of numbers"
+    raise BuildError("E026", message, span, f"write `{meant}`", meant)
+
+
+def _comparisons(item: str, values: Sequence[str], *, is_not: bool) -> str:
+    numbers = [int(value) for value in values if value.isdigit()]
+    is_run = len(numbers) == len(values) > 2 and all(
+        number == numbers[0] + i for i, number in enumerate(numbers)
+    )
+    if is_run and not is_not:
+        return f"{numbers[0]} <= {item} <= {numbers[-1]}"
+    op, word = ("!=", " and ") if is_not else ("==", " or ")
+    told = word.join(f"{item} {op} {value}" for value in values)
+    return f"({told})" if len(values) > 1 else told
+
+
+def _values(tokens: Sequence[RawToken], text: str) -> list[str]:
+    """Return the texts between commas, if they are numbers and names with signs."""
+    found: list[list[RawToken]] = [[]]
+    for token in tokens:
+        if token.text == ",":
+            found.append([])
+        elif token.kind in ("number", "name") or token.text in _ARITHMETIC:
+            found[-1].append(token)
+        else:
+            return []
+    return [text[v[0].span.start : v[-1].span.end] for v in found] if all(found) else []
+
+
+def _closing(opening: int, tokens: Sequence[RawToken]) -> int | None:
+    """Return the place of the bracket that closes this one."""
+    depth = 0
+    for index in range(opening, len(tokens)):
+        depth += (tokens[index].text in _PAIRS) - (tokens[index].text in _PAIRS.values())
+        if depth == 0:
+            return index
+    return None
+
+
+def _operand_start(last: int, tokens: Sequence[RawToken]) -> int:
+    """Return where the sum begins that ends at this token."""
+    first, depth = last + 1, 0
+    for index in range(last, -1, -1):
+        token = tokens[index]
+        depth += (token.text == ")") - (token.text == "(")
+        is_part = token.kind == "number" or token.text in (*_ARITHMETIC, "(", ")")
+        is_part = is_part or (token.kind == "name" and token.text not in KEYWORDS)
+        if depth < 0 or not (is_part or depth > 0):
+            break
+        first = index
+    return first
+
+
+# ---- `doc_id[q]` ---------------------------------------------------------------------------------
+
+
+def _fail_index(at: int, tokens: Sequence[RawToken], text: str) -> None:
+    """Raise for a column with a position in brackets."""
+    read = _index_at(at - 1, tokens)
+    if read is None:
+        return
+    column, position = read
+    span = Span(tokens[at - 1].span.start, tokens[at + 2].span.end)
+    meant = f"{position}.{column}"
+    other = _index_at(at + 4, tokens) if at + 3 < len(tokens) else None
+    is_known = ("token", column) in _definitions(text)
+    fix: str | None = meant if is_known else None
+    if other is not None and other[0] == column and tokens[at + 3].text == "==":
+        span = Span(span.start, tokens[at + 7].span.end)
+        meant += f" == {other[1]}.{column}"
+        fix = meant if is_known else None
+        segment = _segment_like(column, text)
+        if segment is not None and not is_known:
+            meant = fix = f"same({segment})"
+            is_known = True
+    hint = f"write `{meant}`"
+    if not is_known:
+        hint += f" and, above the mask, `token {column}`"
+        if other is not None:
+            hint += "; if a column gives lengths: `segment doc = [doc_lens]*` and `same(doc)`"
+    message = f"the column `{column}` is read by name, not with an index"
+    raise BuildError("E025", message, span, hint, fix)
+
+
+def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
+    """Return column and position if `column[position]` begins here."""
+    if at < 0 or at + 3 >= len(tokens):
+        return None
+    name, opening, position, closing = tokens[at : at + 4]
+    meant = {"q": "q", "k": "k", **POSITIONS}.get(position.text)
+    if (opening.text, closing.text) != ("[", "]") or meant not in ("q", "k"):
+        return None
+    return (name.text, meant) if name.kind == "name" and name.text not in KEYWORDS else None
+
+
+@lru_cache(maxsize=1)  # a text has many errors at most
+def _definitions(text: str) -> tuple[tuple[str, str], ...]:
+    """Return the names of the token columns and segments of a text, each behind its keyword."""
+    words = [token.text for token in scan(text) if token.kind == "name"]
+    return tuple(pair for pair in pairwise(words) if pair[0] in ("token", "segment"))
+
+
+def _segment_like(column: str, text: str) -> str | None:
+    """Return a segment of the text that is named like a column of ids."""
+    for ending in _ID_ENDINGS:
+        column = column.removesuffix(ending)
+    segments = [name for word, name in _definitions(text) if word == "segment"]
+    return next((s for s in segments if s.startswith(column) or column.startswith(s)), None)

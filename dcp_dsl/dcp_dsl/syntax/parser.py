@@ -23,10 +23,9 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.foreign import fail_foreign_syntax
-from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES
-from dcp_dsl.syntax.moving import moved
+from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES, fail_foreign_syntax
 from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
+from dcp_dsl.syntax.walk import moved
 from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
