@@ -161,16 +161,7 @@ def call_mask(
     names: Names,
     checker: Checker,
 ) -> Kind:
-    """Check the arguments of a mask against its parameters; return what the call means.
-
-    Args:
-        mask: the mask.
-        scope: where its body is read.
-        given: the arguments.
-        span: the place of the name.
-        names: parameters and bindings around the call.
-        checker: of the text with the call.
-    """
+    """Check the arguments of a mask against its parameters; return what the call means."""
     params = {p.name.text: p for p in mask.params}
     values: dict[str, nodes.Node] = {}
     for index, argument in enumerate(given):

@@ -91,13 +91,7 @@ class ExpressionChecker(Checker):
     # ---- kinds ----
 
     def kind(self, value: ast.Expr, names: Names, *, is_mask: bool = False) -> Kind:
-        """Return the kind of an expression and report errors inside it.
-
-        Args:
-            value: the expression.
-            names: parameters and bindings around it.
-            is_mask: whether only a mask fits, so that an unknown name is a misspelt mask.
-        """
+        """Return the kind of an expression; `is_mask` says that only a mask fits in its place."""
         place = self.place(value.span)
         match value:
             case ast.Number(number):

@@ -156,14 +156,7 @@ class Checker(ABC):
     def unknown(
         self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
     ) -> None:
-        """Report an unknown name with the closest one that fits in its place.
-
-        Args:
-            text: the name.
-            span: its place.
-            names: parameters and bindings around it.
-            wanted: whether a mask has to stand there, or what takes arguments.
-        """
+        """Report an unknown name with the closest one: a mask, what takes arguments, or any."""
         if self.is_full:  # finding the closest name is slow
             return
         scope = self.scope

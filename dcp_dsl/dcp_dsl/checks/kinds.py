@@ -141,12 +141,7 @@ Names: TypeAlias = Mapping[str, Kind | Function]  # parameters and bindings arou
 
 
 def parent_of(name: str, statement: ast.Segment) -> str:
-    """Return the name of the segment whose instances number those of a name; "" for the sample.
-
-    Args:
-        name: one of the names that the statement defines.
-        statement: a `segment` statement.
-    """
+    """Return the name of the segment whose instances number those of a name; "" for the sample."""
     match statement.source:
         case ast.Every(_, parent) if parent is not None:
             return parent.text

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
-from dcp_dsl.budget import Budget, OverBudget
+from dcp_dsl.budget import OverBudget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.report import Outcome
 from dcp_dsl.claims.samples import STEPS_PER_PART, UnfitSampleError, count_parts
@@ -104,7 +104,8 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
     what += "" if check.right is None else f" {unparse(check.right)}"
     what += "" if check.sample is None else f" on {check.sample.text}"
     mask = _read(check, testing.scope)
-    if check.sample is None and _is_proved(check.claim, mask.core, testing.proofs):
+    proves = is_total if check.claim == "total" else never
+    if check.sample is None and proves(mask.core, budget=testing.proofs):
         testing.decide(what, "proved", check.span)
         return
     try:
@@ -134,10 +135,6 @@ def _read(check: ast.Check, scope: Scope) -> Mask:
     if check.claim == "equals":
         core = nodes.Or((core, nodes.And((right.core, nodes.Not(left.core)))))
     return replace(left, core=core, columns=left.columns | right.columns)
-
-
-def _is_proved(claim: str, core: nodes.Mask, budget: Budget) -> bool:
-    return is_total(core, budget) if claim == "total" else never(core, budget=budget)
 
 
 def _conclude(check: ast.Check, what: str, tried: Tried, mask: Mask, testing: Testing) -> None:

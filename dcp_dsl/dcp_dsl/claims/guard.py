@@ -136,9 +136,8 @@ def check_layouts(mask: Mask, sample: Sample) -> None:
         DatasetError: naming the segment and its columns.
     """
     mask.require(sample)
-    for statement in mask.segments:
-        if isinstance(statement.source, ast.Layout):
-            bind_layout(statement, statement.source, sample.columns, sample.length)
+    for statement, layout in mask.layouts:
+        bind_layout(statement, layout, sample.columns, sample.length)
 
 
 def read_decorators(

@@ -19,6 +19,7 @@ from dcp_dsl.syntax.walk import mentioned_names, walk
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
 MAX_PARTS = 6  # of a conjunction that is looked through for redundant ones
+_DISTANCE = ast.Binary("-", ast.Name("q"), ast.Name("k"))
 
 
 def lint_steps(testing: Testing) -> Iterator[Step]:
@@ -49,17 +50,13 @@ def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
         links = zip(node.operands, node.ops, node.operands[1:], strict=False)
         for left, op, right in links:
             distance, size = (left, right) if op == "<=" else (right, left)
-            if op not in ("<=", ">=") or not _is_distance(distance):
+            if op not in ("<=", ">=") or distance != _DISTANCE:
                 continue
             value = size.value if isinstance(size, ast.Number) else None
             if isinstance(size, ast.Name):
                 value = sizes.get(size.text)
             if value is not None and value >= SMALLEST_WINDOW and value & (value - 1) == 0:
                 _report_window(left, op, right, value, testing)
-
-
-def _is_distance(value: ast.Expr) -> bool:
-    return value == ast.Binary("-", ast.Name("q"), ast.Name("k"))
 
 
 def _report_window(left: ast.Expr, op: str, right: ast.Expr, value: int, testing: Testing) -> None:

@@ -164,9 +164,8 @@ def _sum(value: Column) -> int:
 def all_layouts(mask: Mask, scope: Scope) -> list[tuple[ast.Segment, ast.Layout]]:
     """Return the layouts of the text, and those of other files that a mask reads."""
     found = {id(pair[0]): pair for pair in scope.layouts()}
-    for segment in mask.segments:
-        if isinstance(segment.source, ast.Layout):
-            found.setdefault(id(segment), (segment, segment.source))
+    for pair in mask.layouts:
+        found.setdefault(id(pair[0]), pair)
     return list(found.values())
 
 
@@ -185,13 +184,6 @@ def shrink(
     """Shrink a sample by small steps and return the finding on the smallest.
 
     A step leaves out a token or an element of a list, or makes a value smaller.
-
-    Args:
-        sample: one on which the search finds something.
-        found: what it finds there.
-        search: gives what it finds on a sample, or None; None for samples that fit no layout.
-        per_token: columns with one value per token.
-        layouts: what says how long a sample is.
     """
     tries = MAX_TRIES
     is_smaller = True

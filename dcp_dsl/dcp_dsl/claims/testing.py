@@ -141,13 +141,6 @@ def search_fault(
 ) -> Tried:
     """Look for a fault of a mask on samples that fit it, small ones first.
 
-    Args:
-        mask: the mask.
-        find: gives the fault of a dense mask on a sample, or None.
-        testing: what the checks of the text share.
-        asked: the sample to look at alone, if one is named.
-        with_open: whether to make up token columns and `row` columns too.
-
     Raises:
         DatasetError: if the sample that is named does not fit.
     """

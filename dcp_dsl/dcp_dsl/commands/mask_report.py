@@ -78,14 +78,17 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
     heights, widths = np.diff(found.q_bounds), np.diff(found.kv_bounds)
     visited = int((heights[found.row_idx] * widths[found.col_idx]).sum())
     full = int((found.kind == BlockKind.FULL).sum())
-    pairs = form.num_pairs
+    pairs, shapes = form.num_pairs, {}
+    if isinstance(form, Slabs):
+        slopes = list(zip(form.start_slope.tolist(), form.end_slope.tolist(), strict=True))
+        shapes = {name: slopes.count(own) for own, name in SLOPES.items() if own in slopes}
     return MaskReport(
         mask=mask.call,
         columns=tuple(sorted(mask.columns)),
         tokens=tokens,
         form=form.form,
         slabs=sum(len(part.region) for part in regions_of(form)),
-        shapes=_shapes(form) if isinstance(form, Slabs) else {},
+        shapes=shapes,
         pairs=pairs,
         density=pairs / max(1, tokens**2),
         of_causal=pairs / max(1, tokens * (tokens + 1) // 2),
@@ -113,8 +116,3 @@ def _widest_row(form: Form) -> int | None:
     counts = form.count_blocks(bounds, np.array([0, tokens]))
     is_row = np.diff(bounds)[counts.row] == 1
     return int(counts.pairs[is_row].max(initial=0))
-
-
-def _shapes(slabs: Slabs) -> dict[str, int]:
-    pairs = list(zip(slabs.start_slope.tolist(), slabs.end_slope.tolist(), strict=True))
-    return {name: pairs.count(slopes) for slopes, name in SLOPES.items() if slopes in pairs}

@@ -40,11 +40,6 @@ FREE = (nodes.Const, nodes.Pos, nodes.Length, nodes.Count, nodes.RowColumn)
 def bind_core(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) -> Form:
     """Return the pairs that a mask allows on a sample.
 
-    Args:
-        core: the mask as a core program.
-        columns: of the sample.
-        num_tokens: tokens of the sample.
-
     Raises:
         SpecError: for constants out of range, and for masks too large for every form.
         DatasetError: if the sample does not fit a layout.

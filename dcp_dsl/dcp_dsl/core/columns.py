@@ -6,7 +6,6 @@ from operator import add, floordiv, mod, mul, sub
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.instances import Instances
@@ -18,6 +17,9 @@ from dcp_dsl.syntax import ast
 Column: TypeAlias = (
     Any  # Any: an integer, a list of integers or a list of such lists; checked on use
 )
+
+
+_OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
 
 def list_names(names: list[str]) -> str:
@@ -66,7 +68,8 @@ class LayoutColumns:
 
     def integers(self, name: str, value: Column) -> Ints:
         """Check a column to be a list of integers."""
-        array = np.asarray(value) if not _is_ragged(value) else None
+        is_flat = hasattr(value, "__len__") and not any(hasattr(v, "__len__") for v in value)
+        array = np.asarray(value) if is_flat else None
         if array is None or array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
             self.fail(f"expected column `{name}` to be a list of integers, got {_shorten(value)}")
         return array.astype(np.int64)
@@ -97,13 +100,11 @@ class LayoutColumns:
             case ast.Sign(op, inner):
                 return -self._number(inner, row) if op == "-" else self._number(inner, row)
             case ast.Binary(op, left, right):
-                return self._binary(op, self._number(left, row), self._number(right, row))
+                a, b = self._number(left, row), self._number(right, row)
+                if op in ("//", "%") and b == 0:
+                    self.fail("a length divides by zero")
+                return int(_OPERATIONS[op](a, b))
         raise AssertionError(f"checked: no {type(value).__name__} in a length")
-
-    def _binary(self, op: ast.Arithmetic, a: int, b: int) -> int:
-        if op in ("//", "%") and b == 0:
-            self.fail("a length divides by zero")
-        return int({"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}[op](a, b))
 
     def repetitions(self, group: ast.Group, row: Mapping[str, Column]) -> tuple[int, int | None]:
         """Count the repetitions of a group: its columns have one element per repetition.
@@ -156,10 +157,6 @@ def _part_columns(part: ast.Leaf | ast.Group) -> tuple[str, ...]:
     return layout_columns(ast.Layout((part,)))
 
 
-def _is_ragged(value: Column) -> bool:
-    return not hasattr(value, "__len__") or any(hasattr(v, "__len__") for v in value)
-
-
 def _shorten(value: Column) -> str:
     shown = repr(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
@@ -191,9 +188,11 @@ def bind_columns(
         case "ids":
             return _ids(segment, source, values, where)
         case "flags":
-            if ((values != 0) & (values != 1)).any():
-                raise DatasetError(f"{where}: expected flags 0 and 1, got {_odd(values)}")
-            return {name: Instances.of(*_stretches(values == 1))}
+            odd = values[(values != 0) & (values != 1)]
+            if len(odd):
+                raise DatasetError(f"{where}: expected flags 0 and 1, got {odd[0]}")
+            edges = np.diff(values, prepend=0, append=0)
+            return {name: Instances.of(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1))}
         case "positions":
             begin = np.flatnonzero(np.diff(values, prepend=values[:1]) != 1)
             return {name: Instances.of(begin, np.append(begin[1:], length)[: len(begin)])}
@@ -220,7 +219,8 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         array = np.array(value, object)
     if array.size == 0 and shape[0] == 0:
         return np.empty(shape, np.int64)
-    if array.shape == shape and array.dtype.kind in "iuO" and is_too_large(array):
+    is_like = array.shape == shape and array.dtype.kind in "iuO"
+    if is_like and (array.max() > MAX_VALUE or array.min() < -MAX_VALUE):
         raise DatasetError(f"{where}: values beyond {MAX_VALUE:_} are not supported")
     if array.shape != shape or array.dtype.kind not in "iu":
         got = f"an array of shape {array.shape}" if array.dtype.kind in "iu" else "something else"
@@ -243,12 +243,7 @@ def lists_of(values: Ints, where: str) -> Ints:
 
 
 def flat_column(value: Column, depth: int) -> Column:
-    """Return a column that nests as the instances of its segment do as one list of their values.
-
-    Args:
-        value: the column.
-        depth: of the lists that a value is: 0 for an integer.
-    """
+    """Return a column that nests as the instances of its segment do as one list of their values."""
     while isinstance(value, list) and _depth(value) > depth + 1:
         value = [
             item for inner in value for item in (inner if isinstance(inner, list) else [inner])
@@ -262,11 +257,6 @@ def _depth(value: Column) -> int:
     while isinstance(value, list):
         depth, value = depth + 1, next((inner for inner in value if inner != []), 0)
     return depth
-
-
-def is_too_large(array: NDArray[Any]) -> bool:  # Any: integers of every size
-    """Return whether one of the integers leaves the range that is computed with."""
-    return bool(array.max() > MAX_VALUE or array.min() < -MAX_VALUE)
 
 
 def _ids(
@@ -321,12 +311,3 @@ def _spans(value: Column, length: int, where: str) -> Instances:
             f"overlap; a token lies in one span at most"
         )
     return Instances.of(start, end)
-
-
-def _stretches(inside: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> tuple[Ints, Ints]:
-    edges = np.diff(np.concatenate([[0], inside.astype(np.int8), [0]]))
-    return np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
-
-
-def _odd(values: Ints) -> int:
-    return int(values[(values != 0) & (values != 1)][0])

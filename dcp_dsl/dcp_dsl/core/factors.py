@@ -64,7 +64,8 @@ class Factors:
         for node in _conditions(core):
             sides = _sides(node)
             if len(sides) == 1:
-                holds = _values(reader, node, *sides)
+                grid = _line(frame.num_tokens, *sides)
+                holds: Bools = reader.mask(node)(grid)[1].ravel()
                 if np.count_nonzero(holds[1:] != holds[:-1]) >= MIN_STRETCHES:
                     (found.on_q if sides == {"q"} else found.on_k)[node] = holds
             elif len(sides) == 2 and not found.equal:
@@ -153,13 +154,11 @@ def _sides(node: nodes.Mask) -> set[nodes.Side]:
     """Return whether a condition reads the query, the key or both."""
     if isinstance(node, nodes.Same):
         return {"q", "k"}
+    return _positions(node)
+
+
+def _positions(node: nodes.Node) -> set[nodes.Side]:
     return {inner.side for inner in nodes.walk(node) if isinstance(inner, nodes.Pos)}
-
-
-def _values(reader: Predicate, node: nodes.Mask, side: nodes.Side) -> Bools:
-    """Return where a condition on one side holds, bool ``[T]``."""
-    holds: Bools = reader.mask(node)(_line(reader.frame.num_tokens, side))[1].ravel()
-    return holds
 
 
 def _line(num_tokens: int, side: nodes.Side) -> Grid:
@@ -180,14 +179,16 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
             label = np.where(is_defined, values, -1)
             return Labels(label, label)
         case nodes.Compare("==", left, right):
-            sides = [_number_sides(number) for number in (left, right)]
+            sides = [_positions(number) for number in (left, right)]
             if sorted(map(sorted, sides)) != [["k"], ["q"]]:
                 return None
             found = {}
             for number, (side,) in zip((left, right), sides, strict=True):
-                bound = reader.number(number)(_line(frame.num_tokens, side))
-                found[side] = [np.broadcast_to(v, _line(frame.num_tokens, side).shape).ravel()
-                               for v in (bound.low, bound.surely)]  # fmt: skip
+                grid = _line(frame.num_tokens, side)
+                bound = reader.number(number)(grid)
+                found[side] = [
+                    np.broadcast_to(v, grid.shape).ravel() for v in (bound.low, bound.surely)
+                ]
             of_q, of_k = found["q"], found["k"]
             if max(np.count_nonzero(np.diff(v)) for v, _ in (of_q, of_k)) < MIN_STRETCHES**2:
                 return None
@@ -195,10 +196,6 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
             both = np.where(np.concatenate([of_q[1], of_k[1]]), label, -1)
             return Labels(both[: frame.num_tokens], both[frame.num_tokens :])
     return None
-
-
-def _number_sides(number: nodes.Number) -> set[nodes.Side]:
-    return {inner.side for inner in nodes.walk(number) if isinstance(inner, nodes.Pos)}
 
 
 def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.symbolic.piecewise import Piecewise
+from dcp_dsl.symbolic.piecewise import Piecewise, expand
 from dcp_dsl.syntax import ast
 
 MAX_INSTANCES = 2**22
@@ -140,10 +140,6 @@ class Instances:
         An instance without tokens lies in the cell that its layout puts it in. If the cell is none
         of that layout, it lies with the token behind it; at the end of the frame around, with the
         token before it.
-
-        Args:
-            cells: with tokens, in the frame around.
-            outer: the cells of the frame around.
         """
         has_tokens = self.end > self.start
         index, cell = self.select(has_tokens)._cut(cells)
@@ -173,9 +169,7 @@ class Instances:
         """Return each instance with tokens once for each cell that holds some of them."""
         low = np.searchsorted(cells.end, self.start, side="right")
         high = np.searchsorted(cells.start, self.end, side="left")
-        counts = np.maximum(high - low, 0)
-        index = np.repeat(np.arange(len(self)), counts)
-        return index, np.arange(len(index)) - np.repeat(np.cumsum(counts) - counts - low, counts)
+        return expand(low, np.maximum(high - low, 0))
 
     def _settle(self, cells: "Instances", outer: "Instances") -> tuple[Ints, Ints]:
         """Return instances without tokens and the cell that each lies in."""
@@ -207,8 +201,7 @@ def tile(size: int, parents: Instances) -> Instances:
         raise DatasetError(
             f"`every {size}` makes {counts.sum():_} tiles; at most {MAX_INSTANCES:_} are supported"
         )
-    parent = np.repeat(np.arange(len(counts)), counts)
-    number = np.arange(len(parent)) - np.repeat(np.cumsum(counts) - counts, counts)
+    parent, number = expand(0, counts)
     start = parents.start[parent] + number * size
     end = np.minimum(start + size, parents.end[parent])
     nesting = None if parents.nesting is None else parents.nesting.take(parent)

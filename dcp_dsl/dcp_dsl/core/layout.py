@@ -28,12 +28,6 @@ def bind_layout(
 
     The statement's own name stands for the outermost parts: each repetition is an instance.
 
-    Args:
-        segment: the statement, for messages.
-        layout: its source.
-        columns: the sample's columns.
-        length: the sample's tokens; the layout must fill them exactly.
-
     Raises:
         DatasetError: if a column is missing, has the wrong shape, or the lengths do not add up.
     """

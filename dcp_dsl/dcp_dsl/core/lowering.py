@@ -12,7 +12,7 @@ from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
-from dcp_dsl.symbolic.comparison import MAX_JOBS, compare, listed
+from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, compare, listed
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
     Bands,
@@ -35,7 +35,6 @@ from dcp_dsl.symbolic.terms import (
 )
 
 MAX_NARROW_JOBS = 2**12  # a wider comparison waits until its neighbours in `and` have been found
-_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 
 
 class NoForm(Exception):
@@ -251,7 +250,7 @@ class Lowering:
             return self.compare_remainder(shift, node.op)
         a, b, op = self.frame.number(node.left), self.frame.number(node.right), str(node.op)
         if isinstance(b, Quotient):
-            a, b, op = b, a, _MIRRORED[op]
+            a, b, op = b, a, MIRRORED[op]
         if isinstance(a, Quotient) and isinstance(b, int):
             return self.compare_quotient(a, b, op)
         difference = add(a, scale(b, -1), self.frame.num_tokens)

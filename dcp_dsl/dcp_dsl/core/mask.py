@@ -52,6 +52,11 @@ class Mask:
         """The segment statements that the mask reads."""
         return laid_statements(self.core)
 
+    @property
+    def layouts(self) -> tuple[tuple[ast.Segment, ast.Layout], ...]:
+        """Those of them that are layouts, with the layouts."""
+        return tuple((s, s.source) for s in self.segments if isinstance(s.source, ast.Layout))
+
     def require(self, sample: Sample) -> None:
         """Raise a `DatasetError` if a sample lacks a column of the mask."""
         missing = sorted(self.columns - sample.columns.keys())

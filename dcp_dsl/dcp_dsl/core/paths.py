@@ -11,7 +11,6 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration.reads import has_branches
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.syntax import ast
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,19 +69,16 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
     >>> paths.num_paths.tolist(), paths.ends.tolist()
     ([2, 2, 1, 1, 1], [3, 4])
     """
-    laid = [s for s in mask.segments if isinstance(s.source, ast.Layout) and has_branches(s.source)]
-    laid = list(dict.fromkeys(laid))
+    laid = list(dict.fromkeys(pair for pair in mask.layouts if has_branches(pair[1])))
     if not laid:
         return None
     if len(laid) > 1:
-        shown = " and ".join(f"`{statement.name.text}`" for statement in laid)
+        shown = " and ".join(f"`{statement.name.text}`" for statement, _ in laid)
         raise DatasetError(
             f"mask `{mask.name}`: positions and targets could be those of {shown}; read one layout "
             f"with branches, and the others without"
         )
-    (statement,) = laid
-    assert isinstance(statement.source, ast.Layout), "chosen above"
-    _, tree = bind_layout(statement, statement.source, sample.columns, sample.length)
+    _, tree = bind_layout(*laid[0], sample.columns, sample.length)
     previous = np.arange(-1, sample.length - 1)
     parents = tree.parent
     previous[tree.start] = np.where(parents < 0, -1, tree.end[parents] - 1)

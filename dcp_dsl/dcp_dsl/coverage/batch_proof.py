@@ -16,6 +16,7 @@ from dcp_dsl.claims.guard import Guard, MaskRule
 from dcp_dsl.data.nesting import NestedColumn
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import never
+from dcp_dsl.symbolic.piecewise import expand
 
 MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row or two
 SMALLEST = 8  # rows that are rather bound than proved
@@ -103,6 +104,5 @@ def _between(value: nodes.Number, values: Ints) -> nodes.Mask:
 def _tokens_of(column: NestedColumn, rows: Ints) -> tuple[Ints, Ints]:
     """Return the values of a column with one integer per token, and their positions in the row."""
     starts, ends = column.offsets[0][rows], column.offsets[0][rows + 1]
-    sizes = ends - starts
-    position = np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return column.values[np.repeat(starts, sizes) + position], position
+    row, position = expand(0, ends - starts)
+    return column.values[starts[row] + position], position

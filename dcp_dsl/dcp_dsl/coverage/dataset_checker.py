@@ -281,7 +281,7 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
         else:
             taken.setdefault(found, []).append(source)
     covered = [
-        _Statement(spec, statements[index], chosen).check(progress or _ignore)
+        _Statement(spec, statements[index], chosen).check(progress or (lambda _: None))
         for index, chosen in sorted(taken.items())
     ]
     return DatasetCoverage(path, tuple(covered), tuple(unmatched))
@@ -290,10 +290,6 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
 def count_rows(path: str) -> int:
     """Return the rows of a data set without reading them, where its format allows that."""
     return sum(source.num_rows for source in find_sources(path))
-
-
-def _ignore(_: int) -> None:
-    pass
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from dcp_dsl.core.sample import MAX_TOKENS, Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths
 from dcp_dsl.data.nesting import (
-    LayoutTotals,
     NestedColumn,
     column_depth,
     flatten_column,
@@ -83,7 +82,7 @@ class RowChecker:
     Attributes:
         attachment: what the source is masked with.
         source: where the rows come from.
-        segments: layouts that the masks read.
+        layouts: those that the masks read, with their statements.
         must_bind: a column spells out segments, or holds lists or values of instances, so every row
             has to be bound to know.
         known: reasons of rows decided alone, by their columns; empty for good rows.
@@ -92,24 +91,21 @@ class RowChecker:
 
     attachment: Attachment
     source: Source
-    segments: tuple[ast.Segment, ...] = ()
+    layouts: tuple[tuple[ast.Segment, ast.Layout], ...] = ()
     must_bind: bool = False
     known: dict[bytes, str] = field(default_factory=dict)
     guard: Any = None  # Any: a Guard, made once the columns are known to fit
 
     def __post_init__(self) -> None:
-        found: dict[int, ast.Segment] = {}
+        found = {id(pair[0]): pair for mask in self.attachment.masks for pair in mask.layouts}
+        self.layouts = tuple(found.values())
         for mask in self.attachment.masks:
-            for segment in mask.segments:
-                if isinstance(segment.source, ast.Layout):
-                    found[id(segment)] = segment
             for _, reader in column_readers(mask.core):
                 match reader:  # only binding says whether spans, ids or lists make sense
                     case ast.Columns() | nodes.TokenColumn(size=int()):
                         self.must_bind = True
                     case nodes.TokenColumn(segment=nodes.Node()):
                         self.must_bind = True
-        self.segments = tuple(found.values())
         self._check_types()
         self.guard = self.attachment.guard()
 
@@ -131,9 +127,8 @@ class RowChecker:
         for name in (*LENGTH_COLUMNS, *TOKEN_COLUMNS):
             if name in self.source.columns:
                 require_lengths(self.source.name, name, self.source.columns[name])
-        for segment in self.segments:
-            assert isinstance(segment.source, ast.Layout), "chosen so"
-            for column, depth in column_depths(segment.source).items():
+        for segment, layout in self.layouts:
+            for column, depth in column_depths(layout).items():
                 self._check_type(column, depth, f"segment `{segment.name.text}`")
         for column in sorted(self.attachment.columns):
             if column_depth(require_column(self.source, self._own(column))) is None:
@@ -149,13 +144,7 @@ class RowChecker:
     # ---- rows ------------------------------------------------------------------------------------
 
     def check(self, batch: "pa.Table", first_row: int, wanted: NDArray[np.bool_]) -> CheckedRows:
-        """Decide the rows of a batch.
-
-        Args:
-            batch: with the `columns` of this checker.
-            first_row: number of its first row in the source.
-            wanted: bool ``[rows]``, rows to give back as samples if they are accepted.
-        """
+        """Decide the rows of a batch."""
         rows = _Rows(self, batch)
         reasons: dict[int, str] = {}
         for row in np.flatnonzero(rows.has_null).tolist():
@@ -206,9 +195,8 @@ class RowChecker:
         return length
 
     def _natural_length(self, columns: Mapping[str, Any]) -> int:
-        for segment in self.segments:
-            assert isinstance(segment.source, ast.Layout), "chosen so"
-            length = natural_length(segment, segment.source, columns)
+        for segment, layout in self.layouts:
+            length = natural_length(segment, layout, columns)
             if length is not None:
                 return length
         raise DatasetError("nothing says how many tokens the row has: add a column `length`")
@@ -233,7 +221,10 @@ class _Rows:
         self.is_open = np.zeros(self.num_rows, np.bool_)
         for sizes in stored.values():
             self._add(sizes, sizes != UNKNOWN)
-        self.totals = {segment.name.text: self._measure(segment) for segment in checker.segments}
+        self.totals = {
+            segment.name.text: measure_layout(layout, self.flat, self.num_rows)
+            for segment, layout in checker.layouts
+        }
         self._compare()
         self._prove()
 
@@ -246,17 +237,10 @@ class _Rows:
             rows = np.flatnonzero(~(self.is_open | self.has_null | self.disagrees))
             self.is_open[rows[~BatchProver(guard, self.flat).prove(rows)]] = True
 
-    def _measure(self, segment: ast.Segment) -> LayoutTotals:
-        assert isinstance(segment.source, ast.Layout), "chosen so"
-        return measure_layout(segment.source, self.flat, self.num_rows)
-
     def _token_columns(self) -> Iterator[tuple[str, Ints]]:
         """Yield the sizes of columns with one integer per token."""
         laid_out = {
-            column
-            for segment in self.checker.segments
-            if isinstance(segment.source, ast.Layout)
-            for column in layout_columns(segment.source)
+            column for _, layout in self.checker.layouts for column in layout_columns(layout)
         }
         per_token = {
             token.column.text

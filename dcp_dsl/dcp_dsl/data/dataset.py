@@ -290,20 +290,12 @@ Summed = tuple[ast.Segment, ast.Layout]
 
 def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
     """Return the layouts that masks read and that fix the length of a row, each once."""
-    found: dict[int, Summed] = {}
-    for mask in masks:
-        for segment in mask.segments:
-            if isinstance(segment.source, ast.Layout) and not reads_length(segment.source):
-                found[id(segment)] = segment, segment.source
-    return tuple(found.values())
+    pairs = (pair for mask in masks for pair in mask.layouts if not reads_length(pair[1]))
+    return tuple({id(pair[0]): pair for pair in pairs}.values())
 
 
 def layout_length(layouts: Iterable[Summed], columns: Mapping[str, Any]) -> int | None:
     """Return the tokens that the first of some layouts adds up to; None without a layout.
-
-    Args:
-        layouts: from `summed_layouts`.
-        columns: of one row, by the mask's names; `Any`: integers or nested lists of them.
 
     Raises:
         DatasetError: if a column is missing or has the wrong shape.
@@ -314,11 +306,6 @@ def layout_length(layouts: Iterable[Summed], columns: Mapping[str, Any]) -> int 
 
 def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str, str]) -> Ints:
     """Return the tokens of each row of a file, int64 ``[rows]``.
-
-    Args:
-        file: the rows.
-        layouts: of the masks that the rows get, from `summed_layouts`.
-        renames: the mask's column -> the column of the file, where they differ.
 
     Raises:
         DatasetError: if nothing says how long a row is, or what is said makes no sense.

@@ -104,14 +104,6 @@ def require_depth(
 ) -> None:
     """Check that a column holds lists nested as deep as its reader needs.
 
-    Args:
-        kind: type of the column.
-        depth: levels of lists that are read.
-        source: file or split that has the column.
-        column: its name there.
-        mask_column: its name in the mask.
-        reader: the reader, for the message.
-
     Raises:
         DatasetError: if it does not.
     """
@@ -204,13 +196,7 @@ class LayoutTotals:
 def measure_layout(
     layout: ast.Layout, columns: Mapping[str, NestedColumn], num_rows: int
 ) -> LayoutTotals:
-    """Add up the parts of a layout for every row of a batch; O(integers), no Python per row.
-
-    Args:
-        layout: its source.
-        columns: those of the layout, nested as `column_depths` says.
-        num_rows: rows of the batch.
-    """
+    """Add up the parts of a layout for every row of a batch; O(integers), no Python per row."""
     tokens = np.zeros(num_rows, np.int64)
     is_certain = np.ones(num_rows, np.bool_)
     takes_rest = False

@@ -14,10 +14,6 @@ def substitute(node: _NODE, given: Mapping[str, nodes.Node]) -> _NODE:
 
     Masks and positions are read in the coordinates of the place where they are put; lengths and
     integers keep the coordinates of the frame around the whole program.
-
-    Args:
-        node: the program.
-        given: the values of all its parameters by name.
     """
     return cast("_NODE", _Substitution(given).put(node, 0))
 

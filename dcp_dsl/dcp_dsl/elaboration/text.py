@@ -66,29 +66,24 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
         case nodes.RowColumn(name):
             return f"row.{name}"
         case nodes.Lookup(table, fact, at):
-            name = (
-                _show_column(table) if isinstance(table, nodes.TokenColumn) else show_segment(table)
-            )
-            read = f"{show_number(at, 9)}.{name}"
+            read = f"{show_number(at, 9)}.{show_segment(table)}"
             return read if fact == "number" else f"{read}.{fact}"
         case nodes.Outside(levels, value):
             return f"out({levels}, {show_number(value)})"
         case nodes.Free(name):
             return name
         case nodes.Arithmetic(op, left, right) if op in _LEVELS:
-            own = _LEVELS[op]
-            text = f"{show_number(left, own)} {op} {show_number(right, own + 1)}"
-            return f"({text})" if own < level else text
+            tight = _LEVELS[op]
+            text = f"{show_number(left, tight)} {op} {show_number(right, tight + 1)}"
+            return f"({text})" if tight < level else text
     return f"{node.op}({show_number(node.left)}, {show_number(node.right)})"
 
 
-def _show_column(node: nodes.TokenColumn) -> str:
-    return node.name if node.segment is None else f"{show_segment(node.segment)}.{node.name}"
-
-
-def show_segment(node: nodes.Segment) -> str:
-    """Return a segment as text."""
+def show_segment(node: nodes.Segment | nodes.TokenColumn) -> str:
+    """Return a segment, or a column, as text."""
     match node:
+        case nodes.TokenColumn(name, segment=segment):
+            return name if segment is None else f"{show_segment(segment)}.{name}"
         case nodes.Laid(_, name):
             return name
         case nodes.Tiles(size, parent):

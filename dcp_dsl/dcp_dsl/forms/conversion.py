@@ -35,26 +35,17 @@ def transpose(region: Region) -> Region:
         last_end,
     ])  # fmt: skip
     turns = np.sort(np.clip(turns, kv_start[:, None], last_end[:, None]), axis=1)
-    slab, part = expand(np.zeros(len(rows), np.int64), np.full(len(rows), 3))
+    slab, part = expand(0, np.full(len(rows), 3))
     start, end = turns[slab, part], turns[slab, part + 1]
-    first, first_slope = _first_row(start, kv_end[slab], high[slab])
-    last, last_slope = _last_row(start, kv_start[slab], low[slab], rows[slab])
-    base = q_start[slab]
-    columns: tuple[Ints, ...] = (start, end, base + first, base + last, first_slope, last_slope)
+    # The first row whose end has passed a key, and the end of those whose start has not.
+    is_later = (high[slab] == 1) & (start >= kv_end[slab])
+    is_growing = (low[slab] == 1) & (start - kv_start[slab] + 1 < rows[slab])
+    first = q_start[slab] + np.where(is_later, start - kv_end[slab] + 1, 0)
+    last = q_start[slab] + np.where(is_growing, start - kv_start[slab] + 1, rows[slab])
+    slopes = is_later.astype(np.int64), is_growing.astype(np.int64)
+    columns: tuple[Ints, ...] = (start, end, first, last, *slopes)
     kept = start < end
     return Region.of(region.num_tokens, tuple(c[kept] for c in columns))
-
-
-def _first_row(key: Ints, kv_end: Ints, high: Ints) -> tuple[Ints, Ints]:
-    """Return the first row of a slab whose end has passed a key, and its growth per key."""
-    is_later = (high == 1) & (key >= kv_end)
-    return np.where(is_later, key - kv_end + 1, 0), is_later.astype(np.int64)
-
-
-def _last_row(key: Ints, kv_start: Ints, low: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the end of the rows whose start has not passed a key, and its growth per key."""
-    is_growing = (low == 1) & (key - kv_start + 1 < rows)
-    return np.where(is_growing, key - kv_start + 1, rows), is_growing.astype(np.int64)
 
 
 def as_regions(mask: Form, *, is_transposed: bool) -> MaskValue | None:
@@ -265,13 +256,7 @@ def _by_row(edges: tuple[Ints, Ints], num_tokens: int) -> tuple[Ints, Ints]:
 
 
 def _without(low: Ints, high: Ints, shift: int) -> tuple[Ints, Ints]:
-    """Return the numbers in some ranges, but in none of them moved by `shift`.
-
-    Args:
-        low: where ranges begin, rising.
-        high: where they end; they do not overlap.
-        shift: how far the ranges to leave out are moved.
-    """
+    """Return the numbers in some ranges, rising and apart, but in none of them moved by `shift`."""
     marks = np.concatenate([low, high, low + shift, high + shift])
     change = np.repeat([1, -1, -2, 2], len(low))
     order = np.argsort(marks, kind="stable")

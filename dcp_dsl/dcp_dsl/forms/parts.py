@@ -35,12 +35,6 @@ def count_remainders(
 ) -> tuple[Ints, Ints, Ints]:
     """Count the pairs of slabs whose distance has some remainders.
 
-    Args:
-        slabs: a region.
-        which: a period, and the remainders of ``(q - k) % period`` that count, int64 ``[M]``.
-        q_bounds: borders of blocks of queries.
-        kv_bounds: the same of keys.
-
     Returns:
         Row, column and signed pairs of blocks; a block may come several times.
     """

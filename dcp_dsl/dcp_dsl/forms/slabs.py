@@ -39,18 +39,13 @@ def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockC
 def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
     """Count the pairs of every block that slabs touch, slab by slab.
 
-    Args:
-        pieces: of slabs, from `cut_at_rows`.
-        kv_bounds: the borders of key blocks that they were cut with.
-
     Returns:
         Block row, block column, pairs and slab of each entry.
     """
     slab, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
     counts = touched_to - touched_from
     begin = np.cumsum(counts) - counts
-    piece = np.repeat(np.arange(len(counts)), counts)
-    col = np.arange(len(piece)) - np.repeat(begin - touched_from, counts)
+    piece, col = expand(touched_from, counts)
     pairs = np.repeat(rows, counts) * np.diff(kv_bounds)[col]  # as if both ends lay outside
     # Few blocks are cut by an end: those left of where the start comes to rest, and those right
     # of where the end sets out.
@@ -70,14 +65,7 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
 
 
 def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> BlockCounts:
-    """Add up entries of the same block, in any order, and leave out the empty ones.
-
-    Args:
-        row: int64 ``[N]``, block row of each entry.
-        col: its block column.
-        pairs: its pairs, also negative ones.
-        shape: block rows and block columns.
-    """
+    """Add up entries of the same block, in any order, and leave out the empty ones."""
     key, cells = row * shape[1] + col, shape[0] * shape[1]
     if cells <= min(CELLS_AT_ONCE, SPARE_CELLS * len(key)):
         total = np.bincount(key, pairs, cells)  # exact: sums stay below 2**53

@@ -27,6 +27,7 @@ from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.lines import MAX_TOKENS, LineRuns, key_runs, row_runs, to_dense
+from dcp_dsl.symbolic.piecewise import expand
 
 MAX_ENTRIES = 2**28  # of a block table
 MAX_TERMS = 6  # slabs that become a closed form
@@ -86,12 +87,6 @@ def build_block_tables(
 def list_blocks(line: Ints, item: Ints, is_full: Bools, shape: tuple[int, int]) -> BlockTables:
     """Return the items of every line, partial and full ones apart.
 
-    Args:
-        line: int64 ``[B]``, block row; rising.
-        item: int64 ``[B]``, block column; rising in a row.
-        is_full: bool ``[B]``.
-        shape: lines and items.
-
     >>> row, col, is_full = np.array([[0, 1, 1], [0, 0, 1], [0, 1, 0]])
     >>> found = list_blocks(row, col, is_full > 0, (2, 2))
     >>> found.partial_num.tolist(), found.full_num.tolist()
@@ -100,7 +95,7 @@ def list_blocks(line: Ints, item: Ints, is_full: Bools, shape: tuple[int, int]) 
     found = []
     for chosen in (~is_full, is_full):
         num = np.bincount(line[chosen], minlength=shape[0])
-        place = np.arange(int(num.sum())) - np.repeat(np.cumsum(num) - num, num)
+        place = expand(0, num)[1]
         table = np.zeros(shape, np.int32)
         table[line[chosen], place] = item[chosen]
         found += [num.astype(np.int32), table]

@@ -110,7 +110,8 @@ def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:
     if target.suffix not in SUFFIXES:
         raise ExchangeError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
     if target.suffix == ".json":
-        document = _meta(export) | {"arrays": {k: _listed(v) for k, v in export.arrays.items()}}
+        plain = {k: v.astype(np.int8) if v.dtype == bool else v for k, v in export.arrays.items()}
+        document = _meta(export) | {"arrays": {k: v.tolist() for k, v in plain.items()}}
         return (_replace(target, (json.dumps(document) + "\n").encode()),)
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {**export.arrays, "__meta__": np.array(json.dumps(_meta(export)))}
@@ -153,10 +154,6 @@ def _meta(export: Export) -> dict[str, Any]:  # Any: JSON
         "schema": SCHEMA, "format": export.format, "tokens": export.num_tokens,
         "values": dict(export.values), "source": export.source,
     }  # fmt: skip
-
-
-def _listed(array: np.ndarray[Any, Any]) -> Any:  # Any: nested lists
-    return (array.astype(np.int8) if array.dtype == bool else array).tolist()
 
 
 def _from_json(path: Path, wanted: str | None) -> Export:

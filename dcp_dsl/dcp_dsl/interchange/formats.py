@@ -1,8 +1,5 @@
 """Write and read masks in all formats, by the format's name."""
 
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
-
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
@@ -19,20 +16,12 @@ from dcp_dsl.interchange.lines import (
 )
 from dcp_dsl.interchange.slices import from_magi, to_magi, to_varlen
 
-WRITERS: Mapping[str, Callable[[Slabs, ExportConfig], Export]] = MappingProxyType(
-    {
-        "dense": lambda slabs, _: to_dense(slabs),
-        "dcp": lambda slabs, _: to_dcp(slabs),
-        "flashmask": lambda slabs, _: to_flashmask(slabs),
-        "magi": lambda slabs, _: to_magi(slabs),
-        "varlen": lambda slabs, _: to_varlen(slabs),
-        "flex": to_flex,
-        "flash4": to_flash4,
-    }
-)
-READERS: Mapping[str, Callable[[Export], Slabs]] = MappingProxyType(
-    {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
-)
+_PLAIN = {
+    "dense": to_dense, "dcp": to_dcp, "flashmask": to_flashmask, "magi": to_magi,
+    "varlen": to_varlen,
+}  # fmt: skip
+_BLOCKED = {"flex": to_flex, "flash4": to_flash4}
+_READERS = {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
 
 
 def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> Export:
@@ -53,9 +42,12 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
     >>> export_mask(causal, "flashmask").arrays["startend_row_indices"].ravel().tolist()
     [3, 3, 3]
     """
-    if format not in WRITERS:
+    if format not in FORMATS:
         raise ExchangeError(f"expected a format out of {', '.join(FORMATS)}, got {format!r}")
-    return WRITERS[format](as_slabs(mask), config or ExportConfig())
+    slabs = as_slabs(mask)
+    if format in _PLAIN:
+        return _PLAIN[format](slabs)
+    return _BLOCKED[format](slabs, config or ExportConfig())
 
 
 def import_mask(export: Export) -> Slabs:
@@ -70,8 +62,8 @@ def import_mask(export: Export) -> Slabs:
     >>> import_mask(Export("dcp", 2, {"attn_mask": [[0, 1], [0, 2]]})).table().tolist()
     [[0, 2, 0, 1, 0, 1]]
     """
-    if export.format not in READERS:
+    if export.format not in _READERS:
         raise ExchangeError(
-            f"{export.format}: can be written but not read; expected one of {', '.join(READERS)}"
+            f"{export.format}: can be written but not read; expected one of {', '.join(_READERS)}"
         )
-    return READERS[export.format](export)
+    return _READERS[export.format](export)

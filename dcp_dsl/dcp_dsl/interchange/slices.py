@@ -219,7 +219,7 @@ def _cut_windows(slabs: Slabs) -> Ints:
     is_window = (table[:, 4] == 1) & (table[:, 5] == 1)
     height = np.where(is_window, np.maximum(width - 1, 1), np.maximum(rows, 1))
     counts = -(-rows // height)
-    slab, number = expand(np.zeros(len(table), np.int64), counts)
+    slab, number = expand(0, counts)
     down, cut = number * height[slab], table[slab]
     cut[:, 0] += down
     cut[:, 1] = np.minimum(cut[:, 0] + height[slab], cut[:, 1])
@@ -245,7 +245,7 @@ def _first_fit(start: Ints, length: Ints) -> Ints:
 
 def _call(segments: _Segments, causal: bool) -> VarlenCall:
     def gather(first: Ints, size: Ints) -> Indices:
-        segment, place = expand(np.zeros(len(size), np.int64), size)
+        segment, place = expand(0, size)
         return (first[segment] + place * segments.step[segment]).astype(np.int32)
 
     def cumulate(size: Ints) -> Indices:

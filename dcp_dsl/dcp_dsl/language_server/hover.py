@@ -38,14 +38,7 @@ def describe_at(text: str, offset: int, name: str = "<text>") -> str | None:
 def describe(
     document: Document, offset: int, *, has_images: bool, good: Document | None = None
 ) -> str | None:
-    """Return Markdown about the word at a place, or None if there is nothing to say.
-
-    Args:
-        document: the text.
-        offset: the place.
-        has_images: whether the editor draws images in Markdown; else pictures are made of letters.
-        good: the last version without errors, for what cannot be read or drawn in this one.
-    """
+    """Return Markdown about the word at a place, or None if there is nothing to say."""
     token = document.token_at(offset)
     if token is None or token.kind != "name" or document.in_comment(offset):
         return None
@@ -64,13 +57,14 @@ def describe(
 
 
 def _describe_definition(found: Definition) -> str:
-    shown = _code(found.node.span.text(found.text))
+    shown = f"```dcpm\n{found.node.span.text(found.text).strip()}\n```"
     match found.node:
         case ast.Segment(source=ast.Layout() as layout):
             columns = ", ".join(f"`{column}`" for column in layout_columns(layout))
             return f"{shown}\n\nlaid out by {columns or 'no columns'}"
         case ast.Param() as param:
-            return f"{shown}\n\na parameter: {_types().get(param.type.text, param.type.text)}"
+            types = {w.text: w.meaning for w in WORDS if w.role == "type"} | {"mask": "a mask"}
+            return f"{shown}\n\na parameter: {types.get(param.type.text, param.type.text)}"
         case ast.Token() as token:
             name = (
                 token.name.text
@@ -80,14 +74,6 @@ def _describe_definition(found: Definition) -> str:
             each = "one integer" if token.size is None else f"a list of {token.size} integers"
             return f"{shown}\n\n`q.{name}` and `k.{name}`: {each} each"
     return shown
-
-
-def _types() -> dict[str, str]:
-    return {word.text: word.meaning for word in WORDS if word.role == "type"} | {"mask": "a mask"}
-
-
-def _code(text: str) -> str:
-    return f"```dcpm\n{text.strip()}\n```"
 
 
 def _comment_above(found: Definition) -> str:

@@ -41,9 +41,8 @@ def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
     Raises:
         DatasetError: if the layout does not fit the sample.
     """
-    for segment in mask.segments:
-        layout = segment.source
-        if isinstance(layout, ast.Layout) and sample.columns.keys() >= set(layout_columns(layout)):
+    for segment, layout in mask.layouts:
+        if sample.columns.keys() >= set(layout_columns(layout)):
             return _lay_out(segment, layout, sample)
     return ()
 

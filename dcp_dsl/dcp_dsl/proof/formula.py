@@ -106,11 +106,6 @@ def negate(item: Formula) -> Formula:
 def has_case(formula: Formula, ranges: Mapping[Hashable, Range], limit: int = 300) -> bool:
     """Return whether any case makes a formula true, as far as leaves are independent of each other.
 
-    Args:
-        formula: what should hold.
-        ranges: what is known about the integers of `Bound` leaves, both ends included.
-        limit: cases to try.
-
     Raises:
         Undecided: if there are more.
     """

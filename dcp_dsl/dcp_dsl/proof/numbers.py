@@ -37,11 +37,6 @@ class Unknown:
     place: TokenRef
 
 
-def _order(term: tuple[Unknown, int]) -> int:
-    """Order the terms of a sum; any order serves that is the same in the whole process."""
-    return hash(term[0])
-
-
 @dataclass(frozen=True, slots=True)
 class Sum:
     """``sum of factor * unknown, plus constant``; the terms are in order and no factor is 0."""
@@ -54,7 +49,7 @@ class Sum:
         """Bring terms into order."""
         kept = [(unknown, factor) for unknown, factor in terms.items() if factor]
         if len(kept) > 1:
-            kept.sort(key=_order)
+            kept.sort(key=lambda term: hash(term[0]))  # any order serves that stays the same
         return cls(tuple(kept), constant)
 
     def plus(self, other: "Sum", factor: int = 1) -> "Sum":

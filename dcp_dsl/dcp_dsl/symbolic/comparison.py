@@ -19,7 +19,7 @@ from dcp_dsl.symbolic.piecewise import (
 )
 from dcp_dsl.symbolic.region import MAX_CELLS, MAX_PAIRS, Region
 
-_MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
+MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 MAX_JOBS = MAX_CELLS // 2
 
 
@@ -63,7 +63,8 @@ class Runs:
         begin = np.flatnonzero(is_new)
         run = np.cumsum(is_new) - 1
         last = np.append(begin[1:], len(starts)) - 1
-        sign = _signs(starts, ends, values, slopes, begin, last)
+        final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
+        sign = np.where(final < values[begin], -1, 1)
         run_end = ends[last]
         steps = _levels(starts, ends, sign[run] * values, sign[run] * slopes, run)
         return cls._of_levels(starts[begin], run_end, sign, *steps)
@@ -130,20 +131,13 @@ def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: In
     return is_new
 
 
-def _signs(starts: Ints, ends: Ints, values: Ints, slopes: Ints, begin: Ints, last: Ints) -> Ints:
-    """Return -1 for the runs that fall."""
-    final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
-    return np.where(final < values[begin], -1, 1)
-
-
 def _levels(
     starts: Ints, ends: Ints, values: Ints, slopes: Ints, run: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
     """Return (run, level, end, slope) of every change of the prefix; values rise in a run."""
     if (slopes > 1).any():  # steeper than 1: every key is a step of its own
         repeat = np.where(slopes > 1, ends - starts, 1)
-        piece = np.repeat(np.arange(len(repeat)), repeat)
-        inner = np.arange(len(piece)) - np.repeat(np.cumsum(repeat) - repeat, repeat)
+        piece, inner = expand(0, repeat)
         values = values[piece] + slopes[piece] * inner
         single = slopes[piece] > 1
         starts = np.where(single, starts[piece] + inner, starts[piece])
@@ -171,13 +165,6 @@ def compare(
 ) -> Region:
     """Return the pairs where ``on_q(q) + on_k(k) op 0``; where either is undefined, no pair is in.
 
-    Args:
-        on_q: function of the query's position.
-        on_k: function of the key's position.
-        op: one of ``<= < >= > == !=``.
-        bands: where the answer is needed; elsewhere no pair is in.
-        max_jobs: most pairs of a piece of `on_q` and a run of `on_k` to look at.
-
     Raises:
         TooManyPieces: if the exact answer has too many slabs.
     """
@@ -201,7 +188,7 @@ def compare(
     for sign in (1, -1):
         own = jobs.select(runs.sign[jobs.run] == sign)
         if len(own.start):
-            parts += _compare_jobs(own, runs, sign, op if sign == 1 else _MIRRORED[op])
+            parts += _compare_jobs(own, runs, sign, op if sign == 1 else MIRRORED[op])
     joined = parts[0]
     if len(parts) > 1:
         joined = tuple(np.concatenate(group) for group in zip(*parts, strict=True))

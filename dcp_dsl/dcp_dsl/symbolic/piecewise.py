@@ -166,8 +166,7 @@ class Piecewise:
         last = first + part * (self.lengths - 1)  # without the whole part, which divides exactly
         steps = last // divisor - first // divisor
         limit_pieces(int(steps.sum()), MAX_PIECES, "steps of a quotient")
-        piece = np.repeat(np.arange(len(steps)), steps + 1)
-        index = np.arange(len(piece)) - np.repeat(np.cumsum(steps + 1) - (steps + 1), steps + 1)
+        piece, index = expand(0, steps + 1)
         level = first[piece] // divisor + index
         # The level is reached at ceil((level * divisor - first) / part) positions in.
         gap = np.maximum(level * divisor - first[piece], 0)
@@ -210,10 +209,8 @@ class Piecewise:
         high = np.searchsorted(borders, np.maximum(inner.values, last), side="right")
         counts = np.where(inner.slopes != 0, np.maximum(high - low, 0), 0)
         limit_pieces(int(counts.sum()), MAX_PIECES, "steps of a lookup")
-        piece = np.repeat(np.arange(len(counts)), counts)
-        border = borders[
-            np.arange(len(piece)) - np.repeat(np.cumsum(counts) - counts - low, counts)
-        ]
+        piece, passed = expand(low, counts)
+        border = borders[passed]
         slope, value = inner.slopes[piece], inner.values[piece]
         up = -(-(border - value) // np.where(slope > 0, slope, 1))
         down = (value - border) // np.where(slope < 0, -slope, 1) + 1
@@ -345,8 +342,12 @@ def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Int
     return expand(first, counts)
 
 
-def expand(first: Ints, counts: Ints) -> tuple[Ints, Ints]:
-    """Return ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i."""
+def expand(first: Ints | int, counts: Ints) -> tuple[Ints, Ints]:
+    """Return ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i.
+
+    >>> [c.tolist() for c in expand(0, np.array([2, 0, 3]))]
+    [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
+    """
     index = np.repeat(np.arange(len(counts)), counts)
     shift = np.cumsum(counts) - counts - first
     return index, np.arange(len(index)) - shift[index]

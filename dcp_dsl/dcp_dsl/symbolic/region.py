@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
+from dcp_dsl.symbolic.piecewise import expand, limit_pieces, sorted_unique
 from dcp_dsl.symbolic.shortcuts import intersect_single, is_single, sweep_few
 
 MAX_CELLS = 2**19
@@ -199,12 +199,8 @@ def _sweep(
 def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
     """Return (slab, cell) for every cell that a slab covers."""
     low, high = np.searchsorted(knots, q_start), np.searchsorted(knots, q_end)
-    counts = high - low
-    total = int(counts.sum())
-    limit_pieces(total, MAX_CELLS, "pieces of slabs")
-    slab = np.repeat(np.arange(len(q_start)), counts)
-    cell = np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)
-    return slab, cell
+    limit_pieces(int((high - low).sum()), MAX_CELLS, "pieces of slabs")
+    return expand(low, high - low)
 
 
 def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tuple[Ints, Ints]:
@@ -238,12 +234,9 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     at = moving // base
     reach = np.minimum(moving + (knots[at + 1] - knots[at]) - 1, (at + 1) * base - 1)
     low, high = np.searchsorted(still, moving), np.searchsorted(still, reach, side="right")
-    counts = high - low
-    total = int(counts.sum())
-    limit_pieces(total, MAX_CELLS, "meetings of slabs")
-    which = np.repeat(np.arange(len(moving)), counts)
-    met = still[np.arange(total) - np.repeat(np.cumsum(counts) - counts - low, counts)]
-    row = knots[at[which]] + met - moving[which]
+    limit_pieces(int((high - low).sum()), MAX_CELLS, "meetings of slabs")
+    which, met = expand(low, high - low)
+    row = knots[at[which]] + still[met] - moving[which]
     cuts: Ints = np.concatenate([row, row + 1])
     return np.compress(cuts < knots[-1], cuts)
 

@@ -171,14 +171,7 @@ def _contains(outer: tuple[Ints, ...], inner: tuple[Ints, ...], rows: Ints) -> N
 def _cut(
     left: tuple[tuple[Ints, ...], Ints], right: tuple[tuple[Ints, ...], Ints], row: Ints, end: Ints
 ) -> tuple[Ints, ...]:
-    """Intersect pairs of slabs, each on a run of rows that both have.
-
-    Args:
-        left: arrays as in `Slabs`, and the slab of each pair.
-        right: the same.
-        row: the first row of each pair.
-        end: the end of its rows.
-    """
+    """Intersect pairs of slabs, each on a run of rows that both have."""
     (one, i), (other, j) = left, right
     a, b = _at_rows(one, i, row), _at_rows(other, j, row)
     crossings = [_crossing(a, b, which, end - row) for which in (0, 1)]

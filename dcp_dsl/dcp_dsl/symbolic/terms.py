@@ -72,9 +72,6 @@ class Term:
     def difference(self, stretches: tuple[Ints, Ints]) -> tuple[int, int]:
         """Return (a, b) if the term is ``a * (q - k) + b`` for q and k in the same stretch.
 
-        Args:
-            stretches: starts and ends of the stretches of positions that matter.
-
         Raises:
             NotSeparable: if it is not.
         """

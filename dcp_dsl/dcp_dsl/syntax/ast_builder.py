@@ -316,10 +316,6 @@ _RULES: Mapping[str, Builder] = {
 def build(root: Any, offset: int) -> Built:  # Any: a Lark tree or token; Lark stays in the parser
     """Turn the tree of one statement or expression into a node.
 
-    Args:
-        root: a Lark tree with positions.
-        offset: where the parsed text begins in the whole text, added to every span.
-
     Raises:
         BuildError: for numbers out of range, too deep nesting, unknown kinds of columns.
     """

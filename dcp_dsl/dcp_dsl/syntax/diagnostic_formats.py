@@ -103,11 +103,6 @@ def format_sarif(
 ) -> dict[str, Any]:  # Any: a JSON document
     """Return all findings as one SARIF log, with the documentation of their codes and their fixes.
 
-    Args:
-        found: findings of any number of texts.
-        texts: text by name, for the places of fixes.
-        version: of this package.
-
     Source: OASIS, SARIF 2.1.0.
     """
     codes = sorted({diagnostic.code for diagnostic in found})

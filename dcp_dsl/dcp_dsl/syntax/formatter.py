@@ -28,9 +28,6 @@ def format_source(text: str) -> str:
     Comments and the author's line breaks stay; statements begin at the margin, continued lines are
     indented, one space stands around operators, at most one blank line between statements.
 
-    Args:
-        text: source without syntax errors.
-
     Returns:
         The formatted text, ending in one newline; empty for an empty text.
 

@@ -191,11 +191,6 @@ _ID_ENDINGS = ("_ids", "_idx", "_id")
 def fail_foreign_syntax(place: RawToken, tokens: Sequence[RawToken], text: str) -> None:
     """Raise for a statement that stops making sense at a habit of another language.
 
-    Args:
-        place: the token at which the parser stopped.
-        tokens: the statement.
-        text: the whole file.
-
     Raises:
         BuildError: E025 for a column with an index, E026 for `in` and a list, E027 for a fraction.
     """

@@ -47,7 +47,8 @@ def read_bytes(path: str | Path) -> bytes:
         hint = f"name the files in it, for example {path}/*.dcpm"
         raise SpecFileError(f"{path}: expected a .dcpm file, got a folder; {hint}") from None
     except (OSError, ValueError) as error:
-        raise SpecFileError(f"{path}: cannot be read: {_reason(error)}") from None
+        reason = getattr(error, "strerror", None) or error
+        raise SpecFileError(f"{path}: cannot be read: {reason}") from None
 
 
 def decode_text(name: str, data: bytes) -> str:
@@ -90,7 +91,3 @@ def replace_bytes(path: str | Path, data: bytes) -> None:
     """
     with replacing(path, SpecFileError) as draft:
         draft.write_bytes(data)
-
-
-def _reason(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error)

@@ -116,13 +116,7 @@ def moved(node: T, distance: int) -> T:
 
 
 def rewritten(node: T, kind: type, change: Callable[[Any], Any]) -> T:
-    """Return a node in which everything of a kind is changed.
-
-    Args:
-        node: a node, or a tuple of them.
-        kind: a class of nodes, or `Span`.
-        change: what becomes of each; it may give a node of another kind.
-    """
+    """Return a node in which everything of a kind is changed."""
 
     def rewrite(value: Any) -> Any:  # Any: a node, a tuple of them, or a plain value
         own: type = type(value)
