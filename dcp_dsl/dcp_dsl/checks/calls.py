@@ -139,7 +139,7 @@ def _extreme(name: str, numbers: list[nodes.Number], place: nodes.Place) -> node
 def _check_function(value: ast.Call, function: Function, names: Names, checker: Checker) -> Kind:
     """Return the kind of a call of a `where` function: check its body with these arguments."""
     kinds = [checker.kind(a.value, names) for a in value.arguments]
-    params = function.definition.params
+    params = function.params
     if not _has_count(value, len(params), len(params), checker):
         return UNKNOWN
     if checker.depth >= MAX_CALL_DEPTH:
@@ -148,7 +148,7 @@ def _check_function(value: ast.Call, function: Function, names: Names, checker: 
         return UNKNOWN
     inner = {**function.names, **dict(zip((p.text for p in params), kinds, strict=True))}
     checker.depth += 1
-    kind = checker.kind(function.definition.value, inner)
+    kind = checker.kind(function.value, inner)
     checker.depth -= 1
     return kind
 

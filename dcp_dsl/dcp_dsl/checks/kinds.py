@@ -133,7 +133,8 @@ def are_comparable(left: Kind, right: Kind) -> bool:
 class Function:
     """A `where` function with the names its body sees."""
 
-    definition: ast.BindFunction
+    params: tuple[ast.Ident, ...]
+    value: ast.Expr
     names: "Names"
 
 

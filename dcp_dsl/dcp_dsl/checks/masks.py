@@ -63,9 +63,9 @@ class MaskChecker(ExpressionChecker):
             return None
         names, defaults = self.names(mask)
         for binding in mask.bindings:
-            if isinstance(binding, ast.BindFunction):
+            if binding.body is not None:
                 vague = dict.fromkeys((p.text for p in binding.params), UNKNOWN)
-                self.kind(binding.value, {**names, **vague})
+                self.kind(binding.body, {**names, **vague})
         return Body(self.mask(mask.value, names), defaults)
 
     def names(self, mask: ast.MaskDef) -> tuple[Names, dict[str, nodes.Node]]:
@@ -94,14 +94,15 @@ class MaskChecker(ExpressionChecker):
             if binding.name.text in cyclic:
                 message = f"`{binding.name.text}` is defined by itself"
                 self.report("E110", message, binding.name.span)
-            elif isinstance(binding, ast.BindFunction):
-                names[binding.name.text] = Function(binding, names)
+            elif binding.body is not None:
+                names[binding.name.text] = Function(binding.params, binding.body, names)
         for binding in order:
-            match binding:
-                case ast.BindValue(name, value):
-                    names[name.text] = self.kind(value, names)
-                case ast.BindSegment(name, source):
-                    names[name.text] = _binding_kind(binding).of(self.every(source, names))
+            match binding.value:
+                case ast.Every() as every:
+                    own = _binding_kind(binding).of(self.every(every, names))
+                    names[binding.name.text] = own
+                case value if binding.body is None:
+                    names[binding.name.text] = self.kind(value, names)
 
 
 def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
@@ -123,9 +124,9 @@ def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
 
 def _binding_kind(binding: ast.Binding) -> Kind:
     """Return the kind of a `where` binding, as far as it is known before its value is read."""
-    if not isinstance(binding, ast.BindSegment):
+    if not isinstance(binding.value, ast.Every):
         return UNKNOWN
-    parent = binding.source.parent
+    parent = binding.value.parent
     return Kind("segment", "" if parent is None else parent.text)
 
 
@@ -134,7 +135,7 @@ def _check_local_definitions(mask: ast.MaskDef, checker: ExpressionChecker) -> N
     seen: set[str] = set()
     scope = checker.scope
     outer = {*scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks}
-    for ident in (d.name for d in (*mask.params, *mask.bindings)):
+    for ident in (local.name for local in mask.locals):
         if ident.text in outer:
             message = f"`{ident.text}` hides what the file defines by this name"
             checker.report("E119", message, ident.span, "choose another name for one of them")
@@ -150,11 +151,9 @@ def _dependencies(mask: ast.MaskDef) -> dict[str, set[str]]:
     own = {b.name.text for b in mask.bindings}
     found = {}
     for binding in mask.bindings:
-        body = binding.source if isinstance(binding, ast.BindSegment) else binding.value
-        params = (
-            {p.text for p in binding.params} if isinstance(binding, ast.BindFunction) else set()
-        )
-        found[binding.name.text] = {n for n, _ in mentioned_names(body) if n in own} - params
+        params = {p.text for p in binding.params}
+        mentioned = {name for name, _ in mentioned_names(binding.value) if name in own}
+        found[binding.name.text] = mentioned - params
     return found
 
 

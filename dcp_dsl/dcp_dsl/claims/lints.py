@@ -73,7 +73,7 @@ def _report_window(left: ast.Expr, op: str, right: ast.Expr, value: int, testing
 
 def _check_parameters(mask: ast.MaskDef, testing: Testing) -> None:
     """Find parameters and bindings that nothing reads."""
-    for part in (*mask.params, *mask.bindings):
+    for part in mask.locals:
         others = [p.default for p in mask.params if p is not part]
         others += [b for b in mask.bindings if b is not part]  # type: ignore[misc]  # any node
         names = {name for node in (mask.value, *others) for name, _ in mentioned_names(node)}

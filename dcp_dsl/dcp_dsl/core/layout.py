@@ -4,7 +4,7 @@ A layout becomes arrays of instances, never labels per token.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,7 +35,7 @@ def bind_layout(
     binder.rest = binder.find_rest(layout.parts)
     top = _Parent()
     end = binder.walk(layout.parts, 0, columns, top, is_top=True)
-    top.close(binder.found, segment)
+    top.close(binder.found)
     if end != length:
         needed = list_names(sorted(layout_columns(layout))) or "the layout"
         binder.fail(
@@ -62,46 +62,20 @@ def natural_length(
     return binder.walk(layout.parts, 0, columns, _Parent())
 
 
-@dataclass(frozen=True, slots=True)
-class _Spans:
-    """Repetitions of one part.
-
-    Attributes:
-        start, end: int64 ``[R]``, tokens.
-        opens, closes: int64 ``[R]``, steps of the walk, see `Nesting`.
-    """
-
-    start: Ints
-    end: Ints
-    opens: Ints
-    closes: Ints
-
-    def select(self, kept: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> "_Spans":
-        """Return some of them."""
-        return _Spans(self.start[kept], self.end[kept], self.opens[kept], self.closes[kept])
-
-    def nesting(self, segment: ast.Segment) -> Nesting:
-        """Describe the place of segments in the layout of a statement."""
-        return Nesting(segment, self.opens, self.closes, self.end)
-
-
 @dataclass(slots=True)
 class _Parent:
     """Instances found so far inside one named group (or the sample), waiting for their total."""
 
-    waiting: dict[str, list[_Spans]] = field(default_factory=dict)
+    waiting: dict[str, list[Instances]] = field(default_factory=dict)
 
-    def add(self, name: str, spans: _Spans) -> None:
+    def add(self, name: str, spans: Instances) -> None:
         self.waiting.setdefault(name, []).append(spans)
 
-    def close(self, found: dict[str, list[Instances]], segment: ast.Segment) -> None:
+    def close(self, found: dict[str, list[Instances]]) -> None:
         """Number the instances found and return them."""
         for name, several in self.waiting.items():
-            spans = several[0]
-            if len(several) > 1:
-                columns = ((s.start, s.end, s.opens, s.closes) for s in several)
-                spans = _Spans(*(np.concatenate(group) for group in zip(*columns, strict=True)))
-            numbered = Instances.of(spans.start, spans.end, spans.nesting(segment))
+            spans = join(several)
+            numbered = Instances.of(spans.start, spans.end, spans.nesting)
             found.setdefault(name, []).append(numbered)
 
 
@@ -150,7 +124,11 @@ class _LayoutBinder(LayoutColumns):
             assert at >= begin, "lengths are checked to be positive"
         return at
 
-    def place_leaf(self, leaf: ast.Leaf, at: int, row: Mapping[str, Column]) -> _Spans:
+    def spans(self, start: Ints, end: Ints, opens: Ints, closes: Ints) -> Instances:
+        """Return the repetitions of one part; their tokens, and the steps of the walk."""
+        return Instances.of(start, end, Nesting(self.statement, opens, closes, end))
+
+    def place_leaf(self, leaf: ast.Leaf, at: int, row: Mapping[str, Column]) -> Instances:
         """Lay out a part without parts, as often as it repeats."""
         bounds = at + np.concatenate([[0], np.cumsum(self.leaf_lengths(leaf, row))])
         steps = self.step + np.arange(len(bounds))
@@ -165,11 +143,11 @@ class _LayoutBinder(LayoutColumns):
             self.tree.fork(bounds)
         else:
             self.tree.grow(int(bounds[0]), int(bounds[-1]))
-        return _Spans(bounds[:-1], bounds[1:], steps[:-1], steps[1:])
+        return self.spans(bounds[:-1], bounds[1:], steps[:-1], steps[1:])
 
     def walk_group(
         self, group: ast.Group, at: int, row: Mapping[str, Column], parent: _Parent
-    ) -> _Spans:
+    ) -> Instances:
         """Lay a group out; give its repetitions."""
         count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
         is_flat = group.is_repeated and group.parents is None
@@ -193,10 +171,10 @@ class _LayoutBinder(LayoutColumns):
             closes.append(self.step)
             places.leave()
             if group.name is not None:
-                inner.close(self.found, self.statement)
+                inner.close(self.found)
         borders = np.array(bounds, np.int64)
         steps = np.array(opens, np.int64), np.array(closes, np.int64)
-        spans = _Spans(borders[:-1], borders[1:], *steps)
+        spans = self.spans(borders[:-1], borders[1:], *steps)
         if group.name is not None:
             parent.add(group.name.text, spans)
         return spans
@@ -222,7 +200,7 @@ class _LayoutBinder(LayoutColumns):
 
     def place_flat(
         self, group: ast.Group, at: int, matrix: Ints, parent: _Parent, last_parts: int | None
-    ) -> _Spans:
+    ) -> Instances:
         """Lay all repetitions of a group of plain leaves at once."""
         width = matrix.shape[1]
         present = np.ones(matrix.shape, np.bool_)
@@ -233,7 +211,7 @@ class _LayoutBinder(LayoutColumns):
         starts, ends = bounds[:-1].reshape(matrix.shape), bounds[1:].reshape(matrix.shape)
         opens = self.step + np.arange(len(matrix)) * (width + 1)
         self.step += len(matrix) * (width + 1)
-        spans = _Spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
+        spans = self.spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
         if group.is_branch:
             self.tree.fork(bounds[::width])
         else:
@@ -244,15 +222,12 @@ class _LayoutBinder(LayoutColumns):
             if part.name is None:
                 continue
             kept, step = present[:, index], opens + 1 + index
-            own = _Spans(starts[:, index], ends[:, index], step, step + 1).select(kept)
+            own = self.spans(starts[:, index], ends[:, index], step, step + 1).select(kept)
             if group.name is None:
                 parent.add(part.name.text, own)
                 continue
             zero, one = np.zeros(kept.sum(), np.int64), np.ones(kept.sum(), np.int64)
-            alone = Instances(
-                own.start, own.end, zero, one, np.flatnonzero(kept),
-                nesting=own.nesting(self.statement),
-            )  # fmt: skip
+            alone = replace(own, number=zero, total=one, parent=np.flatnonzero(kept))
             self.found.setdefault(part.name.text, []).append(alone)
         return spans
 

@@ -5,6 +5,7 @@ The layers of a stack repeat: layer 7 of ``5 of sliding(1k), causal`` is layer 1
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.masks import write_out, write_out_segment
@@ -237,7 +238,7 @@ class Stack:
         found: dict[tuple[int, str], Mask] = {}
         for layer in self.layers:
             for head in layer.heads:
-                found.setdefault((id(head.mask.scope), head.mask.call), head.mask)
+                found.setdefault(_identity(head.mask), head.mask)
         return tuple(found.values())
 
     @property
@@ -255,10 +256,10 @@ class Stack:
         >>> Spec.from_text("stack local = 3 of sliding(1k), causal").stack("local").cycle()
         (0, 0, 0, 1)
         """
-        number = {(id(mask.scope), mask.call): at for at, mask in enumerate(self.masks)}
+        number = {_identity(mask): at for at, mask in enumerate(self.masks)}
         cycle: list[int] = []
         for place, layer in enumerate(self.layers):
-            used = {number[id(head.mask.scope), head.mask.call] for head in layer.heads} or {-1}
+            used = {number[_identity(head.mask)] for head in layer.heads} or {-1}
             if len(used) > 1 or (layer.heads and layer.heads[-1].first is not None):
                 raise HeadError(
                     f"stack `{self.name}`, entry {place}: KV heads of one layer have masks of "
@@ -316,20 +317,19 @@ class Stack:
         return tuple(
             index
             for index in range(num_layers)
-            if any(_is_same(head.mask, mask) for head in self.layer(index).heads)
+            if _identity(mask) in {_identity(head.mask) for head in self.layer(index).heads}
         )
 
 
-def _is_same(a: Mask, b: Mask) -> bool:
-    return a.call == b.call and a.scope is b.scope
+def _identity(mask: Mask) -> tuple[int, str]:
+    """Return what two masks of a stack have in common if they are the same."""
+    return id(mask.scope), mask.call
 
 
 def _runs(owner: list[Mask]) -> Iterator[tuple[range, Mask]]:
-    begin = 0
-    for head in range(1, len(owner) + 1):
-        if head == len(owner) or not _is_same(owner[head], owner[begin]):
-            yield range(begin, head), owner[begin]
-            begin = head
+    for _, run in groupby(range(len(owner)), key=lambda head: _identity(owner[head])):
+        heads = list(run)
+        yield range(heads[0], heads[-1] + 1), owner[heads[0]]
 
 
 def build_stack(definition: ast.StackDef, scope: Scope) -> Stack:

@@ -2,7 +2,7 @@
 
 import json
 import reprlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -61,23 +61,13 @@ class Sample:
         Raises:
             DatasetError: if a needed column or the length is missing.
         """
-        return cls.of_columns(row, mask.columns, mask.name)
-
-    @classmethod
-    def of_columns(
-        cls,
-        row: Mapping[str, Any],  # Any: whatever a file format gives
-        columns: Collection[str],
-        mask_name: str,
-    ) -> "Sample":
-        """Take the length and the columns that `mask_name` requires from a row."""
-        missing = sorted(name for name in columns if name not in row)
+        missing = sorted(name for name in mask.columns if name not in row)
         if missing:
             have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
             raise DatasetError(
-                f"mask `{mask_name}` needs the column `{missing[0]}`; the row has {have}"
+                f"mask `{mask.name}` needs the column `{missing[0]}`; the row has {have}"
             )
-        return cls({name: row[name] for name in sorted(columns)}, row_length(row))
+        return cls({name: row[name] for name in sorted(mask.columns)}, row_length(row))
 
     @classmethod
     def from_json(cls, text: str) -> "Sample":

@@ -270,7 +270,7 @@ def _described(name: str, node: ast.Node | None) -> tuple[str, tuple[str, ...], 
         case ast.MaskDef(params=params):
             shown = tuple(map(parameter, params))
             return f"{name}({', '.join(shown)})", shown, ""
-        case ast.BindFunction(params=names):
+        case ast.Binding(params=names) if names:
             shown = tuple(n.text for n in names)
             return f"{name}({', '.join(shown)})", shown, ""
     for word in WORDS:

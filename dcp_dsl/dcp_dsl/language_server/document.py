@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from dcp_dsl.checks.checker import check_scope
 from dcp_dsl.checks.imports import build_scope
-from dcp_dsl.checks.scope import Scope, segment_names
+from dcp_dsl.checks.scope import Scope, defined_names
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import Diagnostic
@@ -178,8 +178,7 @@ def _find_local(document: Document, name: str, offset: int) -> Definition | None
     mask = document.statement_at(offset)
     if not isinstance(mask, ast.MaskDef):
         return None
-    nodes: list[ast.Param | ast.Binding] = [*mask.params, *mask.bindings]
-    for node in nodes:
+    for node in mask.locals:
         if node.name.text == name:
             return Definition(None, document.text, node.name.span, node, document.scope)
     return None
@@ -191,16 +190,10 @@ def find_name(document: Document, name: str) -> Definition | None:
     mask = scope.find_mask(name) or scope.find_stack(name)
     if mask is not None:
         return _in_file(document, mask[0], mask[0].name.span, mask[1])
-    if name in scope.samples:
-        sample = scope.samples[name]
-        return _in_file(document, sample, sample.name.span, scope)
-    if name in scope.segments:
-        segment = scope.segments[name]
-        place = next(i for i in segment_names(segment) if i.text == name)
-        return _in_file(document, segment, place.span, _owner(segment, scope))
-    if name in scope.tokens:
-        token = scope.tokens[name]
-        return _in_file(document, token, token.name.span, _owner(token, scope))
+    for known in (scope.samples, scope.segments, scope.tokens):
+        if (statement := known.get(name)) is not None:
+            place = next(i for i in defined_names(statement) if i.text == name)
+            return _in_file(document, statement, place.span, _owner(statement, scope))
     return None
 
 

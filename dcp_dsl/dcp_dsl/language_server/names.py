@@ -210,7 +210,7 @@ class _Reader:
     def mask(self, mask: ast.MaskDef) -> None:
         self.define(mask.name)
         owner = mask.span.start
-        own = [d.name for d in (*mask.params, *mask.bindings)]
+        own = [local.name for local in mask.locals]
         names = {name.text: Symbol("local", name.text, owner) for name in own}
         for name in own:
             self.define(name, "local", owner)
@@ -223,17 +223,11 @@ class _Reader:
         self.expression(mask.value, names)
 
     def binding(self, binding: ast.Binding, names: _Names) -> None:
-        match binding:
-            case ast.BindSegment(source=source):
-                self.expression(source, names)
-            case ast.BindValue(value=value):
-                self.expression(value, names)
-            case ast.BindFunction(params=params, value=value):
-                owner = binding.span.start
-                for param in params:
-                    self.define(param, "local", owner)
-                inner = {p.text: Symbol("local", p.text, owner) for p in params}
-                self.expression(value, {**names, **inner})
+        owner = binding.span.start
+        for param in binding.params:
+            self.define(param, "local", owner)
+        inner = {p.text: Symbol("local", p.text, owner) for p in binding.params}
+        self.expression(binding.value, {**names, **inner})
 
     # ---- expressions ----
 

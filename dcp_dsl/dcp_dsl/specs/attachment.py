@@ -83,10 +83,10 @@ class Attachment:
             if column in row:
                 renamed[new] = row[column]
         if stated_length(renamed) is None:
-            columns = Sample.of_columns({**renamed, "len": 0}, self.columns, self.value.name)
-            length = layout_length(summed_layouts(self.masks), columns.columns)
+            columns = Sample.of({**renamed, "len": 0}, self.value).columns
+            length = layout_length(summed_layouts(self.masks), columns)
             renamed |= {} if length is None else {"len": length}
-        return Sample.of_columns(renamed, self.columns, self.value.name)
+        return Sample.of(renamed, self.value)
 
     def lengths(self, file: DataFile) -> NDArray[np.int64]:
         """Return the tokens of each row of a file that this is attached to, int64 ``[rows]``.

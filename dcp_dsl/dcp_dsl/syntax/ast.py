@@ -290,31 +290,17 @@ class Param(Node):
 
 
 @dataclass(frozen=True, slots=True)
-class BindSegment(Node):
-    """``where name = every ...``."""
-
-    name: Ident
-    source: Every
-
-
-@dataclass(frozen=True, slots=True)
-class BindValue(Node):
-    """``where name = expr``."""
-
-    name: Ident
-    value: Expr
-
-
-@dataclass(frozen=True, slots=True)
-class BindFunction(Node):
-    """``where name(a, b) = expr``."""
+class Binding(Node):
+    """``where name = expr``, ``name = every ...``, or with parameters ``name(a, b) = expr``."""
 
     name: Ident
     params: tuple[Ident, ...]
-    value: Expr
+    value: Expr | Every
 
-
-Binding: TypeAlias = BindSegment | BindValue | BindFunction
+    @property
+    def body(self) -> "Expr | None":
+        """What a function gives; None for other bindings."""
+        return None if isinstance(self.value, Every) or not self.params else self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +312,11 @@ class MaskDef(Node):
     value: Expr
     bindings: tuple[Binding, ...]
     decorators: tuple[Decorator, ...]
+
+    @property
+    def locals(self) -> "tuple[Param | Binding, ...]":
+        """Parameters and bindings: the names that its body alone knows."""
+        return *self.params, *self.bindings
 
 
 # ---- models, data sets, tests --------------------------------------------------------------------

@@ -206,6 +206,11 @@ def _mask(children: Sequence[Built], span: Span) -> ast.MaskDef:
     return ast.MaskDef(_ident(name), params or (), value, bindings or (), decorators, span=span)
 
 
+def _bind(children: Sequence[Built], span: Span) -> ast.Binding:
+    name, *params, value = children
+    return ast.Binding(_ident(name), params[0] if params else (), value, span=span)
+
+
 def _layer(children: Sequence[Built], span: Span) -> ast.Layer:
     count, value = children
     is_heads = isinstance(value, tuple)
@@ -289,9 +294,9 @@ _RULES: Mapping[str, Builder] = {
     "param": _node(ast.Param, _ident, _ident, _same),
     "default": _first,
     "where": _tuple,
-    "bind_segment": _node(ast.BindSegment, _ident, _same),
-    "bind_value": _node(ast.BindValue, _ident, _same),
-    "bind_function": _node(ast.BindFunction, _ident, _same, _same),
+    "bind_segment": _bind,
+    "bind_value": _bind,
+    "bind_function": _bind,
     "stack": _list_node(ast.StackDef, _ident),
     "layer": _layer,
     "heads": _tuple,

@@ -218,7 +218,7 @@ def make_resolver(
 
 
 def _sample(row: Row, value: Mask | Stack) -> Sample:
-    return Sample.of_columns(row, value.columns, value.name)
+    return Sample.of(row, value)
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
