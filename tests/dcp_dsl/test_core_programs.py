@@ -6,7 +6,7 @@ from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask
 from dcp_dsl.cli import dcpm
-from dcp_dsl.elaboration.text import show_mask
+from dcp_dsl.elaboration.programs import show_mask
 
 TEXT = """
 segment part = question[question_len] answer[answer_lens]*

@@ -19,7 +19,7 @@ from dcp_dsl.checks.kinds import (
 )  # fmt: skip
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.substitution import substitute
+from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean

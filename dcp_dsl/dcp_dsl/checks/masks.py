@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from dcp_dsl.checks.calls import check_argument
-from dcp_dsl.checks.definitions import MAX_EXPANDED_NODES, report_size
 from dcp_dsl.checks.expressions import ExpressionChecker
 from dcp_dsl.checks.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
 from dcp_dsl.checks.scope import Body, Scope
@@ -14,6 +13,8 @@ from dcp_dsl.syntax.tokens import RESERVED
 from dcp_dsl.syntax.walk import mentioned_names, walk
 
 MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
+MAX_EXPANDED_DEPTH = 128
+MAX_EXPANDED_NODES = 20_000
 _DECORATORS = ("ahead", "partial")
 
 
@@ -21,7 +22,7 @@ def write_out(expression: ast.Expr, scope: Scope) -> nodes.Mask:
     """Return a mask expression of a checked text as a core program.
 
     >>> from dcp_dsl import Spec
-    >>> from dcp_dsl.elaboration.text import show_mask
+    >>> from dcp_dsl.elaboration.programs import show_mask
     >>> mask = Spec.from_text("mask near(w: tokens = 4) = causal and q - k < w").mask("near(2)")
     >>> print(show_mask(mask.core))
     and
@@ -103,6 +104,16 @@ class MaskChecker(ExpressionChecker):
                     names[binding.name.text] = own
                 case value if binding.body is None:
                     names[binding.name.text] = self.kind(value, names)
+
+
+def report_size(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
+    """Report a mask that is too large; it is not written out."""
+    checker.scope.bodies[mask.name.text] = None
+    checker.report(
+        "E116", f"mask `{mask.name.text}` is too large with everything it calls written out",
+        mask.name.span,
+        f"at most {MAX_EXPANDED_NODES:_} parts, {MAX_EXPANDED_DEPTH} levels deep",
+    )  # fmt: skip
 
 
 def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import has_branches
+from dcp_dsl.elaboration.programs import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.walk import LayoutParts, walk_parts

@@ -23,8 +23,7 @@ from dcp_dsl.claims.testing import (
 )
 from dcp_dsl.core.columns import bind_columns, integers
 from dcp_dsl.core.mask import Mask, read_mask
-from dcp_dsl.core.sample import Sample
-from dcp_dsl.core.sample_statement import NoLengthError, declared_sample
+from dcp_dsl.core.sample import NoLengthError, Sample, declared_sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.proof.proving import is_total, never

@@ -16,7 +16,7 @@ from dcp_dsl.core.columns import Column
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import Reader, column_readers, layout_columns
+from dcp_dsl.elaboration.programs import Reader, column_readers, layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk

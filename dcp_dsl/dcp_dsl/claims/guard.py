@@ -16,7 +16,7 @@ from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask, find_definition
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import column_readers
+from dcp_dsl.elaboration.programs import column_readers
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.algebra import first_pair, rows_with_pairs
 from dcp_dsl.forms.form import Form

@@ -12,9 +12,8 @@ from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds, complete_samples, draw_columns
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.sample import Sample
-from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
-from dcp_dsl.elaboration.reads import layout_columns
+from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
+from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk

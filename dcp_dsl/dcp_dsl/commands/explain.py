@@ -79,7 +79,7 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         )
     spec = load_spec(topic)
     if as_core:
-        from dcp_dsl.elaboration.text import show_mask
+        from dcp_dsl.elaboration.programs import show_mask
 
         for used, mask in choose_masks(spec, call):
             click.echo("\n".join(filter(None, (used, show_mask(mask.core)))))

@@ -13,8 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from dcp_dsl.core.mask import Mask
-    from dcp_dsl.core.sample import Sample
-    from dcp_dsl.core.sample_statement import NoLengthError
+    from dcp_dsl.core.sample import NoLengthError, Sample
     from dcp_dsl.specs.spec import Spec
 
 FORMATS = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
@@ -150,8 +149,7 @@ def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
 
 def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
     """Return the sample that was asked for, or the first declared one that fits the mask."""
-    from dcp_dsl.core.sample import Sample
-    from dcp_dsl.core.sample_statement import NoLengthError
+    from dcp_dsl.core.sample import NoLengthError, Sample
     from dcp_dsl.pictures.picture import preview_sample
     from dcp_dsl.specs.spec import sample_from_argument
 

@@ -20,8 +20,7 @@ from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import column_readers, laid_statements
-from dcp_dsl.elaboration.text import show_mask
+from dcp_dsl.elaboration.programs import column_readers, laid_statements, show_mask
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import DecidedPart, Parts, step_of

@@ -9,7 +9,8 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.instances import Instances
-from dcp_dsl.elaboration.reads import layout_columns
+from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import layout_columns, show_segment
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.piecewise import MAX_VALUE
 from dcp_dsl.syntax import ast
@@ -19,6 +20,7 @@ Column: TypeAlias = (
 )
 
 
+MAX_TOKENS = 2**31 - 1  # of a sample
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
 
@@ -240,6 +242,42 @@ def lists_of(values: Ints, where: str) -> Ints:
     found = np.sort(values, axis=1)
     found[:, 1:][found[:, 1:] == found[:, :-1]] = -1
     return found
+
+
+def read_tokens(
+    node: nodes.TokenColumn, columns: Mapping[str, Column], num_tokens: int
+) -> tuple[Instances, Ints]:
+    """Return stretches of tokens with equal values of a column, and their values."""
+    where = f"token column `{node.column}`"
+    values = _values(node, columns, num_tokens, where, "token")
+    is_new = np.ones(num_tokens, np.bool_)
+    differs = values[1:] != values[:-1]
+    is_new[1:] = differs if node.size is None else differs.any(axis=1)
+    starts = np.flatnonzero(is_new)
+    return Instances.of(starts, np.append(starts[1:], num_tokens)), values[starts]
+
+
+def read_instances(node: nodes.TokenColumn, columns: Mapping[str, Column], own: Instances) -> Ints:
+    """Return the value of a column for each instance of its segment."""
+    assert node.segment is not None, "the column is none of tokens"
+    which = own.number if own.is_named else np.arange(len(own))
+    count = int(own.total.max(initial=0)) if own.is_named else len(own)
+    where = f"column `{node.column}`"
+    return _values(node, columns, count, where, show_segment(node.segment))[which]
+
+
+def _values(
+    node: nodes.TokenColumn, columns: Mapping[str, Column], count: int, where: str, of: str
+) -> Ints:
+    """Return the integers of a column, or its lists sorted; one for each of what `of` names."""
+    if node.column not in columns:
+        raise DatasetError(f"{where}: the sample does not have it")
+    size = () if node.size is None else (node.size,)
+    value = columns[node.column]
+    if node.segment is not None:
+        value = flat_column(value, len(size))
+    values = integers(value, (count, *size), where, of)
+    return lists_of(values, where) if size else values
 
 
 def flat_column(value: Column, depth: int) -> Column:

@@ -8,12 +8,12 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import Budget
-from dcp_dsl.core.columns import Column, bind_columns, flat_column, integers, lists_of
+from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_tokens
 from dcp_dsl.core.instances import Instances, tile
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.text import show_segment
+from dcp_dsl.elaboration.programs import show_segment
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge
 from dcp_dsl.symbolic.terms import (
@@ -331,26 +331,11 @@ class Frame:
         return self.columns_read[key]
 
     def _read(self, node: nodes.TokenColumn) -> tuple[Piecewise, Ints]:
-        of = "token" if node.segment is None else show_segment(node.segment)
-        where = f"column `{node.column}`" if node.segment else f"token column `{node.column}`"
-        if node.column not in self.columns:
-            raise DatasetError(f"{where}: the sample does not have it")
-        value, size = self.columns[node.column], () if node.size is None else (node.size,)
         if node.segment is None:
-            values = integers(value, (self.num_tokens, *size), where)
-            is_new = np.ones(self.num_tokens, np.bool_)
-            differs = values[1:] != values[:-1]
-            is_new[1:] = differs.any(axis=1) if size else differs
-            starts = np.flatnonzero(is_new)
-            own = Instances.of(starts, np.append(starts[1:], self.num_tokens))
-            values = values[starts]
+            own, values = read_tokens(node, self.columns, self.num_tokens)
         else:
             own = self.instances(node.segment)
-            which = own.number if own.is_named else np.arange(len(own))
-            count = int(own.total.max(initial=0)) if own.is_named else len(own)
-            values = integers(flat_column(value, len(size)), (count, *size), where, of)[which]
-        if size:
-            values = lists_of(values, where)
+            values = read_instances(node, self.columns, own)
         return own.function(self.num_tokens, np.arange(len(own))), values
 
     # ---- segments ----

@@ -11,11 +11,10 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.checks.scope import part_names
-from dcp_dsl.core.columns import Column, LayoutColumns, list_names
+from dcp_dsl.core.columns import MAX_TOKENS, Column, LayoutColumns, list_names
 from dcp_dsl.core.instances import Instances, Nesting, join
-from dcp_dsl.core.sample import MAX_TOKENS
 from dcp_dsl.core.tree import Places, Tree, TreeBuilder
-from dcp_dsl.elaboration.reads import layout_columns, reads_length
+from dcp_dsl.elaboration.programs import layout_columns, reads_length
 from dcp_dsl.syntax import ast
 
 MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone

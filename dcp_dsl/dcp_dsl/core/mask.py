@@ -12,7 +12,7 @@ from dcp_dsl.checks.masks import write_out, write_out_segment
 from dcp_dsl.checks.scope import Scope, given_arguments
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import column_readers, laid_statements
+from dcp_dsl.elaboration.programs import column_readers, laid_statements
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs

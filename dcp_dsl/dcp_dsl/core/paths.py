@@ -9,7 +9,7 @@ from dcp_dsl.arrays import Ints, Record
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.elaboration.reads import has_branches
+from dcp_dsl.elaboration.programs import has_branches
 from dcp_dsl.errors import DatasetError
 
 

@@ -14,21 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
+from dcp_dsl.core.columns import MAX_TOKENS
 from dcp_dsl.core.layout import natural_length
-from dcp_dsl.core.sample import MAX_TOKENS, Sample
+from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
-from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths
+from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths, row_sizes
 from dcp_dsl.data.nesting import (
     NestedColumn,
     column_depth,
     flatten_column,
-    is_list,
     measure_layout,
     require_depth,
 )
 from dcp_dsl.data.sources import Source, require_column
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import column_depths, column_readers, layout_columns
+from dcp_dsl.elaboration.programs import column_depths, column_readers, layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows
 from dcp_dsl.specs.attachment import Attachment
@@ -303,10 +303,8 @@ def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
     for name in (*LENGTH_COLUMNS, *TOKEN_COLUMNS):
         if name not in batch.column_names:
             continue
-        column: Any = batch.column(name)  # Any: the stubs know no common type of lists
-        if name in TOKEN_COLUMNS:
-            column = (pc.list_value_length if is_list(column.type) else pc.binary_length)(column)
-        elif pa.types.is_uint64(column.type):
+        column = row_sizes(name, batch.column(name))
+        if pa.types.is_uint64(column.type):
             column = pc.min_element_wise(
                 column, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False
             )

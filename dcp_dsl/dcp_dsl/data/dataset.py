@@ -23,7 +23,7 @@ from dcp_dsl.data.nesting import (
     require_depth,
 )
 from dcp_dsl.data.sources import find_sources
-from dcp_dsl.elaboration.reads import column_depths, reads_length
+from dcp_dsl.elaboration.programs import column_depths, reads_length
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
@@ -61,8 +61,8 @@ class DataFile:
         Raises:
             DatasetError: if two of them disagree in a row, or one is no length.
         """
-        found = {name: self._integers(name) for name in LENGTH_COLUMNS if name in self.columns}
-        found |= {name: self._token_counts(name) for name in TOKEN_COLUMNS if name in self.columns}
+        known = (name for name in (*LENGTH_COLUMNS, *TOKEN_COLUMNS) if name in self.columns)
+        found = {name: self._sizes(name) for name in known}
         if not found:
             return None
         (name, lengths), *others = found.items()
@@ -128,32 +128,28 @@ class DataFile:
         """Name a row of this file, counted from 0."""
         return f"{self.name}: row {row}"
 
-    def _integers(self, name: str) -> Ints:
+    def _sizes(self, name: str) -> Ints:
         import pyarrow as pa
 
         column = self.table.column(name)
         require_lengths(self.name, name, column.type)
-        self._no_nulls(name)
-        try:
-            return column.cast(pa.int64()).to_numpy()
-        except pa.ArrowInvalid as error:  # an unsigned one
-            raise DatasetError(f"{self.name}, column `{name}`: {error}") from None
-
-    def _token_counts(self, name: str) -> Ints:
-        import pyarrow.compute as pc
-
-        column = self.table.column(name)
-        require_lengths(self.name, name, column.type)
-        self._no_nulls(name)
-        counts = pc.list_value_length if is_list(column.type) else pc.binary_length
-        lengths: Ints = counts(column).to_numpy().astype(np.int64)
-        return lengths
-
-    def _no_nulls(self, name: str) -> None:
-        column = self.table.column(name)
         if column.null_count:
             row = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
             raise DatasetError(f"{self.where(row)} has no value in column `{name}`")
+        try:
+            lengths: Ints = row_sizes(name, column).cast(pa.int64()).to_numpy()
+        except pa.ArrowInvalid as error:  # an unsigned one
+            raise DatasetError(f"{self.name}, column `{name}`: {error}") from None
+        return lengths
+
+
+def row_sizes(name: str, column: Any) -> Any:  # Any: columns of any type, and of integers
+    """Return what a column of lengths or tokens says of the length of each row."""
+    import pyarrow.compute as pc
+
+    if name in LENGTH_COLUMNS:
+        return column
+    return (pc.list_value_length if is_list(column.type) else pc.binary_length)(column)
 
 
 def require_lengths(source: str, name: str, kind: Any) -> None:  # Any: a pyarrow type

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.core.sample import MAX_TOKENS
-from dcp_dsl.elaboration.reads import layout_columns, parent_columns
+from dcp_dsl.core.columns import MAX_TOKENS
+from dcp_dsl.elaboration.programs import layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.walk import walk_parts

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from dcp_dsl.checks.scope import Scope, find_library_scope, library_names
-from dcp_dsl.elaboration.reads import layout_columns
+from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken

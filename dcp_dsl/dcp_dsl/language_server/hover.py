@@ -5,7 +5,7 @@ from base64 import b64encode
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.steps import Meanings
 from dcp_dsl.core.mask import build_mask
-from dcp_dsl.elaboration.reads import layout_columns
+from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.language_server.document import Definition, Document, definition_at, find_name
 from dcp_dsl.pictures.picture import Picture, preview

@@ -10,7 +10,7 @@ from dcp_dsl.arrays import Bytes, Floats
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.elaboration.reads import layout_columns
+from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.sparsity import block_sparsity
 from dcp_dsl.syntax import ast

@@ -8,9 +8,8 @@ from dcp_dsl.arrays import Bytes
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.sample import Sample
-from dcp_dsl.core.sample_statement import declared_sample, layout_lengths
-from dcp_dsl.elaboration.reads import column_depths, parent_columns
+from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
+from dcp_dsl.elaboration.programs import column_depths, parent_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.frame import (

@@ -16,8 +16,13 @@ from dcp_dsl.checks.scope import Scope, library_names
 from dcp_dsl.claims.report import Report, Verdict
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
-from dcp_dsl.core.sample import Sample, read_columns
-from dcp_dsl.core.sample_statement import column_values, complete_sample, declared_sample
+from dcp_dsl.core.sample import (
+    Sample,
+    column_values,
+    complete_sample,
+    declared_sample,
+    read_columns,
+)
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.specs.attachment import Attachment, attach_alike, attach_files
 from dcp_dsl.syntax import ast
