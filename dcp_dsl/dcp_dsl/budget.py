@@ -5,6 +5,8 @@ Steps are counted, not timed, so that all machines refuse the same input.
 
 from dataclasses import dataclass
 
+MAX_TOKENS = 2**31 - 1  # of a sample
+
 
 class OverBudget(Exception):
     """The work allowed is used up."""

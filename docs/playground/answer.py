@@ -23,9 +23,12 @@ from dcp_dsl.core.sample import Sample  # noqa: E402
 from dcp_dsl.elaboration import nodes  # noqa: E402
 from dcp_dsl.errors import DCPError  # noqa: E402
 from dcp_dsl.language_server.hover import example_call  # noqa: E402
-from dcp_dsl.pictures.samples import example_samples  # noqa: E402
-from dcp_dsl.specs.sample_argument import sample_from_argument  # noqa: E402
-from dcp_dsl.specs.spec import Spec, check_report  # noqa: E402
+from dcp_dsl.pictures.picture import example_samples  # noqa: E402
+from dcp_dsl.specs.spec import (  # noqa: E402
+    Spec,
+    check_report,
+    sample_from_argument,
+)
 from dcp_dsl.syntax import ast  # noqa: E402
 from dcp_dsl.syntax.diagnostics import Diagnostic, SpecError  # noqa: E402
 from dcp_dsl.syntax.formatter import format_source  # noqa: E402

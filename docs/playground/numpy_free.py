@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 NUMERIC = (  # loaded by what checks texts, though it works on arrays
-    "numpy", "dcp_dsl.forms", "dcp_dsl.symbolic", "dcp_dsl.core.column_segments",
+    "numpy", "dcp_dsl.forms", "dcp_dsl.symbolic", "dcp_dsl.core.columns",
     "dcp_dsl.core.dense", "dcp_dsl.core.frame", "dcp_dsl.core.layout",
 )  # fmt: skip
 

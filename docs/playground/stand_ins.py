@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from reference import Reference, Refused, natural_length
 
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.reads import reads_length
+from dcp_dsl.elaboration.programs import reads_length
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 
@@ -114,5 +114,5 @@ STAND_INS: Mapping[str, Mapping[str, Any]] = {  # Any: functions and classes
     "dcp_dsl.core.dense": {"dense_mask": dense_mask},
     "dcp_dsl.core.layout": {"natural_length": length_of},
     "dcp_dsl.core.frame": {"Frame": Frame},
-    "dcp_dsl.core.column_segments": {"bind_columns": bind_columns, "integers": integers},
+    "dcp_dsl.core.columns": {"bind_columns": bind_columns, "integers": integers},
 }

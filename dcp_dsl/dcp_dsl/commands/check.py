@@ -11,7 +11,7 @@ from dcp_dsl.commands.options import read_source, replace_source, show_changes
 
 if TYPE_CHECKING:
     from dcp_dsl.claims.report import Verdict
-    from dcp_dsl.coverage.report import DatasetCoverage
+    from dcp_dsl.coverage.dataset_checker import DatasetCoverage
     from dcp_dsl.specs.spec import Spec
     from dcp_dsl.syntax.diagnostics import Diagnostic
 

@@ -20,7 +20,6 @@ Column: TypeAlias = (
 )
 
 
-MAX_TOKENS = 2**31 - 1  # of a sample
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
 

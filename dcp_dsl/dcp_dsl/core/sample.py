@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dcp_dsl.arrays import settle
+from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.checks.scope import Scope, library_scopes
-from dcp_dsl.core.columns import MAX_TOKENS, Column
+from dcp_dsl.core.columns import Column
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.errors import DatasetError

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.core.columns import MAX_TOKENS
+from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
