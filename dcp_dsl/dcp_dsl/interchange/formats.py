@@ -5,7 +5,7 @@ from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.block_sparse import to_flash4, to_flex
-from dcp_dsl.interchange.export import FORMATS, Export, ExportConfig
+from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.lines import (
     from_dcp,
     from_dense,
@@ -21,7 +21,8 @@ _PLAIN = {
     "varlen": to_varlen,
 }  # fmt: skip
 _BLOCKED = {"flex": to_flex, "flash4": to_flash4}
-_READERS = {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
+WRITERS = (*_PLAIN, *_BLOCKED)
+READERS = {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
 
 
 def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> Export:
@@ -42,8 +43,8 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
     >>> export_mask(causal, "flashmask").arrays["startend_row_indices"].ravel().tolist()
     [3, 3, 3]
     """
-    if format not in FORMATS:
-        raise ExchangeError(f"expected a format out of {', '.join(FORMATS)}, got {format!r}")
+    if format not in WRITERS:
+        raise ExchangeError(f"expected a format out of {', '.join(WRITERS)}, got {format!r}")
     slabs = as_slabs(mask)
     if format in _PLAIN:
         return _PLAIN[format](slabs)
@@ -62,8 +63,8 @@ def import_mask(export: Export) -> Slabs:
     >>> import_mask(Export("dcp", 2, {"attn_mask": [[0, 1], [0, 2]]})).table().tolist()
     [[0, 2, 0, 1, 0, 1]]
     """
-    if export.format not in _READERS:
+    if export.format not in READERS:
         raise ExchangeError(
-            f"{export.format}: can be written but not read; expected one of {', '.join(_READERS)}"
+            f"{export.format}: can be written but not read; expected one of {', '.join(READERS)}"
         )
-    return _READERS[export.format](export)
+    return READERS[export.format](export)
