@@ -144,8 +144,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-runtime: pyproject.toml constraints.txt .ci/locks/runtime.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q --require-hashes --no-deps -r .ci/locks/runtime.txt
-	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt \
+	@echo "installing into $(VENV): $$(grep -c == .ci/locks/runtime.txt) packages, then PyTorch"
+	$(BIN)/python -m pip install --require-hashes --no-deps -r .ci/locks/runtime.txt
+	$(BIN)/python -m pip install --no-build-isolation -c constraints.txt \
 	  -e '.[all,kahypar]'
 	touch $@
 

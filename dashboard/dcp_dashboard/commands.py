@@ -74,13 +74,14 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
     compares it with dense fp64 attention. Exit status 1 if a mask is not verified.
     """
     import json
+    import os
     import sys
 
     from rich.console import Console
 
     from dcp_dashboard import DashboardError, serve
     from dcp_dashboard.demo.pipeline import DemoConfig, run_demo
-    from dcp_dashboard.demo.tables import print_report
+    from dcp_dashboard.demo.tables import print_report, summary
 
     err = Console(stderr=True)
     with err.status("") as status:
@@ -98,6 +99,7 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
             click.echo(json.dumps(report.to_json(url), indent=1))
             return
         print_report(report, Console())
+        click.echo(click.wrap_text(summary(report, len(os.sched_getaffinity(0)))))
         where = url or f"dcpm dashboard {report.folder}"
         if report.compile_s:
             click.echo(f"Compiled the planner once, {report.compile_s:.0f} s, not counted below.")

@@ -6,6 +6,7 @@ click alone, so that help and completion stay quick.
 
 import errno
 import os
+import re
 import signal
 import sys
 from functools import cache
@@ -37,6 +38,17 @@ class EntryPointGroup(click.Group):
         assert isinstance(command, click.Command), f"{found.value} is no click command"
         return command
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List every command with the first sentence of its help, whole."""
+        rows = []
+        for name in self.list_commands(ctx):
+            command = self.get_command(ctx, name)
+            assert command is not None, name
+            paragraph = " ".join((command.help or "").partition("\n\n")[0].split())
+            rows.append((name, re.split(r"(?<=\.)\s", paragraph)[0]))
+        with formatter.section("Commands"):
+            formatter.write_dl(rows)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
@@ -63,11 +75,24 @@ LEAVE_AGAIN_S = 10.0
 
 @click.group(cls=EntryPointGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="dcp-dsl", message="dcpm %(version)s")
-def dcpm() -> None:
+@click.option(
+    "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
+    help="Colour; auto: on a terminal, and as NO_COLOR and FORCE_COLOR say.",
+)  # fmt: skip
+@click.pass_context
+def dcpm(ctx: click.Context, color: str) -> None:
     """Write attention masks, plan context parallelism for each batch, run it, look at it.
 
     Exit status: 0 ok, 1 findings (a failed check or verification), 2 wrong usage or input.
     """
+    if color != "auto":  # rich reads the variables, too
+        os.environ.pop("NO_COLOR", None)
+        os.environ.pop("FORCE_COLOR", None)
+        os.environ["FORCE_COLOR" if color == "always" else "NO_COLOR"] = "1"
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+    elif os.environ.get("FORCE_COLOR"):
+        ctx.color = True
 
 
 def main() -> None:

@@ -133,3 +133,43 @@ def test_help_looks_for_commands_once(monkeypatch):
     shown = CliRunner().invoke(dcpm, ["--help"]).stdout
     assert [name for name in ("check", "plan", "run", "view") if name not in shown] == []
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "is_coloured"),
+    [
+        ((), {}, False),
+        ((), {"FORCE_COLOR": "1"}, True),
+        ((), {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (("--color", "always"), {"NO_COLOR": "1"}, True),
+        (("--color", "never"), {"FORCE_COLOR": "1"}, False),
+    ],
+)
+def test_findings_and_pictures_are_coloured_as_asked(
+    arguments, environment, is_coloured, tmp_path, monkeypatch
+):
+    for name in ("NO_COLOR", "FORCE_COLOR"):
+        monkeypatch.setenv(name, environment.get(name, ""))
+    file = tmp_path / "a.dcpm"
+    file.write_text("mask a = kk <= q")
+    found = CliRunner().invoke(dcpm, [*arguments, "check", str(file)], color=None)
+    drawn = CliRunner().invoke(
+        dcpm, [*arguments, "show", "--mask", "document", "--sample", "doc_lens = [3, 4]"]
+    )
+    assert ("\x1b[31m" in found.stdout, "\x1b[" in drawn.stdout) == (is_coloured, is_coloured)
+
+
+def test_help_lists_whole_sentences_on_a_narrow_terminal():
+    shown = CliRunner().invoke(dcpm, ["--help"], terminal_width=60).stdout
+    assert "..." not in shown.partition("Commands:")[2]
+    assert "Write a mask on a sample in the format of an attention kernel." in " ".join(
+        shown.split()
+    )
+    assert max(map(len, shown.splitlines())) <= 60
+
+
+def test_the_package_runs_as_a_module():
+    done = subprocess.run(
+        [sys.executable, "-m", "dcp_dsl", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.startswith("dcpm ")

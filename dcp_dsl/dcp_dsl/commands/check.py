@@ -54,6 +54,7 @@ def _check_rows(spec: "Spec", dataset: str) -> "DatasetCoverage":
 
 
 SCHEMA_CHECK = "dcp.check/1"
+COLOURS = {"error": "red", "warning": "yellow"}
 FORMATS = ("full", "concise", "json", "github", "sarif")
 
 
@@ -162,7 +163,9 @@ def _print(checked: _Checked, files: tuple[str, ...], form: str, *, to_stderr: b
     """Print the findings in one of the `FORMATS`."""
     if form in ("full", "concise"):
         for found in checked.findings:
-            shown = found.render() + "\n" if form == "full" else found.concise()
+            headline, end, rest = found.render().partition("\n")
+            coloured = click.style(headline, fg=COLOURS.get(found.severity), bold=True)
+            shown = f"{coloured}{end}{rest}\n" if form == "full" else found.concise()
             click.echo(shown, err=to_stderr)
     elif form == "github":
         from dcp_dsl.syntax.diagnostic_formats import format_github

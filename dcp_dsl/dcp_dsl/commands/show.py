@@ -79,12 +79,12 @@ def _print(chosen: "list[tuple[str, Picture]]", width: int | None) -> None:
 
 def _draw(picture: "Picture", width: int | None) -> str:
     """Draw for the terminal at hand: its width, its letters, its colours."""
-    from os import environ
     from shutil import get_terminal_size
 
     if width is None:
         width = min(MAX_COLUMNS, max(8, get_terminal_size().columns - 6))
-    has_colour = sys.stdout.isatty() and not environ.get("NO_COLOR")
+    wanted = click.get_current_context().color
+    has_colour = sys.stdout.isatty() if wanted is None else wanted
     return picture.text(width, is_ascii=knows_ascii_only(), has_colour=has_colour)
 
 

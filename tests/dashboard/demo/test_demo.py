@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from rich.console import Console
 
 from dcp_dashboard.demo.pipeline import methods, planned_setting
 from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
-from dcp_dashboard.demo.tables import print_report
+from dcp_dashboard.demo.tables import print_report, summary
 from dcp_planner import read_plan, validate
 from dcp_runtime import TensorError
 
@@ -113,6 +114,18 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     for row in ("static ring, best", "static grid,", "static zigzag"):
         assert row in words
     assert "documents" not in shown.partition("against dense")[0].partition("placement")[2]
+
+
+def test_the_end_says_what_was_simulated_what_verified_means_and_why_times_differ():
+    report = small_report({})
+    said = summary(report, 2)
+    assert said.startswith("The 32 GPUs are simulated: plans of 131,072 tokens ")
+    assert "on 4 processes of this machine; out, dq, dk and dv are within twice" in said
+    assert "measured times are 1.5 to 1.5 times the predicted" in said
+    assert "this machine has 2," in said
+    (mask,) = report.masks
+    failed = replace(report, masks=(replace(mask, verified=False),))
+    assert "dv are NOT all within" in summary(failed, 2)
 
 
 @pytest.mark.parametrize(
