@@ -23,7 +23,16 @@ class InvariantError(PlanError):
 
 
 class BufferLimitError(PlanError):
-    """A plan that needs more memory than it may."""
+    """A plan that needs more memory than it may; `least` bytes would be enough."""
+
+    def __init__(self, direction: str, limit: int, least: int) -> None:
+        self.least = least
+        super().__init__(
+            f"memory_limit_bytes: expected at least {least:,}, got {limit:,}: so many bytes one "
+            f"device needs in {direction}, for what it receives and for partial results, however "
+            f"blocks are streamed; allow {least:,} or more, use smaller blocks, more devices, or "
+            "another partitioner"
+        )
 
 
 class PlanFileError(DCPError):

@@ -15,6 +15,7 @@ from dcp_dsl import BlockSparsity
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Hypergraph, build_workload
+from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables import expand_head_groups
@@ -92,9 +93,22 @@ def placements(draw: st.DrawFn, blocks: int, tiles: int, devices: int) -> Placem
     return Placement(rng.integers(0, devices, blocks), rng.integers(0, devices, tiles))
 
 
+def manners(*, is_fetched_again: bool = True) -> st.SearchStrategy[Manner]:
+    """Ways in which blocks travel: by node, given back early, fetched again, or none of these."""
+    return st.builds(
+        Manner,
+        routing=st.sampled_from(["direct", "node"]),
+        is_frugal=st.booleans(),
+        idle=st.none() | st.integers(0, 2) if is_fetched_again else st.none(),
+    )
+
+
 @st.composite
-def placed_plans(draw: st.DrawFn, *, is_laid_out: bool = True) -> Plan:
+def placed_plans(
+    draw: st.DrawFn, *, is_laid_out: bool = True, ways: st.SearchStrategy[Manner] | None = None
+) -> Plan:
     """Plans of any placement on up to nine devices, not validated; head groups laid out or not."""
+    ways = manners() if ways is None else ways
     sparsity, cluster = draw(sparsities()), draw(clusters())
     workload = build_workload(sparsity, draw(st.sampled_from(SHAPES)))
     groups = draw(st.sampled_from([g for g in possible_groups(workload.shape) if g <= 4]))
@@ -102,11 +116,10 @@ def placed_plans(draw: st.DrawFn, *, is_laid_out: bool = True) -> Plan:
         placements(workload.num_blocks, workload.num_tiles * groups, cluster.num_devices)
     )
     placement = replace(placement, head_groups=groups)
-    config = PlanConfig(
-        divisions=draw(st.integers(2, 6)), routing=draw(st.sampled_from(["direct", "node"]))
+    schedule = make_schedule(
+        workload, placement, cluster, PlanConfig(divisions=draw(st.integers(2, 6)))
     )
-    schedule = make_schedule(workload, placement, cluster, config)
-    schedule = replace(schedule, is_frugal=draw(st.booleans()))
+    schedule = replace(schedule, manners=(draw(ways), draw(ways)))
     plan = assemble(workload, cluster, placement, schedule, "any")
     return expand_head_groups(plan) if is_laid_out else plan
 
@@ -142,7 +155,11 @@ def masks() -> SimpleNamespace:
 @pytest.fixture(scope="session")
 def strategies() -> SimpleNamespace:
     return SimpleNamespace(
-        sparsities=sparsities, placements=placements, placed_plans=placed_plans, clusters=clusters
+        sparsities=sparsities,
+        placements=placements,
+        placed_plans=placed_plans,
+        clusters=clusters,
+        manners=manners,
     )
 
 

@@ -253,48 +253,87 @@ class Direction:
         """What a transfer is about: (is it of queries, block, group)."""
         return (row.kind in (Q, OUT, DQ), row.block, row.group)
 
+    def visit(self, device, data, division):
+        """The input that a device uses in a division: the last one by then, or the only one."""
+        rows = sorted(self.arriving[device, data], key=lambda row: row.division)
+        before = [row for row in rows if row.division <= division]
+        return (before or rows[:1] or [None])[-1]
+
+    def next_result(self, row):
+        """The result that a partial is merged into: the next of its target, or the last."""
+        rows = sorted(self.leaving[row.target, self.data(row)], key=lambda other: other.division)
+        return next((other for other in rows if other.division >= row.division), rows[-1])
+
     def check_ways(self):
         plan, needed = self.plan, set()
         shared = max(1, plan.groups // plan.kv_heads)
-        self.reads = defaultdict(list)
-        for at, tile in enumerate(plan.tiles):
-            position = self.computed[tile.device, at]
-            first = tile.group - tile.group % shared
-            for data in ((True, tile.q_block, tile.group), (False, tile.kv_block, first)):
-                self.reads[tile.device, data].append(position)
-                if plan.blocks[data[1]].owner != tile.device:
-                    needed.add((tile.device, data))
-        self.inputs, self.results, self.merged = {}, {}, defaultdict(list)
+        self.arriving, self.leaving = defaultdict(list), defaultdict(list)
         for row in self.transfers.values():
             kinds = (KV, Q, DQ, DKV) if self.is_backward else (KV, Q, OUT)
             need(row.kind in kinds, "transfers: kind of the direction")
-            rows, end = (self.results, row.source) if row.kind >= OUT else (self.inputs, row.target)
-            need((end, self.data(row)) not in rows, "ways: once")
-            rows[end, self.data(row)] = row
-            self.merged[row.target, self.data(row), row.kind >= OUT].append(row)
-        need(self.inputs.keys() == needed, "ways: inputs")
-        sends = {place for place in needed if self.is_backward or place[1][0]}
-        need(self.results.keys() == sends, "ways: results")
-        for (device, data), row in [*self.inputs.items(), *self.results.items()]:
-            is_result, owner = row.kind >= OUT, plan.blocks[row.block].owner
-            need(not is_result or row.target == owner or (row.target, data) in sends, "ways: end")
-            brought = self.merged[device if is_result else row.source, data, is_result]
-            need(brought or row.source == owner or is_result, "ways: source")
+            is_result = row.kind >= OUT
+            side, end = (self.leaving, row.source) if is_result else (self.arriving, row.target)
+            same = side[end, self.data(row)]
+            need(row.division not in [other.division for other in same], "ways: once a division")
+            same.append(row)
+        self.reads = defaultdict(list)  # by input
+        for at, tile in enumerate(plan.tiles):
+            first = tile.group - tile.group % shared
+            for data in ((True, tile.q_block, tile.group), (False, tile.kv_block, first)):
+                if plan.blocks[data[1]].owner == tile.device:
+                    continue
+                needed.add((tile.device, data))
+                visit = self.visit(tile.device, data, self.when(tile))
+                need(visit is not None, "ways: inputs")
+                self.reads[visit.transfer].append(self.computed[tile.device, at])
+        need({place for place, rows in self.arriving.items() if rows} == needed, "ways: needed")
+        self.check_results()
+        self.check_hops()
+
+    def check_results(self):
+        self.result_of = {}
+        for (device, data), rows in self.leaving.items():
+            for row in rows:
+                visit = self.visit(device, data, row.division)
+                need(visit is not None, "ways: results are of inputs")
+                need(visit.transfer not in self.result_of, "ways: a result for each input")
+                self.result_of[visit.transfer] = row
+
+    def check_hops(self):
+        self.feeder, self.merged = {}, defaultdict(list)
+        for row in self.transfers.values():
+            owner = self.plan.blocks[row.block].owner
+            if row.kind < OUT:
+                need(row.transfer in self.reads, "ways: every input is read")
+                has_sums = self.is_backward or row.kind == Q
+                need((row.transfer in self.result_of) == has_sums, "ways: results")
+                if row.source != owner:
+                    self.feeder[row.transfer] = self.visit(row.source, self.data(row), row.division)
+                    need(self.feeder[row.transfer] is not None, "ways: source")
+            elif row.target != owner:
+                need(self.leaving[row.target, self.data(row)], "ways: end")
+                self.merged[self.next_result(row).transfer].append(row)
+        for row in self.transfers.values():
+            brought = self.merged[row.transfer]
+            if row.transfer in self.feeder:
+                brought = [self.feeder[row.transfer]]
             hops = [other.hop for other in brought]
-            need(row.hop > max(hops) if brought else row.hop == 0, "transfers: hop")
+            need(row.hop > max(hops) if hops else row.hop == 0, "transfers: hop")
 
     def check_order(self):
-        for (device, data), row in self.inputs.items():
-            need(
-                self.waited[device, row.transfer] < min(self.reads[device, data]), "order: arrives"
-            )
-            for other in self.merged[row.source, data, False]:
-                pair = [self.launched[row.source, r.transfer] for r in (other, row)]
-                need(pair[0] < pair[1], "order: passed on after its launch")
-        for (device, data), row in self.results.items():
-            merged = [self.reduced[device, r.transfer] for r in self.merged[device, data, True]]
-            last = max(self.reads[device, data] + merged)
+        for item, row in self.transfers.items():
+            if row.kind < OUT:
+                need(self.waited[row.target, item] < min(self.reads[item]), "order: arrives")
+                if item in self.feeder:
+                    pair = [self.launched[row.source, r.transfer] for r in (self.feeder[item], row)]
+                    need(pair[0] < pair[1], "order: passed on after its launch")
+        for item, row in self.result_of.items():
+            device = row.source
+            merged = [self.reduced[device, r.transfer] for r in self.merged[row.transfer]]
+            last = max(self.reads[item] + merged)
             need(last < self.launched[device, row.transfer], "order: a result leaves")
+            begun = self.launched[device, item]
+            need(all(begun < at for at in merged), "order: sums are begun before they are added to")
         for place, at in self.reduced.items():
             need(self.waited[place] < at, "order: a reduction merges what arrived")
         lanes = defaultdict(list)
@@ -312,9 +351,9 @@ class Direction:
 
         def arrived(row):
             ends = (row.source, row.target)
-            before = self.merged[row.source, self.data(row), False] if row.kind < OUT else []
-            return all(self.launched[end, row.transfer] < at[end] for end in ends) and all(
-                arrived(other) for other in before
+            before = self.feeder.get(row.transfer)
+            return all(self.launched[end, row.transfer] < at[end] for end in ends) and (
+                before is None or arrived(before)
             )
 
         while moved:
@@ -331,13 +370,12 @@ class Direction:
     def check_buffers(self):
         taken = defaultdict(list)  # (device, kind) -> (slot, its end, first position, last)
         for item, row in self.transfers.items():
-            device, data = row.target, self.data(row)
-            until = [self.reduced[device, item]] if row.kind >= OUT else self.reads[device, data]
+            device = row.target
+            until = [self.reduced[device, item]] if row.kind >= OUT else list(self.reads[item])
             if row.kind < OUT:
-                sent = [r for (_, key), r in self.inputs.items() if key == data]
-                sent = [r for r in sent if r.source == device]
-                sent += [self.results[device, data]] if (device, data) in self.results else []
-                until = until + [self.waited[device, r.transfer] for r in sent]
+                sent = [self.transfers[x] for x, by in self.feeder.items() if by is row]
+                sent += [self.result_of[item]] if item in self.result_of else []
+                until += [self.waited[device, r.transfer] for r in sent]
             rows = (row.slot, row.slot + self.plan.tokens(row))
             taken[device, row.kind].append((*rows, self.launched[device, item], max(until)))
         for rows in taken.values():

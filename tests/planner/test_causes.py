@@ -33,7 +33,7 @@ from dcp_planner.causes import (
 from dcp_planner.model.cluster import MOST_RATE
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
-from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 
@@ -49,7 +49,8 @@ def planned(sparsity, owners, devices, cluster=QUICK, divisions=None, is_frugal=
     placed = Placement(np.array(owners), np.array(devices))
     schedule = make_schedule(workload, placed, cluster, PlanConfig(routing="direct"))
     if divisions is not None:
-        schedule = Schedule(np.array(divisions), np.array(divisions), is_frugal=is_frugal)
+        manner = Manner(is_frugal=is_frugal)
+        schedule = Schedule(np.array(divisions), np.array(divisions), (manner, manner))
     return assemble(workload, cluster, placed, schedule, "by hand")
 
 

@@ -28,7 +28,7 @@ class Machine:
         self.rows = [
             {
                 n: int(getattr(table, n)[x])
-                for n in ("kind", "block", "source", "target", "hop", "slot")
+                for n in ("kind", "block", "source", "target", "division", "hop", "slot")
             }
             for x in range(len(table))
         ]
@@ -36,7 +36,10 @@ class Machine:
         self.tiles = list(
             zip(plan.tiles.q_block.tolist(), plan.tiles.kv_block.tolist(), strict=True)
         )
-        # Per device: what lies in each row of each buffer, sums by (of queries, block), arrivals.
+        tiles = plan.tiles
+        self.division = (tiles.backward_division if self.is_backward else tiles.division).tolist()
+        # Per device: the transfer that lies in each row of each buffer; sums of own blocks, by (of
+        # queries, block), and of visits, by the transfer that began them.
         self.buffer = [{} for _ in self.programs]
         self.sums = [{} for _ in self.programs]
         self.keys = [{} for _ in self.programs]
@@ -45,14 +48,28 @@ class Machine:
     def is_local(self, device, block):
         return int(self.plan.blocks.owner[block]) == device
 
-    def holds(self, device, kind, block):
-        """Ask if the block is the device's own or lies whole where its transfer put it."""
+    def visit(self, device, kind, block, division):
+        """The transfer whose rows a device uses for a block in a division, None for its own."""
         if self.is_local(device, block):
-            return True
-        here = [x for x in self.arrived if self.into(x, device, kind, block)]
-        return bool(here) and all(
-            self.buffer[device].get((kind, row)) == block for row in self.span(here[0])
-        )
+            return None
+        here = [x for x in range(len(self.rows)) if self.into(x, device, kind, block)]
+        here.sort(key=lambda x: self.rows[x]["division"])
+        return [x for x in here if self.rows[x]["division"] <= division][-1]
+
+    def holds(self, device, kind, block, division):
+        """Ask if the block is the device's own or lies whole where its transfer put it."""
+        x = self.visit(device, kind, block, division)
+        return x is None or all(self.buffer[device].get((kind, row)) == x for row in self.span(x))
+
+    def sums_of(self, device, kind, block, division):
+        """Name the sums of a block that a device adds to in a division."""
+        x = self.visit(device, kind, block, division)
+        return (QUERY[kind], block) if x is None else x
+
+    def sums_sent(self, x):
+        row = self.rows[x]
+        kind = Q if QUERY[row["kind"]] else KV
+        return self.sums_of(row["source"], kind, row["block"], row["division"])
 
     def into(self, x, device, kind, block):
         row = self.rows[x]
@@ -72,33 +89,31 @@ class Machine:
                 old = self.buffer[device].get((row["kind"], place))
                 self.buffer[device][row["kind"], place] = ("on its way", x)
                 if row["kind"] in (Q, KV):  # sums that lay here are reset
-                    self.sums[device].pop((QUERY[row["kind"]], old), None)
+                    self.sums[device].pop(old, None)
         elif row["kind"] in (Q, KV) and not self.is_local(device, row["block"]):
-            brought = [
-                y
-                for y, ends in self.launched.items()
-                if device in ends and self.into(y, device, row["kind"], row["block"])
-            ]
-            assert brought, "passed on before its own arrival was launched"
+            brought = self.visit(device, row["kind"], row["block"], row["division"])
+            assert device in self.launched.get(brought, ()), "passed on before its own launch"
         elif row["kind"] >= OUT:
-            self.payload[x] = Counter(self.sums[device].get((QUERY[row["kind"]], row["block"])))
+            self.payload[x] = Counter(self.sums[device].get(self.sums_sent(x)))
 
     def can_leave(self, x):
         row = self.rows[x]
         if x in self.arrived or self.launched.get(x) != {row["source"], row["target"]}:
             return False
-        return row["kind"] >= OUT or self.holds(row["source"], row["kind"], row["block"])
+        return row["kind"] >= OUT or self.holds(
+            row["source"], row["kind"], row["block"], row["division"]
+        )
 
     def deliver(self, x):
         row = self.rows[x]
         if row["kind"] >= OUT:  # a sender may read its sums until they have left
-            sums = self.sums[row["source"]].get((QUERY[row["kind"]], row["block"]))
+            sums = self.sums[row["source"]].get(self.sums_sent(x))
             assert Counter(sums) == self.payload[x], "sums were overwritten on their way"
         self.arrived.add(x)
         for place in self.span(x):
             key = row["kind"], place
             assert self.buffer[row["target"]][key] == ("on its way", x), "rows taken twice"
-            self.buffer[row["target"]][key] = row["block"]
+            self.buffer[row["target"]][key] = x
 
     def step(self, device):
         """Execute one instruction if it does not have to wait; say whether it was executed."""
@@ -125,15 +140,24 @@ class Machine:
 
     def compute(self, device, tile):
         for kind, block in zip((Q, KV), self.tiles[tile], strict=True):
-            assert self.holds(device, kind, block), f"block {block} is not there"
-            self.sums[device].setdefault((QUERY[kind], block), Counter())[tile] += 1
+            division = self.division[tile]
+            assert self.holds(device, kind, block, division), f"block {block} is not there"
+            name = self.sums_of(device, kind, block, division)
+            self.sums[device].setdefault(name, Counter())[tile] += 1
 
     def merge(self, device, x):
         row = self.rows[x]
-        assert all(self.buffer[device][row["kind"], p] == row["block"] for p in self.span(x))
-        self.sums[device].setdefault((QUERY[row["kind"]], row["block"]), Counter()).update(
-            self.payload[x]
-        )
+        assert all(self.buffer[device][row["kind"], p] == x for p in self.span(x))
+        name = QUERY[row["kind"]], row["block"]
+        if not self.is_local(device, row["block"]):  # it goes on with the next result
+            sent = [
+                (other["division"], y)
+                for y, other in enumerate(self.rows)
+                if (other["source"], other["kind"], other["block"])
+                == (device, row["kind"], row["block"])
+            ]
+            name = self.sums_sent(min(s for s in sent if s[0] >= row["division"])[1])
+        self.sums[device].setdefault(name, Counter()).update(self.payload[x])
         for place in self.span(x):
             del self.buffer[device][row["kind"], place]
 

@@ -15,7 +15,7 @@ from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Trace, simulate
 from dcp_planner.causes import find_causes, find_causes_of_run
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
-from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS
@@ -55,7 +55,7 @@ def late_in_frugal_order(masks):
     cluster = Cluster(1, 2, intra_bytes_per_s=1e15, latency_s=0, flops_per_s=1e9)
     divisions = np.array([0] * 4 + [1, 2] * 2)
     placed = Placement(np.array([0, 0, 1, 1]), np.array([0] * 4 + [1] * 4))
-    schedule = Schedule(divisions, divisions, is_frugal=True)
+    schedule = Schedule(divisions, divisions, 2 * (Manner(is_frugal=True),))
     return assemble(workload, cluster, placed, schedule, "by hand")
 
 

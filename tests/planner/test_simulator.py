@@ -20,8 +20,9 @@ from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_planner.simulation.simulator import PlanModel, find_feeders
+from dcp_planner.simulation.simulator import PlanModel
 from dcp_planner.tables.plan import Transfers
+from dcp_planner.tables.visits import find_feeders
 
 TINY = ModelShape(
     q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1

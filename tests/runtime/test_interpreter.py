@@ -11,6 +11,7 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
@@ -131,7 +132,10 @@ def test_rows_of_receive_buffers_are_used_again(lab):
     workload = build_workload(lab.sparsity_of([lab.masks["causal"](400)], 16), SHAPE)
     cluster, config = Cluster(devices_per_node=4), PlanConfig("static:zigzag", divisions=5)
     placement = place(workload, cluster, config)
-    schedule = replace(make_schedule(workload, placement, cluster, config), is_frugal=True)
+    schedule = replace(
+        make_schedule(workload, placement, cluster, config),
+        manners=2 * (Manner(config.routing, is_frugal=True),),
+    )
     plan = assemble(workload, cluster, placement, schedule, "frugal")
     table = plan.transfers
     arriving = ~table.is_backward & (table.kind == TransferKind.KV) & (table.target == 3)

@@ -11,7 +11,7 @@ from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
 from dcp_runtime.plans.row_ranges import Windows, cut_slabs
 from dcp_runtime.plans.tile_pieces import PieceKind, cut_pieces
-from dcp_runtime.plans.tile_table import BlockRows, TableBuilder
+from dcp_runtime.plans.tile_table import TableBuilder, TileRows
 
 KERNELS = ("cpu", "reference")  # `triton_cases.py` has the interpreted ones
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
@@ -34,9 +34,11 @@ def tables_of(sparsity, rng, num_tables, segment_rows):
             place[block] = at
             at += int(blocks.num_tokens[block]) + int(rng.integers(3))
         places.append((place, at))
-    rows = BlockRows(places[0][0], places[1][0])
+    rows = TileRows(places[0][0], places[1][0])
     pieces = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), segment_rows)
-    builder = TableBuilder(blocks, tiles, pieces, rows)
+    builder = TableBuilder(
+        blocks, tiles, pieces, TileRows(rows.q[tiles.q_block], rows.kv[tiles.kv_block])
+    )
     tables = [
         builder.build(tuple(np.flatnonzero(division == d).tolist())) for d in range(num_tables)
     ]
@@ -203,7 +205,7 @@ def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(l
         )
         cut = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), 16)
         assert not any(x.flags.writeable for x in (cut.masks.row_lo, cut.masks.bits))
-        rows = BlockRows(np.arange(0, n, 16), np.arange(0, n, 16))
+        rows = TileRows(16 * tiles.q_block, 16 * tiles.kv_block)
         table = TableBuilder(blocks, tiles, cut, rows).build(tuple(range(count)))
         pieces[name] = [(int(k), int(m)) for k, m in zip(table.kind, table.kv_len, strict=True)]
     full = int(PieceKind.FULL)

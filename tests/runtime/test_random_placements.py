@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
@@ -47,7 +48,11 @@ def random_plan(lab, masks, shape, rng):
         device_of_compute=anywhere(placement.device_of_compute),
     )
     schedule = make_schedule(workload, placement, cluster, config)
-    schedule = replace(schedule, is_frugal=bool(rng.integers(2)))
+    manners = [
+        Manner(config.routing, bool(rng.integers(2)), [None, 0, 1][rng.integers(3)])
+        for _ in range(2)
+    ]
+    schedule = replace(schedule, manners=tuple(manners))
     return assemble(workload, cluster, placement, schedule, "random")
 
 
@@ -75,6 +80,19 @@ def test_blocks_and_tiles_anywhere_are_exact(lab, first):
         check(lab, seed)
 
 
+def test_a_plan_in_the_least_memory_is_exact(lab):
+    mask = lab.masks["causal"](96)
+    sparsity, shape = lab.sparsity_of([mask], 12), ModelShape(4, 2, 16, 4)
+    config = PlanConfig("static:grid", memory_limit_bytes=0)
+    with pytest.raises(BufferLimitError) as refused:
+        build_plan(sparsity, shape, Cluster(2, 2), config)
+    config = replace(config, memory_limit_bytes=refused.value.least)
+    plan = build_plan(sparsity, shape, Cluster(2, 2), config)
+    qkv = lab.random_qkv(3, len(mask), 4, 2, 16, torch.float32)
+    got, _ = lab.run_in_threads(plan, *qkv)
+    lab.assert_as_exact_as_eager(got, *qkv, mask)
+
+
 def test_nan_in_a_query_stays_in_its_row_and_results_keep_no_buffers(lab):
     mask = lab.masks["streaming"](160, 0, 6)  # narrow: rows of buffers soon take another block
     mask[::7] = False
@@ -82,7 +100,10 @@ def test_nan_in_a_query_stays_in_its_row_and_results_keep_no_buffers(lab):
     cluster, config = Cluster(devices_per_node=2), PlanConfig("static:zigzag", divisions=6)
     placement = place(workload, cluster, config)
     other = replace(placement, device_of_compute=1 - placement.device_of_compute)
-    schedule = replace(make_schedule(workload, other, cluster, config), is_frugal=True)
+    schedule = replace(
+        make_schedule(workload, other, cluster, config),
+        manners=2 * (Manner(config.routing, is_frugal=True),),
+    )
     plan = assemble(workload, cluster, other, schedule, "elsewhere")
     q, kv, _ = lab.random_qkv(1, 160, 2, 1, 8, torch.float32)
     bad = torch.arange(160) % 7 == 1

@@ -26,7 +26,7 @@ NEVER_S = 10_000.0
 def parcel_of(peer, *, is_send, after=None):
     transfer = Transfer(
         index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=peer,
-        is_send=is_send, slot=0, hop=0, brought_by=-1, planned_bytes=8,
+        is_send=is_send, row=0, slot=0, hop=0, brought_by=-1, planned_bytes=8,
     )  # fmt: skip
     return Parcel(transfer, (torch.zeros(2),), 4, after)
 

@@ -13,7 +13,7 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cuts import count_pairs
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Workload
-from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import divide, make_schedule
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -61,8 +61,8 @@ class PlanInputs:
     def launched_early(self) -> Plan:
         """Keep the divisions, but launch everything as early as programs can."""
         tiles = self.plan.tiles
-        schedule = Schedule(tiles.division, tiles.backward_division, self.config.routing)
-        return self._scheduled(schedule)
+        manner = Manner(self.config.routing)
+        return self._scheduled(Schedule(tiles.division, tiles.backward_division, (manner, manner)))
 
     def rounded_partials(self) -> Plan:
         """Keep the divisions, but let partial results travel in the type of the inputs."""

@@ -21,10 +21,10 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.jit import IntTable, compiled
-from dcp_planner.simulation.simulator import find_feeders
 from dcp_planner.simulation.trace import LANES, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
+from dcp_planner.tables.visits import find_feeders
 
 COMPUTE, SEND, RECEIVE, WAIT = (
     LANES.index(lane) for lane in ("compute", "send", "receive", "wait")

@@ -59,7 +59,8 @@ class PlanConfig:
         seed: of every random choice; the same input and seed give the same plan.
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
         memory_limit_bytes: most bytes that a device may need for what it receives and for partial
-            results of others' tokens; ``None`` for no limit.
+            results of others' tokens; ``None`` for no limit. What needs more is streamed: blocks
+            come late, leave early and may be fetched twice, at a price in time.
         head_groups: groups of heads that are placed on their own, at most `MOST_HEAD_GROUPS`: with
             1 all heads of a tile are computed on one device. ``"auto"`` also tries what shape and
             cluster allow, and takes what the simulator finds fastest. A group has equally many

@@ -26,7 +26,7 @@ from dcp_planner.search.front import FrontPoint
 from dcp_planner.search.native import tiles_placed
 from dcp_planner.search.partitioners import Portfolio, layer_seconds, place, place_front
 from dcp_planner.search.shortfalls import find_shortfalls
-from dcp_planner.simulation.schedules import make_schedule, predict_placement
+from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.plan import Plan, Provenance
 
@@ -47,12 +47,12 @@ def build_plan(
     The same arguments give the same plan, byte for byte; `digest` shows it. What the caps of
     `config` could not be held to is said in ``Plan.warnings``.
 
-    If the plan does not fit ``config.memory_limit_bytes``, buffers are given back earlier and
-    divisions cut finer; if that is not enough, the fastest static layout that fits takes the place
-    of the partitioner, which ``Plan.warnings`` says.
+    If the plan does not fit ``config.memory_limit_bytes``, its blocks are streamed: they come late,
+    leave early and may be fetched twice. If that is not enough, or the portfolio finds it faster, a
+    static layout takes the place of what the partitioner found, which ``Plan.warnings`` says.
 
     Raises:
-        BufferLimitError: if nothing fits the memory limit.
+        BufferLimitError: if nothing fits the memory limit; it says the smallest one that works.
         PlanError: if the cluster or the number of tiles is too large, or the partitioner is
             unknown, missing, fails or takes too long.
         ValueError: if queries and keys are cut at different places.
@@ -87,31 +87,47 @@ def build_front(
 
 
 def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:
-    """Place and schedule; if memory is short, with the fastest static layout that needs less."""
-    placement = place(workload, cluster, config)
+    """Place and schedule; where memory is short, a static layout may fit or be faster."""
+    found = place(workload, cluster, config)
     try:
-        schedule = make_schedule(workload, placement, cluster, config)
-        return Arranged(workload, placement, schedule, config.partitioner)
+        first = Arranged.of(workload, found, cluster, config)
     except BufferLimitError as error:
-        reason = error
-    fitting = []
-    for name in (f"static:{kind}" for kind in sorted(STATIC_KINDS)):
-        found = place(workload, cluster, replace(config, partitioner=name))
-        if any(warning.code == "tokens_above_tolerance" for warning in found.warnings):
-            continue  # the memory saved would go to one device's extra tokens
-        try:
-            schedule = make_schedule(workload, found, cluster, config)
-        except BufferLimitError:
+        fitting, refused = [], [error]
+        reason = f"with {config.partitioner} {error}"
+    else:
+        if config.partitioner != PORTFOLIO or not first.schedule.is_streamed:
+            return first
+        fitting, refused = [(first.seconds(cluster), first)], []
+        reason = "it is faster within memory_limit_bytes"
+    for chosen, layout in _layouts(workload, cluster, config, has_found=bool(fitting)):
+        unlimited = predict_placement(workload, layout, cluster, config).seconds
+        if any(seconds <= unlimited for seconds, _ in fitting):
             continue
-        seconds = predict_placement(workload, found, cluster, config).seconds
-        fitting.append((seconds, name, found, schedule))
+        try:
+            arranged = Arranged.of(workload, layout, cluster, chosen)
+            fitting.append((arranged.seconds(cluster), arranged))
+        except BufferLimitError as error:
+            refused.append(error)
     if not fitting:
-        raise reason
-    _, name, found, schedule = min(fitting, key=lambda entry: entry[:2])
-    message = f"placed by {name}, because with {config.partitioner} {reason}"
-    warning = PlanWarning("placed_by_layout", message)
-    placement = replace(found, warnings=(*found.warnings, warning))
-    return Arranged(workload, placement, schedule, name)
+        raise min(refused, key=lambda error: error.least)
+    _, best = min(fitting, key=lambda entry: entry[0])
+    if best.partitioner == config.partitioner:
+        return best
+    warning = PlanWarning("placed_by_layout", f"placed by {best.partitioner}, because {reason}")
+    warnings = (*best.placement.warnings, warning)
+    return replace(best, placement=replace(best.placement, warnings=warnings))
+
+
+def _layouts(
+    workload: Workload, cluster: Cluster, config: PlanConfig, *, has_found: bool
+) -> Iterator[tuple[PlanConfig, Placement]]:
+    """Yield the static layouts that hold the cap on tokens; all caps, if a plan was found."""
+    for kind in sorted(STATIC_KINDS):
+        chosen = replace(config, partitioner=f"static:{kind}")
+        found = place(workload, cluster, chosen)
+        # The memory saved would go to one device's extra tokens.
+        if not any(has_found or w.code == "tokens_above_tolerance" for w in found.warnings):
+            yield chosen, found
 
 
 def check_size(workload: Workload, config: PlanConfig) -> None:
@@ -201,10 +217,7 @@ def build_stack(
         )
 
     best = min(_candidates(workloads, layers, cluster, config), key=seconds)
-    arranged = [
-        Arranged(w, p, make_schedule(w, p, cluster, config), config.partitioner)
-        for w, p in zip(workloads, best, strict=True)
-    ]
+    arranged = [Arranged.of(w, p, cluster, config) for w, p in zip(workloads, best, strict=True)]
     return PlanStack(emit_plans(arranged, layers, cluster, config), tuple(layers))
 
 

@@ -18,6 +18,7 @@ from dcp_planner.model.workload import Workload
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble
+from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.buffers import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.plan import Plan
@@ -31,6 +32,22 @@ class Arranged:
     placement: Placement
     schedule: Schedule
     partitioner: str
+
+    @classmethod
+    def of(
+        cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+    ) -> "Arranged":
+        """Schedule a placement of ``config.partitioner``.
+
+        Raises:
+            BufferLimitError: if no schedule fits the memory limit.
+        """
+        schedule = make_schedule(workload, placement, cluster, config)
+        return cls(workload, placement, schedule, config.partitioner)
+
+    def seconds(self, cluster: Cluster) -> float:
+        """Predict forward and backward."""
+        return predict(self.emit(cluster)).seconds
 
     def emit(self, cluster: Cluster, *, in_float32: bool = False) -> Plan:
         """Make the plan, at will with partial results in float32; placed and scheduled alike."""

@@ -3,9 +3,11 @@
 `check_programs` needs tables that `validation` has checked already.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Bytes, Indices, Ints
+from dcp_dsl.arrays import Bools, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.model.workload import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
@@ -16,7 +18,6 @@ from dcp_planner.simulation.event_loop import (
     one_group,
     run_events,
 )
-from dcp_planner.simulation.simulator import find_feeders
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
     ATTENTION,
@@ -28,6 +29,12 @@ from dcp_planner.tables.programs import (
     ProgramTable,
     tabulate_programs,
 )
+from dcp_planner.tables.visits import (
+    find_feeders,
+    find_merges,
+    inputs_of_results,
+    inputs_of_tiles,
+)
 
 _NEVER = np.iinfo(np.int64).max
 
@@ -38,10 +45,10 @@ def check_programs(plan: Plan) -> None:
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
-    feeder = find_feeders(plan.transfers)
+    visits = _Visits.of(plan)
     for direction in DIRECTIONS:
         _check_devices(plan, direction)
-        places = _Places(plan, direction, feeder)
+        places = _Places(plan, direction, visits)
         places.check_form()
         places.check_copies()
         places.check_tiles()
@@ -67,8 +74,31 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
         )
 
 
-def _is_of_keys(kind: Bytes) -> Bools:
-    return np.asarray((kind == TransferKind.KV) | (kind == TransferKind.DKV))
+@dataclass(frozen=True, slots=True, eq=False)
+class _Visits:
+    """Which transfers belong together, in both directions.
+
+    Attributes:
+        read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.
+        input_of: the input whose sums each result takes home, int64 ``[X]``, or -1.
+        merged_into: the result that each partial result is merged into, int64 ``[X]``, or -1.
+        feeder: what brings each input that is passed on, int64 ``[X]``, or -1.
+    """
+
+    read_by: tuple[Ints, Ints]
+    input_of: Ints
+    merged_into: Ints
+    feeder: Ints
+
+    @classmethod
+    def of(cls, plan: Plan) -> "_Visits":
+        table = plan.transfers
+        return cls(
+            inputs_of_tiles(plan.tiles, table),
+            inputs_of_results(table),
+            find_merges(table, plan.blocks.owner),
+            find_feeders(table),
+        )
 
 
 class _Places:
@@ -77,8 +107,8 @@ class _Places:
     A place is a row of the program table; rows of one device are in the order of its program.
     """
 
-    def __init__(self, plan: Plan, direction: Direction, feeder: Ints) -> None:
-        self.plan, self.direction, self.feeder = plan, direction, feeder
+    def __init__(self, plan: Plan, direction: Direction, visits: _Visits) -> None:
+        self.plan, self.direction, self.visits = plan, direction, visits
         self.is_backward = direction == "backward"
         self.programs: ProgramTable = tabulate_programs(plan, direction)
         self.launch_of = launches_of_waits(self.programs)
@@ -92,7 +122,9 @@ class _Places:
         self.wait = np.full((2, len(table)), _NEVER, np.int64)
         self.reduction = np.full(len(table), _NEVER, np.int64)
         self.tile_row = np.full(len(plan.tiles), -1, np.int64)
-        self.uses: dict[bool, tuple[Ints, Ints, Ints]] = {}
+        # First and last place that reads each input.
+        self.first = np.full(len(table), _NEVER, np.int64)
+        self.last = np.full(len(table), -1, np.int64)
 
     def fail(self, message: str) -> PlanError:
         return PlanError(f"{self.direction}: {message}")
@@ -159,6 +191,11 @@ class _Places:
                 tile = int(np.flatnonzero(wrong)[0])
                 raise self.fail(f"every tile is computed exactly once: tile {tile} is {text}")
         self.tile_row[items] = rows
+        for read in self.visits.read_by:
+            remote = np.flatnonzero(read[int(self.is_backward)] >= 0)
+            inputs = read[int(self.is_backward)][remote]
+            np.minimum.at(self.first, inputs, self.tile_row[remote])
+            np.maximum.at(self.last, inputs, self.tile_row[remote])
         division = tiles.backward_division if self.is_backward else tiles.division
         device, at = programs.device[self.tile_row], programs.division[self.tile_row]
         misplaced = np.flatnonzero((device != tiles.device) | (at != division))
@@ -279,47 +316,14 @@ class _Places:
         if wrong.size:
             raise self.fail(text.format(x=self.told(int(wrong[0]))))
 
-    def _uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
-        """Number (block, device) pairs; return the first and last row that computes with it."""
-        if of_queries not in self.uses:
-            self.uses[of_queries] = self._find_uses(of_queries)
-        return self.uses[of_queries]
-
-    def _find_uses(self, of_queries: bool) -> tuple[Ints, Ints, Ints]:
-        tiles = self.plan.tiles
-        block = tiles.q_block if of_queries else tiles.kv_block
-        place = block.astype(np.int64) * self.plan.num_devices + tiles.device
-        order = np.argsort(place, kind="stable")
-        if order.size == 0:
-            return place, place, place
-        starts = np.flatnonzero(np.diff(place[order], prepend=-1) != 0)
-        row = self.tile_row[order]
-        first, last = np.minimum.reduceat(row, starts), np.maximum.reduceat(row, starts)
-        return place[order][starts], first, last
-
-    def _span_of_use(self, transfers: Ints, device: Indices) -> tuple[Ints, Ints]:
-        """Return the first and last row in which `device` computes with each transfer's block."""
-        table = self.plan.transfers
-        span = np.zeros((2, len(transfers)), np.int64)
-        is_query = ~_is_of_keys(table.kind[transfers])
-        place = table.block[transfers].astype(np.int64) * self.plan.num_devices + device
-        for of_queries in (True, False):
-            chosen = is_query == of_queries
-            known, first, last = self._uses(of_queries)
-            at = np.searchsorted(known, place[chosen])
-            span[:, chosen] = first[at], last[at]
-        return span[0], span[1]
-
     def check_inputs(self) -> None:
         """Inputs arrive before the tiles that need them and before they are passed on."""
-        table = self.plan.transfers
         inputs = self.chosen[~self.is_result[self.chosen]]
-        first, _ = self._span_of_use(inputs, table.target[inputs])
         self._report(
-            inputs[self.wait[1, inputs] >= first],
+            inputs[self.wait[1, inputs] >= self.first[inputs]],
             "an input arrives before the tiles that need it: {x} is waited for too late",
         )
-        feeder = self.feeder
+        feeder = self.visits.feeder
         passed = inputs[feeder[inputs] >= 0]
         self._report(
             passed[self.launch[1, feeder[passed]] >= self.launch[0, passed]],
@@ -328,29 +332,22 @@ class _Places:
 
     def check_results(self) -> None:
         """Results leave after the last tile that adds to them and after all they merge."""
-        table = self.plan.transfers
+        visits = self.visits
         results = self.chosen[self.is_result[self.chosen]]
-        _, last = self._span_of_use(results, table.source[results])
         self._report(
-            results[self.launch[0, results] <= last],
+            results[self.launch[0, results] <= self.last[visits.input_of[results]]],
             "a result leaves after its last tile: {x} is launched too early",
         )
-        merged, into = self.find_merges()
+        merged = results[visits.merged_into[results] >= 0]
+        into = visits.merged_into[merged]
         self._report(
             into[self.launch[0, into] <= self.reduction[merged]],
             "a result leaves after all partials merged into it: {x} is launched too early",
         )
-
-    def find_merges(self) -> tuple[Ints, Ints]:
-        """Pair each partial at a gateway with the result that leaves it for the same block."""
-        table = self.plan.transfers
-        results = self.chosen[self.is_result[self.chosen]]
-        place = (table.block.astype(np.int64) * 8 + table.kind) * self.plan.num_devices
-        sent = (place + table.source)[results]
-        order = np.argsort(sent)
-        partial = results[table.target[results] != self.plan.blocks.owner[table.block[results]]]
-        at = np.searchsorted(sent, (place + table.target)[partial], sorter=order)
-        return partial, results[order[at]]
+        self._report(
+            merged[self.reduction[merged] <= self.launch[1, visits.input_of[into]]],
+            "a partial is merged into sums that were begun: {x} is merged too early",
+        )
 
     def check_order(self) -> None:
         """Two devices launch what passes between them in the same order."""
@@ -393,21 +390,15 @@ class _Places:
 
     def _last_reads(self) -> Ints:
         """Return the last row that reads what each transfer has brought."""
-        table = self.plan.transfers
         freed = np.where(self.is_result, self.reduction, -1)
         inputs = self.chosen[~self.is_result[self.chosen]]
-        freed[inputs] = self._span_of_use(inputs, table.target[inputs])[1]
-        feeder = self.feeder
+        freed[inputs] = self.last[inputs]
+        feeder = self.visits.feeder
         passed = inputs[feeder[inputs] >= 0]
         np.maximum.at(freed, feeder[passed], self.wait[0, passed])
         # Sums of a remote block lie at the rows of its input until they have left.
         results = self.chosen[self.is_result[self.chosen]]
-        of_keys = _is_of_keys(table.kind)
-        place = (table.block.astype(np.int64) * 2 + of_keys) * self.plan.num_devices
-        brought = (place + table.target)[inputs]
-        order = np.argsort(brought)
-        at = np.searchsorted(brought, (place + table.source)[results], sorter=order)
-        np.maximum.at(freed, inputs[order[at]], self.wait[0, results])
+        np.maximum.at(freed, self.visits.input_of[results], self.wait[0, results])
         return np.asarray(freed)
 
     def check_progress(self) -> None:
@@ -416,7 +407,7 @@ class _Places:
         own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
         steps = Steps.of(programs, self.plan.num_devices)
         messages = Messages.of(
-            (table.source, table.target), self.feeder, (own_ports, len(table)),
+            (table.source, table.target), self.visits.feeder, (own_ports, len(table)),
             one_group(len(table)), is_fifo=False,
         )  # fmt: skip
         *_, at, _ = run_events(steps, messages, 0)

@@ -16,6 +16,12 @@ from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
+from dcp_planner.tables.visits import (
+    find_feeders,
+    find_merges,
+    inputs_of_results,
+    inputs_of_tiles,
+)
 
 __all__ = ["PlanError", "validate"]
 
@@ -231,13 +237,16 @@ def _check_transfers(plan: Plan) -> None:
 
 
 def _check_needed(plan: Plan) -> None:
-    """Every device gets each remote block that it computes with once, and sends one result home."""
-    have, need = _places(plan.transfers, plan), _needed_places(plan)
-    if np.array_equal(np.sort(have), np.sort(need)):
-        return
-    double = np.flatnonzero(np.diff(np.sort(have)) == 0)
-    if double.size:
-        x = int(np.flatnonzero(have == np.sort(have)[double[0]])[1])
+    """Every device gets each remote block that it computes with, and sends results home.
+
+    It may get a block several times, for tiles of different divisions, and then sends as many.
+    """
+    table = plan.transfers
+    have, need = _places(table, plan), _needed_places(plan)
+    order = np.lexsort((table.division, have))
+    same = (np.diff(have[order]) == 0) & (np.diff(table.division[order]) == 0)
+    if same.any():
+        x = int(order[1:][same][0])
         raise PlanError(f"no transfer is listed twice: {_told(plan, x)} is")
     missing = np.setdiff1d(need, have)
     if missing.size:
@@ -249,9 +258,33 @@ def _check_needed(plan: Plan) -> None:
             f"every remote input and result has a transfer: {direction} {TransferKind(kind).name} "
             f"of block {rest // 2} {ends[1]} device {worker} has none"
         )
-    extra = np.flatnonzero(~np.isin(have, need))
+    extra = np.flatnonzero(~np.isin(have, need) | ~_is_used(plan))
     if extra.size:
         raise PlanError(f"every transfer is needed by a tile: {_told(plan, int(extra[0]))} is not")
+
+
+def _is_used(plan: Plan) -> Bools:
+    """Find the inputs that some tile reads, and the results that alone take their sums home.
+
+    Raises:
+        PlanError: if the sums of an input that is read have no result.
+    """
+    table = plan.transfers
+    read_by, input_of = inputs_of_tiles(plan.tiles, table), inputs_of_results(table)
+    used = np.zeros(len(table), np.bool_)
+    for rows in read_by:
+        used[rows[rows >= 0]] = True
+    results = np.flatnonzero(input_of >= 0)
+    count = np.bincount(input_of[results], minlength=len(table))
+    is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward)
+    lost = np.flatnonzero(is_summed & (count == 0))
+    if lost.size:
+        raise PlanError(
+            "every remote input and result has a transfer: the sums of "
+            f"{_told(plan, int(lost[0]))} have none"
+        )
+    used[results] = count[input_of[results]] == 1
+    return used
 
 
 def _places(table: Transfers, plan: Plan) -> Ints:
@@ -279,23 +312,20 @@ def _needed_places(plan: Plan) -> Ints:
 def _check_ways(plan: Plan) -> None:
     """Inputs come from the owner, or from a device that has them; results go the same way back."""
     table = plan.transfers
-    place = _places(table, plan) // plan.num_devices * plan.num_devices
     owner = plan.blocks.owner[table.block]
     is_result = table.kind >= TransferKind.OUT
-    behind = np.where(is_result, table.target, table.source)  # nearer to the owner
-    order = np.argsort(place + np.where(is_result, table.source, table.target))
-    known = (place + np.where(is_result, table.source, table.target))[order]
-    at = np.minimum(np.searchsorted(known, place + behind), max(0, len(known) - 1))
-    is_home = behind == owner
-    is_member = known[at] == place + behind if len(known) else is_home
+    is_home = np.where(is_result, table.target, table.source) == owner
+    other = np.where(
+        is_result, find_merges(table, plan.blocks.owner), find_feeders(table, ~is_home)
+    )
     require(
-        is_home | is_member,
+        is_home | (other >= 0),
         "inputs come from, and results go to, the owner or a device that has the block as well",
         "transfer", "kind", table.kind, "block", table.block, "source", table.source,
         "target", table.target,
     )  # fmt: skip
-    other = order[at] if len(known) else at
-    hop, next_hop = table.hop.astype(np.int64), table.hop[other].astype(np.int64)
+    hop = table.hop.astype(np.int64)
+    next_hop = hop[other] if len(hop) else hop
     require(
         is_home | np.where(is_result, hop < next_hop, hop > next_hop),
         "hops rise along the way of a block",

@@ -15,7 +15,7 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Schedule
-from dcp_planner.schedule.routing import Needs, find_needs
+from dcp_planner.schedule.routing import Needs, Stays, find_needs
 from dcp_planner.schedule.slots import allocate_rows
 from dcp_planner.schedule.stages import AHEAD, Stages
 from dcp_planner.tables.buffers import bytes_per_token
@@ -253,15 +253,17 @@ def assemble(
     """Emit the plan of a placed and scheduled workload, without validating it."""
     groups, real = placement.head_groups, workload
     workload, placement = expand_placement(workload, placement)
-    needs = find_needs(workload, placement, cluster, schedule.routing)
-    devices = cluster.num_devices
     forward, backward = (
         emit(
-            direction, workload, placement, schedule.of(direction), needs, devices,
-            is_frugal=schedule.is_frugal,
+            direction, workload, placement, schedule.of(direction), needs, cluster.num_devices,
+            is_frugal=manner.is_frugal,
         )
-        for direction in DIRECTIONS
+        for direction, manner, needs in zip(
+            DIRECTIONS, schedule.manners, _find_needs(workload, placement, cluster, schedule),
+            strict=True,
+        )
     )  # fmt: skip
+    devices = cluster.num_devices
     plan = Plan(
         cluster=cluster,
         shape=workload.shape,
@@ -291,6 +293,21 @@ def assemble(
         warnings=placement.warnings,
     )
     return plan if groups == 1 else fold_head_groups(plan, real, groups)
+
+
+def _find_needs(
+    workload: Workload, placement: Placement, cluster: Cluster, schedule: Schedule
+) -> list[tuple[Needs, Needs]]:
+    """Find the needs of both directions; the same ones where blocks travel once, the same way."""
+    first, second = schedule.manners
+    found = [
+        find_needs(
+            workload, placement, cluster, manner.routing, Stays.of(schedule.of(d), manner.idle)
+        )
+        for d, manner in zip(DIRECTIONS[: 1 + (first != second or first.idle is not None)],
+                             schedule.manners, strict=False)
+    ]  # fmt: skip
+    return found if len(found) > 1 else 2 * found
 
 
 def _joined(forward: Emission, backward: Emission) -> Transfers:

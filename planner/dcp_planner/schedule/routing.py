@@ -29,7 +29,8 @@ class Needs:
     """Needs of devices for blocks that they do not own, for one side of the tiles.
 
     Attributes:
-        block, device: int64 ``[N]``, sorted by (block, device), no pair twice.
+        block, device: int64 ``[N]``, sorted by (block, device), no pair twice unless blocks are
+            fetched again: then by (block, visit, device).
         need_of_tile: int64 ``[W]``, the need of each tile, -1 if the block is local.
         is_routed: bool ``[N]``, reached through a gateway.
         is_gateway: bool ``[N]``, others are reached through it.
@@ -48,8 +49,40 @@ class Needs:
     head: Ints
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stays:
+    """How long blocks stay where they are received.
+
+    Attributes:
+        division: int32 ``[W]``, of every tile.
+        idle: most divisions without a use that a block stays; after more it is fetched again.
+    """
+
+    division: Indices
+    idle: int
+
+    @classmethod
+    def of(cls, division: Indices, idle: int | None) -> "Stays | None":
+        """Return the stays of blocks that leave when idle; ``None`` if they stay to the end."""
+        return None if idle is None else cls(division, idle)
+
+    def visits(self, group: Ints, division: Indices) -> Ints:
+        """Number the visits of each group's block, from 0, by the divisions that use it."""
+        order = np.lexsort((division, group))
+        rest = np.diff(group[order], prepend=-1) != 0
+        gap = np.diff(division[order].astype(np.int64), prepend=0) > self.idle + 1
+        count = np.cumsum(gap & ~rest)
+        visit = np.empty(len(order), np.int64)
+        visit[order] = count - np.maximum.accumulate(np.where(rest, count, 0))
+        return visit
+
+
 def find_needs(
-    workload: Workload, placement: Placement, cluster: Cluster, routing: Routing
+    workload: Workload,
+    placement: Placement,
+    cluster: Cluster,
+    routing: Routing,
+    stays: Stays | None = None,
 ) -> tuple[Needs, Needs]:
     """Find the needs of query blocks and of key blocks, with their routes; O(W log W).
 
@@ -58,16 +91,17 @@ def find_needs(
     """
     weights = workload.shape.round_trip_bytes
     sides = workload.compute_q, workload.compute_kv
-    pairs = [_pairs_of(block, placement, cluster) for block in sides]
+    pairs = [_pairs_of(block, placement, cluster, routing, stays) for block in sides]
     if routing != "node":
-        q, kv = (_direct(*side, placement) for side in pairs)
+        q, kv = (_direct(*side[:3], placement) for side in pairs)
         return q, kv
-    block, at = (np.concatenate([side[n] for side in pairs]) for n in range(2))
+    block, at, _, visit = (np.concatenate([side[n] for side in pairs]) for n in range(4))
     first = len(pairs[0][0])
     is_column = np.arange(len(block)) >= first
     node = cluster.node_of_device
     away = node[at] != node[placement.device_of_data[block]]
-    group = (is_column * workload.num_blocks + block) * cluster.nodes
+    visits = int(visit.max(initial=0)) + 1
+    group = ((is_column * workload.num_blocks + block) * visits + visit) * cluster.nodes
     group += node[at]
     starts = np.flatnonzero(np.diff(group, prepend=-1) != 0)
     head = np.repeat(starts, np.diff(np.append(starts, len(group))))
@@ -75,24 +109,39 @@ def find_needs(
     size = workload.block_tokens[block] * np.where(is_column, weights[1], weights[0])
     gateway = _elected(head, at, away, size.astype(np.float64), placement, block, cluster)
     q, kv = (
-        _routed(pairs[n], head[span] - offset, away[span], gateway[span], placement)
+        _routed(pairs[n][:3], head[span] - offset, away[span], gateway[span], placement)
         for n, (span, offset) in enumerate(((slice(None, first), 0), (slice(first, None), first)))
     )
     return q, kv
 
 
 def _pairs_of(
-    block_of_tile: Indices, placement: Placement, cluster: Cluster
-) -> tuple[Ints, Ints, Ints]:
-    """Return block and device of each need, sorted, and the need of each tile, -1 if local."""
+    block_of_tile: Indices,
+    placement: Placement,
+    cluster: Cluster,
+    routing: Routing,
+    stays: Stays | None,
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return block and device of each need, the need of each tile, -1 if local, and visits.
+
+    Needs are sorted by block, visit and device.
+    """
     owner, device = placement.device_of_data, placement.device_of_compute
     devices = cluster.num_devices
     remote = np.flatnonzero(owner[block_of_tile] != device)
-    place = block_of_tile[remote].astype(np.int64) * devices + device[remote]
-    found, inverse = np.unique(place, return_inverse=True)
+    block, at = block_of_tile[remote].astype(np.int64), device[remote].astype(np.int64)
+    visit = np.zeros(len(remote), np.int64)
+    if stays is not None:
+        node = cluster.node_of_device
+        far = (node[at] != node[owner[block]]) & (routing == "node")
+        group = block * 2 * devices + np.where(far, devices + node[at], at)
+        visit = stays.visits(group, stays.division[remote])
+    visits = int(visit.max(initial=0)) + 1
+    found, inverse = np.unique((block * visits + visit) * devices + at, return_inverse=True)
     need_of_tile = np.full(len(block_of_tile), -1, np.int64)
     need_of_tile[remote] = inverse
-    return found // devices, found % devices, need_of_tile
+    place, at = np.divmod(found, devices)
+    return place // visits, at, need_of_tile, place % visits
 
 
 def _direct(block: Ints, at: Ints, need_of_tile: Ints, placement: Placement) -> Needs:

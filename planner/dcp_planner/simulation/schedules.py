@@ -3,9 +3,13 @@
 More divisions hide more communication behind compute, but pay latencies and launches more often;
 frugal ones need less memory and may stand still for it. What is best depends on the plan, so every
 candidate is emitted and played.
+
+A limit of memory is met by streaming. Each direction that needs more is cut in orders in which
+blocks are needed for a short time, and gives buffers back as early as it can. If that is not enough
+blocks leave while they are idle and are fetched again, or travel without a gateway that holds them.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -15,13 +19,20 @@ import numpy as np
 from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.errors import BufferLimitError
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.config import Budget, PlanConfig
+from dcp_planner.model.config import Budget, PlanConfig, Routing
 from dcp_planner.model.launches import KernelWork
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
-from dcp_planner.schedule.divisions import Arrivals, Schedule, cut_divisions
-from dcp_planner.schedule.emission import emit
-from dcp_planner.schedule.routing import Needs, find_needs
+from dcp_planner.schedule.divisions import (
+    Arrivals,
+    Manner,
+    Schedule,
+    Streaming,
+    cut_divisions,
+    cut_streamed,
+)
+from dcp_planner.schedule.emission import Emission, emit
+from dcp_planner.schedule.routing import Needs, Stays, find_needs
 from dcp_planner.simulation.simulator import DirectionModel, Prediction
 from dcp_planner.tables.buffers import buffer_bytes
 from dcp_planner.tables.head_groups import expand_placement
@@ -33,8 +44,16 @@ PARTS: Mapping[Budget, tuple[int, ...]] = MappingProxyType(
     {"fast": (4,), "balanced": (4, 8), "best": (2, 4, 8)}
 )
 """Into how many it may be cut in the order of arrival, by budget: all three gain 1.2 % over one."""
-MOST_PARTS = (2, 4, 8, 16, 32)
+STREAMED_PARTS = tuple(2**n for n in range(1, 10))
 """The same where memory is short."""
+STREAMINGS = tuple(
+    Streaming(by, in_ring, even)
+    for by in ("awaited", "keys") for in_ring in (False, True) for even in ("bytes", "pairs")
+)  # fmt: skip
+"""Orders that are tried where memory is short."""
+_UNKNOWN = 1 << 62
+IDLE = (2, 0)
+"""Divisions that a block may be idle, where it is fetched again after more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,12 +62,14 @@ class _Cut:
 
     Attributes:
         division: int32 ``[W]``.
+        manner: how its blocks travel.
         transfers: of the direction.
         arrived: int64 ``[X]``, when each transfer has arrived, ns.
         seconds: until the end.
     """
 
     division: Indices
+    manner: Manner
     transfers: Transfers
     arrived: Ints
     seconds: float
@@ -60,6 +81,7 @@ class _Trial:
 
     Attributes:
         workload, placement, cluster: what is placed, where, on which machine.
+        routing: which way blocks travel.
         needs: which devices need which blocks: queries, then keys.
         work: what prices the tiles, forward and backward.
     """
@@ -67,6 +89,7 @@ class _Trial:
     workload: Workload
     placement: Placement
     cluster: Cluster
+    routing: Routing
     needs: tuple[Needs, Needs]
     work: Mapping[Direction, KernelWork]
 
@@ -85,33 +108,82 @@ class _Trial:
             )
             for direction in DIRECTIONS
         }  # fmt: skip
-        return cls(workload, placement, cluster, needs, work)
+        return cls(workload, placement, cluster, config.routing, needs, work)
 
-    def cut(
-        self,
-        direction: Direction,
-        parts: int,
-        *,
-        is_frugal: bool = False,
-        arrivals: Arrivals | None = None,
-    ) -> _Cut:
+    def cut(self, direction: Direction, parts: int, arrivals: Arrivals | None = None) -> _Cut:
         """Cut one direction, emit and play it."""
         division = cut_divisions(self.workload, self.placement, direction, parts, arrivals)
-        emitted = emit(
-            direction, self.workload, self.placement, division, self.needs,
-            self.cluster.num_devices, is_frugal=is_frugal,
+        manner = Manner(self.routing)
+        return self._played(direction, division, manner, self._emitted(direction, division, manner))
+
+    def _emitted(self, direction: Direction, division: Indices, manner: Manner) -> Emission:
+        """Emit one direction; blocks fetched again, or another way, have needs of their own."""
+        needs = self.needs
+        if manner.routing != self.routing or manner.idle is not None:
+            needs = find_needs(
+                self.workload, self.placement, self.cluster, manner.routing,
+                Stays.of(division, manner.idle),
+            )  # fmt: skip
+        return emit(
+            direction, self.workload, self.placement, division, needs, self.cluster.num_devices,
+            is_frugal=manner.is_frugal,
         )  # fmt: skip
+
+    def _played(
+        self, direction: Direction, division: Indices, manner: Manner, emitted: Emission
+    ) -> _Cut:
         model = DirectionModel.of(emitted.programs, emitted.transfers, self.cluster)
         played = model.play(self.work[direction], self.cluster)
-        return _Cut(division, emitted.transfers, played.arrived, played.end_ns / 1e9)
+        return _Cut(division, manner, emitted.transfers, played.arrived, played.end_ns / 1e9)
 
-    def memory(self, direction: Direction, cut: _Cut) -> tuple[int, int]:
-        """Return the most bytes that a device needs for what it receives, and which device."""
+    def memory(self, direction: Direction, transfers: Transfers) -> int:
+        """Return the most bytes that a device needs for what it receives and sums up."""
         work = self.workload
         needed = buffer_bytes(
-            cut.transfers, work.block_tokens, work.shape, direction, self.cluster.num_devices
+            transfers, work.block_tokens, work.shape, direction, self.cluster.num_devices
         )
-        return int(needed.max()), int(needed.argmax())
+        return int(needed.max(initial=0))
+
+    def streamed(self, direction: Direction, limit: int) -> _Cut:
+        """Find the fastest cut within a limit of memory.
+
+        Raises:
+            BufferLimitError: if there is none, with the smallest limit that works.
+        """
+        divisions = self._streamed_divisions(direction)
+        least = _UNKNOWN
+        for manners in self._manners():
+            cuts = []
+            for manner in manners:
+                for division in divisions:
+                    emitted = self._emitted(direction, division, manner)
+                    needed = self.memory(direction, emitted.transfers)
+                    least = min(least, needed)
+                    if needed <= limit:
+                        cuts.append(self._played(direction, division, manner, emitted))
+            if cuts:
+                return min(cuts, key=lambda cut: cut.seconds)
+        raise BufferLimitError(direction, limit, least)
+
+    def _manners(self) -> Iterator[list[Manner]]:
+        """Yield manners of streaming: first those that send every block once, the same way."""
+        yield [Manner(self.routing, is_frugal=True)]
+        ways: tuple[Routing, ...] = ("direct",)
+        if self.routing == "node":
+            ways = ("node", "direct")
+        idle = [Manner(way, is_frugal=True, idle=idle) for way in ways for idle in (None, *IDLE)]
+        yield idle[1:]
+
+    def _streamed_divisions(self, direction: Direction) -> list[Indices]:
+        """Cut a direction in every order, coarse to fine."""
+        found = []
+        for way in STREAMINGS:
+            for parts in STREAMED_PARTS:
+                division = cut_streamed(self.workload, self.placement, direction, parts, way)
+                found.append(division)
+                if division.max(initial=0) < parts:
+                    break  # finer cuts are the same
+        return found
 
     def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
         """Cut as the configuration says: as is fastest, or into a given number of divisions."""
@@ -133,7 +205,7 @@ class _Trial:
         work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
         for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
             for parts in choices:
-                cuts.append(self.cut(direction, parts, arrivals=arrivals))
+                cuts.append(self.cut(direction, parts, arrivals))
                 if cuts[-1].division.max(initial=0) < parts:
                     break  # finer cuts are the same
         return min(cuts, key=lambda cut: cut.seconds)
@@ -143,7 +215,7 @@ class _Trial:
         at_ns = self._arrivals(self.cut(direction, FINEST))
         work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
         orders = (None, Arrivals(at_ns), Arrivals(at_ns, work))
-        cuts = (self.cut(direction, parts, arrivals=order) for order in orders)
+        cuts = (self.cut(direction, parts, order) for order in orders)
         return min(cuts, key=lambda cut: cut.seconds)
 
     def _arrivals(self, cut: _Cut) -> Ints:
@@ -176,7 +248,7 @@ def make_schedule(
 ) -> Schedule:
     """Assign every tile to a division, forward and backward each in its own divisions.
 
-    With a memory limit, buffers are given back earlier and divisions cut finer until the plan fits.
+    A direction that needs more than the memory limit is streamed.
 
     Raises:
         BufferLimitError: if no schedule of this placement fits the limit.
@@ -184,21 +256,32 @@ def make_schedule(
     if config.divisions != "auto" and config.memory_limit_bytes is None:
         expanded, placed = expand_placement(workload, placement)
         cuts = [cut_divisions(expanded, placed, d, config.divisions - 1) for d in DIRECTIONS]
-        return Schedule(cuts[0], cuts[1], config.routing)
+        return Schedule(cuts[0], cuts[1], 2 * (Manner(config.routing),))
     trial, best = _chosen(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
-    is_frugal = False
-    if limit is not None and _worst(trial, best)[0] > limit:
-        best = [_smallest(trial, d, limit) for d in DIRECTIONS]
-        needed, device, direction = _worst(trial, best)
-        if needed > limit:
-            raise BufferLimitError(
-                f"memory_limit_bytes: device {device} needs {needed:,} bytes for what it receives "
-                f"and for partial results in {direction}, more than the {limit:,} allowed; allow "
-                "more, use smaller blocks, more devices, or another partitioner"
-            )
-        is_frugal = True
-    return Schedule(best[0].division, best[1].division, config.routing, is_frugal)
+    if limit is not None:
+        best = _within(trial, best, limit)
+    return _schedule_of(best)
+
+
+def _schedule_of(cuts: Sequence[_Cut]) -> Schedule:
+    forward, backward = cuts
+    return Schedule(forward.division, backward.division, (forward.manner, backward.manner))
+
+
+def _within(trial: _Trial, cuts: Sequence[_Cut], limit: int) -> list[_Cut]:
+    """Stream the directions that need more than a limit; the error names the larger need."""
+    found, refused = [], []
+    for direction, cut in zip(DIRECTIONS, cuts, strict=True):
+        if trial.memory(direction, cut.transfers) > limit:
+            try:
+                cut = trial.streamed(direction, limit)
+            except BufferLimitError as error:
+                refused.append(error)
+        found.append(cut)
+    if refused:
+        raise max(refused, key=lambda error: error.least)
+    return found
 
 
 def divide(
@@ -207,13 +290,7 @@ def divide(
     """Schedule in at most so many divisions a direction, in the order that is fastest with them."""
     trial = _Trial.of(workload, placement, cluster, config)
     cuts = [trial.best_of(direction, divisions - 1) for direction in DIRECTIONS]
-    return Schedule(cuts[0].division, cuts[1].division, config.routing)
-
-
-def _worst(trial: _Trial, cuts: Sequence[_Cut]) -> tuple[int, int, Direction]:
-    """Return the most bytes that a device needs in a direction, which device, which direction."""
-    needed = [(*trial.memory(d, cut), d) for d, cut in zip(DIRECTIONS, cuts, strict=True)]
-    return max(needed, key=lambda entry: entry[0])
+    return _schedule_of(cuts)
 
 
 def predict_placement(
@@ -251,15 +328,5 @@ def weigh_placement(
     for moves in (cut.transfers for cut in cuts):
         crosses = cluster.link_class(moves.source, moves.target) > 0
         sent.append(int(moves.size_bytes[crosses].sum()))
-    return Weighed(sum(cut.seconds for cut in cuts), (sent[0], sent[1]), _worst(trial, cuts)[0])
-
-
-def _smallest(trial: _Trial, direction: Direction, limit: int) -> _Cut:
-    """Find the coarsest frugal cut that fits the limit, or the one that needs least."""
-    tried = []
-    for parts in MOST_PARTS:
-        cut = trial.cut(direction, parts, is_frugal=True)
-        tried.append((trial.memory(direction, cut)[0], cut))
-        if tried[-1][0] <= limit:
-            break
-    return min(tried, key=lambda entry: entry[0])[1]
+    memory = max(trial.memory(d, c.transfers) for d, c in zip(DIRECTIONS, cuts, strict=True))
+    return Weighed(sum(cut.seconds for cut in cuts), (sent[0], sent[1]), memory)

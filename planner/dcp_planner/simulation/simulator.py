@@ -42,6 +42,7 @@ from dcp_planner.tables.programs import (
     ProgramTable,
     tabulate_programs,
 )
+from dcp_planner.tables.visits import find_feeders
 
 _SEND, _RECEIVE, _WAIT = (EVENT_KINDS.index(kind) for kind in ("send", "receive", "wait"))
 _KIND_OF_OP = np.array([EVENT_KINDS.index(op) if op in EVENT_KINDS else -1 for op in OPS])
@@ -318,25 +319,6 @@ def _groups(
     members = np.argsort(group, kind="stable") % size
     group_ptr = np.append(0, np.cumsum(np.bincount(group, minlength=len(first))))
     return group.reshape(2, size), group_ptr, members, after
-
-
-def find_feeders(transfers: Transfers) -> Ints:
-    """Find the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1."""
-    feeder = np.full(len(transfers), -1, np.int64)
-    is_input = transfers.kind < TransferKind.OUT
-    passed_on = np.flatnonzero(is_input & (transfers.hop > 0))
-    if passed_on.size == 0:
-        return feeder
-    inputs = np.flatnonzero(is_input)
-    span = int(max(transfers.source.max(), transfers.target.max())) + 1
-    place = (transfers.block.astype(np.int64) * 2 + transfers.kind) * 2 + transfers.is_backward
-    brought = place[inputs] * span + transfers.target[inputs]
-    order = np.argsort(brought)
-    wanted = place[passed_on] * span + transfers.source[passed_on]
-    found = np.minimum(np.searchsorted(brought, wanted, sorter=order), len(inputs) - 1)
-    chosen = order[found]
-    feeder[passed_on] = np.where(brought[chosen] == wanted, inputs[chosen], -1)
-    return feeder
 
 
 def _durations(

@@ -11,7 +11,9 @@ from .plan import (
     Copy,
     Instruction,
     Reduction,
+    Transfers,
 )
+from .visits import find_feeders, find_merges, inputs_of_results, inputs_of_tiles
 
 __all__ = [
     "Attention",
@@ -23,8 +25,13 @@ __all__ = [
     "Instruction",
     "PlanMetrics",
     "Reduction",
+    "Transfers",
     "accumulator_bytes",
     "expand_head_groups",
+    "find_feeders",
+    "find_merges",
+    "inputs_of_results",
+    "inputs_of_tiles",
     "measure_memory",
     "receive_buffer_bytes",
 ]

@@ -105,7 +105,8 @@ class Transfers(Record):
 
     The inputs of one direction, kind and block are a tree from the owner to every device that
     computes with the block; its results the same way back, merged where they meet. Only devices
-    that compute with a block pass it on.
+    that compute with a block pass it on. A device may receive a block again in a later division:
+    `visits` says which receive a tile or a result belongs to.
 
     Attributes:
         is_backward: bool ``[X]``.

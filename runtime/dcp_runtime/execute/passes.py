@@ -93,13 +93,7 @@ class Pass(ABC):
 
     def _inputs(self, transfer: Transfer) -> tuple[Tensor, ...]:
         buffers = (self._kv,) if transfer.kind == TransferKind.KV else self._queries
-        return tuple(buffer[self._rows(transfer)] for buffer in buffers)
-
-    def _rows(self, transfer: Transfer) -> slice:
-        """Return the rows of a transfer's block in the buffers of queries or of keys."""
-        is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)
-        start = int((self._plan.rows.kv if is_kv else self._plan.rows.q)[transfer.block])
-        return slice(start, start + transfer.num_tokens)
+        return tuple(buffer[transfer.rows] for buffer in buffers)
 
     @abstractmethod
     def attend(self, kernel: Kernel, table: TileTable) -> None:
@@ -158,10 +152,10 @@ class ForwardPass(Pass):
     def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result by log-sum-exp."""
         lse, out = self._partial(transfer)
-        self._state.merge(self._rows(transfer).start, out, lse)
+        self._state.merge(transfer.row, out, lse)
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        rows = self._rows(transfer)
+        rows = transfer.rows
         return self._state.lse[rows], self._state.out[rows].to(self._partial_type)
 
     def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
@@ -170,8 +164,8 @@ class ForwardPass(Pass):
 
     def _clear(self, transfer: Transfer) -> None:
         if transfer.kind == TransferKind.Q:
-            self._state.out[self._rows(transfer)] = 0
-            self._state.lse[self._rows(transfer)] = -torch.inf
+            self._state.out[transfer.rows] = 0
+            self._state.lse[transfer.rows] = -torch.inf
 
 
 class BackwardPass(Pass):
@@ -212,17 +206,17 @@ class BackwardPass(Pass):
     def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""
         (partial,) = self._partial(transfer)
-        self._sum(transfer)[self._rows(transfer)].add_(partial)  # += would copy it back, too
+        self._sum(transfer)[transfer.rows].add_(partial)  # += would copy it back, too
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        return (self._sum(transfer)[self._rows(transfer)].to(self._partial_type),)
+        return (self._sum(transfer)[transfer.rows].to(self._partial_type),)
 
     def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
         buffer = self._partials[transfer.kind == TransferKind.DKV]
         return (buffer[transfer.slot : transfer.slot + transfer.num_tokens],)
 
     def _clear(self, transfer: Transfer) -> None:
-        self._sum(transfer)[self._rows(transfer)] = 0
+        self._sum(transfer)[transfer.rows] = 0
 
     def _sum(self, transfer: Transfer) -> Tensor:
         is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)

@@ -9,19 +9,28 @@ A plan in head groups is made ready as the plan of a batch G times as long
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.arrays import Ints
 from dcp_planner import Direction, Plan, TransferKind
 from dcp_planner.simulation import message_names
-from dcp_planner.tables import Attention, Instruction, expand_head_groups
+from dcp_planner.tables import (
+    Attention,
+    Instruction,
+    Transfers,
+    expand_head_groups,
+    find_feeders,
+    find_merges,
+    inputs_of_results,
+    inputs_of_tiles,
+)
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.head_layout import HeadLayout
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
-from dcp_runtime.plans.tile_table import BlockRows, TableBuilder, TileTable
+from dcp_runtime.plans.tile_table import TableBuilder, TileRows, TileTable
 
 Step: TypeAlias = tuple[Instruction, TileTable | None]
 """An instruction, with the tile table of an `Attention`."""
@@ -39,6 +48,8 @@ class Transfer:
         num_tokens: tokens of the block.
         peer: the other device.
         is_send: whether this device is the source.
+        row: first row in the working buffers of queries or of keys: where an input lies, or the
+            sums that a result is of or is merged into.
         slot: first row in the receive buffer of its kind, at the target.
         hop: 0 if the source has the data of its own, more if it passes it on.
         brought_by: transfer that brings the block to this device before it forwards it, or -1.
@@ -52,10 +63,16 @@ class Transfer:
     num_tokens: int
     peer: int
     is_send: bool
+    row: int
     slot: int
     hop: int
     brought_by: int
     planned_bytes: int
+
+    @property
+    def rows(self) -> slice:
+        """The rows of its block in the working buffers."""
+        return slice(self.row, self.row + self.num_tokens)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,12 +80,10 @@ class DirectionPlan:
     """The work of one device in one direction.
 
     Attributes:
-        rows: first row of each block in the working buffers of queries and of keys.
         receive_rows: rows of the receive buffer of each kind.
         steps: the program with its tile tables.
     """
 
-    rows: BlockRows
     receive_rows: Mapping[TransferKind, int]
     steps: tuple[Step, ...]
 
@@ -123,31 +138,52 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
 
 def _transfers(plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
     """Return the transfers that leave or reach a device, by row of the plan's table."""
-    table = plan.transfers
-    mine = np.flatnonzero((table.source == device) | (table.target == device))
-    names = message_names(table.kind[mine], table.block[mine], groups, len(plan.blocks) // groups)
-    columns = (
-        mine, table.is_backward[mine], table.kind[mine], table.block[mine], table.source[mine],
-        table.target[mine], table.slot[mine], table.hop[mine], table.size_bytes[mine],
-        plan.blocks.num_tokens[table.block[mine]],
-    )  # fmt: skip
-    rows = list(zip(names, *(column.tolist() for column in columns), strict=True))
-    brings = {tuple(row[2:5]): row[1] for row in rows if row[6] == device}
-    found = {}
-    for name, i, is_backward, number, block, source, target, slot, hop, size, tokens in rows:
-        kind, is_send, brought_by = TransferKind(number), source == device, -1
-        if is_send and hop and not kind.is_result:
-            brought_by = brings.get((is_backward, number, block), -1)
-            if brought_by < 0:
-                raise RunError(
-                    f"device {device} forwards {kind.name} of block {block}, but nothing brings it "
-                    "there; build the plan again"
-                )
-        peer = target if is_send else source
-        found[i] = Transfer(
-            i, kind, block, name, tokens, peer, is_send, slot, hop, brought_by, size
+    mine, table = _of_device(plan.transfers, device)
+    names = message_names(table.kind, table.block, groups, len(plan.blocks) // groups)
+    feeder, is_send = find_feeders(table), table.source == device
+    lost = np.flatnonzero(
+        is_send & (table.hop > 0) & (feeder < 0) & (table.kind < TransferKind.OUT)
+    )
+    if lost.size:
+        x = lost[0]
+        raise RunError(
+            f"device {device} forwards {TransferKind(int(table.kind[x])).name} of block "
+            f"{table.block[x]}, but nothing brings it there; build the plan again"
         )
-    return found
+    brought_by = np.where(is_send & (feeder >= 0), mine[feeder], -1)
+    columns = (
+        mine, table.kind, table.block, plan.blocks.num_tokens[table.block],
+        np.where(is_send, table.target, table.source), is_send,
+        _rows_of_transfers(plan, table, device), table.slot, table.hop, brought_by,
+        table.size_bytes,
+    )  # fmt: skip
+    rows = zip(names, *(column.tolist() for column in columns), strict=True)
+    return {
+        i: Transfer(i, TransferKind(kind), block, name, tokens, *rest)
+        for name, i, kind, block, tokens, *rest in rows
+    }
+
+
+def _of_device(table: Transfers, device: int) -> tuple[Ints, Transfers]:
+    """Return the transfers that leave or reach a device, and their rows in the plan's table."""
+    rows = np.flatnonzero((table.source == device) | (table.target == device))
+    columns = ((field.name, getattr(table, field.name)) for field in fields(table))
+    return rows, replace(table, **{name: x[rows] for name, x in columns if x is not None})
+
+
+def _rows_of_transfers(plan: Plan, table: Transfers, device: int) -> Ints:
+    """Return the first row of what each transfer of a device carries or is merged into."""
+    is_send, is_result = table.source == device, table.kind >= TransferKind.OUT
+    feeder, input_of = find_feeders(table), inputs_of_results(table)
+    into = find_merges(table, plan.blocks.owner)
+    # The input that lies there, or at whose rows the sums lie; -1 for own blocks.
+    arrived = np.where(
+        is_result, np.where(is_send, input_of, np.where(into >= 0, input_of[into], -1)),
+        np.where(is_send, feeder, np.arange(len(table))),
+    )  # fmt: skip
+    local = _local_rows(plan, device)
+    own = plan.blocks.num_tokens[plan.local_blocks(device)].sum()
+    return np.where(arrived >= 0, own + table.slot[arrived], local[table.block])
 
 
 def _direction_plan(
@@ -155,42 +191,52 @@ def _direction_plan(
 ) -> DirectionPlan:
     table = plan.transfers
     arrives = (table.target == device) & (table.is_backward == (direction == "backward"))
-    receive_rows, places = {}, {}
+    receive_rows = {}
     for kind in TransferKind:
         chosen = np.flatnonzero(arrives & (table.kind == kind))
-        blocks, slots = table.block[chosen], table.slot[chosen]
-        ends = slots + plan.blocks.num_tokens[blocks]
+        ends = table.slot[chosen] + plan.blocks.num_tokens[table.block[chosen]]
         receive_rows[kind] = int(ends.max(initial=0))
-        places[kind] = blocks, slots
-    rows = BlockRows(
-        _rows_of(plan, device, *places[TransferKind.Q]),
-        _rows_of(plan, device, *places[TransferKind.KV]),
-    )
-    _check_blocks(plan, pieces, rows, device)
+    rows = _rows_of_tiles(plan, device, direction)
+    _check_tiles(plan, pieces, rows, device)
     builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
     steps = tuple(
         (step, builder.build(step.tiles) if isinstance(step, Attention) else None)
         for step in plan.programs(direction)[device].instructions
     )
-    return DirectionPlan(rows, receive_rows, steps)
+    return DirectionPlan(receive_rows, steps)
 
 
-def _rows_of(plan: Plan, device: int, blocks: Indices, slots: Indices) -> Ints:
-    """Return the first row of every block: own ones in order, then slots."""
+def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> TileRows:
+    """Return the first rows of the blocks of a device's tiles: own ones in order, then slots."""
+    tiles, local = plan.tiles, _local_rows(plan, device)
+    _, table = _of_device(plan.transfers, device)
+    own = plan.blocks.num_tokens[plan.local_blocks(device)].sum()
+    q, kv = (
+        np.where(x >= 0, own + table.slot[x] if len(table) else -1, local[block])
+        for x, block in zip(
+            (read[int(direction == "backward")] for read in inputs_of_tiles(tiles, table)),
+            (tiles.q_block, tiles.kv_block),
+            strict=True,
+        )
+    )
+    return TileRows(q, kv)
+
+
+def _local_rows(plan: Plan, device: int) -> Ints:
+    """Return the first row of every own block, -1 for those of others."""
     local = plan.local_blocks(device)
     tokens = plan.blocks.num_tokens[local]
     rows = np.full(len(plan.blocks), -1, np.int64)
     rows[local] = np.cumsum(tokens) - tokens
-    rows[blocks] = int(tokens.sum()) + slots
     return rows
 
 
-def _check_blocks(plan: Plan, pieces: TilePieces, rows: BlockRows, device: int) -> None:
-    for what, needed, known in (
-        ("q", plan.tiles.q_block[pieces.tile], rows.q),
-        ("kv", plan.tiles.kv_block[pieces.tile], rows.kv),
+def _check_tiles(plan: Plan, pieces: TilePieces, rows: TileRows, device: int) -> None:
+    for what, block, known in (
+        ("q", plan.tiles.q_block, rows.q),
+        ("kv", plan.tiles.kv_block, rows.kv),
     ):
-        missing = needed[known[needed] < 0]
+        missing = block[pieces.tile][known[pieces.tile] < 0]
         if missing.size:
             raise RunError(
                 f"device {device} computes with {what} block {missing.min()}, but neither owns nor "

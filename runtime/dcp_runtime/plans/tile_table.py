@@ -73,12 +73,12 @@ class TileTable(Record):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockRows:
-    """The first row of each block in a device's working buffers.
+class TileRows:
+    """The first rows of each tile's blocks in a device's working buffers.
 
     Attributes:
-        q, kv: int64 ``[D]``, first row of each block in the buffers of queries and of keys; -1 for
-            a block that is never there.
+        q, kv: int64 ``[W]``, of its queries and of its keys in their buffers; -1 for a tile whose
+            block is never there.
     """
 
     q: Ints
@@ -89,12 +89,12 @@ class TableBuilder:
     """Builds the tables of one device and direction."""
 
     def __init__(
-        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: BlockRows
+        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: TileRows
     ) -> None:
         self._pieces = pieces
         q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
-        self._q_row = rows.q[q_block] + pieces.q_start - blocks.start[q_block]
-        self._kv_row = rows.kv[kv_block] + pieces.kv_start - blocks.start[kv_block]
+        self._q_row = rows.q[pieces.tile] + pieces.q_start - blocks.start[q_block]
+        self._kv_row = rows.kv[pieces.tile] + pieces.kv_start - blocks.start[kv_block]
         self._is_chosen = np.zeros(len(tiles), bool)
 
     def build(self, tiles: tuple[int, ...]) -> TileTable:
