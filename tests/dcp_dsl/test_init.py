@@ -1,0 +1,66 @@
+"""`dcpm init`: a first file from the columns of a data set, which `dcpm check` accepts."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl.commands.check import check
+from dcp_dsl.commands.init import init
+
+
+def write_rows(folder, *rows):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("rows", "statement"),
+    [
+        (
+            [{"question_len": 3, "answer_lens": [2, 2], "len": 7},
+             {"question_len": 1, "answer_lens": [4], "len": 5}],
+            'for "*" having answer_lens, question_len use shared_question',
+        ),
+        (
+            [{"prompt_len": 4, "chosen_len": 2, "rejected_len": 3}],
+            'for "*" having chosen_len, prompt_len, rejected_len use dpo',
+        ),
+        (
+            [{"tokens": [7, 8, 9, 7, 8], "pages": [3, 2]}],
+            'for "*" having pages use document with doc_lens = pages',
+        ),
+    ],
+)  # fmt: skip
+def test_the_mask_that_fits_the_rows_is_proposed_and_checked(rows, statement, tmp_path):
+    data, out = write_rows(tmp_path, *rows), str(tmp_path / "a.dcpm")
+    made = CliRunner().invoke(init, [data, "--out", out])
+    assert made.exit_code == 0, made.output
+    text = (tmp_path / "a.dcpm").read_text()
+    assert statement in text.splitlines()
+    assert "sample first_row(" in text
+    assert CliRunner().invoke(check, [out]).exit_code == 0
+    checked = CliRunner().invoke(check, [out, "--dataset", data])
+    assert checked.exit_code == 0, checked.output
+    assert f"{len(rows)} of {len(rows)} rows accepted" in checked.stderr
+
+
+def test_columns_whose_rows_do_not_fit_a_layout_propose_nothing(tmp_path):
+    row = {"a\nmask b = causal": 1, "question_len": 3, "answer_lens": [2, 2], "len": 9}
+    data = write_rows(tmp_path, row)
+    made = CliRunner().invoke(init, [data, "--out", "-"])
+    assert "0 masks of the library fit" in made.stderr
+    assert "No mask of the library" in made.stdout
+    written = [line for line in made.stdout.splitlines() if line.startswith(("for", "mask"))]
+    assert written == ["mask document = causal and same(doc)", 'for "*" use causal']
+
+
+def test_without_a_data_set_the_file_is_about_documents_and_no_file_is_replaced(tmp_path):
+    out = tmp_path / "a.dcpm"
+    assert CliRunner().invoke(init, ["--out", str(out)]).exit_code == 0
+    assert "mask document = causal and same(doc)" in out.read_text()
+    assert CliRunner().invoke(check, [str(out)]).exit_code == 0
+    again = CliRunner().invoke(init, ["--out", str(out)])
+    assert again.exit_code == 2
+    assert "is there already" in again.stderr
