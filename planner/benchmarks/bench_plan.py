@@ -60,7 +60,7 @@ from dcp_planner.simulation.schedules import make_schedule
 
 DATA = Path(__file__).parent / "data"
 SCHEMA = "dcp.bench_plan/1"
-BUDGETS = ("fast", "balanced", "best")
+BUDGETS = ("fast", "balanced")
 BETWEEN_NODES_PRICE = 8
 """Weight of a byte between nodes in `weighted_bytes`: see planner/LOG.md."""
 

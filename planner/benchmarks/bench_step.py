@@ -7,7 +7,7 @@ A file that exists keeps the settings that a run leaves out, so that several run
 
 Global batches are drawn by `DISTRIBUTIONS` until packs of 131,072 tokens fill every replica and
 micro-batch. The model is llama-8b on H100s; pipeline runs share a mesh of 64 devices per stage. All
-policies are priced by the same estimate (`dcp_planner.step.attention`), messages included.
+policies are priced by the same estimate (`dcp_planner.step.iteration`), messages included.
 """
 
 import json
@@ -27,12 +27,10 @@ from recording import Row, machine, markdown, shown, write
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import PlanConfig, build_plan, predict, preset
-from dcp_planner.step.assignment import StepMesh
-from dcp_planner.step.attention import Groups, attention_seconds
-from dcp_planner.step.documents import Documents
+from dcp_planner.step.assignment import Documents, StepMesh
+from dcp_planner.step.iteration import Groups, attention_seconds
 from dcp_planner.step.model import step_model
-from dcp_planner.step.nesting import even
-from dcp_planner.step.plan_step import choose_level
+from dcp_planner.step.plan_step import choose_level, even
 from dcp_planner.step.problem import StepProblem, StepSetting
 from dcp_planner.step.report import PolicyReport, StepReport, compare_policies
 from dcp_planner.step.rivals import RIVALS

@@ -16,7 +16,7 @@ sample tiny(doc_lens = [20, 30])
 
 
 SMALL = (
-    "--block-size", "8", "--nodes", "1", "--devices-per-node", "2", "--backend", "static:zigzag",
+    "--block-size", "8", "--cluster", "1x2", "--backend", "static:zigzag",
 )  # fmt: skip
 
 

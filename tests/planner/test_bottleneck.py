@@ -6,12 +6,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_planner.model.packing import Caps, loads_of
+from dcp_planner.model.placement import Caps, Placement, loads_of
 from dcp_planner.model.workload import build_workload
 from dcp_planner.search.bottleneck import load_state_of, relieve, relieve_split
-from dcp_planner.search.effort import EFFORTS
 from dcp_planner.search.load_state import LOADS
-from dcp_planner.search.native import relieved
+from dcp_planner.search.multilevel import Search
 from dcp_planner.search.partitioners import place
 from dcp_planner.search.problem import Split
 from dcp_planner.simulation.schedules import predict_placement
@@ -98,7 +97,10 @@ def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
     for name in ("static:documents", "static:ring"):
         config = PlanConfig(name)
         start = place(workload, cluster, config)
-        found = relieved(start, workload, cluster, config, EFFORTS["balanced"])
+        caps = Search.of(workload, cluster, config).caps
+        split = Split(start.device_of_compute, start.device_of_data)
+        split = relieve_split(split, workload, cluster, caps, 150_000)
+        found = Placement(split.owner, split.part)
         tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
         assert tokens.max() <= 1.1 * tokens.mean()
         seconds[name] = [

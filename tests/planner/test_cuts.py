@@ -19,7 +19,7 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.model.cuts import count_pairs
-from dcp_planner.model.packing import loads_of, pack_largest_first
+from dcp_planner.model.placement import loads_of, pack_largest_first
 from dcp_planner.model.workload import build_workload
 
 

@@ -133,7 +133,7 @@ def test_no_decision_reads_the_words_of_a_warning(masks, monkeypatch):
     sparsity = masks.pack([masks.causal(96), masks.sliding_window(50, 9)], 4)
     config = PlanConfig("static:zigzag", memory_limit_bytes=0)
     generous = replace(config, token_tolerance=100.0)
-    reworded = "dcp_planner.search.shortfalls.PlanWarning"
+    reworded = "dcp_planner.search.native.PlanWarning"
     monkeypatch.setattr(reworded, lambda code, _: PlanWarning(code, "something else"))
     plan = build_plan(sparsity, ModelShape(), SLOW, generous)
     assert plan.partitioner == "static:documents"

@@ -21,11 +21,11 @@ from dcp_planner import (
     measure,
     predict,
 )
-from dcp_planner.commands.front import HEIGHT, WIDTH, draw
+from dcp_planner.commands.tables import HEIGHT, WIDTH, draw
 from dcp_planner.model.config import OBJECTIVES
 from dcp_planner.model.placement import caps_of
 from dcp_planner.model.workload import build_workload
-from dcp_planner.tables.buffers import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
 
 NAMES = ("seconds", "compute", "tokens", "forward_inter", "backward_inter", "memory_bytes")
 FAST = PlanConfig(budget="fast", partials="input")

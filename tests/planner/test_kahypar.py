@@ -4,7 +4,6 @@ import importlib.util
 import itertools
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from dcp_planner import (
     measure,
     validate,
 )
-from dcp_planner.model.packing import cap_of
-from dcp_planner.model.placement import caps_of
+from dcp_planner.model.placement import cap_of, caps_of
 from dcp_planner.model.workload import DIRECTIONS, build_hypergraph, build_workload
 from dcp_planner.search.kahypar import _both_directions, _encode
 from dcp_planner.search.partitioners import place
@@ -245,14 +243,3 @@ def test_mt_kahypar_holds_the_caps_and_repeats_itself(masks):
     assert first.warnings == ()
     assert np.array_equal(first.device_of_compute, second.device_of_compute)
     assert np.array_equal(first.device_of_data, second.device_of_data)
-
-
-def test_another_configuration_of_kahypar_is_used(workload, tmp_path):
-    ini = tmp_path / "own.ini"
-    ini.write_text("this is no configuration")
-    with pytest.raises(PlanError, match=r"KaHyPar \(process \d+\) (was|exited)"):
-        place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(ini)))
-    shipped = Path(sys.modules["dcp_planner.search.kahypar"].__file__).with_name("kahypar.ini")
-    place(workload, Cluster(1, 2), PlanConfig("kahypar", kahypar_ini=str(shipped)))
-    with pytest.raises(PlanError, match="which is no file; leave it out"):
-        PlanConfig("kahypar", kahypar_ini=str(tmp_path / "none.ini"))

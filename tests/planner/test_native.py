@@ -10,14 +10,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_planner.model.packing import Caps
+from dcp_planner.model.placement import Caps
 from dcp_planner.model.workload import build_workload
-from dcp_planner.search.effort import EFFORTS
 from dcp_planner.search.load_state import root
-from dcp_planner.search.multilevel import SearchSetting, _cost, device_tree, prices_of, search
-from dcp_planner.search.partition_state import bytes_of, excess_of, fill
+from dcp_planner.search.multilevel import (
+    EFFORTS,
+    Search,
+    _cost,
+    device_tree,
+    prices_of,
+)
 from dcp_planner.search.partitioners import place
-from dcp_planner.search.problem import Split, coarsen, problem_of, restrict, state_of_split
+from dcp_planner.search.problem import (
+    Split,
+    bytes_of,
+    coarsen,
+    excess_of,
+    fill,
+    problem_of,
+    restrict,
+    state_of_split,
+)
 from dcp_planner.search.refinement import descend
 
 
@@ -266,8 +279,7 @@ def test_primes_of_devices_are_searched_and_level(masks):
 def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
     problem = problem_of(packed)
     mean = problem.work.sum() / 6
-    setting = SearchSetting(EFFORTS["fast"], Caps(1, 1), mean, problem.tokens.sum() / 6, 0)
-    split = search(problem, Cluster(2, 3), setting)
+    split = Search(problem, Cluster(2, 3), EFFORTS["fast"], Caps(1, 1), 0).few_bytes()
     load = np.bincount(split.part, weights=problem.work, minlength=6)
     assert load.max() <= mean + problem.work.max()
 

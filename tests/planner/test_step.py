@@ -15,16 +15,13 @@ from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
 from dcp_planner import Cluster, PlanConfig, PlanError, build_plan, predict, preset
 from dcp_planner.commands.step import step as step_command
 from dcp_planner.errors import PlanFileError
-from dcp_planner.step.assignment import Assignment, StepMesh
-from dcp_planner.step.attention import Groups, attention_seconds
+from dcp_planner.step.assignment import Assignment, Documents, StepMesh
 from dcp_planner.step.dataset import steps_of_dataset
 from dcp_planner.step.dealing import deal
-from dcp_planner.step.documents import Documents
 from dcp_planner.step.file import read_step, write_step
-from dcp_planner.step.iteration import StepTime, predict_step
+from dcp_planner.step.iteration import Groups, StepTime, attention_seconds, predict_step
 from dcp_planner.step.model import step_model
-from dcp_planner.step.nesting import nested
-from dcp_planner.step.plan_step import PACKS, choose_level, levels, plan_step
+from dcp_planner.step.plan_step import PACKS, choose_level, levels, nested, plan_step
 from dcp_planner.step.problem import StepProblem, StepSetting
 from dcp_planner.step.rivals import RIVALS, differencing, round_robin
 

@@ -23,7 +23,7 @@ from dcp_planner import (
     write_cluster,
     write_plan,
 )
-from dcp_planner.baselines.heads import groups_worth_trying
+from dcp_planner.baselines.layouts import groups_worth_trying
 from dcp_planner.search.multilevel import device_tree
 
 SHAPE = ModelShape(4, 4, 64, 2)

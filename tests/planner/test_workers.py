@@ -14,9 +14,8 @@ import pytest
 
 from dcp_planner.workers import worker as worker_module
 from dcp_planner.workers.frames import FrameBuffer, FrameError, pack_frame
-from dcp_planner.workers.pool import WorkerPool
 from dcp_planner.workers.process import WorkerProgram
-from dcp_planner.workers.worker import TaskError, Worker, WorkerLost, WorkerOverdue
+from dcp_planner.workers.worker import TaskError, Worker, WorkerLost, WorkerOverdue, WorkerPool
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 PROGRAM = WorkerProgram("worker_tasks:start", ("first", "second"))

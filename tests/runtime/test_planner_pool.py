@@ -124,7 +124,9 @@ def test_whatever_keeps_a_planner_from_answering_its_batch_is_planned_here(monke
             monkeypatch.setattr(planner_pool, "decode_plan", fail(PlanFileError("damaged")))
         case "no thread":
             no_thread = RuntimeError("can't start new thread")
-            monkeypatch.setattr("dcp_planner.workers.pool.threading.Thread.start", fail(no_thread))
+            monkeypatch.setattr(
+                "dcp_planner.workers.worker.threading.Thread.start", fail(no_thread)
+            )
         case _:
             full = OSError(errno.EMFILE, "Too many open files")
             monkeypatch.setattr("dcp_planner.workers.process.socket.socketpair", fail(full))

@@ -27,7 +27,7 @@ from dcp_planner.model import PRESETS
 from dcp_planner.plan import encode_plan
 from dcp_planner.tables import PlanMetrics
 
-BUDGETS: tuple[Literal["fast", "balanced", "best"], ...] = ("fast", "balanced", "best")
+BUDGETS: tuple[Literal["fast", "balanced"], ...] = ("fast", "balanced")
 """Budgets of a search, smallest first."""
 
 Known = TypeVar("Known", bound=str)

@@ -15,8 +15,16 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cuts import choose_block_size, cut_stack
 from dcp_planner.plan.build import build_plan, build_stack
 from dcp_planner.plan.file import write_plan
-from dcp_planner.report.figures import BatchFigures, Spread, figures_of, spread_of
-from dcp_planner.report.static_rivals import Rival, Scope, best_static, over_caps
+from dcp_planner.report.figures import (
+    BatchFigures,
+    Rival,
+    Scope,
+    Spread,
+    best_static,
+    figures_of,
+    over_caps,
+    spread_of,
+)
 from dcp_planner.search.partitioners import check_installed, find_partitioner, static_layouts
 from dcp_planner.simulation.simulator import simulate
 from dcp_planner.simulation.trace import Trace

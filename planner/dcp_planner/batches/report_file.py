@@ -18,13 +18,15 @@ from dcp_planner.compile_clock import compile_seconds
 from dcp_planner.errors import PlanFileError
 from dcp_planner.report.figures import (
     BatchFigures,
+    Scope,
     Spread,
+    best_static,
     distribution_of,
     speedups_over,
     spread_of,
+    spreads_over_best,
 )
 from dcp_planner.report.json_text import json_text
-from dcp_planner.report.static_rivals import Scope, best_static, spreads_over_best
 
 SCHEMA = "dcp.batches/1"
 STACK_SCHEMA = "dcp.stack/1"

@@ -2,9 +2,16 @@ from .dependencies import Dependencies, Reason, find_dependencies
 from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find_causes_of_run
 from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
 from .path import ACCOUNTS, STEPS, Account, Accounting, CriticalPath, account_for, critical_path
-from .sentences import cause_sentence, headline, path_lines, three_sentences, worth_saying
+from .sentences import (
+    CONDITIONS,
+    NOUNS,
+    cause_sentence,
+    headline,
+    path_lines,
+    three_sentences,
+    worth_saying,
+)
 from .suggestions import Suggestion, front_plans, suggest
-from .words import CONDITIONS, NOUNS
 
 __all__ = [
     "ACCOUNTS",

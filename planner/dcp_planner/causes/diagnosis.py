@@ -11,15 +11,22 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from dcp_planner.causes.alternatives import PlanInputs
-from dcp_planner.causes.conditions import FREE, NEEDS, Free, costly, seconds_without
+from dcp_planner.causes.conditions import (
+    FREE,
+    NEEDS,
+    REPLAYED,
+    Free,
+    Recording,
+    costly,
+    seconds_without,
+)
 from dcp_planner.causes.dependencies import Dependencies, find_dependencies
 from dcp_planner.causes.path import Accounting, CriticalPath, account_for, critical_path
 from dcp_planner.causes.places import Scene, place_of
-from dcp_planner.causes.replay import REPLAYED, Recording
 from dcp_planner.simulation.simulator import PlanModel, mean_compute_seconds
 from dcp_planner.simulation.trace import Trace, measure_trace
-from dcp_planner.tables.buffers import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.head_groups import expand_head_groups
+from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.plan import Plan
 
 Name = Free | Literal["order", "memory"]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dcp_planner.causes.diagnosis import Diagnosis, Name, diagnose
-from dcp_planner.causes.words import CONDITIONS, NOUNS, ShareText, TimeText, joined, percent
+from dcp_planner.causes.sentences import CONDITIONS, NOUNS, ShareText, TimeText, joined, percent
 from dcp_planner.errors import PlanError
 from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import Plan

@@ -11,7 +11,7 @@ from dcp_planner.causes.conditions import Free, cluster_without
 from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND
 from dcp_planner.causes.path import ACCOUNTS, STEPS, Accounting, CriticalPath
 from dcp_planner.model.cost_model import computed_pairs
-from dcp_planner.model.packing import loads_of
+from dcp_planner.model.placement import loads_of
 from dcp_planner.simulation.simulator import mean_compute_seconds
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 from dcp_planner.tables.plan import Plan

@@ -1,14 +1,62 @@
-"""A plan's causes as three sentences, and its critical path as lines."""
+"""Causes in words: three sentences for a plan, lines for its critical path."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dcp_planner.causes.diagnosis import Cause, Diagnosis, Why
+from dcp_planner.causes.diagnosis import Cause, Diagnosis, Name, Why
 from dcp_planner.causes.path import STEPS
-from dcp_planner.causes.words import CONDITIONS, NOUNS, ShareText, TimeText, joined, percent
 from dcp_planner.simulation.trace import EVENT_KINDS, LANES, Trace
+
+TimeText: TypeAlias = Callable[[float], str]
+ShareText: TypeAlias = Callable[[float], str]
+
+NOUNS: Mapping[Name, str] = {
+    "balance": "uneven compute",
+    "waves": "kernels that leave multiprocessors idle",
+    "tiles": "pairs that kernels compute but nobody sees",
+    "links": "bytes on links",
+    "latency": "latency of messages",
+    "launches": "launches",
+    "idle": "devices that compute nothing",
+    "order": "waiting for what others do first",
+    "memory": "giving buffers back early",
+}
+"""What time is lost to."""
+
+CONDITIONS: Mapping[Name, str] = {
+    "balance": "with compute shared evenly",
+    "waves": "if kernels kept all multiprocessors busy",
+    "tiles": "if kernels computed visible pairs only",
+    "links": "with infinitely fast links",
+    "latency": "without latency",
+    "launches": "without launches",
+    "idle": "if idle devices took their share",
+    "order": "if nobody waited for what others do first",
+    "memory": "without a limit of memory",
+}
+"""What is imagined instead."""
+
+
+def joined(parts: list[str]) -> str:
+    """List parts as a sentence does.
+
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
+    """
+    return " and ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
+
+
+def percent(share: float) -> str:
+    """Write a share.
+
+    >>> percent(0.1234)
+    '12.3%'
+    """
+    return f"{share:.1%}"
+
 
 LEAST_SHARE = 0.01
 """Causes that save a smaller share of the time get no sentence."""

@@ -44,7 +44,7 @@ def compare(
     from dcp_planner.plan.file import read_plan
     from dcp_planner.report.comparison import compare_figures, parse_threshold, to_json
     from dcp_planner.report.figures import figures_of
-    from dcp_planner.step.batch_time import STEP, step_differences
+    from dcp_planner.step.report import STEP, step_differences
 
     thresholds = [parse_threshold(text, STEP if model else ()) for text in conditions]
     plans = [read_plan(path).plan for path in (first, second)]

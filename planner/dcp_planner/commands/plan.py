@@ -1,13 +1,21 @@
 """The command `dcpm plan`."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 from click.core import ParameterSource
 
 from dcp_planner.commands.output import print_json, say
 from dcp_planner.commands.plan_output import MaskOutput, PlanOutput, open_output
+from dcp_planner.model.config import (
+    BUDGETS,
+    MOST_DIVISIONS,
+    MOST_HEAD_GROUPS,
+    OBJECTIVES,
+    Partials,
+    Routing,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,8 +29,6 @@ if TYPE_CHECKING:
     from dcp_planner.step.model import StepModel
 
 MOST_BLOCK = 1 << 32
-MOST_DIVISIONS = 1024
-MOST_HEAD_GROUPS = 256
 _COUNT = click.IntRange(min=1)
 _FACTORS = {"k": 1 << 10, "M": 1 << 20}
 
@@ -99,23 +105,19 @@ def _heads(
     callback=_or_auto(1, MOST_BLOCK, " tokens"), metavar="N|auto", help="Tokens per block.",
 )  # fmt: skip
 @click.option(
-    "--cluster",
-    metavar="NxD|PRESET|FILE",
-    help="Nodes x devices, a preset (h100-dgx, h200-dgx:8x8, ...) or a TOML file.  "
-    "[default: a100-p4de:4x8]",
-)
-@click.option("--nodes", type=_COUNT, help="Nodes, instead of the cluster's own.")
-@click.option("--devices-per-node", type=_COUNT, help="Devices of a node, likewise.")
+    "--cluster", default="a100-p4de:4x8", show_default=True, metavar="NxD|PRESET|FILE",
+    help="Nodes x devices, a preset (h100-dgx, h200-dgx:8x8, ...) or a TOML file.",
+)  # fmt: skip
 @click.option(
     "--backend", "--partitioner", "partitioner", metavar="NAME",
     help="Partitioner that places the batch, for example kahypar.",
 )  # fmt: skip
 @click.option(
-    "--budget", type=click.Choice(["fast", "balanced", "best"]), default="balanced",
+    "--budget", type=click.Choice(BUDGETS), default="balanced",
     show_default=True, help="How much the search may do.",
 )  # fmt: skip
 @click.option(
-    "--objective", type=click.Choice(["time", "bytes", "balance", "memory"]), default="time",
+    "--objective", type=click.Choice(OBJECTIVES), default="time",
     show_default=True, help="What the plan has least of among those of the front.",
 )  # fmt: skip
 @click.option(
@@ -123,7 +125,7 @@ def _heads(
     help="List and draw plans of which none is beaten in time, bytes, balance and memory at once.",
 )  # fmt: skip
 @click.option(
-    "--routing", type=click.Choice(["direct", "node"]),
+    "--routing", type=click.Choice(get_args(Routing)),
     help="From and to the owner, or once per node and on from there.",
 )  # fmt: skip
 @click.option(
@@ -143,7 +145,7 @@ def _heads(
     kind=click.FloatRange(min=0),
 )  # fmt: skip
 @click.option(
-    "--partials", type=click.Choice(["auto", "float32", "input"]), default="auto",
+    "--partials", type=click.Choice(get_args(Partials)), default="auto",
     show_default=True,
     help="Type in which partial results travel; auto: float32 where it costs at most 3%.",
 )  # fmt: skip
@@ -154,7 +156,7 @@ def _heads(
 )  # fmt: skip
 @click.option(
     "--heads", metavar="Q/KV/D", callback=_heads,
-    help="Query heads, key/value heads and elements per head, for example 8/2/128.",
+    help="Query heads, key/value heads and elements per head.  [default: 8/2/128, or the model's]",
 )  # fmt: skip
 @click.option(
     "--head-groups", default="1", show_default=True, callback=_or_auto(1, MOST_HEAD_GROUPS),
@@ -165,9 +167,6 @@ def _heads(
     "--model", metavar="NAME",
     help="llama-8b, llama-70b or gemma-3-12b: plan for the shortest step, and print it.",
 )  # fmt: skip
-@_option("--q-heads", default=8, text="Query heads of a device.")
-@_option("--kv-heads", default=2, text="Key/value heads of a device.")
-@_option("--head-dim", default=128, text="Elements per head.")
 @_option("--dtype-bytes", default=2, text="Bytes per element.", kind=click.IntRange(1, 8))
 @click.option(
     "--against",
@@ -235,7 +234,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
 
 def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -> None:
     """Print the front of the only batch (`Any`: click's values)."""
-    from dcp_planner.commands.front import show_front
+    from dcp_planner.commands.tables import show_front
     from dcp_planner.plan.build import build_front
 
     if options["out"] or options["against"] or options["model"] or run.num_wanted > 1:
@@ -256,7 +255,7 @@ def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -
 
 def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, Spread]":
     """Predict the step of each batch, if a model is given; `Any`: click's values."""
-    from dcp_planner.step.batch_time import batch_spreads
+    from dcp_planner.step.report import batch_spreads
 
     if options["model"] is None:
         return {}
@@ -402,28 +401,17 @@ def _planning(options: dict[str, Any]) -> "PlanningChoices":
 def _shape(options: dict[str, Any]) -> "ModelShape":
     from dcp_planner.model.cluster import ModelShape
 
-    names = ("q_heads", "kv_heads", "head_dim")
-    context = click.get_current_context()
-    given = [n for n in names if context.get_parameter_source(n) is ParameterSource.COMMANDLINE]
-    if options["heads"] and given:
-        option = "--" + given[0].replace("_", "-")
-        raise click.UsageError(f"--heads says all three numbers; leave {option} out")
-    if options["model"] and not options["heads"] and not given:
+    if options["model"] and not options["heads"]:
         from dcp_planner.step.model import step_model
 
         return step_model(options["model"], _cluster(options).name).shape
-    q_heads, kv_heads, head_dim = options["heads"] or (options[name] for name in names)
     try:
-        return ModelShape(q_heads, kv_heads, head_dim, options["dtype_bytes"])
+        return ModelShape(*options["heads"] or (8, 2, 128), options["dtype_bytes"])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
 def _cluster(options: dict[str, Any]) -> "Cluster":
-    from dataclasses import replace
-
     from dcp_planner.model.cluster_file import find_cluster
 
-    found = find_cluster(options["cluster"] or "a100-p4de:4x8")
-    given = {name: options[name] for name in ("nodes", "devices_per_node")}
-    return replace(found, **{name: value for name, value in given.items() if value is not None})
+    return find_cluster(options["cluster"])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dcp_planner.model.cluster import Cluster
-    from dcp_planner.step.documents import Documents
+    from dcp_planner.step.assignment import Documents
     from dcp_planner.step.problem import NamedPolicy, StepSetting
     from dcp_planner.step.report import StepReport
 

@@ -8,9 +8,8 @@ from rich.text import Text
 
 from dcp_planner.causes.diagnosis import Why
 from dcp_planner.causes.explanation import Explanation, explain_difference
-from dcp_planner.causes.sentences import PathLine, path_lines, three_sentences
+from dcp_planner.causes.sentences import PathLine, path_lines, percent, three_sentences
 from dcp_planner.causes.suggestions import Suggestion, worth_saying
-from dcp_planner.causes.words import percent
 from dcp_planner.commands.tables import PARTIALS, console_of_tables, time_text
 from dcp_planner.tables.plan import Plan
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 from numbers import Integral
-from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from dcp_planner.errors import PlanError
@@ -19,8 +18,8 @@ MOST_COST = 0.03
 """Most that float32 may add to the predicted time where it is taken unasked."""
 TOLERANCES = (0.5, 1.0, 2.0)
 """Multiples of the token tolerance that are tried where the whole step decides."""
-Budget = Literal["fast", "balanced", "best"]
-BUDGETS: tuple[Budget, ...] = ("fast", "balanced", "best")
+Budget = Literal["fast", "balanced"]
+BUDGETS: tuple[Budget, ...] = get_args(Budget)
 """Budgets of a search, smallest first."""
 Objective = Literal["time", "bytes", "balance", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -39,9 +38,6 @@ class PlanConfig:
 
     Attributes:
         partitioner: a key of `PARTITIONERS`.
-        candidates: external partitioners that the portfolio tries as well, for example
-            ``("kahypar",)``; each takes its time, and has to be installed.
-        kahypar_ini: path of a configuration file for KaHyPar instead of the one that comes along.
         divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
             least 2. ``"auto"`` takes the number that the simulator finds fastest.
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
@@ -89,8 +85,6 @@ class PlanConfig:
     time_limit_s: float = 60.0
     routing: Routing = "node"
     memory_limit_bytes: int | None = None
-    candidates: tuple[str, ...] = ()
-    kahypar_ini: str | None = None
     head_groups: int | Literal["auto"] = 1
     token_seconds: float = 0.0
     partials: Partials = "auto"
@@ -106,11 +100,6 @@ class PlanConfig:
             raise PlanError(
                 f"PlanConfig.head_groups: expected 1 to {MOST_HEAD_GROUPS} or 'auto', got "
                 f"{self.head_groups!r}"
-            )
-        if self.kahypar_ini is not None and not Path(self.kahypar_ini).is_file():
-            raise PlanError(
-                "PlanConfig.kahypar_ini: expected a configuration file of KaHyPar, got "
-                f"{self.kahypar_ini!r}, which is no file; leave it out for the one that comes along"
             )
         limit, share = self.memory_limit_bytes, f"0 to {MOST_TOLERANCE:g}"
         for name, holds, expected in (

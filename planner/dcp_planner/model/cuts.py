@@ -17,7 +17,7 @@ from dcp_dsl.forms import BlockKind, PlacedForm, regions_of
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.packing import loads_of, pack_largest_first
+from dcp_planner.model.placement import loads_of, pack_largest_first
 from dcp_planner.model.workload import as_arrays
 
 MOST_PIECES = 1 << 26

@@ -22,10 +22,8 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.placement import Placement, PlanWarning
 from dcp_planner.model.workload import Workload, build_workload
 from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
-from dcp_planner.search.front import FrontPoint
-from dcp_planner.search.native import tiles_placed
-from dcp_planner.search.partitioners import Portfolio, layer_seconds, place, place_front
-from dcp_planner.search.shortfalls import find_shortfalls
+from dcp_planner.search.native import find_shortfalls, tiles_placed
+from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.plan import Plan, Provenance

@@ -10,17 +10,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dcp_planner.model.cluster import Cluster, ModelShape
+from dcp_planner.model.cluster import FLOAT32_BYTES, Cluster, ModelShape
 from dcp_planner.model.config import MOST_COST, PlanConfig
-from dcp_planner.model.packing import loads_of
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.placement import Placement, loads_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.simulation.simulator import predict
-from dcp_planner.tables.buffers import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.plan import Plan
 
 
@@ -82,7 +81,7 @@ def emit_plans(
             take at most `MOST_COST` longer, tokens at their price included.
     """
     plans = tuple(one.emit(cluster) for one in arranged)
-    if config.partials == "auto" and plans[0].shape.partial_bytes < 4:
+    if config.partials == "auto" and plans[0].shape.partial_bytes < FLOAT32_BYTES:
         wide = tuple(one.emit(cluster, in_float32=True) for one in arranged)
         least = _seconds(plans, layers, config)
         if _fits(wide, config) and _seconds(wide, layers, config) <= (1 + MOST_COST) * least:

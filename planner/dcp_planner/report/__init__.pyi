@@ -1,7 +1,6 @@
 from .bounds import bound_ratios
 from .comparison import Difference, compare_figures
-from .figures import BatchFigures, figures_of
-from .static_rivals import best_static, over_caps
+from .figures import BatchFigures, best_static, figures_of, over_caps
 
 __all__ = [
     "BatchFigures",

@@ -18,8 +18,7 @@ import numpy as np
 from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.packing import Caps, loads_of
-from dcp_planner.model.placement import caps_of
+from dcp_planner.model.placement import Caps, caps_of, loads_of
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload, net_bytes
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.metrics import measure

@@ -1,29 +1,23 @@
 """Two plans side by side, and thresholds that a difference must not cross."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from dcp_planner.errors import PlanError, nearest
 from dcp_planner.report.figures import BatchFigures
 
-FIGURES: Mapping[str, Callable[[BatchFigures], float]] = {
-    "makespan": lambda f: f.predicted_s,
-    "forward_s": lambda f: f.predicted_forward_s,
-    "backward_s": lambda f: f.predicted_backward_s,
-    "forward_bytes": lambda f: f.forward_bytes,
-    "forward_inter_bytes": lambda f: f.forward_inter_bytes,
-    "backward_bytes": lambda f: f.backward_bytes,
-    "backward_inter_bytes": lambda f: f.backward_inter_bytes,
-    "max_send_bytes": lambda f: f.max_send_bytes,
-    "max_recv_bytes": lambda f: f.max_recv_bytes,
-    "peak_buffer_bytes": lambda f: f.peak_buffer_bytes,
-    "compute_imbalance": lambda f: f.compute_imbalance,
-    "token_imbalance": lambda f: f.token_imbalance,
-    "head_groups": lambda f: f.head_groups,
-}
-"""Compared figures by name: each a function of the figures of one plan."""
+_SAME = (
+    "forward_bytes", "forward_inter_bytes", "backward_bytes", "backward_inter_bytes",
+    "max_send_bytes", "max_recv_bytes", "peak_buffer_bytes", "compute_imbalance",
+    "token_imbalance", "head_groups",
+)  # fmt: skip
+FIGURES: Mapping[str, str] = {
+    "makespan": "predicted_s", "forward_s": "predicted_forward_s",
+    "backward_s": "predicted_backward_s", **dict(zip(_SAME, _SAME, strict=True)),
+}  # fmt: skip
+"""Compared figures by name: attributes of `BatchFigures`."""
 
 _THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%?)\s*")
 
@@ -107,7 +101,9 @@ def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
 
 def compare_figures(first: BatchFigures, second: BatchFigures) -> tuple[Difference, ...]:
     """Return every figure of two plans side by side."""
-    return tuple(Difference(name, of(first), of(second)) for name, of in FIGURES.items())
+    return tuple(
+        Difference(name, getattr(first, of), getattr(second, of)) for name, of in FIGURES.items()
+    )
 
 
 def to_json(differences: tuple[Difference, ...]) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from dcp_planner.schedule.divisions import Schedule
 from dcp_planner.schedule.routing import Needs, Stays, find_needs
 from dcp_planner.schedule.slots import allocate_rows
 from dcp_planner.schedule.stages import AHEAD, Stages
-from dcp_planner.tables.buffers import bytes_per_token
 from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
+from dcp_planner.tables.memory import bytes_per_token
 from dcp_planner.tables.plan import (
     Blocks,
     ComputeBlocks,

@@ -8,8 +8,8 @@ import numpy as np
 
 from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.jit import FloatTable, compiled, inner
-from dcp_planner.model.packing import pack_largest_first
-from dcp_planner.search.partition_state import PartitionState, fill, pin, price_net
+from dcp_planner.model.placement import pack_largest_first
+from dcp_planner.search.problem import PartitionState, fill, pin, price_net
 
 
 def hold_caps(state: PartitionState, sweeps: int) -> None:

@@ -29,14 +29,20 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cost_model import price_between_nodes
-from dcp_planner.model.packing import cap_of, loads_of, pack_largest_first
-from dcp_planner.model.placement import Partitioner, Placement, caps_of
+from dcp_planner.model.placement import (
+    Partitioner,
+    Placement,
+    cap_of,
+    caps_of,
+    loads_of,
+    loads_on,
+    pack_largest_first,
+)
 from dcp_planner.model.workload import Hypergraph, Workload, build_hypergraph
 from dcp_planner.search.native import hold
 from dcp_planner.simulation.schedules import predict_placement
-from dcp_planner.workers.pool import WorkerPool
 from dcp_planner.workers.process import WorkerProgram
-from dcp_planner.workers.worker import TaskError, Worker, WorkerLost
+from dcp_planner.workers.worker import TaskError, Worker, WorkerLost, WorkerPool
 
 WEIGHT_LIMIT = 10**9  # of a sum, about; KaHyPar adds tolerances on top and computes in int32
 _UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
@@ -98,7 +104,7 @@ def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
     raises `PlanError` if a process fails or ``config.time_limit_s`` passes.
     """
     deadline = time.monotonic() + config.time_limit_s
-    ini = config.kahypar_ini or str(Path(__file__).with_name("kahypar.ini"))
+    ini = str(Path(__file__).with_name("kahypar.ini"))
     program = WorkerProgram(
         "dcp_planner.search.kahypar_worker:start", (solver.package, ini), is_quiet=True
     )
@@ -206,7 +212,7 @@ def _quality(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[int, float]:
     """Compute the pairs above the cap, then the predicted seconds: less is better."""
-    load = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
+    load, _ = loads_on(found, workload, cluster)
     excess = max(0, int(load.max()) - caps_of(workload, cluster.num_devices, config).pairs)
     return excess, predict_placement(workload, found, cluster, config).seconds
 

@@ -8,8 +8,9 @@ both kinds of links, and whatever is still above a cap is moved.
 """
 
 import itertools
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -18,76 +19,66 @@ from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cost_model import price_between_nodes
-from dcp_planner.model.packing import Caps
-from dcp_planner.model.placement import caps_of
+from dcp_planner.model.placement import Caps, cap_of
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.caps import hold_caps, level_work
-from dcp_planner.search.effort import Effort
-from dcp_planner.search.partition_state import PartitionState, bytes_of, excess_of
-from dcp_planner.search.problem import Problem, Split, coarsen, restrict, seeds, state_of_split
+from dcp_planner.search.problem import (
+    PartitionState,
+    Problem,
+    Split,
+    bytes_of,
+    coarsen,
+    excess_of,
+    problem_of,
+    restrict,
+    seeds,
+    state_of_split,
+)
 from dcp_planner.search.refinement import descend
 
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Work that one search may do.
+
+    Attributes:
+        starts: seeds to start from, the cheapest ones.
+        runs: searches per level on the coarsest picture, dealt over the starts.
+        sweeps: of all moves, in each run.
+        noise: at the beginning of a run, in bytes of a middling row.
+        coarse_tiles: tiles per part of the coarsest picture.
+        fine_sweeps, fine_noise: after each refinement of the picture.
+        polish_sweeps: most sweeps on all devices together.
+        polish_work: most tiles times parts looked at there.
+        longest: longest range of rows that moves together, in blocks.
+        relief: moves of a tile or an owner that are valued with time as the objective.
+    """
+
+    starts: int
+    runs: int
+    sweeps: int
+    noise: float
+    coarse_tiles: int
+    fine_sweeps: int
+    fine_noise: float
+    polish_sweeps: int
+    polish_work: int
+    longest: int
+    relief: int
+
+
+EFFORTS: Mapping[str, Effort] = MappingProxyType(
+    {
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 30_000),
+        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 150_000),
+    }
+)
+"""Presets by the name that ``PlanConfig.budget`` takes."""
 _MOST_PARTS = 16
 _WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
 _MARGIN = 2.0  # times the bytes of tiles in squares
 _MOST_CELLS = 1 << 26  # of the pin counts of one state
-
-
-@dataclass(frozen=True, slots=True)
-class SearchSetting:
-    """Settings that all levels of one search share.
-
-    Attributes:
-        effort: work to do.
-        caps: most work and tokens of one device.
-        mean_work, mean_tokens: of one device.
-        seed: of the noise.
-    """
-
-    effort: Effort
-    caps: Caps
-    mean_work: float
-    mean_tokens: float
-    seed: int
-
-    def limits(self, room: Floats, *, is_last: bool) -> Floats:
-        """Compute the limits of parts; inner levels need room of their own.
-
-        Args:
-            room: float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
-            is_last: whether every part is one device.
-        """
-        share = 1.0 if is_last else 0.5
-        pairs, tokens = self.caps.pairs, self.caps.tokens
-        limits = np.empty(room.shape)
-        for row, (cap, mean) in enumerate(((pairs, self.mean_work), (tokens, self.mean_tokens))):
-            limits[row] = (mean + share * (cap - mean)) * room[row]
-        return limits
-
-
-def setting_of(
-    workload: Workload, cluster: Cluster, config: PlanConfig, effort: Effort
-) -> SearchSetting:
-    """Take caps and means of a whole workload."""
-    devices = cluster.num_devices
-    # Moves and swaps may reach the tolerance where a packing, largest first, does not; they know
-    # to settle for what that reaches.
-    tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
-    return SearchSetting(
-        effort,
-        replace(caps_of(workload, devices, config), tokens=tokens),
-        float(workload.compute_pairs.sum()) / devices,
-        float(workload.block_tokens.sum()) / devices,
-        config.seed,
-    )
-
-
-def search(problem: Problem, cluster: Cluster, setting: SearchSetting) -> Split:
-    """Split a problem over all devices of a cluster, for few bytes; deterministic."""
-    split = _recurse(problem, device_tree(cluster), cluster.work_of_device, setting)
-    return polish(problem, split, cluster, setting)
-
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 """A device, or the parts of a level."""
@@ -124,81 +115,170 @@ def _factors(count: int) -> list[int]:
     return [*sizes, count] if count > 1 else sizes
 
 
-def _recurse(problem: Problem, tree: Tree, work: Floats, setting: SearchSetting) -> Split:
-    """Split into the parts of the first level, each of them into those of the next."""
-    if isinstance(tree, int):
-        part = np.full(problem.num_tiles, tree, np.int32)
-        return Split(part, np.where(problem.is_owned, tree, -1).astype(np.int32))
-    leaves = [_leaves(part) for part in tree]
-    room = np.array([[work[own].sum() for own in leaves], [len(own) for own in leaves]])
-    is_last = all(len(own) == 1 for own in leaves)
-    split = split_once(problem, setting.limits(room, is_last=is_last), setting)
-    first = np.array([own[0] for own in leaves], np.int32)
-    part, owner = first[split.part], np.where(split.owner >= 0, first[split.owner], np.int32(-1))
-    if is_last:
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """A search for few bytes: what is placed, on what, and what all levels share.
+
+    Attributes:
+        problem: the whole batch.
+        cluster: the machine.
+        effort: work to do.
+        caps: most work and tokens of one device.
+        seed: of the noise.
+    """
+
+    problem: Problem
+    cluster: Cluster
+    effort: Effort
+    caps: Caps
+    seed: int
+
+    @classmethod
+    def of(cls, workload: Workload, cluster: Cluster, config: PlanConfig) -> "Search":
+        """Search with the caps and the budget of a configuration."""
+        devices = cluster.num_devices
+        pairs = cap_of(workload.compute_pairs, devices, config.compute_tolerance)
+        # Moves and swaps may reach the tolerance where a packing, largest first, does not; they
+        # know to settle for what that reaches.
+        tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
+        effort = EFFORTS[config.budget]
+        return cls(problem_of(workload), cluster, effort, Caps(pairs, tokens), config.seed)
+
+    def few_bytes(self) -> Split:
+        """Split the problem over all devices of the cluster; deterministic."""
+        tree = device_tree(self.cluster)
+        return self.polish(self._recurse(self.problem, tree, self.cluster.work_of_device))
+
+    def polish(self, split: Split) -> Split:
+        """Search on all devices together under the cost of both kinds of links, then hold the caps.
+
+        A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
+        """
+        effort, width = self.effort, self.cluster.num_devices + self.cluster.nodes
+        affordable = effort.polish_work // max(1, self.problem.num_tiles * width)
+        sweeps = int(min(effort.polish_sweeps, affordable))
+        if sweeps > 0 and self._is_small:
+            _, split = self._descend(self.state_of(split), sweeps, effort.fine_noise, self.problem)
+        return self.hold(split)
+
+    def hold(self, split: Split) -> Split:
+        """Bring a split under the caps at the least bytes, and choose better owners under them."""
+        if not self._is_small:
+            return split
+        state = self.state_of(split)
+        hold_caps(state, self.effort.polish_sweeps)
+        return Split(state.part, state.owner)
+
+    def level(self, split: Split) -> Split:
+        """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
+        if not self._is_small:
+            return split
+        state = self.state_of(split)
+        level_work(state)
+        return Split(state.part, state.owner)
+
+    @property
+    def _is_small(self) -> bool:
+        """Check that all devices together can be searched at once."""
+        width = self.cluster.num_devices + self.cluster.nodes
+        return 2 * self.problem.num_blocks * width <= _MOST_CELLS
+
+    def state_of(self, split: Split) -> PartitionState:
+        """Lay out all devices together, those of other nodes farther away."""
+        cluster, devices = self.cluster, self.cluster.num_devices
+        far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
+        limits = self._limits(np.stack([cluster.work_of_device, np.ones(devices)]), is_last=True)
+        prices, node = prices_of(self.problem, devices) * (1 + far), cluster.node_of_device
+        return state_of_split(self.problem, split, limits, prices, node, far, self.seed)
+
+    def _limits(self, room: Floats, *, is_last: bool) -> Floats:
+        """Compute the limits of parts; inner levels need room of their own.
+
+        Args:
+            room: float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
+            is_last: whether every part is one device.
+        """
+        share, devices = 1.0 if is_last else 0.5, self.cluster.num_devices
+        limits = np.empty(room.shape)
+        held = (self.caps.pairs, self.problem.work), (self.caps.tokens, self.problem.tokens)
+        for row, (cap, sizes) in enumerate(held):
+            mean = float(sizes.sum()) / devices
+            limits[row] = (mean + share * (cap - mean)) * room[row]
+        return limits
+
+    def _recurse(self, problem: Problem, tree: Tree, work: Floats) -> Split:
+        """Split into the parts of the first level, each of them into those of the next."""
+        if isinstance(tree, int):
+            part = np.full(problem.num_tiles, tree, np.int32)
+            return Split(part, np.where(problem.is_owned, tree, -1).astype(np.int32))
+        leaves = [_leaves(part) for part in tree]
+        room = np.array([[work[own].sum() for own in leaves], [len(own) for own in leaves]])
+        is_last = all(len(own) == 1 for own in leaves)
+        split = self._split_once(problem, self._limits(room, is_last=is_last))
+        first = np.array([own[0] for own in leaves], np.int32)
+        part = first[split.part]
+        owner = np.where(split.owner >= 0, first[split.owner], np.int32(-1))
+        if is_last:
+            return Split(part, owner)
+        for number, branch in enumerate(tree):
+            inner, tiles, blocks = restrict(problem, split, number)
+            found = self._recurse(inner, branch, work)
+            part[tiles] = found.part
+            owner[blocks] = np.where(found.owner >= 0, found.owner, owner[blocks])
         return Split(part, owner)
-    for number, branch in enumerate(tree):
-        inner, tiles, blocks = restrict(problem, split, number)
-        found = _recurse(inner, branch, work, setting)
-        part[tiles] = found.part
-        owner[blocks] = np.where(found.owner >= 0, found.owner, owner[blocks])
-    return Split(part, owner)
 
+    def _split_once(self, problem: Problem, limits: Floats) -> Split:
+        """Split into the parts of one level: coarse pictures first, then finer ones."""
+        effort, parts = self.effort, limits.shape[1]
+        pictures = [(problem, np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        while pictures[-1][0].num_tiles > effort.coarse_tiles * parts:
+            coarser = coarsen(pictures[-1][0])
+            if coarser[0].num_tiles > 0.9 * pictures[-1][0].num_tiles:
+                break
+            pictures.append(coarser)
+        best = self._best_start(pictures[-1][0], limits)
+        for (finer, _, _), (_, tile, block) in zip(pictures[-2::-1], pictures[:0:-1], strict=True):
+            owner = np.where(finer.is_owned, best.owner[block], np.int32(-1))
+            state = _flat_state(finer, Split(best.part[tile], owner), limits, self.seed)
+            best = self._descend(state, effort.fine_sweeps, effort.fine_noise, finer)[1]
+        state = _flat_state(problem, best, limits, self.seed)
+        hold_caps(state, 1)
+        return Split(state.part, state.owner)
 
-def split_once(problem: Problem, limits: Floats, setting: SearchSetting) -> Split:
-    """Split into the parts of one level: coarse pictures first, then finer ones."""
-    effort, parts = setting.effort, limits.shape[1]
-    pictures = [(problem, np.zeros(0, np.int64), np.zeros(0, np.int64))]
-    while pictures[-1][0].num_tiles > effort.coarse_tiles * parts:
-        coarser = coarsen(pictures[-1][0])
-        if coarser[0].num_tiles > 0.9 * pictures[-1][0].num_tiles:
-            break
-        pictures.append(coarser)
-    best = _best_start(pictures[-1][0], limits, setting)
-    for (finer, _, _), (_, tile, block) in zip(pictures[-2::-1], pictures[:0:-1], strict=True):
-        owner = np.where(finer.is_owned, best.owner[block], np.int32(-1))
-        state = _flat_state(finer, Split(best.part[tile], owner), limits, setting.seed)
-        best = _descend(state, effort.fine_sweeps, effort.fine_noise * _unit(finer), effort)[1]
-    state = _flat_state(problem, best, limits, setting.seed)
-    hold_caps(state, 1)
-    return Split(state.part, state.owner)
+    def _best_start(self, problem: Problem, limits: Floats) -> Split:
+        """Search from several seeds and return the cheapest result."""
+        effort, parts = self.effort, limits.shape[1]
+        # Every part brings tiles, each of which is priced for every part: the work is their square.
+        share = min(1.0, _WIDE / parts)
+        runs = max(effort.starts, int(effort.runs * share))
+        sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
+        # A stable sort: among equals the most promising kind of seed stays first.
+        starts = sorted(
+            seeds(problem, parts), key=lambda start: _cost(_flat_state(problem, start, limits, 0))
+        )
+        results = []
+        for run in range(runs):
+            start = starts[run % min(effort.starts, len(starts))]
+            state = _flat_state(problem, start, limits, self.seed + run)
+            results.append(self._descend(state, sweeps, effort.noise, problem))
+        return min(results, key=lambda found: found[0])[1]
 
+    def _descend(
+        self, state: PartitionState, sweeps: int, noise: float, problem: Problem
+    ) -> tuple[float, Split]:
+        """Search; return the cost and the split, or those before if the noise led astray.
 
-def _descend(
-    state: PartitionState, sweeps: int, noise: float, effort: Effort
-) -> tuple[float, Split]:
-    """Search; return the cost and the split, or those before if the noise led astray."""
-    before = _cost(state), Split(state.part.copy(), state.owner.copy())
-    descend(state, sweeps, noise, effort.longest)
-    after = _cost(state), Split(state.part, state.owner)
-    return min(before, after, key=lambda found: found[0])
-
-
-def _best_start(problem: Problem, limits: Floats, setting: SearchSetting) -> Split:
-    """Search from several seeds and return the cheapest result."""
-    effort, parts = setting.effort, limits.shape[1]
-    # Every part brings tiles, each of which is priced for every part: the work is their square.
-    share = min(1.0, _WIDE / parts)
-    runs = max(effort.starts, int(effort.runs * share))
-    sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
-    starts = list(seeds(problem, parts))
-    # A stable sort: among equals the most promising kind of seed stays first.
-    starts.sort(key=lambda start: _cost(_flat_state(problem, start, limits, 0)))
-    results = []
-    for run in range(runs):
-        start = starts[run % min(effort.starts, len(starts))]
-        state = _flat_state(problem, start, limits, setting.seed + run)
-        results.append(_descend(state, sweeps, effort.noise * _unit(problem), effort))
-    return min(results, key=lambda found: found[0])[1]
+        The noise is in bytes of a median row.
+        """
+        before = _cost(state), Split(state.part.copy(), state.owner.copy())
+        unit = float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
+        descend(state, sweeps, noise * unit, self.effort.longest)
+        after = _cost(state), Split(state.part, state.owner)
+        return min(before, after, key=lambda found: found[0])
 
 
 def _cost(state: PartitionState) -> float:
     return float(bytes_of(state) + excess_of(state))
-
-
-def _unit(problem: Problem) -> float:
-    """Compute the unit of the noise: the bytes of a median row."""
-    return float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
 
 
 def prices_of(problem: Problem, parts: int) -> Floats:
@@ -221,52 +301,3 @@ def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> Pa
     parts = limits.shape[1]
     one = np.zeros(parts, np.int64)
     return state_of_split(problem, split, limits, prices_of(problem, parts), one, 0.0, seed)
-
-
-def polish(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
-    """Search on all devices together under the cost of both kinds of links, then hold the caps.
-
-    A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
-    """
-    effort, width = setting.effort, cluster.num_devices + cluster.nodes
-    affordable = effort.polish_work // max(1, problem.num_tiles * width)
-    sweeps = int(min(effort.polish_sweeps, affordable))
-    if sweeps > 0 and _is_small(problem, cluster):
-        state = whole_state(problem, split, cluster, setting)
-        _, split = _descend(state, sweeps, effort.fine_noise * _unit(problem), effort)
-    return hold_split(problem, split, cluster, setting)
-
-
-def hold_split(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
-    """Bring a split under the caps at the least bytes, and choose better owners under them."""
-    if not _is_small(problem, cluster):
-        return split
-    state = whole_state(problem, split, cluster, setting)
-    hold_caps(state, setting.effort.polish_sweeps)
-    return Split(state.part, state.owner)
-
-
-def _is_small(problem: Problem, cluster: Cluster) -> bool:
-    """Check that all devices together can be searched at once."""
-    return 2 * problem.num_blocks * (cluster.num_devices + cluster.nodes) <= _MOST_CELLS
-
-
-def level_tiles(problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting) -> Split:
-    """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
-    if not _is_small(problem, cluster):
-        return split
-    state = whole_state(problem, split, cluster, setting)
-    level_work(state)
-    return Split(state.part, state.owner)
-
-
-def whole_state(
-    problem: Problem, split: Split, cluster: Cluster, setting: SearchSetting
-) -> PartitionState:
-    """Lay out all devices together, those of other nodes farther away."""
-    devices = cluster.num_devices
-    far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
-    room = np.stack([cluster.work_of_device, np.ones(devices)])
-    limits, prices = setting.limits(room, is_last=True), prices_of(problem, devices) * (1 + far)
-    node = cluster.node_of_device
-    return state_of_split(problem, split, limits, prices, node, far, setting.seed)

@@ -4,49 +4,115 @@ The portfolio is the default. It predicts the time of several candidates, each w
 that it would get, and takes the fastest of those that hold the caps. Candidates are the static
 layouts and what the native search finds, first for few bytes, then for a short time. So its result
 is never slower in simulation than a static layout that holds the caps too.
+
+The front of a batch are the placements that no other one equals or beats in every figure. Time,
+bytes between nodes, balance and memory pull apart: tighter caps send more bytes. The search keeps
+what it finds under every cap (`native.ladder`), and `pareto` leaves out what is dominated.
 """
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
 
-from dcp_planner.baselines.heads import (
+from dcp_planner.baselines.layouts import (
     HEAD_KINDS,
+    STATIC_KINDS,
     StaticHeads,
+    StaticLayout,
     groups_worth_trying,
     largest_team,
     spread,
     teams_of,
 )
-from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.model.config import PlanConfig, tolerances_of
+from dcp_planner.model.config import Objective, PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
-from dcp_planner.model.packing import Caps, loads_of
-from dcp_planner.model.placement import Partitioner, Placement, caps_of
+from dcp_planner.model.placement import Caps, Partitioner, Placement, caps_of, loads_on
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.effort import efforts_of
-from dcp_planner.search.front import FrontPoint, pareto, pick, weigh
 from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
-from dcp_planner.search.native import Native, hold_tokens, ladder, refine, searched
-from dcp_planner.search.shortfalls import find_shortfalls
-from dcp_planner.simulation.schedules import predict_placement
+from dcp_planner.search.native import Native, find_shortfalls, hold_tokens, ladder, refine
+from dcp_planner.simulation.schedules import predict_placement, weigh_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrontPoint:
+    """A placement with its figures; less is better in each.
+
+    Attributes:
+        placement: where everything is.
+        seconds: predicted, forward and backward.
+        compute, tokens: most over mean; 1 is level.
+        forward_inter, backward_inter: bytes between nodes.
+        memory_bytes: most that a device needs for what it receives and for partial results.
+    """
+
+    placement: Placement
+    seconds: float
+    compute: float
+    tokens: float
+    forward_inter: int
+    backward_inter: int
+    memory_bytes: int
+
+    def figures(self) -> dict[str, float]:
+        """List all figures by name."""
+        return {name: getattr(self, name) for name in FIGURES}
+
+
+FIGURES = ("seconds", "compute", "tokens", "forward_inter", "backward_inter", "memory_bytes")
+_GOALS: Mapping[Objective, Callable[[FrontPoint], float]] = MappingProxyType({
+    "time": lambda point: point.seconds,
+    "bytes": lambda point: point.forward_inter + point.backward_inter,
+    "balance": lambda point: max(point.compute, point.tokens),
+    "memory": lambda point: point.memory_bytes,
+})  # fmt: skip
+"""Figure that each objective minimises."""
+
+
+def pareto(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
+    """Leave out points that another one equals or beats in every figure; fastest first.
+
+    Of equal points the first stays. O(n^2).
+    """
+    kept: list[FrontPoint] = []
+    for point in sorted(points, key=lambda p: tuple(p.figures().values())):
+        # Nothing behind a point in this order dominates it: it is larger in the first difference.
+        if not any(_dominates(other, point) for other in kept):
+            kept.append(point)
+    return tuple(kept)
+
+
+def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
+    return all(one.figures()[name] <= value for name, value in other.figures().items())
+
+
+def pick(front: Iterable[FrontPoint], objective: Objective) -> FrontPoint:
+    """Take the best point of a front for an objective, the fastest of equals."""
+    return min(front, key=lambda point: (_GOALS[objective](point), point.seconds))
+
+
+def weigh(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> FrontPoint:
+    """Compute the figures of a placement with the schedule that it would get."""
+    weighed = weigh_placement(workload, found, cluster, config)
+    pairs, tokens = loads_on(found, workload, cluster)
+    work = pairs / cluster.work_of_device
+    return FrontPoint(
+        found,
+        weighed.seconds,
+        float(work.max() / max(work.mean(), 1e-300)),
+        float(tokens.max() / max(tokens.mean(), 1e-300)),
+        *weighed.inter_bytes,
+        weighed.memory_bytes,
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Portfolio(Partitioner):
-    """Takes the fastest candidate, or another one of the front if the objective is another.
-
-    Attributes:
-        others: partitioners by name that ``PlanConfig.candidates`` may add.
-    """
-
-    others: tuple[Partitioner, ...] = ()
+    """Takes the fastest candidate, or another one of the front if the objective is another."""
 
     @property
     def name(self) -> str:
@@ -57,31 +123,20 @@ class Portfolio(Partitioner):
         """Try all candidates; the same seed gives the same result."""
         if config.objective != "time":
             return pick(self.front(workload, cluster, config), config.objective).placement
-        efforts = efforts_of(config.budget)
-        found = (searched(workload, cluster, config, effort) for effort in efforts)
         # Layouts come last: most of them compute for longer than the search's result takes.
-        candidates = itertools.chain(found, self._not_searched(workload, cluster, config))
-        return fastest(candidates, workload, cluster, config)
+        tried = (Native(), *_LAYOUTS)
+        found = (partitioner.place(workload, cluster, config) for partitioner in tried)
+        return fastest(found, workload, cluster, config)
 
     def front(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> tuple[FrontPoint, ...]:
         """Find placements under the caps, and under tighter ones, of which none is beaten."""
         caps = caps_of(workload, cluster.num_devices, config)
-        found = list(self._not_searched(workload, cluster, config))
-        for effort in efforts_of(config.budget):
-            found += ladder(workload, cluster, config, effort)
+        found = [layout.place(workload, cluster, config) for layout in _LAYOUTS]
+        found += ladder(workload, cluster, config)
         held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
         return pareto(weigh(one, workload, cluster, config) for one in held or found)
-
-    def _not_searched(
-        self, workload: Workload, cluster: Cluster, config: PlanConfig
-    ) -> Iterator[Placement]:
-        for kind in STATIC_KINDS:
-            yield StaticLayout(kind).place(workload, cluster, config)
-        for partitioner in self.others:
-            if partitioner.name in config.candidates:
-                yield partitioner.place(workload, cluster, config)
 
 
 def fastest(
@@ -107,41 +162,31 @@ def fastest(
 
 def _excess(found: Placement, workload: Workload, cluster: Cluster, caps: Caps) -> float:
     """Compute how far the fullest device is above a cap, as a share of it; 0 if all hold."""
-    devices, groups = cluster.num_devices, found.head_groups
-    pairs = loads_of(found.device_of_compute, np.tile(workload.compute_pairs, groups), devices)
-    tokens = loads_of(found.device_of_data, workload.block_tokens, devices)
-    work = pairs / cluster.work_of_device / groups
+    pairs, tokens = loads_on(found, workload, cluster)
+    work = pairs / cluster.work_of_device / found.head_groups
     shares = float(work.max()) / max(1, caps.pairs), float(tokens.max()) / max(1, caps.tokens)
     return max(*shares, 1.0) - 1.0
 
 
 def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> float:
     """Add up the seconds that the busiest device computes in each direction."""
-    groups, speed = found.head_groups, cluster.speed_of_device
-    return sum(
-        float(
-            (
-                np.bincount(
-                    found.device_of_compute,
-                    np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups),
-                    cluster.num_devices,
-                )
-                / speed
-            ).max()
-        )
-        / groups
-        for is_backward in (False, True)
-    )
+    groups, total = found.head_groups, 0.0
+    for is_backward in (False, True):
+        seconds = np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups)
+        busy = np.bincount(found.device_of_compute, seconds, cluster.num_devices)
+        total += float((busy / cluster.speed_of_device).max()) / groups
+    return total
 
 
-_EXTERNAL: tuple[Partitioner, ...] = (KaHyPar(), KaHyPar(MT_KAHYPAR))
 _HOPELESS = 1.1  # times the fastest so far: with more head groups it would be slower still
+_LAYOUTS = tuple(StaticLayout(kind) for kind in STATIC_KINDS)
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
 _ADAPTERS: tuple[Partitioner, ...] = (
-    Portfolio(_EXTERNAL),
+    Portfolio(),
     Native(),
-    *_EXTERNAL,
-    *(StaticLayout(kind) for kind in STATIC_KINDS),
+    KaHyPar(),
+    KaHyPar(MT_KAHYPAR),
+    *_LAYOUTS,
     *_HEADS,
 )
 PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _ADAPTERS})
@@ -150,7 +195,7 @@ PARTITIONERS: Mapping[str, Partitioner] = MappingProxyType({a.name: a for a in _
 
 def static_layouts(shape: ModelShape, cluster: Cluster) -> tuple[str, ...]:
     """List the names of all static layouts that can be made for a shape and a cluster."""
-    names = [f"static:{kind}" for kind in STATIC_KINDS]
+    names = [layout.name for layout in _LAYOUTS]
     config = PlanConfig()
     return (*names, *(heads.name for heads in _HEADS if heads.is_possible(shape, cluster, config)))
 
@@ -185,7 +230,7 @@ def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tup
     if workload.num_tiles == 0 or cluster.num_devices == 1:
         found = PARTITIONERS["static:contiguous"].place(workload, cluster, config)
         return (weigh(found, workload, cluster, config),)
-    return Portfolio(_EXTERNAL).front(workload, cluster, config)
+    return Portfolio().front(workload, cluster, config)
 
 
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -218,7 +263,7 @@ def layer_seconds(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> float:
     """Predict a layer: its attention, and the fullest device's tokens at their price."""
-    tokens = np.bincount(found.device_of_data, weights=workload.block_tokens)
+    _, tokens = loads_on(found, workload, cluster)
     seconds = predict_placement(workload, found, cluster, config).seconds
     return seconds + config.token_seconds * float(tokens.max(initial=0))
 

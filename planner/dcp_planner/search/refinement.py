@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_planner.jit import compiled, inlined, inner
-from dcp_planner.search.partition_state import PartitionState, pin, price_net
+from dcp_planner.search.problem import PartitionState, pin, price_net
 
 
 @inner

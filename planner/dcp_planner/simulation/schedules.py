@@ -34,16 +34,14 @@ from dcp_planner.schedule.divisions import (
 from dcp_planner.schedule.emission import Emission, emit
 from dcp_planner.schedule.routing import Needs, Stays, find_needs
 from dcp_planner.simulation.simulator import DirectionModel, Prediction
-from dcp_planner.tables.buffers import buffer_bytes
 from dcp_planner.tables.head_groups import expand_placement
+from dcp_planner.tables.memory import buffer_bytes
 from dcp_planner.tables.plan import TransferKind, Transfers
 
 FINEST = 8
 """Most divisions of what is not local that the simulator chooses."""
-PARTS: Mapping[Budget, tuple[int, ...]] = MappingProxyType(
-    {"fast": (4,), "balanced": (4, 8), "best": (2, 4, 8)}
-)
-"""Into how many it may be cut in the order of arrival, by budget: all three gain 1.2 % over one."""
+PARTS: Mapping[Budget, tuple[int, ...]] = MappingProxyType({"fast": (4,), "balanced": (4, 8)})
+"""Into how many it may be cut in the order of arrival, by budget."""
 STREAMED_PARTS = tuple(2**n for n in range(1, 10))
 """The same where memory is short."""
 STREAMINGS = tuple(

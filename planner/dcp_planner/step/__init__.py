@@ -1,7 +1,6 @@
 """Plan a whole training step: which documents form which micro-batch, on which devices."""
 
-from dcp_planner.step.assignment import Assignment, StepMesh
-from dcp_planner.step.documents import Documents
+from dcp_planner.step.assignment import Assignment, Documents, StepMesh
 from dcp_planner.step.file import StepFile, StepGroup, read_step, write_step
 from dcp_planner.step.iteration import StepTime, predict_step
 from dcp_planner.step.model import STEP_MODELS, StepModel, step_model

@@ -8,7 +8,7 @@ import numpy as np
 
 from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
 from dcp_planner.batches.batch import find_masks
-from dcp_planner.step.documents import Documents
+from dcp_planner.step.assignment import Documents
 
 MOST_LENGTHS = 1 << 24
 """Lengths that a file may list."""

@@ -19,7 +19,7 @@ from typing import Any
 
 from dcp_dsl.files import replacing
 from dcp_planner.errors import PlanFileError
-from dcp_planner.step.documents import Documents
+from dcp_planner.step.assignment import Documents
 from dcp_planner.step.plan_step import StepPlan
 
 SCHEMA = "dcp.step/1"

@@ -7,10 +7,15 @@ import numpy as np
 
 from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.step.assignment import Assignment, StepMesh
-from dcp_planner.step.attention import Groups, Sharding, messages_seconds, pair_seconds, unevenness
-from dcp_planner.step.documents import Documents
-from dcp_planner.step.iteration import Synchronisation
+from dcp_planner.step.assignment import Assignment, Documents, StepMesh
+from dcp_planner.step.iteration import (
+    Groups,
+    Sharding,
+    Synchronisation,
+    messages_seconds,
+    pair_seconds,
+    unevenness,
+)
 from dcp_planner.step.model import StepModel
 
 

@@ -1,6 +1,5 @@
-from .buffers import accumulator_bytes, receive_buffer_bytes
 from .head_groups import expand_head_groups
-from .memory import measure_memory
+from .memory import accumulator_bytes, measure_memory, receive_buffer_bytes
 from .metrics import PlanMetrics
 from .plan import (
     Attention,

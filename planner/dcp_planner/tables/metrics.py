@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.arrays import Floats, Ints
-from dcp_planner.model.packing import loads_of
+from dcp_planner.model.placement import loads_of
 from dcp_planner.model.workload import Direction
-from dcp_planner.tables.buffers import receive_buffer_bytes
+from dcp_planner.tables.memory import receive_buffer_bytes
 from dcp_planner.tables.plan import Plan, TransferKind
 
 

@@ -1,6 +1,5 @@
-from .pool import WorkerPool
 from .process import WorkerProgram
-from .worker import TaskError, Worker, WorkerLost, WorkerOverdue
+from .worker import TaskError, Worker, WorkerLost, WorkerOverdue, WorkerPool
 
 __all__ = [
     "TaskError",

@@ -3,7 +3,7 @@
 import hashlib
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from dcp_dsl import Mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -79,9 +79,7 @@ class PlanRequest:
         values["dealing"] = Dealing.from_json(values["dealing"])
         values["shape"] = ModelShape(**values["shape"])
         values["cluster"] = Cluster(**values["cluster"])
-        config: dict[str, Any] = values["config"]
-        config["candidates"] = tuple(config["candidates"])  # JSON knows no tuples
-        values["config"] = PlanConfig(**config)
+        values["config"] = PlanConfig(**values["config"])
         return cls(**values)
 
     @property

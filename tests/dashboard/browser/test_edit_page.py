@@ -188,7 +188,7 @@ def planner_processes():
 
 @pytest.mark.parametrize("visit", ["dark"], indirect=True)
 def test_a_plan_can_be_cancelled_and_a_killed_process_is_reported(visit):
-    settings = "sample=own&own=4096&nodes=8&per=8&block=2048&effort=best"
+    settings = "sample=own&own=4096&nodes=8&per=8&block=2048&effort=fast"
     page = open_editor(visit, f"edit?spec=mask+long+%3D+causal#{settings}")
     wait_for_title(page, "long")
     page.click("#edit-plan")

@@ -96,7 +96,7 @@ def test_a_scaled_sample_is_planned_in_copies():
 def test_a_preview_costs_what_the_plan_with_the_same_choices_costs():
     stages = []
     full, content = make_plan({**PLAN, "method": "native", "budget": "fast"}, stages.append)
-    quick = preview_plan({**PLAN, "method": "native", "budget": "best"})
+    quick = preview_plan({**PLAN, "method": "native", "budget": "balanced"})
     same = ("predicted_s", "total_bytes", "compute_imbalance", "device_pairs", "tiles")
     assert {name: full[name] for name in same} == {name: quick[name] for name in same}
     assert content.startswith(b"PK")

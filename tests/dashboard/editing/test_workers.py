@@ -90,7 +90,7 @@ def test_a_job_that_gets_no_thread_fails_and_keeps_no_other_waiting(tmp_path, mo
 
 SLOW = {
     "task": "plan", "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
-    "devices_per_node": 8, "method": "native", "budget": "best",
+    "devices_per_node": 8, "method": "native", "budget": "balanced",
 }  # fmt: skip
 
 

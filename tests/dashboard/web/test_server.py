@@ -158,7 +158,7 @@ DCPM = (
 )
 SLOW = {
     "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
-    "devices_per_node": 8, "method": "native", "budget": "best",
+    "devices_per_node": 8, "method": "native", "budget": "balanced",
 }  # fmt: skip
 
 

@@ -221,10 +221,6 @@ def test_plan_prints_a_table_and_keeps_progress_off_it(folder):
     [
         ((), "give either --dataset or --sample"),
         (("--sample", '{"len": 3}', "--dataset", "x"), "give either --dataset or --sample"),
-        (
-            ("--sample", '{"len": 3}', "--q-heads", "3", "--kv-heads", "2"),
-            "must be a multiple",
-        ),
         (("--sample", '{"len": 3}', "--divisions", "1"), "expected 2 to 1024 or auto, got '1'"),
         (("--sample", '{"len": 3}', "--block", "0"), "expected 1 to 4294967296 tokens or auto"),
         (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
@@ -233,10 +229,6 @@ def test_plan_prints_a_table_and_keeps_progress_off_it(folder):
         (("--sample", '{"len": 3}', "--batch", "0"), "leave --batch out or give --dataset"),
         (("--sample", '{"len": 3}', "--tokens", "8k"), "leave --tokens out or give --dataset"),
         (("--dataset", "rows.jsonl", "--batches", "2"), "x.dcpplan is no folder"),
-        (
-            ("--sample", '{"len": 3}', "--heads", "4/2/8", "--kv-heads", "4"),
-            "leave --kv-heads out",
-        ),
     ],
 )
 def test_wrong_usage_exits_2_with_one_message(folder, arguments, message):
@@ -303,9 +295,9 @@ def test_plan_takes_columns_as_a_sample_statement_has_them(folder):
         (("a.dcpm", "--sample", '{"len": 3}', "--out", "no/x"), "/no first, or choose another"),
         (("a.dcpm", "--sample", '{"len": 3}', "--backend", "x"), "unknown partitioner 'x'"),
         (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "h100"), "did you mean `h100-dgx`"),
-        (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999"), "at most 65536 devices"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "99999x8"), "at most 65536 devices"),
         ((".", "--sample", '{"len": 3}'), "expected a .dcpm file, got a folder"),
-        (("a.dcpm", "--sample", '{"len": 3}', "--nodes", "99999999"), "Cluster.nodes: expected"),
+        (("a.dcpm", "--sample", '{"len": 3}', "--cluster", "9999999x8"), "Cluster.nodes: expected"),
         (
             (
                 "a.dcpm",
