@@ -1,13 +1,15 @@
 """Work of Megatron-Core's groups of samples, as its scheduler and as `plan_step` deals them.
 
-Usage: python runtime/benchmarks/bench_cp_scheduler.py [--batches 20]
+Usage: python runtime/benchmarks/bench_cp_scheduler.py [--batches 20] [--json OUT]
 
 A group is as long as its fullest rank; work is that of an 8B model's FLOPs. Messages do not count.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,7 +57,9 @@ def main() -> None:
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batches", type=int, default=20)
-    batches = parser.parse_args().batches
+    parser.add_argument("--json", type=Path, metavar="OUT")
+    options = parser.parse_args()
+    found = {}
     setting = StepSetting(
         StepMesh(1, RANKS), step_model("llama-8b"), Cluster(devices_per_node=RANKS), 0
     )
@@ -63,7 +67,7 @@ def main() -> None:
         ours = PlannedCPScheduler(ROOM, setting, pairs_in(window))
         theirs = BalancedCPScheduler(ROOM, SimpleNamespace(size=lambda: RANKS))
         ratios = []
-        for seed in range(batches):
+        for seed in range(options.batches):
             lengths = drawn(seed)
             work = pairs_in(window)(lengths) * FLOPS_OF_A_PAIR + lengths * FLOPS_OF_A_TOKEN
             theirs_s, ours_s = (
@@ -75,6 +79,10 @@ def main() -> None:
             ratios.append(theirs_s / ours_s)
         middle = statistics.median(ratios)
         print(f"{name}: {middle:.2f} x less work ({min(ratios):.2f} to {max(ratios):.2f})")
+        found[name] = ratios
+    if options.json:
+        document = {"schema": "dcp.bench_cp_scheduler/1", "work_ratios": found}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

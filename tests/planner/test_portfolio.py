@@ -1,5 +1,7 @@
 """The default: the simulator's choice among candidates, and what it may never lose to."""
 
+import gc
+import weakref
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +15,7 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
+    digest,
     measure,
     predict,
     validate,
@@ -94,3 +97,27 @@ def test_tolerances_are_tried_around_the_one_given_and_none_beyond_the_most():
     for given_, tried in ((0.25, [0.125, 0.25, 0.5]), (MOST_TOLERANCE, [5e5, 1e6, 1e6])):
         configs = tolerances_of(PlanConfig(token_tolerance=given_, token_seconds=1e-9))
         assert [config.token_tolerance for config in configs] == tried
+
+
+def test_a_price_of_tokens_leaves_other_objectives_alone(masks):
+    sparsity = masks.pack([masks.causal(160), masks.causal(70), masks.sliding_window(90, 20)], 8)
+    for objective in ("bytes", "balance", "memory"):
+        free = PlanConfig(budget="fast", objective=objective, partials="input")
+        priced = replace(free, token_seconds=1e-3)
+        plans = [build_plan(sparsity, ModelShape(), Cluster(2, 4), c) for c in (free, priced)]
+        assert digest(plans[0]) == digest(plans[1])
+
+
+def test_no_workload_outlives_its_plan(masks, monkeypatch):
+    sparsity = masks.pack([masks.causal(160), masks.causal(70)], 8)
+    seen = []
+
+    def build(*arguments):
+        workload = build_workload(*arguments)
+        seen.append(weakref.ref(workload.block_tokens))
+        return workload
+
+    monkeypatch.setattr("dcp_planner.plan.build.build_workload", build)
+    build_plan(sparsity, ModelShape(), Cluster(2, 2), PlanConfig(budget="fast"))
+    gc.collect()
+    assert [tokens() for tokens in seen] == [None]

@@ -23,6 +23,7 @@ from dcp_planner.causes.conditions import (
 from dcp_planner.causes.dependencies import Dependencies, find_dependencies
 from dcp_planner.causes.path import Accounting, CriticalPath, account_for, critical_path
 from dcp_planner.causes.places import Scene, place_of
+from dcp_planner.simulation.schedules import schedules_kept
 from dcp_planner.simulation.simulator import PlanModel, mean_compute_seconds
 from dcp_planner.simulation.trace import Trace, measure_trace
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -124,6 +125,7 @@ class Why:
         return measure_trace(self.trace, self.accounting.spent_ns.shape[1]).overlap
 
 
+@schedules_kept()
 def find_causes(plan: Plan) -> Why:
     """Predict a plan, follow its critical path, and find the causes of its time.
 

@@ -15,7 +15,7 @@ from dcp_planner.model.workload import Workload
 from dcp_planner.plan.partials import Arranged, emit_plans
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import PARTITIONERS, place, place_front
-from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.schedules import make_schedule, schedules_kept
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.plan import Plan
 
@@ -113,6 +113,7 @@ class _Change:
     make: Callable[[_Start], tuple[str, str, Plan] | None]
 
 
+@schedules_kept()
 def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
     """Plan every change that may help against the three largest causes; most saved first.
 

@@ -47,6 +47,7 @@ class PlanConfig:
             (`StepModel.token_seconds`). With more than 0 the whole step decides: plans are made at
             `TOLERANCES` times the tolerance, and the one is kept whose attention, plus this times
             the tokens of the fullest device, takes least time. Takes as many times the planning.
+            The other objectives know no time, and hold `token_tolerance` as without this price.
         budget: how much the native search may do, in work, not in time: the same input gives the
             same plan on a slow machine.
         objective: the plan of the front that the portfolio takes: the fastest, or that of fewest
@@ -123,7 +124,7 @@ class PlanConfig:
 
 def tolerances_of(config: PlanConfig) -> list[PlanConfig]:
     """List a configuration for each token tolerance that is tried."""
-    if not config.token_seconds:
+    if not config.token_seconds or config.objective != "time":
         return [config]
     tried = (min(times * config.token_tolerance, MOST_TOLERANCE) for times in TOLERANCES)
     return [replace(config, token_tolerance=tolerance) for tolerance in tried]

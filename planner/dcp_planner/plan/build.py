@@ -24,7 +24,7 @@ from dcp_planner.model.workload import Workload, build_workload
 from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
 from dcp_planner.search.native import find_shortfalls, tiles_placed
 from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
-from dcp_planner.simulation.schedules import predict_placement
+from dcp_planner.simulation.schedules import predict_placement, schedules_kept
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.plan import Plan, Provenance
 
@@ -32,6 +32,7 @@ MOST_TILES = 1 << 22
 """Tiles that still take minutes, not hours."""
 
 
+@schedules_kept()
 def build_plan(
     sparsity: BlockSparsity,
     shape: ModelShape,
@@ -61,6 +62,7 @@ def build_plan(
     return replace(plan, provenance=provenance)
 
 
+@schedules_kept()
 def build_front(
     sparsity: BlockSparsity,
     shape: ModelShape,
@@ -176,6 +178,7 @@ class PlanStack:
         )
 
 
+@schedules_kept()
 def build_stack(
     masks: Sequence[tuple[BlockSparsity, int]],
     shape: ModelShape,

@@ -18,10 +18,11 @@ from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Workload
 from dcp_planner.plan.validation import validate
 from dcp_planner.schedule.emission import assemble
-from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.simulation.schedules import make_schedule, schedules_kept
 from dcp_planner.tables.plan import Plan
 
 
+@schedules_kept()
 def join_plans(
     parts: Sequence[tuple[Plan, int]],
     cluster: Cluster,

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.config import PlanConfig, tolerances_of
 from dcp_planner.model.placement import (
     Partitioner,
     Placement,
@@ -119,7 +119,8 @@ def find_shortfalls(
         text = _shortfall("tile", work, sizes, config.compute_tolerance)
         warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
     most = (1 + config.token_tolerance) * float(tokens.mean())
-    if not config.token_seconds and tokens.max(initial=0) > most:
+    is_priced = len(tolerances_of(config)) > 1
+    if not is_priced and tokens.max(initial=0) > most:
         text = _shortfall("block", tokens, workload.block_tokens, config.token_tolerance)
         warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
     return tuple(warnings)

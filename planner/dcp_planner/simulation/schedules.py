@@ -10,6 +10,7 @@ blocks leave while they are idle and are fetched again, or travel without a gate
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
@@ -232,7 +233,16 @@ class _Trial:
         return found
 
 
-@lru_cache(maxsize=4)  # what a search judged last is scheduled next
+@contextmanager
+def schedules_kept() -> Iterator[None]:
+    """Keep the last schedules while a plan is made, since what was judged last is emitted next."""
+    try:
+        yield
+    finally:
+        _chosen.cache_clear()  # it holds whole workloads
+
+
+@lru_cache(maxsize=4)
 def _chosen(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
 ) -> tuple[_Trial, list[_Cut]]:
