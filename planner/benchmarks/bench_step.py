@@ -28,7 +28,7 @@ from recording import Row, machine, markdown, shown, write
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import PlanConfig, build_plan, predict, preset
 from dcp_planner.step.assignment import Documents, StepMesh
-from dcp_planner.step.iteration import Groups, attention_seconds
+from dcp_planner.step.iteration import Groups, attention_seconds, unevenness
 from dcp_planner.step.model import step_model
 from dcp_planner.step.plan_step import choose_level, even
 from dcp_planner.step.problem import StepProblem, StepSetting
@@ -220,7 +220,32 @@ def run(name: str, mesh: StepMesh, steps: int) -> Row:
 def _bound(step: Documents, setting: StepSetting) -> float:
     """Return the least time over perfect balance that the estimate allows."""
     problem = StepProblem.of(step, setting)
-    return problem.bound_seconds() * setting.mesh.devices / float(problem.seconds.sum())
+    return bound_seconds(problem) * setting.mesh.devices / float(problem.seconds.sum())
+
+
+def bound_seconds(problem: StepProblem) -> float:
+    """Return a time that no plan of this estimate beats, without messages; O(N log devices).
+
+    Each document takes at least its work on the fewest devices, a power of two, that may hold its
+    tokens and compute it in that time; all devices together compute no faster than each.
+    """
+    devices = problem.setting.mesh.devices
+    widths = np.minimum(2 ** np.arange(devices.bit_length() + 1), devices).astype(np.float64)
+    uneven = 1 + unevenness(widths, problem.setting.cluster)[:, None]
+    work = problem.linear + problem.attention * uneven
+    fits = problem.documents.tokens / widths[:, None] <= problem.room
+    fits[-1] = True
+
+    def least(limit: float) -> float:
+        able = fits & (work / widths[:, None] <= limit)
+        able[-1] = True
+        return float(np.where(able, work, np.inf).min(0).sum()) / devices
+
+    low, high = float(problem.seconds.sum()) / devices, 2 * float(work[-1].sum()) / devices
+    for _ in range(50):
+        middle = (low + high) / 2
+        low, high = (low, middle) if least(middle) <= middle else (middle, high)
+    return high
 
 
 def _time_alone(report: StepReport, drawn: list[Documents], setting: StepSetting) -> Row:

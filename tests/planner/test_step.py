@@ -1,8 +1,11 @@
 """Whole steps: documents dealt to micro-batches and groups of devices."""
 
 import json
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from dcp_planner.step.plan_step import PACKS, choose_level, levels, nested, plan
 from dcp_planner.step.problem import StepProblem, StepSetting
 from dcp_planner.step.rivals import RIVALS, differencing, round_robin
 
+BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
 LLAMA = step_model("llama-8b")
 BUDGET = 32_768
 
@@ -214,11 +218,20 @@ def test_nested_groups_share_devices_in_full_or_not_at_all(
             assert batch != other or inside in (0, min(width, size))
 
 
-@given(steps())
+@pytest.fixture(scope="module")
+def bound_seconds() -> Iterator[Callable[[StepProblem], float]]:
+    sys.path.insert(0, str(BENCHMARKS))
+    yield __import__("bench_step").bound_seconds
+    sys.path.remove(str(BENCHMARKS))
+
+
+@given(drawn=steps())
 @settings(max_examples=20)
-def test_no_plan_is_faster_than_the_bound(drawn: tuple[Documents, StepMesh]) -> None:
+def test_no_plan_is_faster_than_the_bound(
+    bound_seconds: Callable[[StepProblem], float], drawn: tuple[Documents, StepMesh]
+) -> None:
     documents, mesh = drawn
-    bound = StepProblem.of(documents, setting_of(mesh)).bound_seconds()
+    bound = bound_seconds(StepProblem.of(documents, setting_of(mesh)))
     plan = plan_step(documents, setting_of(mesh))
     for time in plan.considered.values():
         if time.max_tokens <= BUDGET / mesh.context_ranks / _mean_tokens(documents, mesh):

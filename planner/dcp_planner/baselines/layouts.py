@@ -179,14 +179,7 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
 
 
 def spread(found: Placement, workload: Workload, groups: int, size: int) -> Placement:
-    """Spread a placement on teams over their members: heads by group, tokens evenly.
-
-    Args:
-        found: without head groups, on teams as devices.
-        workload: blocks and tiles of the batch.
-        groups: head groups, a multiple of `size`.
-        size: members of a team.
-    """
+    """Spread a placement on teams over their members: heads by group, tokens evenly."""
     owner = found.device_of_data * np.int32(size)
     for team in np.unique(found.device_of_data):
         blocks = np.flatnonzero(found.device_of_data == team)

@@ -105,12 +105,7 @@ def _over_layers(uses: Sequence[StackUse], figures: Sequence[BatchFigures], name
 
 
 def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
-    """Add up what the layers of one cycle of a stack cost together, over its batches.
-
-    Args:
-        uses: of its masks.
-        rows: of each mask, batch by batch.
-    """
+    """Add up what the layers of one cycle of a stack cost together, over its batches."""
     batches = [[row.figures for row in batch] for batch in zip(*rows, strict=True)]
     return {n: spread_of([_over_layers(uses, batch, n) for batch in batches]) for n in SUMMED}
 
@@ -141,12 +136,7 @@ def stack_speedups(
 def stack_document(
     runs: Sequence[DatasetRun], rows: Sequence[Sequence[BatchRow]]
 ) -> dict[str, Any]:
-    """Return the reports of all masks of a stack as one JSON object; `Any`: what JSON holds.
-
-    Args:
-        runs: what was planned under each mask; each has its `use`.
-        rows: of each mask, batch by batch.
-    """
+    """Return the reports of all masks of a stack as one JSON object; `Any`: what JSON holds."""
     uses = [run.use for run in runs if run.use is not None]
     documents = [run.document(own, is_complete=True) for run, own in zip(runs, rows, strict=True)]
     speedups, over_best = stack_speedups(uses, rows)
@@ -167,30 +157,20 @@ class ReportWriter:
     Args:
         path: of the report.
         run: the command that it answers.
-        rewrite_s: least seconds between two versions, so that long runs cost little.
     """
 
-    def __init__(self, path: Path, run: DatasetRun, rewrite_s: float = REWRITE_S) -> None:
-        self._path, self._run, self._rewrite_s = path, run, rewrite_s
-        self._rows: list[BatchRow] = []
-        self._written = float("-inf")
+    def __init__(self, path: Path, run: DatasetRun) -> None:
+        self._path, self._run, self._written = path, run, float("-inf")
 
-    def add(self, row: BatchRow) -> None:
-        """Add one more batch."""
-        self._rows.append(row)
-        if time.monotonic() - self._written >= self._rewrite_s:
-            self._write(is_complete=False)
-
-    def finish(self) -> None:
-        """Write the last version.
+    def write(self, rows: Sequence[BatchRow], *, is_complete: bool = False) -> None:
+        """Write the batches so far, at most every `REWRITE_S` seconds but for the last time.
 
         Raises:
             PlanFileError: if the file cannot be written.
         """
-        self._write(is_complete=True)
-
-    def _write(self, *, is_complete: bool) -> None:
-        document = self._run.document(self._rows, is_complete=is_complete)
+        if not is_complete and time.monotonic() - self._written < REWRITE_S:
+            return
+        document = self._run.document(rows, is_complete=is_complete)
         for batch in document["batches"]:
             if batch["file"] is not None:
                 batch["file"] = Path(batch["file"]).name  # it lies beside the report

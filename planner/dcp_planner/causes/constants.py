@@ -106,10 +106,6 @@ class RunComparison:
 def compare_with_run(plan: Plan, trace: Trace) -> RunComparison:
     """Compare a plan's prediction with a run of it; some 100 predictions.
 
-    Args:
-        plan: what was executed.
-        trace: of one layer or of several, whose medians count.
-
     Raises:
         PlanError: if the trace has no whole direction of the plan; like `simulate`.
     """

@@ -161,12 +161,7 @@ def _occurrences(trace: Trace, rows: Ints) -> Ints:
 
 
 def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
-    """Find what the events of a trace waited for; O(E log E).
-
-    Args:
-        plan: what was executed.
-        trace: of that plan, predicted or measured, of one layer or of several.
-    """
+    """Find what the events of a trace waited for; O(E log E)."""
     times = np.stack([trace.start_ns, trace.end_ns, trace.ready_ns])
     moments, ranks = np.unique(times, return_inverse=True)
     # Only the order of moments matters, and keys made of their ranks are small.

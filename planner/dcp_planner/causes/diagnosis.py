@@ -148,10 +148,6 @@ def find_causes_of_run(plan: Plan, trace: Trace) -> Why:
 
     Its events are moved in time, as each follows others (`replay`); latency cannot be told from
     links there, nor what a schedule costs.
-
-    Args:
-        plan: what was executed.
-        trace: what happened.
     """
     scene, found = _seen(plan, trace)
     recording = Recording.of(trace, found, plan.num_devices)

@@ -112,14 +112,7 @@ def explain_difference(
     seconds: TimeText,
     share: ShareText = percent,
 ) -> str:
-    """Explain in sentences which plan is faster and why.
-
-    Args:
-        found: of two plans of one batch.
-        names: how the sentences call the two.
-        seconds: writes a time.
-        share: writes a share.
-    """
+    """Explain in sentences which plan is faster and why."""
     first, second = found.first.seconds, found.second.seconds
     if found.reason == "close":
         text = (

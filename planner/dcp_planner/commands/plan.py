@@ -301,7 +301,7 @@ def _plan_all(run: "DatasetRun", output: PlanOutput, options: dict[str, Any]) ->
         for mask, made in zip(masks, batch, strict=True):
             mask.add(made)
     for mask in masks:
-        mask.finish()
+        mask.report(is_complete=True)
     return masks
 
 

@@ -92,13 +92,12 @@ class MaskOutput:
         path = self.output.plan_path(made.row.index)
         self.last = made if path is None else made.written(path)
         self.rows.append(self.last.row)
-        if self._writer is not None:
-            self._writer.add(self.last.row)
+        self.report()
 
-    def finish(self) -> None:
-        """Write the last version of the report."""
+    def report(self, *, is_complete: bool = False) -> None:
+        """Write the report of the batches so far, if one is written."""
         if self._writer is not None:
-            self._writer.finish()
+            self._writer.write(self.rows, is_complete=is_complete)
 
 
 def open_output(out: str | None, num_batches: int) -> PlanOutput:

@@ -8,6 +8,7 @@ import click
 from dcp_planner.commands.output import print_json, say
 
 if TYPE_CHECKING:
+    from dcp_planner.model.cluster import Cluster
     from dcp_planner.simulation.trace import Trace
 
 
@@ -36,7 +37,6 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
 
     from dcp_planner.causes.constants import compare_with_run
     from dcp_planner.commands.tables import show_run, show_simulation
-    from dcp_planner.model.cluster_file import find_cluster
     from dcp_planner.plan.file import read_plan
     from dcp_planner.simulation.simulator import simulate as run_simulation
     from dcp_planner.simulation.trace import measure_trace
@@ -46,26 +46,7 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
 
     made = read_plan(plan).plan
     if cluster is not None:
-        own = made.cluster
-        constants = find_cluster(cluster)
-        asked = re.search(r"(?:^|:)(\d+)x(\d+)$", cluster)
-        if asked is not None and (int(asked[1]), int(asked[2])) != (
-            own.nodes,
-            own.devices_per_node,
-        ):
-            say(
-                f"note: the plan is for {own.nodes}x{own.devices_per_node} devices and stays so; "
-                f"only the constants of {cluster} are taken"
-            )
-        made = replace(
-            made,
-            cluster=replace(
-                constants,
-                nodes=own.nodes,
-                devices_per_node=own.devices_per_node,
-                devices=own.devices,
-            ),
-        )
+        made = replace(made, cluster=_with_constants(made.cluster, cluster))
     run = None if measured is None else compare_with_run(made, _read_run(measured, plan))
     timings = measure_trace(run_simulation(made), made.num_devices)
     metrics, memory = measure(made), measure_memory(made)
@@ -91,6 +72,22 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
             **({} if run is None else {"measured": run.to_json()}),
         }
     )
+
+
+def _with_constants(own: "Cluster", name: str) -> "Cluster":
+    """Return the constants of a cluster by its name, for nodes and devices as they are."""
+    from dataclasses import replace
+
+    from dcp_planner.model.cluster_file import find_cluster
+
+    size = own.nodes, own.devices_per_node
+    asked = re.search(r"(?:^|:)(\d+)x(\d+)$", name)
+    if asked is not None and (int(asked[1]), int(asked[2])) != size:
+        say(
+            f"note: the plan is for {size[0]}x{size[1]} devices and stays so; only the constants "
+            f"of {name} are taken"
+        )
+    return replace(find_cluster(name), nodes=size[0], devices_per_node=size[1], devices=own.devices)
 
 
 def _read_run(path: str, plan: str) -> "Trace":

@@ -40,12 +40,6 @@ def computed_pairs(
     ``pairs + n * kernel_tile / 2``, never more than the full one. That is exact up to ``n / 2``
     pairs for a diagonal through a multiple of `kernel_tile`, and low for several borders in a tile.
 
-    Args:
-        pairs: visible pairs of each tile ``[W]``.
-        q_tokens: query tokens of each tile ``[W]``.
-        kv_tokens: key tokens of each tile ``[W]``.
-        kernel_tile: tokens of the kernel tile's edge.
-
     >>> computed_pairs([2098176, 4194304, 0], [2048] * 3, [2048] * 3, 128).tolist()
     [2229248.0, 4194304.0, 0.0]
     """

@@ -164,10 +164,6 @@ def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
 def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsity, ...]:
     """Cut several masks of the same sequences at the same places, the breakpoints of all of them.
 
-    Args:
-        masks: for each mask, its exact form on every sequence.
-        block: most tokens of a block.
-
     >>> from dcp_dsl import Slabs
     >>> causal = Slabs(8, [0], [8], [0], [1], [0], [1])
     >>> first = Slabs(8, [0], [8], [0], [3], [0], [0])

@@ -64,15 +64,7 @@ class KernelWork:
         *,
         is_backward: bool,
     ) -> "KernelWork":
-        """Price the tiles of one direction.
-
-        Args:
-            tiles: query block, key block and visible pairs of each, ``[W]``.
-            tokens: int64 ``[D]``, of each block.
-            shape: of attention.
-            cluster: the machine.
-            is_backward: the direction.
-        """
+        """Price the tiles of one direction."""
         q, kv, pairs = tiles
         seconds = tile_seconds(
             pairs, tokens[q], tokens[kv], shape, cluster, is_backward=is_backward

@@ -73,10 +73,6 @@ class Threshold:
 def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
     """Read a condition: a figure, ``<`` or ``>``, and a number; with ``%`` it is the change.
 
-    Args:
-        text: as a person wrote it.
-        more: names of figures beside those of `FIGURES`.
-
     Raises:
         PlanError: if it is none.
 

@@ -205,10 +205,6 @@ def relieve(state: LoadState, budget: int) -> int:
     """Relieve the busiest device by its best move until no device has one.
 
     Returns how many tiles and owners moved in all, tried or kept.
-
-    Args:
-        state: filled, but for loads and terms.
-        budget: most moved tiles and owners that are valued, but for the last device.
     """
     seen, raised = 0, 0
     load_all(state)

@@ -74,10 +74,6 @@ STEP_MODELS = tuple(_SIZES)
 def step_model(name: str, device: str = "h100") -> StepModel:
     """Return a preset: 6 FLOPs per token and parameter outside the embedding (Kaplan et al. 2020).
 
-    Args:
-        name: one of `STEP_MODELS`.
-        device: a key of `MATMUL_PEAK`, or the name of a cluster that begins with one.
-
     Raises:
         PlanError: if there is no such model or device; the message lists all.
     """

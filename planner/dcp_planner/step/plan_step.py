@@ -35,7 +35,7 @@ def nested(narrowest: int, share: float, tolerance: float | None) -> Policy:
     """
 
     def policy(problem: StepProblem) -> Assignment:
-        mesh, tokens = problem.mesh, problem.documents.tokens
+        mesh, tokens = problem.setting.mesh, problem.documents.tokens
         units = mesh.devices // narrowest
         cap = _cap(problem, tolerance)
         sizes = _sizes(units)
@@ -75,7 +75,7 @@ def _dealt(
     problem: StepProblem, work: Floats, size: Ints, narrowest: int, cap: float
 ) -> Assignment:
     """Deal documents to runs of `size` groups of the narrowest width."""
-    mesh = problem.mesh
+    mesh = problem.setting.mesh
     shape = (mesh.micro_batches, mesh.devices // narrowest)
     tokens = problem.documents.tokens
     dealt = deal(work / narrowest, tokens, size, shape, cap * narrowest)
@@ -194,10 +194,6 @@ def plan_step(documents: Documents, setting: StepSetting) -> StepPlan:
 
     Documents move only inside the global batch, so that the sum of its gradients stays as it is.
 
-    Args:
-        documents: of the global batch, with the pairs of their own masks.
-        setting: devices, model and token budget.
-
     Raises:
         PlanError: if the cluster has another number of devices than the mesh, a document is longer
             than all devices may hold, or there are fewer documents than micro-batches.
@@ -260,10 +256,10 @@ def choose_level(considered: dict[str, StepTime], most: float, even_price: float
 
 def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:
     """Return the packs of today's recipes as a level, if they fit the step."""
-    if problem.documents.tokens.max() > problem.token_budget:
+    if problem.documents.tokens.max() > problem.setting.token_budget:
         return {}
-    packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
-    fits = len(packs) <= problem.mesh.replicas * problem.mesh.micro_batches
+    packs = pack(problem.documents.tokens.tolist(), problem.setting.token_budget)
+    fits = len(packs) <= problem.setting.mesh.replicas * problem.setting.mesh.micro_batches
     return {PACKS: (alike_packs,)} if fits else {}
 
 

@@ -50,31 +50,25 @@ class StepProblem:
 
     Attributes:
         documents: of the global batch.
-        mesh: devices and micro-batches.
-        token_budget: tokens that a replica can hold in one micro-batch.
-        model, cluster: what computes.
+        setting: of the step.
         attention: seconds of each document's pairs on one device, both directions ``[N]``.
     """
 
     documents: Documents
-    mesh: StepMesh
-    token_budget: int
-    model: StepModel
-    cluster: Cluster
+    setting: StepSetting
     attention: Floats
 
     @classmethod
     def of(cls, documents: Documents, setting: StepSetting) -> "StepProblem":
         """Price every document on one device."""
         tokens, model = documents.tokens.astype(np.float64), setting.model
-        cluster = setting.cluster
-        attention = model.layers * pair_seconds(documents.pairs, tokens, model.shape, cluster)
-        return cls(documents, setting.mesh, setting.token_budget, model, cluster, attention)
+        seconds = pair_seconds(documents.pairs, tokens, model.shape, setting.cluster)
+        return cls(documents, setting, model.layers * seconds)
 
     @property
     def linear(self) -> Floats:
         """Seconds of each document's linear part on one device ``[N]``."""
-        return self.model.linear_seconds(1) * self.documents.tokens.astype(np.float64)
+        return self.setting.model.linear_seconds(1) * self.documents.tokens.astype(np.float64)
 
     @property
     def seconds(self) -> Floats:
@@ -84,12 +78,13 @@ class StepProblem:
     @property
     def room(self) -> float:
         """Most tokens of a device in one micro-batch."""
-        return self.token_budget / self.mesh.context_ranks
+        return self.setting.token_budget / self.setting.mesh.context_ranks
 
     @property
     def mean_tokens(self) -> float:
         """Tokens of a device in one micro-batch if all hold equally many."""
-        return float(self.documents.tokens.sum()) / (self.mesh.devices * self.mesh.micro_batches)
+        mesh = self.setting.mesh
+        return float(self.documents.tokens.sum()) / (mesh.devices * mesh.micro_batches)
 
     @property
     def most_tokens(self) -> float:
@@ -99,40 +94,16 @@ class StepProblem:
     def seconds_on(self, width: int) -> Floats:
         """Estimate the seconds of each document, summed over `width` devices that share it."""
         wide = np.array([float(width)])
-        busy = self.attention * (1 + unevenness(wide, self.cluster))
-        if width > self.cluster.devices_per_node:
+        busy = self.attention * (1 + unevenness(wide, self.setting.cluster))
+        if width > self.setting.cluster.devices_per_node:
             count = len(self.documents)
             alone = Groups(
                 self.documents.tokens.astype(np.float64), self.documents.pairs,
                 np.arange(count), np.full(count, float(width)),
             )  # fmt: skip
-            moved = messages_seconds(alone, self.model.shape, self.cluster)
-            busy = busy + self.model.layers * width * moved
+            moved = messages_seconds(alone, self.setting.model.shape, self.setting.cluster)
+            busy = busy + self.setting.model.layers * width * moved
         return self.linear + busy
-
-    def bound_seconds(self) -> float:
-        """Return a time that no plan of this estimate beats, without messages; O(N log devices).
-
-        Each document takes at least its work on the fewest devices, a power of two, that may hold
-        its tokens and compute it in that time; all devices together compute no faster than each.
-        """
-        devices = self.mesh.devices
-        widths = np.minimum(2 ** np.arange(devices.bit_length() + 1), devices).astype(np.float64)
-        uneven = 1 + unevenness(widths, self.cluster)[:, None]
-        work = self.linear + self.attention * uneven
-        fits = self.documents.tokens / widths[:, None] <= self.room
-        fits[-1] = True
-
-        def least(limit: float) -> float:
-            able = fits & (work / widths[:, None] <= limit)
-            able[-1] = True
-            return float(np.where(able, work, np.inf).min(0).sum()) / devices
-
-        low, high = float(self.seconds.sum()) / devices, 2 * float(work[-1].sum()) / devices
-        for _ in range(50):
-            middle = (low + high) / 2
-            low, high = (low, middle) if least(middle) <= middle else (middle, high)
-        return high
 
 
 Policy = Callable[[StepProblem], Assignment]

@@ -19,7 +19,7 @@ def _assign(
 ) -> Assignment:
     """Turn the bin of each document, and each bin's place, into an assignment."""
     return Assignment(
-        problem.mesh,
+        problem.setting.mesh,
         micro_batch[bins].astype(np.int32),
         (group[bins] * width).astype(np.int32),
         np.full(len(bins), width, np.int32),
@@ -32,7 +32,7 @@ def _alike(problem: StepProblem, bins: Ints, count: int, width: int) -> Assignme
     So both sums are small: of the longest bin of every micro-batch, and of each group's bins.
     """
     loads = np.bincount(bins, weights=problem.seconds, minlength=count)
-    order = np.argsort(-loads, kind="stable").reshape(problem.mesh.micro_batches, -1)
+    order = np.argsort(-loads, kind="stable").reshape(problem.setting.mesh.micro_batches, -1)
     micro_batch, group = np.empty(count, np.int64), np.empty(count, np.int64)
     total = np.zeros(order.shape[1])
     for batch, row in enumerate(order):
@@ -44,7 +44,7 @@ def _alike(problem: StepProblem, bins: Ints, count: int, width: int) -> Assignme
 
 def _in_turn(problem: StepProblem, packs: tuple[tuple[int, ...], ...]) -> Assignment:
     """Deal finished packs to replicas in turn: pack k is micro-batch k // R of replica k % R."""
-    mesh = problem.mesh
+    mesh = problem.setting.mesh
     count = mesh.replicas * mesh.micro_batches
     bins = _bins_of(packs, len(problem.documents)) % count
     numbers = np.arange(count)
@@ -62,20 +62,20 @@ def _bins_of(packs: tuple[tuple[int, ...], ...], documents: int) -> Ints:
 
 def round_robin(problem: StepProblem) -> Assignment:
     """Pack documents in their order and deal the packs in turn (``batches[r::R]``)."""
-    return _in_turn(problem, pack(problem.documents.tokens.tolist(), problem.token_budget))
+    return _in_turn(problem, pack(problem.documents.tokens.tolist(), problem.setting.token_budget))
 
 
 def first_fit_decreasing(problem: StepProblem) -> Assignment:
     """Pack the longest documents first and deal the packs in turn (packing of TRL, Axolotl)."""
     lengths = problem.documents.tokens.tolist()
-    return _in_turn(problem, pack(lengths, problem.token_budget, order="decreasing"))
+    return _in_turn(problem, pack(lengths, problem.setting.token_budget, order="decreasing"))
 
 
 def alike_packs(problem: StepProblem) -> Assignment:
     """Pack in order; packs of similar work share a micro-batch (Megatron-LM `dp_balanced`)."""
-    mesh = problem.mesh
+    mesh = problem.setting.mesh
     count = mesh.replicas * mesh.micro_batches
-    packs = pack(problem.documents.tokens.tolist(), problem.token_budget)
+    packs = pack(problem.documents.tokens.tolist(), problem.setting.token_budget)
     bins = _bins_of(packs, len(problem.documents)) % count
     return _alike(problem, bins, count, mesh.context_ranks)
 
@@ -86,7 +86,7 @@ def karmarkar_karp(problem: StepProblem) -> Assignment:
     Source: Karmarkar and Karp, The Differencing Method of Set Partitioning (1982); verl balances
     data-parallel ranks with it.
     """
-    mesh = problem.mesh
+    mesh = problem.setting.mesh
     count = mesh.replicas * mesh.micro_batches
     bins = differencing(problem.seconds, count)
     return _alike(problem, bins, count, mesh.context_ranks)
@@ -121,13 +121,13 @@ def variable_length(problem: StepProblem) -> Assignment:
 
     Source: WLB-LLM (OSDI 2025), Sec. 4.1, without delaying outliers to later steps.
     """
-    mesh, tokens = problem.mesh, problem.documents.tokens
+    mesh, tokens = problem.setting.mesh, problem.documents.tokens
     count = mesh.replicas * mesh.micro_batches
     work, held = np.zeros(count), np.zeros(count)
     bins = np.empty(len(tokens), np.int64)
     for row in sorted(range(len(tokens)), key=lambda i: (-tokens[i], i)):
         chosen = int(np.argmin(work))
-        if held[chosen] + tokens[row] > problem.token_budget:
+        if held[chosen] + tokens[row] > problem.setting.token_budget:
             chosen = int(np.argmin(held))
         bins[row] = chosen
         work[chosen] += problem.seconds[row]
@@ -140,7 +140,7 @@ def width_by_tokens(problem: StepProblem) -> Assignment:
 
     Source: Megatron-LM, dynamic (hybrid) context parallelism, pull requests 2054 and 2282.
     """
-    room = problem.token_budget / problem.mesh.context_ranks
+    room = problem.setting.token_budget / problem.setting.mesh.context_ranks
     return _spread(problem, problem.documents.tokens / room)
 
 
@@ -149,8 +149,8 @@ def width_by_work(problem: StepProblem) -> Assignment:
 
     Source: FlexSP (ASPLOS 2025) chooses a degree per sequence by its time; here without its MILP.
     """
-    mesh = problem.mesh
-    room = problem.token_budget / mesh.context_ranks
+    mesh = problem.setting.mesh
+    room = problem.setting.token_budget / mesh.context_ranks
     mean = problem.seconds.sum() / (mesh.devices * mesh.micro_batches)
     needed = np.maximum(problem.documents.tokens / room, problem.seconds / mean)
     return _spread(problem, needed)
@@ -161,7 +161,7 @@ def _spread(problem: StepProblem, needed: Floats) -> Assignment:
 
     Runs of devices are aligned, so that the process groups number ``2 * devices`` at most.
     """
-    mesh = problem.mesh
+    mesh = problem.setting.mesh
     load = np.zeros((mesh.micro_batches, mesh.devices))
     most = 1 << (mesh.devices.bit_length() - 1)
     exponent = np.ceil(np.log2(np.maximum(needed, 1.0)))

@@ -139,9 +139,7 @@ def test_a_report_alone_holds_the_batches_so_far_at_any_time(folder, monkeypatch
         return found
 
     monkeypatch.setattr(type(out), "replace", watch)
-    monkeypatch.setattr(
-        "dcp_planner.batches.report_file.ReportWriter.__init__.__defaults__", (0.0,)
-    )
+    monkeypatch.setattr("dcp_planner.batches.report_file.REWRITE_S", 0.0)
     result = run(
         plan_command, folder / "a.dcpm", "--dataset", folder / "rows.jsonl", "--tokens", 60,
         "--batches", 2, "--batch", 1, *SMALL, "--out", out,
