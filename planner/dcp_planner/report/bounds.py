@@ -11,15 +11,12 @@ Source: Irony, Toledo, Tiskin, Communication Lower Bounds for Distributed-Memory
 Multiplication (2004), Sec. 3, for the shadows; the caps and the envelope are ours.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Indices, Ints
-from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
-from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import Caps, caps_of, loads_of
-from dcp_planner.model.workload import DIRECTIONS, Direction, Workload, net_bytes
+from dcp_dsl.arrays import Floats, Indices
+from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO
+from dcp_planner.model.placement import Caps, loads_of
+from dcp_planner.model.workload import DIRECTIONS, Direction, net_bytes
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import Plan
@@ -27,44 +24,11 @@ from dcp_planner.tables.plan import Plan
 _GRID = 64  # points of c and of r at which the bound is evaluated
 
 
-@dataclass(frozen=True, slots=True)
-class DirectionBounds:
-    """Least that any placement needs in one direction.
-
-    Attributes:
-        compute_s: seconds at perfect balance and the rate of the cluster.
-        total_bytes: between all devices.
-        inter_node_bytes: between nodes.
-        seconds: the largest of compute and the bytes between nodes over all network ports.
-    """
-
-    compute_s: float
-    total_bytes: float
-    inter_node_bytes: float
-    seconds: float
-
-
-def bounds(
-    workload: Workload,
-    cluster: Cluster,
-    config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
-) -> dict[Direction, DirectionBounds]:
-    """Compute lower bounds for all plans within the tolerances of `config`; O(W + D log D).
-
-    >>> from dcp_dsl import Slabs, block_sparsity
-    >>> from dcp_planner.model.workload import build_workload
-    >>> causal = Slabs(4096, [0], [4096], [0], [1], [0], [1])
-    >>> blocks = build_workload(block_sparsity([causal], 128, 128), ModelShape())
-    >>> least = bounds(blocks, Cluster(nodes=1, devices_per_node=1))
-    >>> least["forward"].total_bytes, least["forward"].compute_s > 0
-    (0.0, True)
-    """
-    caps = caps_of(workload, cluster.num_devices, config)
-    return _bounds_of(_Shadows.of(workload), workload.shape, cluster, caps)
-
-
 def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> dict[str, float]:
     """Compute how far a plan is above the bounds at its own balance; 1 is the best possible.
+
+    Bounds of compute are at the rate of the cluster; those of time are the larger of compute and
+    the bytes between nodes over all network ports. O(W + D log D).
 
     Args:
         plan: any plan.
@@ -75,83 +39,57 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         ``*_time``. A ratio is left out where the bound is 0.
     """
     found, plan = measure(plan), expand_head_groups(plan)
-    tiles, tokens = plan.tiles, plan.blocks.num_tokens
+    shape, cluster, nodes = plan.shape, plan.cluster, plan.cluster.nodes
+    tiles, inside = plan.tiles, cluster.devices_per_node
     work = loads_of(tiles.device, tiles.pairs, plan.num_devices)
-    owned = loads_of(plan.blocks.owner, tokens, plan.num_devices)
-    caps = Caps(int(work.max(initial=0)), int(owned.max(initial=0)))
-    shadows = _Shadows(tiles.q_block, tiles.kv_block, tiles.pairs, tokens)
-    least = _bounds_of(shadows, plan.shape, plan.cluster, caps)
+    owned = loads_of(plan.blocks.owner, plan.blocks.num_tokens, plan.num_devices)
+    # Pairs of the fastest device.
+    most = int(np.ceil(int(work.max(initial=0)) * float(cluster.work_of_device.max())))
+    caps = Caps(most, int(owned.max(initial=0)))
+    wide = Caps(caps.pairs * inside, caps.tokens * inside)
     ratios = {"compute": found.compute_imbalance}
-    for index, (name, low) in enumerate(least.items()):
-        real = found.forward if name == "forward" else found.backward
-        values: dict[str, tuple[float, float]] = {
-            f"{name}_bytes": (real.total_bytes, low.total_bytes),
-            f"{name}_inter_bytes": (real.inter_node_bytes, low.inter_node_bytes),
+    for index, direction in enumerate(DIRECTIONS):
+        is_backward = direction == "backward"
+        real = found.backward if is_backward else found.forward
+        between = _least_bytes(plan, wide, nodes, direction)
+        rate = cluster.attention_flops_per_s(is_backward=is_backward)
+        flops = float(tiles.pairs.sum()) * shape.flops_per_pair
+        flops *= BACKWARD_FLOPS_RATIO if is_backward else 1.0
+        compute = flops / (rate * float(cluster.speed_of_device.sum()))
+        network = between / (cluster.inter_bytes_per_s * cluster.num_devices)
+        least = _least_bytes(plan, caps, cluster.num_devices, direction)
+        values = {
+            f"{direction}_bytes": (real.total_bytes, least),
+            f"{direction}_inter_bytes": (real.inter_node_bytes, between),
         }
         if predicted_s is not None:
-            values[f"{name}_time"] = (predicted_s[index], low.seconds)
+            values[f"{direction}_time"] = (predicted_s[index], max(compute, network))
         ratios |= {key: real / low for key, (real, low) in values.items() if low > 0}
     return ratios
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Shadows:
-    """Tiles and blocks, from a workload or a plan."""
-
-    q: Indices
-    kv: Indices
-    pairs: Ints
-    tokens: Ints
-
-    @classmethod
-    def of(cls, workload: Workload) -> "_Shadows":
-        return cls(
-            workload.compute_q, workload.compute_kv, workload.compute_pairs, workload.block_tokens
-        )
-
-    def reach(self, block: Indices) -> tuple[Floats, Floats]:
-        """Compute tokens, and the most pairs that so many rows (or columns) have, both rising."""
-        degree = np.zeros(len(self.tokens))
-        np.add.at(degree, block, self.pairs)
-        order = np.argsort(-degree / np.maximum(self.tokens, 1), kind="stable")
-        tokens = np.append(0.0, np.cumsum(self.tokens[order]))
-        return tokens, np.append(0.0, np.cumsum(degree[order]))
-
-
-def _bounds_of(
-    shadows: _Shadows, shape: ModelShape, cluster: Cluster, caps: Caps
-) -> dict[Direction, DirectionBounds]:
-    total = float(shadows.pairs.sum())
-    inside, speed = cluster.devices_per_node, float(cluster.speed_of_device.sum())
-    most = float(cluster.work_of_device.max())
-    caps = Caps(int(np.ceil(caps.pairs * most)), caps.tokens)  # of the fastest device
-    found: dict[Direction, DirectionBounds] = {}
-    for direction in DIRECTIONS:
-        row, column = net_bytes(shape, direction)
-        everywhere = _least_bytes(shadows, caps, cluster.num_devices, row, column)
-        wide = Caps(caps.pairs * inside, caps.tokens * inside)
-        between = _least_bytes(shadows, wide, cluster.nodes, row, column)
-        is_backward = direction == "backward"
-        flops = total * shape.flops_per_pair * (BACKWARD_FLOPS_RATIO if is_backward else 1.0)
-        rate = cluster.attention_flops_per_s(is_backward=is_backward)
-        compute = flops / (rate * speed)
-        network = between / (cluster.inter_bytes_per_s * cluster.num_devices)
-        seconds = max(compute, network)
-        found[direction] = DirectionBounds(compute, everywhere, between, seconds)
-    return found
-
-
-def _least_bytes(shadows: _Shadows, caps: Caps, parts: int, row: int, column: int) -> float:
+def _least_bytes(plan: Plan, caps: Caps, parts: int, direction: Direction) -> float:
     """Compute the least bytes between so many parts; see the module's docstring."""
-    total = float(shadows.pairs.sum())
+    total = float(plan.tiles.pairs.sum())
     if parts == 1 or total == 0:
         return 0.0
     grid = np.linspace(0.0, max(float(caps.pairs), total / parts), _GRID + 1)
-    reach = (shadows.reach(shadows.q), shadows.reach(shadows.kv))
-    low = np.array([_least_of_one(c, reach, caps.tokens, row, column) for c in grid])
+    reach = _reach(plan, plan.tiles.q_block), _reach(plan, plan.tiles.kv_block)
+    sizes = net_bytes(plan.shape, direction)
+    low = np.array([_least_of_one(c, reach, caps.tokens, *sizes) for c in grid])
     # Between two points f is at least what it is at the left one, and it never falls.
     held = np.append(0.0, low[:-1])
     return parts * _envelope_at(total / parts, grid, held)
+
+
+def _reach(plan: Plan, block: Indices) -> tuple[Floats, Floats]:
+    """Compute tokens, and the most pairs that so many rows (or columns) have, both rising."""
+    size = plan.blocks.num_tokens
+    degree = np.zeros(len(size))
+    np.add.at(degree, block, plan.tiles.pairs)
+    order = np.argsort(-degree / np.maximum(size, 1), kind="stable")
+    tokens = np.append(0.0, np.cumsum(size[order]))
+    return tokens, np.append(0.0, np.cumsum(degree[order]))
 
 
 def _least_of_one(
