@@ -84,6 +84,7 @@ class _Start:
         return assemble(work, cluster, placed, schedule, config.partitioner)
 
 
+@schedules_kept()
 def front_plans(plan: Plan) -> tuple[Plan, ...]:
     """Plan the batch of a plan again: every plan of its Pareto front, fastest first.
 
