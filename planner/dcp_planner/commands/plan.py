@@ -406,7 +406,8 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
 
         return step_model(options["model"], _cluster(options).name).shape
     try:
-        return ModelShape(*options["heads"] or (8, 2, 128), options["dtype_bytes"])
+        q_heads, kv_heads, head_dim = options["heads"] or (8, 2, 128)
+        return ModelShape(q_heads, kv_heads, head_dim, options["dtype_bytes"])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 

@@ -58,7 +58,7 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         compute = flops / (rate * float(cluster.speed_of_device.sum()))
         network = between / (cluster.inter_bytes_per_s * cluster.num_devices)
         least = _least_bytes(plan, caps, cluster.num_devices, direction)
-        values = {
+        values: dict[str, tuple[float, float]] = {
             f"{direction}_bytes": (real.total_bytes, least),
             f"{direction}_inter_bytes": (real.inter_node_bytes, between),
         }
