@@ -87,7 +87,7 @@ def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic
         for name in statement.names:
             problem = _bring(name.text, other, imported)
             if problem is not None:
-                known = _exported(other)
+                known = {*other.masks, *other.stacks, *other.segments, *other.tokens}
                 hint = "" if name.text in known else did_you_mean(name.text, sorted(known))
                 message = f'"{statement.path.text}" {problem}'
                 found.append(_report(program, "E131", message, name.span, hint))
@@ -174,10 +174,6 @@ def _read(
         return None
     reader.scopes[path] = scope
     return scope
-
-
-def _exported(scope: Scope) -> set[str]:
-    return {*scope.masks, *scope.stacks, *scope.segments, *scope.tokens}
 
 
 def _bring(name: str, other: Scope, imported: Imported) -> str | None:

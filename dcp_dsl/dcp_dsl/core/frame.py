@@ -15,7 +15,7 @@ from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import show_segment
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge
+from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise
 from dcp_dsl.symbolic.terms import (
     Cyclic,
     Extreme,
@@ -24,7 +24,9 @@ from dcp_dsl.symbolic.terms import (
     Quotient,
     Term,
     add,
+    bounded,
     extreme,
+    num_pieces,
     scale,
 )  # fmt: skip
 from dcp_dsl.syntax import ast
@@ -117,7 +119,7 @@ class Frame:
         """
         if node not in self.known:
             found = self._number(node)
-            self.budget.spend(STEPS_PER_NODE + _num_pieces(found))
+            self.budget.spend(STEPS_PER_NODE + num_pieces(found))
             self.known[node] = found
         result: Number = self.known[node]
         return result
@@ -170,18 +172,18 @@ class Frame:
         left, right = self.number(node.left), self.number(node.right)
         match node.op:
             case "+":
-                return _bounded(add(left, right, self.num_tokens))
+                return bounded(add(left, right, self.num_tokens))
             case "-":
-                return _bounded(add(left, scale(right, -1), self.num_tokens))
+                return bounded(add(left, scale(right, -1), self.num_tokens))
             case "min" | "max":
                 is_max = node.op == "max"
                 return extreme(left, right, is_max=is_max, num_tokens=self.num_tokens)
             case "*" if isinstance(left, int):
-                return _bounded(scale(right, left))
+                return bounded(scale(right, left))
         if not isinstance(right, int) and not nodes.is_fixed(node.right):
             raise NotSeparable
         if node.op == "*":
-            return _bounded(scale(left, self.constant(node.right)))
+            return bounded(scale(left, self.constant(node.right)))
         return self.divide(left, node.op, self.divisor(node.right))
 
     def divisor(self, node: nodes.Number) -> int:
@@ -395,17 +397,3 @@ class Frame:
                     statement, statement.source, self.columns, self.num_tokens
                 )
         return self.laid[key]
-
-
-def _bounded(value: Number) -> Number:
-    if isinstance(value, int) and abs(value) > MAX_VALUE:
-        raise ValueTooLarge
-    return value
-
-
-def _num_pieces(value: Number) -> int:
-    """Count the pieces of the functions in a number."""
-    if not isinstance(value, Term | Extreme):
-        return 0
-    terms = value.terms if isinstance(value, Extreme) else (value,)
-    return sum(len(term.on_q.starts) + len(term.on_k.starts) for term in terms)

@@ -254,7 +254,10 @@ class DecidedPart:
     def _count_some(self, q_bounds: Ints, kv_bounds: Ints) -> Ints:
         always, ever = self.predicate(Grid(q_bounds, kv_bounds))
         pairs = np.where(always, np.diff(q_bounds)[:, None] * np.diff(kv_bounds), 0)
-        for row, first, last in zip(*ranges_to_check(ever & ~always), strict=True):
+        row_ptr, starts, ends = ranges_of_tile(ever & ~always)
+        rows = np.repeat(np.arange(len(always)), np.diff(row_ptr))
+        runs = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        for row, first, last in runs:
             start, end = kv_bounds[first], kv_bounds[last]
             seen = self.tile(int(q_bounds[row]), int(q_bounds[row + 1]), int(start), int(end))
             borders = kv_bounds[first:last] - start
@@ -353,10 +356,3 @@ def keys_of(form: Form) -> Slabs | Rows | None:
     """Return the transposed mask of a form that is one region seen from the keys, else None."""
     parts = regions_of(form) if form.form == "cols" else ()
     return parts[0].region if len(parts) == 1 else None
-
-
-def ranges_to_check(undecided: Bools) -> tuple[list[int], list[int], list[int]]:
-    """Return (row, first, end) of the runs of undecided blocks."""
-    row_ptr, starts, ends = ranges_of_tile(undecided)
-    rows = np.repeat(np.arange(len(undecided)), np.diff(row_ptr))
-    return rows.tolist(), starts.tolist(), ends.tolist()

@@ -126,11 +126,6 @@ def slabs_of_rows(runs: LineRuns) -> Slabs:
     return slabs_of(Region(runs.num_lines, *rows, is_maximal=False))  # in normal form already
 
 
-def slabs_of_keys(runs: LineRuns) -> Slabs:
-    """Glue the rows that see every key to slabs in normal form."""
-    return _transposed(slabs_of_rows(runs))
-
-
 def find_difference(left: Form, right: Form) -> MaskComparison | None:
     """Compare two masks exactly; return ``None`` if they see the same pairs.
 
@@ -315,4 +310,4 @@ def from_flashmask(export: Export) -> Slabs:
     }[is_causal, width]
     lo, hi = (np.clip(np.concatenate(side), 0, n) for side in zip(*hidden, strict=True))
     runs = merge_runs(n, np.tile(key, len(hidden)), lo, hi)
-    return slabs_of_keys(runs.gaps(zero))
+    return _transposed(slabs_of_rows(runs.gaps(zero)))  # lines are keys

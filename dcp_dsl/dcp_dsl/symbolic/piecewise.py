@@ -236,7 +236,9 @@ class Piecewise:
             unequal = _join_ranges(*(np.concatenate(p) for p in zip(low, high, strict=True)))
             if op == "!=":
                 return unequal
-            return _subtract_ranges(self.defined_ranges(), unequal)
+            kept = self.is_defined
+            defined = _join_ranges(self.starts[kept], (self.starts + self.lengths)[kept])
+            return _subtract_ranges(defined, unequal)
         function, limit = (self, bound) if op in ("<", "<=") else (self.scale(-1), -bound)
         limit -= op in ("<", ">")
         room = limit - function.values  # slope * offset <= room
@@ -248,12 +250,6 @@ class Piecewise:
         end = np.where(down, length, reach)
         kept = (begin < end) & self.is_defined
         return _join_ranges((self.starts + begin)[kept], (self.starts + end)[kept])
-
-    def defined_ranges(self) -> tuple[Ints, Ints]:
-        """Return the ranges of positions where the function is defined."""
-        return _join_ranges(
-            self.starts[self.is_defined], (self.starts + self.lengths)[self.is_defined]
-        )
 
 
 def sorted_unique(values: Ints) -> Ints:

@@ -225,6 +225,21 @@ def as_term(value: "int | Term", num_tokens: int) -> Term:
     return Term.constant(num_tokens, value) if isinstance(value, int) else value
 
 
+def bounded(value: Number) -> Number:
+    """Refuse an integer that leaves the range that is computed with."""
+    if isinstance(value, int) and abs(value) > MAX_VALUE:
+        raise ValueTooLarge
+    return value
+
+
+def num_pieces(value: Number) -> int:
+    """Count the pieces of the functions in a number."""
+    if not isinstance(value, Term | Extreme):
+        return 0
+    terms = value.terms if isinstance(value, Extreme) else (value,)
+    return sum(len(term.on_q.starts) + len(term.on_k.starts) for term in terms)
+
+
 def add(a: Number, b: Number, num_tokens: int) -> Number:
     """Add two numbers.
 

@@ -121,7 +121,8 @@ class _Lines:
         if text in _TIGHT_BEFORE:
             return False
         if text in ("(", "["):
-            return not self._is_call()
+            is_call = self.previous.kind == "name" and last not in _WORD_OPERATORS
+            return not is_call
         return True
 
     def _is_sign(self) -> bool:
@@ -129,7 +130,3 @@ class _Lines:
         if self.before is None or self.before.kind == "comment":
             return True
         return self.before.text in _OPERATORS or self.before.text in _WORD_OPERATORS
-
-    def _is_call(self) -> bool:
-        assert self.previous is not None, "the first token has nothing before it"
-        return self.previous.kind == "name" and self.previous.text not in _WORD_OPERATORS

@@ -350,3 +350,27 @@ def _segment_like(column: str, text: str) -> str | None:
         column = column.removesuffix(ending)
     segments = [name for word, name in _definitions(text) if word == "segment"]
     return next((s for s in segments if s.startswith(column) or column.startswith(s)), None)
+
+
+def fail_unbalanced(tokens: list[RawToken]) -> None:
+    """Raise for the first bracket without a partner; a lone closing one, or the innermost open."""
+    open_: list[RawToken] = []
+    for token in tokens:
+        if token.kind != "symbol":
+            continue
+        if token.text in _PAIRS:
+            open_.append(token)
+        elif token.text in _PAIRS.values():
+            if not open_ or _PAIRS[open_[-1].text] != token.text:
+                raise BuildError(
+                    "E006",
+                    f"`{token.text}` closes nothing",
+                    token.span,
+                    "remove it or open it before",
+                )
+            open_.pop()
+    if open_:
+        closing = _PAIRS[open_[-1].text]
+        raise BuildError(
+            "E006", f"`{open_[-1].text}` is never closed", open_[-1].span, f"add `{closing}`"
+        )

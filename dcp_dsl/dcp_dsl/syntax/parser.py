@@ -23,19 +23,24 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES, fail_foreign_syntax
-from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, STATEMENT_KEYWORDS, RawToken, split_statements
+from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES, fail_foreign_syntax, fail_unbalanced
+from dcp_dsl.syntax.tokens import (
+    KEYWORDS,
+    RESERVED,
+    STATEMENT_KEYWORDS,
+    RawToken,
+    split_at_misspelt,
+    split_statements,
+)
 from dcp_dsl.syntax.walk import moved
 from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
 
 MAX_CHARACTERS = 2**16
-MAX_MISSPELT = 200  # words that are compared with keywords, which is slow
 LANGUAGE_VERSION = 1
 
 _TABLES = Path(str(GRAMMAR)).parent / "__pycache__" / f"dcpm.{sys.implementation.cache_tag}.tables"
-_OPENING = {"(": ")", "[": "]", "{": "}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +98,7 @@ def parse_all(
     statements: list[ast.Statement] = []
     errors: list[Diagnostic] = []
     lost: set[str] = set()
-    groups = _split_at_misspelt(split_statements(text), text)
+    groups = split_at_misspelt(split_statements(text), text)
     was_cut = False
     fresh: dict[str, ast.Statement] = {}
     for index, group in enumerate(groups):
@@ -135,29 +140,6 @@ def _parse_or_move(
         statement = moved(before, start - before.span.start)
     fresh[source] = statement
     return statement
-
-
-def _split_at_misspelt(groups: list[list[RawToken]], text: str) -> list[list[RawToken]]:
-    """Cut statements where a line begins with a misspelt keyword and a name.
-
-    Two names side by side fit nowhere, so `maks b` behind another statement is one of its own.
-    """
-    result: list[list[RawToken]] = []
-    tries = MAX_MISSPELT
-    for group in groups:
-        begin = 0
-        for at in range(1, len(group) - 1):
-            token, following = group[at], group[at + 1]
-            is_pair = token.kind == "name" and following.kind in ("name", "string")
-            if not is_pair or token.text in KEYWORDS or following.text in KEYWORDS or not tries:
-                continue
-            if "\n" in text[group[at - 1].span.end : token.span.start]:
-                tries -= 1
-                if did_you_mean(token.text, STATEMENT_KEYWORDS):
-                    result.append(group[begin:at])
-                    begin = at
-        result.append(group[begin:])
-    return result
 
 
 def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
@@ -261,7 +243,7 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     fail_foreign_syntax(place, tokens, text)
     _fail_foreign_operator(place, text)
     _fail_unknown_character(place)
-    _fail_unbalanced(tokens)
+    fail_unbalanced(tokens)
     at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
     if at and tokens[at - 1].text == "NOT":  # the name was read before the parser stopped
         _fail_foreign_operator(tokens[at - 1], text)
@@ -333,30 +315,6 @@ def _fail_unknown_character(place: RawToken) -> None:
             "E001", f"`{place.text}` is neither a number nor a name", place.span,
             "numbers end in a digit, `k` (1024) or `M` (1_048_576); names begin with a letter",
         )  # fmt: skip
-
-
-def _fail_unbalanced(tokens: list[RawToken]) -> None:
-    """Raise for the first bracket without a partner; a lone closing one, or the innermost open."""
-    open_: list[RawToken] = []
-    for token in tokens:
-        if token.kind != "symbol":
-            continue
-        if token.text in _OPENING:
-            open_.append(token)
-        elif token.text in _OPENING.values():
-            if not open_ or _OPENING[open_[-1].text] != token.text:
-                raise BuildError(
-                    "E006",
-                    f"`{token.text}` closes nothing",
-                    token.span,
-                    "remove it or open it before",
-                )
-            open_.pop()
-    if open_:
-        closing = _OPENING[open_[-1].text]
-        raise BuildError(
-            "E006", f"`{open_[-1].text}` is never closed", open_[-1].span, f"add `{closing}`"
-        )
 
 
 def _fail_unknown_statement(token: RawToken) -> NoReturn:

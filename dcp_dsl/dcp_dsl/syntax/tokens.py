@@ -10,7 +10,10 @@ from functools import lru_cache
 from typing import Literal, TypeAlias
 
 from dcp_dsl.syntax.ast import Span
+from dcp_dsl.syntax.diagnostics import did_you_mean
 from dcp_grammar import words_of
+
+MAX_MISSPELT = 200  # words that are compared with keywords, which is slow
 
 TokenKind: TypeAlias = Literal["name", "number", "string", "comment", "symbol", "unknown"]
 
@@ -83,3 +86,26 @@ def split_statements(text: str) -> list[list[RawToken]]:
             groups[-1].append(token)
         previous = token.text
     return groups
+
+
+def split_at_misspelt(groups: list[list[RawToken]], text: str) -> list[list[RawToken]]:
+    """Cut statements where a line begins with a misspelt keyword and a name.
+
+    Two names side by side fit nowhere, so `maks b` behind another statement is one of its own.
+    """
+    result: list[list[RawToken]] = []
+    tries = MAX_MISSPELT
+    for group in groups:
+        begin = 0
+        for at in range(1, len(group) - 1):
+            token, following = group[at], group[at + 1]
+            is_pair = token.kind == "name" and following.kind in ("name", "string")
+            if not is_pair or token.text in KEYWORDS or following.text in KEYWORDS or not tries:
+                continue
+            if "\n" in text[group[at - 1].span.end : token.span.start]:
+                tries -= 1
+                if did_you_mean(token.text, STATEMENT_KEYWORDS):
+                    result.append(group[begin:at])
+                    begin = at
+        result.append(group[begin:])
+    return result
