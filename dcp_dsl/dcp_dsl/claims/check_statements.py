@@ -79,11 +79,7 @@ def _check_samples(testing: Testing) -> None:
 
 
 def _check_columns(sample: Sample, scope: Scope) -> None:
-    """Refuse columns of tokens, and of segments, that do not have their shape.
-
-    Raises:
-        DatasetError: if there is one.
-    """
+    """Refuse columns of tokens, and of segments, that do not have their shape."""
     given, length = sample.columns, sample.length
     for token in scope.tokens.values():
         column = token.column.text

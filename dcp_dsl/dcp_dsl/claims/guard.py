@@ -130,11 +130,7 @@ class Guard:
 
 
 def check_layouts(mask: Mask, sample: Sample) -> None:
-    """Refuse a sample that the layouts a mask reads do not fill, without binding the mask.
-
-    Raises:
-        DatasetError: naming the segment and its columns.
-    """
+    """Refuse a sample that the layouts a mask reads do not fill, without binding the mask."""
     mask.require(sample)
     for statement, layout in mask.layouts:
         bind_layout(statement, layout, sample.columns, sample.length)

@@ -139,11 +139,7 @@ def search_fault(
     asked: ast.Ident | None = None,
     with_open: bool = False,
 ) -> Tried:
-    """Look for a fault of a mask on samples that fit it, small ones first.
-
-    Raises:
-        DatasetError: if the sample that is named does not fit.
-    """
+    """Look for a fault of a mask on samples that fit it, small ones first."""
 
     def look(sample: Sample, budget: Budget) -> Failure | None:
         return find(dense_mask(mask, sample, budget=budget), sample)

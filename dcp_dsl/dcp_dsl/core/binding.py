@@ -128,9 +128,6 @@ def bind_again(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int)
         core: the mask as a core program; another one with the same text is a different one.
         columns: those that the mask reads.
         num_tokens: tokens of the sample.
-
-    Raises:
-        SpecError, DatasetError: as `bind_core`.
     """
     if sum(map(_size, columns.values())) > MAX_LENGTHS:
         return bind_core(core, columns, num_tokens)

@@ -208,9 +208,6 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         shape: how many tokens or instances, and how many integers in each list of lists.
         where: the column, for messages.
         of: what has a value each, for messages.
-
-    Raises:
-        DatasetError: if it does not.
     """
     try:
         array = np.asarray(value)

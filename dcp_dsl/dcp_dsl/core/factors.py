@@ -232,11 +232,7 @@ class _Rest:
         self.index: dict[nodes.Mask, int] = {}
 
     def find(self, core: nodes.Mask, truth: Mapping[nodes.Mask, bool]) -> int:
-        """Return the index of the region of a mask, given whether some conditions hold.
-
-        Raises:
-            NoForm: if it has none.
-        """
+        """Return the index of the region of a mask, given whether some conditions hold."""
         left = self._given(core, truth)
         if left not in self.index:
             region = self.lowering.mask(left)

@@ -106,11 +106,7 @@ class Mask:
 
 
 def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask:
-    """Check a mask expression over the names of a scope and make it a mask.
-
-    Raises:
-        SpecError: if its names, kinds or arguments are wrong.
-    """
+    """Check a mask expression over the names of a scope and make it a mask."""
     core, errors = check_expression(expression, scope, program)
     if errors:
         raise SpecError(errors)

@@ -208,11 +208,7 @@ def column_values(definition: ast.SampleDef) -> dict[str, Column]:
 
 
 def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sample:
-    """Make a sample of columns and perhaps `len`; find the length as for a `sample` statement.
-
-    Raises:
-        DatasetError: as `declared_sample`; `where` is how the message calls the sample.
-    """
+    """Make a sample of columns and perhaps `len`; find the length as for a `sample` statement."""
     columns = {column: value for column, value in given.items() if column != "len"}
     length = given.get("len")
     try:

@@ -153,11 +153,7 @@ def row_sizes(name: str, column: Any) -> Any:  # Any: columns of any type, and o
 
 
 def require_lengths(source: str, name: str, kind: Any) -> None:  # Any: a pyarrow type
-    """Refuse a column of lengths or tokens that has none.
-
-    Raises:
-        DatasetError: naming the file and the column.
-    """
+    """Refuse a column of lengths or tokens that has none."""
     import pyarrow as pa
 
     if name in LENGTH_COLUMNS:
@@ -291,11 +287,7 @@ def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
 
 
 def layout_length(layouts: Iterable[Summed], columns: Mapping[str, Any]) -> int | None:
-    """Return the tokens that the first of some layouts adds up to; None without a layout.
-
-    Raises:
-        DatasetError: if a column is missing or has the wrong shape.
-    """
+    """Return the tokens that the first of some layouts adds up to; None without a layout."""
     first = next(iter(layouts), None)
     return None if first is None else natural_length(*first, columns)
 

@@ -102,11 +102,7 @@ def require_depth(
     mask_column: str,
     reader: str,
 ) -> None:
-    """Check that a column holds lists nested as deep as its reader needs.
-
-    Raises:
-        DatasetError: if it does not.
-    """
+    """Check that a column holds lists nested as deep as its reader needs."""
     if column_depth(kind) != depth:
         wanted = _SHAPES.get(depth, f"lists nested {depth} deep per row")
         raise DatasetError(

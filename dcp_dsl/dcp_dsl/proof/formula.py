@@ -107,7 +107,7 @@ def has_case(formula: Formula, ranges: Mapping[Hashable, Range], limit: int = 30
     """Return whether any case makes a formula true, as far as leaves are independent of each other.
 
     Raises:
-        Undecided: if there are more.
+        Undecided: if there are more than `limit` cases to try.
     """
     pending: list[tuple[Formula, dict[Hashable, Range], dict[Hashable, bool]]] = [
         (formula, dict(ranges), {})

@@ -56,11 +56,7 @@ class Term:
         return Term(self.on_q.shift(amount), self.on_k)
 
     def single(self) -> tuple[Piecewise, bool]:
-        """Return the one function it is, and whether that is one of k.
-
-        Raises:
-            NotSeparable: if it depends on both positions.
-        """
+        """Return the one function it is, and whether that is one of k."""
         if self.on_k.is_constant:
             amount = int(self.on_k.values[0])
             return (self.on_q.shift(amount) if amount else self.on_q), False
