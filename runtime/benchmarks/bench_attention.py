@@ -31,9 +31,9 @@ from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
 from dcp_runtime.plans.device_plan import prepare_device
-from dcp_runtime.transport.agreement import note_of
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.transport.transport import note_of
 
 SCHEMA = "dcp.bench_attention/1"
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}

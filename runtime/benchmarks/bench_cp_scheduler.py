@@ -17,7 +17,7 @@ import numpy as np
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner import Cluster
 from dcp_planner.step import StepMesh, StepSetting, step_model
-from dcp_runtime.adapters.megatron_scheduler import PlannedCPScheduler
+from dcp_runtime.adapters.megatron import PlannedCPScheduler
 
 RANKS, ROOM, SAMPLES = 8, 8192, 60
 FLOPS_OF_A_PAIR, FLOPS_OF_A_TOKEN = 1.8e6, 4.8e10

@@ -1,15 +1,18 @@
 from .adapters.context_parallel import DCPLoadBalancer
-from .adapters.flex_mask import flex_block_mask, flex_mask_mod
+from .adapters.flex_mask import (
+    MaskModDifference,
+    check_mask_mod,
+    flex_block_mask,
+    flex_mask_mod,
+    import_mask_mod,
+)
 from .adapters.fsdp import sum_gradients
-from .adapters.huggingface import register_dcp
-from .adapters.mask_mod import MaskModDifference, check_mask_mod, import_mask_mod
-from .adapters.prefill import prefill
-from .adapters.trainer import DCPTrainerMixin
+from .adapters.huggingface import DCPTrainerMixin, prefill, register_dcp
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
-from .data.look_ahead import PlanningMetrics
-from .data.screening import Screening
+from .data.plan_sources import PlanningMetrics
+from .data.rows import Screening
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
@@ -22,8 +25,7 @@ from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
 from .plans.device_rates import DeviceRates
 from .run_log.history import RunHistory
-from .run_log.log import RunLog
-from .run_log.sinks import MLflowLog, PrometheusLog, TensorBoardLog, WandbLog
+from .run_log.log import MLflowLog, PrometheusLog, RunLog, TensorBoardLog, WandbLog
 from .verify.verification import TensorError
 
 __all__ = [

@@ -14,7 +14,7 @@ import signal
 from dcp_planner.tables import Attention
 from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.launch import worker
-from dcp_runtime.launch.jobs import run_job
+from dcp_runtime.launch.worker import run_job
 
 VICTIM = 1
 

@@ -25,8 +25,12 @@ from torch.utils.checkpoint import checkpoint
 from dcp_dsl import Sample, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import DCPExecutor, Planning
-from dcp_runtime.adapters.megatron import DCPCoreAttention, PlannedRotary, PlannedSequences
-from dcp_runtime.adapters.megatron_batches import PlannedBatches
+from dcp_runtime.adapters.megatron import (
+    DCPCoreAttention,
+    PlannedBatches,
+    PlannedRotary,
+    PlannedSequences,
+)
 
 warnings.simplefilter("ignore")
 # What Megatron does on the current CUDA device, also with weights on the CPU.

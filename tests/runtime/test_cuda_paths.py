@@ -11,7 +11,7 @@ from torch.distributed import HashStore, distributed_c10d
 from dcp_planner import TransferKind
 from dcp_runtime import RunError
 from dcp_runtime.kernels.choice import choose_kernel
-from dcp_runtime.launch import jobs
+from dcp_runtime.launch import worker
 from dcp_runtime.launch.config import RunConfig
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import recorder, torch_transport
@@ -81,7 +81,7 @@ class _Pinned:
 def _parcel(*, is_send):
     transfer = Transfer(
         index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=1,
-        is_send=is_send, row=0, slot=0, hop=0, brought_by=-1, planned_bytes=8,
+        is_send=is_send, row=0, slot=0, hop=0, brought_by=-1,
     )  # fmt: skip
     return Parcel(transfer, (torch.zeros(2),), 0)
 
@@ -147,7 +147,7 @@ def test_a_process_launches_kernels_on_its_own_gpu(monkeypatch, transport, rank,
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
-    jobs._select_gpu(RunConfig(ranks=8, device="cuda", transport=transport))
+    worker._select_gpu(RunConfig(ranks=8, device="cuda", transport=transport))
     assert devices == [chosen]
 
 

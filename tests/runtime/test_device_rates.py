@@ -10,8 +10,7 @@ import torch
 from dcp_dsl import Spec
 from dcp_planner import Cluster, PlanConfig
 from dcp_runtime import DeviceRates, Packing, Planning, RunError
-from dcp_runtime.adapters.megatron import PlannedSequences
-from dcp_runtime.adapters.megatron_batches import PlannedBatches
+from dcp_runtime.adapters.megatron import PlannedBatches, PlannedSequences
 from dcp_runtime.data.replicas import find_replicas
 
 SCRIPT = Path(__file__).with_name("rates_scenario.py")

@@ -13,10 +13,9 @@ import test_kernels as kernel_tests
 import torch
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.kernels import flash4
+from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.choice import choose_kernel
-from dcp_runtime.kernels.flash import FlashKernel
-from dcp_runtime.kernels.flash4 import Flash4Kernel
+from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
 
 
 class Segments:
@@ -144,7 +143,7 @@ def test_flash4_is_imported_when_it_is_made_and_not_before(monkeypatch):
     for name in ("flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", package)
-    monkeypatch.setattr(flash4, "version", lambda _: "4.0.0b36")
+    monkeypatch.setattr(flash, "version", lambda _: "4.0.0b36")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     assert choose_kernel(torch.bfloat16, "cuda", "flash4", 128).kernel.name == "flash4"
     choice = choose_kernel(torch.bfloat16, "cuda", head_dim=128)
@@ -169,10 +168,10 @@ def test_flash4_is_imported_when_it_is_made_and_not_before(monkeypatch):
 def test_flash4_is_refused_with_the_reason(monkeypatch, found, capability, arguments, reason):
     def version(_):
         if found is None:
-            raise flash4.PackageNotFoundError
+            raise flash.PackageNotFoundError
         return found
 
-    monkeypatch.setattr(flash4, "version", version)
+    monkeypatch.setattr(flash, "version", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
     dtype, head_dim = arguments
     with pytest.raises(RunError, match=reason):

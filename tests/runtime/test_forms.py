@@ -8,9 +8,9 @@ from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_dsl.forms import PlacedForm
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, cut_blocks
 from dcp_planner.plan import decode_part, encode_parts
-from dcp_runtime.data.truncation import truncate
-from dcp_runtime.plans.look_back import look_back
-from dcp_runtime.plans.row_ranges import rasterise_mask
+from dcp_runtime.data.sequence_masks import truncate
+from dcp_runtime.plans.batch_plans import look_back
+from dcp_runtime.plans.tile_pieces import Cells, PieceKind, _rasterise
 
 SPEC = Spec.from_text(
     """
@@ -67,24 +67,25 @@ def test_a_painted_rectangle_is_the_mask_in_it(name):
     form, dense = bind(name)
     placed = PlacedForm(form, 20, 30)
     for q0, q1, k0, k1 in [(0, 16, 0, 150), (64, 80, 32, 96), (140, 150, 140, 150), (3, 4, 90, 99)]:
-        found = rasterise_mask(placed, (20 + q0, 20 + q1), (30 + k0, 30 + k1), 2)
-        own = dense[q0:q1, k0:k1]
+        cells = Cells(*np.array([[0, 20 + q0, 20 + q1, 30 + k0, 30 + k1]]).T)
+        found, own = _rasterise(cells, [placed]), dense[q0:q1, k0:k1]
         if not own.any():
-            assert found is None
+            assert not len(found.tile)
             continue
         seen = np.zeros_like(own)
-        low, high = found.low - 30 - k0, found.high - 30 - k0
-        if found.bits is not None:
-            rows = found.bits.reshape(q1 - q0, -1)
+        low = found.kv_start[0] - 30 - k0
+        high = low + found.kv_len[0]
+        if found.kind[0] == PieceKind.BITS:
+            rows = found.masks.bits.reshape(q1 - q0, -1)
             seen[:, low:high] = np.unpackbits(rows, axis=1, count=high - low)
-        elif found.ranges is not None:
-            for starts, ends in zip(*found.ranges, strict=True):
+        elif found.kind[0] == PieceKind.RANGES:
+            for starts, ends in zip(found.masks.row_lo, found.masks.row_hi, strict=True):
                 for row, (start, end) in enumerate(zip(starts, ends, strict=True)):
                     seen[row, low + start : low + end] = True
         else:
             seen[:, low:high] = True
         assert np.array_equal(seen, own)
-        assert found.pairs == own.sum()
+        assert found.pairs[0] == own.sum()
         assert own[:, [low, high - 1]].any(0).all()
 
 

@@ -7,12 +7,11 @@ from types import SimpleNamespace
 import pytest
 from torch.distributed import HashStore, Store
 
-from dcp_runtime.data import shared_plans
-from dcp_runtime.data.shared_plans import PlanExchange
+from dcp_runtime.data import plan_sources
+from dcp_runtime.data.plan_sources import PlanExchange
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
 from dcp_runtime.transport.group_store import DeadlineStore
-from dcp_runtime.transport.store_barrier import StoreBarrier
 
 pytestmark = pytest.mark.timing
 
@@ -106,7 +105,7 @@ def test_a_plan_that_cannot_be_left_in_the_store_is_said_so(monkeypatch):
 
 def test_a_part_that_was_taken_leaves_the_store(monkeypatch):
     monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
-    monkeypatch.setattr(shared_plans, "decode_reply", bytes.decode)
+    monkeypatch.setattr(plan_sources, "decode_reply", bytes.decode)
     group = SimpleNamespace(get_group_store=HashStore, rank=lambda: 1, size=lambda: 2)
     exchange = PlanExchange(group, timeout_s=10)
     exchange._store = store = HashStore()

@@ -16,8 +16,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
-from dcp_runtime.plans.device_plan import prepare_device
-from dcp_runtime.plans.head_layout import HeadLayout
+from dcp_runtime.plans.device_plan import HeadLayout, prepare_device
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 HEADS = {"mha": (8, 8), "gqa": (8, 2), "mqa": (8, 1), "odd": (6, 3)}

@@ -26,7 +26,7 @@ from dcp_runtime import (
     prefill,
     register_dcp,
 )
-from dcp_runtime.plans.look_back import look_back
+from dcp_runtime.plans.batch_plans import look_back
 
 SPEC = Spec.from_text(
     "segment s = question[question] answer[answers]*\n"

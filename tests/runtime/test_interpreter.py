@@ -157,10 +157,11 @@ def test_bytes_on_the_wire_are_the_bytes_of_the_plan(lab):
                 if e.kind == lane
             )
             prepared = prepare_device(plan, rank, 16)
-            mine = [prepared.transfers[int(i)] for i in np.flatnonzero(end == rank)]
+            table_rows = np.flatnonzero(end == rank).tolist()
+            mine = [prepared.transfers[n] for n in table_rows]
             assert seen == sorted(
-                (bool(table.is_backward[t.index]), t.index, t.name, t.peer, t.planned_bytes)
-                for t in mine
+                (bool(table.is_backward[n]), n, t.name, t.peer, int(table.size_bytes[n]))
+                for n, t in zip(table_rows, mine, strict=True)
             )
 
 

@@ -9,8 +9,7 @@ from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
-from dcp_runtime.plans.row_ranges import Windows, cut_slabs
-from dcp_runtime.plans.tile_pieces import PieceKind, cut_pieces
+from dcp_runtime.plans.tile_pieces import Cells, PieceKind, cut_pieces, cut_slabs
 from dcp_runtime.plans.tile_table import TableBuilder, TileRows
 
 KERNELS = ("cpu", "reference")  # `triton_cases.py` has the interpreted ones
@@ -219,8 +218,8 @@ def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(l
 
 def test_ranges_that_touch_are_one():
     slabs = np.array([(0, 8, a, b, 0, 0) for a, b in ((0, 2), (2, 3), (5, 7))]).T
-    windows = Windows(*np.array([[0], [8], [0], [16]]))
-    cut = cut_slabs(Slabs(16, *slabs), windows)
+    cells = Cells(*np.array([[0], [0], [8], [0], [16]]))
+    cut = cut_slabs(Slabs(16, *slabs), cells)
     assert list(zip(cut.lo.tolist(), cut.hi.tolist(), strict=True)) == [(0, 3), (5, 7)] * 8
 
 

@@ -10,8 +10,12 @@ import torch
 from dcp_planner import Cluster
 from dcp_planner.step import StepMesh, StepSetting, step_model
 from dcp_runtime import RunError
-from dcp_runtime.adapters.megatron import DCPCoreAttention, PlannedRotary, PlannedSequences
-from dcp_runtime.adapters.megatron_scheduler import PlannedCPScheduler
+from dcp_runtime.adapters.megatron import (
+    DCPCoreAttention,
+    PlannedCPScheduler,
+    PlannedRotary,
+    PlannedSequences,
+)
 
 CONFIG = SimpleNamespace(
     attention_dropout=0.0, window_size=None, softmax_type="vanilla", num_attention_heads=8,

@@ -20,7 +20,7 @@ from dcp_planner.workers import WorkerLost
 from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.plan_messages import PlanRequest
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]

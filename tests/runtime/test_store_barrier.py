@@ -7,8 +7,7 @@ import pytest
 from torch.distributed import HashStore
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.failure_registry import FailureRegistry
-from dcp_runtime.transport.store_barrier import FAN, StoreBarrier
+from dcp_runtime.transport.failure_registry import FAN, FailureRegistry, StoreBarrier
 
 
 class CountingStore:

@@ -14,9 +14,8 @@ from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import torch_transport
-from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.torch_transport import GlooTransport
 from dcp_runtime.transport.transport import Parcel
 
@@ -26,7 +25,7 @@ NEVER_S = 10_000.0
 def parcel_of(peer, *, is_send, after=None):
     transfer = Transfer(
         index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=peer,
-        is_send=is_send, row=0, slot=0, hop=0, brought_by=-1, planned_bytes=8,
+        is_send=is_send, row=0, slot=0, hop=0, brought_by=-1,
     )  # fmt: skip
     return Parcel(transfer, (torch.zeros(2),), 4, after)
 
@@ -73,7 +72,7 @@ def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, e
         first.finish(error)
         second.finish(error)
     with pytest.raises(PeerError, match="rank 2 is dead or stalled") as caught:
-        gloo._give_up(second, "backward")
+        raise gloo._blame(second, "backward")
     assert (caught.value.rank, caught.value.division) == (2, 4)
 
 
@@ -81,7 +80,7 @@ def test_in_one_process_the_first_sender_is_to_blame_too(monkeypatch):
     monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     second = parcel_of(1, is_send=True, after=parcel_of(2, is_send=False))
     with pytest.raises(PeerError, match="rank 2 is dead or stalled"):
-        LoopbackTransport(LoopbackWorld(3), 0)._give_up(second, "forward")
+        raise LoopbackTransport(LoopbackWorld(3), 0)._blame(second, "forward")
 
 
 def test_a_message_is_what_it_was_when_it_was_sent():

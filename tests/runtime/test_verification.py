@@ -11,8 +11,14 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, Provenance, build_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.verify import dense_attention
 from dcp_runtime.verify.dense_attention import HeadTensors, Rounding, eager, exact
-from dcp_runtime.verify.inputs import Inputs, random_inputs
-from dcp_runtime.verify.verification import _Measure, _rounding_of, _Tally, verify
+from dcp_runtime.verify.verification import (
+    Inputs,
+    _Measure,
+    _rounding_of,
+    _Tally,
+    random_inputs,
+    verify,
+)
 
 ROUNDING = Rounding(tensor=1e-7, sums=1e-7)
 SPEC = "mask band(w: tokens = 20) = causal and q - k < w"

@@ -8,8 +8,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.kernels import cpu
 from dcp_runtime.kernels.cpu import CpuKernel
-from dcp_runtime.verify.inputs import Inputs
-from dcp_runtime.verify.verification import verify
+from dcp_runtime.verify.verification import Inputs, verify
 
 DTYPES = (torch.float32, torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.float64)
 PARTITIONERS = ("static:zigzag", "static:contiguous", "native")

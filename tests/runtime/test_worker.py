@@ -5,21 +5,20 @@ import pytest
 from dcp_planner.tables import Attention, CommWait
 from dcp_runtime import RunError
 from dcp_runtime.launch import worker
-from dcp_runtime.launch.jobs import Progress
+from dcp_runtime.launch.worker import progress_of
 from dcp_runtime.transport.recorder import Activity, Recorder
 
 
 def test_progress_counts_every_step_and_names_who_computes():
     ranks = [Recorder(0), Recorder(1)]
-    progress = Progress(ranks)
     ranks[0].begin(Activity(CommWait(0, 1), 1, "forward"))
-    assert progress.state() == {"steps": 1, "doing": None}  # who waits is not to blame
+    assert progress_of(ranks) == {"steps": 1, "doing": None}  # who waits is not to blame
     ranks[1].begin(Activity(Attention(2, (0,)), 2, "forward"))
-    assert progress.state() == {
+    assert progress_of(ranks) == {
         "steps": 2, "doing": "attention in division 2 of forward", "division": 2, "rank": 1,
     }  # fmt: skip
     ranks[1].begin(None)
-    assert progress.state() == {"steps": 3, "doing": None}
+    assert progress_of(ranks) == {"steps": 3, "doing": None}
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import choose_kernel
-from dcp_runtime.kernels.reference import ReferenceKernel
+from dcp_runtime.kernels.kernel import ReferenceKernel
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 
 _path = Path(__file__).with_name("test_kernels.py")

@@ -17,16 +17,27 @@ its config at each call, and models that share a config share the one that was c
 Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
+from torch.utils.data import DataLoader
 
+from dcp_dsl.arrays import Ints
+from dcp_runtime.data.dataloader import DCPDataloader
+from dcp_runtime.data.local_data import LocalData, next_token_loss
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn, LayerPlans
+from dcp_runtime.execute.dispatch import undispatch
+from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.plans.batch_plans import BatchPlan
+from dcp_runtime.transport.group_store import Group, process_group
 
 NAME = "dcp"
 
@@ -172,3 +183,154 @@ def _check_sizes(
             f"{where}: expected as many keys as queries, got {key.shape[2]} and {query.shape[2]}; "
             "training uses no cache: pass use_cache=False"
         )
+
+
+@torch.no_grad()
+def prefill(
+    model: torch.nn.Module,
+    executor: DCPExecutor,
+    batch: tuple[LocalData, BatchPlan],
+    decoders: Sequence[int],
+    group: Group | None = None,
+) -> dict[int, Any]:  # Any: transformers' DynamicCache
+    """Run packed prompts over all ranks; leave the keys and values of each with its decoder.
+
+    A cache holds all tokens of a prompt but the last: ``model.generate(prompt,
+    past_key_values=cache)``, under an attention of transformers, computes that one first and goes
+    on. Collective. A rank holds the keys and values of its own tokens beside those of the prompts
+    that it decodes.
+
+    Args:
+        model: of transformers, with ``attn_implementation="dcp"``.
+        executor: of the ranks that share the batch.
+        batch: of a `DCPDataloader` over prompts, under the mask that decoding goes on with.
+        decoders: for each prompt of the batch, in packed order, the rank that decodes it.
+        group: ranks that share the batch, a group or a `DeviceMesh` of one dim; ``None`` for all.
+
+    Returns:
+        The caches of the prompts that this rank decodes, by their places in the batch.
+
+    Raises:
+        RunError: if there are not as many decoders as prompts, or one is no rank of the group.
+    """
+    from transformers import DynamicCache
+
+    data, plan = batch
+    ranks = dist.get_world_size(process_group(group))
+    prompts = np.split(np.arange(plan.num_tokens), plan.cu_seqlens[1:-1])
+    if len(decoders) != len(prompts) or not all(0 <= rank < ranks for rank in decoders):
+        raise RunError(
+            f"prefill: expected for each of the {len(prompts)} prompts a decoder out of {ranks} "
+            f"ranks, got {list(decoders)}"
+        )
+    own: Any = DynamicCache()
+    data = data.to(next(model.parameters()).device)
+    model(
+        input_ids=data.tokens[None], position_ids=data.position_ids[None], past_key_values=own,
+        use_cache=True, logits_to_keep=1, dcp=LayerPlans.prepare(executor, plan),
+    )  # fmt: skip
+    wanted: list[Ints] = [np.zeros(0, np.int64)] * ranks
+    for prompt, decoder in zip(prompts, decoders, strict=True):
+        wanted[decoder] = np.concatenate([wanted[decoder], prompt[:-1]])
+    caches = {at: DynamicCache() for at, decoder in enumerate(decoders) if decoder == executor.rank}
+    lengths = [len(prompts[at]) - 1 for at in caches]
+    for number, layer in enumerate(own.layers):
+        rows = torch.stack([layer.keys[0], layer.values[0]]).transpose(0, 2)  # [T_local, Hkv, 2, D]
+        found = undispatch(rows, plan, group, wanted).transpose(0, 2)
+        for cache, (keys, values) in zip(
+            caches.values(), torch.split(found, lengths, 2), strict=True
+        ):
+            cache.update(keys[None].contiguous(), values[None].contiguous(), number)
+    return caches
+
+
+Inputs: TypeAlias = dict[str, Any]  # Any: as the trainer passes them on
+
+
+class DCPTrainerMixin:
+    """Put it in front of a trainer: ``class MyTrainer(DCPTrainerMixin, Trainer): ...``.
+
+    Its ``train_dataset`` is a `DCPDataloader` over all ranks, its model has
+    ``attn_implementation="dcp"``. A step takes ``gradient_accumulation_steps`` of the loader's
+    batches, a multiple of its `Packing.micro_batches`; the loss is the mean over all their targets.
+    `DistributedDataParallel` averages gradients, so each rank's loss is multiplied by the number of
+    ranks. Evaluation is not changed: give a model of another implementation to it.
+
+    Raises:
+        RunError: from ``train``: if the data set is no `DCPDataloader`, the model has another
+            attention, or a step would end within a global batch.
+    """
+
+    loss_is_scaled_for_ga = True
+
+    def train(self: Any, *args: Any, **others: Any) -> Any:  # Any: the trainer's
+        """Train as the trainer does; the executor lives as long."""
+        chosen = self.model.config._attn_implementation
+        if not isinstance(self.train_dataset, DCPDataloader) or chosen != NAME:
+            raise RunError(
+                f"DCPTrainerMixin: expected train_dataset to be a DCPDataloader and a model with "
+                f"attn_implementation={NAME!r}, got {type(self.train_dataset).__name__} and "
+                f"{chosen!r}"
+            )
+        epochs = _epochs(self.train_dataset)
+        self.add_callback(epochs)
+        try:
+            with DCPExecutor() as self.dcp_executor:
+                return super().train(*args, **others)  # type: ignore[misc]
+        finally:
+            self.remove_callback(epochs)
+
+    def get_train_dataloader(self: Any) -> DataLoader[Inputs]:
+        """Return the loader's batches as inputs of `compute_loss`; they are packed already."""
+        return DataLoader(self.train_dataset, batch_size=None, collate_fn=_inputs)
+
+    def get_batch_samples(
+        self, batches: Iterator[Inputs], count: int, device: torch.device
+    ) -> tuple[list[Inputs], int]:
+        """Return the batches of a step, and how many targets all ranks have in them."""
+        found = list(islice(batches, count))
+        if found and not found[-1]["data"].ends_step:
+            raise RunError(
+                f"DCPTrainerMixin: a step of {len(found)} batches ends within a global batch of "
+                f"{found[-1]['data'].micro_batches}; expected gradient_accumulation_steps to be a "
+                "multiple of Packing.micro_batches"
+            )
+        ended = [inputs["data"] for inputs in found if inputs["data"].ends_step]
+        return found, sum(data.num_targets for data in ended)
+
+    def compute_loss(
+        self: Any,
+        model: torch.nn.Module,
+        inputs: Inputs,
+        return_outputs: bool = False,
+        num_items_in_batch: int | None = None,
+    ) -> Any:
+        """Return this rank's share of the loss, times the number of ranks."""
+        if "data" not in inputs:
+            others = return_outputs, num_items_in_batch
+            return super().compute_loss(model, inputs, *others)  # type: ignore[misc]
+        data: LocalData = inputs["data"].to(inputs["input_ids"].device)
+        layers = LayerPlans.prepare(self.dcp_executor, inputs["plan"])
+        outputs = model(
+            input_ids=inputs["input_ids"], position_ids=data.position_ids[None], use_cache=False,
+            dcp=layers,
+        )  # fmt: skip
+        loss: Tensor = next_token_loss(outputs.logits, data, num_items_in_batch)
+        loss = loss * self.accelerator.num_processes
+        return (loss, outputs) if return_outputs else loss
+
+
+def _epochs(loader: DCPDataloader) -> Any:  # Any: transformers'
+    """Return a callback that tells the loader the epoch: after a resume it is not the first."""
+    from transformers import TrainerCallback
+
+    class Epochs(TrainerCallback):
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+            loader.set_epoch(int(state.epoch or 0))
+
+    return Epochs()
+
+
+def _inputs(batch: Any) -> Inputs:  # Any: torch expects a list; without a batch size it is one item
+    data, plan = batch
+    return {"input_ids": data.tokens[None], "data": data, "plan": plan}

@@ -26,8 +26,7 @@ from dcp_dsl import (
 )
 from dcp_runtime.data.choices import Packing, RowRules
 from dcp_runtime.data.dealing import Dealing
-from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows, Tokens
-from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.rows import IndexedRows, Row, Screening, StreamedRows, Tokens
 from dcp_runtime.data.token_columns import TokenColumns, read_columns
 from dcp_runtime.errors import RunError
 
@@ -42,12 +41,7 @@ def pack_epoch(
 ) -> Packs:
     """Return the rows of every pack of one epoch; each row is in exactly one, unless left out last.
 
-    Args:
-        rows: that can be used.
-        lengths: tokens of each.
-        packing: in which order.
-        dealing: how a global batch is dealt: how large a pack is, and how many it takes.
-        epoch: number of the epoch.
+    `dealing` says how large a pack is, and how many a global batch takes.
     """
     rng = np.random.default_rng([packing.seed, epoch])
     order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
@@ -85,14 +79,7 @@ class PackedSequence:
 
 @dataclass(slots=True)
 class RowReader:
-    """Makes rows ready, one at a time.
-
-    Attributes:
-        resolve: finds mask and sample.
-        room: most tokens of a row.
-        way_out: what to do about a longer one.
-        screening, rules: of the user.
-    """
+    """Makes rows ready, one at a time; `way_out` says what to do about one longer than `room`."""
 
     resolve: Resolver
     room: int

@@ -12,7 +12,7 @@ from dcp_dsl.arrays import settle
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.step import StepModel
 from dcp_runtime.data.dealing import Balance
-from dcp_runtime.data.screening import RowPolicy
+from dcp_runtime.data.rows import RowPolicy
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.transport.group_store import Group

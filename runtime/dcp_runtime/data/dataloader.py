@@ -27,17 +27,28 @@ from dcp_runtime.data.batches import (
     pack_epoch,
 )
 from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_count, check_kind
-from dcp_runtime.data.local_data import LocalData, TargetFinder
-from dcp_runtime.data.look_ahead import OwnPlans, PendingPlan, PlanningMetrics, PlanSource
+from dcp_runtime.data.local_data import (
+    LocalData,
+    Pack,
+    Position,
+    TargetFinder,
+    Window,
+    WindowPlans,
+    without_last,
+)
 from dcp_runtime.data.make_plans import make_plans
-from dcp_runtime.data.plan_reply import PlanReply
-from dcp_runtime.data.plan_request import MaskText, PlanRequest, SequenceRequest
+from dcp_runtime.data.plan_messages import MaskText, PlanReply, PlanRequest, SequenceRequest
+from dcp_runtime.data.plan_sources import (
+    OwnPlans,
+    PendingPlan,
+    PlanExchange,
+    PlanningMetrics,
+    PlanSource,
+    SharedPlans,
+)
 from dcp_runtime.data.planner_pool import PlannerPool
 from dcp_runtime.data.replicas import Replicas, dealing_of, find_replicas
-from dcp_runtime.data.rows import IndexedRows, Row, StreamedRows
-from dcp_runtime.data.screening import Screening
-from dcp_runtime.data.shared_plans import PlanExchange, SharedPlans
-from dcp_runtime.data.windows import Pack, Position, Window, WindowPlans, without_last
+from dcp_runtime.data.rows import IndexedRows, Row, Screening, StreamedRows
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
 

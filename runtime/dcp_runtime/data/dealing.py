@@ -113,16 +113,10 @@ class Dealt(NamedTuple):
 def deal_documents(
     dealing: Dealing, tokens: Sequence[int], pairs: Callable[[], Floats], cluster: Cluster
 ) -> Dealt:
-    """Choose micro-batch and devices of every document.
+    """Choose micro-batch and devices of every document, in packed order; deterministic.
 
-    Args:
-        dealing: how.
-        tokens: of each document, in packed order.
-        pairs: gives the visible pairs of each, the mean over the layers; asked where work counts.
-        cluster: of all devices.
-
-    Returns:
-        The micro-batches of a global batch are neighbours. Deterministic.
+    The micro-batches of a global batch are neighbours. `pairs` gives the visible pairs of each
+    document, the mean over the layers; it is asked where work counts.
     """
     if dealing.is_trivial:
         return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])

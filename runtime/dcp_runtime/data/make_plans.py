@@ -27,12 +27,16 @@ from dcp_planner import (
 )
 from dcp_planner.plan import join_plans
 from dcp_runtime.data.dealing import Share, deal_documents, sub_cluster
-from dcp_runtime.data.plan_reply import PlannedBatch, PlanReply
-from dcp_runtime.data.plan_request import MaskText, PlanRequest, SequenceRequest
-from dcp_runtime.data.screening import SKIP_HINT
-from dcp_runtime.data.successors import hidden_from_next
-from dcp_runtime.data.truncation import truncate
-from dcp_runtime.plans.plan_facts import plan_facts
+from dcp_runtime.data.plan_messages import (
+    MaskText,
+    MicroBatch,
+    PlanReply,
+    PlanRequest,
+    SequenceRequest,
+)
+from dcp_runtime.data.rows import SKIP_HINT
+from dcp_runtime.data.sequence_masks import hidden_from_next, truncate
+from dcp_runtime.plans.batch_plans import plan_facts
 from dcp_runtime.run_log.record import PlanFacts
 
 MOST_LAYERS = 4096
@@ -92,7 +96,7 @@ def _mean_pairs(request: PlanRequest, kept: Sequence[int], bound: Sequence[Bound
 
 def _plan_batch(
     request: PlanRequest, kept: Sequence[int], bound: Sequence[Bound], shares: Sequence[Share]
-) -> PlannedBatch:
+) -> MicroBatch:
     """Plan the micro-batch of a replica: that of its group, or of all groups if these overlap."""
     dealing = request.dealing
     if not dealing.widths:
@@ -110,12 +114,12 @@ def _plan_batch(
         replace(plan, provenance=_provenance(request, members, slot))
         for plan, slot in zip(plans, slots, strict=True)
     )
-    return PlannedBatch(mine.documents, mine.first, named, cycle, _facts(named))
+    return MicroBatch(mine.documents, mine.first, named, cycle, _facts(named))
 
 
 def _plan_together(
     request: PlanRequest, kept: Sequence[int], bound: Sequence[Bound], shares: Sequence[Share]
-) -> PlannedBatch:
+) -> MicroBatch:
     """Plan each share on its devices, and join the plans to one over all devices."""
     places = [place for share in shares for place in share.documents]
     members = [kept[place] for place in places]
@@ -130,7 +134,7 @@ def _plan_together(
             found[number].append((plan, share.first))
         start = end
     plans = tuple(join_plans(parts, request.cluster, request.config) for parts in found)
-    return PlannedBatch(tuple(places), 0, plans, cycle, _facts(plans))
+    return MicroBatch(tuple(places), 0, plans, cycle, _facts(plans))
 
 
 def _facts(plans: Sequence[Plan]) -> tuple[PlanFacts, ...]:

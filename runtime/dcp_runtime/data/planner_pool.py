@@ -15,8 +15,13 @@ from dcp_planner.compile_clock import stopwatch
 from dcp_planner.plan import decode_plan, encode_plan
 from dcp_planner.workers import TaskError, Worker, WorkerLost, WorkerPool, WorkerProgram
 from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_reply import PlanReply, encode_reply
-from dcp_runtime.data.plan_request import PlanRequest
+from dcp_runtime.data.plan_messages import (
+    PlanReply,
+    PlanRequest,
+    decode_reply,
+    encode_parts_of,
+    encode_reply,
+)
 from dcp_runtime.errors import RunError
 
 MOST_FAILED_STARTS = 2
@@ -48,20 +53,20 @@ class PlannerPool:
         The future raises `WorkerLost` if the process is lost, and `DatasetError` or `RunError` with
         the planner's message if it refuses the batch.
         """
-        return self._submit(request, "plans", _read_plans)
+        return self._submit(request, "plans", lambda parts: decode_reply(parts[0], _read_plan))
 
     def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
         """Plan and cut the plans into one part per device of the replica, for `decode_reply`.
 
         The future raises as that of `submit` does.
         """
-        return self._submit(request, "parts", lambda parts, _: parts)
+        return self._submit(request, "parts", lambda parts: parts)
 
     def _submit(
         self,
         request: PlanRequest,
         kind: Literal["plans", "parts"],
-        read: Callable[[list[bytes], dict[str, Any]], _T],  # Any: a JSON document
+        read: Callable[[list[bytes]], _T],
     ) -> "Future[tuple[_T, float]]":
         message, limit_s = {"request": request.to_json(), "kind": kind}, self._time_limit_s
 
@@ -73,7 +78,7 @@ class PlannerPool:
                 raise refused(str(error)) from error
             try:
                 ends = pairwise([0, *accumulate(answer["sizes"])])
-                return read([blob[start:end] for start, end in ends], answer), answer["seconds"]
+                return read([blob[start:end] for start, end in ends]), answer["seconds"]
             except (DCPError, KeyError, TypeError, ValueError) as error:
                 worker.end()
                 raise WorkerLost(f"the planner's answer cannot be read: {error}") from error
@@ -106,8 +111,8 @@ class PlannerPool:
         return tuple(pid for pid in pids if pid is not None)
 
 
-def _read_plans(parts: list[bytes], answer: dict[str, Any]) -> PlanReply:
-    return PlanReply.with_notes([decode_plan(part).plan for part in parts], answer)
+def _read_plan(data: bytes) -> Plan:
+    return decode_plan(data).plan
 
 
 def start() -> Callable[..., tuple[dict[str, Any], bytes]]:
@@ -120,12 +125,8 @@ def _answer(message: dict[str, Any], *_: object) -> tuple[dict[str, Any], bytes]
     with stopwatch() as watch:
         reply = plan_request(request)
         if message["kind"] == "parts":
-            parts = encode_reply(reply, request.own_devices)
-        else:
-            parts = []
-            for batch in reply.batches:
-                for plan in batch.plans:
-                    assert isinstance(plan, Plan), "plans are made whole"
-                    parts.append(encode_plan(plan))
-    sizes = [len(part) for part in parts]
-    return {"seconds": watch.seconds, "sizes": sizes, **reply.notes}, b"".join(parts)
+            parts = encode_parts_of(reply, request.own_devices)
+        else:  # planned here, they are whole
+            plans = [plan for batch in reply.batches for plan in batch.plans]
+            parts = [encode_reply(reply, [encode_plan(p) for p in plans if isinstance(p, Plan)])]
+    return {"seconds": watch.seconds, "sizes": [*map(len, parts)]}, b"".join(parts)

@@ -22,9 +22,7 @@ class Replicas:
 
     Attributes:
         count: replicas.
-        context_ranks: ranks of a replica.
         device: this rank, counted over all replicas.
-        cluster: the devices of all replicas.
         group: the ranks of this replica; ``None``: all ranks, or nobody said which.
     """
 
@@ -38,12 +36,6 @@ class Replicas:
     def replica(self) -> int:
         """This rank's replica."""
         return self.device // self.context_ranks
-
-    @property
-    def own_devices(self) -> range:
-        """Devices of this rank's replica."""
-        first = self.replica * self.context_ranks
-        return range(first, first + self.context_ranks)
 
 
 def find_replicas(packing: Packing, planning: Planning) -> Replicas:

@@ -18,13 +18,11 @@ from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, d
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.run_log.log import RunLog
-from dcp_runtime.transport.agreement import Topic, agree
-from dcp_runtime.transport.clock import Timeline
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.limits import check_timeout
-from dcp_runtime.transport.recorder import Recorder, make_trace
+from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
 from dcp_runtime.transport.torch_transport import make_transport
-from dcp_runtime.transport.transport import Transport
+from dcp_runtime.transport.transport import Topic, Transport, agree
 
 DEFAULT_TIMEOUT_S = 600.0
 

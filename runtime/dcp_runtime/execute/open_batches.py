@@ -1,16 +1,51 @@
 """The batches that an executor has prepared: which plan nothing ran, and which plan can be meant.
 
 A batch *waits* until a layer runs one of its plans, and is *open* while a forward call of it waits
-for its backward.
+for its backward. Plans and open calls are known by tensors, which a compiled graph passes along.
 """
 
 import sys
+from itertools import count
 from weakref import WeakValueDictionary
 
 import torch
+from torch import Tensor
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.handles import OpenCall
+
+_numbers = count()
+_objects: "WeakValueDictionary[int, object]" = WeakValueDictionary()
+
+
+def handle_of(plan: object) -> Tensor:
+    """Return a tensor that stands for a plan as long as that lives."""
+    number = next(_numbers)
+    _objects[number] = plan
+    return torch.tensor([number])
+
+
+def find(handle: Tensor) -> object:
+    """Return what a handle stands for."""
+    return _objects[int(handle)]
+
+
+class OpenCall(bytearray):
+    """A forward call that awaits its backward, as the memory of its handle.
+
+    The autograd graph alone holds the handle, also a compiled graph; the call ends when that memory
+    is freed. It keeps its plan alive.
+    """
+
+    def __init__(self, plan: object) -> None:
+        number = next(_numbers)
+        super().__init__(number.to_bytes(8, "little"))
+        self.plan = plan
+        _objects[number] = self
+
+    def handle(self) -> Tensor:
+        """Return the tensor over this memory."""
+        return torch.frombuffer(self, dtype=torch.int64)
+
 
 _GIVE_THE_PLAN = (
     "give every layer the prepared plan: prepared = executor.prepare(plan), then "

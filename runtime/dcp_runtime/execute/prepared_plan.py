@@ -1,6 +1,7 @@
 """`PreparedPlan`: a plan that is ready on this rank, and the calls that layers make on it."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -8,9 +9,8 @@ from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.handles import handle_of
 from dcp_runtime.execute.interpreter import Interpreter
-from dcp_runtime.execute.open_batches import PreparedBatch
+from dcp_runtime.execute.open_batches import PreparedBatch, handle_of
 from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.execute.tensor_checks import (
     PLAIN,
@@ -22,11 +22,10 @@ from dcp_runtime.execute.tensor_checks import (
 )
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype, row_delta
+from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.device_plan import DevicePlan
-from dcp_runtime.plans.look_back import look_back
-from dcp_runtime.transport.agreement import Topic, agree
 from dcp_runtime.transport.recorder import Recorder, make_clock
-from dcp_runtime.transport.transport import Transport
+from dcp_runtime.transport.transport import Topic, Transport, agree
 
 _KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
 
@@ -55,15 +54,8 @@ class PreparedPlan:
     """A plan made ready on this rank: `DCPExecutor.prepare` makes it, layers run it.
 
     ``DCPAttn.apply(prepared, q, kv)`` runs it, in as many layers as you like, also when a
-    checkpoint runs them again after other plans were prepared.
-
-    Args:
-        part: this rank's part of the plan.
-        transport: moves blocks between the ranks.
-        batch: the plans that were prepared together.
-        kernel, check_finite: see `DCPExecutor`.
-        before: the plan that was prepared before, whose engine has this plan's tables already;
-            ``None`` for the first plan.
+    checkpoint runs them again after other plans were prepared. The engine of the plan `before` has
+    this plan's tables already.
     """
 
     def __init__(
@@ -129,11 +121,8 @@ class PreparedPlan:
         Raises:
             RunError: if dout does not fit out, or another rank fails.
         """
-        try:
+        with self._telling("backward"):
             check_gradient(self.part, out, dout)
-        except RunError as error:
-            self._transport.report("backward", 0, error)
-            raise
         heads = self.part.heads
         tensors = (q, dout, lse, row_delta(out, dout))
         rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
@@ -155,13 +144,10 @@ class PreparedPlan:
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
             return
-        try:
+        with self._telling("forward"):
             check_tensors(self.part, q, kv)
             softmax.check(q)
             self._engine.check(_kind_of(q, softmax))
-        except RunError as error:
-            self._transport.report("forward", 0, error)
-            raise
 
     def _propose_engine(
         self, q: Tensor, kv: Keys, softmax: Softmax
@@ -191,10 +177,15 @@ class PreparedPlan:
         )
 
     def _check(self, direction: Direction, **results: Tensor) -> None:
-        if not self._check_finite:
-            return
+        if self._check_finite:
+            with self._telling(direction):
+                check_result(self.part.device, direction, **results)
+
+    @contextmanager
+    def _telling(self, direction: Direction) -> Iterator[None]:
+        """Tell the other ranks of an error that this one meets alone."""
         try:
-            check_result(self.part.device, direction, **results)
+            yield
         except RunError as error:
             self._transport.report(direction, 0, error)
             raise

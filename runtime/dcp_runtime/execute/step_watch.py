@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.plans.batch_plans import BatchNote
+from dcp_runtime.plans.batch_plans import BatchNote, own_work, plan_facts
 from dcp_runtime.plans.device_rates import DeviceRates
-from dcp_runtime.plans.plan_facts import own_work, plan_facts
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.run_log.record import RankTotals, Record, measured_figures, planned_figures
 from dcp_runtime.transport.transport import Transport
@@ -64,15 +63,13 @@ class StepWatch:
     """Keeps the batches of an executor until all ranks are done with them.
 
     All that takes time is done by the thread of the log; nothing here can fail a training step.
+    Where one rank has a log or rates, all have; the first of the group writes.
 
     Args:
-        log: of this process, if there is one: every rank has one then, the first of the group
-            writes.
-        rates: of this process, likewise.
+        log, rates, trace_every: see `DCPExecutor`.
         transport: of the ranks, whose store carries their totals.
         replica: rank of the first of them, over all groups.
         lag: batches that may be prepared before the first of them runs.
-        trace_every: traces of every so many batches are kept beside the log.
     """
 
     def __init__(

@@ -7,10 +7,8 @@ import torch
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.cpu import CpuKernel
-from dcp_runtime.kernels.flash import FlashKernel, flash_refusal
-from dcp_runtime.kernels.flash4 import Flash4Kernel, flash4_refusal
-from dcp_runtime.kernels.kernel import Kernel
-from dcp_runtime.kernels.reference import ReferenceKernel
+from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel, flash4_refusal, flash_refusal
+from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel
 
 KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
@@ -43,12 +41,7 @@ def segment_rows(wanted: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel that was chosen and the reason against each other one.
-
-    Attributes:
-        kernel: what computes.
-        refused: (name, reason) of every other kernel.
-    """
+    """The kernel that was chosen, and (name, reason) of every other one."""
 
     kernel: Kernel
     refused: tuple[tuple[str, str], ...]

@@ -1,18 +1,22 @@
 """The flash-attention backends: plain variable-length kernels, which know no mask of their own.
 
-`flash` is FlashAttention-2 as torch carries it, `flash4` (`flash4.py`) the package flash-attn-4. A
-table is rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles
-and causal triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of
-several calls are merged by log-sum-exp. It is there to compare with, and for GPUs without Triton;
-gathered keys cost memory and time that our own kernels do not spend. Where a key stands in several
-segments of a call, its gradient is summed by atomics: the last bits may differ between two runs.
+`flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. A table is
+rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles and causal
+triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of
+several calls are merged by log-sum-exp. They are there to compare with, and for GPUs without
+Triton; gathered keys cost memory and time that our own kernels do not spend. Where a key stands in
+several segments of a call, its gradient is summed by atomics: the last bits may differ between two
+runs.
 
 The operators exist on CUDA only. Everything around them is tested on the CPU with stand-ins; the
 operators themselves have not been run by this project.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,6 +26,7 @@ from torch import Tensor
 
 from dcp_dsl import import_mask
 from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.forms import ranges_of_tile
 from dcp_dsl.interchange import Export, varlen_calls
 from dcp_runtime.kernels.kernel import (
     AttentionState,
@@ -175,9 +180,8 @@ def _as_slices(table: TileTable) -> Export:
         if table.kind[piece] == PieceKind.FULL:
             boxes.append(np.array([[q, q + rows, k, k + size]]))
             continue
-        steps = np.diff(table.piece_mask(piece, rows).astype(np.int8), axis=1, prepend=0, append=0)
-        row, begin = np.nonzero(steps == 1)
-        end = np.nonzero(steps == -1)[1]
+        row_ptr, begin, end = ranges_of_tile(table.piece_mask(piece, rows))
+        row = np.repeat(np.arange(rows), np.diff(row_ptr))
         boxes.append(np.column_stack([q + row, q + row + 1, k + begin, k + end]))
     table_of = np.concatenate(boxes)
     tokens = int(table_of[:, [1, 3]].max(initial=0))
@@ -187,3 +191,70 @@ def _as_slices(table: TileTable) -> Export:
         tokens,
         {"q_ranges": table_of[:, :2], "k_ranges": table_of[:, 2:], "attn_type_map": kind},
     )
+
+
+HEAD_DIMS_TO = 128
+"""More on some devices, but then without dlse on others."""
+OLDEST = 36
+"""Beta before which backward on compute capability 9 gives wrong gradients now and then."""
+
+
+class Flash4Kernel(FlashKernel):
+    """Attention through the kernels of flash-attn-4, compiled at the first call of a shape.
+
+    Facts of version 4.0.0b36, read from the package: out and lse (``[Hq, rows]``, natural, float32)
+    come first in what forward returns; backward subtracts ``rowsum(out * dout) - dlse`` from dp, so
+    zeros for out and minus delta for dlse bring our delta in without rounding it to 16 bits.
+
+    Args:
+        operators: module with ``_flash_attn_fwd`` and ``_flash_attn_bwd``; that of the package if
+            ``None``.
+    """
+
+    name = "flash4"
+
+    def __init__(self, operators: Any = None) -> None:  # Any: the package has no types
+        super().__init__(operators or import_module("flash_attn.cute.interface"))
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        out, lse, *_ = self._operators._flash_attn_fwd(
+            q, k, v, **_segments(call), softmax_scale=scale, return_lse=True
+        )
+        return out, lse
+
+    def _gradients(
+        self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        dq, dk, dv = self._operators._flash_attn_bwd(
+            rows.q, k, v, torch.zeros_like(rows.q), rows.dout, rows.lse,
+            **_segments(call), softmax_scale=scale, dlse=-rows.delta,
+        )  # fmt: skip
+        return dq, dk, dv
+
+
+def _segments(call: FlashCall) -> dict[str, Tensor | int | bool]:
+    return {
+        "cu_seqlens_q": call.cu_seqlens_q,
+        "cu_seqlens_k": call.cu_seqlens_k,
+        "max_seqlen_q": call.max_q,
+        "max_seqlen_k": call.max_k,
+        "causal": call.causal,
+    }
+
+
+def flash4_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
+    """Return why flash-attn-4 cannot compute this here, ``None`` if it can."""
+    if refused := flash_refusal(dtype, device, head_dim, HEAD_DIMS_TO):
+        return refused
+    try:
+        found = version("flash-attn-4")
+    except PackageNotFoundError:
+        return "flash-attn-4 is not installed; pip install 'dcp-dsl[flash]'"
+    beta = re.fullmatch(r"4\.0\.0b(\d+)", found)
+    if found.startswith("0.") or (beta and int(beta[1]) < OLDEST):
+        return f"flash-attn-4 {found} may give wrong gradients; install 4.0.0b{OLDEST} or newer"
+    if torch.cuda.get_device_capability(device)[0] not in (9, 10, 11):
+        return "needs a GPU of compute capability 9, 10 or 11"
+    return None

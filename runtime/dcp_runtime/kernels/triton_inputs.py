@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dcp_dsl.arrays import Indices, Ints
-from dcp_runtime.plans.row_ranges import run_numbers
-from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
+from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, run_numbers
 from dcp_runtime.plans.tile_table import TileTable
 
 ALIGNMENT = 16

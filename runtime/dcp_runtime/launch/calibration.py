@@ -85,12 +85,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PredictionCheck:
-    """A plan that no constant was fitted to.
-
-    Attributes:
-        plan: what it is.
-        predicted_s, measured_s: forward and backward; the median of several runs.
-    """
+    """A plan that no constant was fitted to: forward and backward, the median of several runs."""
 
     plan: str
     predicted_s: float

@@ -167,8 +167,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
 
 
 def _verify(plan: Plan, config: RunConfig, found: Mapping[str, NDArray[Any]]) -> "Verification":
-    from dcp_runtime.verify.inputs import DTYPES, random_inputs
-    from dcp_runtime.verify.verification import verify
+    from dcp_runtime.verify.verification import DTYPES, random_inputs, verify
 
     dtype = DTYPES[config.dtype]
     blocks = list(range(len(plan.blocks)))

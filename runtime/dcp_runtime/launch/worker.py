@@ -1,47 +1,201 @@
-"""Run the jobs of one rank of a `ProcessWorld`, inside its worker process."""
+"""The process of a rank of a `ProcessWorld`: it runs plans on random tensors, or measures links.
+
+A process is one rank, or all of them as threads (`loopback`).
+"""
 
 import gc
 import io
+import statistics
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch._C._distributed_c10d import FileStore  # torch.distributed.FileStore, with its type
 
 from dcp_dsl import DCPError
-from dcp_planner.plan import decode_plan
+from dcp_planner import Plan
+from dcp_planner.plan import decode_plan, encode_plan
+from dcp_planner.tables import CommWait
 from dcp_runtime.errors import RunError
+from dcp_runtime.execute.attention import DCPAttn
+from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.launch.config import RunConfig, TransportName
-from dcp_runtime.launch.jobs import Progress, run_job
-from dcp_runtime.launch.link_ring import measure_ring
 from dcp_runtime.transport.limits import LinkLimit, describe_wait
+from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
+from dcp_runtime.transport.transport import NoOverlapTransport, Transport
+from dcp_runtime.verify.verification import DTYPES, Inputs, random_inputs
 
-HEARTBEAT_S = 0.5
+WARM_UP = 2
 
 
-@dataclass(frozen=True, slots=True)
-class RankSetup:
-    """Settings that a rank joins its world with.
+def measure_ring(
+    transport: str, sizes: Sequence[int], counts: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    """Measure messages of every size and count, in the default process group.
 
-    Attributes:
-        rank, size: its number, and how many there are.
-        timeout_s: how long a rank may keep another one waiting.
-        transport: how blocks travel.
-        store: file through which the processes find each other.
+    Returns:
+        ``size_bytes``, ``count``, and ``seconds``: the median from a barrier until every message of
+        this rank has left and arrived.
+    """
+    device = "cpu"
+    if transport == "nccl":
+        device = f"cuda:{dist.get_rank()}"
+        torch.cuda.set_device(device)
+    return [
+        {"size_bytes": size, "count": n, "seconds": _ring_seconds(repeats, device, size, n)}
+        for size in sizes
+        for n in counts
+    ]
+
+
+def _ring_seconds(repeats: int, device: str, size_bytes: int, count: int) -> float:
+    """Measure the median seconds of `count` messages to the next rank and as many from the last."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    sent, received = (
+        [torch.zeros(size_bytes, dtype=torch.uint8, device=device) for _ in range(count)]
+        for _ in range(2)
+    )
+    operations = [
+        *(
+            dist.P2POp(dist.irecv, tensor, (rank - 1) % size, tag=i)
+            for i, tensor in enumerate(received)
+        ),
+        *(
+            dist.P2POp(dist.isend, tensor, (rank + 1) % size, tag=i)
+            for i, tensor in enumerate(sent)
+        ),
+    ]
+    seconds = []
+    for _ in range(WARM_UP + repeats):
+        dist.barrier()
+        start = time.perf_counter()
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds[WARM_UP:])
+
+
+def progress_of(recorders: Sequence[Recorder]) -> dict[str, object]:
+    """Return the instructions that ranks have begun, and what one that computes is doing.
+
+    A rank that waits for another does not count.
+    """
+    state: dict[str, object] = {"steps": sum(r.steps for r in recorders), "doing": None}
+    for recorder in recorders:
+        doing = recorder.doing
+        if doing is not None and not isinstance(doing.instruction, CommWait):
+            found = {"doing": str(doing), "division": doing.division, "rank": recorder.device}
+            return state | found
+    return state
+
+
+def run_job(
+    config: RunConfig, plan: Plan, timeout_s: float, recorders: list[Recorder]
+) -> dict[str, NDArray[Any]]:
+    """Run a plan on this process's rank, or on all ranks if they are threads.
+
+    `recorders` gets those of the ranks of this process, as they begin.
+
+    Returns:
+        Arrays by name: ``RANK/prepare_s``, with ``config.verify`` ``RANK/out0`` and so on, and from
+        rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a plan file.
+
+    Raises:
+        RunError: if a rank died, stalled or failed.
     """
 
-    rank: int
-    size: int
-    timeout_s: float
-    transport: TransportName
-    store: str
+    def run_rank(transport: Transport) -> dict[str, NDArray[Any]]:
+        return _run_rank(transport, config, plan, recorders)
+
+    if config.device == "cuda":
+        _select_gpu(config)
+    if config.transport == "loopback":
+        world = LoopbackWorld(plan.num_devices, timeout_s, lockstep=True)
+        return dict(ChainMap(*world.run(run_rank)))
+    if config.transport == "nccl":
+        return run_rank(NcclTransport(None, timeout_s))
+    return run_rank(GlooTransport(None, timeout_s, config.link))
+
+
+def _run_rank(
+    transport: Transport, config: RunConfig, plan: Plan, recorders: list[Recorder]
+) -> dict[str, NDArray[Any]]:
+    rank = transport.rank
+    if not config.overlap:
+        transport = NoOverlapTransport(transport)
+    executor = DCPExecutor(
+        kernel=config.kernel, transport=transport, check_finite=config.check_finite
+    )
+    blocks = plan.local_blocks(rank).tolist()
+    layers = [
+        random_inputs(plan, blocks, n, config.seed, DTYPES[config.dtype]).to(
+            torch.device(config.device)
+        )
+        for n in range(config.layers)
+    ]
+
+    def run_pass() -> tuple[float, dict[str, torch.Tensor | None]]:
+        start_s = time.perf_counter()
+        prepared = executor.prepare(plan)
+        recorders.append(prepared.recorder)
+        prepare_s = time.perf_counter() - start_s
+        transport.exchange_notes("", "barrier before the first layer")
+        return prepare_s, _attend(prepared, layers)
+
+    for _ in range(config.warmup):
+        run_pass()
+    prepare_s, tensors = run_pass()
+    found = {f"{rank}/prepare_s": np.array(prepare_s)}
+    if config.verify:
+        found |= {f"{rank}/{name}": _as_array(tensor) for name, tensor in tensors.items()}
+    timeline = executor.gather_timeline()
+    executor.close()
+    if timeline is not None:
+        found["trace"] = np.frombuffer(encode_plan(plan, (timeline.trace,)), np.uint8)
+        found["clock_uncertainty_s"] = np.array(timeline.uncertainty_s)
+    return found
+
+
+def _select_gpu(config: RunConfig) -> None:
+    """Make this process's GPU the current one: kernels are launched there, whatever moves data."""
+    if not torch.cuda.is_available():
+        raise RunError("device 'cuda' was asked for, and torch finds none; use device 'cpu'")
+    rank = 0 if config.transport == "loopback" else dist.get_rank()
+    torch.cuda.set_device(rank % torch.cuda.device_count())
+
+
+def _attend(prepared: PreparedPlan, layers: list[Inputs]) -> dict[str, torch.Tensor | None]:
+    """Run all layers forward, then all layers backward, as a model does."""
+    leaves = [(x.q.detach().requires_grad_(), x.kv.detach().requires_grad_()) for x in layers]
+    outs = [DCPAttn.apply(prepared, q, kv) for q, kv in leaves]
+    for out, inputs in reversed(list(zip(outs, layers, strict=True))):
+        torch.autograd.backward(out, inputs.dout)
+    results: dict[str, torch.Tensor | None] = {}
+    for n, (out, (q, kv)) in enumerate(zip(outs, leaves, strict=True)):
+        results |= {f"out{n}": out.detach(), f"dq{n}": q.grad, f"dkv{n}": kv.grad}
+    return results
+
+
+def _as_array(tensor: torch.Tensor | None) -> NDArray[Any]:
+    assert tensor is not None, "backward gave no gradient"
+    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+    return wide.cpu().numpy()
+
+
+HEARTBEAT_S = 0.5
 
 
 def start(
@@ -55,30 +209,35 @@ def start(
     # Modules are no garbage, and a search through all of them stops a rank for some 0.15 s.
     gc.collect()
     gc.freeze()
-    place = RankSetup(int(rank), int(size), float(timeout_s), transport, f"/proc/self/fd/{store}")
-    return partial(_answer, place, Progress())
+    limit_s, recorders = float(timeout_s), list[Recorder]()
 
+    def answer(
+        message: dict[str, Any], blob: bytes, tell: Callable[[object], None]
+    ) -> tuple[dict[str, Any], bytes]:  # Any: JSON values
+        recorders.clear()
+        try:
+            with _heartbeat(recorders, tell):
+                if transport != "loopback" and not dist.is_initialized():
+                    _join(int(rank), int(size), limit_s, transport, f"/proc/self/fd/{store}")
+                # Errors of the run are settled among the ranks; what is left is lost contact.
+                with _collective("running", limit_s):
+                    if "ring" in message:
+                        return {"ring": measure_ring(transport, **message["ring"])}, b""
+                    return {}, _run(message["config"], blob, limit_s, recorders)
+        except DCPError as error:  # is an answer, too, so that the owner can compare all of them
+            return {"failure": _failure(error)}, b""
 
-def _answer(
-    place: RankSetup,
-    progress: Progress,
-    message: dict[str, Any],  # Any: JSON values
-    blob: bytes,
-    tell: Callable[[object], None],
-) -> tuple[dict[str, Any], bytes]:
-    progress.start()
-    with _heartbeat(progress, tell):
-        return _serve(message, blob, place, progress)
+    return answer
 
 
 @contextmanager
-def _heartbeat(progress: Progress, tell: Callable[[object], None]) -> Iterator[None]:
+def _heartbeat(recorders: Sequence[Recorder], tell: Callable[[object], None]) -> Iterator[None]:
     """Tell the owner now and then that this process is not stopped, and how far it is."""
     is_over = threading.Event()
 
     def beat() -> None:
         while True:
-            tell(progress.state())
+            tell(progress_of(recorders))
             if is_over.wait(HEARTBEAT_S):
                 return
 
@@ -102,48 +261,33 @@ def _collective(what: str, timeout_s: float) -> Iterator[None]:
         ) from error
 
 
-def _serve(
-    message: dict[str, Any], blob: bytes, place: RankSetup, progress: Progress
-) -> tuple[dict[str, Any], bytes]:
-    """Run a job; a failure is an answer, too, so that the owner can compare those of all ranks."""
-    try:
-        if place.transport != "loopback" and not dist.is_initialized():
-            _join(place)
-        # Errors of the run are settled among the ranks; what is left is lost contact.
-        with _collective("running", place.timeout_s):
-            if "ring" in message:
-                return {"ring": measure_ring(place.transport, **message["ring"])}, b""
-            values, file = message["config"], io.BytesIO()
-            link = values["link"] and LinkLimit(**values["link"])
-            config, plan = RunConfig(**{**values, "link": link}), decode_plan(blob).plan
-            # Any: savez mixes arrays with options in its signature
-            arrays: dict[str, Any] = run_job(config, plan, place.timeout_s, progress)
-            np.savez(file, **arrays)
-            return {}, file.getvalue()
-    except DCPError as error:
-        rank, division = getattr(error, "rank", None), getattr(error, "division", None)
-        lost_contact = isinstance(error.__cause__, RuntimeError)
-        failure = {
-            "message": str(error),
-            "rank": rank,
-            "division": division,
-            "is_own": rank is None and not lost_contact,
-        }
-        return {"failure": failure}, b""
+def _run(values: dict[str, Any], blob: bytes, timeout_s: float, recorders: list[Recorder]) -> bytes:
+    link, file = values["link"] and LinkLimit(**values["link"]), io.BytesIO()
+    config, plan = RunConfig(**{**values, "link": link}), decode_plan(blob).plan
+    # Any: savez mixes arrays with options in its signature
+    arrays: dict[str, Any] = run_job(config, plan, timeout_s, recorders)
+    np.savez(file, **arrays)
+    return file.getvalue()
 
 
-def _join(place: RankSetup) -> None:
+def _failure(error: DCPError) -> dict[str, Any]:
+    rank, division = getattr(error, "rank", None), getattr(error, "division", None)
+    is_own = rank is None and not isinstance(error.__cause__, RuntimeError)  # else lost contact
+    return {"message": str(error), "rank": rank, "division": division, "is_own": is_own}
+
+
+def _join(rank: int, size: int, timeout_s: float, transport: TransportName, store: str) -> None:
     found = torch.cuda.device_count() if dist.is_nccl_available() else 0
-    if place.transport == "nccl" and found < place.size:
+    if transport == "nccl" and found < size:
         raise RunError(
-            f"transport 'nccl' needs a CUDA device for each of the {place.size} ranks, torch finds "
+            f"transport 'nccl' needs a CUDA device for each of the {size} ranks, torch finds "
             f"{found}; use transport 'gloo' or 'loopback'"
         )
-    with _collective("starting", place.timeout_s):
+    with _collective("starting", timeout_s):
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if place.transport == "nccl" else "gloo",
-            store=FileStore(place.store, place.size),
-            rank=place.rank,
-            world_size=place.size,
-            timeout=timedelta(seconds=place.timeout_s),
+            "cpu:gloo,cuda:nccl" if transport == "nccl" else "gloo",
+            store=FileStore(store, size),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
         )

@@ -45,7 +45,7 @@ class _Rank:
         self.future, self.last_sign_s, self.doing = future, time.monotonic(), None
 
     def note(self, state: Mapping[str, Any]) -> None:
-        """Take in a sign of life: `Progress.state`."""
+        """Take in a sign of life: `progress_of`."""
         self.last_sign_s, self.has_spoken = time.monotonic(), True
         if (state["steps"], state["doing"]) != (self.steps, self.doing):
             self.last_step_s = self.last_sign_s

@@ -1,4 +1,4 @@
-"""The plans of one batch, one per distinct mask, and the name of the batch."""
+"""The plans of one batch, one per distinct mask: their name, their figures, their look-back."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -9,7 +9,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl import Form
 from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.forms import RegionPart, Rows, regions_of
 from dcp_planner import Plan, digest
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
@@ -125,3 +127,58 @@ def batch_note(plan: object) -> BatchNote:
     if isinstance(plan, StackedPlans) and plan not in _notes:
         return batch_note(plan.plans[0])
     return _notes.get(plan, BatchNote())
+
+
+def plan_facts(plan: Plan, predicted_s: tuple[float, ...] = ()) -> PlanFacts:
+    """Return the numbers of a plan, with its predicted seconds where they are known; O(tiles)."""
+    devices, transfers = plan.num_devices, plan.transfers
+    work = np.bincount(plan.tiles.device, plan.tiles.pairs, devices) / plan.head_groups
+    tokens = np.bincount(plan.blocks.owner, plan.blocks.num_tokens, devices)
+    forward, total = (
+        int(transfers.size_bytes[kept].sum()) for kept in (transfers.is_backward == 0, slice(None))
+    )
+    return PlanFacts(
+        size_bytes=(forward, total - forward),
+        most_work=int(work.max()),
+        mean_work=float(work.mean()),
+        most_tokens=int(tokens.max()),
+        mean_tokens=float(tokens.mean()),
+        predicted_s=predicted_s,
+    )
+
+
+def own_work(plan: Plan | PlanPart, device: int) -> int:
+    """Count the visible pairs that a device computes forward."""
+    whole = plan.plan if isinstance(plan, PlanPart) else plan
+    tiles = whole.tiles
+    return int(tiles.pairs[tiles.device == device].sum()) // whole.head_groups
+
+
+def look_back(plan: Plan) -> int:
+    """Return the largest ``q - k + 1`` over all visible pairs: the window that holds the mask."""
+    of_forms = (_look_back(placed.form) for placed in plan.forms)
+    return max(_look_back(plan.slabs), *of_forms, 0)
+
+
+def _look_back(form: Form) -> int:
+    """As `look_back`; of labels and predicates, which keep no ranges, all tokens."""
+    if form.form == "tiles":
+        return form.num_tokens
+    return max((_of_part(part) for part in regions_of(form)), default=0)
+
+
+def _of_part(part: RegionPart) -> int:
+    """Of each slab and remainder the largest distance, if the slab, which has no gaps, has one."""
+    region = part.region
+    if isinstance(region, Rows):
+        row = np.repeat(np.arange(region.num_tokens), np.diff(region.row_ptr))
+        far = region.kv_end - 1 - row if part.is_transposed else row - region.kv_start
+        return int(far.max(initial=-1)) + 1
+    if part.is_transposed:  # the last query of a key moves at most as the key does
+        return int((region.kv_end - region.q_start).max(initial=0))
+    rows = region.q_end - region.q_start - 1
+    first = region.q_start - region.kv_start
+    far = np.maximum(first, first + rows * (1 - region.start_slope.astype(np.int64)))[:, None]
+    near = (region.q_start - region.kv_end + 1)[:, None]
+    distance = far - (far - part.remainders) % part.period
+    return int(distance[distance >= near].max(initial=-1)) + 1

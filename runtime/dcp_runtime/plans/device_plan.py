@@ -6,6 +6,7 @@ used again.
 
 A plan in head groups is made ready as the plan of a batch G times as long
 (`dcp_planner.expand_head_groups`): tokens, blocks and rows below are that batch's.
+Only on the way in and out of a layer does anybody see whole tokens (`HeadLayout`).
 """
 
 from collections.abc import Mapping
@@ -13,9 +14,10 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import numpy as np
+from torch import Tensor
 
 from dcp_dsl.arrays import Ints
-from dcp_planner import Direction, Plan, TransferKind
+from dcp_planner import Direction, ModelShape, Plan, TransferKind
 from dcp_planner.simulation import message_names
 from dcp_planner.tables import (
     Attention,
@@ -28,9 +30,66 @@ from dcp_planner.tables import (
     inputs_of_tiles,
 )
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.head_layout import HeadLayout
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
 from dcp_runtime.plans.tile_table import TableBuilder, TileRows, TileTable
+
+
+@dataclass(frozen=True, slots=True)
+class HeadLayout:
+    """The cut of a token's heads into groups; with one group tensors stay as they are."""
+
+    shape: ModelShape
+    groups: int
+
+    def split_q(self, tensor: Tensor) -> Tensor:
+        """Turn ``[T, Hq, ...]`` into ``[G T, Hq / G, ...]``.
+
+        >>> import torch
+        >>> x = torch.tensor([[0, 1], [10, 11]])  # two tokens of two heads
+        >>> HeadLayout(ModelShape(2, 2, 1), 2).split_q(x).flatten().tolist()
+        [0, 10, 1, 11]
+        """
+        if self.groups == 1:
+            return tensor
+        each = self.shape.q_heads // self.groups
+        heads = tensor.reshape(len(tensor), self.groups, each, *tensor.shape[2:])
+        return heads.transpose(0, 1).flatten(0, 1)
+
+    def join_q(self, tensor: Tensor) -> Tensor:
+        """Turn ``[G T, Hq / G, ...]`` into ``[T, Hq, ...]``."""
+        if self.groups == 1:
+            return tensor
+        return self._by_group(tensor).transpose(0, 1).flatten(1, 2)
+
+    def split_kv(self, kv: Tensor) -> Tensor:
+        """Turn ``[T, ..., Hkv, D]`` into ``[G T, ..., max(1, Hkv / G), D]``.
+
+        KV copies that an earlier group owns are zero.
+        """
+        if self.groups == 1:
+            return kv
+        if self._sharing == 1:
+            each = self.shape.kv_heads // self.groups
+            heads = kv.reshape(*kv.shape[:-2], self.groups, each, kv.shape[-1])
+            return heads.movedim(-3, 0).flatten(0, 1)
+        expanded = kv.new_zeros(self.groups, *kv.shape[:-2], 1, kv.shape[-1])
+        expanded[:: self._sharing] = kv.movedim(-2, 0).unsqueeze(-2)
+        return expanded.flatten(0, 1)
+
+    def join_kv(self, kv: Tensor) -> Tensor:
+        """Turn ``[G T, ..., max(1, Hkv / G), D]`` into ``[T, ..., Hkv, D]``."""
+        if self.groups == 1:
+            return kv
+        return self._by_group(kv)[:: self._sharing].movedim(0, -3).flatten(-3, -2)
+
+    @property
+    def _sharing(self) -> int:
+        """Groups that read the same key/value head."""
+        return max(1, self.groups // self.shape.kv_heads)
+
+    def _by_group(self, tensor: Tensor) -> Tensor:
+        return tensor.reshape(self.groups, len(tensor) // self.groups, *tensor.shape[1:])
+
 
 Step: TypeAlias = tuple[Instruction, TileTable | None]
 """An instruction, with the tile table of an `Attention`."""
@@ -53,7 +112,6 @@ class Transfer:
         slot: first row in the receive buffer of its kind, at the target.
         hop: 0 if the source has the data of its own, more if it passes it on.
         brought_by: transfer that brings the block to this device before it forwards it, or -1.
-        planned_bytes: size that the plan states, for the plan's element size.
     """
 
     index: int
@@ -67,7 +125,6 @@ class Transfer:
     slot: int
     hop: int
     brought_by: int
-    planned_bytes: int
 
     @property
     def rows(self) -> slice:
@@ -155,7 +212,6 @@ def _transfers(plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
         mine, table.kind, table.block, plan.blocks.num_tokens[table.block],
         np.where(is_send, table.target, table.source), is_send,
         _rows_of_transfers(plan, table, device), table.slot, table.hop, brought_by,
-        table.size_bytes,
     )  # fmt: skip
     rows = zip(names, *(column.tolist() for column in columns), strict=True)
     return {

@@ -4,6 +4,9 @@ A plan's block is cut into segments of at most `segment_rows` queries, and each 
 the keys that its segment sees: the kernel's tile does not depend on the plan's blocks, so coarse
 planning blocks waste no work on a narrow window. Done once per plan and device, in packed
 coordinates; `tile_table` moves the pieces to where the blocks lie in buffers.
+
+Slabs are cut to the segments first and expanded to rows last, in a few passes over flat arrays:
+nothing loops over rows, slabs or segments.
 """
 
 from collections.abc import Sequence
@@ -14,18 +17,122 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
-from dcp_dsl.arrays import Indices, Ints
-from dcp_dsl.forms import BlockKind, PlacedForm
+from dcp_dsl.arrays import Bools, Indices, Ints
+from dcp_dsl.forms import BlockKind, PlacedForm, ranges_of_tile
 from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.row_ranges import (
-    CutRanges,
-    RasterisedMask,
-    Windows,
-    cut_slabs,
-    rasterise_mask,
-    run_numbers,
-)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cells:
+    """Segment times tile: what a piece is before it is trimmed; all int64 ``[C]``, packed.
+
+    For `cut_slabs` sorted by `q_start`; cells that share rows share all of them.
+    """
+
+    tile: Ints
+    q_start: Ints
+    q_end: Ints
+    kv_start: Ints
+    kv_end: Ints
+
+    def only(self, chosen: Ints) -> "Cells":
+        """Return some of them."""
+        return Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CutRanges:
+    """Visible keys inside cells: interval i says that `row[i]` sees ``[lo[i], hi[i])``.
+
+    Sorted by (cell, row, lo); the intervals of a row neither overlap nor touch; int64 ``[I]``.
+    """
+
+    cell: Ints
+    row: Ints
+    lo: Ints
+    hi: Ints
+
+
+def run_numbers(counts: Ints) -> tuple[Ints, Ints]:
+    """Return the run of each element of runs of some lengths, and its place within the run.
+
+    >>> run, place = run_numbers(np.array([2, 0, 3]))
+    >>> run.tolist(), place.tolist()
+    ([0, 0, 2, 2, 2], [0, 1, 0, 1, 2])
+    """
+    run = np.repeat(np.arange(len(counts)), counts)
+    starts = np.cumsum(counts) - counts
+    return run, np.arange(len(run)) - np.repeat(starts, counts)
+
+
+def cut_slabs(slabs: Slabs, cells: Cells) -> CutRanges:
+    """Return the visible keys of every row of every cell.
+
+    Cost: O(slabs times cells that share rows + intervals), times log intervals where several
+    slabs meet in one cell.
+
+    >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
+    >>> cell = Cells(*np.array([[0], [2], [4], [1], [3]]))
+    >>> cut = cut_slabs(causal, cell)
+    >>> cut.row.tolist(), cut.lo.tolist(), cut.hi.tolist()
+    ([2, 3], [1, 1], [3, 3])
+    """
+    slab, cell = _pairs_that_meet(slabs, cells)
+    q_start = slabs.q_start[slab]
+    first = np.maximum(cells.q_start[cell], q_start)
+    end = np.minimum(cells.q_end[cell], slabs.q_end[slab])
+    start_slope, end_slope = slabs.start_slope[slab], slabs.end_slope[slab]
+    # Ends of the slab at the first row that it shares with the cell.
+    lo_first = slabs.kv_start[slab] + start_slope * (first - q_start)
+    hi_first = slabs.kv_end[slab] + end_slope * (first - q_start)
+    lo_cell, hi_cell = cells.kv_start[cell], cells.kv_end[cell]
+    pair, moved = run_numbers(end - first)
+    lo = np.maximum(lo_first[pair] + start_slope[pair] * moved, lo_cell[pair])
+    hi = np.minimum(hi_first[pair] + end_slope[pair] * moved, hi_cell[pair])
+    row, cell = first[pair] + moved, cell[pair]
+    seen = lo < hi
+    if not seen.all():
+        cell, row, lo, hi = cell[seen], row[seen], lo[seen], hi[seen]
+    return _merged(CutRanges(cell, row, lo, hi))
+
+
+def _pairs_that_meet(slabs: Slabs, cells: Cells) -> tuple[Ints, Ints]:
+    """Return the pairs (slab, cell) that may share a visible pair, sorted by (cell, slab)."""
+    first_cell = np.flatnonzero(np.diff(cells.q_start, prepend=-1))  # of each run of rows
+    run_start, run_end = cells.q_start[first_cell], cells.q_end[first_cell]
+    run_size = np.diff(first_cell, append=len(cells.q_start))
+    first_run = np.searchsorted(run_end, slabs.q_start, side="right")
+    last_run = np.searchsorted(run_start, slabs.q_end, side="left")
+    slab, place = run_numbers(np.maximum(last_run - first_run, 0))
+    run = first_run[slab] + place
+    pair, place = run_numbers(run_size[run])
+    slab, cell = slab[pair], first_cell[run[pair]] + place
+    q_start = slabs.q_start[slab]
+    first = np.maximum(cells.q_start[cell], q_start)
+    last = np.minimum(cells.q_end[cell], slabs.q_end[slab]) - 1
+    low = slabs.kv_start[slab] + slabs.start_slope[slab] * (first - q_start)
+    high = slabs.kv_end[slab] + slabs.end_slope[slab] * (last - q_start)
+    meets = np.flatnonzero((low < cells.kv_end[cell]) & (high > cells.kv_start[cell]))
+    order = meets[np.argsort(cell[meets], kind="stable")]
+    return slab[order], cell[order]
+
+
+def _merged(cut: CutRanges) -> CutRanges:
+    """Sort intervals and join those that touch: a sink that meets its window is one range."""
+    if not len(cut.row):
+        return cut
+    is_next = (np.diff(cut.cell) > 0) | (np.diff(cut.row) > 0)
+    if not is_next.all():
+        order = np.lexsort((cut.lo, cut.row, cut.cell))
+        cut = CutRanges(cut.cell[order], cut.row[order], cut.lo[order], cut.hi[order])
+        is_next = (np.diff(cut.cell) > 0) | (np.diff(cut.row) > 0)
+    opens = np.append(True, is_next | (cut.lo[1:] != cut.hi[:-1]))
+    if opens.all():
+        return cut
+    closes = np.append(opens[1:], True)
+    return CutRanges(cut.cell[opens], cut.row[opens], cut.lo[opens], cut.hi[closes])
+
 
 MAX_RANGES = 2
 """Ranges per row that a piece may hold before it is stored as bits: a sink and a window."""
@@ -82,20 +189,6 @@ class TilePieces:
     masks: PieceMasks
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Cells:
-    """Segment times tile: what a piece is before it is trimmed; all int64 ``[C]``."""
-
-    tile: Ints
-    q_start: Ints
-    q_end: Ints
-    kv_start: Ints
-    kv_end: Ints
-
-    def only(self, chosen: Ints) -> "_Cells":
-        return _Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
-
-
 def cut_pieces(
     blocks: Blocks,
     tiles: ComputeBlocks,
@@ -119,18 +212,17 @@ def cut_pieces(
         partial.only(np.flatnonzero(which >= 0)), [forms[i] for i in which if i >= 0]
     )
     partial = partial.only(np.flatnonzero(which < 0))
-    windows = Windows(partial.q_start, partial.q_end, partial.kv_start, partial.kv_end)
-    pieces = _join(_whole(full), _trim(partial, cut_slabs(slabs, windows)), rasterised)
+    pieces = _join(_whole(full), _trim(partial, cut_slabs(slabs, partial)), rasterised)
     _check_pairs(tiles, chosen, pieces)
     return pieces
 
 
-def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows: int) -> _Cells:
+def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows: int) -> Cells:
     q_block, kv_block = tiles.q_block[chosen], tiles.kv_block[chosen]
     start, end = blocks.start[q_block], blocks.end[q_block]
     tile, segment = run_numbers(-(-(end - start) // segment_rows))
     q_start = start[tile] + segment * segment_rows
-    return _Cells(
+    return Cells(
         chosen[tile],
         q_start,
         np.minimum(q_start + segment_rows, end[tile]),
@@ -139,7 +231,7 @@ def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows
     )
 
 
-def _whole(cells: _Cells) -> TilePieces:
+def _whole(cells: Cells) -> TilePieces:
     """Make pieces of cells that are visible altogether."""
     rows, keys = cells.q_end - cells.q_start, cells.kv_end - cells.kv_start
     none = np.zeros((MAX_RANGES, 0), np.int32)
@@ -156,13 +248,13 @@ def _whole(cells: _Cells) -> TilePieces:
     )
 
 
-def _trim(cells: _Cells, cut: CutRanges) -> TilePieces:
+def _trim(cells: Cells, cut: CutRanges) -> TilePieces:
     """Trim cells to the visible keys and store their masks; drop empty cells."""
-    count = np.bincount(cut.window, minlength=len(cells.tile))
+    count = np.bincount(cut.cell, minlength=len(cells.tile))
     kept = np.flatnonzero(count)
     cells, number = cells.only(kept), np.cumsum(count > 0) - 1
-    cut = CutRanges(number[cut.window], cut.row, cut.lo, cut.hi)
-    starts = np.flatnonzero(np.diff(cut.window, prepend=-1))
+    cut = CutRanges(number[cut.cell], cut.row, cut.lo, cut.hi)
+    starts = np.flatnonzero(np.diff(cut.cell, prepend=-1))
     if not len(starts):
         return _whole(cells)
     low = np.minimum.reduceat(cut.lo, starts)
@@ -174,8 +266,8 @@ def _trim(cells: _Cells, cut: CutRanges) -> TilePieces:
     kind = np.where(most > MAX_RANGES, PieceKind.BITS, PieceKind.RANGES).astype(np.uint8)
     kind[pairs == rows * (high - low)] = PieceKind.FULL
     relative = CutRanges(
-        cut.window, cut.row - cells.q_start[cut.window], cut.lo - low[cut.window],
-        cut.hi - low[cut.window],
+        cut.cell, cut.row - cells.q_start[cut.cell], cut.lo - low[cut.cell],
+        cut.hi - low[cut.cell],
     )  # fmt: skip
     mask_start, masks = _store(kind, rows, high - low, relative, nth)
     return TilePieces(
@@ -184,10 +276,10 @@ def _trim(cells: _Cells, cut: CutRanges) -> TilePieces:
 
 
 def _place_in_row(cut: CutRanges) -> Ints:
-    """Number the intervals of each row of each window 0, 1, ..."""
+    """Number the intervals of each row of each cell 0, 1, ..."""
     index = np.arange(len(cut.row))
     opens = np.ones(len(index), bool)
-    opens[1:] = (cut.row[1:] != cut.row[:-1]) | (cut.window[1:] != cut.window[:-1])
+    opens[1:] = (cut.row[1:] != cut.row[:-1]) | (cut.cell[1:] != cut.cell[:-1])
     return index - np.maximum.accumulate(np.where(opens, index, 0))
 
 
@@ -200,13 +292,13 @@ def _store(
     ends = np.cumsum(np.where(is_ranges, rows, 0))
     mask_start[is_ranges] = (ends - rows)[is_ranges]
     row_lo, row_hi = np.zeros((2, MAX_RANGES, int(ends[-1])), np.int32)
-    chosen = np.flatnonzero(is_ranges[relative.window])
-    at = mask_start[relative.window[chosen]] + relative.row[chosen]
+    chosen = np.flatnonzero(is_ranges[relative.cell])
+    at = mask_start[relative.cell[chosen]] + relative.row[chosen]
     row_lo[nth[chosen], at] = relative.lo[chosen]
     row_hi[nth[chosen], at] = relative.hi[chosen]
     bits, size = [np.zeros(0, np.uint8)], 0
     for piece in np.flatnonzero(kind == PieceKind.BITS).tolist():
-        part = slice(*np.searchsorted(relative.window, (piece, piece + 1)).tolist())
+        part = slice(*np.searchsorted(relative.cell, (piece, piece + 1)).tolist())
         steps = np.zeros((rows[piece], keys[piece] + 1), np.int8)
         # Intervals of a row neither overlap nor touch: no key is named twice.
         steps[relative.row[part], relative.lo[part]] += 1
@@ -217,7 +309,7 @@ def _store(
     return mask_start, PieceMasks(row_lo, row_hi, np.concatenate(bits))
 
 
-def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> Ints:
+def _forms_of(cells: Cells, forms: Sequence[PlacedForm]) -> Ints:
     """Return the form that each cell's mask is, int64 ``[C]``; -1 where it is slabs."""
     order = sorted(range(len(forms)), key=lambda i: forms[i].q_start)
     starts = np.array([forms[i].q_start for i in order], np.int64)
@@ -227,44 +319,52 @@ def _forms_of(cells: _Cells, forms: Sequence[PlacedForm]) -> Ints:
     return np.where(cells.q_start < ends[place], number, -1)
 
 
-def _rasterise(cells: _Cells, forms: Sequence[PlacedForm]) -> TilePieces:
-    """Make pieces of cells by rasterising the form of each; empty cells are dropped."""
-    spans = zip(*(getattr(cells, n).tolist() for n in _Cells.__slots__[1:]), strict=True)
-    rasterised = [
-        rasterise_mask(form, (q0, q1), (k0, k1), MAX_RANGES)
-        for form, (q0, q1, k0, k1) in zip(forms, spans, strict=True)
-    ]
-    found = [mask for mask in rasterised if mask is not None]
-    cells = cells.only(np.flatnonzero([mask is not None for mask in rasterised]))
-    rows = cells.q_end - cells.q_start
-    low, high, pairs = (
-        np.array([getattr(mask, name) for mask in found], np.int64)
-        for name in ("low", "high", "pairs")
-    )
-    kind, mask_start, masks = _store_rasterised(found)
-    return TilePieces(
-        cells.tile, cells.q_start, rows, low, high - low, kind, mask_start, pairs, masks
-    )
+def _rasterise(cells: Cells, forms: Sequence[PlacedForm]) -> TilePieces:
+    """Make pieces of cells by painting the form of each; empty cells are dropped.
 
-
-def _store_rasterised(
-    rasterised: Sequence[RasterisedMask],
-) -> tuple[NDArray[np.uint8], Ints, PieceMasks]:
-    kind = np.full(len(rasterised), PieceKind.FULL, np.uint8)
-    mask_start = np.full(len(rasterised), -1, np.int64)
+    A dilated window, a tree or a cache that drops keys has hundreds of ranges on a row, which would
+    cost more than the bits that a kernel reads in the end. O(pairs of the cells).
+    """
+    spans = zip(*(getattr(cells, n).tolist() for n in Cells.__slots__[1:]), strict=True)
+    found: list[tuple[int, ...]] = []  # cell, first and last key, pairs, kind, mask_start
     ranges, bits = [np.zeros((2, MAX_RANGES, 0), np.int32)], [np.zeros(0, np.uint8)]
     num_rows = num_bytes = 0
-    for piece, mask in enumerate(rasterised):
-        if mask.ranges is not None:
-            kind[piece], mask_start[piece] = PieceKind.RANGES, num_rows
-            num_rows += mask.ranges.shape[2]
-            ranges.append(mask.ranges)
-        elif mask.bits is not None:
-            kind[piece], mask_start[piece] = PieceKind.BITS, num_bytes
-            num_bytes += mask.bits.size
-            bits.append(mask.bits)
-    row_lo, row_hi = np.concatenate(ranges, axis=2)
-    return kind, mask_start, PieceMasks(row_lo, row_hi, np.concatenate(bits))
+    for cell, (form, (q0, q1, k0, k1)) in enumerate(zip(forms, spans, strict=True)):
+        seen = form.tile(q0, q1, k0, k1)
+        met = np.flatnonzero(seen.any(axis=0))
+        if not met.size:
+            continue
+        first, last = int(met[0]), int(met[-1]) + 1
+        seen = np.ascontiguousarray(seen[:, first:last])
+        pairs = int(np.count_nonzero(seen))
+        kind, start = PieceKind.FULL, -1
+        if pairs < seen.size and (own := _row_ranges(seen)) is not None:
+            kind, start, num_rows = PieceKind.RANGES, num_rows, num_rows + len(seen)
+            ranges.append(own)
+        elif pairs < seen.size:
+            bits.append(np.packbits(seen, axis=1).reshape(-1))
+            kind, start, num_bytes = PieceKind.BITS, num_bytes, num_bytes + bits[-1].size
+        found.append((cell, k0 + first, k0 + last, pairs, kind, start))
+    chosen, low, high, num_pairs, kinds, mask_start = np.array(found, np.int64).reshape(-1, 6).T
+    cells, (row_lo, row_hi) = cells.only(chosen), np.concatenate(ranges, axis=2)
+    masks = PieceMasks(row_lo, row_hi, np.concatenate(bits))
+    return TilePieces(
+        cells.tile, cells.q_start, cells.q_end - cells.q_start, low, high - low,
+        kinds.astype(np.uint8), mask_start, num_pairs, masks,
+    )  # fmt: skip
+
+
+def _row_ranges(seen: Bools) -> Indices | None:
+    """Return the ranges of each row, int32 ``[2, MAX_RANGES, rows]``; ``None`` if one has more."""
+    opens = seen.copy()
+    opens[:, 1:] &= ~seen[:, :-1]
+    if np.count_nonzero(opens, axis=1).max() > MAX_RANGES:
+        return None
+    row_ptr, start, end = ranges_of_tile(seen)
+    row, nth = run_numbers(np.diff(row_ptr))
+    found = np.zeros((2, MAX_RANGES, len(seen)), np.int32)
+    found[:, nth, row] = start, end
+    return found
 
 
 def _join(*parts: TilePieces) -> TilePieces:

@@ -20,10 +20,9 @@ from torch._C._distributed_c10d import HashStore  # torch.distributed.HashStore,
 
 from dcp_planner import Direction
 from dcp_runtime.errors import PeerError, RunError
-from dcp_runtime.transport.clock import Timeline, merge_timelines
 from dcp_runtime.transport.failure_registry import Status
 from dcp_runtime.transport.limits import check_timeout
-from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.recorder import Recorder, Timeline, merge_timelines
 from dcp_runtime.transport.transport import Parcel, Transport
 
 Result = TypeVar("Result")
@@ -158,12 +157,8 @@ class LoopbackTransport(Transport):
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
-        deadline = time.monotonic() + self._world.timeout_s
         self.give_turn()
-        for parcel in parcels:
-            while not parcel.wait(POLL_S):
-                if self._failures.is_marked() or time.monotonic() > deadline:
-                    self._give_up(parcel, direction)
+        self._await(parcels, direction, self._timeout_s, POLL_S)
         self.take_turn(direction, parcels[0].division if parcels else -1)
 
     def take_turn(self, place: str, division: int) -> None:
@@ -183,12 +178,8 @@ class LoopbackTransport(Transport):
             self._world.turn_holder = -1
             self._world.turn.release()
 
-    def _give_up(self, parcel: Parcel, direction: Direction) -> None:
-        while parcel.after is not None and not parcel.after.wait(0):
-            parcel = parcel.after
-        text = f"{self._world.timeout_s:g} s long"
-        status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
-        raise self._failures.settle(status)
+    def _waited(self, parcel: Parcel) -> str:
+        return f"{self._timeout_s:g} s long"
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
         """Return the notes of all ranks in rank order; collective."""

@@ -23,11 +23,10 @@ from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import PeerError, RunError
-from dcp_runtime.transport.clock import Timeline, gather_timeline
 from dcp_runtime.transport.failure_registry import Status
 from dcp_runtime.transport.group_store import open_store
 from dcp_runtime.transport.limits import LinkLimit, SlowLink, describe_wait
-from dcp_runtime.transport.recorder import Recorder
+from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel, Transport
 
 POLL_S = 0.25
@@ -209,26 +208,12 @@ class GlooTransport(_GroupTransport):
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
-        # The threads give up first; this deadline only guards against a thread that does not.
-        deadline = time.monotonic() + 2 * self._timeout_s + 5
-        for parcel in parcels:
-            while not parcel.wait(POLL_S):
-                if self._failures.is_marked() or time.monotonic() > deadline:
-                    self._give_up(parcel, direction)
-            if parcel.error is not None:
-                self._give_up(parcel, direction)
+        # The threads give up first; this limit only guards against a thread that does not.
+        self._await(parcels, direction, 2 * self._timeout_s + 5, POLL_S)
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         return gather_timeline(self._groups[0], self._barrier, recorder)
-
-    def _give_up(self, parcel: Parcel, direction: Direction) -> None:
-        # What waits for something to forward waits for the rank that should have sent it.
-        while parcel.after is not None and (not parcel.after.wait(0) or parcel.after.error):
-            parcel = parcel.after
-        text = describe_wait(parcel.error, self._timeout_s) if parcel.error else ""
-        status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
-        raise self._failures.settle(status)
 
     def _start_threads(self) -> None:
         for name in LANES:

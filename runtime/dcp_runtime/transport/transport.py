@@ -1,25 +1,29 @@
-"""Transports: how an execution sends blocks between ranks, as parcels.
+"""Transports: how an execution sends blocks between ranks, as parcels, once all ranks agree.
 
-`torch_transport` moves them between processes, `loopback` between the threads of one.
+`torch_transport` moves them between processes, `loopback` between the threads of one. Before
+blocks travel all ranks agree on the plan, and on the tensors it runs on. A rank that cannot go on
+says so there, so that all ranks raise an error at the same place: a person can then mend the cause
+and try again, and no rank waits for a message that never comes.
 """
 
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_planner import Direction
 from dcp_planner.model import MessageOrder
+from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.plans.device_plan import Transfer
-from dcp_runtime.transport.clock import Timeline
-from dcp_runtime.transport.failure_registry import FailureRegistry
-from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.store_barrier import StoreBarrier
+from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
+from dcp_runtime.transport.limits import describe_wait
+from dcp_runtime.transport.recorder import Recorder, Timeline
 
 
 @dataclass(slots=True, eq=False)
@@ -101,6 +105,30 @@ class Transport(ABC):
             RunError: names the rank and the division, within the transport's timeout.
         """
 
+    def _await(
+        self, parcels: Sequence[Parcel], direction: Direction, limit_s: float, poll_s: float
+    ) -> None:
+        """Wait until threads have ended all parcels, looking at the failure registry meanwhile."""
+        deadline = time.monotonic() + limit_s
+        for parcel in parcels:
+            while not parcel.wait(poll_s):
+                if self._failures.is_marked() or time.monotonic() > deadline:
+                    raise self._blame(parcel, direction)
+            if parcel.error is not None:
+                raise self._blame(parcel, direction)
+
+    def _blame(self, parcel: Parcel, direction: Direction) -> PeerError:
+        """Agree on the rank to blame for a parcel that does not come."""
+        # What waits for something to forward waits for the rank that should have sent it.
+        while parcel.after is not None and (not parcel.after.wait(0) or parcel.after.error):
+            parcel = parcel.after
+        text = self._waited(parcel)
+        status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
+        return self._failures.settle(status)
+
+    def _waited(self, parcel: Parcel) -> str:
+        return describe_wait(parcel.error, self._timeout_s) if parcel.error else ""
+
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
         self._failures.raised(place, division, error)
@@ -127,9 +155,6 @@ class NoOverlapTransport(Transport):
 
     A run over this transport shows what another run gains by overlap. Plans order launches and
     waits in one way for all devices, so no two ranks can wait for each other here either.
-
-    Args:
-        inner: moves them.
     """
 
     def __init__(self, inner: Transport) -> None:
@@ -154,3 +179,75 @@ class NoOverlapTransport(Transport):
     def close(self) -> None:
         """End what runs beside the program."""
         self._inner.close()
+
+
+_ERROR = "error: "
+_Value = TypeVar("_Value")
+
+
+class Topic(NamedTuple):
+    """Something that ranks must agree on: its name in messages, and what to do when they differ."""
+
+    what: str
+    way_out: str
+
+
+_STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
+
+
+def agree(
+    transport: Transport,
+    topics: Sequence[Topic],
+    place: str,
+    propose: Callable[[], tuple[Sequence[str], _Value]],
+) -> _Value:
+    """Compare notes with those of every other rank; collective, a few store round trips.
+
+    Args:
+        transport: ranks that must agree.
+        topics: what is compared; the first that differs is named.
+        place: the step, for example ``"prepare"``.
+        propose: returns this rank's value of each topic, one line each and empty where it cannot
+            know it, and what the rank goes on with once all agree; or raises a `RunError` that all
+            ranks should hear of.
+
+    Raises:
+        RunError: what `propose` raised; on the other ranks an error that quotes it, or
+            says which rank differs from most; or names a rank that does not come.
+    """
+    if transport.size == 1:
+        return propose()[1]
+    try:
+        values, result = propose()
+    except RunError as error:
+        transport.exchange_notes(f"{_ERROR}{error}", place)
+        raise
+    notes = transport.exchange_notes(note_of(place, values), place)
+    for rank, other in enumerate(notes):
+        if other.startswith(_ERROR):
+            text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"
+            raise RunError(text, rank=rank, division=0)
+    # Ranks that stand at different steps have other topics: the first comparison ends there.
+    for number, topic in enumerate((_STEP, *topics)):
+        _compare(topic, [other.split("\n")[number] for other in notes], place)
+    return result
+
+
+def note_of(place: str, values: Sequence[str]) -> str:
+    """Return the note that carries a rank's values to the others."""
+    return "\n".join((place, *values))
+
+
+def _compare(topic: Topic, values: list[str], place: str) -> None:
+    counts = Counter(value for value in values if value)
+    if len(counts) <= 1:
+        return
+    # Most ranks are right; of two equal halves, the one with the first rank.
+    common = max(counts, key=lambda v: (counts[v], -values.index(v)))
+    odd = next(rank for rank, v in enumerate(values) if v not in ("", common))
+    raise RunError(
+        f"rank {odd} has another {topic.what} than rank {values.index(common)} in {place}: "
+        f"expected {common}, got {values[odd]}; {topic.way_out}",
+        rank=odd,
+        division=0,
+    )

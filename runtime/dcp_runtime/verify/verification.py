@@ -27,7 +27,50 @@ from dcp_planner import Plan, Provenance
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.kernel import accumulator_dtype
 from dcp_runtime.verify.dense_attention import HeadResults, HeadTensors, Rounding, eager, exact
-from dcp_runtime.verify.inputs import Inputs
+
+DTYPES: dict[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float64": torch.float64,
+}
+"""Names of element types, as commands and configurations write them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """Tensors of some blocks of one layer."""
+
+    q: Tensor
+    kv: Tensor
+    dout: Tensor
+
+    def to(self, device: torch.device) -> "Inputs":
+        """Return the same tensors on another device."""
+        return Inputs(*(tensor.to(device) for tensor in (self.q, self.kv, self.dout)))
+
+
+def random_inputs(
+    plan: Plan, blocks: list[int], layer: int, seed: int, dtype: torch.dtype
+) -> Inputs:
+    """Draw the tensors of some blocks; a block's values depend on the arguments alone."""
+    shape = plan.shape
+    per_token = {
+        "q": (shape.q_heads, shape.head_dim),
+        "kv": (2, shape.kv_heads, shape.head_dim),
+        "dout": (shape.q_heads, shape.head_dim),
+    }
+    parts: dict[str, list[Tensor]] = {
+        name: [torch.empty(0, *size, dtype=dtype)] for name, size in per_token.items()
+    }
+    for block in blocks:
+        rng = np.random.default_rng([seed, layer, block])
+        tokens = int(plan.blocks.num_tokens[block])
+        for name, size in per_token.items():
+            drawn = torch.from_numpy(rng.standard_normal((tokens, *size)))
+            parts[name].append(drawn.to(dtype))
+    return Inputs(**{name: torch.cat(tensors) for name, tensors in parts.items()})
+
 
 MaskSource: TypeAlias = Literal["provenance", "slabs"]
 TENSORS = ("out", "dq", "dk", "dv")
@@ -146,26 +189,14 @@ def verify(
         for inputs, results in layers:
             for kv_head in range(plan.shape.kv_heads):
                 head, got = _head(inputs, results, span, kv_head)
-                _count(tallies, head, got, mask, rounding)
+                want, spread = exact(head, mask, rounding)
+                of_all = got, eager(head, mask), want, spread
+                for tensor, tally in tallies.items():
+                    tally.add(*(getattr(each, tensor) for each in of_all))
     return Verification(
         tuple(tally.finish(tensor, rounding) for tensor, tally in tallies.items()),
         "slabs" if plan.provenance is None else "provenance",
     )
-
-
-def _count(
-    tallies: Mapping[str, _Tally],
-    head: HeadTensors,
-    got: HeadResults,
-    mask: Tensor,
-    rounding: Rounding,
-) -> None:
-    want, spread = exact(head, mask, rounding)
-    same = eager(head, mask)
-    tallies["out"].add(got.out, same.out, want.out, spread.out)
-    tallies["dq"].add(got.dq, same.dq, want.dq, spread.dq)
-    tallies["dk"].add(got.dk, same.dk, want.dk, spread.dk)
-    tallies["dv"].add(got.dv, same.dv, want.dv, spread.dv)
 
 
 def _head(
