@@ -9,7 +9,6 @@ import json
 import re
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from dash import html
 from dash.development.base_component import Component
@@ -24,11 +23,8 @@ from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions
 from dcp_dashboard.pages.layout import FONT
+from dcp_dashboard.pages.markup import markup
 from dcp_dashboard.pages.plan import overview
-
-VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta"})
-RENAMED = {"className": "class", "htmlFor": "for", "colSpan": "colspan", "tabIndex": "tabindex"}
-BOOLEAN = frozenset({"open", "hidden", "disabled"})
 
 ASSETS = Path(__file__).parent.parent / "assets"
 
@@ -62,49 +58,6 @@ scheme.addEventListener("change", follow);
 </body>
 </html>
 """
-
-
-def markup(node: Any) -> str:
-    """Write a tree of `dash.html` components as HTML; texts and values are escaped.
-
-    Args:
-        node: a component of `dash.html`, a text, a number, a list of these, or nothing; `Any`
-            because Dash does not say it closer.
-
-    Raises:
-        TypeError: for a component of another library: it has no HTML of its own.
-
-    >>> from dash import html
-    >>> markup(html.P(["1 < 2", html.Br()], className="a"))
-    '<p class="a">1 &lt; 2<br></p>'
-    """
-    if node is None:
-        return ""
-    if isinstance(node, (list, tuple)):
-        return "".join(markup(child) for child in node)
-    if not isinstance(node, Component):
-        return escape(str(node), quote=False)
-    described = node.to_plotly_json()  # type: ignore[no-untyped-call]  # Dash has no types here
-    if described["namespace"] != "dash_html_components":
-        raise TypeError(f"expected a component of dash.html, got {described['type']}")
-    tag = described["type"].lower()
-    properties = dict(described["props"])
-    inside = markup(properties.pop("children", None))
-    opening = f"<{tag}{''.join(_attribute(name, value) for name, value in properties.items())}>"
-    return opening if tag in VOID else f"{opening}{inside}</{tag}>"
-
-
-def _attribute(name: str, value: Any) -> str:  # Any: a property of whatever type
-    name = RENAMED.get(name, name)
-    if name in BOOLEAN:
-        return f" {name}" if value else ""
-    if name == "style":
-        value = ";".join(f"{_hyphened(key)}:{text}" for key, text in value.items())
-    return f' {name}="{escape(str(value))}"'
-
-
-def _hyphened(name: str) -> str:
-    return "".join(f"-{char.lower()}" if char.isupper() else char for char in name)
 
 
 def standalone_page(loaded: LoadedPlan) -> str:

@@ -25,6 +25,7 @@ from dcp_dashboard.pages.layout import (
     swatches,
     table,
 )
+from dcp_dashboard.pages.markup import written
 from dcp_dashboard.pages.plan_views import frame, inspector, mask_panel, row_names, timeline_url
 from dcp_planner import Source
 from dcp_planner.causes import Account
@@ -145,7 +146,7 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     head = [
         html.Th(text, scope="col", className="dcp-number", title=title) for text, title in heads
     ]
-    scroll = html.Div(
+    scroll = written(
         table(head, rows),
         className="dcp-device-table dcp-scroll dcp-tall",
         tabIndex=0,
@@ -216,7 +217,7 @@ def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
                 **attributes(aria_label=label, data_sel=f"device.{device}"),
             )
         )  # fmt: skip
-    bars = html.Div(
+    bars = written(
         rows, className="dcp-accounts dcp-scroll", role="group",
         **attributes(aria_label="What every device's time is spent on"),
     )  # fmt: skip

@@ -34,6 +34,12 @@ export function plain(Made: new (host: HTMLElement) => View): Maker {
   return (host) => Promise.resolve(new Made(host));
 }
 
+/** Makes what is inside of elements that bring it along as HTML (dcp_dashboard/pages/markup.py): no scripts run in it. */
+function fill(host: HTMLElement): void {
+  const { body } = new DOMParser().parseFromString(host.dataset.html ?? "", "text/html");
+  host.replaceChildren(...body.childNodes);
+}
+
 /** Mounts, from now on, whatever has one of these classes. */
 export function mountViews(makers: Readonly<Record<string, Maker>>): void {
   const mounted = new Map<Element, Mounted>();
@@ -73,6 +79,7 @@ export function mountViews(makers: Readonly<Record<string, Maker>>): void {
 
   function sweep(): void {
     for (const host of mounted.keys()) if (!host.isConnected) unmount(host);
+    for (const host of document.querySelectorAll<HTMLElement>("[data-html]:empty")) fill(host);
     for (const [name, make] of Object.entries(makers)) {
       for (const host of document.querySelectorAll<HTMLElement>(`.${name}`)) if (!mounted.has(host)) void mount(host, make);
     }
@@ -83,6 +90,7 @@ export function mountViews(makers: Readonly<Record<string, Maker>>): void {
   }
 
   function follow({ target, attributeName }: MutationRecord): void {
+    if (attributeName === "data-html" && target instanceof HTMLElement) fill(target); // another page in the same place
     if (attributeName === "data-mode" && target instanceof HTMLElement) mounted.get(target)?.view?.setMode?.(target.dataset.mode);
     if (attributeName === "data-mantine-color-scheme") for (const { view } of mounted.values()) view?.recolour?.();
   }
@@ -91,7 +99,7 @@ export function mountViews(makers: Readonly<Record<string, Maker>>): void {
     if (changes.some(bringsElements)) sweep();
     changes.forEach(follow);
   }).observe(document.documentElement, {
-    subtree: true, childList: true, attributes: true, attributeFilter: ["data-mode", "data-mantine-color-scheme"],
+    subtree: true, childList: true, attributes: true, attributeFilter: ["data-html", "data-mode", "data-mantine-color-scheme"],
   });
   sweep(); // a page that is there already, as a file without Dash is, changes no more
 }

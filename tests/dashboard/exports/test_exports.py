@@ -26,12 +26,13 @@ from dcp_dashboard.exports.pictures import (
     tile_of_pixel,
     timeline_pixels,
 )
-from dcp_dashboard.exports.standalone import markup, standalone_page
+from dcp_dashboard.exports.standalone import standalone_page
 from dcp_dashboard.exports.still import Sheet, still
 from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, load_file
+from dcp_dashboard.pages.markup import markup
 from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 
