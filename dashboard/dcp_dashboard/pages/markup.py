@@ -23,7 +23,8 @@ def written(inside: Any, **properties: Any) -> Component:  # Any: as Dash takes 
     >>> written(html.B("1 < 2"), className="a")
     Div(className='a', data-html='<b>1 &lt; 2</b>')
     """
-    return html.Div(**properties, **{HTML: markup(inside)})
+    properties[HTML] = markup(inside)
+    return html.Div(**properties)
 
 
 def markup(node: Any) -> str:

@@ -1,4 +1,5 @@
 import json
+import re
 import struct
 import zlib
 from dataclasses import replace
@@ -30,7 +31,9 @@ def texts(component):
             for child in node:
                 walk(child)
         elif isinstance(node, dict):
-            walk(node.get("props", {}).get("children"))
+            inside = node.get("props", {})
+            walk(inside.get("children"))
+            walk(re.findall(r">([^<]+)<", inside.get("data-html", "")))  # what travels as HTML
 
     walk(json.loads(json.dumps(component, cls=PlotlyJSONEncoder)))
     return found
