@@ -73,6 +73,20 @@ def settle(record: object, **values: object) -> None:
 _Column: TypeAlias = tuple[str, str, type[np.generic], tuple[str | int, ...]]
 
 
+def element_type(array: Any) -> type[np.generic]:  # Any: an alias has no type
+    """Return the type of the elements of an array's type.
+
+    Its arguments are those of `NDArray` from numpy 2.5 on; before, those of `ndarray`, a shape and
+    a dtype.
+
+    >>> element_type(Ints)
+    <class 'numpy.int64'>
+    """
+    last = get_args(array)[-1]
+    found: type[np.generic] = (get_args(last) or (last,))[0]
+    return found
+
+
 @cache
 def _columns_of(record: type[Record]) -> tuple[dict[str | int, int], list[_Column]]:
     """Return the numbers among the dims of a record's arrays, and name, title, type and dims."""
@@ -82,8 +96,8 @@ def _columns_of(record: type[Record]) -> tuple[dict[str | int, int], list[_Colum
             array, *dims = get_args(field.type)
             if isinstance(array, UnionType):
                 array = get_args(array)[0]
-            dtype = get_args(get_args(array)[1])[0]
-            columns.append((field.name, f"{record.__name__}.{field.name}", dtype, tuple(dims)))
+            title = f"{record.__name__}.{field.name}"
+            columns.append((field.name, title, element_type(array), tuple(dims)))
     return {dim: dim for *_, dims in columns for dim in dims if isinstance(dim, int)}, columns
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from numba import from_dtype, njit, types
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import is_jitted
+from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints, element_type
 from dcp_planner.compile_cache import PrivateFolderLocator, unshared
 from dcp_planner.compile_clock import COMPILE_CLOCK
 
@@ -87,12 +88,11 @@ def inlined(function: _Function) -> _Function:
 
 def _numba_type(hint: Any) -> Any:  # Any: annotations, and numba's types
     """Return numba's type of an annotation: a number, an array in C order, or a tuple of those."""
-    if get_origin(hint) is np.ndarray:
+    if get_origin(hint) in (np.ndarray, NDArray):
         hint = Annotated[hint, 1]
     if get_origin(hint) is Annotated:
         array, dimensions = get_args(hint)
-        (dtype,) = get_args(get_args(array)[1])
-        return types.Array(from_dtype(np.dtype(dtype)), dimensions, "C")
+        return types.Array(from_dtype(np.dtype(element_type(array))), dimensions, "C")
     if get_origin(hint) is tuple:
         return types.Tuple(  # type: ignore[no-untyped-call]
             [_numba_type(part) for part in get_args(hint)]

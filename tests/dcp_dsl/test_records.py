@@ -1,12 +1,13 @@
 """Records check their arrays against the shapes that stand in the types of their fields."""
 
 from dataclasses import dataclass
+from types import GenericAlias
 from typing import Annotated
 
 import numpy as np
 import pytest
 
-from dcp_dsl.arrays import Bytes, Ints, Record
+from dcp_dsl.arrays import Bytes, Ints, Record, element_type
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +47,9 @@ def test_arrays_are_converted_copied_and_read_only():
 def test_a_wrong_array_is_refused_by_name(columns, said):
     with pytest.raises(ValueError, match=said):
         Table(*columns)
+
+
+def test_the_types_of_arrays_are_read_as_every_numpy_writes_them():
+    as_of_2_5 = GenericAlias(list, (np.int32,))  # an alias whose only argument is the element
+    as_before = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+    assert element_type(as_of_2_5) is element_type(as_before) is np.int32
