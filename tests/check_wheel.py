@@ -86,7 +86,10 @@ def use(wheel: Path, folder: Path) -> None:
         check=True,
     )
     code = (
-        "import dcp_dsl, dcp_grammar, pathlib, sys\n"
+        "import sys\n"
+        "for extra in ('numba', 'pyarrow', 'PIL', 'rich', 'torch', 'dash'):\n"
+        "    sys.modules[extra] = None\n"  # as if the language alone were installed
+        "import dcp_dsl, dcp_grammar, pathlib\n"
         "home = pathlib.Path(dcp_dsl.__file__)\n"
         f"assert home.is_relative_to({str(environment)!r}), home\n"
         "sys.argv = ['dcpm', 'check', str(dcp_grammar.MASKS / 'causal.dcpm')]\n"
