@@ -34,6 +34,8 @@ suite("the address says the state", () => {
 
   test("what else the address says stays, and damaged values are left out", () => {
     assert.equal(writeQuery({ colour: "device" }, "?a=1&colour=density&sel=tile.1"), "?a=1&colour=device");
+    assert.equal(writeQuery({ sel: { type: "tile", tile: 1, device: 3 } }), "?sel=tile.1~device.3");
+    assert.equal(readQuery(`?find=${"x".repeat(5000)}`).find?.length, 200);
     assert.deepEqual(readQuery("?time=1-x&tokens=1-2&sel=nothing&colour="), {});
   });
 });

@@ -16,7 +16,7 @@ import { withSearch } from "../src/page/search.ts";
 suite("numbers", () => {
   test("have three digits and a unit, and no line ends inside", () => {
     assert.deepEqual([1.9e6, 12.34e9, 42, 0, 999.6].map(format.duration), ["1.9\u00a0ms", "12.3\u00a0s", "42\u00a0ns", "0\u00a0ns", "1000\u00a0ns"]);
-    assert.deepEqual([0, 1536, 2.5e9].map(format.size), ["0\u00a0B", "1.54\u00a0kB", "2.5\u00a0GB"]);
+    assert.deepEqual([0, 1000, 1536, 2.5e9].map(format.size), ["0\u00a0B", "1\u00a0kB", "1.54\u00a0kB", "2.5\u00a0GB"]);
     assert.deepEqual([131072, 4_294_967_296].map(format.amount), ["131,072", "4.29\u00a0G"]);
     assert.deepEqual([1.0849, 30.549, 119_506.79].map(format.ratio), ["1.08", "30.5", "119,507"]);
   });
