@@ -3,6 +3,7 @@
 import ast
 import sysconfig
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,18 @@ SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "idlelib
 MIN_TOKENS = 200
 
 
-def read_documents(max_tokens: int) -> list[dict[str, Any]]:
-    """Return one row per module with a docstring, in the order of their names.
+def read_documents(max_tokens: int) -> Iterator[dict[str, Any]]:
+    """Yield one row per module with a docstring, in the order of their names.
 
     Columns: ``tokens`` bytes; ``question_len`` tokens of the module's docstring; ``answer_lens``
     tokens of the docstring of each function and class. Modules are cut at `max_tokens`.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
-    rows = []
     for path in sorted(library.rglob("*.py")):
         if not SKIPPED.intersection(path.relative_to(library).parts):
             texts = docstrings(path.read_bytes())
             if texts and sum(map(len, texts)) >= MIN_TOKENS:
-                rows.append(make_row(texts, max_tokens))
-    return rows
+                yield make_row(texts, max_tokens)
 
 
 def docstrings(source: bytes) -> list[bytes]:

@@ -13,6 +13,7 @@ of the reference, come along as columns with a value per token.
 
 import argparse
 import os
+from itertools import islice
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,8 +69,8 @@ def sampled_groups() -> tuple[list[Row], GPT]:
     """
     torch.manual_seed(0)
     policy = GPT(CONFIG)
-    documents = [row for row in read_documents(4096) if len(row["answer_lens"]) >= ROLLOUTS]
-    groups = [group_of(row) for row in documents[:GROUPS]]
+    documents = (row for row in read_documents(4096) if len(row["answer_lens"]) >= ROLLOUTS)
+    groups = [group_of(row) for row in islice(documents, GROUPS)]
     with torch.no_grad():
         for group in groups:
             group["reference_log_probs"] = scored(policy, group)

@@ -103,7 +103,7 @@ def main() -> None:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     mesh = make_mesh(arguments.replicas, arguments.device)
     executor = DCPExecutor(mesh["cp"])
-    documents, masks = read_documents(arguments.tokens), find_masks(arguments)
+    documents, masks = list(read_documents(arguments.tokens)), find_masks(arguments)
     loader = None
     try:
         loader = make_loader(arguments, documents, masks, mesh)

@@ -1,11 +1,14 @@
-"""Run Python programs as forks of one process that has imported torch and the runtime already.
+"""Run Python programs as forks of one process that has imported torch and the product already.
 
-Each import costs two seconds of CPU, and tests start some fifty ranks. Who starts a program sends a
-line of JSON and three files: standard output, standard error, and a pipe for its number and status.
-A fork behaves as `python PROGRAM` does: its own arguments, folder, environment and exit. Of what
-Python reads from the environment at its start only PYTHONWARNINGS=error has an effect.
+Each import costs two seconds of CPU, loading what numba has compiled another, and tests start some
+hundred processes. Who starts a program sends a line of JSON, a pipe for its number and status, and
+the files that it gets, with their numbers in the JSON. A fork behaves as `python PROGRAM` does: its
+own arguments, folder, environment and exit. Of what Python reads from the environment at its start
+only PYTHONPATH and PYTHONWARNINGS=error have an effect.
 """
 
+import fcntl
+import gc
 import json
 import os
 import runpy
@@ -15,11 +18,13 @@ import warnings
 from contextlib import suppress
 from pathlib import Path
 
+MOST_FILES = 16
+
 
 def serve(requests: socket.socket) -> list[str]:
     """Fork for every request; return the program and its arguments in the fork."""
     while True:
-        message, files, *_ = socket.recv_fds(requests, 2**20, 3)
+        message, files, *_ = socket.recv_fds(requests, 2**20, MOST_FILES)
         _forget_ended(0 if not message else os.WNOHANG)
         if not message:
             sys.exit()
@@ -38,31 +43,48 @@ def _forget_ended(how: int) -> None:
 
 def begin(request: dict, files: list[int]) -> list[str]:
     """Become the program; a process between it and the server waits and tells how it ended."""
-    out, err, told = files
+    told, *given = (fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, 600) for file in files)
+    for file in files:
+        os.close(file)
     if pid := os.fork():
+        for file in given:
+            os.close(file)
         os.write(told, f"{pid}\n".encode())
         status = os.waitpid(pid, 0)[1]
         os.write(told, f"{os.waitstatus_to_exitcode(status)}\n".encode())
         os._exit(0)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    for file in files:
+    os.close(told)
+    for file, number in zip(given, request["numbers"], strict=True):
+        os.dup2(file, number)
         os.close(file)
+    sys.path[:1] = [] if request["session"] else [str(Path(request["arguments"][0]).parent)]
+    if request["session"]:
+        os.setsid()
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["environment"])
+    for place in reversed(os.environ.get("PYTHONPATH", "").split(os.pathsep)):
+        if place and place not in sys.path:
+            sys.path.insert(0 if request["session"] else 1, place)
     if os.environ.get("PYTHONWARNINGS") == "error":
         warnings.simplefilter("error")
     return request["arguments"]
 
 
 if __name__ == "__main__":
-    import torch.distributed  # noqa: F401
+    import torch._dynamo  # FSDP and FlexAttention load it
+    import torch.distributed.tensor  # noqa: F401
 
-    from dcp_planner import build_plan  # noqa: F401
+    from dcp_dashboard.editing.planning import warm_up
     from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, run_plan  # noqa: F401
+    from dcp_runtime.data import planner_pool  # noqa: F401
+    from dcp_runtime.launch import worker  # noqa: F401
 
-    sys.argv = serve(socket.socket(fileno=int(sys.argv[1])))
-    sys.path[0] = str(Path(sys.argv[0]).parent)
+    warm_up()
+    gc.collect()
+    gc.freeze()  # a fork that looks for garbage would copy every page of these modules
+    asked = socket.socket(fileno=int(sys.argv[1]))
+    asked.send(b"ready")
+    sys.argv = serve(asked)
     del sys.modules["__main__"].__dict__["__file__"]
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -26,7 +26,8 @@ sys.path += [str(TESTS / "planner"), str(TESTS / "dcp_dsl")]
 import numpy as np  # noqa: E402
 import second_oracle  # noqa: E402
 import second_validator  # noqa: E402
-from plan_tampers import DEVICES, SPECS, File, base, tamper_of  # noqa: E402
+from plan_file_rows import DEVICES, SPECS, File, base  # noqa: E402
+from plan_tampers import tamper_of  # noqa: E402
 
 from dcp_planner import Plan, read_plan  # noqa: E402
 from dcp_planner.plan.file import check_file  # noqa: E402

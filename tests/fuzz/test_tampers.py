@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import plan_file_rows
 import plan_tampers
 import pytest
 import tamper_fuzz
@@ -16,9 +17,9 @@ def test_every_tamper_is_about_a_sentence_of_the_document():
     assert not [sentence for sentence, _ in plan_tampers.SENTENCES if sentence not in text]
 
 
-@pytest.mark.parametrize("number", range(len(plan_tampers.SPECS)))
+@pytest.mark.parametrize("number", range(len(plan_file_rows.SPECS)))
 def test_both_validators_take_what_was_not_tampered_with(number, tmp_path):
-    file = plan_tampers.base(number)
+    file = plan_file_rows.base(number)
     assert tamper_fuzz.judge_first(tmp_path / "x.dcpplan", file) == ""
     assert tamper_fuzz.judge_second(tmp_path / "x.dcpplan") == ""
 

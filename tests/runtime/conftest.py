@@ -1,6 +1,5 @@
 """Dense attention, masks as matrices and runs of all ranks, for the tests of the runtime."""
 
-import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,29 +163,28 @@ def lab() -> SimpleNamespace:
 
 @pytest.fixture(scope="session")
 def start_ranks(start_python) -> Callable[..., list[str]]:
-    """Run a script as torchrun would on one node, the ranks forked; give what each prints."""
+    """Run a script as torchrun would on one node (`rank_launcher`); give what each rank prints."""
+    launcher = Path(__file__).with_name("rank_launcher.py")
 
     def run(ranks: int, script: Path, folder: Path, *arguments: object) -> list[str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        forks = [
-            start_python(
-                script, *arguments, folder=folder, RANK=str(rank), LOCAL_RANK=str(rank),
-                WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1",
-                MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
-            )
-            for rank in range(ranks)
-        ]  # fmt: skip
+        fork = start_python(launcher, ranks, script, *arguments, folder=folder)
         try:
-            for fork in forks:
-                assert fork.wait(280) == 0, fork.err.read_text()[-6000:]
+            status = fork.wait(280)
         finally:
-            for fork in forks:
-                fork.kill()
-        return [fork.out.read_text() for fork in forks]
+            fork.kill()
+        out, err = (
+            [(folder / f"{name}-{rank}").read_text() for rank in range(ranks)]
+            for name in ("out", "err")
+        )
+        assert status == 0, "\n".join(text[-3000:] for text in (fork.err.read_text(), *err))
+        return out
 
     return run
+
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_are_forks(forked_workers):
+    """Ranks and planner processes have their imports; `test_torchrun` starts those that do not."""
 
 
 @pytest.fixture(scope="package", autouse=True)

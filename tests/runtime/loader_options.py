@@ -1,8 +1,28 @@
-"""Options of a data loader by name, sorted into the groups that `DCPDataloader` takes."""
+"""Loaders, with options by name, and the rows and policies that their tests share."""
 
 from dataclasses import fields
 
 from dcp_runtime import DCPDataloader, LookAhead, Packing, Planning, RowRules
+
+POLICIES = {
+    "work": {},
+    "order": {"balance": "order"},
+    "all": {"group": "all"},
+    "best": {"group": "best"},
+    "per_document": {"width": "per_document"},
+    "window": {"window": 2},
+}
+"""Ways to deal rows to replicas and micro-batches, by name."""
+
+
+class Stream:
+    """Rows that can be iterated again and have neither length nor numbers."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def __iter__(self):
+        return iter(self.rows)
 
 
 def make_loader(dataset, mask_fn, *, ahead=2, processes=0, planner="each", **options):

@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "examples"))
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import attend
 from gpt import GPT, GPTConfig
-from loader_options import make_loader
+from loader_options import POLICIES, make_loader
 from train_gpt import add_gradients
 
 from dcp_dsl import Spec
@@ -37,14 +37,6 @@ SPEC = Spec.from_text(
 LENGTHS = (48, 31, 5, 20, 12, 40, 7, 7, 3, 17, 25, 1, 30, 2, 11)
 SHORT = (48, 9)
 """Fewer rows than micro-batches of all replicas: some ranks have no token."""
-POLICIES = {
-    "work": {},
-    "order": {"balance": "order"},
-    "all": {"group": "all"},
-    "best": {"group": "best"},
-    "per_document": {"width": "per_document"},
-    "window": {"window": 2},
-}
 DEFAULT = (
     ("4x2", "work", "mixed rows"), ("4x2", "all", "mixed rows"),
     ("4x2", "per_document", "mixed rows"), ("2x4", "order", "causal"),

@@ -1,16 +1,11 @@
 """A batch of prompts with several answers, packed, trains as its separate sequences do."""
 
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
+from loader_options import make_loader
 from torch import nn
 from torch.nn import functional
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_options import make_loader
 
 from dcp_dsl import DatasetError, Sample, Spec, dense_mask, token_paths
 from dcp_planner import Cluster, ModelShape, PlanConfig

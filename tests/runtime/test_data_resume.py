@@ -1,18 +1,14 @@
 """Epochs, shuffles, streams, policies and resuming: no row is lost, repeated or dropped unseen."""
 
 import json
-import sys
 from collections import Counter
 from concurrent.futures import Future
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_options import make_loader
+from loader_options import Stream, make_loader
 
 from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -46,20 +42,10 @@ def loader_of(dataset, **options):
     return make_loader(dataset, mask, **{**OPTIONS, **options})
 
 
-class Stream:
-    """Rows that can be iterated again and have neither length nor numbers."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
-
-
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=15)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     lengths=LENGTHS,
     order=st.sampled_from(["in_order", "decreasing"]),
@@ -103,7 +89,7 @@ def test_resuming_anywhere_gives_the_batches_of_an_undisturbed_run(
         assert Counter(row for rows, _ in epoch for row in rows) == Counter(range(len(lengths)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(lengths=LENGTHS, stop=st.integers(1, 10), look_ahead=st.integers(0, 3))
 def test_a_stream_gives_the_same_batches_and_resumes(lengths, stop, look_ahead):
     rows = rows_of(lengths)

@@ -1,8 +1,6 @@
 """`DCPDataloader`: every sample once, labels across block borders, all ranks one plan."""
 
 import json
-import sys
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -11,8 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, Spec, read_dataset
@@ -37,7 +33,7 @@ def rows_of(lengths):
     return [{"tokens": [1000 * row + i for i in range(n)]} for row, n in enumerate(lengths)]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 64), min_size=1, max_size=12),
     order=st.sampled_from(["in_order", "decreasing"]),

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import grpo
@@ -52,7 +53,7 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     executor = DCPExecutor()
     try:
-        documents = train_gpt.read_documents(ARGUMENTS.tokens)[:12]
+        documents = list(islice(train_gpt.read_documents(ARGUMENTS.tokens), 12))
         losses, found = {}, {}
         for name in ("local_global", "shared_question"):
             arguments = argparse.Namespace(**{**vars(ARGUMENTS), "mask": name})

@@ -59,13 +59,14 @@ def test_every_other_rank_names_the_lost_one_in_time_and_the_job_restarts(
 
 
 def test_a_single_rank_that_never_ends_is_named(lab, tmp_path, monkeypatch):
-    # Python loads a module of this name at its start, in the worker too.
-    (tmp_path / "sitecustomize.py").write_text(
+    (tmp_path / "endless_worker.py").write_text(
         "import dcp_runtime.kernels.cpu as cpu\n"
+        "from dcp_runtime.launch.worker import start\n"
         "def loop(*arguments):\n"
         "    while True: pass\n"
         "cpu.CpuKernel.forward = loop\n"
     )
+    monkeypatch.setattr("dcp_runtime.launch.world.ENTRY", "endless_worker:start")
     monkeypatch.syspath_prepend(str(tmp_path))
     sparsity = lab.sparsity_of([lab.masks["causal"](40)], 16)
     config = PlanConfig(partitioner="static:zigzag")

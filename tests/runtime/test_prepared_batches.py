@@ -1,13 +1,9 @@
 """Batches that an executor prepares: a plan that nothing ran, a rank that skipped one."""
 
-import sys
 from functools import cache
-from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import make_loader
 
 from dcp_dsl import Spec

@@ -52,9 +52,18 @@ def killed(executor):
                            **{**OPTIONS, "config": PlanConfig("static:zigzag", divisions=3)})
     batches = iter(loader)
     seen = [next(batches)]
-    if rank == 0:
-        for pid in loader._plans.pool.processes:
-            os.kill(pid, signal.SIGKILL)
+    if rank == 0:  # stopped first: a batch is in its hands when it is killed
+        pool = loader._plans.pool
+        pids, submit = [*pool.processes], pool.submit_parts
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        def submit_and_kill(request):
+            pool.submit_parts, waiting = submit, submit(request)
+            time.sleep(0.5)  # it is handed over, unless another one still is there
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            return waiting
+        pool.submit_parts = submit_and_kill
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         seen += list(batches)

@@ -1,21 +1,17 @@
 """Global batches over replicas: every row once, caps held, deterministic, resumable anywhere."""
 
 import json
-import sys
 from collections import Counter
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loader_options import POLICIES, Stream, make_loader
 from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_options import make_loader
 
 from dcp_dsl import DatasetError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
@@ -35,14 +31,6 @@ OPTIONS = {
     "shape": ModelShape(2, 1, 8, 4),
     "config": PlanConfig("static:zigzag"),
     "hidden_targets": "leave_out",
-}
-POLICIES = {
-    "work": {},
-    "order": {"balance": "order"},
-    "all": {"group": "all"},
-    "best": {"group": "best"},
-    "per_document": {"width": "per_document"},
-    "window": {"window": 2},
 }
 
 
@@ -72,7 +60,7 @@ def run_of(loaders):
 LENGTHS = st.lists(st.integers(1, BUDGET), min_size=2, max_size=16)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=9, deadline=None)
 @given(lengths=LENGTHS, policy=st.sampled_from(sorted(POLICIES)))
 def test_every_row_is_in_one_micro_batch_and_budgets_hold(lengths, policy):
     options = POLICIES[policy]
@@ -108,7 +96,7 @@ def first_of(plan, rank):
     return rank // plan.num_devices * plan.num_devices
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     lengths=LENGTHS,
     policy=st.sampled_from(sorted(POLICIES)),
@@ -137,16 +125,6 @@ def make(lengths, is_stream, options):
     given = {**OPTIONS, "cluster": Cluster(1, 4), "replicas": 2, "micro_batches": 2}
     dataset = Stream(rows) if is_stream else rows
     return make_loader(dataset, mask_of, rank=3, **given, **options)
-
-
-class Stream:
-    """Rows that can be iterated again and have neither length nor numbers."""
-
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
 
 
 def test_packs_in_turn_are_those_that_replicas_took_before():

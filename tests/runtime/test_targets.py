@@ -2,18 +2,14 @@
 
 import math
 import random
-import sys
 import warnings
 from dataclasses import fields, replace
 from itertools import accumulate
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
-from loader_options import make_loader
+from loader_options import Stream, make_loader
 
 from dcp_dsl import DatasetError, Sample, Spec, dense_mask, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -475,14 +471,6 @@ def opened(rows, kind, folder):
 
         path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return read_dataset(path)
-
-
-class Stream:
-    def __init__(self, rows):
-        self.rows = rows
-
-    def __iter__(self):
-        return iter(self.rows)
 
 
 # LocalData and the loss

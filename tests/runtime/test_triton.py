@@ -18,32 +18,23 @@ HERE = Path(__file__).parent
 BENCHMARK = HERE.parents[1] / "runtime" / "benchmarks" / "bench_kernels.py"
 
 
-def run(*command, **variables):
+def test_interpreted_kernels_pass_their_cases():
+    """A process of its own: Triton is told to interpret before it is imported."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [sys.executable, *map(str, command)],
-        env=os.environ | variables, capture_output=True, text=True, timeout=280, check=False,
+        [*command, HERE / "triton_cases.py"], env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True, text=True, timeout=280, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
 
 
-def test_interpreted_kernels_pass_their_cases():
-    out = run(
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        HERE / "triton_cases.py",
-        TRITON_INTERPRET="1",
-    )
-    assert " passed" in out
-    assert "skipped" not in out
-
-
-def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path):
-    out = tmp_path / "kernels.json"
-    run(BENCHMARK, "--json", out, "--arch", "90", "--masks", TRITON_CACHE_DIR=str(tmp_path))
+def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path, start_python):
+    out, options = tmp_path / "kernels.json", ("--arch", "90", "--masks")
+    cache = {"folder": tmp_path, "TRITON_CACHE_DIR": str(tmp_path)}
+    fork = start_python(BENCHMARK, "--json", out, *options, **cache)
+    assert fork.wait(280) == 0, fork.err.read_text()[-3000:]
     found = json.loads(out.read_text())["kernels"]
     assert {entry["kernel"] for entry in found} == {"forward", "dq", "dkv"}
     for entry in found:
