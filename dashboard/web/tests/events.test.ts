@@ -25,7 +25,7 @@ suite("events of a trace", () => {
   const table = wholeTable(columns, 3);
 
   test("two searches bound the events of a track in view", () => {
-    for (const time of [0, columns.end[7], columns.start[9], 500.5, 2000]) {
+    for (const time of [0, 137, 500.5, 2000, ...columns.end.slice(0, 20), ...columns.start.slice(0, 20)]) {
       for (let track = 0; track < 12; track++) {
         const rows = rowsOf(columns, track);
         const left = rows.filter((e) => rows.filter((before) => before <= e).every((before) => columns.end[before] < time));
