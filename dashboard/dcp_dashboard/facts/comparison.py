@@ -123,6 +123,13 @@ class Comparison:
         """Return whether both sides are traces of one plan."""
         return self.first.loaded.entry.key == self.second.loaded.entry.key
 
+    @property
+    def is_run_of_prediction(self) -> bool:
+        """Return whether A is the prediction and B the run of one plan."""
+        return self.is_same_plan and (self.first.source, self.second.source) == (
+            "simulated", "measured"
+        )  # fmt: skip
+
     @cached_property
     def is_same_batch(self) -> bool:
         """Return whether both plans compute the same pairs of the same sequences."""

@@ -16,6 +16,7 @@ from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.compare_panels import (
     PHASES,
     compare_charts,
+    constants_panel,
     device_panels,
     kinds_panel,
     moves_panel,
@@ -104,6 +105,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         verdict_panel(comparison),
         table_panel(comparison),
         kinds_panel(comparison),
+        *([constants_panel(comparison)] if comparison.is_run_of_prediction else []),
         timelines_panel(comparison, compare_url(choices[0], choices[1]), read_phase(query)),
     ]
     if comparison.has_same_devices:

@@ -1,5 +1,7 @@
 """The parts of the page `/compare`: sentence, figures, timelines, devices, moved tiles."""
 
+from collections.abc import Sequence
+
 from dash import dcc, html
 from dash.development.base_component import Component
 
@@ -45,7 +47,11 @@ from dcp_dashboard.pages.layout import (
     terms,
 )
 from dcp_dashboard.pages.plan_views import mode_choice, timeline_url
+from dcp_planner import PlanError
+from dcp_planner.causes import compare_with_run
 
+MOST_FITTED = 20_000
+"""Most events of a run whose constants are fitted while somebody waits: about 100 predictions."""
 PHASES = {"": "Both directions", "forward": "Forward", "backward": "Backward"}
 MINUS = "B − A"  # noqa: RUF001 - a minus
 
@@ -96,18 +102,45 @@ def _table_row(row: FigureRow) -> Component:
 
 
 def kinds_panel(comparison: Comparison) -> Component:
-    """Build the table of times by kind of event, with the constants that each follows."""
+    """Build the table of times by kind of event."""
     q, rows = quantities, []
     for row in compare_kinds(comparison):
-        name = html.Th(f"{row.kind.capitalize()}, {row.direction}", scope="row")
         factor = "-" if row.ratio is None else q.ratio(row.ratio)
         numbers = (q.duration(row.first), q.duration(row.second), factor)
-        cells = [html.Td(number, className="dcp-number") for number in numbers]
-        rows.append(html.Tr([name, *cells, html.Td(row.cause)]))
-    heads = headings(("Mean of the devices", "A", "B", "B / A", "Follows from"), (1, 2, 3))
-    told = "Constants of the cost model, docs/cost-model.md; dcpm calibrate measures them."
+        rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", numbers))
+    heads = headings(("Mean of the devices", "A", "B", "B / A"), (1, 2, 3))
     body = html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
-    return panel("Time by kind of event", [body, hint(told)])
+    return panel("Time by kind of event", [body])
+
+
+def _numbers_row(name: str, numbers: Sequence[str], *texts: str) -> Component:
+    cells = [html.Td(number, className="dcp-number") for number in numbers]
+    return html.Tr([html.Th(name, scope="row"), *cells, *map(html.Td, texts)])
+
+
+def constants_panel(comparison: Comparison) -> Component:
+    """Build the table of a run's classes of work beside their prediction, with the constants."""
+    side, q, rows = comparison.second, quantities, []
+    title = "Run against prediction, by class of work"
+    if len(side.trace) > MOST_FITTED:
+        more = f"More than {q.count(MOST_FITTED)} events;"
+        return panel(title, [hint(f"{more} `dcpm simulate PLAN --measured RUN` lists them.")])
+    try:
+        run = compare_with_run(side.loaded.plan, side.trace)
+    except PlanError as error:
+        return panel(title, [hint(str(error))])
+    for one in run.classes:
+        factor = q.ratio(one.measured_s / one.predicted_s) if one.predicted_s else "-"
+        times = (q.duration(one.predicted_s), q.duration(one.measured_s), factor)
+        told = "none alone" if one.differs else ""
+        if one.constant:
+            share = q.percent(one.explains)
+            told = f"{one.constant} {one.now:.3g} → {one.set_to:.3g} explains {share}"
+        rows.append(_numbers_row(one.name, (q.count(one.pieces), *times), told))
+    names = ("Class of work", "Pieces", "Predicted", "Measured", "Ratio", "Constant")
+    body = html.Div(table(headings(names, (1, 2, 3, 4)), rows), className="dcp-scroll", tabIndex=0)
+    fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
+    return panel(title, [body, hint(f"{fitted} `dcpm calibrate` measures a machine's constants.")])
 
 
 def timelines_panel(comparison: Comparison, address: str, phase: str) -> Component:

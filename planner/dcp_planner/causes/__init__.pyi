@@ -1,3 +1,4 @@
+from .constants import compare_with_run
 from .dependencies import Dependencies, Reason, find_dependencies
 from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find_causes_of_run
 from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
@@ -33,6 +34,7 @@ __all__ = [
     "Why",
     "account_for",
     "cause_sentence",
+    "compare_with_run",
     "critical_path",
     "diagnose",
     "explain",

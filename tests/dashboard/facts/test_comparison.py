@@ -65,10 +65,17 @@ def test_times_by_kind_are_sums_over_the_events_of_the_mean_device(library):
         }
     attention = next(r for r in rows if (r.kind, r.direction) == ("attention", "forward"))
     assert attention.ratio == pytest.approx(1.25, rel=1e-3)  # the run is a quarter slower
-    rate = comparison.first.loaded.plan.cluster.flops_per_s
-    assert attention.cause == f"flops_per_s {rate / 1e12:g}e12; {rate / 1.25e12:.3g}e12 would fit"
-    others = compare_kinds(compared(library, "zigzag", "contiguous"))
-    assert all("would fit" not in r.cause for r in others)
+
+
+def test_a_run_beside_its_prediction_names_the_constants(library):
+    key = plan_key("zigzag.dcpplan")
+    page = text_of(render_page(library, "/compare", f"?a={key}&b={key}"))
+    assert "Run against prediction, by class of work" in page
+    assert "messages between nodes" in page
+    assert "explains" in page
+    other = plan_key("contiguous.dcpplan")
+    page = text_of(render_page(library, "/compare", f"?a={key}&b={other}"))
+    assert "by class of work" not in page
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])
