@@ -4,9 +4,11 @@ A no-break space stands between the two, so no line ends inside a quantity.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 SPACE = "\u00a0"
+Units = tuple[tuple[str, float], ...]
+SECONDS: Units = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
 
 
 def count(value: float) -> str:
@@ -48,7 +50,17 @@ def duration(seconds: float) -> str:
     """
     if seconds < 1e-6:
         return f"{seconds * 1e9:.0f}{SPACE}ns"
-    return _scaled(seconds, (("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)))
+    return _scaled(seconds, SECONDS)
+
+
+def durations(seconds: Sequence[float]) -> tuple[str, list[str]]:
+    """Write the times of a column in the unit of the longest; the unit stands apart.
+
+    >>> durations([0.0019, 4.2e-5, 0.0])
+    ('ms', ['1.9', '0.042', '0'])
+    """
+    unit, factor = _unit(max(seconds, default=0.0), SECONDS)
+    return unit, [digits(value / factor) for value in seconds]
 
 
 def percent(fraction: float) -> str:
@@ -79,11 +91,13 @@ def signed(difference: float, text: Callable[[float], str]) -> str:
     return sign + text(abs(difference))
 
 
-def _scaled(value: float, units: tuple[tuple[str, float], ...]) -> str:
-    unit, factor = next(
-        ((unit, factor) for unit, factor in reversed(units) if value >= factor), units[0]
-    )
+def _scaled(value: float, units: Units) -> str:
+    unit, factor = _unit(value, units)
     return f"{digits(value / factor)}{SPACE}{unit}"
+
+
+def _unit(value: float, units: Units) -> tuple[str, float]:
+    return next((found for found in reversed(units) if value >= found[1]), units[0])
 
 
 def digits(value: float) -> str:

@@ -103,8 +103,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         changed_notice(first.entry, second.entry),
         head,
         verdict_panel(comparison),
-        table_panel(comparison),
-        kinds_panel(comparison),
+        html.Div([table_panel(comparison), kinds_panel(comparison)], className="dcp-columns"),
         *([constants_panel(comparison)] if comparison.is_run_of_prediction else []),
         timelines_panel(comparison, compare_url(choices[0], choices[1]), read_phase(query)),
     ]

@@ -103,12 +103,12 @@ def _table_row(row: FigureRow) -> Component:
 
 def kinds_panel(comparison: Comparison) -> Component:
     """Build the table of times by kind of event."""
-    q, rows = quantities, []
-    for row in compare_kinds(comparison):
+    q, rows, found = quantities, [], compare_kinds(comparison)
+    unit, times = q.durations([time for row in found for time in (row.first, row.second)])
+    for row, a, b in zip(found, times[::2], times[1::2], strict=True):
         factor = "-" if row.ratio is None else q.ratio(row.ratio)
-        numbers = (q.duration(row.first), q.duration(row.second), factor)
-        rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", numbers))
-    heads = headings(("Mean of the devices", "A", "B", "B / A"), (1, 2, 3))
+        rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", (a, b, factor)))
+    heads = headings(("Mean of the devices", f"A, {unit}", f"B, {unit}", "B / A"), (1, 2, 3))
     body = html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
     return panel("Time by kind of event", [body])
 
@@ -129,15 +129,18 @@ def constants_panel(comparison: Comparison) -> Component:
         run = compare_with_run(side.loaded.plan, side.trace)
     except PlanError as error:
         return panel(title, [hint(str(error))])
-    for one in run.classes:
+    unit, times = q.durations([t for one in run.classes for t in (one.predicted_s, one.measured_s)])
+    for one, predicted, measured in zip(run.classes, times[::2], times[1::2], strict=True):
         factor = q.ratio(one.measured_s / one.predicted_s) if one.predicted_s else "-"
-        times = (q.duration(one.predicted_s), q.duration(one.measured_s), factor)
         told = "none alone" if one.differs else ""
         if one.constant:
             share = q.percent(one.explains)
             told = f"{one.constant} {one.now:.3g} → {one.set_to:.3g} explains {share}"
-        rows.append(_numbers_row(one.name, (q.count(one.pieces), *times), told))
-    names = ("Class of work", "Pieces", "Predicted", "Measured", "Ratio", "Constant")
+        rows.append(
+            _numbers_row(one.name, (q.count(one.pieces), predicted, measured, factor), told)
+        )
+    times_of = (f"Predicted, {unit}", f"Measured, {unit}")
+    names = ("Class of work", "Pieces", *times_of, "Ratio", "Constant")
     body = html.Div(table(headings(names, (1, 2, 3, 4)), rows), className="dcp-scroll", tabIndex=0)
     fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
     return panel(title, [body, hint(f"{fitted} `dcpm calibrate` measures a machine's constants.")])
