@@ -2,10 +2,12 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, repeat
+from itertools import chain, repeat, zip_longest
 from string import ascii_letters
 
+from rich.cells import cell_len
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -28,16 +30,43 @@ from dcp_planner.tables.memory import measure_memory
 from dcp_planner.tables.metrics import PlanMetrics, measure
 from dcp_planner.tables.plan import Plan
 
-LEAST_WIDTH = 80
-MOST_COLUMN = 24  # letters of a file name over a column, so that two of them fit into 80
+Row = Sequence[str]
+LEAST_WIDTH = 60
 
 
 def console_of_tables() -> Console:
     """Return a console that tables fit into."""
     console = Console()
-    # Squeezed into less, figures lose digits; a narrow terminal breaks whole lines instead.
     console.width = max(console.width, LEAST_WIDTH)
     return console
+
+
+def print_table(
+    console: Console, heads: Row, rows: Sequence[Row], texts: Collection[int] = (0,)
+) -> None:
+    """Print rows under heads, which may be empty, as narrow as the console asks for.
+
+    Columns of texts, by number, are left-aligned and wrap between words. The others hold figures,
+    which are never broken: what does not fit then sticks out.
+    """
+    is_headed = any(heads)
+    table = Table(box=None, pad_edge=False, show_header=is_headed, header_style="bold")
+    for at, (head, *cells) in enumerate(zip_longest(heads, *rows, fillvalue="")):
+        is_text = at in texts
+        whole = (part for cell in cells for part in (cell.split() if is_text else [cell]))
+        table.add_column(
+            Text(head),  # a file name is no markup
+            justify="left" if is_text else "right",
+            style="" if is_headed or at else "bold",
+            no_wrap=not is_text and " " not in head,
+            min_width=max(map(cell_len, (*head.split(), *whole)), default=0),
+        )
+    for row in rows:
+        table.add_row(*map(Text, row))  # `:ring:` is a picture to markup
+    unlimited = console.options.update_width(10_000)
+    least = Measurement.get(console, unlimited, table).minimum
+    table.collapse_padding = least > console.width
+    console.print(table, crop=False)
 
 
 def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
@@ -46,14 +75,17 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     metrics = measure(plan)
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
-        summary.add_row("planned in", time_text(row.figures.plan_s))
+        summary.append(("planned in", time_text(row.figures.plan_s)))
+    if row.others:
+        summary.append((SPEEDUPS, ""))
     for name, theirs in row.others.items():
         times = theirs.predicted_s / row.figures.predicted_s if row.figures.predicted_s else 1.0
-        summary.add_row(f"speedup over {name}", f"{times:.2f} x{_over(row.over_caps[name])}")
+        summary.append((f"  {name}", f"{times:.2f} x{_over(row.over_caps[name])}"))
     for scope, label in _best_lines(row.others).items():
         rival = row.best_static.get(scope)
-        summary.add_row(label, f"{rival.speedup:.2f} x ({rival.name})" if rival else NONE_HOLDS)
-    console.print(summary)
+        told = f"{rival.speedup:.2f} x ({rival.name})" if rival else NONE_HOLDS
+        summary.append((label, told))
+    print_table(console, NO_HEADS, summary, LABELLED)
     _print_warnings(console, metrics)
     if row.file:
         console.print(f"wrote {row.file}", markup=False, highlight=False, soft_wrap=True)
@@ -70,8 +102,12 @@ def _over(caps: Mapping[str, float]) -> str:
 
 
 PARTIALS = {"float32": "in float32", "input": "in the type of the inputs"}
+NO_HEADS, LABELLED = ("", ""), (0, 1)  # a table of labels and texts
+SPEEDUPS = "speedup over"
+SIDES = ("forward", "backward")
+BESIDE_NAMES = 32  # letters of labels, changes and gaps beside two file names
 BEST: dict[Scope, str] = {
-    "of_all": "speedup over best static",
+    "of_all": "  best static",
     "within_token_cap": "  within the token cap",
 }
 NONE_HOLDS = "no static layout holds it"
@@ -86,25 +122,23 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
     """Print the distribution of figures over batches to standard output."""
     console = console_of_tables()
     figures = [row.figures for row in rows]
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in (f"{len(rows)} batches", "least", "median", "mean", "most"):
-        table.add_column(name, justify="left" if "batches" in name else "right")
+    lines = list[Row]()
     for name, spread in distribution_of(figures).items():
         shown = (_figure(name, value) for value in spread.to_json().values())
-        table.add_row("planning time" if name == "plan_s" else _label(name), *shown)
+        lines.append(("planning time" if name == "plan_s" else _label(name), *shown))
     others = {name: [row.others[name] for row in rows] for name in rows[0].others}
     if others:
-        table.add_row("speedup over")
+        lines.append((SPEEDUPS,))
     for name, spread in speedups_over(figures, others).items():
-        table.add_row(f"  {name}", *_times(spread))
+        lines.append((f"  {name}", *_times(spread)))
     best = [row.best_static for row in rows]
     for scope, label in _best_lines(others).items():
         found, held = spreads_over_best(best).get(scope), sum(scope in batch for batch in best)
         part = "" if held in (0, len(rows)) else f", {held} of {len(rows)}"
-        table.add_row(label + part, *(_times(found) if found else [NONE_HOLDS]))
-    console.print(table)
+        lines.append((label + part, *_times(found)) if found else (f"{label}: {NONE_HOLDS}",))
+    print_table(console, (f"{len(rows)} batches", "least", "median", "mean", "most"), lines)
     for line in _over_in_batches(rows):
-        console.print(Text(line))  # not markup: `:ring:` is a picture to rich
+        console.print(Text(line))
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
         console.print(f"warning: {warned} batches miss a cap; --json says which", style="yellow")
@@ -137,24 +171,23 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     of = f", medians of {count} batches" if count > 1 else ""
     heading = f"{uses[0].stack}: its {uses[0].period} layers together{of}"
     console.print(Text(heading, style="bold"), soft_wrap=True)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
+    lines = list[Row]()
     total = {name: spread.median for name, spread in stack_totals(uses, rows).items()}
     for told, name, shown in (
-        ("bytes forward, backward", "{}_bytes", size_text),
-        ("predicted forward, backward", "predicted_{}_s", time_text),
+        ("bytes sent", "{}_bytes", size_text),
+        ("predicted time", "predicted_{}_s", time_text),
     ):
-        sides = (total[name.format(side)] for side in ("forward", "backward"))
-        table.add_row(told, " ".join(map(shown, sides)))
+        lines.append((told, _sides(*(shown(total[name.format(side)]) for side in SIDES))))
     speedups, best = stack_speedups(uses, rows)
+    if speedups:
+        lines.append((SPEEDUPS, ""))
     for name, spread in speedups.items():
         caps = [mask[batch].over_caps[name] for mask in rows for batch in range(count)]
         over = {cap: max(found.get(cap, 0.0) for found in caps) for found in caps for cap in found}
-        table.add_row(f"speedup over {name}", f"{spread.median:.2f} x{_over(over)}")
+        lines.append((f"  {name}", f"{spread.median:.2f} x{_over(over)}"))
     for scope, label in _best_lines(rows[0][0].others).items():
-        table.add_row(label, f"{best[scope].median:.2f} x" if scope in best else NONE_HOLDS)
-    console.print(table)
+        lines.append((label, f"{best[scope].median:.2f} x" if scope in best else NONE_HOLDS))
+    print_table(console, NO_HEADS, lines, LABELLED)
 
 
 def show_step(model: str, times: Mapping[str, Spread]) -> None:
@@ -168,19 +201,19 @@ def show_comparison(first: str, second: str, differences: Sequence[Difference], 
     """Print the figures of two plans side by side, and why one is faster, to standard output."""
     console = console_of_tables()
     names = [first, second]
-    if max(map(len, names)) > MOST_COLUMN:
+    if max(map(len, names)) > (console.width - BESIDE_NAMES) // 2:
         names = ["first", "second"]
         for name, path in zip(names, (first, second), strict=True):
             console.print(f"{name:6}  {path}", markup=False, highlight=False, soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for name in (*names, "change"):
-        table.add_column(Text(name), justify="right")  # a file name is no markup
-    for d in differences:
-        change = "" if d.change is None else f"{d.change:+.1%}"
-        shown = (_figure(d.name, value) for value in (d.first, d.second))
-        table.add_row(_label(d.name), *shown, change)
-    console.print(table)
+    rows = [
+        (
+            _label(d.name),
+            *(_figure(d.name, value) for value in (d.first, d.second)),
+            "" if d.change is None else f"{d.change:+.1%}",
+        )
+        for d in differences
+    ]
+    print_table(console, ("", *names, "change"), rows)
     console.print(Text(why))
 
 
@@ -199,26 +232,25 @@ def _figure(name: str, value: float) -> str:
 def show_simulation(plan: Plan, metrics: PlanMetrics, timings: Timings) -> None:
     """Print the predicted times, together and per device, to standard output."""
     console = console_of_tables()
-    console.print(_summary(plan, metrics, timings))
-    console.print(_devices(metrics, timings))
+    print_table(console, NO_HEADS, _summary(plan, metrics, timings), LABELLED)
+    _print_devices(console, metrics, timings)
     _print_warnings(console, metrics)
 
 
 def show_run(run: RunComparison) -> None:
     """Print predicted and measured times by class of work, and constants, to standard output."""
     console = console_of_tables()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("class of work", "pieces", "predicted", "measured", "ratio", "constant"):
-        table.add_column(name, justify="left" if name in ("class of work", "constant") else "right")
+    rows = list[Row]()
     values = dict[str, ClassTime]()
     for one in run.classes:
         ratio = f"{one.measured_s / one.predicted_s:.2f}" if one.predicted_s else "-"
         times = time_text(one.predicted_s), time_text(one.measured_s)
         constant = one.constant or ("none alone" if one.differs else "")
-        table.add_row(one.name, f"{one.pieces:,}", *times, ratio, constant)
+        rows.append((one.name, f"{one.pieces:,}", *times, ratio, constant))
         if one.constant:
             values.setdefault(one.constant, one)
-    console.print(table)
+    heads = ("class of work", "pieces", "predicted", "measured", "ratio", "constant")
+    print_table(console, heads, rows, (0, 5))
     console.print(
         f"predicted {time_text(run.predicted_s)}, measured {time_text(run.measured_s)}, predicted "
         f"with these constants {time_text(run.fitted_s)}",
@@ -237,42 +269,31 @@ def _print_warnings(console: Console, metrics: PlanMetrics) -> None:
         console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
 
 
-def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> Table:
-    cluster = plan.cluster
+def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
+    cluster, waits = plan.cluster, timings.wait_s
     both = (metrics.forward, metrics.backward)
-    table = Table(show_header=False, box=None, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    waits = timings.wait_s
     tiles = f"{metrics.tiles // plan.head_groups:,} tiles"
     if plan.head_groups > 1:
         tiles += f" in each of {plan.head_groups} head groups"
-    for name, value in (
-        (
-            "cluster",
-            f"{cluster.nodes} x {cluster.devices_per_node} devices ({cluster.name})",
-        ),
+    return [
+        ("cluster", f"{cluster.nodes} x {cluster.devices_per_node} devices ({cluster.name})"),
         ("placed by", metrics.partitioner),
-        (
-            "batch",
-            f"{metrics.tokens:,} tokens, {metrics.blocks} blocks, {tiles}",
-        ),
+        ("batch", f"{metrics.tokens:,} tokens, {metrics.blocks} blocks, {tiles}"),
         ("visible pairs", f"{metrics.pairs:,} ({metrics.density:.1%} of causal)"),
         ("compute max/mean", f"{metrics.compute_imbalance:.3f}"),
         ("tokens max/mean", f"{metrics.token_imbalance:.3f}"),
-        ("bytes forward, backward", " ".join(size_text(side.total_bytes) for side in both)),
-        ("  between nodes", " ".join(size_text(side.inter_node_bytes) for side in both)),
+        ("bytes sent", _sides(*(size_text(side.total_bytes) for side in both))),
+        ("  between nodes", _sides(*(size_text(side.inter_node_bytes) for side in both))),
         ("  partial results", PARTIALS[plan.shape.partials]),
-        (
-            "predicted forward, backward",
-            f"{time_text(timings.forward_s)} {time_text(timings.backward_s)}",
-        ),
-        ("memory of the fullest device", _memory_text(plan)),
-        ("exposed wait, mean and worst", f"{time_text(_mean(waits))} {time_text(max(waits))}"),
+        ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
+        ("memory, fullest device", _memory_text(plan)),
+        ("exposed wait", f"{time_text(_mean(waits))} mean, {time_text(max(waits))} worst"),
         ("communication hidden", f"{timings.overlap:.1%}"),
-    ):
-        table.add_row(name, Text(value))  # a plan file may hold any text: no markup
-    return table
+    ]
+
+
+def _sides(forward: str, backward: str) -> str:
+    return f"{forward} forward, {backward} backward"
 
 
 def _memory_text(plan: Plan) -> str:
@@ -285,13 +306,10 @@ def _memory_text(plan: Plan) -> str:
     return text if peak <= memory else f"{text}: it does not fit"
 
 
-def _devices(metrics: PlanMetrics, timings: Timings) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("device", "tokens", "compute", "wait", "sent", "received", "peak buffer"):
-        table.add_column(name, justify="right")
+def _print_devices(console: Console, metrics: PlanMetrics, timings: Timings) -> None:
     forward, backward = metrics.forward, metrics.backward
-    for device, tokens in enumerate(metrics.owned_tokens):
-        table.add_row(
+    rows = [
+        (
             str(device),
             f"{tokens:,}",
             time_text(timings.compute_s[device]),
@@ -300,7 +318,10 @@ def _devices(metrics: PlanMetrics, timings: Timings) -> Table:
             size_text(forward.received_bytes[device] + backward.received_bytes[device]),
             size_text(max(forward.peak_buffer_bytes[device], backward.peak_buffer_bytes[device])),
         )
-    return table
+        for device, tokens in enumerate(metrics.owned_tokens)
+    ]
+    heads = ("device", "tokens", "compute", "wait", "sent", "received", "peak buffer")
+    print_table(console, heads, rows, ())
 
 
 def _mean(values: tuple[float, ...]) -> float:
@@ -317,20 +338,24 @@ def size_text(size_bytes: float) -> str:
     return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 1e5 else f"{size_bytes / 1e3:.1f} kB"
 
 
-WIDTH, HEIGHT = 56, 10
+WIDTH, HEIGHT = 48, 10
 
 
 def show_front(front: Sequence[FrontPoint]) -> None:
     """Print a line for each point and where it lies, fastest first."""
     console = console_of_tables()
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("", "predicted", "compute", "tokens", "between nodes", "backward", "memory"):
-        table.add_column(name, justify="right")
-    for letter, point in zip(_names(), front, strict=False):
-        sizes = (point.forward_inter, point.backward_inter, point.memory_bytes)
-        balance = (f"{value:.3f}" for value in (point.compute, point.tokens))
-        table.add_row(letter, time_text(point.seconds), *balance, *map(size_text, sizes))
-    console.print(table)
+    rows = [
+        (
+            letter,
+            time_text(point.seconds),
+            f"{point.compute:.3f}",
+            f"{point.tokens:.3f}",
+            *map(size_text, (point.forward_inter, point.backward_inter, point.memory_bytes)),
+        )
+        for letter, point in zip(_names(), front, strict=False)
+    ]
+    heads = ("", "predicted", "compute", "tokens", "between nodes", "backward", "memory")
+    print_table(console, heads, rows)
     for line in draw([(p.seconds, p.forward_inter + p.backward_inter) for p in front]):
         console.print(Text(line), soft_wrap=True)
 

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dcp_planner.causes.diagnosis import Why
 from dcp_planner.causes.explanation import Explanation, explain_difference
 from dcp_planner.causes.sentences import PathLine, path_lines, percent, three_sentences
 from dcp_planner.causes.suggestions import Suggestion, worth_saying
-from dcp_planner.commands.tables import PARTIALS, console_of_tables, time_text
+from dcp_planner.commands.tables import PARTIALS, console_of_tables, print_table, time_text
 from dcp_planner.tables.plan import Plan
 
 MOST_LINES = 8
@@ -37,14 +36,11 @@ def _show_path(console: Console, lines: Sequence[PathLine]) -> None:
         return
     longest = sorted(lines, key=lambda line: -line.share)[:MOST_LINES]
     shown = sorted(longest, key=lambda line: line.start_s)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("from", "takes", "share"):
-        table.add_column(name, justify="right")
-    table.add_column("critical path")
-    for line in shown:
-        times = time_text(line.start_s), time_text(line.seconds)
-        table.add_row(*times, percent(line.share), Text(line.text))
-    console.print(table)
+    rows = [
+        (time_text(line.start_s), time_text(line.seconds), percent(line.share), line.text)
+        for line in shown
+    ]
+    print_table(console, ("from", "takes", "share", "critical path"), rows, (3,))
     rest = len(lines) - len(shown)
     if rest:
         share = 1 - sum(line.share for line in shown)
@@ -59,12 +55,13 @@ def _show_tried(console: Console, tried: Sequence[Suggestion], seconds: float) -
         told = ", ".join(suggestion.change for suggestion in tried)
         console.print(Text(f"Tried without a gain of 1%: {told}."))
         return
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("what to try")
-    for name in ("takes", "saves"):
-        table.add_column(name, justify="right")
-    table.add_column("option")
-    for suggestion in better:
-        saves = f"{time_text(suggestion.saves_s)} ({percent(suggestion.saves_s / seconds)})"
-        table.add_row(suggestion.change, time_text(suggestion.seconds), saves, suggestion.option)
-    console.print(table)
+    rows = [
+        (
+            one.change,
+            time_text(one.seconds),
+            f"{time_text(one.saves_s)} ({percent(one.saves_s / seconds)})",
+            one.option,
+        )
+        for one in better
+    ]
+    print_table(console, ("what to try", "takes", "saves", "option"), rows, (0, 3))
