@@ -328,6 +328,14 @@ def test_a_large_meta_is_refused_unread(written, tmp_path, read):
         read(tmp_path / "b")
 
 
+@pytest.mark.parametrize(("size", "is_kept"), [(META_LIMIT_BYTES // 2, True),
+                                               (META_LIMIT_BYTES, False)])  # fmt: skip
+def test_what_is_written_can_be_read_however_long_its_samples(plan, tmp_path, size, is_kept):
+    source = Provenance("mask m = causal", "m", (" " * size,), "a long row")
+    write_plan(tmp_path / "x", replace(plan, provenance=source))
+    assert read_plan(tmp_path / "x").plan.provenance == (source if is_kept else None)
+
+
 def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking(written, tmp_path):
     rows = 20_000_000  # 140 MB of zeros in a few kilobytes
     columns = {k: np.zeros(rows, np.uint8) for k in TABLES["tiles"]}

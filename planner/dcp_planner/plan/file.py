@@ -55,6 +55,9 @@ LIMIT_BYTES = 1 << 30
 META_LIMIT_BYTES = 1 << 25
 """Most bytes of ``meta.json``; a plan for 65,536 devices has some 10 MB."""
 
+_SOURCE_LIMIT_BYTES = 3 << 23
+"""Most bytes of a provenance: with it ``meta.json`` stays below its limit."""
+
 _META = "meta.json"
 _MEMBERS = frozenset([_META, *(f"{name}.arrow" for name in TABLES)])
 _AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
@@ -80,7 +83,7 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was.
+    older file as it was. A provenance of more than 24 MiB is left out.
 
     Raises:
         PlanFileError: if it cannot be written.
@@ -364,7 +367,10 @@ def _read_warning(values: object) -> PlanWarning:
 
 
 def _provenance_json(source: Provenance | None) -> dict[str, Any] | None:
-    return None if source is None else asdict(source) | {"files": dict(source.files)}
+    if source is None:
+        return None
+    found = asdict(source) | {"files": dict(source.files)}
+    return found if len(json.dumps(found, indent=1)) <= _SOURCE_LIMIT_BYTES else None
 
 
 def _read_provenance(meta: dict[str, Any]) -> Provenance | None:
