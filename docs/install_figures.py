@@ -117,9 +117,9 @@ def table(found: dict[str, float]) -> str:
     plans = f"{found['next_plan_s']:.1f} s, at first {found['first_plan_s']:.1f} s"
     return "\n".join([
         "| step | size, CPU |", "|---|--:|",
-        f"| `pip install dcp-dsl`: the language alone | {core} |",
+        f"| installing the wheel: the language alone | {core} |",
         f"| `dcpm show` | {show} |",
-        f"| `pip install 'dcp-dsl[plan]'` | {plan} |",
+        f"| installing it with `[plan]`: the planner, too | {plan} |",
         f"| `dcpm plan`, the batch above beside all static layouts | {plans} |",
     ])  # fmt: skip
 

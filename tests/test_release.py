@@ -1,4 +1,4 @@
-"""What a release rewrites: on an index README stands alone."""
+"""A release rewrites README, which stands alone on an index."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""What stands in for functions of the language that need numpy, by module and name."""
+"""Stand-ins for functions of the language that need numpy, by module and name."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar

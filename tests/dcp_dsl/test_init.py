@@ -1,10 +1,12 @@
 """`dcpm init`: a first file from the columns of a data set, which `dcpm check` accepts."""
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
 
+from dcp_dsl.cli import dcpm
 from dcp_dsl.commands.check import check
 from dcp_dsl.commands.init import init
 
@@ -54,6 +56,24 @@ def test_columns_whose_rows_do_not_fit_a_layout_propose_nothing(tmp_path):
     assert "No mask of the library" in made.stdout
     written = [line for line in made.stdout.splitlines() if line.startswith(("for", "mask"))]
     assert written == ["mask document = causal and same(doc)", 'for "*" use causal']
+
+
+def test_the_ids_of_tokens_are_no_lengths_of_documents(tmp_path):
+    data = write_rows(tmp_path, {"tokens": [1, 1, 1]}, {"tokens": [2, 1, 0]})
+    made = CliRunner().invoke(init, [data, "--out", "-"])
+    assert "0 masks of the library fit" in made.stderr
+    assert "doc_lens = tokens" not in made.stdout
+
+
+def test_the_commands_that_the_file_names_run(tmp_path):
+    data = write_rows(tmp_path, {"pages": [3, 2], "tokens": [7, 8, 9, 7, 8]})
+    out = str(tmp_path / "a.dcpm")
+    assert CliRunner().invoke(init, [data, "--out", out]).exit_code == 0
+    named = re.findall(r"`dcpm (.*?)`", (tmp_path / "a.dcpm").read_text())
+    assert [line.split()[0] for line in named] == ["show", "explain"]
+    for line in named:
+        done = CliRunner().invoke(dcpm, line.replace("FILE", out).split())
+        assert done.exit_code == 0, done.output
 
 
 def test_without_a_data_set_the_file_is_about_documents_and_no_file_is_replaced(tmp_path):

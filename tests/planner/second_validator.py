@@ -250,7 +250,7 @@ class Direction:
         return tile.backward_division if self.is_backward else tile.division
 
     def data(self, row):
-        """What a transfer is about: (is it of queries, block, group)."""
+        """The data of a transfer: (is it of queries, block, group)."""
         return (row.kind in (Q, OUT, DQ), row.block, row.group)
 
     def visit(self, device, data, division):

@@ -49,8 +49,9 @@ class Fit:
 def init(dataset: str | None, out: str) -> None:
     """Write a first .dcpm file, with the masks of the library that fit DATASET.
 
-    DATASET is a Parquet or JSON lines file, or a folder of them. A mask fits if the data set has
-    its columns, and the first rows lie in its layout. Without DATASET the file is about documents.
+    DATASET is a Parquet or JSON lines file, or a folder of them, of which the first is read.
+    A mask fits if the data set has its columns, and the first rows lie in its layout. Without
+    DATASET the file is about documents.
     """
     from pathlib import Path
 
@@ -78,6 +79,7 @@ def init(dataset: str | None, out: str) -> None:
 def _fits(source: "Source") -> Iterator[Fit]:
     """Try every mask of the library that reads columns on the first rows of a file."""
     from dcp_dsl.checks.scope import library_names
+    from dcp_dsl.data.dataset import TOKEN_COLUMNS
     from dcp_dsl.errors import DCPError
     from dcp_dsl.specs.spec import Spec
 
@@ -86,7 +88,8 @@ def _fits(source: "Source") -> Iterator[Fit]:
     if not rows:
         return
     library = Spec.from_text("")
-    lists = [name for name, value in rows[0].items() if isinstance(value, list)]
+    columns_of_lists = [name for name, value in rows[0].items() if isinstance(value, list)]
+    lists = [name for name in columns_of_lists if name not in TOKEN_COLUMNS]
     for name in library_names():
         try:
             wanted = sorted(library.mask(name).columns)
@@ -115,7 +118,8 @@ def _text(dataset: str | None, seen: str, fits: list[Fit]) -> str:
     chosen = fits[0].mask if fits else "document"
     words = f"Masks for {dataset}, with columns {seen}.".split()  # names may hold ends of lines
     about = [f"# {' '.join(words)}"] if dataset else []
-    lines = [*about, f"# `dcpm show FILE --mask {chosen}` draws it; `dcpm explain {chosen}`.", ""]
+    lines = [*about, f"# `dcpm show FILE --mask {chosen}` draws it,"]
+    lines += [f"# `dcpm explain FILE --mask {chosen}` says what it costs.", ""]
     lines += [(MASKS / f"{chosen}.dcpm").read_text(encoding="utf-8").rstrip()]
     sample = _sample(fits[0]) if fits else ""
     if sample:
@@ -124,7 +128,8 @@ def _text(dataset: str | None, seen: str, fits: list[Fit]) -> str:
     lines += [fits[0].statement] if fits else []
     lines += [f"# {fit.statement}" for fit in fits[1:MOST_NAMED]]
     if dataset is not None and not fits:
-        lines += ["# No mask of the library with a layout fits these columns: docs/datasets.md."]
+        lines += ["# No mask of the library with a layout fits these columns. Write your own;"]
+        lines += ["# docs/datasets.md says how rows get it."]
     lines += ['for "*" use causal', ""]
     return "\n".join(lines)
 

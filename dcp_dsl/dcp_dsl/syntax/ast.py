@@ -299,7 +299,7 @@ class Binding(Node):
 
     @property
     def body(self) -> "Expr | None":
-        """What a function gives; None for other bindings."""
+        """The expression that a function stands for; None for other bindings."""
         return None if isinstance(self.value, Every) or not self.params else self.value
 
 

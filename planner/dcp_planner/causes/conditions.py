@@ -19,7 +19,7 @@ from dcp_planner.simulation.simulator import Evenness, PlanModel
 from dcp_planner.simulation.trace import Trace
 
 Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idle"]
-"""What can be imagined away.
+"""Causes that can be imagined away.
 
 - `links`: messages have no bytes;
 - `latency`: they take no time on their way, and none to be started;
@@ -46,7 +46,7 @@ NEEDS: Mapping[Free, frozenset[Free]] = {
     "idle": frozenset({"balance"}),
     "tiles": frozenset({"waves"}),
 }
-"""What is free before something can be, where that costs anything."""
+"""Causes that are free before another one can be, where they cost anything."""
 
 
 def costly(cluster: Cluster) -> tuple[Free, ...]:
@@ -86,8 +86,8 @@ def seconds_without(model: PlanModel, free: Collection[Free]) -> float:
 
 
 REPLAYED: tuple[Free, ...] = ("links", "launches", "balance", "idle")
-"""What can be imagined away in a recorded timeline: `links` are messages from the moment that both
-ends have launched them, `launches` the time between an event and what it waited for."""
+"""Causes that can be imagined away in a recorded timeline: `links` are messages from the moment
+that both ends have launched them, `launches` the time between an event and what it waited for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -41,12 +41,12 @@ _CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "messages between nodes": ("inter_bytes_per_s", "inter_latency_s", "message_launch_s"),
     "messages inside nodes": ("intra_bytes_per_s", "latency_s", "message_launch_s"),
 }
-"""What can make each class slower; the first is taken where two explain as much."""
+"""Constants that can make each class slower; the first is taken where two explain as much."""
 _STANDS_FOR = {
     "backward_flops_per_s": "flops_per_s", "inter_latency_s": "latency_s",
     "spine_bytes_per_s": "inter_bytes_per_s",
 }  # fmt: skip
-"""What a constant is where a cluster does not give it."""
+"""The constant that is used where a cluster does not give one."""
 _AS_MUCH = 0.02  # shares that differ by less are alike
 _STEPS = 8  # of a fit: most classes grow in proportion with their constants
 

@@ -14,8 +14,8 @@ from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import Plan
 
 Reason = Name | Literal["work", "close", "several"]
-"""What explains a difference: a cause, the mean device's compute, nothing because it is too small,
-or several causes."""
+"""The reason for a difference: a cause, the mean device's compute (`work`), none because it is too
+small (`close`), or several causes."""
 
 CLOSE = 0.01
 """Times that differ by a smaller share have no cause that is worth a name."""

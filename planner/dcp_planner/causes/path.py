@@ -17,14 +17,14 @@ from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 
 Step = Literal["computing", "reducing", "links", "latency", "launches"]
 STEPS: tuple[Step, ...] = get_args(Step)
-"""What a moment of the critical path is spent on: `links` while a message leaves, `latency` until
+"""Uses of a moment on the critical path: `links` while a message leaves, `latency` until
 it has arrived, `launches` before a direction's first kernel (the host, copies of own tokens) and
 between two events that follow one another."""
 
 Account = Literal["computing", "reducing", "links", "latency", "others", "launches", "idle"]
 ACCOUNTS: tuple[Account, ...] = get_args(Account)
-"""What a moment of a device is spent on. From `links` to `launches` it stands still: a message that
-it needs, directly or through others, is leaving or on its way; another device still computes;
+"""Uses of a moment of a device. From `links` to `launches` it stands still: a message that it
+needs, directly or through others, is leaving or on its way; another device still computes;
 nothing is under way. `idle`: it has finished a direction that others work on."""
 
 _COMPUTING, _REDUCING, _LINKS, _LATENCY, _LAUNCHES = range(len(STEPS))

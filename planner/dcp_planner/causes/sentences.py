@@ -24,7 +24,7 @@ NOUNS: Mapping[Name, str] = {
     "order": "waiting for what others do first",
     "memory": "giving buffers back early",
 }
-"""What time is lost to."""
+"""Causes as nouns: the time is lost to ..."""
 
 CONDITIONS: Mapping[Name, str] = {
     "balance": "with compute shared evenly",
@@ -37,7 +37,7 @@ CONDITIONS: Mapping[Name, str] = {
     "order": "if nobody waited for what others do first",
     "memory": "without a limit of memory",
 }
-"""What is imagined instead."""
+"""The condition that is imagined instead of each cause."""
 
 
 def joined(parts: list[str]) -> str:

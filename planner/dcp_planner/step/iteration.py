@@ -44,7 +44,7 @@ IMBALANCE = 0.27
 """Time above perfect balance in a group inside one node, as a share of compute: most of it are
 kernels with too few blocks of threads for a device, and what the host does for messages."""
 IMBALANCE_PER_DOUBLING = 0.087
-"""What each doubling of a group's nodes adds to that share: ports carry uneven loads."""
+"""Added to that share by each doubling of a group's nodes: ports carry uneven loads."""
 EXPOSED = 0.39
 """Share of the messages between nodes that compute does not hide."""
 

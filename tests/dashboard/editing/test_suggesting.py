@@ -1,4 +1,4 @@
-"""What to try: plans that a worker made, with the gain that the simulator gives each of them."""
+"""Suggestions: plans that a worker made, with the gain that the simulator gives each of them."""
 
 import time
 from dataclasses import replace

@@ -27,7 +27,7 @@ WORDS = {
     "memory": ("giving buffers back early",),
     "idle": ("devices that compute nothing",),
 }
-"""What a person would call each kind of cause."""
+"""Words of a person for each kind of cause."""
 
 
 @pytest.fixture(scope="module")
