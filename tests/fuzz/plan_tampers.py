@@ -92,7 +92,10 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
         "first row that it takes in the target's receive buffer",
         (change("transfers", "slot"), slots),
     ),
-    ("receives it exactly once", (drop("transfers"), double("transfers"), reroute)),
+    (
+        "no two visits of a block at a device have the same division",
+        (drop("transfers"), double("transfers"), reroute),
+    ),
     ("Results are the same tree\nbackwards", (reroute,)),
     ("first instruction of every device is its only `copy`", (items_of("copy"), move("copy"))),
     ("each is in one such instruction of its device, with its division", (items_of("attention"),)),
@@ -114,7 +117,7 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
         "from the launch of its receive\nuntil the last instruction that reads it",
         (slots, move("launch", far=5)),
     ),
-    ("its rows stay taken until the result of that block has left", (slots, move("wait", far=6))),
+    ("its rows stay taken until the result of that visit has left", (slots, move("wait", far=6))),
     (
         "The program of every device in each direction",
         (

@@ -24,6 +24,18 @@ def test_both_validators_take_what_was_not_tampered_with(number, tmp_path):
     assert tamper_fuzz.judge_second(tmp_path / "x.dcpplan") == ""
 
 
+def test_half_of_the_plans_that_are_tampered_with_receive_blocks_twice():
+    twice = []
+    for number in range(len(plan_file_rows.SPECS)):
+        rows = plan_file_rows.base(number).tables["transfers"]
+        places = [
+            (r["is_backward"], r["kind"], r.get("group"), r["block"], r["source"], r["target"])
+            for r in rows
+        ]
+        twice.append(len(set(places)) < len(places))
+    assert twice == [True, True, False, False]
+
+
 def test_the_first_tampers_are_refused_or_harmless():
     found = tamper_fuzz.campaign(0, 60)
     assert (found["cases"], found["wrong"], found["disagreements"]) == (60, 0, 0)
