@@ -21,10 +21,10 @@ const KINDS: Readonly<Record<string, string>> = {
   parameter: "variable", function: "function", attribute: "property", type: "type",
 };
 
-/** What may come next in the text. */
+/** A completion: a text that may come next. */
 export interface Proposal { text: string; kind: string; detail: string }
 
-/** What the editor asks its page. */
+/** Questions of the editor to its page. */
 export interface Hooks {
   changed(text: string): void;
   describe(text: string, at: number): Promise<string>; // Markdown, "" for nothing

@@ -4,7 +4,7 @@ import { loadColumns, type Payload } from "./api.ts";
 import { isAbort, messageOf } from "./kit/dom.ts";
 import { markCurrent } from "./page/navigation.ts";
 
-/** What may happen to a view after it was made. */
+/** Events in the life of a view after it was made. */
 export interface View {
   resize?(): void;
   recolour?(): void;
@@ -104,7 +104,7 @@ export function mountViews(makers: Readonly<Record<string, Maker>>): void {
   sweep(); // a page that is there already, as a file without Dash is, changes no more
 }
 
-/** Whether elements came or went; words that change, as in tooltips, bring no view. */
+/** True if elements came or went; words that change, as in tooltips, bring no view. */
 function bringsElements({ addedNodes, removedNodes }: MutationRecord): boolean {
   for (const nodes of [addedNodes, removedNodes]) for (const node of nodes) if (node.nodeType === Node.ELEMENT_NODE) return true;
   return false;

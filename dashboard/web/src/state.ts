@@ -28,7 +28,7 @@ export interface Selection {
   readonly source?: Source;
 }
 
-/** What views show; each key stands in the URL under its own name, so that a reload or a shared link shows the same. */
+/** The state that views show; each key stands in the URL under its own name, so that a reload or a shared link shows the same. */
 export interface Values {
   readonly sel?: Selection;
   readonly time?: readonly number[]; // [start, end] of the shown timeline, ns after the first event

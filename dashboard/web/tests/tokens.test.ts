@@ -26,7 +26,7 @@ function contrast(one: Colour, other: Colour): number {
   return (bright + 0.05) / (dark + 0.05);
 }
 
-/** What somebody sees whose eyes lack one kind of cones. */
+/** A colour as eyes that lack one kind of cones see it. */
 const SEEN: Readonly<Record<string, (colour: Colour) => Colour>> = {
   "all cones": (colour) => colour,
   "no red cones": ([r, g, b]) => [0.1121 * r + 0.8853 * g - 0.0005 * b, 0.1127 * r + 0.8897 * g - 0.0001 * b, 0.0045 * r + 0.0001 * g + 1.0019 * b],

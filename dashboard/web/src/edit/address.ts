@@ -37,7 +37,7 @@ export async function readAddress(): Promise<Address> {
   return { text, isDamaged: packed !== "" && text === null, settings: rest };
 }
 
-/** Gives whether the text found room. */
+/** Returns true if the text found room. */
 export async function writeAddress(text: string | null, settings: Readonly<Record<string, string>>): Promise<boolean> {
   const path = location.pathname;
   const packed = text === null ? "" : await pack(text);

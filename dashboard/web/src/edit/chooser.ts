@@ -12,13 +12,13 @@ export interface MaskOutline {
 
 export interface SampleOutline { readonly name: string; readonly tokens: number; readonly columns: readonly string[]; readonly error?: string }
 
-/** What a text defines. */
+/** The names that a text defines. */
 export interface Outline { readonly masks: readonly MaskOutline[]; readonly samples: readonly SampleOutline[] }
 
 const SMALL = 64; // tokens of a sample on which the windows of practice cannot be seen
 
 export class Chooser {
-  /** What somebody chose, also while the text does not define it. */
+  /** The choice of the reader, also while the text does not define it. */
   wanted: { mask: string; sample: string };
   private readonly mask = select([], "", { id: "edit-mask" });
   private readonly sample = select([], "", { id: "edit-sample" });
@@ -96,7 +96,7 @@ export class Chooser {
     };
   }
 
-  /** What the address keeps. */
+  /** The part that the address keeps. */
   address(): Record<string, string> {
     const own = this.sample.value === "own" ? this.own.value : "";
     return { mask: this.wanted.mask, call: this.call.value, expression: this.expression.value, sample: this.wanted.sample, own };

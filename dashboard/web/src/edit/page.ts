@@ -18,7 +18,7 @@ const CHECK_MS = 40;
 const PREVIEW_MS = 150;
 const ADDRESS_MS = 400;
 
-/** What the page starts from. */
+/** The state from which the page starts. */
 interface Start {
   readonly text: string;
   readonly name: string;

@@ -144,7 +144,7 @@ export class Picture {
     return at < 0 ? "" : ` (${header.kinds[kind[at]]} ${number[at]})`;
   }
 
-  /** What the canvas shows, for who cannot see it: the keys of every query. */
+  /** The canvas in words, for readers who cannot see it: the keys of every query. */
   private writeRows(): void {
     if (!this.rows.open || !this.payload) return;
     const { header: { tokens }, columns: { share } } = this.payload;

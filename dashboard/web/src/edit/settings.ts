@@ -19,7 +19,7 @@ const SCALES = ["1", "16", "64", "256", "1024", "4096", "16384"];
 const POWERS = [1, 2, 4, 8, 16, 32, 64];
 const MOST_TOLERANCE = 50; // %
 
-/** What can be chosen, as the page brings it along. */
+/** The choices that the page brings along. */
 export interface Choices { readonly clusters: readonly string[]; readonly methods: readonly Option[]; readonly efforts: readonly string[] }
 
 /** A plan as the server's `read_batch` reads it. */
@@ -61,7 +61,7 @@ export class Settings {
     }
   }
 
-  /** What differs from the defaults, for the address. */
+  /** The settings that differ from the defaults, for the address. */
   address(): Record<string, string> {
     const values = NAMES.map((name) => [name, this.controls[name].read()] as const);
     return Object.fromEntries(values.filter(([name, value]) => value !== this.defaults[name]));

@@ -43,7 +43,7 @@ export const hasModifier = (event: KeyboardEvent | MouseEvent): boolean => event
 /** A click that opens something elsewhere (a new tab, a menu) is the browser's. */
 export const isPlainClick = (event: MouseEvent): boolean => !event.button && !event.shiftKey && !hasModifier(event);
 
-/** Whether keys go into a text that is being typed. */
+/** True if keys go into a text that is being typed. */
 export function isTyping(event: Event): boolean {
   return closest(event, "input, textarea, select, [contenteditable=true], .cm-editor") !== null;
 }

@@ -6,7 +6,7 @@ import { type Box, Layers, Tooltip } from "./layers.ts";
 /** A place in the picture, in shares of its width and height. */
 export type Place = [across: number, down: number];
 
-/** What is under the pointer: `id` tells it from other things, `lines` say it, `box` frames it. */
+/** The thing under the pointer: `id` tells it from other things, `lines` say it, `box` frames it. */
 export interface Hovered { id: string | number; lines: () => readonly string[]; box: () => Box | null }
 
 type Change = (range: AxisRange, axis: number) => void;
@@ -43,7 +43,7 @@ export abstract class CanvasView {
   /** Sizes and draws anew; called by whoever mounts the view. */
   abstract resize(): void;
 
-  /** What lies under the pointer. */
+  /** The thing under the pointer. */
   protected abstract under(event: MouseEvent): Hovered | null;
 
   protected abstract click(event: MouseEvent): void;

@@ -311,7 +311,7 @@ export class Mask extends CanvasView {
   }
 }
 
-/** What the state holds of a tile. */
+/** The part of a tile that the state holds. */
 export function tileFacts(c: MaskColumns, tile: number): Selection {
   return { type: "tile", tile, device: c.tile_device[tile], division: c.tile_division[tile], q: c.tile_q[tile], kv: c.tile_kv[tile] };
 }

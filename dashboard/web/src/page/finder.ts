@@ -9,7 +9,7 @@ const TYPES: Readonly<Record<string, "sequence" | "device" | "tile" | "division"
 const EXAMPLES = "seq 17, device 3, tile 120, division 2 backward";
 const PATTERN = /^\s*([a-z]+)\s*(\d{1,9})\s*(forward|backward)?\s*$/i;
 
-/** What a text selects, null if it names nothing. */
+/** The selection that a text names, null if it names nothing. */
 export function selectionOf(text: string): Selection | null {
   const [, word = "", number, way] = PATTERN.exec(text) ?? [];
   const type = TYPES[word.toLowerCase()];

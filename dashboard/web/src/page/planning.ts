@@ -13,7 +13,7 @@ function line(key: string, { change, option, saves_s: saves, share, key: made }:
   return make("li", {}, `${change}: ${gain}${option ? `, ${option}` : ""} `, make("a", { href, "data-plain": "link" }, "compare"));
 }
 
-/** What the buttons below `data-task` do with the plans that were made; each says what became of it. */
+/** Actions of the buttons below `data-task` on the plans that were made; each returns its outcome. */
 const TASKS: Readonly<Record<string, (key: string, plans: readonly Change[]) => string>> = {
   suggest(key, plans) {
     part(document, "#tried").replaceChildren(...plans.map((plan) => line(key, plan)));

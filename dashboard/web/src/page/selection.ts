@@ -16,7 +16,7 @@ export function devicesOf(sel: Selection | undefined): number[] {
   return [sel?.device, sel?.peer].filter((device) => device !== undefined);
 }
 
-/** What a link changes: the thing it names, and the time around it with some of what is before and after. */
+/** The changes of a link: the thing it names, and the time around it with some of what is before and after. */
 function patchOf({ dataset: { sel, time = "", source } }: HTMLElement): Patch {
   const patch: { -readonly [K in keyof Patch]: Patch[K] } = {};
   if (sel) patch.sel = decodeSelection(sel);

@@ -35,7 +35,7 @@ const HEADS: readonly EventHead[] = [
 
 const headOf = (order = ""): EventHead | undefined => HEADS.find(({ name, value }) => value && name === order.replace("-", ""));
 
-/** Whether a text names a column to sort by, "-" in front: falling. */
+/** True if a text names a column to sort by, "-" in front: falling. */
 export const isOrder = (text: string | undefined): boolean => headOf(text) !== undefined;
 
 /** Rows of the payload that a table shows, in an order, "-" in front: falling. Stable, as numpy's stable sort. */

@@ -189,7 +189,7 @@ export function searchTest(text: string, columns: EventColumns, names: readonly 
   return (e) => isNamed[columns.name[e]] && keys.every((key) => columns[key][e] === wanted[key]);
 }
 
-/** Whether a name has a text in it behind which no digit goes on: "kv 1" is not in "kv 12". */
+/** True if a name has a text in it behind which no digit goes on: "kv 1" is not in "kv 12". */
 export function hasText(name: string, text: string): boolean {
   for (let at = name.indexOf(text); at >= 0; at = name.indexOf(text, at + 1)) {
     const after = name.charCodeAt(at + text.length);

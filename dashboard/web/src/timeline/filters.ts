@@ -135,7 +135,7 @@ export class Filters {
     this.found.textContent = state.get().find ? `${this.hit >= 0 ? format.count(this.hit + 1) : "–"}/${format.count(this.hits)}` : "";
   }
 
-  /** What the state says: pressed buttons, texts, addresses of exports. */
+  /** Shows the state: pressed buttons, texts, addresses of exports. */
   private show(changed: ReadonlySet<Key>): void {
     const values = state.get();
     const [{ header }, other] = this.timeline.sources;

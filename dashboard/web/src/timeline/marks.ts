@@ -148,7 +148,7 @@ export function describe(timeline: Timeline, { row, trace, event: e, isNodes, ti
   return lines;
 }
 
-/** What the devices of a node do within the pixel at a time. */
+/** The work of a node's devices within the pixel at a time. */
 function describeNode(timeline: Timeline, row: Row, trace: Trace, time: number): string[] {
   const half = timeline.time.span / timeline.layers.area.width / 2;
   const [from, to] = [(time - half) / trace.unit, (time + half) / trace.unit];

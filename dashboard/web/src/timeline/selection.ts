@@ -12,7 +12,7 @@ type Pen = CanvasRenderingContext2D;
 
 const MOST_ARROWS = 64; // messages of a transfer among which one is drawn
 
-/** What the state holds of an event: ids only, so that every view can mark what it knows of. */
+/** The part of an event that the state holds: ids only, so that every view can mark what it knows of. */
 export function factsOf({ header, columns }: Trace, e: number): Selection {
   const { device, backward, division, peer, block } = columns;
   return {
@@ -93,7 +93,7 @@ function drawEvent(timeline: Timeline, pen: Pen, trace: Trace, sel: Selection): 
   pen.lineWidth = 1;
 }
 
-/** What held up a wait, once the details are there: an arrow from each event to the one that began when it ended. */
+/** The cause of a wait, once the details are there: an arrow from each event to the one that began when it ended. */
 function drawChain(timeline: Timeline, pen: Pen, trace: Trace, e: number): void {
   const { chain = [], event, source } = timeline.facts ?? {};
   if (event !== e || source !== trace.header.source) return;

@@ -32,10 +32,10 @@ export interface Trace {
   hits: EventTable | null;
 }
 
-/** What lies under a point: a row, a time, a trace, an event, as far as there are any. */
+/** The things under a point: a row, a time, a trace, an event, as far as there are any. */
 export interface Place { isGutter: boolean; isNodes: boolean; row?: Row; time?: number; trace?: Trace; event?: number | undefined }
 
-/** What the page of the timeline has beside it. */
+/** The parts of the page beside the timeline. */
 export interface Tool { dispose(): void }
 
 export const WORDS: Readonly<Record<Source, string>> = { simulated: "predicted", measured: "measured" };
@@ -66,7 +66,7 @@ export class Timeline extends CanvasView {
   state: Values = state.get();
   /** An area that is being marked. */
   pending: readonly number[] | null = null;
-  /** What the server said of the selected event. */
+  /** The server's answer about the selected event. */
   facts: Facts["values"];
   open: ReadonlySet<number> = new Set<number>();
   layout: Rows = { rows: [], height: 1, total: 0 };
@@ -301,7 +301,7 @@ export class Timeline extends CanvasView {
     return [Math.min(...times), Math.max(...times), Math.min(...devices), Math.max(...devices)];
   }
 
-  /** What other views and the tools of the page have set. */
+  /** Takes over the settings of other views and of the page's tools. */
   private follow(values: Values, changed: ReadonlySet<Key>): void {
     this.state = values;
     if (changed.has("time") && !this.isMoving) {
