@@ -34,8 +34,9 @@ PAUSE_MS = 900
 """Time that each division stays while they are played."""
 
 MASK_HINT = (
-    "Rows are queries, columns keys; the edges show who owns the tokens. Wheel zooms, drag pans, 0 "
-    "resets; Enter selects a tile, arrows go on, Enter again zooms until its pairs can be seen."
+    "Rows are queries, columns keys; the edges show who owns the tokens and name their sequences, "
+    "which a click there selects. Wheel zooms, drag pans, 0 resets; Enter selects a tile, arrows "
+    "go on, Enter again zooms until its pairs can be seen."
 )
 
 TIMELINE_HINT = (

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 import { seeded } from "./browser.ts";
 import type { MaskColumns } from "../src/mask/columns.ts";
+import { edgeLabels, sequenceAt } from "../src/mask/labels.ts";
 import { belongs, byRow, rasterise, spans } from "../src/mask/raster.ts";
 import type { Selection } from "../src/state.ts";
 
@@ -90,5 +91,36 @@ suite("what a selection means in the mask", () => {
   test("a message of keys serves the tiles of its target in that column", () => {
     assert.deepEqual(meant({ type: "transfer", kind: 0, device: 1, peer: 2, block: 7 }),
       tiles.filter((tile) => tile % 4 === 2 && c.tile_kv[tile] === 7));
+  });
+});
+
+suite("names of the sequences at the edge", () => {
+  const measure = (text: string) => 6 * text.length;
+  const width = (text: string) => measure(text) / 2;
+
+  test("words where there is room, a number where there is less", () => {
+    assert.deepEqual(edgeLabels([0, 60, 80, 100], { ...view(0, 100), size: 100 }, measure).map(({ text, at }) => [text, at]),
+      [["seq 0", 30], ["1", 70], ["2", 90]]);
+  });
+
+  test("none touches another or leaves the edge, and room for one is used", () => {
+    const random = seeded(5);
+    for (let round = 0; round < 50; round++) {
+      const borders = [0];
+      while (borders.length < 200) borders.push(borders[borders.length - 1] + 1 + Math.floor(random() ** 8 * 500));
+      const from = Math.floor(random() * borders[100]);
+      const labels = edgeLabels(borders, { ...view(from, borders[199]), size: 400 }, measure);
+      assert.ok(labels.length >= 3, String(labels.length));
+      labels.forEach(({ sequence, text, at }, n) => {
+        const [middle] = [from + (at / 400) * (borders[199] - from)];
+        assert.equal(sequenceAt(borders, middle), sequence);
+        assert.ok(at + width(text) <= 400 && at - width(text) >= 0);
+        if (n) assert.ok(at - width(text) > labels[n - 1].at + width(labels[n - 1].text));
+      });
+    }
+  });
+
+  test("a token lies in one sequence, past the last in none", () => {
+    assert.deepEqual([0, 59, 60, 99, 100].map((token) => sequenceAt([0, 60, 100], token)), [0, 0, 1, 1, -2]);
   });
 });

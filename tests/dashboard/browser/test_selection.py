@@ -242,6 +242,11 @@ def test_a_sequence_is_found_by_its_number_in_every_view(visit, small_plan):
     page.fill(".dcp-finder", "division 1 backward")
     page.press(".dcp-finder", "Enter")
     rest(page, r"sel=division\.1~backward\.1$")
+    box, edge = page.locator(".dcp-mask .dcp-marks").bounding_box(), ".dcp-mask .dcp-marks"
+    page.click(edge, position={"x": 8, "y": 0.8 * box["height"]})  # the row of the third sequence
+    rest(page, r"sel=sequence\.2$")
+    page.click(edge, position={"x": 0.65 * box["width"], "y": box["height"] - 8})
+    rest(page, r"sel=sequence\.1$")
 
 
 def test_a_wait_that_is_chosen_shows_its_chain_as_arrows(visit, small_trace):

@@ -1,8 +1,8 @@
 // The mask with its placement: queries down, keys across, both in tokens of the packed batch.
 //
 // Zooming rasterises which tile each pixel shows; recolouring only looks up the colour of that tile. The strips at the
-// left and at the bottom show who owns the tokens of that row or column. Zoomed in far enough, partial tiles show
-// their pairs ("dcp.pairs/1").
+// left and at the bottom show who owns the tokens of that row or column, the names beyond them of which sequence they
+// are; a click there selects the sequence. Zoomed in far enough, partial tiles show their pairs ("dcp.pairs/1").
 import type { Column } from "../api.ts";
 import { AxisRange, ticks } from "../kit/axis.ts";
 import { mix, pixel, themeColour } from "../kit/colours.ts";
@@ -16,13 +16,16 @@ import type { Key, Selection, Values } from "../state.ts";
 import { FULL, type MaskColumns, type MaskHeader, type MaskPayload, type Mode } from "./columns.ts";
 import * as groups from "./groups.ts";
 import { handleKey } from "./keys.ts";
+import { edgeLabels, sequenceAt } from "./labels.ts";
 import { MaskPairs } from "./pairs.ts";
 import * as raster from "./raster.ts";
 
-const LEFT = 56;
+const NAMES = 14; // of the sequences, beyond the axes
+const LEFT = 56 + NAMES;
 const STRIP = 8;
-const BOTTOM = 34;
+const BOTTOM = 34 + NAMES;
 const GAP = 3;
+const APART = 5; // CSS pixels between the borders of two sequences
 const FAINT = 0.14; // how much of its colour a tile keeps that is not selected
 const HOLLOW = 0.2; // and a pair that is not visible, inside of a tile
 const SIDE = 620;
@@ -198,16 +201,18 @@ export class Mask extends CanvasView {
     this.drawOwners(pen);
     pen.fillStyle = themeColour("--muted");
     pen.globalAlpha = 0.5;
-    for (const border of this.header.cu_seqlens.slice(1, -1)) {
+    let [lastX, lastY] = [left, 0];
+    for (const border of this.header.cu_seqlens.slice(1, -1)) { // of borders that would run together, the first
       const [x, y] = [this.toX(border), this.toY(border)];
-      if (x > left && x < left + width) dashed(pen, x, 0, 0, height);
-      if (y > 0 && y < height) dashed(pen, left, y, width, 0);
+      if (x > lastX + APART && x < left + width) { dashed(pen, x, 0, 0, height); lastX = x; }
+      if (y > lastY + APART && y < height) { dashed(pen, left, y, width, 0); lastY = y; }
     }
     pen.globalAlpha = 1;
     pen.strokeStyle = themeColour("--line");
     pen.lineWidth = 1;
     pen.strokeRect(left - 0.5, 0.5, width, height - 1);
     this.drawAxes(pen);
+    this.drawNames(pen);
     const tile = this.chosen?.type === "tile" ? this.chosen.tile : undefined;
     if (tile !== undefined && tile < this.count && this.isShown(tile)) this.drawChosen(pen, this.boxOf(tile));
   }
@@ -247,10 +252,10 @@ export class Mask extends CanvasView {
     const across = ticks(this.across.start, this.across.end, width / 110);
     for (const token of across.values) {
       const x = this.toX(token);
-      if (x + 44 < left + width) pen.fillText(tokens(token, across.step), Math.max(x, left + 4), height + BOTTOM - 8);
+      if (x + 44 < left + width) pen.fillText(tokens(token, across.step), Math.max(x, left + 4), height + BOTTOM - NAMES - 8);
     }
     pen.textAlign = "right";
-    pen.fillText("keys", left + width, height + BOTTOM - 8);
+    pen.fillText("keys", left + width, height + BOTTOM - NAMES - 8);
     pen.textBaseline = "middle";
     const down = ticks(this.down.start, this.down.end, height / 80);
     for (const token of down.values) {
@@ -258,6 +263,24 @@ export class Mask extends CanvasView {
       if (y < height - 24) pen.fillText(tokens(token, down.step), left - GAP - STRIP - 4, Math.max(y, 6));
     }
     pen.fillText("queries", left - GAP - STRIP - 4, height - 6);
+  }
+
+  private drawNames(pen: Pen): void {
+    const { left, width, height } = this.layers.area;
+    const draw = (range: AxisRange, size: number, x: number, y: number, turn: number): void => {
+      const { start, end, span } = range;
+      for (const { sequence, text, at } of edgeLabels(this.header.cu_seqlens, { start, end, span, size }, (words) => pen.measureText(words).width)) {
+        pen.save();
+        pen.fillStyle = themeColour(this.chosen?.sequence === sequence ? "--ink" : "--muted");
+        pen.translate(turn ? x : x + at, turn ? y + at : y);
+        pen.rotate(turn);
+        pen.fillText(text, 0, 0);
+        pen.restore();
+      }
+    };
+    pen.textAlign = "center";
+    draw(this.across, width, left, height + BOTTOM - NAMES / 2, 0);
+    draw(this.down, height, NAMES / 2, 0, -Math.PI / 2);
   }
 
   private boxOf(tile: number): Box {
@@ -279,6 +302,16 @@ export class Mask extends CanvasView {
     return tile < this.count ? tile : undefined;
   }
 
+  /** The sequence whose edge is under the pointer, -1 if none is. */
+  private sequenceAt(event: MouseEvent): number {
+    const [x, y] = this.point(event);
+    const { left, width, height } = this.layers.area;
+    const { across, down, header: { cu_seqlens: borders } } = this;
+    if (x < left && y < height) return sequenceAt(borders, down.start + (y / height) * down.span);
+    if (x >= left && x < left + width && y >= height) return sequenceAt(borders, across.start + ((x - left) / width) * across.span);
+    return -1;
+  }
+
   protected override under(event: MouseEvent): Hovered | null {
     const tile = this.tileAt(event);
     return tile === undefined ? null : { id: tile, lines: () => this.describe(tile), box: () => this.boxOf(tile) };
@@ -286,9 +319,10 @@ export class Mask extends CanvasView {
 
   protected override click(event: MouseEvent): void {
     if (!this.isLinked) return;
-    const tile = this.tileAt(event);
-    if (tile === undefined) state.set({ sel: null });
-    else toggleSelection(this.factsOf(tile));
+    const [tile, sequence] = [this.tileAt(event), this.sequenceAt(event)];
+    if (tile !== undefined) toggleSelection(this.factsOf(tile));
+    else if (sequence >= 0) toggleSelection({ type: "sequence", sequence });
+    else state.set({ sel: null });
   }
 
   factsOf(tile: number): Selection { return tileFacts(this.columns, tile); }
