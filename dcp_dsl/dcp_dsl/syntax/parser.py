@@ -4,14 +4,20 @@ Each statement is parsed on its own (`tokens.split_statements` finds where they 
 in one never hides the next. This is the only module that knows Lark.
 """
 
+import hashlib
+import json
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 import lark
+from lark.grammar import Rule
+from lark.lexer import TerminalDef
 
+from dcp_dsl.errors import DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
 from dcp_dsl.syntax.ast_builder import BuildError, build
@@ -40,7 +46,7 @@ __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_e
 MAX_CHARACTERS = 2**16
 LANGUAGE_VERSION = 1
 
-_TABLES = Path(str(GRAMMAR)).parent / "__pycache__" / f"dcpm.{sys.implementation.cache_tag}.tables"
+_TABLES = Path(str(GRAMMAR)).parent / "__pycache__" / "dcpm.tables.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,17 +227,46 @@ def _run(
 def _lark() -> lark.Lark:
     """Build the parser once a process.
 
-    Its tables, which take 0.2 s, are kept beside the compiled modules of the grammar's package.
+    Its tables, which take 0.2 s, are kept beside the compiled modules of the grammar's package, as
+    JSON: Lark's own cache is a pickle, which runs what it is told to. Behind a first line that does
+    not belong to this grammar, this Lark and the rest of the file, nothing is read.
     """
-    return lark.Lark(
-        GRAMMAR.read_text(encoding="utf-8"),
+    grammar = GRAMMAR.read_text(encoding="utf-8")
+    with suppress(OSError, UnicodeDecodeError):
+        stamp, _, tables = _TABLES.read_text(encoding="utf-8").partition("\n")
+        if stamp == _stamp(grammar, tables):
+            kept = json.loads(tables, object_hook=_with_numbers)
+            return lark.Lark._load_from_dict(**kept)  # type: ignore[no-untyped-call, no-any-return]
+    built = lark.Lark(
+        grammar,
         parser="lalr",
         lexer="basic",  # keywords are reserved everywhere, so `a and or b` fails at `or`
         start=["start", "statement", "version", "expression"],
         propagate_positions=True,
         maybe_placeholders=True,
-        cache=False if sys.dont_write_bytecode else str(_TABLES),
     )
+    if not sys.dont_write_bytecode:
+        _keep(built, grammar)
+    return built
+
+
+def _keep(parser: lark.Lark, grammar: str) -> None:
+    """Write tables for `_lark`, where the folder can be written."""
+    from dcp_dsl.files import replacing
+
+    data, memo = parser.memo_serialize([TerminalDef, Rule])
+    tables = json.dumps({"data": data, "memo": memo}, separators=(",", ":"))
+    with suppress(DCPError), replacing(_TABLES, DCPError) as draft:
+        draft.write_text(f"{_stamp(grammar, tables)}\n{tables}", encoding="utf-8")
+
+
+def _stamp(grammar: str, tables: str) -> str:
+    return hashlib.sha256(f"{lark.__version__}\0{grammar}\0{tables}".encode()).hexdigest()
+
+
+def _with_numbers(table: dict[str, Any]) -> dict[str | int, Any]:  # Any: what JSON holds
+    """Give back the numbers of states and terminals, which JSON keeps as texts."""
+    return {int(key) if key.isdigit() else key: value for key, value in table.items()}
 
 
 # ---- errors --------------------------------------------------------------------------------------
