@@ -1,5 +1,6 @@
 """The edges of the command line: full disks, closed pipes, signals, ASCII terminals."""
 
+import importlib.metadata
 import os
 import signal
 import subprocess
@@ -124,15 +125,18 @@ def test_wrong_usage_exits_2_and_says_what_is_right(arguments, says):
 def test_help_looks_for_commands_once(monkeypatch):
     asked = []
 
-    def count(*, real=cli.entry_points, **wanted):
+    def count(*, real=importlib.metadata.entry_points, **wanted):
         asked.append(wanted)
         return real(**wanted)
 
-    monkeypatch.setattr(cli, "entry_points", count)
+    monkeypatch.setattr(importlib.metadata, "entry_points", count)
     cli._commands.cache_clear()
     shown = CliRunner().invoke(dcpm, ["--help"]).stdout
     assert [name for name in ("check", "plan", "run", "view") if name not in shown] == []
     assert len(asked) == 1
+    cli._commands.cache_clear()
+    assert CliRunner().invoke(dcpm, ["show", "--mask", "causal", "--len", "8"]).exit_code == 0
+    assert len(asked) == 1  # a command of the language is found without them
 
 
 @pytest.mark.parametrize(
