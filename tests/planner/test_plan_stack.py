@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Spec
 from dcp_planner import (
+    BufferLimitError,
     Cluster,
     ModelShape,
     PlanConfig,
@@ -44,6 +45,17 @@ def test_every_mask_gets_a_valid_plan_and_all_share_their_owners(cut):
         validate(plan)
         assert plan.tiles.pairs.sum() == sparsity.num_pairs
         assert (plan.blocks.owner == stack.plans[0].blocks.owner).all()
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_refusal_names_the_least_memory_that_all_masks_fit(cut, order):
+    stack, least = [(cut[number], 1) for number in order], []
+    for limit in (0, -1):  # then one byte less than enough
+        config = replace(CONFIG, memory_limit_bytes=limit + sum(least))
+        with pytest.raises(BufferLimitError) as refused:
+            build_stack(stack, ModelShape(), CLUSTER, config)
+        least = [refused.value.least]
+    build_stack(stack, ModelShape(), CLUSTER, replace(CONFIG, memory_limit_bytes=least[0]))
 
 
 def test_a_stack_takes_the_time_of_its_layers(cut):

@@ -196,6 +196,8 @@ def build_stack(
             Heads are in one group.
 
     Raises:
+        BufferLimitError: if a mask does not fit the memory limit; it says the smallest one that
+            works for all of them.
         PlanError: if there is no mask, the masks are cut differently, a mask has too many tiles, or
             no placement can be made.
     """
@@ -218,7 +220,14 @@ def build_stack(
         )
 
     best = min(_candidates(workloads, layers, cluster, config), key=seconds)
-    arranged = [Arranged.of(w, p, cluster, config) for w, p in zip(workloads, best, strict=True)]
+    arranged, refused = [], list[BufferLimitError]()
+    for workload, placement in zip(workloads, best, strict=True):
+        try:
+            arranged.append(Arranged.of(workload, placement, cluster, config))
+        except BufferLimitError as error:
+            refused.append(error)
+    if refused:
+        raise max(refused, key=lambda error: error.least)
     return PlanStack(emit_plans(arranged, layers, cluster, config), tuple(layers))
 
 
