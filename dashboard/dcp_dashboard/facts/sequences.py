@@ -15,8 +15,9 @@ from dcp_dashboard.facts.text import (
 )
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import device_pairs
-from dcp_dsl.arrays import Floats
+from dcp_dsl.arrays import Bools, Floats
 from dcp_dsl.forms import BlockKind
+from dcp_planner import Plan
 
 KINDS = {"full": BlockKind.FULL, "partial": BlockKind.PARTIAL}
 MAX_DEVICES = 12
@@ -31,8 +32,7 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
     mine = plan.blocks.sequence == sequence
     tiles = mine[plan.tiles.q_block]
     pairs = device_pairs(plan, tiles)
-    kinds = {name: int((plan.tiles.kind[tiles] == kind).sum()) for name, kind in KINDS.items()}
-    kinds["empty"] = int(mine.sum()) ** 2 * plan.head_groups - sum(kinds.values())
+    kinds = count_kinds(plan, mine)
     moved = int(plan.transfers.size_bytes[mine[plan.transfers.block]].sum())
     share = pairs.sum() / max(1.0, float(loaded.totals.pairs.sum()))
     counts = ", ".join(f"{q.count(number)} {name}" for name, number in kinds.items())
@@ -60,6 +60,15 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
             "tiles": kinds, "pairs": round(float(pairs.sum())), "bytes": moved,
         },
     )  # fmt: skip
+
+
+def count_kinds(plan: Plan, blocks: Bools) -> dict[str, int]:
+    """Count the full, partial and empty tiles of whole sequences by their blocks, bool ``[D]``."""
+    found = plan.tiles.kind[blocks[plan.tiles.q_block]]
+    kinds = {name: int((found == kind).sum()) for name, kind in KINDS.items()}
+    pairs = int((np.bincount(plan.blocks.sequence[blocks]) ** 2).sum())
+    kinds["empty"] = pairs * plan.head_groups - len(found)
+    return kinds
 
 
 def _devices(amounts: Floats, unit: str) -> list[DetailLink]:

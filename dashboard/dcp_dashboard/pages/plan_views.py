@@ -2,6 +2,7 @@
 
 from collections.abc import Container
 
+import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
@@ -9,6 +10,7 @@ from dcp_dashboard.api.devices import MAX_EVENTS
 from dcp_dashboard.api.mask import mask_modes
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.metrics import plan_caption
+from dcp_dashboard.facts.sequences import count_kinds
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions, group_labels
 from dcp_dashboard.pages.layout import (
@@ -174,7 +176,16 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     picture = canvas(
         "dcp-mask", f"{base}/mask", "", name="mask", data_pairs=f"{base}/pairs", **size
     )
-    return panel("Mask and placement", [picture, hint(MASK_HINT)], tools=tools)
+    parts = [picture, _kind_choice(loaded), hint(MASK_HINT)]
+    return panel("Mask and placement", parts, tools=tools)
+
+
+def _kind_choice(loaded: LoadedPlan) -> Component:
+    """Build the counts of tiles by kind; the chosen kind keeps its colour."""
+    counts = count_kinds(loaded.plan, np.ones(len(loaded.plan.blocks), np.bool_))
+    options = [("all", quantities.counted(len(loaded.plan.tiles), "tile"))]
+    options += [(kind, f"{quantities.count(number)} {kind}") for kind, number in counts.items()]
+    return choice("tiles", options, "all", "Kind of tiles to show", name="mask-kind")
 
 
 def mode_choice(

@@ -35,6 +35,7 @@ export interface Values {
   readonly tokens?: readonly number[]; // [first query, past the last, first key, past the last] of the shown mask
   readonly area?: readonly number[]; // [start, end, first device, last device] that is marked in the timeline, ns
   readonly colour?: string; // how tiles are coloured
+  readonly tiles?: string; // "full", "partial": the tiles that keep their colour, "empty": none of them
   readonly group?: string; // the group of heads whose tiles the mask shows, counted from 0 (the first one has no key)
   readonly source?: string; // the trace of the timeline, or "both"
   readonly kinds?: string; // shown kinds of events, comma between
@@ -51,7 +52,7 @@ export type Patch = { readonly [K in Key]?: Values[K] | null };
 export type Follower = (values: Values, changed: ReadonlySet<Key>) => void;
 export type TextKey = (typeof TEXTS)[number];
 
-const TEXTS = ["colour", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic"] as const;
+const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic"] as const;
 const RANGES = { time: 2, tokens: 4, area: 4 } as const;
 const RANGE_KEYS = Object.keys(RANGES) as (keyof typeof RANGES)[];
 const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];

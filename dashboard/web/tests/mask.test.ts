@@ -3,7 +3,7 @@ import { suite, test } from "node:test";
 import { seeded } from "./browser.ts";
 import type { MaskColumns } from "../src/mask/columns.ts";
 import { edgeLabels, sequenceAt } from "../src/mask/labels.ts";
-import { belongs, byRow, rasterise, spans } from "../src/mask/raster.ts";
+import { belongs, byRow, isShown, rasterise, spans } from "../src/mask/raster.ts";
 import type { Selection } from "../src/state.ts";
 
 /** Blocks of random lengths, and a tile for every pair of blocks but some. */
@@ -74,6 +74,16 @@ suite("what a selection means in the mask", () => {
   const meant = (sel: Selection): number[] => tiles.filter(belongs(sel, c) ?? (() => true));
 
   test("everything without one", () => assert.equal(belongs(undefined, c), null));
+
+  test("a kind alone, and of what is selected; of empty tiles there is nothing to colour", () => {
+    const mixed = { ...c, tile_kind: Int32Array.from(tiles, (tile) => 1 + (tile % 2)) };
+    const shown = (kind: string | undefined, sel?: Selection): number[] => tiles.filter(isShown(sel, kind, mixed) ?? (() => true));
+    assert.deepEqual(shown(undefined), tiles);
+    assert.deepEqual(shown("full"), tiles.filter((tile) => tile % 2));
+    assert.deepEqual(shown("partial", { type: "device", device: 2 }), tiles.filter((tile) => tile % 4 === 2));
+    assert.deepEqual(shown("full", { type: "device", device: 2 }), []);
+    assert.deepEqual(shown("empty"), []);
+  });
 
   test("tiles of a device, of a division in its direction, of a sequence", () => {
     assert.deepEqual(meant({ type: "tile", tile: 5 }), [5]);

@@ -121,3 +121,6 @@ def test_the_table_holds_every_tile_in_any_order(visit, large_plan):
     page.click(".dcp-tile-table .dcp-choice >> text=partial")
     page.wait_for_selector(f".dcp-tile-table [aria-rowcount='{number - full + 1}']")
     assert {row[5] for row in table_rows(page)} == {"partial"}
+    assert page.get_attribute("#mask-kind [data-value=partial]", "aria-checked") == "true"
+    page.click("#mask-kind [data-value=all]")
+    page.wait_for_selector(f".dcp-tile-table [aria-rowcount='{number + 1}']")

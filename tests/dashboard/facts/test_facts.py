@@ -13,6 +13,7 @@ from dcp_dashboard.api.palette import cluster_colours
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.metrics import above_bounds
 from dcp_dashboard.facts.quantities import duration, percent
+from dcp_dashboard.facts.sequences import count_kinds
 from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
@@ -253,6 +254,18 @@ def test_devices_of_unequal_nodes_keep_the_colours_of_their_nodes():
     unequal = Cluster(2, 2, devices=((1,), (1, 1)))
     first, _, *second = cluster_colours(Cluster(2, 2))
     assert cluster_colours(unequal) == [first, *second]
+
+
+def test_tiles_of_the_batch_are_full_partial_or_empty_within_their_sequence(small_plan):
+    tiles, sequence = small_plan.tiles, small_plan.blocks.sequence.tolist()
+    kind_of = dict(zip(zip(tiles.q_block, tiles.kv_block, strict=True), tiles.kind, strict=True))
+    expected = {"full": 0, "partial": 0, "empty": 0}
+    for q, of_query in enumerate(sequence):
+        for kv, of_key in enumerate(sequence):
+            if of_query == of_key:
+                expected[{0: "empty", 1: "partial", 2: "full"}[int(kind_of.get((q, kv), 0))]] += 1
+    assert count_kinds(small_plan, np.ones(len(sequence), np.bool_)) == expected
+    assert min(expected.values()) > 0
 
 
 def test_a_sequence_says_its_tokens_tiles_owners_and_bytes(client, small_plan):

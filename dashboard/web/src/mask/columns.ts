@@ -25,3 +25,5 @@ export type MaskPayload = Payload<MaskHeader> & { readonly columns: MaskColumns 
 
 /** `tile_kind` of a tile all of whose pairs are visible. */
 export const FULL = 2;
+
+export function kindOf(c: MaskColumns, tile: number): "full" | "partial" { return c.tile_kind[tile] === FULL ? "full" : "partial"; }

@@ -13,7 +13,7 @@ import { CanvasView, type Hovered } from "../kit/view.ts";
 import { toggleSelection } from "../page/selection.ts";
 import { state } from "../session.ts";
 import type { Key, Selection, Values } from "../state.ts";
-import { FULL, type MaskColumns, type MaskHeader, type MaskPayload, type Mode } from "./columns.ts";
+import { kindOf, type MaskColumns, type MaskHeader, type MaskPayload, type Mode } from "./columns.ts";
 import * as groups from "./groups.ts";
 import { handleKey } from "./keys.ts";
 import { edgeLabels, sequenceAt } from "./labels.ts";
@@ -100,7 +100,7 @@ export class Mask extends CanvasView {
     }
     if (this.columns.tile_group && (changed.has("group") || changed.has("sel"))) groups.follow(this, changed);
     if (changed.has("colour")) this.setMode(values.colour ?? this.first);
-    if (changed.has("sel")) this.recolour();
+    if (changed.has("sel") || changed.has("tiles")) this.recolour();
   }
 
   private showTokens(tokens: Values["tokens"]): void {
@@ -177,8 +177,9 @@ export class Mask extends CanvasView {
     const value = (this.columns as Readonly<Record<string, Column>>)[this.mode.column];
     const colours = new Uint32Array(this.count + 1);
     colours[this.count] = this.background;
-    this.chosen = this.isLinked ? state.get().sel : undefined;
-    const belongs = raster.belongs(this.chosen, this.columns);
+    const { sel, tiles } = this.isLinked ? state.get() : {};
+    this.chosen = sel;
+    const belongs = raster.isShown(sel, tiles, this.columns);
     if (!belongs) {
       for (let tile = 0; tile < this.count; tile++) colours[tile] = palette[value[tile]];
       return colours;
@@ -337,7 +338,7 @@ export class Mask extends CanvasView {
       + `owned by device ${c.block_owner[block]}`;
     return [
       `Tile ${q} × ${kv} on device ${c.tile_device[tile]}${groups.words(this, tile)}`,
-      `${format.count(c.tile_pairs[tile])} pairs, ${c.tile_kind[tile] === FULL ? "full" : "partial"}`,
+      `${format.count(c.tile_pairs[tile])} pairs, ${kindOf(c, tile)}`,
       `division ${c.tile_division[tile]}, backward ${c.tile_backward_division[tile]}`,
       `queries ${owned(q)}`,
       `keys ${owned(kv)}`,

@@ -1,7 +1,7 @@
 // What the mask draws, apart from the page: which tile every pixel shows, and which tiles a selection means.
 import type { Column } from "../api.ts";
 import type { Selection } from "../state.ts";
-import type { MaskColumns } from "./columns.ts";
+import { kindOf, type MaskColumns } from "./columns.ts";
 
 /** Tiles by block row: those of row r are order[first[r]] to order[first[r + 1]]. */
 export interface RowIndex { readonly first: Uint32Array; readonly order: Uint32Array }
@@ -63,6 +63,12 @@ export function rasterise(
     }
     if (target === line) for (let y = y0[row]; y < y1[row]; y++) tiles.set(line, y * width);
   }
+}
+
+/** A test whether a tile belongs to a selection and is of a kind, null if everything does. */
+export function isShown(sel: Selection | undefined, kind: string | undefined, c: MaskColumns): TileTest | null {
+  const isOf = belongs(sel, c);
+  return kind ? (tile) => kindOf(c, tile) === kind && (!isOf || isOf(tile)) : isOf;
 }
 
 /** A test whether a tile belongs to a selection, null if everything does. */

@@ -4,11 +4,9 @@ import { make } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { type Head, VirtualTable } from "../kit/table.ts";
 import { state } from "../session.ts";
-import { FULL, type MaskColumns, type MaskPayload } from "./columns.ts";
+import { kindOf, type MaskColumns, type MaskPayload } from "./columns.ts";
 import { tileFacts } from "./mask.ts";
 import { belongs } from "./raster.ts";
-
-type Kind = "all" | "full" | "partial";
 
 /** A column: what sorts it, and what stands there if that is not the number itself. */
 interface TileHead extends Head {
@@ -26,8 +24,6 @@ const HEADS: readonly TileHead[] = [
   { name: "pairs", text: "Pairs", isNumber: true, value: (c, tile) => c.tile_pairs[tile], words: (c, tile) => format.count(c.tile_pairs[tile]) },
 ];
 
-function kindOf(c: MaskColumns, tile: number): "full" | "partial" { return c.tile_kind[tile] === FULL ? "full" : "partial"; }
-
 /** Nothing is fetched before somebody wants to see it. */
 export async function loadWhenOpen(host: HTMLElement, signal: AbortSignal): Promise<MaskPayload> {
   const details = host.closest("details");
@@ -44,7 +40,6 @@ export class TileTable {
   private readonly heads: readonly TileHead[];
   private table: VirtualTable | undefined;
   private order = "-pairs";
-  private kind: Kind = "all";
 
   constructor(host: HTMLElement, { header, columns }: MaskPayload) {
     this.host = host;
@@ -55,8 +50,8 @@ export class TileTable {
       { name: "heads", text: "Heads", value: (_, tile) => group[tile], words: (_, tile) => labels[group[tile]] }] : HEADS;
     this.draw();
     this.dispose = state.follow(({ sel }, changed) => {
-      if (!changed.has("sel")) return;
-      if (sel?.type === "tile") this.resize(); // the list stays where it is
+      if (!changed.has("sel") && !changed.has("tiles")) return;
+      if (sel?.type === "tile" && !changed.has("tiles")) this.resize(); // the list stays where it is
       else this.draw();
     });
   }
@@ -64,14 +59,14 @@ export class TileTable {
   resize(): void { this.table?.fill(); }
 
   private draw(): void {
-    const { sel } = state.get();
+    const { sel, tiles: kind } = state.get();
     const c = this.columns;
     const isOf = sel?.type === "tile" ? null : belongs(sel, c);
     let found = Uint32Array.from(c.tile_q, (_, tile) => tile);
     if (isOf) found = found.filter(isOf);
     const counts = { all: found.length, full: 0, partial: 0 };
     for (const tile of found) counts[kindOf(c, tile)] += 1;
-    if (this.kind !== "all") found = found.filter((tile) => kindOf(c, tile) === this.kind);
+    if (kind) found = found.filter((tile) => kindOf(c, tile) === kind);
     const { value } = this.heads.find(({ name }) => name === this.order.replace("-", "")) ?? HEADS[0];
     const sign = this.order.startsWith("-") ? -1 : 1;
     found.sort((one, other) => sign * (value(c, one) - value(c, other)) || one - other);
@@ -83,20 +78,20 @@ export class TileTable {
       sort: (next) => { this.order = next ?? "tile"; this.draw(); },
     });
     const note = found.length ? ` ${isOf ? "of the selection" : "in all"}` : "No tile belongs to this.";
-    this.host.replaceChildren(make("div", { className: "dcp-tools" }, this.choice(counts), make("span", { className: "dcp-muted" }, note)), this.table.box);
+    this.host.replaceChildren(make("div", { className: "dcp-tools" }, choice(counts, kind ?? "all"), make("span", { className: "dcp-muted" }, note)), this.table.box);
     this.table.fill();
-  }
-
-  /** How many tiles are full and partial; a click shows only those. */
-  private choice(counts: Readonly<Record<Kind, number>>): HTMLElement {
-    return make("div", { className: "dcp-choice", role: "radiogroup", "aria-label": "Kind of tiles" },
-      ...Object.entries(counts).map(([kind, number]) => make("button", {
-        type: "button", role: "radio", "aria-checked": String(kind === this.kind),
-        onclick: () => { this.kind = kind as Kind; this.draw(); },
-      }, `${format.count(number)} ${kind === "all" ? "tiles" : kind}`)));
   }
 
   private cells(tile: number): string[] {
     return this.heads.map(({ value, words }) => words?.(this.columns, tile) ?? String(value(this.columns, tile)));
   }
+}
+
+/** How many tiles of the selection are full and partial; a click shows only those, in the mask too. */
+function choice(counts: Readonly<Record<string, number>>, chosen: string): HTMLElement {
+  return make("div", { className: "dcp-choice", role: "radiogroup", "aria-label": "Kind of tiles" },
+    ...Object.entries(counts).map(([kind, number]) => make("button", {
+      type: "button", role: "radio", "aria-checked": String(kind === chosen),
+      onclick: () => state.set({ tiles: kind === "all" ? null : kind }),
+    }, `${format.count(number)} ${kind === "all" ? "tiles" : kind}`)));
 }
