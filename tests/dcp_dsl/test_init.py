@@ -58,6 +58,13 @@ def test_columns_whose_rows_do_not_fit_a_layout_propose_nothing(tmp_path):
     assert written == ["mask document = causal and same(doc)", 'for "*" use causal']
 
 
+def test_names_of_columns_cannot_command_a_terminal(tmp_path):
+    data = write_rows(tmp_path, {"a\x1b[2J": 1, "len": 9})
+    made = CliRunner().invoke(init, [data, "--out", "-"])
+    assert "\\x1b[2J" in made.stderr
+    assert "\x1b" not in made.output
+
+
 def test_the_ids_of_tokens_are_no_lengths_of_documents(tmp_path):
     data = write_rows(tmp_path, {"tokens": [1, 1, 1]}, {"tokens": [2, 1, 0]})
     made = CliRunner().invoke(init, [data, "--out", "-"])

@@ -55,6 +55,7 @@ def init(dataset: str | None, out: str) -> None:
     """
     from pathlib import Path
 
+    from dcp_dsl.errors import printable
     from dcp_dsl.specs.spec import check_report
 
     if out != "-" and Path(out).exists():
@@ -66,8 +67,10 @@ def init(dataset: str | None, out: str) -> None:
 
         source = find_sources(dataset)[0]
         fits = sorted(_fits(source), key=lambda fit: (-len(fit.columns), fit.mask))
-        seen = ", ".join(f"`{column}`" for column in list(source.columns)[:MOST_NAMED])
-        click.echo(f"{source.name}: {seen}; {len(fits)} masks of the library fit", err=True)
+        seen = ", ".join(f"`{printable(column)}`" for column in list(source.columns)[:MOST_NAMED])
+        click.echo(
+            f"{printable(source.name)}: {seen}; {len(fits)} masks of the library fit", err=True
+        )
     text = _text(dataset, seen, fits)
     errors = [d for d in check_report(text, out).diagnostics if d.severity == "error"]
     assert not errors, errors[0].render()
