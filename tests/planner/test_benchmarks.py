@@ -3,9 +3,12 @@ import math
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dcp_dsl import block_sparsity
+from dcp_dsl import Slabs, block_sparsity
+from dcp_planner import Cluster, ModelShape
+from dcp_planner.model.workload import build_workload
 
 pytestmark = pytest.mark.dist
 BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
@@ -215,3 +218,67 @@ def test_recorded_masks_are_what_the_workloads_define(recorded_masks, mask, para
 def test_an_unknown_recorded_mask_is_named(recorded_masks):
     with pytest.raises(ValueError, match="workload x: unknown mask 'tree'; expected one of causal"):
         recorded_masks.sequences_of({"id": "x", "mask": "tree", "seqlens": [4], "mask_params": {}})
+
+
+def test_bench_rivals_places_every_rival_on_the_same_batch(run, tmp_path):
+    out = tmp_path / "rivals.json"
+    run("bench_rivals.py", "--clusters", "2x4", "--step", 100, "--json", out)
+    rows = json.loads(out.read_text())["rows"]
+    assert len({row["workload"] for row in rows}) == 1
+    assert [row["method"] for row in rows][:4] == [
+        "dcp-dsl",
+        "te-thd",
+        "megatron-dynamic",
+        "zeppelin",
+    ]
+    assert all(row["seconds"] > 0 and row["compute"] >= 1 for row in rows)
+    table = run("bench_rivals.py", "--table", out)
+    assert table.count("| 2x4, causal |") == len(rows) - 1
+
+
+@pytest.mark.parametrize(("first", "width"), [(0, 8), (0, 4), (2, 2), (0, 1)])
+def test_a_ring_sends_every_shard_past_every_other_rank(monkeypatch, first, width):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import rivals
+
+    sequence = block_sparsity([Slabs(64, [0], [64], [0], [1], [0], [1])], 8, 8)
+    work, cluster = build_workload(sequence, ModelShape(4, 2, 16, 2)), Cluster(2, 4)
+    kv = 2 * 2 * 16 * 2 * (64 / width)  # keys and values of a shard, two heads of 16 in 2 bytes
+    total = inter = 0.0
+    for rank in range(width):
+        for _ in range(width - 1):  # each step sends one shard to the next rank
+            total += kv
+            target = first + (rank + 1) % width
+            inter += kv if (first + rank) // 4 != target // 4 else 0
+    sent = rivals._ring(64, first, width, work, cluster)
+    assert (sent.total, sent.inter) == (3 * total, 3 * inter)
+
+
+def test_rivals_give_work_to_ranks_that_have_room(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    import rivals
+
+    lengths = [512, 64, 64, 64, 64, 128, 128]
+    masks = [Slabs(n, [0], [n], [0], [1], [0], [1]) for n in lengths]
+    work, cluster = (
+        build_workload(block_sparsity(masks, 16, 16), ModelShape(4, 2, 16, 2)),
+        Cluster(2, 4),
+    )
+    sequence = work.block_sequence
+    for name, place in rivals.RIVALS.items():
+        placement = place(work, cluster).placement
+        owner, device = placement.device_of_data, placement.device_of_compute
+        assert owner.min() >= 0
+        assert max(owner.max(), device.max()) < 8
+        if name != "distca":
+            assert (device == owner[work.compute_q]).all()
+    owners = {}
+    for name in ("te-thd", "megatron-dynamic", "zeppelin"):
+        owner = rivals.RIVALS[name](work, cluster).placement.device_of_data
+        owners[name] = [np.unique(owner[sequence == n]).tolist() for n in range(len(lengths))]
+    assert owners["te-thd"][0] == list(range(8))
+    # 1,024 tokens: a rank has room for 128, a node for 512.
+    assert [len(found) for found in owners["megatron-dynamic"]] == [4, 1, 1, 1, 1, 1, 1]
+    assert owners["megatron-dynamic"][0] == [0, 1, 2, 3]
+    assert {rank for found in owners["megatron-dynamic"][1:] for rank in found} == {4, 5, 6, 7}
+    assert owners["zeppelin"][0] == [0, 1, 2, 3]
