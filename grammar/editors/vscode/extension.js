@@ -15,7 +15,7 @@ async function activate() {
   } catch (error) {
     vscode.window.showErrorMessage(
       `dcpm: cannot start \`${command.join(" ")}\`: ${error.message}. ` +
-        "Install it with `pip install dcp-dsl[lsp]` or set dcpm.command.",
+        "Install it with `pip install dcp-dsl` or set dcpm.command.",
     );
   }
 }

@@ -26,9 +26,10 @@ const TASKS: Readonly<Record<string, (key: string, plans: readonly Change[]) => 
   },
 };
 
-async function planChanges({ key = "", task = "" }: DOMStringMap, tell: (text: string) => void): Promise<void> {
+async function planChanges(button: HTMLElement, tell: (text: string) => void): Promise<void> {
+  const { key = "", task = "" } = button.dataset;
   const { figures: { plans } } = await finishJob<{ plans: Change[] }>(task, { plan: key }, tell);
-  tell(TASKS[task](key, plans));
+  if (button.isConnected) tell(TASKS[task](key, plans)); // nobody waits on another page
 }
 
 async function makeExamples(button: HTMLElement, tell: (text: string) => void): Promise<void> {
@@ -57,6 +58,6 @@ export function followPlanning(): void {
     const examples = closest<HTMLButtonElement>(event, "#make-examples");
     if (examples) void run(examples, part(document, "#examples-status"), "No examples", (tell) => makeExamples(examples, tell));
     const changes = closest<HTMLButtonElement>(event, "[data-task]");
-    if (changes) void run(changes, part(document, "#tried-status"), "Nothing could be tried", (tell) => planChanges(changes.dataset, tell));
+    if (changes) void run(changes, part(document, "#tried-status"), "Nothing could be tried", (tell) => planChanges(changes, tell));
   });
 }
