@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,6 +84,14 @@ class Visit:
         else:
             self.page.goto(self.base + path)
         return self.page
+
+    @contextmanager
+    def serving(self, folder: Path) -> Iterator[None]:
+        """Serve a folder; the page leaves before the server goes, since it asks for changes."""
+        with start_server(folder) as server:
+            self.base = server.url
+            yield
+            self.page.goto("about:blank")
 
     def open_plan(self, name: str) -> Page:
         self.open(f"plan/{plan_key(name)}")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from dcp_dashboard import start_server
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import write_plan
 
@@ -21,10 +20,8 @@ DROP = """([name, bytes]) => {
 @pytest.fixture
 def own(visit, tmp_path):
     """A server over a folder that the test may change."""
-    with start_server(tmp_path) as server:
-        visit.base = server.url
+    with visit.serving(tmp_path):
         yield tmp_path
-        visit.page.goto("about:blank")  # before the server goes: nothing may ask for more
 
 
 ONE_ROW = "() => document.querySelectorAll('.dcp-plans tbody tr').length === 1"
@@ -32,10 +29,8 @@ ONE_ROW = "() => document.querySelectorAll('.dcp-plans tbody tr').length === 1"
 
 @pytest.fixture
 def paired(visit, paired_folder):
-    with start_server(paired_folder) as server:
-        visit.base = server.url
+    with visit.serving(paired_folder):
         yield
-        visit.page.goto("about:blank")
 
 
 def test_search_and_choosing_two_plans(visit, paired):

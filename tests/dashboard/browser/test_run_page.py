@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 
-from dcp_dashboard import start_server
 from dcp_dashboard.library.folder import plan_key
 
 STEPS = 3_000
@@ -34,12 +33,10 @@ def log(tmp_path, paired_folder):
 
 @pytest.fixture
 def page(visit, log):
-    with start_server(log.parents[1]) as server:
-        visit.base = server.url
+    with visit.serving(log.parents[1]):
         page = visit.open(RUN)
         page.wait_for_selector("#run-chart .main-svg")
         yield page
-        visit.page.goto("about:blank")
 
 
 DRAWN = """(field) => {

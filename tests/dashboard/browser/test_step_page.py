@@ -2,7 +2,6 @@
 
 import pytest
 
-from dcp_dashboard import start_server
 from dcp_dashboard.library.folder import plan_key
 
 STEP = f"step/{plan_key('a.dcpstep.json')}"
@@ -10,12 +9,10 @@ STEP = f"step/{plan_key('a.dcpstep.json')}"
 
 @pytest.fixture
 def page(visit, small_step):
-    with start_server(small_step.parent) as server:
-        visit.base = server.url
+    with visit.serving(small_step.parent):
         page = visit.open(STEP)
         page.wait_for_selector("#step .bars .point")
         yield page
-        visit.page.goto("about:blank")
 
 
 def test_bars_and_legend_have_one_order_and_hovering_names_documents(page):

@@ -355,8 +355,7 @@ def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path):
     cluster = Cluster(2, 3, devices=((1,), (1, 1, 1)))
     plan = build_plan(sparsity, ModelShape(4, 2, 64), cluster, PlanConfig("native"))
     write_plan(tmp_path / "unequal.dcpplan", plan, [simulate(plan)])
-    with start_server(tmp_path) as running:
-        visit.base = running.url
+    with visit.serving(tmp_path):
         open_timeline(visit, "?open=none", name="unequal.dcpplan")
         assert visit.hover_at(HOST, 0.5, 0.2).startswith("Node 0: devices 0 to 0")
         assert visit.hover_at(HOST, 0.5, 0.7).startswith("Node 1: devices 1 to 3")
