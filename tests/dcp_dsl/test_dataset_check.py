@@ -231,10 +231,12 @@ def test_columns_of_another_shape_refuse_the_whole_file(tmp_path):
         Spec.from_text(SHARED), path).statements[0].problems[0]  # fmt: skip
 
 
-def test_rows_without_any_length_are_refused(tmp_path):
-    path = write(tmp_path / "a.jsonl", [{"text": "abc"}])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_rows_without_any_length_are_refused_one_by_one(tmp_path, name):
+    path = write(tmp_path / name, [{"text": "abc"}] * 3)
     (statement,) = check_dataset(Spec.from_text('for "*" use causal'), path).statements
     assert "nothing says how many tokens" in statement.refused[0].reason
+    assert statement.num_refused == 3
 
 
 def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):

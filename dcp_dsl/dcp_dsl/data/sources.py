@@ -172,7 +172,8 @@ class Source:
         if self.table is not None:
             table = self.read(columns)
             for start in range(0, self.num_rows, BATCH_ROWS):
-                yield table.slice(start, BATCH_ROWS)
+                # A table without columns has as many rows as a slice asks for.
+                yield table.slice(start, min(BATCH_ROWS, self.num_rows - start))
             return
         chosen = [name for name in self.columns if name in columns]
         with _reading(self.name), pq.ParquetFile(self.name) as file:
