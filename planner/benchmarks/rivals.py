@@ -1,4 +1,4 @@
-"""Where other systems place a packed batch, and what they send: our reading of their documents.
+"""Placements of a packed batch by other systems, and the bytes they send, as we read their papers.
 
 Each rival deals out tokens; a tile is computed by the owner of its queries. All but ``torch-ptrr``
 and ``magi`` know causal masks alone; the first three cut documents by token: give them small
@@ -109,7 +109,7 @@ def te_thd(workload: Workload, cluster: Cluster) -> Rival:
 
 
 def megatron_dynamic(workload: Workload, cluster: Cluster) -> Rival:
-    """Give each document the least power of two of ranks that holds it."""
+    """Place each document on the least power of two of ranks that holds it."""
     ranks = cluster.num_devices
     lengths = np.diff(workload.cu_seqlens).astype(np.int64)
     room = max(1.0, lengths.sum() / ranks)
@@ -158,7 +158,7 @@ def torch_ptrr(workload: Workload, cluster: Cluster) -> Rival:
 
 
 def magi(workload: Workload, cluster: Cluster) -> Rival:
-    """Give chunks to the rank with the least work that has room for one more."""
+    """Place each chunk on the rank with the least work that has room for one more."""
     ranks, work = cluster.num_devices, _work_of_blocks(workload)
     room = -(-len(work) // ranks)
     load, held = np.zeros(ranks), np.zeros(ranks, np.int64)

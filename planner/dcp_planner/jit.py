@@ -31,7 +31,7 @@ FloatTable: TypeAlias = Annotated[Floats, 2]
 """Arrays of two dimensions, for compiled functions, whose types come from their annotations."""
 
 SHIPPED = Path(__file__).with_name("compiled") / f"{get_platform()}-numba{numba.__version__}"
-"""Where a wheel keeps compiled code, for any processor of an architecture (`make wheel`)."""
+"""Folder of the compiled code in a wheel, for any processor of an architecture (`make wheel`)."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 

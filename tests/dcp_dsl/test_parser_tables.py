@@ -13,7 +13,7 @@ TEXTS = [path.read_text(encoding="utf-8") for path in MASKS.iterdir() if path.su
 
 
 class Intruder:
-    """What a pickle could do: call anything."""
+    """A pickle that calls something."""
 
     def __reduce__(self):
         return sys.exit, ("the pickle ran",)

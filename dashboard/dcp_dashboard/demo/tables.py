@@ -17,7 +17,7 @@ def print_report(report: DemoReport, console: Console) -> None:
 
 
 def summary(report: DemoReport, cores: int) -> str:
-    """Say in three sentences what was simulated, what verified means, and what times compare."""
+    """Explain in three sentences simulation, verification and the comparison of times."""
     planned, executed = report.masks[0].planned, report.masks[0].executed
     ratios = [mask.measured_s / mask.executed.methods[0].predicted_s for mask in report.masks]
     verdict = "are" if report.verified else "are NOT all"

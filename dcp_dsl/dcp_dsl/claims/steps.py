@@ -157,7 +157,7 @@ def _line(statement: ast.Statement, testing: Testing) -> int:
 
 
 def _repeat(record: _Record, statement: ast.Statement, testing: Testing) -> None:
-    """Say again what a step said, about the statement where it now stands."""
+    """Repeat the findings of a step, about the statement where it now stands."""
     budgets = testing.proofs, testing.budget, testing.shrinking
     for budget, spent in zip(budgets, record.spent, strict=True):
         budget.left -= spent

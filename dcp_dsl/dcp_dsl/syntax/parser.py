@@ -265,7 +265,7 @@ def _stamp(grammar: str, tables: str) -> str:
 
 
 def _with_numbers(table: dict[str, Any]) -> dict[str | int, Any]:  # Any: what JSON holds
-    """Give back the numbers of states and terminals, which JSON keeps as texts."""
+    """Restore the numbers of states and terminals, which JSON keeps as texts."""
     return {int(key) if key.isdigit() else key: value for key, value in table.items()}
 
 

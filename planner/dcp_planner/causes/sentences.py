@@ -89,7 +89,7 @@ class PathLine:
 def three_sentences(
     why: Why, seconds: TimeText, share: ShareText = percent
 ) -> tuple[str, str, str]:
-    """Say where the time of a plan goes, what costs most, and what comes next."""
+    """Describe in three sentences how a plan spends its time and which causes cost most."""
     total, causes = why.diagnosis.seconds, worth_saying(why.diagnosis)
     least = share(LEAST_SHARE)
     if not causes:
