@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
 import "./browser.ts";
-import { BANDS, lanesAt, layoutRows, nodeOf, openNodes, openText } from "../src/timeline/layout.ts";
+import { BANDS, lanesAt, layoutRows, nodeOf, openNodes, openText, Scroll } from "../src/timeline/layout.ts";
 import { AxisRange, ticks } from "../src/kit/axis.ts";
 
 const NODES = [0, 3, 5, 8]; // three nodes of 3, 2 and 3 devices
@@ -30,6 +30,16 @@ suite("rows of the timeline", () => {
     assert.deepEqual(of("all", 20), [0, 1, 2]);
     for (const text of ["none", "all", "1", "0,2"]) assert.equal(openText(new Set(of(text, 20)), 3), text);
     assert.deepEqual(of("2,9,x", 20), [2]);
+  });
+
+  test("move within their window, also after a reset, which shows the first ones", () => {
+    const scroll = new Scroll(1, 1);
+    Object.assign(scroll, { full: 350, smallest: 320 });
+    scroll.place(30, 320);
+    scroll.reset();
+    assert.deepEqual([scroll.start, scroll.end, scroll.isWhole], [0, 320, false]);
+    scroll.pan(0.05);
+    assert.equal(scroll.start, 16);
   });
 
   test("belong to the node of their devices", () => {

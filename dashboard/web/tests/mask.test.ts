@@ -1,8 +1,10 @@
 import assert from "node:assert/strict";
 import { suite, test } from "node:test";
-import { seeded } from "./browser.ts";
+import { seeded, window } from "./browser.ts";
+import { AxisRange } from "../src/kit/axis.ts";
 import type { MaskColumns } from "../src/mask/columns.ts";
 import { edgeLabels, sequenceAt } from "../src/mask/labels.ts";
+import { MaskPairs } from "../src/mask/pairs.ts";
 import { belongs, byRow, isShown, rasterise, spans } from "../src/mask/raster.ts";
 import type { Selection } from "../src/state.ts";
 
@@ -132,5 +134,26 @@ suite("names of the sequences at the edge", () => {
 
   test("a token lies in one sequence, past the last in none", () => {
     assert.deepEqual([0, 59, 60, 99, 100].map((token) => sequenceAt([0, 60, 100], token)), [0, 0, 1, 1, -2]);
+  });
+});
+
+suite("single pairs", () => {
+  test("that come after the window has grown too large for them are not shown", async (context) => {
+    const host = { dataset: {} as DOMStringMap };
+    const answers: (() => void)[] = [];
+    Object.assign(window, { setTimeout: (action: () => void) => { action(); return 1; } });
+    context.mock.method(globalThis, "fetch", (_url: string, { signal }: { signal: AbortSignal }) => new Promise((done, refuse) => {
+      signal.addEventListener("abort", () => refuse(signal.reason as Error));
+      answers.push(() => done(new Response("no payload", { status: 500 })));
+    }));
+    const pairs = new MaskPairs(host as HTMLElement, "/pairs", () => {});
+    const [wide, near] = [new AxisRange(1e6, 16), new AxisRange(1e6, 16)];
+    near.show([0, 100]);
+    pairs.want(near, near, 1e6, 400);
+    assert.equal(host.dataset.detail, "loading");
+    pairs.want(wide, wide, 1e6, 400);
+    answers.forEach((answer) => answer());
+    await new Promise((done) => { setTimeout(done); });
+    assert.equal(host.dataset.detail, "none");
   });
 });

@@ -107,13 +107,13 @@ class Visit:
         """Count the colours that a canvas shows."""
         return self.page.eval_on_selector(f"{selector} .dcp-pixels", DISTINCT)
 
-    def digest(self, selector: str) -> int:
-        """A number for all pixels of a canvas, once a frame has drawn what another set."""
+    def digest(self, selector: str, layer: str = "pixels") -> int:
+        """A number for a layer of a canvas, once a frame has drawn what another set."""
         self.page.evaluate(
             "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame("
             "() => setTimeout(done, 0))))"
         )
-        return self.page.eval_on_selector(f"{selector} .dcp-pixels", DIGEST)
+        return self.page.eval_on_selector(f"{selector} .dcp-{layer}", DIGEST)
 
     def hover_at(self, selector: str, x: float, y: float) -> str:
         """Hover over a point of a canvas, given as shares; give the text of the tooltip."""

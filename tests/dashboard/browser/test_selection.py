@@ -93,6 +93,7 @@ def test_a_click_selects_a_tile_everywhere_and_its_links_go_on(visit, small_plan
 def test_traffic_selects_pairs_and_sums_nodes(visit, small_plan):
     page = visit.open_plan("small.dcpplan")
     page.wait_for_selector("#traffic[data-state=drawn]")
+    labels = visit.digest("#traffic", "marks")
     table = small_plan.transfers
     moved = np.zeros((4, 4))
     np.add.at(moved, (table.source, table.target), table.size_bytes)
@@ -110,6 +111,8 @@ def test_traffic_selects_pairs_and_sums_nodes(visit, small_plan):
     page.wait_for_selector(f".dcp-inspector h3 >> text='Device {source} → device {target}'")
     page.keyboard.press("ArrowRight" if target < 3 else "ArrowLeft")
     rest(page, rf"sel=device\.{source}(~peer\.\d)?$")
+    page.keyboard.press("Escape")
+    assert visit.digest("#traffic", "marks") == labels
     page.click("#traffic-level >> text=Nodes")
     rest(page, "traffic=node")
     nodes = moved.reshape(2, 2, 2, 2).sum((1, 3))

@@ -4,27 +4,14 @@ import { make, part } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { contextOf, sizeCanvas } from "../kit/layers.ts";
 
-/** The preview of a plan, or a plan that was made. */
-export interface Figures {
-  readonly mask: string;
-  readonly tokens: number;
-  readonly blocks: number;
-  readonly block: number;
-  readonly tiles: number;
-  readonly devices: number;
-  readonly devices_per_node: number;
-  readonly placed_by: string;
-  readonly seconds: number; // that planning took
-  readonly predicted_s: number;
-  readonly compute_imbalance: number;
-  readonly token_imbalance: number;
-  readonly total_bytes: number;
-  readonly inter_node_bytes: number;
-  readonly device_pairs: readonly number[];
-  readonly device_tokens: readonly number[];
-  readonly device_bytes: readonly number[];
-  readonly warnings: readonly string[];
-}
+/** The preview of a plan, or a plan that was made; `seconds` is the time that planning took. */
+export type Figures = Readonly<
+  Record<"mask" | "placed_by", string>
+  & Record<"tokens" | "blocks" | "block" | "tiles" | "devices" | "devices_per_node" | "seconds" | "predicted_s"
+    | "compute_imbalance" | "token_imbalance" | "total_bytes" | "inter_node_bytes", number>
+  & Record<"device_pairs" | "device_tokens" | "device_bytes", readonly number[]>
+  & { warnings: readonly string[] }
+>;
 
 interface Card { readonly name: string; readonly note: string; read(figures: Figures): number; write(value: number): string }
 

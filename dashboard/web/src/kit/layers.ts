@@ -76,12 +76,12 @@ export class Layers {
 
   put(): void { this.paper.putImageData(this.image, 0, 0); }
 
-  /** The 2D context of the marks, cleared, in CSS pixels. */
+  /** The 2D context of the marks, cleared, in CSS pixels; texts stand on their line, from the left. */
   pen(): CanvasRenderingContext2D {
     const { context } = this;
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.marks.width, this.marks.height);
-    context.font = this.font;
+    Object.assign(context, { font: this.font, textAlign: "left", textBaseline: "alphabetic" });
     return context;
   }
 }

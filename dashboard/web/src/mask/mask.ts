@@ -249,7 +249,6 @@ export class Mask extends CanvasView {
     const { left, width, height } = this.layers.area;
     pen.fillStyle = themeColour("--muted");
     pen.textAlign = "center";
-    pen.textBaseline = "alphabetic";
     const across = ticks(this.across.start, this.across.end, width / 110);
     for (const token of across.values) {
       const x = this.toX(token);

@@ -40,7 +40,7 @@ export class MaskPairs {
     clearTimeout(this.timer);
     const isSmall = down.span * across.span <= MOST * 0.9 && across.span <= PER_PIXEL * pixels;
     this.host.dataset.detail = !isSmall ? "none" : this.holds(across, down) ? "shown" : "loading";
-    if (this.host.dataset.detail !== "loading") return;
+    if (this.host.dataset.detail !== "loading") { this.asked?.abort(); return; }
     this.timer = window.setTimeout(() => void this.fetch(across, down, total), REST_MS);
   }
 

@@ -3,7 +3,7 @@
 import { closest, isPlainClick } from "../kit/dom.ts";
 import { state } from "../session.ts";
 
-const LISTED = ["", "plan", "dataset"]; // first parts of the paths below "Plans"
+const NAMED = ["compare", "edit", "help"]; // first parts of the paths that are not below "Plans"
 
 /** Shows another page of the application, as Dash's own links do. */
 export function openPage(url: string): void {
@@ -20,7 +20,7 @@ function complete(link: HTMLAnchorElement): void {
 
 export function markCurrent(): void {
   const first = location.pathname.split("/")[1] ?? "";
-  const shown = LISTED.includes(first) ? "plans" : first;
+  const shown = NAMED.includes(first) ? first : "plans";
   for (const link of document.querySelectorAll<HTMLAnchorElement>(".dcp-nav a")) {
     if (link.dataset.page === shown) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

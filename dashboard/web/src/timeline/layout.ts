@@ -1,6 +1,7 @@
 // Which rows a timeline has, where they are and how high: one per device, or one per node where devices would be too
 // thin to see; with predicted and measured together each has two, one under the other.
 
+import { AxisRange } from "../kit/axis.ts";
 import { LANES } from "./events.ts";
 
 /** A row: devices [first, past) of a node in the trace `source`; y and height in CSS pixels. */
@@ -56,6 +57,13 @@ export function layoutRows(
   const height = Math.max(least, Math.min(HIGH, Math.floor(room / Math.max(1, rows.length))));
   rows.forEach((row, i) => { row.y = i * height; row.height = height; });
   return { rows, height, total: height * rows.length };
+}
+
+/** The rows in sight: they move, they never grow. */
+export class Scroll extends AxisRange {
+  override zoom(): void {}
+
+  override reset(): void { this.place(0, this.smallest); }
 }
 
 /** The node of a device: the last one that starts at it or before. */

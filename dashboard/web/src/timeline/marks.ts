@@ -62,7 +62,6 @@ function drawAxis(timeline: Timeline, pen: Pen): void {
   const shown = axisUnit(end, step);
   const toX = (ns: number) => left + ((ns - start) / (end - start)) * width;
   pen.textAlign = "center";
-  pen.textBaseline = "alphabetic";
   for (const ns of values) {
     const x = Math.round(toX(ns));
     pen.fillStyle = timeline.line;

@@ -16,7 +16,7 @@ import { addTrack, channelsOf, paintLine, type Shades, shadeTables } from "./cov
 import {
   eventAt, type EventColumns, type EventTable, type Phase, phases, searchTest, subset, type TimelineHeader, type TimelinePayload, wholeTable,
 } from "./events.ts";
-import { BANDS, DRAWN, lanesAt, layoutRows, openNodes, openText, type Row, type Rows, THIN } from "./layout.ts";
+import { BANDS, DRAWN, lanesAt, layoutRows, openNodes, openText, type Row, type Rows, Scroll, THIN } from "./layout.ts";
 import * as marks from "./marks.ts";
 import { brushTest, factsOf, fit, handleKey, reveal } from "./selection.ts";
 
@@ -345,11 +345,6 @@ export class Timeline extends CanvasView {
       trace.brush = test ? subset(trace.shown, test) : null;
     }
   }
-}
-
-/** Rows move, they never grow. */
-class Scroll extends AxisRange {
-  override zoom(): void {}
 }
 
 function traceOf({ header, columns }: TimelinePayload): Trace {
