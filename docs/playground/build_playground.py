@@ -42,10 +42,8 @@ def sources() -> Iterator[tuple[str, Path]]:
         for path in sorted(package.rglob("*")):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
                 yield f"{package.name}/{path.relative_to(package).as_posix()}", path
-    oracle = ROOT / "tests" / "dcp_dsl"
-    flat = [HERE / f"{name}.py" for name in ("answer", "numpy_free", "reference", "stand_ins")]
-    for path in (*flat, oracle / "second_oracle_layout.py", oracle / "second_oracle_parser.py"):
-        yield path.name, path
+    for name in ("answer", "numpy_free", "plain_layout", "reference", "stand_ins"):
+        yield f"{name}.py", HERE / f"{name}.py"
 
 
 def build(out: Path, wheels: tuple[Path, ...] = ()) -> None:

@@ -2,7 +2,7 @@
 
 It reads core programs, as `dcp_dsl.dense_mask` does, and needs no numpy. A row is an integer with a
 byte per key, 1 where the query sees it, so that `and`, `or` and `not` are one operation a row.
-Segments are laid out by the tests' second oracle.
+Segments are laid out by `plain_layout`, which judges the product's layouts in the tests.
 """
 
 import operator
@@ -11,7 +11,7 @@ from functools import cache
 from itertools import repeat
 from typing import Any, TypeAlias
 
-from second_oracle_layout import Frame, Instance, Layout, Refused, columns_of
+from plain_layout import Frame, Instance, Layout, Refused, columns_of
 
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.syntax import ast
@@ -32,7 +32,7 @@ class PartialLayout(Layout):
     """A layout whose last repetition of a group may lack its last parts."""
 
     def repeats(self, part: Any, path: tuple[int, ...]) -> int:
-        """Count repetitions; Any: a part of the oracle's layouts."""
+        """Count repetitions; Any: a part of a layout."""
         sizes = {len(self.element(name, path)) for name in columns_of([part])}
         if len(sizes) > 2 or max(sizes) - min(sizes) > (part[0] == "group"):
             raise Refused("the columns of a repeated group must have equally many elements")
@@ -52,7 +52,7 @@ class PartialLayout(Layout):
 
 
 class Statement:
-    """A segment statement as the second oracle's frames want it."""
+    """A segment statement as the frames of `plain_layout` want it."""
 
     def __init__(self, segment: ast.Segment) -> None:
         self.segment, self.module = segment, self
@@ -70,7 +70,7 @@ class Statement:
 
 
 def _part(part: ast.Leaf | ast.Group, names: list[str]) -> tuple[Any, ...]:
-    """Return a part of a layout as the second oracle writes it, and note its names."""
+    """Return a part of a layout as `plain_layout` reads it, and note its names."""
     name = part.name.text if part.name else None
     names += [name] if name else []
     rest = part.is_repeated, part.is_branch, part.parents and part.parents.text

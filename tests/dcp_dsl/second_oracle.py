@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from second_oracle_layout import ARITHMETIC, Frame
+from plain_layout import ARITHMETIC, Frame
 from second_oracle_parser import Module, Node, Parser
 
 import dcp_grammar

@@ -4,6 +4,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from plain_layout import Node, part_names
+
 TOKEN = re.compile(r'\d[\d_]*[kM]?|[A-Za-z_]\w*|"[^"]*"|\.\.|//|[<>=!]=|[^\s]')
 STATEMENTS = {
     "segment",
@@ -20,8 +22,6 @@ STATEMENTS = {
 }
 SCALES = {"k": 1024, "M": 1024 * 1024}
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-
-Node = tuple[Any, ...]
 
 
 @dataclass
@@ -260,12 +260,3 @@ class Parser:
             else:
                 within = self.sum()
         return name, causally, within
-
-
-def part_names(parts: list[Node]) -> list[str]:
-    return [
-        name
-        for kind, own, inside, *_ in parts
-        for name in [own, *(part_names(inside) if kind == "group" else [])]
-        if name
-    ]

@@ -6,8 +6,8 @@ from itertools import pairwise
 from random import Random
 from typing import Any
 
+from plain_layout import Refused
 from second_oracle import Evaluator, FileKey, Frame, Pair, Scope
-from second_oracle_layout import Refused
 from second_oracle_masks import Masks, Segment
 from second_oracle_parser import Parser
 

@@ -21,7 +21,7 @@ from functools import cache
 from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
-sys.path += [str(TESTS / "planner"), str(TESTS / "dcp_dsl")]
+sys.path += [str(TESTS / "planner"), str(TESTS / "dcp_dsl"), str(TESTS.parent / "docs/playground")]
 
 import numpy as np  # noqa: E402
 import second_oracle  # noqa: E402

@@ -1,11 +1,14 @@
-"""Lay a sample out: where the instances of its segments begin and end, also inside `per`."""
+"""Lay a sample out: where the instances of its segments begin and end, also inside `per`.
+
+Written from the language's pages alone, without numpy. The second oracle of the tests reads it as
+well: it judges the product's layouts, so neither may take anything from `dcp_dsl`.
+"""
 
 import operator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
-from second_oracle_parser import Node, part_names
-
+Node: TypeAlias = tuple[Any, ...]  # of a syntax tree: its kind, then what belongs to it
 ARITHMETIC = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
     "//": operator.floordiv, "%": operator.mod,
@@ -17,6 +20,7 @@ class Refused(Exception):
 
 
 def border(tokens: list[int]) -> tuple[int, int]:
+    """Return the first token and the one past the last."""
     return min(tokens), max(tokens) + 1
 
 
@@ -35,12 +39,14 @@ class Instance:
     count: int = 0
 
     def cut(self, start: int, end: int) -> "Instance":
+        """Return the part of it within the tokens [start, end)."""
         low, high = max(self.start, start), min(self.end, end)
         if self.tokens:
             low, high = border([token for token in self.tokens if low <= token < high])
         return replace(self, start=low, end=max(low, high), whole=self.whole or self)
 
     def covers(self, token: int) -> bool:
+        """Decide whether a token is one of its own."""
         inside = self.start <= token < self.end
         return inside and (self.tokens is None or token in self.tokens)
 
@@ -73,6 +79,7 @@ class Layout:
             raise Refused(f"the layout has {self.at} tokens, the sample {n}")
 
     def lay_out(self, rest: int) -> None:
+        """Place all parts; `rest` is the length of the part that takes what is left."""
         self.at, self.rest = 0, rest
         self.paths: list[list[int]] = []  # of each token those before it on its path, and itself
         self.place_on_path: list[int] = []  # the tokens of the path so far
@@ -81,6 +88,7 @@ class Layout:
         self.walk(self.parts, (), (), None)
 
     def walk(self, parts: list[Node], path: tuple[int, ...], within: Any, parent: Any) -> None:
+        """Place parts and their repetitions, at `path` among those of the groups around them."""
         for part in parts:
             paths = [(*path, i) for i in range(self.repeats(part, path))] if part[3] else [path]
             forks = self.element(part[5], path) if part[5] else [-1] * len(paths)
@@ -98,6 +106,7 @@ class Layout:
                 self.place_on_path = here
 
     def place(self, part: Node, path: tuple[int, ...], within: Any, parent: Any) -> None:
+        """Place one part: its instance, then what is inside."""
         kind, name, content, *_ = part
         instance = Instance(self.at, self.at, parent, within, self)
         for each in {name, None if within else self.top} - {None}:
@@ -115,18 +124,21 @@ class Layout:
         instance.end = self.at
 
     def repeats(self, part: Node, path: tuple[int, ...]) -> int:
+        """Count the repetitions of a part by its columns."""
         counts = {len(self.element(name, path)) for name in columns_of([part])}
         if len(counts) != 1:
             raise Refused("the columns of a group differ in length")
         return counts.pop()
 
     def element(self, name: str, path: tuple[int, ...]) -> Any:
+        """Return the element of a column that belongs to a repetition."""
         value = self.columns[name]
         for i in path:
             value = value[i]
         return value
 
     def length(self, node: Node, path: tuple[int, ...]) -> int:
+        """Evaluate the length of a part."""
         match node:
             case ("number", value):
                 return int(value)
@@ -139,7 +151,18 @@ class Layout:
         raise AssertionError(node)
 
 
+def part_names(parts: list[Node]) -> list[str]:
+    """Return the names of the parts of a layout, those of groups before what is inside."""
+    return [
+        name
+        for kind, own, inside, *_ in parts
+        for name in [own, *(part_names(inside) if kind == "group" else [])]
+        if name
+    ]
+
+
 def has_rest(parts: list[Node]) -> bool:
+    """Decide whether a part takes what the others leave."""
     return any(kind == "leaf" and content is None for kind, _, content, *_ in parts)
 
 
@@ -206,6 +229,7 @@ class Frame:
         self.inner: dict[tuple[int, int], Frame] = {}
 
     def inside(self, cell: Instance) -> "Frame":
+        """Return the frame within an instance."""
         key = (id(cell.whole), cell.start)
         if key not in self.inner:
             frame = Frame(self.columns, cell.start, cell.end)
@@ -214,11 +238,13 @@ class Frame:
         return self.inner[key]
 
     def instances(self, segment: Node) -> list[Instance]:
+        """Return the numbered instances of a segment; each segment is found once."""
         if segment not in self.known:
             self.known[segment] = self.find(segment)
         return self.known[segment]
 
     def find(self, segment: Node) -> list[Instance]:
+        """Find the numbered instances of a segment."""
         match segment:
             case ("first", base, count):
                 return numbered([e for e in self.instances(base) if e.number < count])
@@ -231,6 +257,7 @@ class Frame:
         raise AssertionError(segment)
 
     def tiles(self, size: int, base: Node | None) -> list[Instance]:
+        """Cut the frame, or each instance of a segment, into tiles."""
         cells = self.instances(base) if base else [Instance(self.start, self.end)]
         return [
             Instance(start, min(start + size, cell.end), cell if base else None)
@@ -239,6 +266,7 @@ class Frame:
         ]
 
     def written(self, file: Any, name: str) -> list[Instance]:
+        """Return the instances of a name of a file, within the frame."""
         if self.outer and self.cell:
             outer, cell = self.outer, self.cell
             found = outer.instances(("file", file, name))
@@ -274,6 +302,7 @@ class Frame:
         return next((i for i, each in found if each.covers(self.start + position)), None)
 
     def at(self, segment: Node, position: int | None) -> Instance | None:
+        """Return the instance that a position lies in."""
         if position is None or not 0 <= position < self.end - self.start:
             return None
         token = self.start + position
