@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from dcp_planner.commands.output import say
+
 if TYPE_CHECKING:
     from dcp_planner.batches.planning import BatchRow, PlannedMask
     from dcp_planner.batches.report_file import DatasetRun, ReportWriter
@@ -89,8 +91,12 @@ class MaskOutput:
 
     def add(self, made: "PlannedMask") -> None:
         """Write the plan of one more batch, if plans are written."""
+        from dcp_planner.plan.file import left_out
+
         path = self.output.plan_path(made.row.index)
         self.last = made if path is None else made.written(path)
+        if path is not None and (told := left_out(made.plan)):
+            say(f"{path}: {told}")
         self.rows.append(self.last.row)
         self.report()
 

@@ -83,7 +83,7 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was. A provenance of more than 24 MiB is left out.
+    older file as it was. A provenance of more than 24 MiB is left out; `left_out` says so.
 
     Raises:
         PlanFileError: if it cannot be written.
@@ -121,6 +121,17 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
         for name, data in members.items():
             archive.writestr(zipfile.ZipInfo(name), data)  # a fixed date: equal plans, equal bytes
     return file.getvalue()
+
+
+def left_out(plan: Plan) -> str:
+    """Return what the file of a plan does not hold, as a sentence for people; empty if all."""
+    if plan.provenance is None or _provenance_json(plan.provenance) is not None:
+        return ""
+    return (
+        f"the file holds no text of the mask and the samples, which takes more than "
+        f"{_SOURCE_LIMIT_BYTES >> 20} MiB: the dashboard cannot name them, and `dcpm validate` "
+        "compares no mask; smaller batches keep theirs"
+    )
 
 
 def read_plan(

@@ -185,6 +185,16 @@ def test_a_report_needs_its_ending_and_is_bounded(folder):
         assert not (folder / out).exists()
 
 
+def test_plan_says_what_its_file_leaves_out(folder, monkeypatch):
+    asked = ("--mask", "local", "--sample", "tiny")
+    assert "holds no text" not in planned(folder, *asked)[0].stderr
+    monkeypatch.setattr("dcp_planner.plan.file._SOURCE_LIMIT_BYTES", 10)
+    result, out = planned(folder, *asked, "--json")
+    assert json.loads(result.stdout)["batches"]
+    assert f"{out}: the file holds no text of the mask and the samples" in result.stderr
+    assert read_plan(out).plan.provenance is None
+
+
 def test_plan_needs_no_file(folder):
     result = run(
         plan_command, folder / "a.dcpm", *SMALL, "--sample", "tiny", "--backend", "static:zigzag"
