@@ -1,6 +1,6 @@
-"""The data of the canvases of devices: the timeline, and balance with traffic.
+"""The data of the canvases of devices: timeline, memory over time, and balance with traffic.
 
-Both are payloads of the wire format in `api.columns`.
+All are payloads of the wire format in `api.columns`.
 
 `dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
 `num_devices`, `node_starts`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
@@ -11,6 +11,12 @@ number of all). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
 the plan that a message belongs to (-1: none).
 `unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
 the plan: the axis that all share.
+
+`dcp.memory/1`, see `facts.memory`. Header: `source`, `num_devices`, `unit_ns` and `longest_ns` as
+in the timeline; `limit_bytes`, memory of a device. Columns: `saved`, `forward`, `backward` (f8, a
+value per device), bytes held outside of both directions and in each; `buffers` and `began`,
+`ended` (forward of all devices, then backward); `ptr`, where each device's steps begin in `time`
+and `filled`, the last two a value per step.
 
 `dcp.devices/1`. Header: `num_devices`, `node_starts`, `rows`: the quantities of the balance
 chart, each `{"id", "label", "meaning", "unit", "kind", "ratio", "mean"}`; unit is "count", "bytes"
@@ -24,10 +30,12 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.api.columns import encode, narrow
 from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.facts.memory import memory_over_time
 from dcp_dashboard.facts.metrics import ROWS, chart_columns
-from dcp_dashboard.facts.traces import track_order
+from dcp_dashboard.facts.traces import length_ns, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dsl.arrays import Ints
 from dcp_planner import Plan, Trace
 from dcp_planner.simulation import EVENT_KINDS
 
@@ -97,6 +105,36 @@ def time_unit_ns(span_ns: int) -> int:
     while span_ns // unit >= 2**32 - 1:
         unit *= 10
     return unit
+
+
+def memory_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
+    """Pack the bytes that devices hold over the time of a trace; O((W + E) log E)."""
+    curves, longest = memory_over_time(plan, trace), max(length_ns(trace), longest_ns)
+    base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
+    unit, levels = time_unit_ns(longest), curves.levels
+
+    def ticks(time_ns: Ints) -> NDArray[np.uint32]:
+        return (np.maximum(time_ns - base, 0) // unit).astype(np.uint32).ravel()
+
+    header = {
+        "source": trace.source,
+        "num_devices": plan.num_devices,
+        "unit_ns": unit,
+        "longest_ns": longest,
+        "limit_bytes": plan.cluster.memory_bytes,
+    }
+    columns: dict[str, NDArray[np.generic]] = {
+        "saved": levels.saved.astype(np.float64),
+        "forward": levels.forward.astype(np.float64),
+        "backward": levels.backward.astype(np.float64),
+        "buffers": curves.buffers.astype(np.float64).ravel(),
+        "began": ticks(curves.began_ns),
+        "ended": ticks(curves.ended_ns),
+        "ptr": curves.ptr.astype(np.uint32),
+        "time": ticks(curves.time_ns),
+        "filled": curves.filled.astype(np.float64),
+    }
+    return encode("dcp.memory/1", header, columns)
 
 
 def devices_payload(loaded: LoadedPlan) -> bytes:

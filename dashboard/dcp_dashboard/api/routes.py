@@ -10,7 +10,7 @@ from collections.abc import Callable
 from flask import Blueprint, Response, jsonify, make_response, request
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api.devices import devices_payload, timeline_payload
+from dcp_dashboard.api.devices import devices_payload, memory_payload, timeline_payload
 from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, read_window
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
@@ -78,12 +78,23 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 
 def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
-    """Add the loads of all devices, and the timeline of one trace (``?source=&phase=``)."""
+    """Add the loads of all devices, and of one trace its timeline and memory (``?source=``)."""
 
     @api.get("/plan/<key>/devices")
     def devices(key: str) -> WSGIResponse:
         loaded = library.load(key)
         return answer(library.payload(loaded, "devices", devices_payload), BINARY)
+
+    @api.get("/plan/<key>/memory")
+    def memory(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        trace = trace_of(loaded, request.args.get("source", "simulated"))
+        longest = max(length_ns(each) for each in loaded.traces.values())
+
+        def make(item: LoadedPlan) -> bytes:
+            return memory_payload(trace, item.plan, longest)
+
+        return answer(library.payload(loaded, f"memory {trace.source}", make), BINARY)
 
     @api.get("/plan/<key>/timeline")
     def timeline(key: str) -> WSGIResponse:

@@ -23,8 +23,10 @@ from dcp_dashboard.pages.layout import (
     hint,
     panel,
     plain_link,
+    swatches,
 )
 from dcp_planner import Source
+from dcp_planner.tables import measure_memory
 
 MAX_TILES = 3_000_000
 """Most tiles that a browser is sent: some 40 MB."""
@@ -241,12 +243,36 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
         **attributes(aria_label="Selection and area"),
     )
     events = html.Div(className="dcp-event-table", hidden=True)
-    main = html.Div([canvas("dcp-timeline", " ".join(urls), "Timeline"), events])
+    picture = canvas("dcp-timeline", " ".join(urls), "Timeline")
+    main = html.Div([picture, events, *_memory(loaded)])
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
         hint(" ".join([*row_names(loaded), TIMELINE_HINT])),
     ]
+
+
+MEMORY_LOOKS = (
+    ("own tensors", "var(--neutral)"),
+    ("working copies and sums", "color-mix(in srgb, var(--neutral) 45%, var(--canvas))"),
+    ("receive buffers, filled", "var(--receive)"),
+    ("receive buffers, empty", "color-mix(in srgb, var(--receive) 30%, var(--canvas))"),
+)
+"""Parts of what a device holds, with their colours."""
+
+
+def _memory(loaded: LoadedPlan) -> list[Component]:
+    """Build what devices hold over time, under the axis of the timeline."""
+    base, cluster = f"/api/plan/{loaded.entry.key}/memory", loaded.plan.cluster
+    urls = " ".join(f"{base}?source={source}" for source in loaded.traces)
+    peak = measure_memory(loaded.plan).peak
+    told = (
+        f"Device {peak.argmax()} holds most of one layer's attention, "
+        f"{quantities.size(int(peak.max()))} of the {quantities.size(cluster.memory_bytes)} that "
+        "a device has. Buffers are there while a direction runs."
+    )
+    picture = canvas("dcp-memory", urls, "Memory", data_nodes=str(cluster.nodes))
+    return [html.H3("Memory over time"), swatches(list(MEMORY_LOOKS)), picture, hint(told)]
 
 
 def timeline_url(loaded: LoadedPlan, source: str, phase: str = "") -> str:

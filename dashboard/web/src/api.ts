@@ -33,6 +33,11 @@ export async function loadColumns<P extends Payload>(url: string, signal?: Abort
   return decode<P>(await (await ask(url, signal ? { signal } : {})).arrayBuffer());
 }
 
+/** Fetches and decodes the columns of several addresses, spaces between them. */
+export function loadEach<P extends Payload>(urls: string, signal: AbortSignal): Promise<P[]> {
+  return Promise.all(urls.split(" ").map((url) => loadColumns<P>(url, signal)));
+}
+
 /** Fetches JSON. */
 export async function loadJson<T>(url: string, options: RequestInit = {}): Promise<T> {
   return refused<T>(await (await ask(url, options)).json());

@@ -21,6 +21,7 @@ import { state } from "./session.ts";
 import { AreaSums } from "./timeline/area.ts";
 import { EventTable } from "./timeline/event_table.ts";
 import { Filters } from "./timeline/filters.ts";
+import { loadWhenSeen, Memory } from "./timeline/memory.ts";
 import { loadTimelines, Timeline } from "./timeline/timeline.ts";
 import type { TimelinePayload } from "./timeline/events.ts";
 
@@ -38,6 +39,7 @@ Object.assign(window, { dcp: { state, navigation: { open: openPage } } });
 
 mountViews({
   "dcp-timeline": drawn(PageTimeline, loadTimelines),
+  "dcp-memory": drawn(Memory, loadWhenSeen),
   "dcp-mask": drawn(Mask),
   "dcp-mask-moves": drawn(MovedMask),
   "dcp-balance-bars": drawn(DeviceBars),

@@ -45,6 +45,7 @@ export interface Values {
   readonly view?: string; // "table"
   readonly order?: string; // a column, "-" in front: falling
   readonly traffic?: string; // "node"
+  readonly pins?: string; // devices that stay at the top, comma between
 }
 
 export type Key = keyof Values;
@@ -52,7 +53,7 @@ export type Patch = { readonly [K in Key]?: Values[K] | null };
 export type Follower = (values: Values, changed: ReadonlySet<Key>) => void;
 export type TextKey = (typeof TEXTS)[number];
 
-const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic"] as const;
+const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins"] as const;
 const RANGES = { time: 2, tokens: 4, area: 4 } as const;
 const RANGE_KEYS = Object.keys(RANGES) as (keyof typeof RANGES)[];
 const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];

@@ -1,5 +1,11 @@
 from .head_groups import expand_head_groups
-from .memory import accumulator_bytes, measure_memory, receive_buffer_bytes
+from .memory import (
+    DeviceMemory,
+    accumulator_bytes,
+    measure_memory,
+    receive_buffer_bytes,
+    sum_bytes_per_token,
+)
 from .metrics import PlanMetrics
 from .plan import (
     Attention,
@@ -21,6 +27,7 @@ __all__ = [
     "CommWait",
     "ComputeBlocks",
     "Copy",
+    "DeviceMemory",
     "Instruction",
     "PlanMetrics",
     "Reduction",
@@ -33,4 +40,5 @@ __all__ = [
     "inputs_of_tiles",
     "measure_memory",
     "receive_buffer_bytes",
+    "sum_bytes_per_token",
 ]

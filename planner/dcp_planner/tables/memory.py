@@ -73,10 +73,22 @@ def _input_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
 
 
 def _sum_bytes(rows: Ints, shape: ModelShape, direction: Direction) -> Ints:
+    return np.asarray(rows @ sum_bytes_per_token(shape, direction))
+
+
+def sum_bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
+    """Compute the bytes of the partial sums at a row of each kind, int64 ``[5]``.
+
+    >>> sum_bytes_per_token(ModelShape(32, 8, 128, 2), "forward").tolist()
+    [0, 16512, 0, 0, 0]
+    """
     row, keys = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
-    elements = q * (row + shape.q_heads) if direction == "forward" else q * row + kv * keys
-    return np.asarray(FLOAT32_BYTES * elements)
+    elements = np.zeros(len(TransferKind), np.int64)
+    if direction == "forward":
+        elements[TransferKind.Q] = row + shape.q_heads
+    else:
+        elements[TransferKind.Q], elements[TransferKind.KV] = row, keys
+    return FLOAT32_BYTES * elements
 
 
 def bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:

@@ -23,6 +23,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.simulation import EVENT_KINDS as KINDS
+from dcp_planner.tables import measure_memory
 
 READ = """(canvas, points) => {
   const pen = canvas.getContext('2d');
@@ -408,3 +409,27 @@ def test_a_laptop_shows_the_sums_and_every_column(visit):
     assert box.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0
     cut = "(all) => all.filter((e) => e.scrollWidth > e.clientWidth).map((e) => e.innerText)"
     assert page.eval_on_selector_all(".dcp-virtual :is(th, td)", cut) == []
+
+
+def test_memory_lies_under_the_same_axis_and_states_the_peak(visit, small_plan, small_trace):
+    page = open_timeline(visit, "?source=simulated")
+    memory = page.locator(".dcp-memory")
+    memory.scroll_into_view_if_needed()
+    page.wait_for_selector(".dcp-memory[data-state=drawn]")
+    pixels = memory.locator(".dcp-pixels")
+    axis, box = page.locator(f"{HOST} .dcp-pixels").bounding_box(), pixels.bounding_box()
+    assert (box["x"], box["width"]) == (axis["x"], axis["width"])
+    peaks, rows = measure_memory(small_plan).peak, small_plan.num_devices
+    most, least = int(peaks.argmax()), int(peaks.argmin())
+    assert f"Device {most} holds most" in page.locator(".dcp-memory + .dcp-hint").inner_text()
+    # In backward, the device that holds most fills its row to the top; the other one does not.
+    start = small_trace.start_ns[small_trace.is_backward]
+    share = (start.min() + start.max()) / 2 / small_trace.end_ns.max()
+    top, above = pixels.evaluate(READ, [[share, (row + 0.03) / rows] for row in (most, least)])
+    assert top != above == pixels.evaluate(READ, [[0.001, 0.03 / rows]])[0]
+    memory.locator(".dcp-marks").hover(position={"x": box["width"] / 2, "y": 10})
+    assert memory.locator(".dcp-tooltip").inner_text().startswith("device 0 holds")
+    page.mouse.wheel(0, -200)
+    page.wait_for_url("**time=**")
+    shown = page.evaluate("dcp.state.get().time")
+    assert 0 <= shown[0] < shown[1] < small_trace.end_ns.max() * 5 / 4

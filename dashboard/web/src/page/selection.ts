@@ -16,6 +16,11 @@ export function devicesOf(sel: Selection | undefined): number[] {
   return [sel?.device, sel?.peer].filter((device) => device !== undefined);
 }
 
+/** "3,17" -> the devices that stay at the top, in the order in which they were pinned. */
+export function pinned(pins: string | undefined, devices: number): Set<number> {
+  return new Set((pins ?? "").split(",").filter(Boolean).map(Number).filter((device) => Number.isInteger(device) && device >= 0 && device < devices));
+}
+
 /** The changes of a link: the thing it names, and the time around it with some of what is before and after. */
 function patchOf({ dataset: { sel, time = "", source } }: HTMLElement): Patch {
   const patch: { -readonly [K in keyof Patch]: Patch[K] } = {};

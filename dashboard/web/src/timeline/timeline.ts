@@ -3,7 +3,7 @@
 // It shows one or two traces, predicted and measured, on one time axis. This file holds what is shown and reacts;
 // events.ts knows the events, layout.ts the rows, cover.ts makes pixels, marks.ts draws lines and texts, selection.ts
 // what is selected.
-import { loadColumns } from "../api.ts";
+import { loadEach } from "../api.ts";
 import { AxisRange, type Ticks, ticks } from "../kit/axis.ts";
 import { pixel, themeColour } from "../kit/colours.ts";
 import * as format from "../kit/format.ts";
@@ -40,8 +40,8 @@ export interface Tool { dispose(): void }
 
 export const WORDS: Readonly<Record<Source, string>> = { simulated: "predicted", measured: "measured" };
 
-const GUTTER = 44;
-const NODES = 20; // width of the strip of nodes beside the devices
+export const GUTTER = 44;
+export const NODES = 20; // width of the strip of nodes beside the devices
 const AXIS = 34;
 const LEAST_HIGH = 14; // CSS pixels of a row where the page may grow
 const ROOM = 576; // CSS pixels of all rows on the overview
@@ -50,7 +50,7 @@ const DRAWN_KEYS: readonly Key[] = ["source", "kinds", "longer", "find", "open",
 
 /** `data-url` may hold several addresses: predicted and measured under one axis. */
 export function loadTimelines(host: HTMLElement, signal: AbortSignal): Promise<TimelinePayload[]> {
-  return Promise.all((host.dataset.url ?? "").split(" ").map((url) => loadColumns<TimelinePayload>(url, signal)));
+  return loadEach<TimelinePayload>(host.dataset.url ?? "", signal);
 }
 
 export class Timeline extends CanvasView {

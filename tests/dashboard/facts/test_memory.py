@@ -1,0 +1,127 @@
+"""Memory over time against the planner's stated figures, and against plans followed by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.devices import memory_payload
+from dcp_dashboard.facts.memory import memory_over_time
+from dcp_planner import LANES, TransferKind, simulate
+from dcp_planner.simulation import EVENT_KINDS
+from dcp_planner.tables import Reduction, measure_memory
+
+
+@pytest.fixture(params=["small", "grouped", "large", "bytes", "lone"])
+def plan(request, small_plan, grouped_plan, large_plan, lone_plan, small_choices):
+    return {
+        "small": small_plan, "grouped": grouped_plan, "large": large_plan,
+        "bytes": small_choices[1], "lone": lone_plan,
+    }[request.param]  # fmt: skip
+
+
+def test_the_peak_is_what_the_plan_states(plan):
+    trace = simulate(plan)
+    header, columns = decode(memory_payload(trace, plan))
+    stated = measure_memory(plan).peak
+    for device in range(plan.num_devices):
+        levels = [columns["saved"][device]]
+        for way, name in enumerate(("forward", "backward")):
+            at = way * plan.num_devices + device
+            if columns["ended"][at] > columns["began"][at]:
+                levels.append(columns[name][device])
+        assert max(levels) == stated[device]
+    assert header["limit_bytes"] == plan.cluster.memory_bytes
+
+
+def test_buffers_are_never_fuller_than_they_are_large(plan):
+    trace = simulate(plan)
+    curves = memory_over_time(plan, trace)
+    assert (curves.filled >= 0).all()
+    for device in range(plan.num_devices):
+        mine = slice(curves.ptr[device], curves.ptr[device + 1])
+        time, filled = curves.time_ns[mine], curves.filled[mine]
+        assert (np.diff(time) > 0).all()
+        for way in (0, 1):
+            began, ended = curves.began_ns[way, device], curves.ended_ns[way, device]
+            during = filled[(time >= began) & (time < ended)]
+            assert during.max(initial=0) <= curves.buffers[way, device]
+        assert not len(filled) or filled[-1] == 0
+
+
+def lives(plan, trace):
+    """(device, start, end, bytes) of everything in receive buffers; each block arrives once."""
+    transfers, shape, tiles = plan.transfers, plan.shape, plan.tiles
+    events = list(zip(
+        trace.lane.tolist(), trace.device.tolist(), trace.transfer.tolist(), trace.kind.tolist(),
+        trace.is_backward.tolist(), trace.division.tolist(), trace.start_ns.tolist(),
+        trace.end_ns.tolist(), strict=True,
+    ))  # fmt: skip
+    lane = {name: LANES.index(name) for name in LANES}
+    row, keys = 4 * shape.q_heads * shape.head_dim, 8 * shape.kv_heads * shape.head_dim
+    of = {"q": (TransferKind.OUT, TransferKind.DQ), "kv": (TransferKind.DKV,)}
+    for x in range(len(transfers)):
+        way, kind, block = (
+            int(c[x]) for c in (transfers.is_backward, transfers.kind, transfers.block)
+        )
+        device, tokens = int(transfers.target[x]), int(plan.blocks.num_tokens[block])
+        [(start, arrived)] = [e[6:] for e in events if e[0] == lane["receive"] and e[2] == x]
+        ends, size = [arrived], int(transfers.size_bytes[x])
+        if kind in (TransferKind.Q, TransferKind.KV):
+            side = "q" if kind == TransferKind.Q else "kv"
+            division = tiles.backward_division if way else tiles.division
+            used = (tiles.q_block if side == "q" else tiles.kv_block) == block
+            divisions = set(division[used & (tiles.device == device)].tolist())
+            ends += [
+                e[7]
+                for e in events
+                if EVENT_KINDS[e[3]] == "attention"
+                and e[1] == device
+                and e[4] == way
+                and e[5] in divisions
+            ]
+            onward = [
+                y
+                for y in range(len(transfers))
+                if transfers.source[y] == device
+                and transfers.block[y] == block
+                and transfers.is_backward[y] == way
+                and transfers.kind[y] in (kind, *of[side])
+            ]
+            ends += [e[7] for e in events if e[0] == lane["send"] and e[2] in onward]
+            if side == "q":
+                size += tokens * (row if way else row + 4 * shape.q_heads)
+            elif way:
+                size += tokens * keys
+        else:
+            programs = plan.backward if way else plan.forward
+            merging = next(
+                step
+                for step in programs[device].instructions
+                if isinstance(step, Reduction) and x in step.transfers
+            )
+            ends += [
+                e[7]
+                for e in events
+                if EVENT_KINDS[e[3]] == "reduction"
+                and e[1] == device
+                and e[4] == way
+                and e[5] == merging.division
+                and e[6] >= arrived
+            ][:1]
+        yield device, start, max(ends), size
+
+
+def test_buffers_hold_what_has_come_and_is_still_needed(small_plan):
+    slow = replace(small_plan.cluster, copy_bytes_per_s=1e10, kernel_launch_s=1e-6)
+    small_plan = replace(small_plan, cluster=slow)
+    trace = simulate(small_plan)
+    assert EVENT_KINDS.index("reduction") in trace.kind
+    curves, found = memory_over_time(small_plan, trace), list(lives(small_plan, trace))
+    for device in range(small_plan.num_devices):
+        mine = slice(curves.ptr[device], curves.ptr[device + 1])
+        for time, filled in zip(curves.time_ns[mine], curves.filled[mine], strict=True):
+            alive = [size for at, a, b, size in found if at == device and a <= time < b]
+            assert filled == sum(alive), (device, time)
+    assert curves.filled.max() > 0
