@@ -9,7 +9,7 @@ not be counted: that halves the code. What runs once per plan is numpy instead.
 
 import functools
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from sysconfig import get_platform
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -33,6 +33,7 @@ FloatTable: TypeAlias = Annotated[Floats, 2]
 SHIPPED = Path(__file__).with_name("compiled") / f"{get_platform()}-numba{numba.__version__}"
 """Folder of the compiled code in a wheel, for any processor of an architecture (`make wheel`)."""
 
+_CONSTANTS = (int, float, str, tuple, np.generic)
 _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signature
 
 
@@ -152,7 +153,7 @@ class _Cache(FunctionCache):
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
         key = super()._index_key(sig, codegen)  # type: ignore[no-untyped-call]
-        return (*key, *map(_content, sorted(_files_called(self._py_func, set()))))
+        return (*key, *_sources(_linked(self._py_func)))
 
     def shipped(self) -> Any:
         """Return numba's index of what a release brought for this function."""
@@ -160,18 +161,28 @@ class _Cache(FunctionCache):
 
     def shipped_key(self, sig: Any) -> Any:
         """Return the key in it: the types, and the sources that the code was made from."""
-        files = _files_called(self._py_func, {self._py_func.__code__.co_filename})
-        return (sig, *map(_content, sorted(files)))
+        return (sig, *_sources(_linked(self._py_func)))
 
 
-def _files_called(function: Callable[..., Any], known: set[str]) -> set[str]:
-    """Add the files of all compiled functions that a function calls, and of those they call."""
+def _linked(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> tuple[Any, ...]:
+    """Return a function and all compiled functions that are linked into it, without their wrappers."""
+    known = (*known, function)
     for name in function.__code__.co_names:
         called: Any = function.__globals__.get(name)  # Any: numba's types miss `py_func`
-        if is_jitted(called) and called.py_func is not function:
-            known.add(called.py_func.__code__.co_filename)
-            _files_called(called.py_func, known)
+        if is_jitted(called) and called.py_func not in known:
+            known = _linked(called.py_func, known)
     return known
+
+
+def _sources(functions: Iterable[Callable[..., Any]]) -> list[str]:
+    """Return all that decides their code: the contents of their files, and constants they import."""
+    constants = {
+        f"{name}={value!r}"
+        for function in functions
+        for name in function.__code__.co_names
+        if isinstance(value := function.__globals__.get(name), _CONSTANTS)
+    }
+    return [*map(_content, sorted({f.__code__.co_filename for f in functions})), *sorted(constants)]
 
 
 @functools.cache

@@ -305,7 +305,7 @@ def test_code_that_a_release_brings_is_used_while_its_source_is_the_same(tmp_pat
     assert run() == (["False", "True", "True", "0"], ["imported", _SAID])
 
 
-def test_what_calls_changed_code_of_another_file_is_compiled_anew(tmp_path):
+def test_what_is_linked_to_changed_code_or_constants_of_other_files_is_compiled_anew(tmp_path):
     function = "@inner\ndef {0}(x: int) -> int:\n    return {1}\n"
     (tmp_path / "middle.py").write_text(
         "from dcp_planner.jit import inner\nfrom called import f\n"
@@ -316,13 +316,15 @@ def test_what_calls_changed_code_of_another_file_is_compiled_anew(tmp_path):
         "@compiled\ndef h(x):\n    return g(x)\nprint(h(1), len(h.stats.cache_hits))\n"
     )
     said = []
-    for added in (1, 1, 20):
+    for factor, added in ((1, 1), (1, 1), (20, 1), (20, 100)):
+        (tmp_path / "constants.py").write_text(f"ADDED = {added}\n")
         (tmp_path / "called.py").write_text(
-            "from dcp_planner.jit import inner\n" + function.format("f", f"x + {added}")
+            "from dcp_planner.jit import inner\nfrom constants import ADDED\n"
+            + function.format("f", f"x * {factor} + ADDED")
         )
         run = subprocess.run(
             [sys.executable, "-B", "-c", "import caller"],
             capture_output=True, text=True, check=True, cwd=tmp_path,
         )  # fmt: skip
         said.append(run.stdout.split())
-    assert said == [["4", "0"], ["4", "1"], ["42", "0"]]
+    assert said == [["4", "0"], ["4", "1"], ["42", "0"], ["240", "0"]]
