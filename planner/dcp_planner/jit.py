@@ -165,7 +165,7 @@ class _Cache(FunctionCache):
 
 
 def _linked(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> tuple[Any, ...]:
-    """Return a function and all compiled functions that are linked into it, without their wrappers."""
+    """Return a function, and all compiled functions that are linked into it, unwrapped."""
     known = (*known, function)
     for name in function.__code__.co_names:
         called: Any = function.__globals__.get(name)  # Any: numba's types miss `py_func`
@@ -175,7 +175,7 @@ def _linked(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> tuple[
 
 
 def _sources(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """Return all that decides their code: the contents of their files, and constants they import."""
+    """Return all that decides their code: contents of files, and constants they import."""
     constants = {
         f"{name}={value!r}"
         for function in functions

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import torch
 import torch.distributed as dist
 
-from dcp_runtime.transport.torch_transport import GlooTransport
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.transport import Parcel
 
 

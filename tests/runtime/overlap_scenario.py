@@ -17,8 +17,8 @@ import torch.distributed as dist
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit
-from dcp_runtime.transport.torch_transport import GlooTransport
 from dcp_runtime.transport.transport import NoOverlapTransport
 
 TOKENS = 32_768

@@ -14,10 +14,10 @@ from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.config import RunConfig
 from dcp_runtime.plans.device_plan import Transfer
-from dcp_runtime.transport import recorder, torch_transport
+from dcp_runtime.transport import choice, gloo_transport, group_transport, recorder
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, Recorder
-from dcp_runtime.transport.torch_transport import GlooTransport
 from dcp_runtime.transport.transport import Parcel
 
 
@@ -41,9 +41,9 @@ def world():
 def test_messages_go_over_the_backend_of_cuda_tensors(world, monkeypatch, backends, has_cuda, made):
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(torch_transport, "NcclTransport", lambda *_: "nccl")
-    monkeypatch.setattr(torch_transport, "GlooTransport", lambda *_: "gloo")
-    assert torch_transport.make_transport(None, 5) == made
+    monkeypatch.setattr(choice, "NcclTransport", lambda *_: "nccl")
+    monkeypatch.setattr(choice, "GlooTransport", lambda *_: "gloo")
+    assert choice.make_transport(None, 5) == made
 
 
 def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypatch):
@@ -52,7 +52,7 @@ def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypa
     world.bound_device_id = device
     split = pytest.fail
     monkeypatch.setattr(distributed_c10d, "_get_split_source", lambda _: split("waits for all"))
-    assert torch_transport.make_group([0], "gloo", 5).size() == 1
+    assert group_transport.make_group([0], "gloo", 5).size() == 1
     assert world.bound_device_id == device
 
 
@@ -88,7 +88,7 @@ def _parcel(*, is_send):
 
 def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
-    monkeypatch.setattr(torch_transport, "stream_of", lambda _: stream.work())
+    monkeypatch.setattr(gloo_transport, "stream_of", lambda _: stream.work())
     transport = GlooTransport.__new__(GlooTransport)
     transport._timeout_s, transport._link = 5.0, None
     transport._ranks, transport._groups = [0, 1], [None, None]
@@ -101,7 +101,7 @@ def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
 
     monkeypatch.setattr(transport, "_stage", stage)
     work = SimpleNamespace(wait=lambda timeout: None)
-    monkeypatch.setattr(torch_transport.dist, "irecv", lambda *_, **__: work)
+    monkeypatch.setattr(gloo_transport.dist, "irecv", lambda *_, **__: work)
     parcel = _parcel(is_send=False)
     transport.start([parcel])
     assert parcel.wait(5)
@@ -113,7 +113,7 @@ def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     host = _Pinned(stream)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: host)
-    posted = torch_transport._Posted(_parcel(is_send=True), stream.work())
+    posted = gloo_transport._Posted(_parcel(is_send=True), stream.work())
     on_device = SimpleNamespace(device=torch.device("cuda"), shape=(2,), dtype=torch.float32)
     transport = GlooTransport.__new__(GlooTransport)
     assert transport._stage(on_device, posted, is_send=True) is host
@@ -125,7 +125,7 @@ def test_the_stream_of_cuda_tensors_is_the_current_one_of_their_device(monkeypat
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: ("work on", stream))
     device = torch.device("cuda", 1)
     expected = "work on", ("stream of", device)
-    assert torch_transport.stream_of([SimpleNamespace(device=device)]) == expected
+    assert gloo_transport.stream_of([SimpleNamespace(device=device)]) == expected
 
 
 def test_backward_of_a_rank_in_one_process_runs_on_its_own_thread():

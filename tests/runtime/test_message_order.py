@@ -10,8 +10,9 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, preset, sim
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.launch.config import RunConfig
 from dcp_runtime.launch.launcher import open_world, run_plan
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit
-from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
+from dcp_runtime.transport.nccl_transport import NcclTransport
 
 RATE = 2e5
 """Bytes per second of a slowed link: a message takes 80 ms, far more than a rank's own work."""

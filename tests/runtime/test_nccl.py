@@ -1,22 +1,27 @@
 """The transport of NCCL on ranks that are threads, with a model of the order NCCL keeps.
 
 Nothing of CUDA is here: a communicator runs its batches one after the other on each rank, and a
-batch ends once every message in it has met its other end, in a batch that runs as well.
+batch ends once every message in it has met its other end, in a batch that runs as well. The stream
+of a rank is its thread: where a stream would stand still, the thread does, unless the test lets the
+host run ahead of what the stream would have.
 """
 
 import threading
+import time
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.transport import group_store, torch_transport
-from dcp_runtime.transport.torch_transport import NcclTransport
+from dcp_runtime.transport import group_store, group_transport, nccl_transport
+from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.transport import NoOverlapTransport
 
 TIMEOUT_S = 5.0
@@ -39,15 +44,9 @@ class Communicator:
     joined: set = field(default_factory=set)
     queues: dict = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
-    aborts: int = 0
+    aborted: set = field(default_factory=set)  # ranks
     error: str = ""  # after which all batches count as completed, as NCCL's do
-
-    def _get_backend(self, device):
-        assert device == torch.device("cuda")
-        return self
-
-    def abort(self):
-        self.aborts += 1
+    is_ahead: bool = False  # nothing arrives, and no host waits for that
 
     def put(self, rank, batch):
         # As torch says: all ranks take part in the first operation, or nobody knows what happens.
@@ -57,7 +56,7 @@ class Communicator:
 
     def advance(self):
         with self.lock:
-            while self._advance_one():
+            while not self.is_ahead and self._advance_one():
                 pass
 
     def _advance_one(self):
@@ -86,17 +85,36 @@ class Communicator:
 
 
 @dataclass(frozen=True)
-class Work:
+class Member:
+    """What a rank holds of a communicator: its process group."""
+
     communicator: Communicator
+    rank: int
+
+    def _get_backend(self, device):
+        assert device == torch.device("cuda")
+        return self
+
+    def abort(self):
+        self.communicator.aborted.add(self.rank)
+
+
+@dataclass(frozen=True)
+class Work:
+    member: Member
     batch: Batch
 
     def is_completed(self):
-        self.communicator.advance()
-        return self.batch.is_done or bool(self.communicator.error)
+        self.member.communicator.advance()
+        return self.batch.is_done or bool(self.member.communicator.error)
 
     def wait(self):
-        if not self.batch.is_done:
-            raise RuntimeError(self.communicator.error)
+        """Let the stream wait; an aborted communicator lets it go on, with whatever is there."""
+        ours = self.member.communicator
+        while not (ours.is_ahead or self.is_completed() or self.member.rank in ours.aborted):
+            time.sleep(1e-4)
+        if ours.error and not self.batch.is_done:
+            raise RuntimeError(ours.error)
 
 
 class StandIn:
@@ -107,12 +125,21 @@ class StandIn:
     P2POp = staticmethod(lambda op, tensor, peer, group: (group, [op, tensor, peer]))
 
     def __init__(self, size):
-        self.size, self.me = size, threading.local()
+        self.size, self.me, self.devices = size, threading.local(), []
         self.store, self.lock, self.made = HashStore(), threading.Lock(), {}
         self.deadlines = []
+        self.is_capturing = False
+        self.cuda = SimpleNamespace(
+            current_device=lambda: 3,
+            set_device=self.devices.append,
+            is_current_stream_capturing=lambda: self.is_capturing,
+        )
         self.group = SimpleNamespace(
             WORLD=SimpleNamespace(get_group_store=lambda: self.store, rank=self.get_rank)
         )
+
+    def zeros(self, count, device):
+        return torch.zeros(count)
 
     def get_rank(self, group=None):
         return self.me.rank
@@ -124,16 +151,17 @@ class StandIn:
         with self.lock:
             number = self.me.groups = self.me.groups + 1
             self.deadlines.append((backend, timeout_s))
-            return self.made.setdefault(number, Communicator(self.size))
+            made = self.made.setdefault(number, Communicator(self.size))
+            return Member(made, self.me.rank)
 
     def all_reduce(self, tensor, group):
         with self.lock:
-            group.joined.add(self.me.rank)
+            group.communicator.joined.add(self.me.rank)
 
     def batch_isend_irecv(self, operations):
         (group,) = {group for group, _ in operations}
         batch = Batch([message for _, message in operations])
-        group.put(self.me.rank, batch)
+        group.communicator.put(self.me.rank, batch)
         return [Work(group, batch)]
 
 
@@ -142,15 +170,11 @@ def on_ranks(monkeypatch):
     """Run ``work(transport)`` on every rank, each a thread; give results or errors in order."""
 
     def run(size, work):
-        stand_in = StandIn(size)
-        zeros = torch.zeros
-        monkeypatch.setattr(group_store, "dist", stand_in)
-        for name, value in (
-            ("dist", stand_in),
-            ("make_group", stand_in.make_group),
-            ("torch", SimpleNamespace(device=torch.device, zeros=lambda n, device: zeros(n))),
-        ):
-            monkeypatch.setattr(torch_transport, name, value)
+        stand_in = run.made = StandIn(size)
+        for module in (group_store, group_transport, nccl_transport):
+            monkeypatch.setattr(module, "dist", stand_in)
+        monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
+        monkeypatch.setattr(nccl_transport, "torch", stand_in)
         found = [None] * size
 
         def run_rank(rank):
@@ -167,7 +191,6 @@ def on_ranks(monkeypatch):
             thread.start()
         for thread in threads:
             thread.join(60)
-        run.made = stand_in
         return found
 
     return run
@@ -246,14 +269,116 @@ def test_a_rank_that_stays_away_is_named_in_time(lost_by, on_ranks, away):
         assert error.division is not None
         assert f"rank {away} is dead or stalled" in str(error)
     communicators = [on_ranks.made.made[number] for number in (1, 2)]
-    assert [each.aborts for each in communicators] == [2, 2], "kernels would wait on the GPU"
+    assert [len(each.aborted) for each in communicators] == [2, 2], "kernels would wait on the GPU"
     for backend, timeout_s in on_ranks.made.deadlines:
         assert backend == "gloo" or timeout_s > 2 * TIMEOUT_S, "the watchdog would be first"
 
 
 def test_a_broken_communicator_is_told_with_the_rank_that_left(lost_by):
     def leave(transport):
-        for communicator in transport._groups:
-            communicator.error = "remote process exited"
+        for member in transport._groups:
+            member.communicator.error = "remote process exited"
 
     lost_by(1, leave)
+
+
+@pytest.fixture
+def ahead(lab, on_ranks):
+    """Run ``work(transport, layer)`` on two ranks while no message arrives and no host waits."""
+    plan = build_plan(
+        lab.sparsity_of([lab.masks["full"](120)], 8), ModelShape(4, 2, 8, 4), Cluster(1, 2),
+        PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    q, kv, dout = lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+
+    def run(work):
+        def run_rank(transport):
+            executor = DCPExecutor(transport=transport)
+            rows = torch.tensor(plan.local_tokens(transport.rank))
+            prepared = executor.prepare(plan)
+            prepared._check_tensors(q[rows], kv[rows])
+            let_run_ahead(transport, True)
+
+            def layer():
+                out, lse = prepared.forward(q[rows], kv[rows])
+                prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
+
+            return work(transport, executor, layer)
+
+        return on_ranks(2, run_rank)
+
+    return run
+
+
+def let_run_ahead(transport, is_ahead):
+    transport.exchange_notes("", "before")
+    for member in transport._groups:
+        member.communicator.is_ahead = is_ahead
+    transport.exchange_notes("", "after")
+
+
+def until_it_fails(transport):
+    deadline = time.monotonic() + 60
+    while transport._failure is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_layers_are_queued_before_any_message_arrives(ahead, on_ranks):
+    def work(transport, executor, layer):
+        layer()
+        layer()
+        early = [event for event in executor._recorder().events if event.kind == "receive"]
+        let_run_ahead(transport, False)
+        trace = executor.trace()  # waits for the messages
+        return len(early), np.count_nonzero(trace.kind == EVENT_KINDS.index("receive"))
+
+    for early, late in ahead(work):
+        assert early == 0
+        assert late > 0
+        assert late % 2 == 0
+    assert on_ranks.made.devices == [3, 3], "threads would make contexts on other devices"
+
+
+def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead):
+    def work(transport, executor, layer):
+        layer()
+        if transport.rank == 1:
+            transport.close()
+        transport.exchange_notes("", "one is closed")
+        if transport.rank == 1:
+            return None
+        for member in transport._groups:
+            member.communicator.error = "remote process exited"
+        until_it_fails(transport)
+        for call in (layer, lambda: transport.exchange_notes("", "prepare")):
+            with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
+                call()
+        return None
+
+    assert ahead(work) == [None, None]
+
+
+def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):
+    def work(transport, executor, layer):
+        if transport.rank == 1:
+            layer()
+            transport.report("forward", 2, ValueError("out of memory"))
+            return transport._watcher.join(4 * nccl_transport.POLL_S)  # sees the mark
+        time.sleep(4 * nccl_transport.POLL_S)
+        layer()
+        until_it_fails(transport)
+        return layer()
+
+    first, second = ahead(work)
+    assert second is None
+    assert "rank 1 failed in division 2 of forward: ValueError: out of memory" in str(first)
+
+
+def test_captured_calls_are_not_watched(ahead, on_ranks):
+    def work(transport, executor, layer):
+        on_ranks.made.is_capturing = True
+        layer()
+        executor.trace()  # waits for nothing
+        return transport._watcher
+
+    assert ahead(work) == [None, None]

@@ -13,10 +13,10 @@ from dcp_planner import TransferKind
 from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import Transfer
-from dcp_runtime.transport import torch_transport
+from dcp_runtime.transport import gloo_transport
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.torch_transport import GlooTransport
 from dcp_runtime.transport.transport import Parcel
 
 NEVER_S = 10_000.0
@@ -41,7 +41,7 @@ def gloo(monkeypatch):
 
 
 def test_what_follows_a_lost_message_is_not_sent(gloo, monkeypatch):
-    monkeypatch.setattr(torch_transport.dist, "isend", lambda *_, **__: pytest.fail("sent"))
+    monkeypatch.setattr(gloo_transport.dist, "isend", lambda *_, **__: pytest.fail("sent"))
     first = parcel_of(2, is_send=False)
     second = parcel_of(1, is_send=True, after=first)
     gloo._queues = [None]
@@ -54,7 +54,7 @@ def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
     def gone(*_, **__):
         raise RuntimeError("Connection closed by peer")
 
-    monkeypatch.setattr(torch_transport.dist, "isend", gone)
+    monkeypatch.setattr(gloo_transport.dist, "isend", gone)
     monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     parcel = parcel_of(2, is_send=True)
     gloo._queues = [None]

@@ -18,10 +18,10 @@ from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, d
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.run_log.log import RunLog
+from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
-from dcp_runtime.transport.torch_transport import make_transport
 from dcp_runtime.transport.transport import Topic, Transport, agree
 
 DEFAULT_TIMEOUT_S = 600.0
@@ -221,7 +221,9 @@ class DCPExecutor:
         Raises:
             RunError: if the batch prepared last is not recorded.
         """
-        return make_trace(*self._recorder().table())
+        recorder = self._recorder()
+        self._transport.catch_up()
+        return make_trace(*recorder.table())
 
     def gather_timeline(self) -> Timeline | None:
         """Gather what all ranks did since `prepare`, on one clock.

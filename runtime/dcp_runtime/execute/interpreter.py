@@ -121,8 +121,9 @@ class Interpreter:
         self._timed(current, "wait", wait.division, arrive, name)
         self.recorder.latest_peer = max(parcels, key=lambda parcel: parcel.end_ns).transfer.peer
         for parcel in parcels:
-            if self.recorder.is_on:
-                self._record(parcel, is_backward=current.direction == "backward")
+            if self.recorder.is_on:  # a stream waits for messages that may still be on their way
+                is_backward = current.direction == "backward"
+                parcel.then(partial(self._record, parcel, is_backward=is_backward))
             if self.guard and not parcel.transfer.is_send:
                 check_arrived(parcel, current.direction)
 

@@ -54,7 +54,7 @@ class WatchedBatch:
         attention, other, waiting = (
             sum(column) for column in zip(*filter(None, spent), strict=True)
         )
-        awaited = sum((p.recorder.awaited_ns for p in self.prepared), Counter[int]())
+        awaited = sum((p.recorder.awaited() for p in self.prepared), Counter[int]())
         late, late_ns = awaited.most_common(1)[0] if awaited else (-1, 0)
         return RankTotals(step_s, work, attention, other, waiting, late, 1e-9 * late_ns)
 

@@ -35,7 +35,8 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.launch.config import RunConfig
 from dcp_runtime.launch.launcher import check_torch, machine_bytes, open_world, run_plan
 from dcp_runtime.launch.world import ProcessWorld
-from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
+from dcp_runtime.transport.gloo_transport import GlooTransport
+from dcp_runtime.transport.nccl_transport import NcclTransport
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)
 """The shape that is measured on CPUs: small, float32, as `dcpm demo` runs it."""

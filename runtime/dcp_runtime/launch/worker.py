@@ -29,10 +29,11 @@ from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.launch.config import RunConfig, TransportName
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit, describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder
-from dcp_runtime.transport.torch_transport import GlooTransport, NcclTransport
 from dcp_runtime.transport.transport import NoOverlapTransport, Transport
 from dcp_runtime.verify.verification import DTYPES, Inputs, random_inputs
 

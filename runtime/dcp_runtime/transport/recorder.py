@@ -140,7 +140,7 @@ class Recorder:
         calls: forward and backward calls so far, of all layers.
         attention_ns, other_ns: time of the host in attention, and in all else but waiting, also
             where no event is kept.
-        awaited_ns: time of the host in waits, by the rank whose message came last.
+        awaited_ns: time of the host in waits, by the rank whose message came last; see `awaited`.
         latest_peer: that rank in the wait under way.
     """
 
@@ -182,13 +182,30 @@ class Recorder:
         if not isinstance(self.clock, StreamClock):
             waiting_ns = self.awaited_ns.total()
             return self.attention_ns / 1e9, self.other_ns / 1e9, waiting_ns / 1e9
-        ends = [event.end for event in self.events if not isinstance(event.end, int)]
+        ends = [event.end for event in tuple(self.events) if not isinstance(event.end, int)]
         if not ends or not ends[-1].query():
             return None
         table, _ = self.table()
         kinds, spent = table[:, 4], table[:, 1] - table[:, 0]
         sums = {kind: spent[kinds == n].sum() / 1e9 for n, kind in enumerate(EVENT_KINDS)}
         return sums["attention"], sums["reduction"] + sums["copy"], sums["wait"]
+
+    def awaited(self) -> Counter[int]:
+        """Return the time in waits so far, in ns, by the rank whose message came last.
+
+        On CUDA it comes from the events, as in `spent_s`: streams wait there.
+        """
+        if not isinstance(self.clock, StreamClock):
+            return self.awaited_ns
+        table, found = self.table()[0], Counter[int]()
+        arrivals = table[table[:, 4] == EVENT_KINDS.index("receive")]
+        for wait in table[table[:, 4] == EVENT_KINDS.index("wait")]:
+            alike = arrivals[(arrivals[:, 5:7] == wait[5:7]).all(axis=1)]  # direction, division
+            if len(alike):  # of all layers: the one that came when the wait ended
+                found[int(alike[np.abs(alike[:, 1] - wait[1]).argmin(), 7])] += int(
+                    wait[1] - wait[0]
+                )
+        return found
 
     def add(self, event: Event) -> None:
         """Append an event and drop the oldest beyond the bound; any thread may call this."""

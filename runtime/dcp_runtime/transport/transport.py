@@ -1,9 +1,9 @@
 """Transports: how an execution sends blocks between ranks, as parcels, once all ranks agree.
 
-`torch_transport` moves them between processes, `loopback` between the threads of one. Before
-blocks travel all ranks agree on the plan, and on the tensors it runs on. A rank that cannot go on
-says so there, so that all ranks raise an error at the same place: a person can then mend the cause
-and try again, and no rank waits for a message that never comes.
+`gloo_transport` and `nccl_transport` move them between processes, `loopback` between the threads of
+one. Before blocks travel all ranks agree on the plan, and on the tensors it runs on. A rank that
+cannot go on says so there, so that all ranks raise an error at the same place: a person can then
+mend the cause and try again, and no rank waits for a message that never comes.
 """
 
 import threading
@@ -99,7 +99,7 @@ class Transport(ABC):
 
     @abstractmethod
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Wait until every parcel has arrived or left.
+        """Wait until every parcel has arrived or left, or have the current stream wait for it.
 
         Raises:
             RunError: names the rank and the division, within the transport's timeout.
@@ -141,6 +141,10 @@ class Transport(ABC):
         """
         return self._barrier.exchange_notes(note, place)
 
+    def catch_up(self) -> None:
+        """Wait until the ends of all messages that were waited for are known."""
+        return
+
     @abstractmethod
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
@@ -171,6 +175,10 @@ class NoOverlapTransport(Transport):
         held, self._held = self._held, []
         self._inner.start(held)
         self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
+
+    def catch_up(self) -> None:
+        """Wait until the ends of all messages that were waited for are known."""
+        self._inner.catch_up()
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""

@@ -1,0 +1,94 @@
+"""`GroupTransport`: parcels between the ranks of a process group, over groups of its own."""
+
+import atexit
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from weakref import WeakSet
+
+import torch
+import torch.distributed as dist
+
+from dcp_runtime.errors import RunError
+from dcp_runtime.transport.group_store import open_store
+from dcp_runtime.transport.limits import describe_wait
+from dcp_runtime.transport.transport import Transport
+
+POLL_S = 0.25
+"""Seconds between looks at the failure registry while waiting for a message."""
+
+_with_threads: "WeakSet[GroupTransport]" = WeakSet()
+
+
+def close_at_exit(transport: "GroupTransport") -> None:
+    """Close a transport that started threads before Python shuts down."""
+    _with_threads.add(transport)
+
+
+@atexit.register
+def _close_all() -> None:
+    for transport in list(_with_threads):
+        transport.close()
+
+
+def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
+    """Return the global ranks of a group."""
+    ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+    if dist.get_rank() not in ranks:
+        raise RunError(
+            f"rank {dist.get_rank()} is none of the group's ranks {ranks[:8]}; make the executor "
+            "on these alone"
+        )
+    return ranks
+
+
+def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
+    """Make a group of our own; collective among its ranks only."""
+    try:
+        with _unbound_world():
+            made = dist.new_group(
+                ranks,
+                timeout=timedelta(seconds=timeout_s),
+                backend=backend,
+                use_local_synchronization=True,
+            )
+    except RuntimeError as error:
+        raise RunError(
+            f"rank {dist.get_rank()} lost contact with one of the ranks {ranks[:8]} while they "
+            f"made a process group: {describe_wait(str(error), timeout_s)}"
+        ) from error
+    assert isinstance(made, dist.ProcessGroup), "this rank is a member"
+    return made
+
+
+def abort_group(group: dist.ProcessGroup) -> None:
+    """End the communicator of an NCCL group, also while its messages are under way."""
+    backend = group._get_backend(torch.device("cuda"))
+    backend.abort()
+
+
+@contextmanager
+def _unbound_world() -> Iterator[None]:
+    """Hide the device that ``init_process_group(device_id=...)`` bound to the group of all ranks.
+
+    torch would split the communicator of all ranks to make a group, which waits for every rank,
+    also for those that make no executor.
+    """
+    world = dist.group.WORLD
+    assert world is not None, "the process group was looked at before"
+    bound, world.bound_device_id = world.bound_device_id, None
+    try:
+        yield
+    finally:
+        world.bound_device_id = bound
+
+
+class GroupTransport(Transport):
+    """A transport between the ranks of a process group."""
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        self._ranks = member_ranks(group)
+        store = open_store(group, "dcp-executors", timeout_s)
+        super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks), store, timeout_s)
+        # Missing ranks are named here; torch would say which key is missing in the store.
+        self.exchange_notes("", "making the executor")

@@ -1,0 +1,220 @@
+"""Parcels over NCCL: streams wait for them, and a thread watches them for the host."""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+
+from dcp_planner import Direction
+from dcp_runtime.errors import PeerError
+from dcp_runtime.transport.failure_registry import Status
+from dcp_runtime.transport.group_transport import (
+    POLL_S,
+    GroupTransport,
+    abort_group,
+    close_at_exit,
+    make_group,
+)
+from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
+from dcp_runtime.transport.transport import Parcel
+
+NAP_S = 200e-6
+"""Seconds between looks at a batch: the ends of messages are known to that in a trace."""
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """Parcels that started together, of one division and hop."""
+
+    parcels: Sequence[Parcel]
+    works: list[dist.Work]
+
+    def is_over(self) -> bool:
+        return all(work.is_completed() for work in self.works)
+
+    def wait(self) -> None:
+        """Put the current stream behind the messages; raises if the communicator has failed."""
+        for work in self.works:
+            work.wait()
+
+
+@dataclass(slots=True, eq=False)
+class _Awaited:
+    """Parcels that a stream waits for, with their batches."""
+
+    parcels: Sequence[Parcel]
+    batches: Sequence[_Batch]
+    direction: Direction
+
+
+class NcclTransport(GroupTransport):
+    """Batched point-to-point messages on NCCL, from and into CUDA memory.
+
+    What all ranks exchange in one division and hop is one ``batch_isend_irecv`` on the communicator
+    of inputs or of results, with the pairs that exchange something and no others. A communicator
+    runs its batches in order: two ranks that send to each other must do so within one, or each
+    would wait for the other's second batch; and a forwarded block leaves after it has arrived
+    without anybody watching.
+
+    `wait` puts the current stream behind the messages and returns, so the host runs ahead of the
+    device, over layers. A thread looks whether the messages come. If they do not, the thread agrees
+    with the other ranks on who is to blame and ends the communicators, since their kernels would
+    wait for ever; the next call of this rank raises that failure. Results that the device computed
+    in between are void. Calls that a CUDA graph captures are not watched.
+    """
+
+    message_order = "grouped"
+    _failure: PeerError | None = None
+
+    def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
+        super().__init__(group, timeout_s)
+        # NCCL's watchdog ends the process; it counts from the start of a message, we from the wait.
+        watchdog_s = 2 * timeout_s + 60
+        self._groups = [make_group(self._ranks, "nccl", watchdog_s) for _ in ("inputs", "results")]
+        self._control = make_group(self._ranks, "gloo", timeout_s)
+        for made in self._groups:  # NCCL wants all ranks in the first operation of a communicator
+            dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
+        self._batches: dict[Parcel, _Batch] = {}
+        self._awaited: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
+        self._watcher: threading.Thread | None = None
+        self._latest: Parcel | None = None
+        self._is_over = threading.Event()  # nothing is watched any more
+        self._blaming = threading.Lock()
+
+    def start(self, parcels: Sequence[Parcel]) -> None:
+        """Start all parcels in order, those of one division and hop as one batch."""
+        self._check()
+        for (is_result, *_), chosen in groupby(parcels, _batch_of):
+            self._start_batch(self._groups[int(is_result)], list(chosen))
+
+    def _start_batch(self, group: dist.ProcessGroup, parcels: Sequence[Parcel]) -> None:
+        operations = [
+            dist.P2POp(
+                dist.isend if parcel.transfer.is_send else dist.irecv,
+                tensor,
+                self._ranks[parcel.transfer.peer],
+                group,
+            )
+            for parcel in parcels
+            for tensor in parcel.tensors
+        ]
+        start_ns = time.perf_counter_ns()
+        batch = _Batch(parcels, dist.batch_isend_irecv(operations))
+        for parcel in parcels:
+            parcel.start_ns = start_ns
+            self._batches[parcel] = batch
+
+    def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
+        """Put the current stream behind every parcel, and have the thread watch them.
+
+        Raises:
+            RunError: names the rank and the division where an earlier message did not come.
+        """
+        batches = tuple(dict.fromkeys(self._batches.pop(parcel) for parcel in parcels))
+        if torch.cuda.is_current_stream_capturing():  # a replay starts the messages again
+            for parcel in parcels:
+                parcel.finish()
+        elif parcels:
+            self._watch(_Awaited(parcels, batches, direction))
+        for batch in batches:
+            try:
+                batch.wait()
+            except RuntimeError as error:
+                raise self._give_up(batch, parcels[0], direction, str(error)) from error
+        self._check()
+
+    def exchange_notes(self, note: str, place: str) -> list[str]:
+        """Wait for every rank at this place and return their notes in rank order; collective."""
+        self._check()
+        return super().exchange_notes(note, place)
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            with self._blaming:  # the communicators have ended by then
+                raise self._failure
+
+    def _watch(self, awaited: _Awaited) -> None:
+        if self._watcher is None:
+            device = torch.cuda.current_device()
+            # A daemon: a message that never comes must not keep a failed process alive.
+            self._watcher = threading.Thread(
+                target=self._follow_all, args=(device,), name="messages", daemon=True
+            )
+            self._watcher.start()
+            close_at_exit(self)
+        self._latest = awaited.parcels[-1]
+        self._awaited.put(awaited)
+
+    def _follow_all(self, device: int) -> None:
+        torch.cuda.set_device(device)  # asking about another device would make a context there
+        while (awaited := self._awaited.get()) is not None:
+            error = next(filter(None, (self._follow(b, awaited) for b in awaited.batches)), None)
+            for parcel in awaited.parcels:
+                parcel.finish(error)
+
+    def _follow(self, batch: _Batch, awaited: _Awaited) -> str | None:
+        """Look until a batch is over; return why it never will be."""
+        deadline = time.monotonic() + self._timeout_s
+        looks_s = time.monotonic() + POLL_S
+        blame = awaited.parcels[0], awaited.direction
+        while not batch.is_over():
+            if self._is_over.wait(NAP_S):
+                return "the executor is closed, or has failed"
+            now = time.monotonic()
+            if now > deadline or (now > looks_s and self._failures.is_marked()):
+                return str(self._give_up(batch, *blame))
+            looks_s = now + POLL_S if now > looks_s else looks_s
+        try:
+            batch.wait()
+        except RuntimeError as error:  # a communicator that failed counts as completed
+            return str(self._give_up(batch, *blame, str(error)))
+        return None
+
+    def _give_up(
+        self, batch: _Batch, parcel: Parcel, direction: Direction, text: str = ""
+    ) -> PeerError:
+        """Agree on the rank to blame, and end the communicators: their kernels wait on the GPU.
+
+        All peers of a batch count, since NCCL does not tell which of its messages are missing.
+        """
+        with self._blaming:
+            if self._failure is None:
+                peer, *others = dict.fromkeys(other.transfer.peer for other in batch.parcels)
+                status = Status("waiting", peer, direction, parcel.division, text, others)
+                self._failure = self._failures.settle(status)
+                self._is_over.set()
+                for group in self._groups:  # last: streams go on, to a host that knows why
+                    abort_group(group)
+            return self._failure
+
+    def report(self, place: str, division: int, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
+        self._is_over.set()  # this rank is to blame, and no rank that it waits for
+        super().report(place, division, error)
+
+    def catch_up(self) -> None:
+        """Wait until the thread knows the end of every message that was waited for."""
+        if self._latest is not None:
+            self._latest.wait(2 * self._timeout_s)
+
+    def gather_timeline(self, recorder: Recorder) -> Timeline | None:
+        """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
+        self.catch_up()
+        return gather_timeline(self._control, self._barrier, recorder)
+
+    def close(self) -> None:
+        """Drop messages in flight; ``destroy_process_group`` ends the process groups."""
+        self._batches.clear()
+        self._is_over.set()
+        self._awaited.put(None)
+        if self._watcher is not None:
+            self._watcher.join(timeout=1)
+
+
+def _batch_of(parcel: Parcel) -> tuple[bool, int, int]:
+    return parcel.transfer.kind.is_result, parcel.division, parcel.transfer.hop
