@@ -70,9 +70,13 @@ class Instance:
 class Layout:
     """Lay the parts of a layout out one behind the other; `found` has the instances by name."""
 
-    def __init__(self, parts: list[Node], name: str, columns: dict[str, Any], n: int) -> None:
+    def __init__(
+        self, parts: list[Node], name: str, columns: dict[str, Any], n: int | None
+    ) -> None:
         self.columns, self.n, self.top, self.parts = columns, n, name, parts
         self.lay_out(rest=0)
+        if n is None:  # its columns alone say how long it is
+            return
         if has_rest(parts):
             self.lay_out(rest=n - self.at)
         if self.at != n:
@@ -143,6 +147,7 @@ class Layout:
             case ("number", value):
                 return int(value)
             case ("name", "len"):
+                assert self.n is not None, "keys are laid out by columns"
                 return self.n
             case ("name", name):
                 return int(self.element(name, path))

@@ -102,6 +102,7 @@ WORDS: tuple[Word, ...] = (
          "a column with the position of each token in its document"),
     Word("ahead", "decorator", "@ahead(S) mask ...", "looking ahead is meant, inside S or at all"),
     Word("partial", "decorator", "@partial mask ...", "rows that see nothing are meant"),
+    Word("keys", "decorator", "@keys(S) mask ...", "keys are another sequence, laid out by S"),
 )  # fmt: skip
 """Every word of the language; `mask` is a type as well, behind a colon."""
 

@@ -5,13 +5,14 @@ evaluator. It is slow on purpose, and it reads correct texts only.
 """
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plain_layout import ARITHMETIC, Frame
+from plain_layout import ARITHMETIC, Frame, Layout, Refused
 from second_oracle_parser import Module, Node, Parser
 
 import dcp_grammar
@@ -65,13 +66,38 @@ class Scope:
     names: dict[str, tuple[Node, "Scope"]]
 
 
+class KeyPlace(int):
+    """A position in a sequence of keys that is not that of the queries."""
+
+    def __add__(self, other: int) -> "KeyPlace":
+        return KeyPlace(int(self) + other)
+
+    __radd__ = __add__
+
+    def __sub__(self, other: int) -> "KeyPlace":
+        return KeyPlace(int(self) - other)
+
+
 @dataclass(frozen=True)
 class Pair:
-    """A query and a key in the coordinates of a frame."""
+    """A query and a key in the coordinates of a frame; of two, where keys have their own."""
 
     frame: Frame
     q: int
     k: int
+    keys: "tuple[Frame, str] | None" = None
+
+    def of(self, place: Any) -> Frame:
+        """Return the frame that a position belongs to."""
+        return self.keys[0] if self.keys and isinstance(place, KeyPlace) else self.frame
+
+    def whose(self, segment: Node) -> Frame:
+        """Return the frame that a segment belongs to."""
+        while segment[0] != "file":
+            segment = segment[1] if segment[0] in ("first", "last") else segment[2]
+        _, file, name = segment
+        is_key = self.keys and file.module.names[name] == self.keys[1]
+        return self.keys[0] if self.keys and is_key else self.frame
 
 
 FIELDS = ("start", "end", "len", "pos", "count", "path")
@@ -127,7 +153,7 @@ class Evaluator:
         if segment[0] == "attribute":
             listed = self.value(segment, scope, pair)
             return all_known(place, listed) and place >= 0 and place in listed
-        return pair.frame.at(self.segment(segment, scope, pair), place) is not None
+        return pair.of(place).at(self.segment(segment, scope, pair), place) is not None
 
     def _arithmetic(self, scope: Scope, pair: Pair, sign: str, left: Node, right: Node) -> Any:
         a, b = self.value(left, scope, pair), self.value(right, scope, pair)
@@ -163,12 +189,13 @@ class Evaluator:
         if base == ("name", "row"):
             return pair.frame.columns[name]
         if name == "count" and base[0] == "name":
-            return len(pair.frame.instances(self.segment(base, scope, pair)))
+            counted = self.segment(base, scope, pair)
+            return len((pair.whose(counted) if pair.keys else pair.frame).instances(counted))
         owner = scope.file.home(name).module.owners.get(name)
         if owner and base[0] == "attribute" and base[2] == owner:
             place = self.value(base[1], scope, pair)
             key = self.segment(("name", owner), Scope(scope.file, {}), pair)
-            at = pair.frame.index_of(key, place)
+            at = pair.of(place).index_of(key, place)
             return None if at is None else pair.frame.columns[scope.file.module.tokens[name]][at]
         if name in FIELDS and base[0] == "attribute" and base[2] not in FIELDS:
             return self.field(scope, pair, base, name)
@@ -177,20 +204,21 @@ class Evaluator:
             return self.place_on_path(scope.file.tree(), pair, place)
         tokens = scope.file.home(name).module.tokens
         if name in tokens and name not in scope.names:
-            inside = place is not None and 0 <= place < pair.frame.end - pair.frame.start
-            column = pair.frame.columns[tokens[name]]
-            return column[pair.frame.start + place] if inside else None
-        instance = pair.frame.at(self.segment(("name", name), scope, pair), place)
+            frame = pair.of(place)
+            inside = place is not None and 0 <= place < frame.end - frame.start
+            column = frame.columns[tokens[name]]
+            return column[frame.start + place] if inside else None
+        instance = pair.of(place).at(self.segment(("name", name), scope, pair), place)
         return instance and instance.number
 
     def field(self, scope: Scope, pair: Pair, base: Node, name: str) -> int | None:
         place = self.value(base[1], scope, pair)
-        instance = pair.frame.at(self.segment(("name", base[2]), scope, pair), place)
+        instance = pair.of(place).at(self.segment(("name", base[2]), scope, pair), place)
         if instance is None:
             return None
         if name == "path":
             return self.place_on_path((scope.file.home(base[2]), base[2]), pair, place)
-        start = instance.start - pair.frame.start
+        start = type(place)(instance.start - pair.frame.start)  # borders are positions, too
         length = instance.end - instance.start
         return {
             "start": start,
@@ -227,7 +255,9 @@ class Evaluator:
             return self.on_path((scope.file.home(segment), segment), pair)
         if name in NUMBER_FUNCTIONS:
             values = [self.value(node, scope, pair) for _, node in arguments]
-            return NUMBER_FUNCTIONS[name](*values) if all_known(*values) else None
+            found = NUMBER_FUNCTIONS[name](*values) if all_known(*values) else None
+            is_place = found is not None and any(isinstance(value, KeyPlace) for value in values)
+            return KeyPlace(found) if is_place else found
         if name in scope.names:
             (_, params, body), home = scope.names[name]
             given = {
@@ -275,7 +305,7 @@ class Evaluator:
 
 
 def dense(text: str, columns: dict[str, Any], n: int, imported: str = "") -> np.ndarray:
-    """Return which query sees which key in mask `a`: `[n, n]` of bool.
+    """Return which query sees which key in mask `a`: `[n, n]` of bool, `[n, keys]` with `@keys`.
 
     Raises:
         Refused: if the columns do not fill the sample.
@@ -283,9 +313,28 @@ def dense(text: str, columns: dict[str, Any], n: int, imported: str = "") -> np.
     other = FileKey("lib.dcpm", Parser(imported).module())
     file = FileKey("", Parser(text).module(), {"lib.dcpm": other})
     frame, evaluator, call = Frame(columns, 0, n), Evaluator(), ("name", "a")
+    size, keys = n, file.module.masks["a"].keys
+    pair_at: Callable[[int, int], Pair | None] = partial(Pair, frame)
+    if keys:
+        size = Layout(file.module.segments[keys[0]][1], keys[0], columns, None).at
+        pair_at = cross_pairs(columns, (n, size), keys)
     pairs = [
-        bool(evaluator.value(call, Scope(file, {}), Pair(frame, q, k)))
+        (pair := pair_at(q, k)) is not None and bool(evaluator.value(call, Scope(file, {}), pair))
         for q in range(n)
-        for k in range(n)
+        for k in range(size)
     ]
-    return np.array(pairs, bool).reshape(n, n)
+    return np.array(pairs, bool).reshape(n, size)
+
+
+def cross_pairs(
+    columns: dict[str, Any], shape: tuple[int, int], keys: list[str]
+) -> Callable[[int, int], Pair | None]:
+    """Return what makes pairs of a query and of a key of another sequence; None: sees nothing."""
+    (queries, size), (name, *corner) = shape, keys
+    own, other = Frame(columns, 0, queries), Frame(columns, 0, size)
+    if not corner:
+        return lambda q, k: Pair(own, q, KeyPlace(k), (other, name))
+    if corner == ["top_left"] and queries > size:
+        raise Refused("a query behind all keys")
+    shift = size - queries if corner == ["bottom_right"] else 0
+    return lambda q, k: Pair(other, q + shift, k) if q + shift >= 0 else None

@@ -26,11 +26,12 @@ COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 
 @dataclass
 class Definition:
-    """A mask: its parameters with their defaults, its body, and what its `where` names."""
+    """A mask: its parameters with their defaults, its body, what its `where` names, its `@keys`."""
 
     params: list[tuple[str, str, Node | None]]
     body: Node
     where: dict[str, Node]
+    keys: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -72,7 +73,7 @@ class Parser:
         return items
 
     def module(self) -> Module:
-        module = Module()
+        module, keys = Module(), []
         while self.word:
             match self.take():
                 case "segment":
@@ -90,7 +91,12 @@ class Parser:
                 case "mask":
                     name = self.take()
                     module.masks[name] = self.definition()
-                case _:  # samples, claims, decorators decide nothing about the pairs of a mask
+                    module.masks[name].keys, keys = keys, []
+                case "@" if self.word == "keys":
+                    _, _, keys, _ = self.take(), self.take("("), self.listed(self.take), self.take()
+                case (
+                    _
+                ):  # samples, claims, other decorators decide nothing about the pairs of a mask
                     while self.word and self.word not in STATEMENTS:
                         self.take()
         return module

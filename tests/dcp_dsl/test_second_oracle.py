@@ -6,6 +6,7 @@ from random import Random
 import numpy as np
 import pytest
 from second_oracle import dense
+from second_oracle_crosses import AlignedText, CrossText
 from second_oracle_texts import Text
 
 import dcp_dsl
@@ -25,16 +26,16 @@ def assert_blocks_count_the_pairs(form: Form, expected: np.ndarray, block_q: int
 
 
 def assert_equal(form: Form, expected: np.ndarray, rng: Random):
-    n = len(expected)
-    np.testing.assert_array_equal(form.tile(0, n, 0, n), expected, strict=True)
+    n, keys = expected.shape
+    np.testing.assert_array_equal(form.tile(0, n, 0, keys), expected, strict=True)
     assert form.num_pairs == expected.sum()
     ptr, starts, ends = form.row_ranges(0, n)
-    painted = np.zeros((n, n), bool)
+    painted = np.zeros((n, keys), bool)
     for q in range(n):
         for start, end in zip(starts[ptr[q] : ptr[q + 1]], ends[ptr[q] : ptr[q + 1]], strict=True):
             painted[q, start:end] = True
     np.testing.assert_array_equal(painted, expected)
-    if n:
+    if n and keys:
         assert_blocks_count_the_pairs(form, expected, rng.randint(1, 6), rng.randint(1, 6))
 
 
@@ -49,12 +50,12 @@ def checked(text, folder: Path) -> Mask | None:
         return None
 
 
-def compare_all(seeds: range, folder: Path) -> tuple[int, int, int]:
+def compare_all(seeds: range, folder: Path, kind: type = Text) -> tuple[int, int, int]:
     """Compare every case of these seeds; return the cases, those refused, those that see a pair."""
     cases = refused = visible = 0
     for seed in seeds:
         rng = Random(seed)
-        text = Text(rng)
+        text = kind(rng)
         mask = checked(text, folder)
         for _ in range(SAMPLES):
             columns, n = text.sample()
@@ -63,7 +64,7 @@ def compare_all(seeds: range, folder: Path) -> tuple[int, int, int]:
                 refused += 1
                 continue
             try:
-                form = mask.compile(Sample(columns, n))
+                form = mask.compile(Sample(columns, n), may_cross=True)
             except DCPError:
                 refused += 1
                 continue
@@ -90,6 +91,20 @@ def assert_engine_equals_oracle(seeds: range, folder: Path):
 @pytest.mark.parametrize("part", range(2))
 def test_1000_random_masks_equal_the_second_oracle(part, tmp_path):
     assert_engine_equals_oracle(range(part * 125, part * 125 + 125), tmp_path)
+
+
+def assert_crosses_equal_oracle(kind: type, seeds: range, folder: Path, refused_most: float):
+    cases, refused, visible = compare_all(seeds, folder, kind)
+    assert refused <= cases * refused_most
+    assert visible >= cases // 6
+
+
+def test_200_random_masks_with_keys_of_another_sequence_equal_the_second_oracle(tmp_path):
+    assert_crosses_equal_oracle(CrossText, range(50), tmp_path, 0.1)
+
+
+def test_200_random_masks_whose_queries_are_keys_too_equal_the_second_oracle(tmp_path):
+    assert_crosses_equal_oracle(AlignedText, range(50), tmp_path, 0.15)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from dcp_dsl.checks.kinds import (
     are_comparable,
     param_kind,
 )  # fmt: skip
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, keys_of_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.syntax import ast
@@ -162,6 +162,12 @@ def call_mask(
     checker: Checker,
 ) -> Kind:
     """Check the arguments of a mask against its parameters; return what the call means."""
+    keys = keys_of_mask(mask, scope)
+    if keys is not None and keys != checker.keys:
+        checker.report(
+            "E126", f"`{mask.name.text}` looks at keys of `{keys.statement.name.text}`; what "
+            "stands around it does not", span, "use it alone, or in a mask with the same `@keys`",
+        )  # fmt: skip
     params = {p.name.text: p for p in mask.params}
     values: dict[str, nodes.Node] = {}
     for index, argument in enumerate(given):

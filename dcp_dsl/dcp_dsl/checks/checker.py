@@ -11,7 +11,7 @@ from dcp_dsl.checks.masks import (
     check_mask,
     report_size,
 )
-from dcp_dsl.checks.scope import Scope, defined_names
+from dcp_dsl.checks.scope import Scope, defined_names, keys_of
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import layout_columns, parent_columns
 from dcp_dsl.syntax import ast
@@ -230,7 +230,7 @@ def check_expression(
     """
     checker = MaskChecker(scope, program)
     check_size(expression, checker)
-    core = nodes.LOST if checker.found else checker.mask(expression, {})
+    core = nodes.LOST if checker.found else checker.whole(expression)
     return core, tuple(d for d in checker.found if d.severity == "error")
 
 
@@ -306,7 +306,7 @@ def _check_stack(stack: ast.StackDef, checker: MaskChecker) -> None:
         if layer.count < 1:
             checker.report("E111", "a stack repeats a layer at least once", layer.span)
         if layer.value is not None:
-            checker.mask(layer.value, {})
+            checker.whole(layer.value)
         _check_heads(layer, checker)
 
 
@@ -314,7 +314,7 @@ def _check_heads(layer: ast.Layer, checker: MaskChecker) -> None:
     """Check the head groups of a layer: ranges that are empty or overlap, `rest` once and last."""
     taken: list[tuple[int, int]] = []
     for index, group in enumerate(layer.heads):
-        checker.mask(group.value, {})
+        checker.whole(group.value)
         if group.first is None or group.last is None:
             if index != len(layer.heads) - 1:
                 message = "`rest` stands for the heads that nothing else names, so it comes last"
@@ -337,7 +337,7 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
     value = attach.value
     if isinstance(value, ast.Name) and checker.scope.find_stack(value.text) is not None:
         return  # its masks are checked where it is defined
-    checker.mask(with_columns(attach, checker.scope), {})
+    checker.whole(with_columns(attach, checker.scope))
     seen: set[str] = set()
     for rename in attach.renames:
         if rename.new.text in seen:
@@ -370,9 +370,12 @@ def _has_negative(value: ast.Literals) -> bool:
 
 
 def _check_check(check: ast.Check, checker: MaskChecker) -> None:
-    checker.mask(check.left, {})
-    if check.right is not None:
-        checker.mask(check.right, {})
+    sides = [side for side in (check.left, check.right) if side is not None]
+    for side in sides:
+        checker.whole(side)
+    if len({keys_of(side, checker.scope) for side in sides}) > 1:
+        message = "these masks look at keys of different sequences"
+        checker.report("E126", message, check.span, "compare masks with the same `@keys`")
     if check.sample is not None and check.sample.text not in checker.scope.samples:
         if check.sample.text in checker.lost:
             return

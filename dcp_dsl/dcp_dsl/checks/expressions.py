@@ -17,6 +17,7 @@ from dcp_dsl.checks.kinds import (
     combine,
     has_one_parent,
 )  # fmt: skip
+from dcp_dsl.checks.scope import keys_of
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast
@@ -47,6 +48,13 @@ class ExpressionChecker(Checker):
             }.get(kind.name, "compare it: `q - k < 4`")
             self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
         return cast("nodes.Mask", kind.node)
+
+    def whole(self, value: ast.Expr) -> nodes.Mask:
+        """Check an expression that stands alone, so that it may be a mask with `@keys`."""
+        self.keys = keys_of(value, self.scope)
+        core = self.mask(value, {})
+        self.keys = None
+        return core
 
     def number(self, value: ast.Expr, names: Names) -> Kind:
         """Check an expression that must be a number."""
@@ -297,7 +305,7 @@ class ExpressionChecker(Checker):
         kinds = [self.number(operand, names) for operand in value.operands]
         spans = [operand.span for operand in value.operands]
         for i, (left, right) in enumerate(pairwise(kinds)):
-            if are_comparable(left, right):
+            if are_comparable(left, right) or self._is_of_both(left, right):
                 continue
             index, at = (left, i) if left.name == "index" else (right, i + 1)
             other = right if at == i else left
@@ -315,6 +323,11 @@ class ExpressionChecker(Checker):
         return nodes.all_of(
             [nodes.Compare(op, a.node, b.node, place=place) for op, (a, b) in links], place
         )
+
+    def _is_of_both(self, left: Kind, right: Kind) -> bool:
+        """Return whether two numbers count instances of queries and of keys, which may belong."""
+        is_cross = self.keys is not None and not self.keys.alignment
+        return is_cross and left.name == right.name == "index" and left.depends != right.depends
 
     def _report_two_segments(self, value: ast.Compare, i: int, left: Kind, right: Kind) -> None:
         """Report a comparison of the numbers of two segments."""

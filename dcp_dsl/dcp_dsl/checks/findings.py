@@ -7,6 +7,7 @@ from typing import Literal, cast
 from dcp_dsl.checks.kinds import BUILTINS, SEGMENT_FUNCTIONS, UNKNOWN, Kind, Names, parent_of
 from dcp_dsl.checks.scope import Body, Scope, library_names
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.keys import KeySequence
 from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
@@ -38,6 +39,7 @@ class Checker(ABC):
         found: diagnostics so far.
         cells: segments of the `per` around what is checked, from the outside in.
         segments: those of the text that were named so far.
+        keys: the sequence of the keys of the mask that is read, if it has one of its own.
     """
 
     scope: Scope
@@ -48,6 +50,7 @@ class Checker(ABC):
     depth: int = 0
     cells: list[str] = field(default_factory=list)
     segments: dict[str, Kind] = field(default_factory=dict)
+    keys: KeySequence | None = None
 
     @property
     def is_full(self) -> bool:

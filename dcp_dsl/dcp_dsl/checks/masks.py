@@ -5,17 +5,19 @@ from collections.abc import Sequence
 from dcp_dsl.checks.calls import check_argument
 from dcp_dsl.checks.expressions import ExpressionChecker
 from dcp_dsl.checks.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
-from dcp_dsl.checks.scope import Body, Scope
+from dcp_dsl.checks.scope import Body, Scope, keys_of_mask
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.keys import ALIGNMENTS, KeySequence, facts_of_keys
+from dcp_dsl.elaboration.programs import reads_length
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import did_you_mean
+from dcp_dsl.syntax.diagnostics import SpecError, did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
 from dcp_dsl.syntax.walk import mentioned_names, walk
 
 MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000
-_DECORATORS = ("ahead", "partial")
+_DECORATORS = ("ahead", "partial", "keys")
 
 
 def write_out(expression: ast.Expr, scope: Scope) -> nodes.Mask:
@@ -29,7 +31,7 @@ def write_out(expression: ast.Expr, scope: Scope) -> nodes.Mask:
       k <= q
       q - k < 2
     """
-    return MaskChecker(scope, scope.program).mask(expression, {})
+    return MaskChecker(scope, scope.program).whole(expression)
 
 
 def write_out_inside(
@@ -63,11 +65,13 @@ class MaskChecker(ExpressionChecker):
             report_size(mask, self)
             return None
         names, defaults = self.names(mask)
+        self.keys = keys_of_mask(mask, self.scope)
         for binding in mask.bindings:
             if binding.body is not None:
                 vague = dict.fromkeys((p.text for p in binding.params), UNKNOWN)
                 self.kind(binding.body, {**names, **vague})
-        return Body(self.mask(mask.value, names), defaults)
+        core, self.keys = self.mask(mask.value, names), None
+        return Body(core, defaults)
 
     def names(self, mask: ast.MaskDef) -> tuple[Names, dict[str, nodes.Node]]:
         """Return parameters and bindings, checking them on the way; and the defaults."""
@@ -120,17 +124,62 @@ def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
     """Check a mask: decorators, parameters, bindings, body."""
     for decorator in mask.decorators:
         if decorator.name.text not in _DECORATORS:
-            hint = did_you_mean(decorator.name.text, _DECORATORS) or "`@ahead` or `@partial`"
+            known = "`@ahead`, `@partial` or `@keys(S)`"
+            hint = did_you_mean(decorator.name.text, _DECORATORS) or known
             message = f"unknown decorator `@{decorator.name.text}`"
             checker.report("E101", message, decorator.name.span, hint)
-        for argument in decorator.arguments:
+        segments = decorator.arguments
+        if decorator.name.text == "keys":
+            segments = _check_keys(decorator, checker)
+        for argument in segments:
             checker.segment_name(argument, {})
     body = checker.read(mask)
+    keys = keys_of_mask(mask, checker.scope)
+    if body is not None and keys is not None and not checker.found:
+        _check_sides(mask, body, keys, checker)
     if checker.scope.masks[mask.name.text] is mask:
         checker.scope.bodies.setdefault(mask.name.text, body)
     for node in walk(mask.value):
         if isinstance(node, ast.Rules):
             _check_cover(node, mask, checker)
+
+
+def _check_keys(decorator: ast.Decorator, checker: ExpressionChecker) -> tuple[ast.Ident, ...]:
+    """Check `@keys(S)` and `@keys(S, corner)`; return what must name a segment."""
+    if not 1 <= len(decorator.arguments) <= 2:
+        hint = "write `@keys(source)`, or `@keys(cache, bottom_right)` where positions compare"
+        checker.report("E106", "`@keys` takes a layout, and perhaps a corner", decorator.span, hint)
+        return ()
+    name, *corner = decorator.arguments
+    for word in corner:
+        if word.text not in ALIGNMENTS:
+            hint = "`bottom_right`: the last query is the last key; `top_left`: the first the first"
+            hint = did_you_mean(word.text, ALIGNMENTS) or hint
+            checker.report("E101", f"unknown corner `{word.text}`", word.span, hint)
+    statement = checker.scope.segments.get(name.text)
+    if statement is not None:
+        layout = statement.source
+        if not isinstance(layout, ast.Layout) or statement.name.text != name.text:
+            hint = "declare the keys: `segment source = phrase[source_lens]*`"
+            checker.report("E126", f"`{name.text}` lays out no sequence", name.span, hint)
+        elif reads_length(layout):
+            message = f"`{name.text}` asks for the length of the sample, which is that of queries"
+            hint = "give the part a column: `source[source_len]`"
+            checker.report("E126", message, name.span, hint)
+    return (name,)
+
+
+def _check_sides(
+    mask: ast.MaskDef, body: Body, keys: KeySequence, checker: ExpressionChecker
+) -> None:
+    """Report what mixes the sequences of queries and of keys."""
+    try:
+        facts_of_keys(body.core, keys)
+    except SpecError as error:
+        found = error.diagnostics[0]
+        is_own = found.name == checker.program.name  # not in a mask of the library or another file
+        span = ast.Span(found.start, found.end) if is_own else mask.value.span
+        checker.report(found.code, found.message, span, found.hint)
 
 
 def _binding_kind(binding: ast.Binding) -> Kind:

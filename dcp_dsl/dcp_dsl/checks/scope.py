@@ -6,6 +6,7 @@ from functools import cache
 from typing import Any
 
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.keys import ALIGNMENTS, KeySequence
 from dcp_dsl.elaboration.programs import has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
@@ -89,6 +90,15 @@ class Scope:
         """Return a stack of the text or one it imports, and the scope its masks are read in."""
         return (self.stacks[name], self) if name in self.stacks else self.imported.stacks.get(name)
 
+    def sample_layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
+        """Return the layouts that lay samples out: all but those that keys are laid out by."""
+        named = {
+            id(keys.statement)
+            for mask in self.masks.values()
+            if (keys := keys_of_mask(mask, self)) is not None
+        }
+        return [pair for pair in self.layouts() if id(pair[0]) not in named]
+
     def layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
         """Return the segment statements, own and imported, that are layouts, with the layouts."""
         own = [s for s in self.program.statements if isinstance(s, ast.Segment)]
@@ -99,6 +109,32 @@ class Scope:
     def trees(self) -> list[ast.Segment]:
         """Return the layouts with branches; `paths` and `q.path` need one, and one only."""
         return [statement for statement, layout in self.layouts() if has_branches(layout)]
+
+
+def find_definition(expression: ast.Expr, scope: Scope) -> tuple[ast.MaskDef, Scope] | None:
+    """Return the definition that a mask is a name or a call of; None for other expressions."""
+    match expression:
+        case ast.Name(name) | ast.Call(ast.Ident(name)):
+            return scope.find_mask(name)
+    return None
+
+
+def keys_of(expression: ast.Expr, scope: Scope) -> KeySequence | None:
+    """Return the sequence that `@keys` gives the mask which an expression is a call of."""
+    found = find_definition(expression, scope)
+    return None if found is None else keys_of_mask(*found)
+
+
+def keys_of_mask(mask: ast.MaskDef, scope: Scope) -> KeySequence | None:
+    """Return the sequence that `@keys` gives a mask; None without one, or with errors in it."""
+    for decorator in mask.decorators:
+        if decorator.name.text == "keys" and decorator.arguments:
+            name, *corner = (argument.text for argument in decorator.arguments)
+            statement = scope.segments.get(name)
+            known = [each for each in ALIGNMENTS if corner == [each]]
+            if statement is not None and isinstance(statement.source, ast.Layout):
+                return KeySequence(statement, known[0] if known else "")
+    return None
 
 
 def given_arguments(

@@ -22,7 +22,7 @@ from dcp_dsl.claims.testing import (
     search_fault,
 )
 from dcp_dsl.core.columns import bind_columns, integers
-from dcp_dsl.core.mask import Mask, read_mask
+from dcp_dsl.core.mask import Mask, on_keys, read_mask
 from dcp_dsl.core.sample import NoLengthError, Sample, declared_sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import DatasetError
@@ -99,8 +99,10 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
     what += "" if check.right is None else f" {unparse(check.right)}"
     what += "" if check.sample is None else f" on {check.sample.text}"
     mask = _read(check, testing.scope)
+    mask = on_keys(mask) if check.sample is None else mask
     proves = is_total if check.claim == "total" else never
-    if check.sample is None and proves(mask.core, budget=testing.proofs):
+    is_one = mask.keys is None  # proofs speak of one sequence
+    if is_one and check.sample is None and proves(mask.core, budget=testing.proofs):
         testing.decide(what, "proved", check.span)
         return
     try:

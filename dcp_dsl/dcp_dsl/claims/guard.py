@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dcp_dsl.checks.masks import write_out_segment
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, find_definition
 from dcp_dsl.core.layout import bind_layout
-from dcp_dsl.core.mask import Mask, find_definition
+from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import column_readers

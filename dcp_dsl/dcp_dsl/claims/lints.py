@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from dcp_dsl.checks.masks import write_out_inside
-from dcp_dsl.checks.scope import Scope, segment_names
+from dcp_dsl.checks.scope import Scope, keys_of_mask, segment_names
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
@@ -34,8 +34,10 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_windows(mask, testing)
     _check_parameters(mask, testing)
     _check_rules(mask, testing)
-    _check_redundant(mask, testing)
-    _check_decorators(mask, testing)
+    keys = keys_of_mask(mask, testing.scope)
+    if keys is None or keys.alignment:  # proofs speak of one sequence
+        _check_redundant(mask, testing)
+        _check_decorators(mask, testing)
 
 
 # ---- W201 ----------------------------------------------------------------------------------------
@@ -189,7 +191,7 @@ def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
             is_needless = never(core, ("before",), testing.proofs)
             what = "no token ever sees a later one"
         else:
-            is_needless = is_total(core, testing.proofs)
+            is_needless = decorator.name.text == "partial" and is_total(core, testing.proofs)
             what = "every token sees itself"
         if is_needless:
             end, text = decorator.span.end, testing.scope.program.text

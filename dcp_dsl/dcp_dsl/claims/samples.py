@@ -73,7 +73,8 @@ def claim_samples(
     }
     layouts = all_layouts(mask, scope)
     bases = sorted(_generate(columns - kinds.keys(), layouts, budget), key=lambda s: s.length)
-    yield from complete_samples(bases, kinds, mask.core)
+    if mask.keys is None:  # else only declared samples know how both sequences fit together
+        yield from complete_samples(bases, kinds, mask.core)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
@@ -162,7 +163,7 @@ def _sum(value: Column) -> int:
 
 def all_layouts(mask: Mask, scope: Scope) -> list[tuple[ast.Segment, ast.Layout]]:
     """Return the layouts of the text, and those of other files that a mask reads."""
-    found = {id(pair[0]): pair for pair in scope.layouts()}
+    found = {id(pair[0]): pair for pair in scope.sample_layouts()}
     for pair in mask.layouts:
         found.setdefault(id(pair[0]), pair)
     return list(found.values())

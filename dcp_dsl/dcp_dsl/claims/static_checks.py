@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from dcp_dsl.checks.checker import with_columns
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, find_definition
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
@@ -23,7 +23,7 @@ from dcp_dsl.claims.testing import (
     first_wrong_pair,
     search_fault,
 )
-from dcp_dsl.core.mask import Mask, find_definition, read_mask
+from dcp_dsl.core.mask import Mask, on_keys, read_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
@@ -158,9 +158,10 @@ def _used(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.Expr]:
 
 def _check_subject(what: str, value: ast.Expr, span: ast.Span, testing: Testing) -> None:
     if len(testing.found) < MAX_FINDINGS:
-        subject = _Subject(what, read_mask(value, testing.scope), span)
+        subject = _Subject(what, on_keys(read_mask(value, testing.scope)), span)
         _check_empty(subject, testing)
-        _check_ahead(subject, testing)
+        if subject.mask.keys is None:  # else no token is later than another
+            _check_ahead(subject, testing)
         _check_branches(subject, testing)
 
 
@@ -182,11 +183,12 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
     """Look for tokens that see nothing."""
     _, _, is_partial = read_decorators(_definition(subject))
     what, core = f"{subject.what}: every token sees something", subject.mask.core
-    if is_total(core, testing.proofs):
+    is_one = subject.mask.keys is None
+    if is_one and is_total(core, testing.proofs):
         if not is_partial:
             testing.decide(what, "proved", subject.span)
         return
-    if never(core, budget=testing.proofs):
+    if is_one and never(core, budget=testing.proofs):
         message = "this mask is empty: no token ever sees anything"
         testing.report("E122", message, subject.span, "look for two conditions that exclude")
         testing.decide(what, "failed", subject.span)

@@ -36,12 +36,13 @@ def blocks(
     of SPEC, JSON of its columns with an optional `len`, or a file of that. Only blocks that hold
     pairs are listed: [row, column, pairs].
     """
+    from dcp_dsl.forms.cross import num_keys
     from dcp_dsl.forms.sparsity import block_sparsity
 
     spec = load_spec(spec_path)
     mask = choose_mask(spec, call)
     chosen = choose_sample(spec, mask, sample, length)
-    form = mask.compile(chosen)
+    form = mask.compile(chosen, may_cross=True)
     size = read_block(block)
     found = block_sparsity([form], size, size)
     rows = list(
@@ -49,13 +50,17 @@ def blocks(
     )
     if as_json:
         document = {
-            "schema": SCHEMA_BLOCKS, "form": form.form, "tokens": chosen.length, "block": size,
-            "pairs": found.num_pairs, "blocks": [list(row) for row in rows],
+            "schema": SCHEMA_BLOCKS, "form": form.form, "tokens": chosen.length,
+            "keys": num_keys(form), "block": size, "pairs": found.num_pairs,
+            "blocks": [list(row) for row in rows],
         }  # fmt: skip
         click.echo(json.dumps(document))
         return
     full = int((found.kind == 2).sum())
-    click.echo(f"{mask.call} on {chosen.length:,} tokens: form {form.form}, digest {form.digest}")
+    tokens = f"{chosen.length:,} tokens"
+    if mask.keys is not None:
+        tokens = f"{chosen.length:,} queries and {num_keys(form):,} keys"
+    click.echo(f"{mask.call} on {tokens}: form {form.form}, digest {form.digest}")
     count = f"{found.num_blocks:,} block{'s' if found.num_blocks != 1 else ''}"
     click.echo(f"{count} of {size} ({full:,} full), {found.num_pairs:,} pairs")
     for row, column, pairs in rows[:MAX_LINES]:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import click
 
@@ -38,9 +39,11 @@ def diff(
             )
     spec = load_spec(spec_path)
     masks = [spec.mask(left), spec.mask(right)]
-    both = spec.mask(f"({left}) or ({right})")
+    if masks[0].keys != masks[1].keys:
+        raise click.UsageError("A and B look at keys of different sequences; see `@keys`")
+    both = replace(masks[0], columns=masks[0].columns | masks[1].columns)
     chosen = choose_sample(spec, both, sample, length)
-    forms = [mask.compile(chosen) for mask in masks]
+    forms = [mask.compile(chosen, may_cross=True) for mask in masks]
     found = compare_masks(*forms)
     if as_json:
         document = {

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dcp_dsl.commands.mask_report import MaskReport
     from dcp_dsl.core.mask import Mask
     from dcp_dsl.core.sample import Sample
+    from dcp_dsl.forms.form import Form
     from dcp_dsl.syntax.diagnostic_formats import CodeExplanation
 
 SCHEMA_CODE = "dcp.code/1"
@@ -71,7 +72,7 @@ def explain(  # noqa: PLR0913  # one parameter for each option
     if topic is None and call is None:
         raise click.UsageError("name a code (dcpm explain E104), or a mask with --mask")
     from dcp_dsl.commands.mask_report import report_mask
-    from dcp_dsl.forms.slabs import Slabs
+    from dcp_dsl.forms.cross import square_slabs
 
     if topic is not None and "." not in topic and topic != "-" and not Path(topic).exists():
         raise click.UsageError(
@@ -88,8 +89,8 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         chosen = choose_sample(spec, mask, sample, length)
         report = report_mask(mask, chosen, read_block(block), head_dim)
         if as_json:
-            form = mask.compile(chosen)
-            table = form.table().tolist() if isinstance(form, Slabs) else None
+            form = mask.compile(chosen, may_cross=True)
+            table = square_slabs(form).table().tolist() if _has_slabs(form) else None
             document = {"schema": SCHEMA_MASK, "used": used, **asdict(report), "table": table}
             click.echo(json.dumps(document))
             continue
@@ -134,8 +135,8 @@ def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
         "columns": ", ".join(report.columns) or "none",
         "sample": _shorten(sample.to_json()),
         "form": f"{FORMS[report.form].format(report.slabs)}" + (f" ({shapes})" if shapes else ""),
-        "pairs": f"{report.pairs:,} of {report.tokens**2:,}, {_percent(report.density)}; "
-        f"{_percent(report.of_causal)} of causal",
+        "pairs": f"{report.pairs:,} of {report.tokens * report.keys:,}, {_percent(report.density)}"
+        + ("" if report.of_causal is None else f"; {_percent(report.of_causal)} of causal"),
         "rows": "a query sees at most "
         + ("?" if report.widest_row is None else f"{report.widest_row:,}")
         + " keys",
@@ -153,10 +154,10 @@ def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
     import numpy as np
 
     from dcp_dsl.commands.mask_report import SLOPES
-    from dcp_dsl.forms.slabs import Slabs
+    from dcp_dsl.forms.cross import square_slabs
 
-    form = mask.compile(sample)
-    table = form.table() if isinstance(form, Slabs) else np.empty((0, 6), np.int64)
+    form = mask.compile(sample, may_cross=True)
+    table = square_slabs(form).table() if _has_slabs(form) else np.empty((0, 6), np.int64)
     lines = [""] if len(table) else []
     if len(table):
         lines.append(f"{'queries':>21}  {'keys of the first':>21}  shape")
@@ -166,6 +167,11 @@ def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
     if len(table) > MAX_SLABS:
         lines.append(f"{'...':>21}  {len(table) - MAX_SLABS:,} more")
     return lines
+
+
+def _has_slabs(form: "Form") -> bool:
+    """Return whether a mask is slabs as it is."""
+    return form.form == "slabs"
 
 
 def _percent(part: float) -> str:

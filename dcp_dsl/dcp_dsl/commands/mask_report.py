@@ -6,6 +6,7 @@ import numpy as np
 
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
+from dcp_dsl.forms.cross import CrossForm, num_keys
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import regions_of
 from dcp_dsl.forms.slabs import Slabs
@@ -25,13 +26,14 @@ class MaskReport:
     Attributes:
         mask: its call.
         columns: what it reads.
-        tokens: of the sample.
+        tokens: of the sample, queries of a mask with keys of another sequence.
+        keys: as many, but for such a mask.
         form: the exact form the compiler chose.
         slabs: number of slabs, of row ranges for `rows`, 0 for `tiles`.
         shapes: slabs by shape.
         pairs: visible (query, key) pairs.
-        density: pairs / tokens².
-        of_causal: pairs / pairs of causal attention.
+        density: pairs / (tokens * keys).
+        of_causal: pairs / pairs of causal attention; None between two sequences.
         widest_row: most keys that one query sees; None where finding out takes too long.
         block: tokens per block of the next four.
         blocks: of the matrix.
@@ -44,12 +46,13 @@ class MaskReport:
     mask: str
     columns: tuple[str, ...]
     tokens: int
+    keys: int
     form: str
     slabs: int
     shapes: dict[str, int]
     pairs: int
     density: float
-    of_causal: float
+    of_causal: float | None
     widest_row: int | None
     block: int
     blocks: int
@@ -72,26 +75,28 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
     >>> report.pairs, report.full_blocks, report.partial_blocks, report.widest_row
     (32896, 1, 2, 256)
     """
-    form = mask.compile(sample)
-    tokens = form.num_tokens
+    form = mask.compile(sample, may_cross=True)
+    tokens, keys = form.num_tokens, num_keys(form)
     found = block_sparsity([form], block, block)
     heights, widths = np.diff(found.q_bounds), np.diff(found.kv_bounds)
     visited = int((heights[found.row_idx] * widths[found.col_idx]).sum())
     full = int((found.kind == BlockKind.FULL).sum())
     pairs, shapes = form.num_pairs, {}
-    if isinstance(form, Slabs):
-        slopes = list(zip(form.start_slope.tolist(), form.end_slope.tolist(), strict=True))
+    own = form.square if isinstance(form, CrossForm) else form
+    if isinstance(own, Slabs):
+        slopes = list(zip(own.start_slope.tolist(), own.end_slope.tolist(), strict=True))
         shapes = {name: slopes.count(own) for own, name in SLOPES.items() if own in slopes}
     return MaskReport(
         mask=mask.call,
         columns=tuple(sorted(mask.columns)),
         tokens=tokens,
+        keys=keys,
         form=form.form,
-        slabs=sum(len(part.region) for part in regions_of(form)),
+        slabs=sum(len(part.region) for part in regions_of(own)),
         shapes=shapes,
         pairs=pairs,
-        density=pairs / max(1, tokens**2),
-        of_causal=pairs / max(1, tokens * (tokens + 1) // 2),
+        density=pairs / max(1, tokens * keys),
+        of_causal=None if mask.keys else pairs / max(1, tokens * (tokens + 1) // 2),
         widest_row=_widest_row(form),
         block=block,
         blocks=len(heights) * len(widths),
@@ -113,6 +118,6 @@ def _widest_row(form: Form) -> int | None:
     else:
         return None
     bounds = np.unique(np.concatenate([rows, rows + 1, [0, tokens]]))
-    counts = form.count_blocks(bounds, np.array([0, tokens]))
+    counts = form.count_blocks(bounds, np.array([0, num_keys(form)]))
     is_row = np.diff(bounds)[counts.row] == 1
     return int(counts.pairs[is_row].max(initial=0))

@@ -89,7 +89,7 @@ def _draw(picture: "Picture", width: int | None) -> str:
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:
-    from dcp_dsl.forms.conversion import as_slabs
+    from dcp_dsl.forms.cross import num_keys, square_slabs
 
     return {
         "schema": SCHEMA_SHOW,
@@ -97,7 +97,8 @@ def _document(picture: "Picture", used: str) -> dict[str, object]:
         "used": used,
         "form": picture.bound.form,
         "tokens": picture.bound.num_tokens,
+        "keys": num_keys(picture.bound),
         "pairs": picture.bound.num_pairs,
-        "slabs": as_slabs(picture.bound).table().tolist(),
+        "slabs": square_slabs(picture.bound).table().tolist(),
         "stripes": [asdict(stripe) for stripe in picture.stripes],
     }

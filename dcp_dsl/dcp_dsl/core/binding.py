@@ -15,13 +15,16 @@ import numpy as np
 
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.core.columns import Column
+from dcp_dsl.core.cross import Rectangle
 from dcp_dsl.core.factors import factorise
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.keys import KeySequence
 from dcp_dsl.elaboration.programs import column_readers, laid_statements, show_mask
 from dcp_dsl.forms.conversion import slabs_of, to_form
+from dcp_dsl.forms.cross import CrossForm
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import DecidedPart, Parts, step_of
 from dcp_dsl.forms.slabs import Slabs
@@ -36,7 +39,26 @@ MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two
 FREE = (nodes.Const, nodes.Pos, nodes.Length, nodes.Count, nodes.RowColumn)
 
 
-def bind_core(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) -> Form:
+def bind_cross(
+    core: nodes.Mask, keys: KeySequence, columns: Mapping[str, Column], num_queries: int
+) -> CrossForm:
+    """Return the pairs that a mask allows between so many queries and the keys of a sample.
+
+    Raises:
+        SpecError, DatasetError: as `bind_core`, and E126 for facts of the wrong sequence.
+    """
+    found = Rectangle.of(core, keys, columns, num_queries)
+    size = 0 if found.is_empty else found.size
+    square = bind_core(found.cut(core), columns, size, found)
+    return CrossForm(square, found.num_q, found.num_kv, found.first_row)
+
+
+def bind_core(
+    core: nodes.Mask,
+    columns: Mapping[str, Column],
+    num_tokens: int,
+    rectangle: Rectangle | None = None,
+) -> Form:
     """Return the pairs that a mask allows on a sample.
 
     Raises:
@@ -47,7 +69,7 @@ def bind_core(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) 
         return slabs_of(Region.empty(0))
     has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
     keys_first = has_tokens and reads_keys_only(core)
-    whole = Frame.of(num_tokens, columns, Budget(MAX_STEPS))
+    whole = Frame.of(num_tokens, columns, Budget(MAX_STEPS), rectangle)
     first: NoForm | None = None
     for is_transposed in (keys_first, not keys_first):
         frame = replace(whole, budget=Budget(MAX_STEPS))  # what it knows stays known

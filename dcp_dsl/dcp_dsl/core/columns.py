@@ -240,6 +240,18 @@ def lists_of(values: Ints, where: str) -> Ints:
     return found
 
 
+def read_row(name: str, columns: Mapping[str, Column]) -> int:
+    """Return the integer of a column for the whole sample."""
+    if name not in columns:
+        raise DatasetError(f"the mask reads `row.{name}`, but the sample has no column `{name}`")
+    value = columns[name]
+    if not isinstance(value, int):
+        raise DatasetError(f"`row.{name}`: expected one integer, got {str(value)[:60]}")
+    if abs(value) > MAX_VALUE:
+        raise DatasetError(f"`row.{name}`: values beyond {MAX_VALUE:_} are not supported")
+    return value
+
+
 def read_tokens(
     node: nodes.TokenColumn, columns: Mapping[str, Column], num_tokens: int
 ) -> tuple[Instances, Ints]:

@@ -4,6 +4,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools
 from dcp_dsl.budget import Budget
+from dcp_dsl.core.cross import Rectangle
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.predicate import Predicate
@@ -27,7 +28,7 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
         budget: most steps (one numpy operation on one pair) to take; without it, any number.
 
     Returns:
-        bool ``[n, n]``: entry (q, k) says whether query q sees key k.
+        bool ``[queries, keys]``, ``[n, n]`` without `@keys`: whether query q sees key k.
 
     Raises:
         DatasetError: if the sample lacks a column, its layout does not fill it, or it is longer
@@ -41,19 +42,25 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
     [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
     mask.require(sample)
-    length = sample.length
-    if length > MAX_TOKENS:
+    queries = keys = size = sample.length
+    core, found = mask.core, None
+    if mask.keys is not None:
+        found = Rectangle.of(core, mask.keys, sample.columns, queries)
+        keys, size, core = found.num_kv, found.size, found.cut(core)
+    if max(queries, keys) > MAX_TOKENS:
         raise DatasetError(
-            f"a dense mask of {length:_} tokens is too large; expected at most "
+            f"a dense mask of {max(queries, keys):_} tokens is too large; expected at most "
             f"{MAX_TOKENS:_}, or use `mask.bind(sample)`"
         )
-    result = np.zeros((length, length), np.bool_)
-    if length == 0:
+    result = np.zeros((queries, keys), np.bool_)
+    if result.size == 0:
         return result
-    frame = Frame.of(length, sample.columns, Budget(MAX_STEPS))
-    decide = Predicate.of(mask.core, frame, is_symbolic=False)
-    step = max(1, PAIRS_AT_ONCE // length)
-    for begin in range(0, length, step):
-        rows = begin, min(begin + step, length)
-        result[slice(*rows)] = decide(Grid.of_pairs(rows, (0, length), budget))[1]
+    frame = Frame.of(size, sample.columns, Budget(MAX_STEPS), found)
+    decide = Predicate.of(core, frame, is_symbolic=False)
+    shift = 0 if found is None else found.first_row
+    step = max(1, PAIRS_AT_ONCE // keys)
+    for begin in range(max(0, -shift), queries, step):
+        end = min(begin + step, queries)
+        rows = begin + shift, end + shift
+        result[begin:end] = decide(Grid.of_pairs(rows, (0, keys), budget))[1]
     return result

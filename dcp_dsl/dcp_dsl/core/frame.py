@@ -8,14 +8,15 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import Budget
-from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_tokens
+from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_row, read_tokens
+from dcp_dsl.core.cross import Rectangle
 from dcp_dsl.core.instances import Instances, tile
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import show_segment
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise
+from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.symbolic.terms import (
     Cyclic,
     Extreme,
@@ -53,12 +54,13 @@ class Frame:
         num_tokens: tokens of the sample, at least 1.
         columns: of the sample.
         budget: shared by all frames of a sample.
-        cells: the whole sample, or the instances of the innermost `per`; none of them is empty.
+        cells: the whole sample, or the instances of the innermost `per`, none of them empty.
         outer: the frame around, None for the whole sample.
         known: numbers and instances already found here.
         laid: instances of a statement's names, by its identity.
         columns_read: columns of tokens and instances already read.
         trees: those of layouts already laid out, by the identity of the statement.
+        rectangle: queries and keys, where they are two sequences.
     """
 
     num_tokens: int
@@ -70,12 +72,20 @@ class Frame:
     laid: dict[int, dict[str, Instances]] = field(default_factory=dict)
     columns_read: dict[object, tuple[Piecewise, Ints]] = field(default_factory=dict)
     trees: dict[int, Tree] = field(default_factory=dict)
+    rectangle: Rectangle | None = None
 
     @classmethod
-    def of(cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget) -> "Frame":
+    def of(
+        cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget,
+        rectangle: Rectangle | None = None,
+    ) -> "Frame":  # fmt: skip
         """Return the frame of a whole sample."""
         cells = Instances.of(np.zeros(1, np.int64), np.full(1, num_tokens, np.int64))
-        return cls(num_tokens, columns, budget, cells)
+        return cls(num_tokens, columns, budget, cells, rectangle=rectangle)
+
+    def tokens(self, fact: object) -> int:
+        """Return the tokens of the sequence that a statement or a token column belongs to."""
+        return self.num_tokens if self.rectangle is None else self.rectangle.tokens(fact)
 
     def inside(self, cells: Instances) -> "Frame":
         """Return the frame of instances, with coordinates of their own."""
@@ -135,7 +145,7 @@ class Frame:
             case nodes.Count(segment):
                 return self.count(self.instances(segment))
             case nodes.RowColumn(name):
-                return self.row_column(name)
+                return read_row(name, self.columns)
             case nodes.Outside(levels, inner):
                 return self.up(levels).number(inner)
             case nodes.Arithmetic():
@@ -206,19 +216,6 @@ class Frame:
                 return left.divide(op, right)
             case Quotient():
                 return left.floor_divide(right) if op == "//" else left.modulo(right)
-
-    def row_column(self, name: str) -> int:
-        """Evaluate `row.name`."""
-        if name not in self.columns:
-            raise DatasetError(
-                f"the mask reads `row.{name}`, but the sample has no column `{name}`"
-            )
-        value = self.columns[name]
-        if not isinstance(value, int):
-            raise DatasetError(f"`row.{name}`: expected one integer, got {str(value)[:60]}")
-        if abs(value) > MAX_VALUE:
-            raise DatasetError(f"`row.{name}`: values beyond {MAX_VALUE:_} are not supported")
-        return value
 
     def count(self, instances: Instances) -> Number:
         """Count instances: those of the sample, or of each cell."""
@@ -334,7 +331,7 @@ class Frame:
 
     def _read(self, node: nodes.TokenColumn) -> tuple[Piecewise, Ints]:
         if node.segment is None:
-            own, values = read_tokens(node, self.columns, self.num_tokens)
+            own, values = read_tokens(node, self.columns, self.tokens(node.column))
         else:
             own = self.instances(node.segment)
             values = read_instances(node, self.columns, own)
@@ -387,13 +384,13 @@ class Frame:
                 }
             elif isinstance(statement.source, ast.Layout):
                 self.laid[key], self.trees[key] = bind_layout(
-                    statement, statement.source, self.columns, self.num_tokens
+                    statement, statement.source, self.columns, self.tokens(key)
                 )
             else:
                 assert isinstance(statement.source, ast.Columns), (
                     "tiles are cut where they are used"
                 )
                 self.laid[key] = bind_columns(
-                    statement, statement.source, self.columns, self.num_tokens
+                    statement, statement.source, self.columns, self.tokens(key)
                 )
         return self.laid[key]

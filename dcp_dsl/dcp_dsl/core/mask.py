@@ -4,15 +4,16 @@ The layers of a stack repeat: layer 7 of ``5 of sliding(1k), causal`` is layer 1
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.masks import write_out, write_out_segment
-from dcp_dsl.checks.scope import Scope, given_arguments
+from dcp_dsl.checks.scope import Scope, find_definition, given_arguments, keys_of
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.programs import column_readers, laid_statements
+from dcp_dsl.elaboration.keys import KeySequence
+from dcp_dsl.elaboration.programs import column_readers, key_columns, laid_statements
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
@@ -33,6 +34,7 @@ class Mask:
         scope: where the names in `expression` are looked up.
         program: the text that `expression` was read from.
         core: what the expression means, with everything it calls written out.
+        keys: the sequence of the keys, where it is not that of the queries (`@keys`).
 
     >>> from dcp_dsl import Spec
     >>> mask = Spec.from_text("mask band(w: tokens = 4) = causal and q - k < w").mask("band(2)")
@@ -47,11 +49,13 @@ class Mask:
     scope: Scope = field(repr=False)
     program: ast.Program = field(repr=False)
     core: nodes.Mask = field(repr=False)
+    keys: KeySequence | None = field(repr=False, default=None)
 
     @property
     def segments(self) -> tuple[ast.Segment, ...]:
-        """The segment statements that the mask reads."""
-        return laid_statements(self.core)
+        """The segment statements that the mask reads of the queries' sequence."""
+        keys = None if self.keys is None else self.keys.statement
+        return tuple(s for s in laid_statements(self.core) if s is not keys)
 
     @property
     def layouts(self) -> tuple[tuple[ast.Segment, ast.Layout], ...]:
@@ -82,11 +86,16 @@ class Mask:
 
         return as_slabs(self.compile(sample))
 
-    def compile(self, sample: Sample) -> Form:
+    def compile(self, sample: Sample, *, may_cross: bool = False) -> Form:
         """Return the exact mask of one sample in the form that describes it shortest.
 
         The cost grows with the number of segments and tiles, not with the number of tokens. The
         form is named by its attribute `form`; see `Form` for what all of them can do.
+
+        Args:
+            sample: its columns, and how many tokens, or queries, it has.
+            may_cross: whether the caller takes a mask whose keys are another sequence: it gets a
+                `CrossForm`, with `num_kv` keys.
 
         Raises:
             DatasetError: if the sample lacks a column or its layout does not fill it.
@@ -98,11 +107,19 @@ class Mask:
         'strided'
         """
         # Loaded on use: some 40 ms that a command which only checks a text need not pay.
-        from dcp_dsl.core.binding import bind_again
+        from dcp_dsl.core.binding import bind_again, bind_cross
 
         self.require(sample)
         columns = {name: sample.columns[name] for name in self.columns}
-        return bind_again(self.core, columns, sample.length)
+        if self.keys is None:
+            return bind_again(self.core, columns, sample.length)
+        if not may_cross:
+            raise DatasetError(
+                f"mask `{self.name}` looks at keys of `{self.keys.statement.name.text}`: expected "
+                f"a mask of one sequence, as plans and kernels here take it; `dcpm blocks` counts "
+                f"its blocks, `dcpm export` writes it for FlexAttention"
+            )
+        return bind_cross(self.core, self.keys, columns, sample.length)
 
 
 def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask:
@@ -118,26 +135,31 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
             name = ident.text
         case _:
             name = unparse(canonical)
-    columns = _columns(core, *_ahead_segments(expression, scope))
-    return Mask(name, unparse(canonical), columns, expression, scope, program, core)
+    keys = keys_of(expression, scope)
+    columns = _columns(core, *_ahead_segments(expression, scope)) | key_columns(keys)
+    return Mask(name, unparse(canonical), columns, expression, scope, program, core, keys)
 
 
 def read_mask(expression: ast.Expr, scope: Scope) -> Mask:
     """Make a checked expression of a text a mask."""
     text, core = unparse(expression), write_out(expression, scope)
-    return Mask(text, text, _columns(core), expression, scope, scope.program, core)
+    keys = keys_of(expression, scope)
+    columns = _columns(core) | key_columns(keys)
+    return Mask(text, text, columns, expression, scope, scope.program, core, keys)
+
+
+def on_keys(mask: Mask) -> Mask:
+    """Return a mask of which queries are tokens of the keys' sequence as a mask of all of those.
+
+    What holds for every token of that sequence holds for the queries.
+    """
+    if mask.keys is None or not mask.keys.alignment:
+        return mask
+    return replace(mask, keys=None, columns=_columns(mask.core))
 
 
 def _columns(*cores: nodes.Node) -> frozenset[str]:
     return frozenset(column for column, _ in column_readers(*cores))
-
-
-def find_definition(expression: ast.Expr, scope: Scope) -> tuple[ast.MaskDef, Scope] | None:
-    """Return the definition that a mask is a name or a call of; None for other expressions."""
-    match expression:
-        case ast.Name(name) | ast.Call(ast.Ident(name)):
-            return scope.find_mask(name)
-    return None
 
 
 def _ahead_segments(expression: ast.Expr, scope: Scope) -> list[nodes.Segment]:

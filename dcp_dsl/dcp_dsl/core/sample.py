@@ -213,7 +213,7 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
     length = given.get("len")
     try:
         sample = Sample(columns, 0 if length is None else length)
-        found = dict(layout_lengths(sample.columns, scope.layouts()))
+        found = dict(layout_lengths(sample.columns, scope.sample_layouts()))
         if length is None:
             found = found or _other_lengths(sample.columns, scope)
         else:
@@ -252,7 +252,7 @@ def _other_lengths(columns: Mapping[str, Column], scope: Scope) -> dict[str, int
     read = ((t, token) for t, token in scope.tokens.items() if token.segment is None)
     tokens = {t: columns.get(token.column.text) for t, token in read}
     sizes = {f"token {t}": len(value) for t, value in tokens.items() if isinstance(value, list)}
-    library = (pair for each in library_scopes() for pair in each.layouts())
+    library = (pair for each in library_scopes() for pair in each.sample_layouts())
     return sizes or dict(layout_lengths(columns, library))
 
 

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import TypeAlias, TypeVar, cast
 
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.keys import KeySequence
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.unparse import format_number
 from dcp_dsl.syntax.walk import walk, walk_parts
@@ -29,6 +30,13 @@ def column_readers(*roots: nodes.Node) -> Iterator[tuple[str, Reader]]:
                 yield column, statement.source
         elif isinstance(statement.source, ast.Columns):
             yield statement.source.column.text, statement.source
+
+
+def key_columns(keys: KeySequence | None) -> frozenset[str]:
+    """Return the columns that say how many keys there are."""
+    if keys is None or not isinstance(keys.statement.source, ast.Layout):
+        return frozenset()
+    return frozenset(layout_columns(keys.statement.source))
 
 
 def laid_statements(*roots: nodes.Node) -> tuple[ast.Segment, ...]:

@@ -14,6 +14,7 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_regions, to_form
+from dcp_dsl.forms.cross import CrossForm
 from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
 from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Rows, Slabs
@@ -89,6 +90,9 @@ def implies(left: Form, right: Form) -> bool:
 
 def compare_masks(left: Form, right: Form) -> MaskComparison:
     """Count the pairs that only one of two masks sees, and find the first."""
+    shift = 0
+    if isinstance(left, CrossForm) and isinstance(right, CrossForm):  # of one shape
+        shift, left, right = left.first_row, left.square, right.square
     sides = subtract(left, right), subtract(right, left)
     firsts = [
         (*pair, index == 0) for index, pair in enumerate(map(first_pair, sides)) if pair is not None
@@ -97,7 +101,7 @@ def compare_masks(left: Form, right: Form) -> MaskComparison:
     if not firsts:
         return MaskComparison(0, 0, None, False)
     query, key, is_left = min(firsts)
-    return MaskComparison(*counts, (query, key), is_left)
+    return MaskComparison(*counts, (query - shift, key), is_left)
 
 
 def first_pair(mask: Form) -> tuple[int, int] | None:

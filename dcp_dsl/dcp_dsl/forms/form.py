@@ -158,7 +158,8 @@ class PlacedForm:
     @property
     def kv_end(self) -> int:
         """The end of the sequence's keys in the batch."""
-        return self.kv_start + self.form.num_tokens
+        keys: int = getattr(self.form, "num_kv", self.form.num_tokens)
+        return self.kv_start + keys
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Return the mask of some queries and keys of the batch, bool ``[queries, keys]``."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed
+from dcp_dsl.forms.cross import CrossForm, num_keys
 from dcp_dsl.forms.form import BlockCounts, Form, PlacedForm
 from dcp_dsl.forms.slabs import Slabs, count_slab_blocks
 
@@ -58,11 +59,13 @@ class BatchShape(Record):
         return int(self.cu_seqlens[-1])
 
 
-def place_forms(sequences: Sequence[Form], batch: BatchShape) -> tuple[PlacedForm, ...]:
-    """Return the masks that are no slabs, each where its sequence lies in the batch."""
-    starts = batch.cu_seqlens[:-1].tolist()
-    found = zip(sequences, starts, strict=True)
-    return tuple(PlacedForm(s, at, at) for s, at in found if not isinstance(s, Slabs))
+def place_forms(
+    sequences: Sequence[Form], batch: BatchShape, keys: BatchShape | None = None
+) -> tuple[PlacedForm, ...]:
+    """Return the masks that are no slabs, each where its queries and keys lie in the batch."""
+    starts = ((keys or batch).cu_seqlens[:-1] for keys in (batch, keys))
+    found = zip(sequences, *(start.tolist() for start in starts), strict=True)
+    return tuple(PlacedForm(s, q, k) for s, q, k in found if not isinstance(s, Slabs))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,6 +86,7 @@ class BlockSparsity(Record):
         pairs: int64 ``[B]``, visible pairs, at least 1.
         slabs: the exact masks of the sequences that are slabs, in the coordinates of the batch.
         forms: the exact mask of each sequence, in its own coordinates.
+        keys: the sequences of the keys, where they are others; None where both are the same.
 
     To rebuild the matrix of pair counts::
 
@@ -101,6 +105,7 @@ class BlockSparsity(Record):
     pairs: Annotated[Ints, "B"]
     slabs: Slabs
     forms: tuple[Form, ...] = ()
+    keys: BatchShape | None = None
 
     def _check(self) -> None:
         if self.row_ptr[-1] != self.num_blocks:
@@ -132,7 +137,7 @@ class BlockSparsity(Record):
     @property
     def others(self) -> tuple[PlacedForm, ...]:
         """The masks of the sequences that are no slabs: with `slabs`, the mask of the batch."""
-        return place_forms(self.forms, self.batch) if self.forms else ()
+        return place_forms(self.forms, self.batch, self.keys) if self.forms else ()
 
     def tile(self, block: int) -> NDArray[np.bool_]:
         """Return the exact mask inside a block, bool ``[queries, keys]``, whatever its form."""
@@ -142,7 +147,8 @@ class BlockSparsity(Record):
         kv_start, kv_end = self.kv_bounds[col : col + 2].tolist()
         which = int(np.searchsorted(self.batch.cu_seqlens, q_start, side="right")) - 1
         at = int(self.batch.cu_seqlens[which])
-        return self.forms[which].tile(q_start - at, q_end - at, kv_start - at, kv_end - at)
+        kv_at = int((self.keys or self.batch).cu_seqlens[which])
+        return self.forms[which].tile(q_start - at, q_end - at, kv_start - kv_at, kv_end - kv_at)
 
 
 def _grid(lengths: Sequence[int], block: int) -> Ints:
@@ -181,13 +187,20 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
         if size < 1:
             raise ValueError(f"{name}: expected at least 1 token, got {size}")
     lengths = [s.num_tokens for s in sequences]
-    if sum(lengths) >= 2**31:
-        raise ValueError(f"a batch holds at most {2**31 - 1} tokens, got {sum(lengths)}")
+    kv_lengths = [num_keys(s) for s in sequences]
+    for each in (lengths, kv_lengths):
+        if sum(each) >= 2**31:
+            raise ValueError(f"a batch holds at most {2**31 - 1} tokens, got {sum(each)}")
     batch = BatchShape.of(lengths)
+    is_cross = any(isinstance(s, CrossForm) for s in sequences)
+    keys = BatchShape.of(kv_lengths) if is_cross else None
     slabs = _pack(sequences, batch)
+    if keys is not None and len(slabs):
+        raise ValueError("expected masks with `@keys` in a batch of their own, got others too")
     q_bounds = _grid(lengths, block_q)
-    kv_bounds = q_bounds if block_q == block_kv else _grid(lengths, block_kv)
-    counts = _count(sequences, batch, slabs, (q_bounds, kv_bounds))
+    is_same = block_q == block_kv and keys is None
+    kv_bounds = q_bounds if is_same else _grid(kv_lengths, block_kv)
+    counts = _count(place_forms(sequences, batch, keys), slabs, (q_bounds, kv_bounds))
     row_ptr = np.searchsorted(counts.row, np.arange(len(q_bounds)))
     area = np.repeat(np.diff(q_bounds), np.diff(row_ptr))
     area *= np.diff(kv_bounds)[counts.col]
@@ -204,6 +217,7 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
         pairs=sealed(counts.pairs),
         slabs=slabs,
         forms=tuple(sequences),
+        keys=keys,
     )
 
 
@@ -229,12 +243,9 @@ def _pack(sequences: Sequence[Form], batch: BatchShape) -> Slabs:
     )
 
 
-def _count(
-    sequences: Sequence[Form], batch: BatchShape, slabs: Slabs, bounds: tuple[Ints, Ints]
-) -> BlockCounts:
+def _count(others: Sequence[PlacedForm], slabs: Slabs, bounds: tuple[Ints, Ints]) -> BlockCounts:
     """Count the blocks of all slabs at once and those of other forms one by one."""
     found = count_slab_blocks(slabs, *bounds)
-    others = place_forms(sequences, batch)
     if not others:
         return found
     parts = [found, *(placed.count_blocks(*bounds) for placed in others)]

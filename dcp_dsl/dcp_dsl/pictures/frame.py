@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl.arrays import Bytes, Floats
+from dcp_dsl.core.cross import Rectangle
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
@@ -33,22 +34,34 @@ class Stripe:
     number: int
 
 
-def find_stripes(mask: Mask, sample: Sample) -> tuple[Stripe, ...]:
+def find_stripes(
+    mask: Mask, sample: Sample
+) -> tuple[tuple[Stripe, ...], tuple[Stripe, ...] | None]:
     """Return the parts of the first layout that the mask reads, in the order of the tokens.
 
     Empty if it reads none. Parts without tokens are left out.
 
+    Returns:
+        The parts of the queries; those of the keys, None if they are the same.
+
     Raises:
-        DatasetError: if the layout does not fit the sample.
+        DatasetError: if a layout does not fit the sample.
     """
+    own: tuple[Stripe, ...] = ()
+    of_keys = None
+    if mask.keys is not None:
+        found = Rectangle.of(mask.core, mask.keys, sample.columns, sample.length)
+        of_keys = _lay_out(mask.keys.statement, sample, found.num_kv)
     for segment, layout in mask.layouts:
-        if sample.columns.keys() >= set(layout_columns(layout)):
-            return _lay_out(segment, layout, sample)
-    return ()
+        if not own and sample.columns.keys() >= set(layout_columns(layout)):
+            own = _lay_out(segment, sample, sample.length)
+    return own, of_keys
 
 
-def _lay_out(segment: ast.Segment, layout: ast.Layout, sample: Sample) -> tuple[Stripe, ...]:
-    instances, _ = bind_layout(segment, layout, sample.columns, sample.length)
+def _lay_out(segment: ast.Segment, sample: Sample, length: int) -> tuple[Stripe, ...]:
+    layout = segment.source
+    assert isinstance(layout, ast.Layout), "a segment with parts"
+    instances, _ = bind_layout(segment, layout, sample.columns, length)
     leaves = [p.part for p in walk_parts(layout.parts) if isinstance(p.part, ast.Leaf)]
     names = dict.fromkeys(leaf.name.text for leaf in leaves if leaf.name is not None)
     found = []
@@ -98,15 +111,17 @@ DARK = Theme("#e6e9ee", "#161a20", "#242a33", "#7fb2e5")
 
 @dataclass(frozen=True, slots=True)
 class PictureFrame:
-    """The surroundings of a matrix of ``size`` times ``size`` tokens.
+    """The surroundings of a matrix of ``size`` queries and ``keys`` keys.
 
     Attributes:
         title: what is drawn.
         summary: its figures in one sentence.
         note: the same, short enough to stand below the title.
-        size: tokens along a side.
-        stripes: kinds of tokens along both axes.
+        size: queries, tokens down the side.
+        stripes: kinds of queries.
         colours: the colour of every kind, in the order of the legend.
+        num_kv: keys, tokens along the top, where they are others; None for the same.
+        key_stripes: kinds of keys, where they are others; None for the same.
     """
 
     title: str
@@ -115,6 +130,18 @@ class PictureFrame:
     size: int
     stripes: Sequence[Stripe]
     colours: Mapping[str, str]
+    num_kv: int | None = None
+    key_stripes: Sequence[Stripe] | None = None
+
+    @property
+    def width(self) -> int:
+        """Keys."""
+        return self.size if self.num_kv is None else self.num_kv
+
+    @property
+    def above(self) -> Sequence[Stripe]:
+        """Kinds of keys."""
+        return self.stripes if self.key_stripes is None else self.key_stripes
 
 
 def kind_colours(stripes: Sequence[Stripe]) -> dict[str, str]:

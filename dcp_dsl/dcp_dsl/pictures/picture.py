@@ -11,6 +11,7 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
 from dcp_dsl.elaboration.programs import column_depths, parent_columns
 from dcp_dsl.errors import DatasetError
+from dcp_dsl.forms.cross import CrossForm, num_keys
 from dcp_dsl.forms.form import Form
 from dcp_dsl.pictures.frame import (
     PictureFrame,
@@ -52,7 +53,7 @@ def example_samples(mask: Mask) -> Iterator[Sample]:
 def _made_up(mask: Mask) -> Iterator[Sample]:
     """Yield a sample with two instances of all that repeats, if layouts know the columns."""
     shapes: dict[str, int] = {}
-    scopes = read_scopes(mask.expression, mask.scope)
+    scopes = list(read_scopes(mask.expression, mask.scope))
     layouts = [pair for scope in scopes for pair in scope.layouts()]
     for _, layout in layouts:
         shapes |= column_depths(layout)
@@ -62,7 +63,8 @@ def _made_up(mask: Mask) -> Iterator[Sample]:
             if name in columns:
                 columns[name] = _parents(shapes[name])
         try:
-            found = dict(layout_lengths(columns, layouts))
+            own = [pair for scope in scopes for pair in scope.sample_layouts()]
+            found = dict(layout_lengths(columns, own))
         except DatasetError:
             return
         for length in found.values() or (PLAIN_TOKENS,):
@@ -104,6 +106,7 @@ class Picture:
         title: what the mask is called.
         bound: the mask on the sample, in any exact form.
         stripes: kinds of tokens in the order of the sample; empty if there is no layout.
+        key_stripes: those of keys that are another sequence; None for the same.
 
     >>> from dcp_dsl import Spec
     >>> spec = Spec.from_text("segment doc = [lens]*  mask a = causal per doc")
@@ -121,6 +124,7 @@ class Picture:
     title: str
     bound: Form
     stripes: tuple[Stripe, ...] = ()
+    key_stripes: tuple[Stripe, ...] | None = None
 
     @classmethod
     def of(cls, mask: Mask, sample: Sample) -> "Picture":
@@ -130,27 +134,37 @@ class Picture:
             DatasetError: if the sample lacks a column or does not fit the layout.
             SpecError: if the mask cannot be bound.
         """
-        return cls(mask.call, mask.compile(sample), find_stripes(mask, sample))
+        form = mask.compile(sample, may_cross=True)
+        return cls(mask.call, form, *find_stripes(mask, sample))
 
     @property
     def summary(self) -> str:
         """Tokens and density, for example ``6 tokens, 12 of 36 pairs (33 %)``."""
-        tokens, pairs = self.bound.num_tokens, self.bound.num_pairs
-        share = f" ({100 * pairs / tokens**2:.3g} %)" if tokens else ""
-        return f"{self._length}, {pairs:,} of {tokens**2:,} pairs{share}"
+        pairs, area = self.bound.num_pairs, self._area
+        share = f" ({100 * pairs / area:.3g} %)" if area else ""
+        return f"{self._length}, {pairs:,} of {area:,} pairs{share}"
 
     @property
     def frame(self) -> PictureFrame:
         """Title, figures, stripes and legend around the drawn matrix."""
-        tokens = self.bound.num_tokens
-        share = f", {100 * self.bound.num_pairs / tokens**2:.3g} % of all pairs" if tokens else ""
-        note, colours = self._length + share, kind_colours(self.stripes)
-        return PictureFrame(self.title, self.summary, note, tokens, self.stripes, colours)
+        tokens, area = self.bound.num_tokens, self._area
+        share = f", {100 * self.bound.num_pairs / area:.3g} % of all pairs" if area else ""
+        note, colours = self._length + share, kind_colours(self.stripes + (self.key_stripes or ()))
+        return PictureFrame(
+            self.title, self.summary, note, tokens, self.stripes, colours,
+            num_keys(self.bound), self.key_stripes,
+        )  # fmt: skip
+
+    @property
+    def _area(self) -> int:
+        return self.bound.num_tokens * num_keys(self.bound)
 
     @property
     def _length(self) -> str:
-        tokens = self.bound.num_tokens
-        return f"{tokens:,} token{'' if tokens == 1 else 's'}"
+        tokens, is_cross = self.bound.num_tokens, isinstance(self.bound, CrossForm)
+        word = ("query" if tokens == 1 else "queries") if is_cross else "token"
+        words = f"{tokens:,} {word}{'' if is_cross or tokens == 1 else 's'}"
+        return f"{words}, {num_keys(self.bound):,} keys" if is_cross else words
 
     def text(self, columns: int = 64, *, is_ascii: bool = False, has_colour: bool = False) -> str:
         """Draw with characters: two rows in each up to `columns` tokens, else shaded blocks.
@@ -164,7 +178,7 @@ class Picture:
 
     def svg(self) -> str:
         """Draw as SVG: one polygon per slab where the mask has slabs, for light and dark pages."""
-        lines = grid_lines(self.stripes, self.bound.num_tokens)
+        lines = grid_lines(self.frame)
         return write_svg(self.frame, [*draw_shapes(self.bound), *lines])
 
     def png(self, side: int = 512) -> bytes:

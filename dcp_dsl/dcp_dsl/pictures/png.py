@@ -1,13 +1,22 @@
 """Draw pictures as PNG, with Pillow."""
 
+from collections.abc import Sequence
 from io import BytesIO
 
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dcp_dsl.arrays import Bytes
+from dcp_dsl.forms.cross import num_keys
 from dcp_dsl.forms.form import Form
-from dcp_dsl.pictures.frame import LIGHT, PictureFrame, condense, lay_out_legend, measure_coverage
+from dcp_dsl.pictures.frame import (
+    LIGHT,
+    PictureFrame,
+    Stripe,
+    condense,
+    lay_out_legend,
+    measure_coverage,
+)
 
 MARGIN = 14
 BAR = 12
@@ -18,7 +27,7 @@ LEFT, TOP = MARGIN + BAR + 4, MARGIN + 2 * LINE + 4 + BAR + 4
 def draw_png(form: Form, frame: PictureFrame, side: int) -> bytes:
     """Draw a mask with a matrix of about `side` pixels; see `Picture.png`."""
     matrix = _matrix(form, side)
-    side = max(len(matrix), 240)  # room for the words
+    side = max(matrix.shape[1], 240)  # room for the words
     below = TOP + len(matrix) + 8
     legend = lay_out_legend([30 + 8 * len(kind) for kind in frame.colours], side)
     lines = legend[-1][1] + 1 if legend else 0
@@ -28,7 +37,7 @@ def draw_png(form: Form, frame: PictureFrame, side: int) -> bytes:
     font = ImageFont.load_default(13)
     draw.text((MARGIN, MARGIN), frame.title, LIGHT.ink, ImageFont.load_default(15))
     draw.text((MARGIN, MARGIN + LINE), frame.summary, LIGHT.ink, font)
-    _draw_stripes(draw, frame, len(matrix))
+    _draw_stripes(draw, frame, matrix.shape)
     for (kind, colour), (place, line) in zip(frame.colours.items(), legend, strict=True):
         x, y = MARGIN + place, below + LINE * line
         draw.rectangle((x, y + 2, x + 11, y + 13), colour)
@@ -40,24 +49,40 @@ def draw_png(form: Form, frame: PictureFrame, side: int) -> bytes:
 
 def _matrix(form: Form, side: int) -> Bytes:
     """Return the pixels ``[P, P, 3]``: tokens as squares, or several tokens to a pixel."""
-    cell = -(-max(1, form.num_tokens) // side)
-    coverage = measure_coverage(form, cell, cell) if form.num_tokens else np.zeros((1, 1))
+    tokens = form.num_tokens, num_keys(form)
+    cell = -(-max(1, *tokens) // side)
+    coverage = measure_coverage(form, cell, cell) if min(tokens) else np.zeros((1, 1))
     empty, visible = (np.array(ImageColor.getrgb(c)) for c in (LIGHT.empty, LIGHT.visible))
     # The root keeps thin lines of long samples, such as a sink, from fading away.
     strength = np.sqrt(coverage)[..., None]
     pixels: Bytes = np.round(empty + (visible - empty) * strength).astype(np.uint8)
-    scale = max(1, side // len(pixels))
+    scale = max(1, side // max(pixels.shape[:2]))
     return np.repeat(np.repeat(pixels, scale, axis=0), scale, axis=1)
 
 
-def _draw_stripes(draw: ImageDraw.ImageDraw, frame: PictureFrame, side: int) -> None:
-    scale = side / max(1, frame.size)
-    for stripe in condense(frame.stripes, frame.size, side):
+def _draw_stripes(draw: ImageDraw.ImageDraw, frame: PictureFrame, shape: tuple[int, ...]) -> None:
+    for stripes, size, side, is_above in (
+        (frame.above, frame.width, shape[1], True), (frame.stripes, frame.size, shape[0], False)
+    ):  # fmt: skip
+        _draw_axis(draw, frame, (stripes, size, side), is_above=is_above)
+
+
+def _draw_axis(
+    draw: ImageDraw.ImageDraw,
+    frame: PictureFrame,
+    axis: tuple[Sequence[Stripe], int, int],
+    *,
+    is_above: bool,
+) -> None:
+    stripes, size, side = axis
+    scale = side / max(1, size)
+    for stripe in condense(stripes, size, side):
         red, green, blue = ImageColor.getrgb(frame.colours[stripe.kind])[:3]
         colour = (red, green, blue)
         if stripe.number % 2:
             colour = ((red + 255) // 2, (green + 255) // 2, (blue + 255) // 2)
         first, last = round(stripe.start * scale), round(stripe.end * scale) - 1
-        if last >= first:
+        if last >= first and is_above:
             draw.rectangle((LEFT + first, TOP - 4 - BAR, LEFT + last, TOP - 5), colour)
+        elif last >= first:
             draw.rectangle((LEFT - 4 - BAR, TOP + first, LEFT - 5, TOP + last), colour)

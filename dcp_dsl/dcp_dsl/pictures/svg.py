@@ -11,6 +11,7 @@ from itertools import groupby
 
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_slabs
+from dcp_dsl.forms.cross import CrossForm, num_keys
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Slabs
@@ -27,6 +28,7 @@ from dcp_dsl.pictures.frame import (
 )
 
 SIDE = 320  # pixels of the matrix
+LOWEST, HIGHEST = 40, 640  # of one with more keys than queries, or fewer
 MARGIN = 12
 BAR = 10  # thickness of the stripes
 LINE = 18  # height of a line of text
@@ -44,11 +46,14 @@ def write_svg(frame: PictureFrame, shapes: Iterable[str], zoom: int = 1) -> str:
         shapes: elements of the matrix, in tokens; the class ``dcp-k3`` has the fourth colour.
         zoom: how large the picture is shown; 1 draws the matrix 320 pixels wide.
     """
-    size, stripes = frame.size, condense(frame.stripes, frame.size, MAX_STRIPES)
+    size, keys = frame.size, frame.width
+    beside = condense(frame.stripes, size, MAX_STRIPES)
+    above = condense(frame.above, keys, MAX_STRIPES)
+    side = max(LOWEST, min(HIGHEST, round(SIDE * size / keys))) if keys else SIDE
     index = {kind: i for i, kind in enumerate(frame.colours)}
     legend = list(index.items())[:MAX_LEGEND]
     places = lay_out_legend([28 + CHARACTER * len(kind) for kind, _ in legend], SIDE + BAR)
-    below = TOP + SIDE + 8
+    below = TOP + side + 8
     height = below + (places[-1][1] + 1 if places else 0) * LINE + MARGIN
     width = LEFT + SIDE + MARGIN
     parts = [
@@ -59,14 +64,14 @@ def write_svg(frame: PictureFrame, shapes: Iterable[str], zoom: int = 1) -> str:
         rect(0, 0, width, height, 'class="dcp-paper" rx="6"'),
         f'<text class="dcp-name" x="{MARGIN}" y="{MARGIN + 12}">{_shorten(frame.title)}</text>',
         f'<text x="{MARGIN}" y="{MARGIN + 12 + LINE}">{_shorten(frame.note)}</text>',
-        rect(LEFT, TOP, SIDE, SIDE, 'class="dcp-empty"'),
+        rect(LEFT, TOP, SIDE, side, 'class="dcp-empty"'),
     ]
-    if size:
-        parts.append(_nested((LEFT, TOP - BAR - 4, SIDE, BAR), f"0 0 {size} 1"))
-        parts += [_stripe(s, index, (s.start, 0, s.end - s.start, 1)) for s in stripes]
-        parts += ["</svg>", _nested((MARGIN, TOP, BAR, SIDE), f"0 0 1 {size}")]
-        parts += [_stripe(s, index, (0, s.start, 1, s.end - s.start)) for s in stripes]
-        parts += ["</svg>", _nested((LEFT, TOP, SIDE, SIDE), f"0 0 {size} {size}"), *shapes]
+    if size and keys:
+        parts.append(_nested((LEFT, TOP - BAR - 4, SIDE, BAR), f"0 0 {keys} 1"))
+        parts += [_stripe(s, index, (s.start, 0, s.end - s.start, 1)) for s in above]
+        parts += ["</svg>", _nested((MARGIN, TOP, BAR, side), f"0 0 1 {size}")]
+        parts += [_stripe(s, index, (0, s.start, 1, s.end - s.start)) for s in beside]
+        parts += ["</svg>", _nested((LEFT, TOP, SIDE, side), f"0 0 {keys} {size}"), *shapes]
         parts.append("</svg>")
     parts.append(f'<g transform="translate({MARGIN} {below})">')
     for (kind, i), (x, line) in zip(legend, places, strict=True):
@@ -80,13 +85,20 @@ def rect(x: object, y: object, width: object, height: object, attributes: str) -
     return f'<rect x="{x}" y="{y}" width="{width}" height="{height}" {attributes}/>'
 
 
-def grid_lines(stripes: Sequence[Stripe], size: int, most: int = 48) -> Iterator[str]:
+def grid_lines(frame: PictureFrame) -> Iterator[str]:
     """Yield the borders between parts, and between tokens where people can see single tokens."""
+    down, across = _borders(frame.above, frame.width), _borders(frame.stripes, frame.size)
+    for at in sorted(down | across):
+        line = f"M{at} 0V{frame.size}" if at in down else ""
+        line += f"M0 {at}H{frame.width}" if at in across else ""
+        yield f'<path class="dcp-line" d="{line}"/>'
+
+
+def _borders(stripes: Sequence[Stripe], size: int, most: int = 48) -> set[int]:
     places = set(range(1, size)) if size <= most else set()
     if len(stripes) <= most:
         places |= {stripe.start for stripe in stripes} - {0}
-    for at in sorted(places):
-        yield f'<path class="dcp-line" d="M{at} 0V{size}M0 {at}H{size}"/>'
+    return places
 
 
 def _stripe(stripe: Stripe, index: dict[str, int], box: tuple[int, int, int, int]) -> str:
@@ -161,6 +173,8 @@ def _slabs_of(form: Form) -> Slabs | None:
     keys = keys_of(form)
     if isinstance(keys, Slabs):
         slabs = keys
+    elif isinstance(form, CrossForm) and form.square.num_tokens <= MAX_CONVERTED:
+        slabs = form.slabs()
     elif not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
         return None
     else:
@@ -196,7 +210,7 @@ def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[in
 
 def _shaded(form: Form) -> Iterator[str]:
     """Yield rectangles, darker where more pairs are visible; equal neighbours are one."""
-    cell = -(-form.num_tokens // CELLS)
+    cell = -(-max(form.num_tokens, num_keys(form)) // CELLS)
     shades = levels(measure_coverage(form, cell, cell), SHADES)
     for row, line in enumerate(shades.tolist()):
         for shade, run in groupby(enumerate(line), key=lambda item: item[1]):

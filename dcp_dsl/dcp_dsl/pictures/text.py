@@ -1,10 +1,10 @@
 """Draw pictures out of characters."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from dcp_dsl.arrays import Floats
 from dcp_dsl.forms.form import Form
-from dcp_dsl.pictures.frame import PictureFrame, condense, levels, measure_coverage
+from dcp_dsl.pictures.frame import PictureFrame, Stripe, condense, levels, measure_coverage
 
 _HALVES = {(0, 0): " ", (1, 0): "▀", (0, 1): "▄", (1, 1): "█"}
 _SHADES = " ░▒▓█"
@@ -17,20 +17,23 @@ def draw_text(
 ) -> str:
     """Draw a mask with characters; see `Picture.text`."""
     lines = [f"{frame.title}: {frame.summary}"]
-    if frame.size == 0:
+    if frame.size == 0 or frame.width == 0:
         return lines[0]
-    cell = -(-frame.size // max(1, columns))
-    # A character is twice as high as it is wide, so either way the matrix is square.
+    cell = -(-max(frame.size, frame.width) // max(1, columns))
+    # A character is twice as high as it is wide, so either way a pair is square.
     part = measure_coverage(form, cell if cell == 1 else 2 * cell, cell)
     rows = _halves(part) if cell == 1 else _shades(part)
     letters = _letters(frame.colours)
     colours = dict(zip(letters, _ANSI * len(letters), strict=False)) if has_colour else {}
-    axis = [_coloured(*mark, colours) for mark in _axis(frame, cell, letters)]
-    if frame.stripes:
+    sides = (frame.above, frame.width), (frame.stripes, frame.size)
+    axis, down = (
+        [_coloured(*mark, colours) for mark in _axis(*side, cell, letters)] for side in sides
+    )
+    if frame.above:
         lines.append("    " + "".join(axis))
     lines.append(f"   ┌{'─' * len(axis)}┐")
     for index, row in enumerate(rows):
-        beside = "".join([*axis[2 * index : 2 * index + 2], " "][:2])
+        beside = "".join([*down[2 * index : 2 * index + 2], " "][:2])
         lines.append(f"{beside} │{row}│")
     lines.append(f"   └{'─' * len(axis)}┘")
     if letters:
@@ -43,7 +46,7 @@ def draw_text(
 
 
 def _halves(part: Floats) -> list[str]:
-    seen = [*(part > 0).astype(int).tolist(), [0] * len(part)]  # the last row may stand alone
+    seen = [*(part > 0).astype(int).tolist(), [0] * part.shape[1]]  # the last row may stand alone
     return [
         "".join(_HALVES[pair] for pair in zip(upper, lower, strict=True))
         for upper, lower in zip(seen[:-1:2], seen[1::2], strict=True)
@@ -67,11 +70,13 @@ def _letters(kinds: Iterable[str]) -> dict[str, str]:
     return given
 
 
-def _axis(frame: PictureFrame, cell: int, letters: dict[str, str]) -> list[tuple[str, str]]:
+def _axis(
+    stripes: Sequence[Stripe], size: int, cell: int, letters: dict[str, str]
+) -> list[tuple[str, str]]:
     """Return (letter, kind) of each column; every second instance of a kind has a capital."""
-    columns = -(-frame.size // cell)
+    columns = -(-size // cell)
     axis = [(" ", "")] * columns
-    for stripe in condense(frame.stripes, frame.size, columns):
+    for stripe in condense(stripes, size, columns):
         letter = letters[stripe.kind]
         letter = letter.upper() if stripe.number % 2 else letter
         for column in range(stripe.start // cell, -(-stripe.end // cell)):

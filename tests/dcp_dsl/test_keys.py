@@ -1,0 +1,230 @@
+"""Masks whose keys are another sequence, against definitions that others published."""
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from dcp_dsl import (
+    DatasetError,
+    Picture,
+    Sample,
+    Spec,
+    SpecError,
+    block_sparsity,
+    check,
+    check_report,
+    dense_mask,
+)
+from dcp_dsl.cli import dcpm
+
+PREFILL = "segment cache = entry[kv_len] @keys(cache, {corner}) @partial mask m = {mask}"
+FLAMINGO = """
+segment chat = lead[lead_len] turn[turn_lens]*
+segment media = image[image_lens]*
+@keys(media) @partial mask m = q.turn == k.image
+"""
+
+
+def both(text: str, columns: dict, length: int, name: str = "m") -> np.ndarray:
+    """Return the dense mask, which the form must equal, in tiles and by blocks."""
+    mask, sample = Spec.from_text(text).mask(name), Sample(columns, length)
+    dense, form = dense_mask(mask, sample), mask.compile(sample, may_cross=True)
+    queries, keys = dense.shape
+    np.testing.assert_array_equal(form.tile(0, queries, 0, keys), dense)
+    blocks = block_sparsity([form, form], 3, 2)  # two of them in one batch
+    twice = np.kron(np.eye(2, dtype=bool), dense)
+    for index, pairs in enumerate(blocks.pairs):
+        q, k = blocks.row_idx[index], blocks.col_idx[index]
+        rows, columns_ = slice(*blocks.q_bounds[q : q + 2]), slice(*blocks.kv_bounds[k : k + 2])
+        np.testing.assert_array_equal(blocks.tile(index), twice[rows, columns_])
+        assert pairs == twice[rows, columns_].sum()
+    assert blocks.num_pairs == twice.sum()
+    return dense
+
+
+def flash_attention(queries: int, keys: int, left: int = -1, right: int = 0) -> np.ndarray:
+    """Window and causality as flash_attn 2.1 and later align them.
+
+    "Query at position i will only attend to keys between [i + seqlen_k - seqlen_q - window_size[0],
+    i + seqlen_k - seqlen_q + window_size[1]] inclusive"; causal is ``window_size = (-1, 0)``.
+    Source: docstring of `flash_attn_func`.
+    """
+    seen = np.zeros((queries, keys), bool)
+    for i in range(queries):
+        for j in range(keys):
+            low = 0 if left < 0 else i + keys - queries - left
+            seen[i, j] = low <= j <= i + keys - queries + right
+    return seen
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (5, 5), (5, 2), (1, 7), (0, 3), (3, 0)])
+@pytest.mark.parametrize(
+    ("mask", "left", "right"),
+    [("causal", -1, 0), ("fa_window(2, 0)", 2, 0), ("fa_window(1, 2)", 1, 2)],
+)
+def test_bottom_right_is_the_alignment_of_flash_attention(shape, mask, left, right):
+    text = PREFILL.format(corner="bottom_right", mask=mask)
+    if "2)" in mask:
+        text = text.replace("@partial", "@partial @ahead")
+    expected = flash_attention(*shape, left, right)
+    expected[: max(0, shape[0] - shape[1])] = False  # a query before the first key sees nothing
+    np.testing.assert_array_equal(both(text, {"kv_len": shape[1]}, shape[0]), expected)
+
+
+def test_the_examples_of_the_readme_of_flash_attention():
+    """From its change log, 2.1: "If seqlen_q != seqlen_k and causal=True ..."."""
+    text = PREFILL.format(corner="bottom_right", mask="causal")
+    assert both(text, {"kv_len": 5}, 2).astype(int).tolist() == [[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]
+    expected = [[0, 0], [0, 0], [0, 0], [1, 0], [1, 1]]
+    assert both(text, {"kv_len": 2}, 5).astype(int).tolist() == expected
+    text = PREFILL.format(corner="top_left", mask="causal")
+    assert both(text, {"kv_len": 5}, 2).astype(int).tolist() == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+
+
+def test_top_left_refuses_queries_behind_all_keys():
+    mask = Spec.from_text(PREFILL.format(corner="top_left", mask="causal")).mask("m")
+    with pytest.raises(
+        DatasetError, match=r"expected at most as many queries as keys, got 5 and 2"
+    ):
+        dense_mask(mask, Sample({"kv_len": 2}, 5))
+
+
+def test_flamingo_sees_the_latest_image_as_its_authors_wrote_it():
+    """Source: `MaskedCrossAttention` of flamingo-pytorch and OpenFlamingo.
+
+    ``text_time = cumsum(media_locations)``, ``media_time = arange(images) + 1``, and a text token
+    attends where ``text_time == media_time``, a time for each latent of an image.
+    """
+    latents, turns, lead = 3, [2, 1, 3], 2
+    media_locations = np.zeros(lead + sum(turns), bool)
+    media_locations[lead + np.cumsum([0, *turns[:-1]])] = True
+    text_time = np.cumsum(media_locations)
+    media_time = np.repeat(np.arange(len(turns)) + 1, latents)
+    expected = text_time[:, None] == media_time[None, :]
+    columns = {"lead_len": lead, "turn_lens": turns, "image_lens": [latents] * 3}
+    np.testing.assert_array_equal(both(FLAMINGO, columns, len(media_locations)), expected)
+
+
+def test_packed_cross_attention_is_block_diagonal():
+    text = """segment target = sentence[target_lens]*
+    segment source = phrase[source_lens]*
+    @keys(source) mask m = q.sentence == k.phrase"""
+    columns = {"target_lens": [2, 3], "source_lens": [4, 1]}
+    expected = np.zeros((5, 5), bool)
+    expected[:2, :4], expected[2:, 4:] = True, True
+    np.testing.assert_array_equal(both(text, columns, 5), expected)
+
+
+def test_both_layouts_may_read_one_column():
+    text = """segment a = x[lens]*  segment b = y[lens]* z[extra]
+    @keys(b) mask m = q.x == k.y or k in z"""
+    expected = [[1, 0, 0, 1], [0, 1, 1, 1], [0, 1, 1, 1]]
+    assert both(text, {"lens": [1, 2], "extra": 1}, 3).astype(int).tolist() == expected
+
+
+def test_a_sample_has_the_length_of_its_queries():
+    spec = Spec.from_text(FLAMINGO + "sample s(lead_len = 1, turn_lens = [2], image_lens = [9])")
+    assert spec.sample("s").length == 3
+
+
+def test_what_takes_one_sequence_refuses_such_a_mask():
+    mask = Spec.from_text(FLAMINGO).mask("m")
+    with pytest.raises(DatasetError, match=r"looks at keys of `media`: expected a mask of one"):
+        mask.compile(Sample({"lead_len": 1, "turn_lens": [2], "image_lens": [9]}, 3))
+
+
+def test_a_claim_on_two_sequences_is_tested_never_proved():
+    text = (
+        FLAMINGO
+        + """@keys(media) @partial mask n = q.turn == k.image and k in image
+    sample s(lead_len = 1, turn_lens = [2, 1], image_lens = [3, 3])
+    check m equals n  check m total on s"""
+    )
+    report = check_report(text)
+    outcomes = {v.what: v.outcome for v in report.verdicts}
+    assert outcomes["m equals n"] == "tested"
+    assert outcomes["m total on s"] == "failed"
+    assert [d.code for d in report.diagnostics] == ["C403"]
+
+
+def test_a_claim_on_aligned_sequences_is_proved_for_every_token_of_the_keys():
+    text = PREFILL.format(corner="bottom_right", mask="sliding(4)").replace("@partial", "")
+    verdicts = check_report(text).verdicts
+    assert {v.outcome for v in verdicts} == {"proved"}
+    leaks = PREFILL.format(corner="bottom_right", mask="k <= q + 1").replace("@partial", "")
+    assert [d.code for d in check(leaks)] == ["E120"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("@keys(s) mask a = causal", "compares places of queries and of keys"),
+        ("@keys(s) mask a = q // 2 == k // 2", "compares places of queries and of keys"),
+        ("@keys(s) mask a = q.f.start <= k.e.start", "compares places of queries and of keys"),
+        ("@keys(s) mask a = same(e)", "`same` needs two tokens of one sequence"),
+        ("@keys(s) mask a = k in e per e", "`per` needs two tokens of one sequence"),
+        ("@keys(s) mask a = k < len", "`len` could be that of the queries or of the keys"),
+        ("@keys(s) mask a = k in f", "`f` belongs to the queries, `k` to the keys"),
+        ("@keys(s) mask a = q in e", "`e` belongs to the keys, `q` to the queries"),
+        ("@keys(s) mask a = k.w == q.w", "token column `w` belongs to the keys, `q` to the que"),
+        ("@keys(s) mask a = k in m", "tiles could be cut from the queries or from the keys"),
+        ("@keys(s) mask a = max(q, k) in e", "this is no place of the queries, and none of"),
+        ("@keys(s) mask a = flag.count == 2", "this counts instances of queries or of keys"),
+        ("@keys(s, bottom_right) mask a = q in f", "`f` is no part of `s`, which lays the keys"),
+        ("@keys(r) mask a = k in x", "`r` asks for the length of the sample"),
+        ("@keys(e) mask a = k in e", "`e` lays out no sequence"),
+        ("@keys(m) mask a = k in e", "`m` lays out no sequence"),
+        ("@keys(s) mask b = k in e  mask a = b and causal", "`b` looks at keys of `s`"),
+        ("@keys(s) mask b = k in e  check b implies causal", "keys of different sequences"),
+    ],
+)
+def test_what_mixes_the_sequences_is_refused(statement, message):
+    text = f"""segment s = e[e_lens]*  segment t = f[f_lens]*  segment r = x[..]
+    segment m = every 4  segment flag = flags(flag_list)  token w {statement}"""
+    with pytest.raises(SpecError) as caught:
+        Spec.from_text(text)
+    (found, *_) = caught.value.diagnostics
+    assert found.code == "E126"
+    assert message in found.message
+
+
+def test_unknown_corners_and_missing_layouts_name_the_way_out():
+    text = "segment s = e[n]  @keys(s, botom_right) mask a = causal  @keys mask b = k < 1"
+    assert [(d.code, d.hint) for d in check(text)][:2] == [
+        ("E101", "did you mean `bottom_right`?"),
+        ("E106", "write `@keys(source)`, or `@keys(cache, bottom_right)` where positions compare"),
+    ]
+
+
+def test_the_picture_has_other_kinds_of_tokens_on_each_side():
+    spec = Spec.from_text(FLAMINGO)
+    sample = Sample({"lead_len": 1, "turn_lens": [1, 2], "image_lens": [2, 3]}, 4)
+    picture = Picture.of(spec.mask("m"), sample)
+    assert picture.text() == (
+        "m: 4 queries, 5 keys, 8 of 20 pairs (40 %)\n"
+        "    iiIII\n"
+        "   ┌─────┐\n"
+        "lt │▄▄   │\n"
+        "TT │  ███│\n"
+        "   └─────┘\n"
+        "    l lead  t turn  i image"
+    )
+    assert 'viewBox="0 0 5 4"' in picture.svg()
+    assert picture.png()[:4] == b"\x89PNG"
+
+
+def test_commands_count_and_compare_rectangles(tmp_path):
+    path = tmp_path / "m.dcpm"
+    path.write_text(
+        PREFILL.format(corner="bottom_right", mask="causal").replace(" @partial", "")
+        + "\n@keys(cache, bottom_right) mask near = sliding(2)  sample tiny(kv_len = 6, len = 2)"
+    )
+    run = CliRunner().invoke
+    blocks = run(dcpm, ["blocks", str(path), "--mask", "m", "--block", "2"]).output
+    assert blocks.splitlines()[1:] == [
+        "3 blocks of 2 (2 full), 11 pairs", "  (0, 0)  4", "  (0, 1)  4", "  (0, 2)  3",
+    ]  # fmt: skip
+    assert "11 of 12, 91.7 %" in run(dcpm, ["explain", str(path), "--mask", "m"]).output
+    found = run(dcpm, ["diff", "near", "m", "--spec", str(path)])
+    assert "`near` implies `m`" in found.output
+    assert "first at q = 0, k = 0" in found.output
