@@ -3,7 +3,7 @@ from .core.dense import dense_mask
 from .core.mask import HeadError, Mask, Stack
 from .core.paths import TokenPaths, token_paths
 from .core.sample import Sample
-from .data.dataset import Dataset, read_dataset
+from .data.dataset import Dataset, read_dataset, row_name
 from .data.packing import pack
 from .errors import DatasetError, DCPError, ExchangeError, printable
 from .forms.form import Form
@@ -53,6 +53,7 @@ __all__ = [
     "preview",
     "printable",
     "read_dataset",
+    "row_name",
     "sample_from_argument",
     "token_paths",
 ]

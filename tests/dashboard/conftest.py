@@ -68,9 +68,13 @@ def as_measured(trace: Trace) -> Trace:
     return replace(trace, source="measured", start_ns=start, end_ns=end, ready_ns=start)
 
 
+NAMES = ("row 70", "row 7: <script>alert(1)</script>", "row 12: chat-9f3a")
+
+
 @pytest.fixture(scope="session")
 def small_plan() -> Plan:
-    return causal_plan([1000, 560, 488], 128, Cluster(nodes=2, devices_per_node=2))
+    plan = causal_plan([1000, 560, 488], 128, Cluster(nodes=2, devices_per_node=2))
+    return replace(plan, sequence_names=NAMES)
 
 
 @pytest.fixture(scope="session")

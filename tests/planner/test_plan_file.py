@@ -84,6 +84,40 @@ def test_every_plan_and_trace_comes_back_as_it_was(sparsity, tmp_path):
     assert equal_traces(found.traces[1], measured)
 
 
+def test_names_of_sequences_come_back_and_change_neither_digest_nor_other_files(plan, tmp_path):
+    sequences = len(plan.cu_seqlens) - 1
+    names = ("row 7: <script>alert(1)</script>", *(f"row {n}" for n in range(sequences - 1)))
+    named = replace(plan, sequence_names=names)
+    write_plan(tmp_path / "named", named)
+    write_plan(tmp_path / "plain", plan)
+    assert digest(named) == digest(plan)
+    assert read_plan(tmp_path / "named").plan.sequence_names == names
+    assert read_plan(tmp_path / "plain").plan.sequence_names == ()
+    assert "sequence_names" not in read_meta(tmp_path / "plain")
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("row 0", "expected 'sequence_names' as list, got 'row 0'"),
+        ([3], "expected 'sequence_names' as str, got 3"),
+        (["a"] * 99, "Plan.sequence_names: expected 3 or none, got 99"),
+        (["a" * 201] * 3, "expected at most 200 characters, got 201"),
+    ],
+)
+def test_names_that_are_none_are_refused(written, tmp_path, names, message):
+    members = edited_meta(sequence_names=names)(members_of(written[0], tmp_path / "a"))
+    rewrite(tmp_path / "b", members)
+    with pytest.raises(PlanFileError, match=message):
+        read_plan(tmp_path / "b")
+
+
+def test_more_names_than_a_file_takes_are_left_out(sparsity, plan, tmp_path, monkeypatch):
+    monkeypatch.setattr("dcp_planner.plan.file._NAMES_LIMIT_BYTES", 20)
+    write_plan(tmp_path / "x", replace(plan, sequence_names=("row 1", "row 2", "row 3")))
+    assert read_plan(tmp_path / "x").plan.sequence_names == ()
+
+
 def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(sparsity, tmp_path):
     rates = Cluster(
         1, 2, flops_per_s=10**12, latency_s=0, spine_bytes_per_s=10**9, devices=((1, 2),)

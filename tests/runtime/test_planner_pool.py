@@ -22,6 +22,7 @@ from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.data.plan_messages import PlanRequest
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
+from dcp_runtime.plans.batch_plans import batch_note
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
@@ -64,6 +65,19 @@ def test_plans_of_a_process_are_those_of_this_one():
         assert loader.metrics.cached == len(own)  # the second epoch has the same batches
     finally:
         loader.close()
+
+
+def test_a_plan_of_one_batch_that_serves_another_has_the_names_of_its_rows():
+    tokens = list(range(40))
+    rows = [{"tokens": tokens, "id": "chat-9f3a"}, {"tokens": tokens, "path": "a.py"}]
+    rows.append({"tokens": tokens})
+    loader = make_loader(rows, SPEC, **(OPTIONS | {"token_budget": 40}))
+    plans = [plan for _, plan in loader]
+    assert [plan.sequence_names for plan in plans] == [
+        ("row 0: chat-9f3a",), ("row 1: a.py",), ("row 2",)
+    ]  # fmt: skip
+    assert loader.metrics.cached == 2
+    assert [batch_note(plan).name for plan in plans] == [f"epoch 0, batch {n}" for n in range(3)]
 
 
 def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):

@@ -10,7 +10,7 @@ from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
-from dcp_runtime.plans.batch_plans import BatchNote, batch_note, note_batch
+from dcp_runtime.plans.batch_plans import batch_note
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 RANKS, HEADS = 3, (2, 1, 4)
@@ -292,21 +292,6 @@ def test_a_plan_made_by_hand_agrees_with_one_that_a_loader_yielded():
         executor.close()
 
     on_ranks(work)
-
-
-def test_a_plan_that_serves_two_batches_has_a_name_for_each():
-    plan = plans()[0]
-    part = decode_part(encode_parts(plan)[0])
-    for given in (plan, part):
-        first = note_batch(given, BatchNote("epoch 3, batch 0"))
-        second = note_batch(first, BatchNote("epoch 3, batch 1"))
-        assert [batch_note(p).name for p in (first, second)] == [
-            "epoch 3, batch 0",
-            "epoch 3, batch 1",
-        ]
-        assert second.local_tokens(0) is not None
-        assert type(second) is type(given)
-    assert batch_note("no plan") == BatchNote()
 
 
 def test_ranks_at_different_steps_are_told_so():

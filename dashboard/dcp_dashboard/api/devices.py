@@ -1,4 +1,4 @@
-"""The data of the canvases of devices: timeline, memory over time, and balance with traffic.
+"""The data of the canvases of devices: timeline, critical path, memory, balance and traffic.
 
 All are payloads of the wire format in `api.columns`.
 
@@ -18,6 +18,10 @@ value per device), bytes held outside of both directions and in each; `buffers` 
 `ended` (forward of all devices, then backward); `ptr`, where each device's steps begin in `time`
 and `filled`, the last two a value per step.
 
+`dcp.path/1`: the chain of events that decided the end, one row per step, in time. Header: `source`
+and `shares`, words that link to the longest step of each kind. Columns: `event` (row of the
+timeline), `start`, `end` (f8, ns as those of the timeline).
+
 `dcp.devices/1`. Header: `num_devices`, `node_starts`, `rows`: the quantities of the balance
 chart, each `{"id", "label", "meaning", "unit", "kind", "ratio", "mean"}`; unit is "count", "bytes"
 or "seconds", kind names the colour, ratio is max/mean. Columns: one of type f8 per row, by its id,
@@ -32,11 +36,12 @@ from dcp_dashboard.api.columns import encode, narrow
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.memory import memory_over_time
 from dcp_dashboard.facts.metrics import ROWS, chart_columns
+from dcp_dashboard.facts.path import path_shares
 from dcp_dashboard.facts.traces import length_ns, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.arrays import Ints
-from dcp_planner import Plan, Trace
+from dcp_planner import Plan, Source, Trace
 from dcp_planner.simulation import EVENT_KINDS
 
 MAX_EVENTS = 4_000_000
@@ -93,6 +98,20 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     }
     order = track_order(trace)
     return encode("dcp.timeline/1", header, {key: col[order] for key, col in columns.items()})
+
+
+def path_payload(loaded: LoadedPlan, source: Source) -> bytes:
+    """Pack the critical path of a trace; O(E log E)."""
+    trace, path = loaded.traces[source], loaded.paths[source]
+    base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
+    place = np.argsort(track_order(trace))
+    shares = [link.to_json() for link in path_shares(loaded, source)]
+    columns = {
+        "event": narrow(place[path.event]),
+        "start": (path.start_ns - base).astype(np.float64),
+        "end": (path.end_ns - base).astype(np.float64),
+    }
+    return encode("dcp.path/1", {"source": source, "shares": shares}, columns)
 
 
 def time_unit_ns(span_ns: int) -> int:

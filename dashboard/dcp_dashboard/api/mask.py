@@ -3,7 +3,8 @@
 All are payloads of the wire format in `api.columns`.
 
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
-`cu_seqlens`, `device_colours`, and `modes`, the ways to colour a tile, each
+`cu_seqlens`, `sequence_names` (none if not known), `device_colours`, and `modes`, the ways to
+colour a tile, each
 `{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`.
 Columns: `block_start`, `block_end`, `block_owner`, `block_sequence`; `tile_q`, `tile_kv` (blocks),
 `tile_kind`, `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
@@ -76,6 +77,7 @@ def _header(plan: Plan, num_devices: int, colours: list[str], modes: list[Any]) 
         "num_tokens": plan.num_tokens,
         "num_devices": num_devices,
         "cu_seqlens": plan.cu_seqlens.tolist(),
+        "sequence_names": plan.sequence_names,
         "device_colours": colours,
         "modes": modes,
     }

@@ -10,12 +10,17 @@ from collections.abc import Callable
 from flask import Blueprint, Response, jsonify, make_response, request
 from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api.devices import devices_payload, memory_payload, timeline_payload
+from dcp_dashboard.api.devices import (
+    devices_payload,
+    memory_payload,
+    path_payload,
+    timeline_payload,
+)
 from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, read_window
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.moves import has_same_blocks
-from dcp_dashboard.facts.sequences import sequence_facts
+from dcp_dashboard.facts.sequences import find_sequence, sequence_facts
 from dcp_dashboard.facts.text import DIRECTIONS, Details
 from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
 from dcp_dashboard.facts.traces import length_ns, phase_of
@@ -78,7 +83,7 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 
 def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
-    """Add the loads of all devices, and of one trace its timeline and memory (``?source=``)."""
+    """Add the loads of all devices; of one trace timeline, critical path, memory (``?source=``)."""
 
     @api.get("/plan/<key>/devices")
     def devices(key: str) -> WSGIResponse:
@@ -109,6 +114,13 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
 
         return answer(library.payload(loaded, f"timeline {trace.source} {phase}", make), BINARY)
 
+    @api.get("/plan/<key>/path")
+    def path(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        source = trace_of(loaded, request.args.get("source", "simulated")).source
+        made = library.payload(loaded, f"path {source}", lambda item: path_payload(item, source))
+        return answer(made, BINARY)
+
 
 def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
     """Add one address for each kind of thing that can be selected."""
@@ -130,6 +142,14 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
             return facts(key, lambda loaded: make(loaded, number))
 
         api.add_url_rule(f"/plan/<key>/{name}/<int:number>", name, by_number)
+
+    @api.get("/plan/<key>/sequence")
+    def named_sequence(key: str) -> WSGIResponse:
+        name = request.args.get("name", "")
+        try:
+            return facts(key, lambda loaded: find_sequence(loaded, name))
+        except DashboardError as error:  # a browser logs every other status as a fault
+            return jsonify(error=str(error))
 
     @api.get("/plan/<key>/device/<int:device>/<int:peer>")
     def pair(key: str, device: int, peer: int) -> WSGIResponse:

@@ -1,7 +1,7 @@
 """Runs the demonstration: documents, masks, block sparsity, plans, a run, its verification."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
@@ -10,7 +10,16 @@ import numpy as np
 from dcp_dashboard.demo.documents import choose_batch, read_documents, write_datasets
 from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
 from dcp_dashboard.library.folder import DashboardError
-from dcp_dsl import Attachment, BlockSparsity, Dataset, DatasetError, Spec, load, read_dataset
+from dcp_dsl import (
+    Attachment,
+    BlockSparsity,
+    Dataset,
+    DatasetError,
+    Spec,
+    load,
+    read_dataset,
+    row_name,
+)
 from dcp_dsl.files import make_folder
 from dcp_dsl.forms import BlockKind
 from dcp_planner import (
@@ -65,6 +74,7 @@ class CompiledBatch:
 
     sparsity: BlockSparsity
     provenance: Provenance
+    names: tuple[str, ...]
     compile_s: float
 
 
@@ -143,10 +153,9 @@ def _run_mask(
             devices = setting.cluster.num_devices
             progress(f"{mask.call}: placing {setting.tokens:,} tokens on {devices}, {method}")
             asked = PlanConfig(partitioner=method, seed=config.seed)
-            origin = batch.provenance
-            plans.append(
-                build_plan(batch.sparsity, setting.shape, setting.cluster, asked, provenance=origin)
-            )
+            plan = build_plan(batch.sparsity, setting.shape, setting.cluster, asked)
+            named = replace(plan, provenance=batch.provenance, sequence_names=batch.names)
+            plans.append(named)
         file = folder / f"{mask.name}-{batch.sparsity.batch.num_tokens}.dcpplan"
         return Placed(batch, tuple(plans), tuple(map(simulate, plans)), file)
 
@@ -183,7 +192,8 @@ def compile_batch(
             f"no document of {dataset.path} has {setting.tokens} tokens or fewer, the shortest has "
             f"{dataset.lengths.min()}; ask for more with --tokens"
         )
-    samples = [attachment.sample(dataset[i]) for i in chosen]
+    rows = [dataset[i] for i in chosen]
+    samples = [attachment.sample(row) for row in rows]
     with stopwatch() as watch:
         forms = [attachment.mask.compile(sample) for sample in samples]
         sparsity = cut_blocks(forms, choose_block_size(forms, setting.cluster))
@@ -193,7 +203,8 @@ def compile_batch(
         samples=tuple(sample.to_json() for sample in samples),
         origin=f"{Path(dataset.path).name}, rows {', '.join(map(str, chosen))}",
     )
-    return CompiledBatch(sparsity, provenance, watch.seconds)
+    names = tuple(map(row_name, chosen, rows))
+    return CompiledBatch(sparsity, provenance, names, watch.seconds)
 
 
 def _batch_report(placed: Placed) -> BatchReport:

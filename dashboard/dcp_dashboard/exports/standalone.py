@@ -13,7 +13,7 @@ from pathlib import Path
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.devices import devices_payload, timeline_payload
+from dcp_dashboard.api.devices import devices_payload, path_payload, timeline_payload
 from dcp_dashboard.api.mask import mask_payload
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.metrics import plan_caption
@@ -79,7 +79,7 @@ def standalone_page(loaded: LoadedPlan) -> str:
     body = markup(_page(loaded))
     for address, payload in data.items():
         url = f"data:application/octet-stream;base64,{base64.b64encode(payload).decode()}"
-        body = body.replace(f'data-url="{escape(address)}"', f'data-url="{url}"')
+        body = body.replace(f'="{escape(address)}"', f'="{url}"')
     body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell
     # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
@@ -113,6 +113,7 @@ def _data(loaded: LoadedPlan) -> dict[str, bytes]:
         if source in loaded.traces:
             payload = timeline_payload(loaded.traces[source], plan, longest)
             found[f"{base}/timeline?source={source}"] = payload
+            found[f"{base}/path?source={source}"] = path_payload(loaded, source)
     return found
 
 

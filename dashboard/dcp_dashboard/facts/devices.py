@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.sequences import sequence_link
 from dcp_dashboard.facts.text import (
     SOURCE_LABELS,
     TIMES,
@@ -18,6 +19,7 @@ from dcp_dashboard.facts.text import (
     device_link,
     device_selection,
     division_selection,
+    list_row,
     pair_selection,
     row,
 )
@@ -26,7 +28,7 @@ from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions, device_pairs, imbalance
 from dcp_planner import LANES, Direction, Source, Trace, TransferKind
 
-MAX_DEVICE_WAITS, MAX_DIVISION_WAITS = 6, 5
+MAX_DEVICE_WAITS, MAX_DIVISION_WAITS, MAX_SEQUENCES = 6, 5, 8
 
 
 def device_facts(loaded: LoadedPlan, device: int) -> Details:
@@ -81,9 +83,15 @@ def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     speed = plan.cluster.speed_of_device[device]
     rate = "" if speed == 1 else f", {q.percent(speed)} of the rate"
     blocks = int((plan.blocks.owner == device).sum())
+    owned = np.bincount(
+        plan.blocks.sequence, plan.blocks.num_tokens * (plan.blocks.owner == device)
+    )
+    most = np.argsort(-owned, kind="stable")
+    links = [sequence_link(plan, sequence) for sequence in most[owned[most] > 0].tolist()]
     return [
         row("Node", f"{plan.cluster.node_of_device[device]}{rate}"),
         row("Owns", f"{q.counted(totals.tokens[device], 'token')} in {q.counted(blocks, 'block')}"),
+        list_row("Of sequences", links, MAX_SEQUENCES),
         row("Computes", f"{q.count(totals.pairs[device])} pairs in "
             f"{q.counted(int(totals.tiles[device]), 'tile')}, {above} {TIMES} mean"),
         row("Buffers", f"{q.size(totals.memory_bytes[device])} at most for what it receives"),

@@ -119,8 +119,15 @@ def _message_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
     return rows
 
 
+def event_selection(loaded: LoadedPlan, source: Source, event: int) -> str:
+    """Select the event of a row of a trace, as a click in the timeline does; O(E log E)."""
+    trace = loaded.traces[source]
+    index = int(np.flatnonzero(track_order(trace) == event)[0])
+    return _event_selection(loaded.plan, trace, source, event, index)
+
+
 def _event_selection(plan: Plan, trace: Trace, source: Source, event: int, index: int) -> str:
-    """Select an event with all known ids, as a click in the timeline does."""
+    """Select an event with all known ids; `index` as the timeline's payload counts."""
     ids: dict[str, int | str] = {
         "event": index, "source": source, "device": int(trace.device[event]),
         "backward": int(trace.is_backward[event]),

@@ -4,20 +4,31 @@ The causes of its time come from the planner, which predicts the plan again with
 moves the events of a run. The longest waits are read off the trace.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from dcp_dashboard.facts.path import longest_step
 from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.facts.text import device_selection, division_selection
 from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_planner import Source, Trace
-from dcp_planner.causes import STEPS, Cause, Why, cause_sentence, three_sentences, worth_saying
+from dcp_planner.causes import Cause, Step, cause_sentence, three_sentences, worth_saying
 
 MIN_SHARE = 0.005
 """Waits below this share of the run are worth no sentence."""
 
 NUM_WAITS = 2
 """Number of longest waits that are named."""
+
+EVIDENCE: Mapping[str, Step] = MappingProxyType(
+    {
+        "links": "links", "latency": "latency", "launches": "launches",
+        "waves": "computing", "tiles": "computing",
+    }
+)  # fmt: skip
+"""Causes that the longest step of a kind on the critical path shows; others show at a device."""
 
 ACCOUNT_RULE = (
     "Every moment of every device, by what it did; a wait counts for what the message that ends it "
@@ -59,7 +70,7 @@ def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
     why, rule = loaded.why(source), _rule(loaded, source)
     spent, most, rest = three_sentences(why, duration, percent)
     causes = worth_saying(why.diagnosis)
-    first = _cause_finding(why, causes[0], rule) if causes else Finding("", rule)
+    first = _cause_finding(loaded, source, causes[0]) if causes else Finding("", rule)
     return replace(first, text=most), Finding(rest, rule), Finding(spent, ACCOUNT_RULE)
 
 
@@ -71,33 +82,23 @@ def findings(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
     trace = loaded.traces[source]
     if trace.seconds() == 0:
         return ()
-    why, rule = loaded.why(source), _rule(loaded, source)
+    why = loaded.why(source)
     causes = worth_saying(why.diagnosis)[int(source == leading_source(loaded)) :]
-    return (*(_cause_finding(why, cause, rule) for cause in causes), *longest_waits(trace))
+    return (*(_cause_finding(loaded, source, cause) for cause in causes), *longest_waits(trace))
 
 
 def _rule(loaded: LoadedPlan, source: Source) -> str:
     return FREE_RULE if loaded.is_predicted(source) else RUN_RULE
 
 
-def _cause_finding(why: Why, cause: Cause, rule: str) -> Finding:
-    device = cause.where.get("device")
-    return Finding(
-        cause_sentence(cause, why.diagnosis.seconds, duration, percent),
-        rule,
-        "" if device is None else device_selection(device),
-        _longest_step(why, cause),
-    )
-
-
-def _longest_step(why: Why, cause: Cause) -> tuple[int, int] | None:
-    """Find the longest step of the critical path that a cause explains."""
-    path = why.path
-    if cause.name not in STEPS:
-        return None
-    spent = (path.end_ns - path.start_ns) * (path.step == STEPS.index(cause.name))
-    longest = int(spent.argmax())
-    return (int(path.start_ns[longest]), int(path.end_ns[longest])) if spent.any() else None
+def _cause_finding(loaded: LoadedPlan, source: Source, cause: Cause) -> Finding:
+    seconds = loaded.why(source).diagnosis.seconds
+    text, rule = cause_sentence(cause, seconds, duration, percent), _rule(loaded, source)
+    step, device = EVIDENCE.get(cause.name), cause.where.get("device")
+    place = None if step is None else longest_step(loaded, source, step)
+    if place is None:
+        return Finding(text, rule, "" if device is None else device_selection(device))
+    return Finding(text, rule, *place)
 
 
 def longest_waits(trace: Trace) -> list[Finding]:

@@ -1,4 +1,4 @@
-"""Details of a sequence of the batch; a number that it lacks raises `DashboardError`."""
+"""Details of a sequence of the batch, and sequences by the names of their rows."""
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dcp_dashboard.facts.text import (
     row,
     selection,
 )
+from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import device_pairs
 from dcp_dsl.arrays import Bools, Floats
@@ -24,8 +25,40 @@ MAX_DEVICES = 12
 MAX_ROW_TEXT = 200
 
 
+def find_sequence(loaded: LoadedPlan, text: str) -> Details:
+    """Collect the details of the sequence whose row has a name; case does not matter.
+
+    The whole name, or that of the row without its id, is found before a part of one; of several the
+    first.
+
+    Raises:
+        DashboardError: if no name has the text in it.
+    """
+    asked, names = text.strip().casefold(), [n.casefold() for n in loaded.plan.sequence_names]
+    whole = (at for at, name in enumerate(names) if asked in (name, name.partition(":")[0]))
+    part = (at for at, name in enumerate(names) if asked and asked in name)
+    found = next(whole, next(part, -1))
+    if found < 0:
+        known = f"such as {loaded.plan.sequence_names[0]!r}" if names else "and this plan has none"
+        raise DashboardError(
+            f"{loaded.entry.relative}: expected the name of a row, {known}, got {text[:80]!r}"
+        )
+    return sequence_facts(loaded, found)
+
+
+def sequence_link(plan: Plan, sequence: int) -> DetailLink:
+    """Build a link to a sequence, by its number and its name."""
+    name = plan.sequence_names[sequence] if plan.sequence_names else ""
+    text = f"{sequence}, {name}" if name else str(sequence)
+    return DetailLink(text, selection("sequence", sequence=sequence))
+
+
 def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
-    """Collect length, row, blocks with owners, work and bytes of a sequence; O(D + W + X)."""
+    """Collect length, row, blocks with owners, work and bytes of a sequence; O(D + W + X).
+
+    Raises:
+        DashboardError: if there is no such sequence.
+    """
     plan, q = loaded.plan, quantities
     check_index(loaded, "a sequence", sequence, len(plan.cu_seqlens) - 1)
     begin, end = (int(token) for token in plan.cu_seqlens[sequence : sequence + 2])
@@ -38,7 +71,9 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
     counts = ", ".join(f"{q.count(number)} {name}" for name, number in kinds.items())
     tokens = plan.blocks.num_tokens[mine]
     owned = np.bincount(plan.blocks.owner[mine], tokens, minlength=plan.num_devices)
+    names = plan.sequence_names
     rows = [
+        *([row("Row", names[sequence])] if names else []),
         row("Tokens", f"{q.count(end - begin)}, from {q.count(begin)}"),
         row("Blocks", q.count(int(mine.sum()))),
         row("Tiles", counts),
@@ -50,7 +85,7 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
     ]
     provenance = plan.provenance
     if provenance is not None and sequence < len(provenance.samples):
-        rows.append(row("Row", provenance.samples[sequence][:MAX_ROW_TEXT]))
+        rows.append(row("Sample", provenance.samples[sequence][:MAX_ROW_TEXT]))
     return Details(
         f"Sequence {sequence}",
         selection("sequence", sequence=sequence),

@@ -6,6 +6,7 @@ A number that the plan does not have raises `DashboardError`.
 import numpy as np
 
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.sequences import sequence_link
 from dcp_dashboard.facts.text import (
     KIND_WORDS,
     SOURCE_LABELS,
@@ -88,6 +89,7 @@ def _rows_of_tile(plan: Plan, tile: int, q: int, kv: int) -> list[DetailRow]:
     forward, backward = int(tiles.division[tile]), int(tiles.backward_division[tile])
     rows = [
         row("Pairs", f"{c(pairs)} of {c(int(tokens[q] * tokens[kv]))}, {kind}"),
+        row("Sequence", sequence_link(plan, int(plan.blocks.sequence[q]))),
         row("Computed by", device_link(device)),
         row(
             "In division",

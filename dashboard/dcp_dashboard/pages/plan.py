@@ -26,7 +26,14 @@ from dcp_dashboard.pages.layout import (
     table,
 )
 from dcp_dashboard.pages.markup import written
-from dcp_dashboard.pages.plan_views import frame, inspector, mask_panel, row_names, timeline_url
+from dcp_dashboard.pages.plan_views import (
+    frame,
+    inspector,
+    mask_panel,
+    path_url,
+    row_names,
+    timeline_url,
+)
 from dcp_planner import Source
 from dcp_planner.causes import Account
 
@@ -114,9 +121,11 @@ def _timeline_panel(loaded: LoadedPlan) -> Component:
 
 def _timeline_view(loaded: LoadedPlan, source: Source) -> Component:
     label = SOURCE_LABELS[source]
-    picture = canvas("dcp-timeline", timeline_url(loaded, source), f"{label} timeline")
+    url, path = timeline_url(loaded, source), path_url(loaded, source)
+    picture = canvas("dcp-timeline", url, f"{label} timeline", data_path=path)
     heading = html.H3(f"{label} · {quantities.duration(loaded.summary.seconds[source])}")
-    return html.Div([heading, picture], className=f"dcp-view dcp-view-{source}")
+    below = html.Div(className="dcp-path")
+    return html.Div([heading, picture, below], className=f"dcp-view dcp-view-{source}")
 
 
 def _device_panel(loaded: LoadedPlan) -> Component:

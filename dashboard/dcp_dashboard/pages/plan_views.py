@@ -243,8 +243,9 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
         **attributes(aria_label="Selection and area"),
     )
     events = html.Div(className="dcp-event-table", hidden=True)
-    picture = canvas("dcp-timeline", " ".join(urls), "Timeline")
-    main = html.Div([picture, events, *_memory(loaded)])
+    paths = " ".join(path_url(loaded, source) for source in loaded.traces)
+    picture = canvas("dcp-timeline", " ".join(urls), "Timeline", data_path=paths)
+    main = html.Div([picture, html.Div(className="dcp-path"), events, *_memory(loaded)])
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
@@ -279,6 +280,11 @@ def timeline_url(loaded: LoadedPlan, source: str, phase: str = "") -> str:
     """Return the address of the timeline's data of one trace, at will of one direction alone."""
     chosen = f"&phase={phase}" if phase else ""
     return f"/api/plan/{loaded.entry.key}/timeline?source={source}{chosen}"
+
+
+def path_url(loaded: LoadedPlan, source: str) -> str:
+    """Return the address of the critical path of one trace."""
+    return f"/api/plan/{loaded.entry.key}/path?source={source}"
 
 
 def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:

@@ -46,6 +46,7 @@ export interface Values {
   readonly order?: string; // a column, "-" in front: falling
   readonly traffic?: string; // "node"
   readonly pins?: string; // devices that stay at the top, comma between
+  readonly path?: string; // "off": without the line of the critical path
 }
 
 export type Key = keyof Values;
@@ -53,7 +54,7 @@ export type Patch = { readonly [K in Key]?: Values[K] | null };
 export type Follower = (values: Values, changed: ReadonlySet<Key>) => void;
 export type TextKey = (typeof TEXTS)[number];
 
-const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins"] as const;
+const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "path"] as const;
 const RANGES = { time: 2, tokens: 4, area: 4 } as const;
 const RANGE_KEYS = Object.keys(RANGES) as (keyof typeof RANGES)[];
 const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];

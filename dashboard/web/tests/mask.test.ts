@@ -111,8 +111,15 @@ suite("names of the sequences at the edge", () => {
   const width = (text: string) => measure(text) / 2;
 
   test("words where there is room, a number where there is less", () => {
-    assert.deepEqual(edgeLabels([0, 60, 80, 100], { ...view(0, 100), size: 100 }, measure).map(({ text, at }) => [text, at]),
+    assert.deepEqual(edgeLabels([0, 60, 80, 100], [], { ...view(0, 100), size: 100 }, measure).map(({ text, at }) => [text, at]),
       [["seq 0", 30], ["1", 70], ["2", 90]]);
+  });
+
+  test("the name of the row where there is room, its number where there is less", () => {
+    const names = ["row 4: chat-9f3a", "row 7: <script>", "row 9"];
+    const texts = (size: number) => edgeLabels([0, 60, 80, 100], names, { ...view(0, 100), size }, measure).map(({ text }) => text);
+    assert.deepEqual(texts(1000), ["0 · row 4: chat-9f3a", "1 · row 7: <script>", "2 · row 9"]);
+    assert.deepEqual(texts(290), ["0 · row 4: chat-9f3a", "seq 1", "seq 2"]);
   });
 
   test("none touches another or leaves the edge, and room for one is used", () => {
@@ -121,7 +128,7 @@ suite("names of the sequences at the edge", () => {
       const borders = [0];
       while (borders.length < 200) borders.push(borders[borders.length - 1] + 1 + Math.floor(random() ** 8 * 500));
       const from = Math.floor(random() * borders[100]);
-      const labels = edgeLabels(borders, { ...view(from, borders[199]), size: 400 }, measure);
+      const labels = edgeLabels(borders, [], { ...view(from, borders[199]), size: 400 }, measure);
       assert.ok(labels.length >= 3, String(labels.length));
       labels.forEach(({ sequence, text, at }, n) => {
         const [middle] = [from + (at / 400) * (borders[199] - from)];

@@ -24,7 +24,7 @@ from dcp_dsl.data.nesting import (
 )
 from dcp_dsl.data.sources import find_sources
 from dcp_dsl.elaboration.programs import column_depths, reads_length
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import DatasetError, printable
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
 
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 TOKEN_COLUMNS = ("tokens", "input_ids")
 LENGTH_COLUMNS = ("len", "length")
+NAME_COLUMNS = ("id", "name", "path")
+MOST_NAME = 80
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -259,6 +261,20 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
     found = ((source.name, source.read(columns)) for source in find_sources(str(path)))
     parts = (DataFile(name, table.combine_chunks()) for name, table in found)
     return Dataset(str(path), tuple(parts))
+
+
+def row_name(number: int, row: Mapping[str, Any]) -> str:  # Any: whatever the columns hold
+    """Name a row for people: its number, and its `id`, `name` or `path`, the first that is there.
+
+    Only texts and integers are names. At most `MOST_NAME` characters, none of which a terminal
+    would obey.
+
+    >>> row_name(17, {"id": "chat-9f3a"}), row_name(3, {})
+    ('row 17: chat-9f3a', 'row 3')
+    """
+    found = (row[column] for column in NAME_COLUMNS if isinstance(row.get(column), str | int))
+    own = str(next(found, ""))[:MOST_NAME]
+    return printable(f"row {number}: {own}" if own else f"row {number}")[:MOST_NAME]
 
 
 def join_lengths(parts: Iterable[Ints]) -> Ints:

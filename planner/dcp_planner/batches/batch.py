@@ -25,6 +25,7 @@ from dcp_dsl import (
     block_sparsity,
     pack,
     read_dataset,
+    row_name,
 )
 from dcp_planner.model.workload import as_arrays
 from dcp_planner.tables.plan import Provenance
@@ -60,6 +61,7 @@ class Batch:
         index: number of the batch in its data set.
         num_available: batches that the data set has; ``None`` for samples.
         rows: first and last row of the data set in it; ``None`` for samples.
+        names: of its rows, one per sequence; none for samples.
         use: where a stack uses the mask; ``None`` if all layers do.
     """
 
@@ -69,6 +71,7 @@ class Batch:
     index: int = 0
     num_available: int | None = None
     rows: tuple[int, int] | None = None
+    names: tuple[str, ...] = ()
     use: StackUse | None = None
 
 
@@ -127,19 +130,22 @@ class PackedDataset:
             raise DatasetError(f"{path}: {_no_batch(self.lengths, len(self), index, self.tokens)}")
         rows = self.rows[index]
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
+        held = {row: self.dataset[row] for row in rows}
+
+        def sample(row: int) -> Sample:
+            return self.attached.sample({**held[row], "len": int(self.lengths[row])})
+
         found = _compile(
-            self.spec, self.attached.value, f"{path}: row", rows, self._sample, block_size, origin
+            self.spec, self.attached.value, f"{path}: row", rows, sample, block_size, origin
         )
         known: dict[str, Any] = {  # Any: values of fields
             "notes": self.notes,
             "index": index,
             "num_available": len(self),
             "rows": (rows[0], rows[-1]),
+            "names": tuple(row_name(row, held[row]) for row in rows),
         }
         return tuple(replace(batch, **known) for batch in found)
-
-    def _sample(self, row: int) -> Sample:
-        return self.attached.sample({**self.dataset[row], "len": int(self.lengths[row])})
 
 
 def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> PackedDataset:

@@ -205,7 +205,10 @@ def _planned(
             plans = build_stack(layers, shape, cluster, config).plans
         else:
             plans = (build_plan(masks[0].sparsity, shape, cluster, config),)
-    named = [replace(p, provenance=b.provenance) for p, b in zip(plans, masks, strict=True)]
+    named = [
+        replace(plan, provenance=batch.provenance, sequence_names=batch.names)
+        for plan, batch in zip(plans, masks, strict=True)
+    ]
     return [(plan, figures_of(plan, watch.seconds)) for plan in named]
 
 

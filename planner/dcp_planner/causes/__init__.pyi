@@ -2,7 +2,16 @@ from .constants import compare_with_run
 from .dependencies import Dependencies, Reason, find_dependencies
 from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find_causes_of_run
 from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
-from .path import ACCOUNTS, STEPS, Account, Accounting, CriticalPath, account_for, critical_path
+from .path import (
+    ACCOUNTS,
+    STEPS,
+    Account,
+    Accounting,
+    CriticalPath,
+    Step,
+    account_for,
+    critical_path,
+)
 from .sentences import (
     CONDITIONS,
     NOUNS,
@@ -30,6 +39,7 @@ __all__ = [
     "Diagnosis",
     "Explanation",
     "Reason",
+    "Step",
     "Suggestion",
     "Why",
     "account_for",

@@ -63,7 +63,7 @@ def _busiest_device(scene: Scene) -> dict[str, Any]:
     seconds = scene.compute_s
     device, working = int(seconds.argmax()), seconds > 0
     mean = float(seconds[working].mean()) if working.any() else 0.0
-    found = {
+    found: dict[str, Any] = {  # as of `place_of`
         "device": device,
         "seconds": float(seconds[device]),
         "times_mean": float(seconds[device] / mean) if mean else 1.0,
@@ -73,7 +73,10 @@ def _busiest_device(scene: Scene) -> dict[str, Any]:
     sequence = blocks.sequence[tiles.q_block[mine]] % (len(scene.plan.cu_seqlens) - 1)
     pairs = np.bincount(sequence, tiles.pairs[mine]) if mine.any() else np.zeros(1)
     if pairs.sum() and pairs.max() >= _MOSTLY * pairs.sum():
-        found["sequence"] = int(pairs.argmax())
+        most, names = int(pairs.argmax()), scene.plan.sequence_names
+        found["sequence"] = most
+        if names:
+            found["sequence_name"] = names[most]
     return found
 
 

@@ -143,6 +143,7 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
     match cause.name:
         case "balance":
             of = f", mostly of sequence {where['sequence']}" if "sequence" in where else ""
+            of += f" ({where['sequence_name']})" if "sequence_name" in where else ""
             return (
                 f"device {where['device']} computes longest, {where['times_mean']:.2f} times the "
                 f"mean{of}"

@@ -12,7 +12,7 @@ import stat
 import struct
 import zipfile
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeVar, get_args
 
@@ -58,6 +58,9 @@ META_LIMIT_BYTES = 1 << 25
 _SOURCE_LIMIT_BYTES = 3 << 23
 """Most bytes of a provenance: with it ``meta.json`` stays below its limit."""
 
+_NAMES_LIMIT_BYTES = 1 << 20
+"""Most bytes of the names of sequences; some 15,000 names."""
+
 _META = "meta.json"
 _MEMBERS = frozenset([_META, *(f"{name}.arrow" for name in TABLES)])
 _AGAIN = "write it again with `dcpm plan ... --out FILE.dcpplan`"
@@ -83,7 +86,8 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was. A provenance of more than 24 MiB is left out; `left_out` says so.
+    older file as it was. A provenance of more than 24 MiB is left out, and names of sequences of
+    more than 1 MiB; `left_out` says so of the former.
 
     Raises:
         PlanFileError: if it cannot be written.
@@ -112,6 +116,8 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
     }
     if plan.head_groups > 1:
         meta["head_groups"] = plan.head_groups
+    if plan.sequence_names and len(json.dumps(plan.sequence_names)) <= _NAMES_LIMIT_BYTES:
+        meta["sequence_names"] = plan.sequence_names
     members = {_META: json.dumps(meta, indent=1).encode()}
     members |= {
         f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES if name in tables
@@ -280,6 +286,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool
             warnings=tuple(_read_warning(item) for item in _member(meta, "warnings", list)),
             head_groups=groups,
         )
+        plan = replace(plan, sequence_names=_read_names(meta))
         kept = _member(meta, "traces", list)
         sizes = [_member(trace, "events", int) for trace in kept]
         sources = [_member(trace, "source", str) for trace in kept]
@@ -291,6 +298,11 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool
     if found != expected:
         raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
     return PlanFile(plan, traces, meta)
+
+
+def _read_names(meta: dict[str, Any]) -> tuple[str, ...]:
+    names = _member(meta, "sequence_names", list) if "sequence_names" in meta else []
+    return tuple(_member({"sequence_names": name}, "sequence_names", str) for name in names)
 
 
 def _read_tables(

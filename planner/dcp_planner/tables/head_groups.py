@@ -169,6 +169,7 @@ def expand_head_groups(plan: Plan) -> Plan:
         shape=shape,
         head_groups=1,
         cu_seqlens=_expanded_cu_seqlens(plan.cu_seqlens, groups),
+        sequence_names=plan.sequence_names * groups,
         blocks=Blocks(
             _shifted(blocks.sequence, len(plan.cu_seqlens) - 1, groups),
             _shifted(blocks.start, plan.num_tokens, groups),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import Slabs
+from dcp_dsl import Slabs, printable
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_dsl.forms import BlockKind, PlacedForm
 from dcp_planner.model.cluster import Cluster, ModelShape
@@ -22,6 +22,9 @@ from dcp_planner.notebook import Drawn, show
 
 SCHEMA = "dcp.plan/1"
 """Version of the tables; a column `group` and a table `forms` are there only if needed."""
+
+MOST_NAME = 200
+"""Most characters of the name of a sequence."""
 
 
 class TransferKind(IntEnum):
@@ -230,6 +233,10 @@ class Plan(Record, Drawn):
         warnings: wishes of the configuration that could not be met.
         head_groups: groups of heads G that are placed on their own; every tile is there once for
             each of them, and computes a Gth of the heads.
+        sequence_names: for people: of each sequence its row of the data set; empty: not known.
+
+    Raises:
+        ValueError: if not each sequence has a name, or a name is longer than `MOST_NAME`.
     """
 
     cluster: Cluster
@@ -246,6 +253,17 @@ class Plan(Record, Drawn):
     warnings: tuple[PlanWarning, ...] = ()
     head_groups: int = 1
     forms: tuple[PlacedForm, ...] = ()
+    sequence_names: tuple[str, ...] = ()
+
+    def _check(self) -> None:
+        names, count = self.sequence_names, len(self.cu_seqlens) - 1
+        if names and len(names) != count:
+            raise ValueError(f"Plan.sequence_names: expected {count} or none, got {len(names)}")
+        longest = max((len(printable(name)) for name in names), default=0)
+        if longest > MOST_NAME:
+            raise ValueError(
+                f"Plan.sequence_names: expected at most {MOST_NAME} characters, got {longest}"
+            )
 
     @property
     def num_tokens(self) -> int:

@@ -237,8 +237,8 @@ def digest(plan: Plan) -> str:
     """Compute the sha256 over what the devices execute, as 64 hex digits.
 
     Covers schema, numbers of cluster and shape, sequences, all tables, the mask and the programs;
-    not provenance, the partitioner's name, warnings, or names and sources of the cluster's
-    constants.
+    not provenance, names of sequences, the partitioner's name, warnings, or names and sources of
+    the cluster's constants.
     """
     cluster = {k: v for k, v in plan.cluster.to_json().items() if k not in ("name", "source")}
     head: dict[str, object]

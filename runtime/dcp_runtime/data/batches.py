@@ -22,6 +22,7 @@ from dcp_dsl import (
     Stack,
     TokenPaths,
     pack,
+    row_name,
     token_paths,
 )
 from dcp_runtime.data.choices import Packing, RowRules
@@ -62,6 +63,7 @@ class PackedSequence:
 
     Attributes:
         row: its number in the data set.
+        name: as `row_name` makes it, for people.
         tokens: int64 ``[n]``, those that take part.
         columns: what the row's columns say about each of them.
         masks: the different ones of its layers.
@@ -70,6 +72,7 @@ class PackedSequence:
     """
 
     row: int
+    name: str
     tokens: Tokens
     columns: TokenColumns
     masks: tuple[Mask, ...]
@@ -120,7 +123,8 @@ class RowReader:
             return None
         except RunError as error:
             raise RunError(f"row {index}: {error}") from error
-        return PackedSequence(index, tokens[:count], columns.first(count), masks, cycle, sample)
+        name, used = row_name(index, row), tokens[:count]
+        return PackedSequence(index, name, used, columns.first(count), masks, cycle, sample)
 
 
 def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:

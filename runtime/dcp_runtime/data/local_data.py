@@ -347,10 +347,12 @@ class WindowPlans:
     def of(self, number: int) -> tuple[LocalData, BatchPlan]:
         """Return a micro-batch."""
         start, batch = self.window.start, self.planned.batches[number]
+        members = [self.kept[member] for member in batch.members]
         count = len(self.planned.batches) // (self.window.after.step - start.step)
         step, micro_batch = divmod(number, count)
         name = f"epoch {start.epoch}, batch {start.step * count + number}"
-        plan = note_batch(batch.plan, BatchNote(name, batch.facts, self.facts))
+        named = batch.named(tuple(sequence.name for sequence in members))
+        plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts))
         own = zip(self.kept, self.targets, self.planned.steps, strict=True)
         num_targets = sum(
             int(each.columns.weights[targets].sum(dtype=np.float64))
@@ -358,7 +360,7 @@ class WindowPlans:
             if at == step
         )
         data = take_local(
-            [self.kept[member] for member in batch.members],
+            members,
             [self.targets[member] for member in batch.members],
             plan.local_tokens(self.device - batch.first),
             num_targets,

@@ -122,6 +122,11 @@ class MicroBatch:
         """The plan of all layers, or the plans of a stack."""
         return self.plans[0] if len(self.plans) == 1 else StackedPlans(self.plans, self.cycle)
 
+    def named(self, names: tuple[str, ...]) -> "MicroBatch":
+        """Return it with plans of its own that name their sequences; parts of plans stay as is."""
+        own = (replace(p, sequence_names=names) if isinstance(p, Plan) else p for p in self.plans)
+        return replace(self, plans=tuple(own))
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanReply:

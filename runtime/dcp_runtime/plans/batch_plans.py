@@ -1,7 +1,6 @@
 """The plans of one batch, one per distinct mask: their name, their figures, their look-back."""
 
 from collections.abc import Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field
 from typing import TypeAlias
 from weakref import WeakKeyDictionary
@@ -109,13 +108,7 @@ def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
 
 
 def note_batch(plan: BatchPlan, note: BatchNote) -> BatchPlan:
-    """Attach a note to a plan.
-
-    Returns:
-        The plan, or a shallow copy if it has a note already: batches may share a cached plan.
-    """
-    if plan in _notes:
-        plan = copy(plan)
+    """Attach a note to a plan of one batch, and return the plan."""
     _notes[plan] = note
     return plan
 

@@ -233,10 +233,17 @@ def test_a_sequence_is_found_by_its_number_in_every_view(visit, small_plan):
     page.fill(".dcp-finder", "nobody 7")
     page.press(".dcp-finder", "Enter")
     page.wait_for_selector(".dcp-finder[aria-invalid=true]")
+    page.fill(".dcp-finder", "Chat-9f3a")
+    page.press(".dcp-finder", "Enter")
+    rest(page, r"sel=sequence\.2$")
     page.fill(".dcp-finder", "Seq 1")
     page.press(".dcp-finder", "Enter")
     page.wait_for_selector(".dcp-inspector h3 >> text='Sequence 1'")
     rest(page, r"sel=sequence\.1$")
+    name = small_plan.sequence_names[1]
+    assert "<script>" in name
+    assert page.locator(".dcp-inspector dd").first.inner_text() == name
+    assert page.locator(".dcp-inspector script").count() == 0
     assert page.get_attribute(".dcp-finder", "aria-invalid") == "false"
     mine = small_plan.blocks.sequence[small_plan.tiles.q_block] == 1
     shown = visit.colours_at(".dcp-mask", centres(small_plan))
@@ -259,7 +266,7 @@ def test_a_wait_that_is_chosen_shows_its_chain_as_arrows(visit, small_trace):
     key = plan_key("small.dcpplan")
     visit.page.route("**/event/**", lambda route: held.append(route))
     page = visit.open(
-        f"plan/{key}?source=simulated&sel=event.{wait}~source.simulated~device.{device}"
+        f"plan/{key}?source=simulated&path=off&sel=event.{wait}~source.simulated~device.{device}"
     )
     page.wait_for_selector(".dcp-view-simulated .dcp-timeline[data-state=drawn]")
     marks = ".dcp-view-simulated .dcp-marks"
@@ -268,6 +275,26 @@ def test_a_wait_that_is_chosen_shows_its_chain_as_arrows(visit, small_trace):
     page.wait_for_selector(".dcp-inspector h4 >> text=The chain that ends it")
     drawn = f"(least) => ({INKED})(document.querySelector('{marks}')) > least + 100"
     page.wait_for_function(drawn, arg=alone)
+
+
+def test_the_critical_path_is_drawn_told_and_hidden(visit, small_trace):
+    page = visit.open(f"plan/{plan_key('small.dcpplan')}/timeline?source=simulated")
+    told = page.locator(".dcp-path p")
+    told.first.wait_for()
+    assert re.match(r"Predicted critical path: .+ [\d.]+\s%, .+ [\d.]+\s%\.$", told.inner_text())
+    page.wait_for_timeout(50)  # the line is drawn in the next frame
+    drawn = page.eval_on_selector(".dcp-timeline .dcp-marks", INKED)
+    told.get_by_text("Predicted critical path").click()
+    rest(page, "path=off")
+    page.wait_for_timeout(50)
+    plain = page.eval_on_selector(".dcp-timeline .dcp-marks", INKED)
+    end = page.locator(".dcp-timeline .dcp-pixels").bounding_box()["width"]
+    assert drawn > plain + end  # a line from the first moment to the last, thicker than a pixel
+    told.get_by_text("computing").click()
+    rest(page, r"sel=event\.")
+    number = int(re.search(r"sel=event\.(\d+)", page.url)[1])
+    event = track_order(small_trace)[number]
+    assert small_trace.kind[event] == KINDS.index("attention")
 
 
 def test_what_cannot_be_shown_says_so(visit):

@@ -283,9 +283,33 @@ def test_a_sequence_says_its_tokens_tiles_owners_and_bytes(client, small_plan):
         assert values["bytes"] == sum(int(transfers.size_bytes[x]) for x in moved)
         devices = {int(blocks.owner[b]) for b in own} | {int(tiles.device[t]) for t in seen}
         assert {f"device.{device}" for device in devices} == set(links(facts))
-        assert ("Row", f'{{"len": {length}}}') in words(facts)
+        assert ("Sample", f'{{"len": {length}}}') in words(facts)
+        assert ("Row", small_plan.sequence_names[sequence]) in words(facts)
     refused = client.get(f"/api/plan/{KEY}/sequence/3")
     assert "expected a sequence from 0 to 2, got 3" in refused.json["error"]
+
+
+@pytest.mark.parametrize(
+    ("text", "sequence"),
+    [("row 7", 1), ("ROW 70", 0), (" chat-9f3a ", 2), ("<script>", 1), ("row", 0)],
+)
+def test_a_sequence_is_found_by_the_name_of_its_row(client, text, sequence):
+    found = client.get(f"/api/plan/{KEY}/sequence", query_string={"name": text}).json
+    assert found["values"]["sequence"] == sequence
+
+
+@pytest.mark.parametrize("text", ["", "row 71", "<b>"])
+def test_a_name_that_no_row_has_is_answered_with_one_that_a_row_has(client, text):
+    found = client.get(f"/api/plan/{KEY}/sequence", query_string={"name": text}).json
+    assert "expected the name of a row, such as 'row 70', got " in found["error"]
+
+
+def test_tiles_and_devices_name_their_sequences(client, small_plan):
+    text = "1, row 7: <script>alert(1)</script>"
+    tile = int(np.flatnonzero(small_plan.blocks.sequence[small_plan.tiles.q_block] == 1)[0])
+    assert ("Sequence", text) in words(ask(client, f"tile/{tile}"))
+    owner = int(small_plan.blocks.owner[small_plan.tiles.q_block[tile]])
+    assert text in dict(words(ask(client, f"device/{owner}")))["Of sequences"]
 
 
 def test_a_wait_shows_the_chain_that_ends_it(client, small_trace):

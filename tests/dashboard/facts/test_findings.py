@@ -1,11 +1,15 @@
+import re
+
 import numpy as np
 import pytest
 
+from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.devices import path_payload
 from dcp_dashboard.facts.findings import answers, findings, longest_waits
 from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.facts.traces import find_waits
 from dcp_dashboard.library.plans import load_file
-from dcp_planner import Trace, simulate, write_plan
+from dcp_planner import LANES, Trace, simulate, write_plan
 
 MS = 1_000_000
 KIND = {"compute": 0, "send": 3, "receive": 4, "wait": 5}  # of EVENT_KINDS
@@ -80,6 +84,39 @@ def test_no_wait_at_all_is_said():
     assert longest_waits(trace_of(busy))[0].text == "No device ever waits."
 
 
+SHOWN_BY = {"links": "send", "latency": "receive", "launches": None, "waves": "compute",
+            "tiles": "compute"}  # fmt: skip
+
+
+def check_step(trace, finding, lane):
+    """The finding selects an event of a lane, and shows time of that event or just before it."""
+    number = int(re.match(r"event\.(\d+)~source\.simulated~device\.", finding.selected)[1])
+    event = np.lexsort((trace.start_ns, trace.lane, trace.device))[number]
+    assert f"device.{trace.device[event]}~" in finding.selected
+    assert lane is None or LANES[trace.lane[event]] == lane
+    assert finding.time_ns[0] < finding.time_ns[1] <= trace.end_ns[event]
+
+
+def test_the_critical_path_is_one_chain_from_the_first_moment_to_the_last(loaded):
+    trace = loaded.traces["simulated"]
+    header, columns = decode(path_payload(loaded, "simulated"))
+    start, end = columns["start"], columns["end"]
+    assert start[0] == 0
+    assert end[-1] == trace.end_ns.max() - trace.start_ns.min()
+    assert np.array_equal(end[:-1], start[1:])
+    order = np.lexsort((trace.start_ns, trace.lane, trace.device))
+    events = order[columns["event"]]
+    assert (end <= trace.end_ns[events]).all()
+    assert trace.end_ns[events[-1]] == trace.end_ns.max()
+    shares = [float(re.search(r"([\d.]+)\u00a0%$", part["text"])[1]) for part in header["shares"]]
+    assert shares == sorted(shares, reverse=True)
+    assert sum(shares) == pytest.approx(100, abs=0.2)
+    computing = np.isin(trace.kind[events], KIND["compute"]) * (end - start)
+    told = next(part for part in header["shares"] if part["text"].startswith("computing"))
+    longest = int((computing * (trace.start_ns[events] <= start)).argmax())
+    assert told["time"] == f"{start[longest]:.0f}-{end[longest]:.0f}"
+
+
 @pytest.fixture
 def loaded(tmp_path, small_plan):
     trace = simulate(small_plan)
@@ -96,8 +133,11 @@ def test_the_most_costly_cause_is_the_answer_and_the_others_are_findings(loaded)
     assert len(told) + 1 == len(worth) > 1
     for cause, finding in zip(worth, (most, *told), strict=True):
         assert f"it would take {duration(cause.saves_s)} less" in finding.text
-        place = f"device.{cause.where['device']}" if "device" in cause.where else ""
-        assert finding.selected == place
+        where = cause.where.get("device")
+        if cause.name in SHOWN_BY:
+            check_step(loaded.traces["simulated"], finding, SHOWN_BY[cause.name])
+        else:
+            assert finding.selected == ("" if where is None else f"device.{where}")
     assert rest.text.startswith("Next come")
     assert spent.text.startswith(f"The plan takes {duration(diagnosis.seconds)}: its devices")
     every = (most, rest, spent, *found)

@@ -53,6 +53,7 @@ def test_plan_packs_the_chosen_batch_with_the_mask_of_the_data_set(folder):
         0,
         25,
     ]  # 30 + 20 | 25 | 40; 400 and 0 left out
+    assert read_plan(out).plan.sequence_names == ("row 3",)
     assert "2 of 6 rows are empty or longer than 60 tokens: left out" in result.stderr
     document = json.loads(result.stdout)
     assert document["schema"] == "dcp.batches/1"

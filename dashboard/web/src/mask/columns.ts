@@ -12,6 +12,7 @@ export interface MaskHeader {
   readonly num_tokens: number;
   readonly num_devices: number;
   readonly cu_seqlens: readonly number[];
+  readonly sequence_names: readonly string[]; // their rows of the data set; none if not known
   readonly device_colours: readonly string[];
   readonly modes: readonly Mode[];
   readonly group_labels?: readonly string[]; // of a plan of several groups of heads

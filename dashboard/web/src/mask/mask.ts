@@ -269,7 +269,7 @@ export class Mask extends CanvasView {
     const { left, width, height } = this.layers.area;
     const draw = (range: AxisRange, size: number, x: number, y: number, turn: number): void => {
       const { start, end, span } = range;
-      for (const { sequence, text, at } of edgeLabels(this.header.cu_seqlens, { start, end, span, size }, (words) => pen.measureText(words).width)) {
+      for (const { sequence, text, at } of edgeLabels(this.header.cu_seqlens, this.header.sequence_names, { start, end, span, size }, (words) => pen.measureText(words).width)) {
         pen.save();
         pen.fillStyle = themeColour(this.chosen?.sequence === sequence ? "--ink" : "--muted");
         pen.translate(turn ? x : x + at, turn ? y + at : y);
@@ -335,9 +335,12 @@ export class Mask extends CanvasView {
     const [q, kv] = [c.tile_q[tile], c.tile_kv[tile]];
     const owned = (block: number) => `${format.count(c.block_start[block])} to ${format.count(c.block_end[block] - 1)}, `
       + `owned by device ${c.block_owner[block]}`;
+    const sequence = c.block_sequence[q];
+    const name = this.header.sequence_names[sequence];
     return [
       `Tile ${q} × ${kv} on device ${c.tile_device[tile]}${groups.words(this, tile)}`,
       `${format.count(c.tile_pairs[tile])} pairs, ${kindOf(c, tile)}`,
+      `sequence ${sequence}${name ? `, ${name}` : ""}`,
       `division ${c.tile_division[tile]}, backward ${c.tile_backward_division[tile]}`,
       `queries ${owned(q)}`,
       `keys ${owned(kv)}`,

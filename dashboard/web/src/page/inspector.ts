@@ -6,7 +6,7 @@ import { state } from "../session.ts";
 import type { Selection } from "../state.ts";
 import { addFinder } from "./finder.ts";
 
-interface Word { text: string; sel?: string; time?: string; source?: string }
+export interface Word { text: string; sel?: string; time?: string; source?: string }
 interface Row { label: string; parts: Word[] }
 
 /** Facts about one thing, as dcp_dashboard/facts/text.py writes them. */
@@ -40,7 +40,7 @@ export function addressOf(key: string, sel: Selection | undefined): string | nul
 const clearing = (): HTMLElement => button("Clear", "dcp-quiet", () => state.set({ sel: null }), { title: "Esc" });
 
 /** Plain words, or a button that selects: nothing is loaded by it, so it is no link. */
-function word({ text, sel, time, source }: Word): Node | string {
+export function word({ text, sel, time, source }: Word): Node | string {
   if (!sel) return text;
   const title = time ? "Select it and show this time in the timeline" : null;
   return make("button", {

@@ -21,6 +21,7 @@ export function draw(timeline: Timeline): void {
   drawLabels(timeline, pen);
   if (timeline.page) drawHits(timeline, pen);
   drawArea(timeline, pen);
+  timeline.path.draw(pen);
   drawSelection(timeline, pen);
   pen.restore();
   drawScroll(timeline, pen);

@@ -18,6 +18,7 @@ import {
 } from "./events.ts";
 import { BANDS, DRAWN, lanesAt, layoutRows, openNodes, openText, type Row, type Rows, Scroll, THIN } from "./layout.ts";
 import * as marks from "./marks.ts";
+import { CriticalPath } from "./path.ts";
 import { brushTest, factsOf, fit, handleKey, reveal } from "./selection.ts";
 
 /** One trace: all events, those that the filters leave, among them what the selection means and what the search finds. */
@@ -63,6 +64,7 @@ export class Timeline extends CanvasView {
   readonly nodes: number;
   readonly time: AxisRange;
   readonly scroll = new Scroll(1, 1);
+  readonly path: CriticalPath;
   state: Values = state.get();
   /** An area that is being marked. */
   pending: readonly number[] | null = null;
@@ -100,6 +102,7 @@ export class Timeline extends CanvasView {
     this.time = new AxisRange(Math.max(1, Number(host.dataset.until ?? header.longest_ns)), 20);
     this.time.show(this.state.time);
     this.filter();
+    this.path = new CriticalPath(this, host);
     this.listen();
     this.unfollow = state.follow((values, changed) => this.follow(values, changed));
     document.addEventListener("dcp:facts", this.onFacts as EventListener);
@@ -111,6 +114,7 @@ export class Timeline extends CanvasView {
 
   dispose(): void {
     this.unfollow();
+    this.path.dispose();
     document.removeEventListener("dcp:facts", this.onFacts as EventListener);
     window.removeEventListener("resize", this.onWindow);
     for (const tool of this.tools) tool.dispose();
@@ -312,10 +316,11 @@ export class Timeline extends CanvasView {
     if (this.page && has("kinds", "longer", "find")) this.filter();
     if (has("sel")) this.brush();
     if (this.page && has("open", "source")) this.resize();
+    if (has("path", "source")) this.path.say();
     if (has("sel")) reveal(this);
     // Stepping goes along with the divisions here, where the timeline is all there is to see.
     if (this.page && has("sel") && !has("time") && values.sel?.type === "division") fit(this);
-    if (has("sel") || (this.page && has(...DRAWN_KEYS))) this.schedule();
+    if (has("sel", "path") || (this.page && has(...DRAWN_KEYS))) this.schedule();
   }
 
   override moved(): void {
