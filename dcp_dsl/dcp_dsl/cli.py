@@ -116,8 +116,11 @@ def dcpm(ctx: click.Context, color: str) -> None:
 
 def main() -> None:
     """Run `dcpm`; errors that a person can mend become one message and an exit status."""
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it: `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+        elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
     gc.set_threshold(FEW_COLLECTIONS)  # what imports make is no garbage
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -36,6 +36,18 @@ def test_reader_that_leaves_early_causes_no_traceback():
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("closed", [1, 2])
+def test_command_without_standard_streams_runs(closed: int, tmp_path: Path):
+    command = [*DCPM, "show", "--mask", "causal", "--len", "8", "--svg", "a.svg"]
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$@" {closed}>&-', "sh", *command],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    assert done.stderr == ("wrote a.svg\n" if closed == 1 else "")
+    assert (tmp_path / "a.svg").read_text().rstrip().endswith("</svg>")
+
+
 def test_names_print_on_a_terminal_that_knows_ascii_only(tmp_path: Path):
     (tmp_path / "ö.dcpm").write_text("mask a = casual")
     done = subprocess.run(

@@ -374,7 +374,7 @@ def test_the_document_holds_everything(run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--dataset", "missing"], "no such file or folder"),
+        (["--dataset", "missing"], "no such file or folder; expected a .parquet or .jsonl file"),
         (["b.dcpm", "--dataset", "x"], "takes one spec"),
     ],
 )

@@ -32,10 +32,16 @@ def test_a_line_that_is_null_is_refused():  # Arrow's parser dies of it
     [
         ('{"len": 1}\nnull\n', "line 2: expected a JSON object, got NoneType"),
         ('\ufeffnull\n{"len": 1}', "line 1: expected a JSON object, got NoneType"),
-        ('{"len": 1} null {"len": 2}\n', "line 1 is not JSON: Extra data"),
-        ('{"len": 1}\n{"len":\n2}\n', "line 2 is not JSON"),
-        ('{"len": 1}{"len": 2}', "line 1 is not JSON: Extra data"),
-        ('{"len": 1} //', "line 1 is not JSON"),
+        (
+            '{"len": 1} null {"len": 2}\n',
+            "line 1: expected a JSON object, got no JSON: Extra data at column",
+        ),
+        ('{"len": 1}\n{"len":\n2}\n', "line 2: expected a JSON object, got no JSON"),
+        (
+            '{"len": 1}{"len": 2}',
+            "line 1: expected a JSON object, got no JSON: Extra data at column",
+        ),
+        ('{"len": 1} //', "line 1: expected a JSON object, got no JSON"),
     ],
 )
 def test_a_line_is_one_object(tmp_path, text, says):

@@ -74,8 +74,15 @@ def _check_lines(path: Path) -> int:
                 except RecursionError:
                     raise DatasetError(f"{path}: line {number} is nested too deeply") from None
                 except ValueError as error:
-                    raise DatasetError(f"{path}: line {number} is not JSON: {error}") from None
+                    raise _no_json(path, number, error) from None
     return rows
+
+
+def _no_json(path: Path, number: int, error: Exception) -> DatasetError:
+    told = f"{path}: line {number}: expected a JSON object, got no JSON: "
+    if isinstance(error, json.JSONDecodeError):  # its own line number would be that of the text
+        return DatasetError(f"{told}{error.msg} at column {error.colno}")
+    return DatasetError(f"{told}{error}")
 
 
 def _explain_jsonl(path: Path) -> None:
@@ -88,7 +95,7 @@ def _explain_jsonl(path: Path) -> None:
             try:
                 row = json.loads(line.removeprefix(codecs.BOM_UTF8 * (number == 1)))
             except (ValueError, RecursionError) as error:
-                raise DatasetError(f"{path}: line {number} is not JSON: {error}") from None
+                raise _no_json(path, number, error) from None
             if not isinstance(row, dict):
                 raise DatasetError(
                     f"{path}: line {number}: expected a JSON object, got {type(row).__name__}"
@@ -211,7 +218,9 @@ def _find_files(path: Path) -> list[Path]:
     if not path.exists():
         beside = path.parent.iterdir() if path.parent.is_dir() else ()
         hint = did_you_mean(path.name, [p.name for p in beside if p.name != path.name])
-        raise DatasetError(f"{path}: no such file or folder{'; ' + hint if hint else ''}")
+        raise DatasetError(
+            f"{path}: no such file or folder; {hint or 'expected a .parquet or .jsonl file'}"
+        )
     if path.is_dir():
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and p.is_file())
         files = [p for p in files if not any(n[0] == "." for n in p.relative_to(path).parts)]
@@ -250,7 +259,13 @@ def _reading(path: object) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
+    """Return the reason of an error in one line.
+
+    >>> _first_line(PermissionError(13, "Permission denied", "a.jsonl"))
+    'Permission denied'
+    """
+    told = getattr(error, "strerror", None) or str(error)  # without number and path again
+    return told.splitlines()[0] if told else type(error).__name__
 
 
 def _load_splits(path: str) -> Iterator[Source]:

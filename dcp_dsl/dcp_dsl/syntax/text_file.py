@@ -63,9 +63,8 @@ def decode_text(name: str, data: bytes) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecFileError(
-            f"{name}: expected UTF-8 text, got a byte {data[error.start]:#04x} at "
-            f"{error.start}; is "
-            f"this a .dcpm file?"
+            f"{name}: expected UTF-8 text, got a byte {data[error.start]:#04x} at {error.start}; "
+            "if this is a .dcpm file, save it as UTF-8"
         ) from None
     if "\0" in text:
         raise SpecFileError(f"{name}: expected text, got a binary file (it holds NUL bytes)")

@@ -347,7 +347,7 @@ def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[B
         say(f"note: {note}")
     last = run.first_batch + run.num_wanted
     if run.first_batch < len(packed) < last:
-        say(f"note: only batches {run.first_batch} to {len(packed) - 1} exist")
+        say(f"note: the data set ends with batch {len(packed) - 1}")
         last = len(packed)
     for index in range(run.first_batch, last):
         yield packed.batch(index, block_size)

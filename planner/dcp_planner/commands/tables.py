@@ -136,7 +136,11 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
         found, held = spreads_over_best(best).get(scope), sum(scope in batch for batch in best)
         part = "" if held in (0, len(rows)) else f", {held} of {len(rows)}"
         lines.append((label + part, *_times(found)) if found else (f"{label}: {NONE_HOLDS}",))
-    print_table(console, (f"{len(rows)} batches", "least", "median", "mean", "most"), lines)
+    print_table(
+        console,
+        (f"{len(rows)} batch{'es' * (len(rows) > 1)}", "least", "median", "mean", "most"),
+        lines,
+    )
     for line in _over_in_batches(rows):
         console.print(Text(line))
     warned = sum(bool(row.warnings) for row in rows)

@@ -110,7 +110,7 @@ def test_several_batches_become_a_folder_of_plans_and_a_distribution(folder):
     assert static == {name for name in PARTITIONERS if name.startswith("static:")}
     assert set(document["speedup"]) == static
     assert document["speedup"]["static:zigzag"]["least"] == 1.0
-    assert "only batches 0 to 2 exist" in result.stderr
+    assert "the data set ends with batch 2" in result.stderr
     report = read_batches(folder / "plans" / "report.dcpbatches.json")
     assert [b.pop("file") for b in report["batches"]] == files
     assert [b.pop("file") for b in document["batches"]] == [
