@@ -236,3 +236,8 @@ def test_a_number_of_arguments_is_told_in_words(text, told):
 def test_a_size_that_adds_two_positions_is_told_that_it_may_depend_on_none():
     found = check("segment d = [c]*  mask m = q in first(d, q + k)")
     assert [d.code for d in found] == ["E105", "E107"]
+
+
+def test_a_call_of_a_mask_with_a_doubled_parameter_is_no_crash():
+    text = "mask a(w: int, w: int) = k < w  @partial mask b = a(1, 2)"
+    assert [d.code for d in check(text)][:1] == ["E108"]

@@ -1,11 +1,14 @@
 """Masks whose keys are another sequence, against definitions that others published."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import (
     DatasetError,
+    ExchangeError,
     Picture,
     Sample,
     Spec,
@@ -14,8 +17,10 @@ from dcp_dsl import (
     check,
     check_report,
     dense_mask,
+    export_mask,
 )
 from dcp_dsl.cli import dcpm
+from dcp_dsl.interchange import ExportConfig, write_export
 
 PREFILL = "segment cache = entry[kv_len] @keys(cache, {corner}) @partial mask m = {mask}"
 FLAMINGO = """
@@ -175,7 +180,11 @@ def test_a_claim_on_aligned_sequences_is_proved_for_every_token_of_the_keys():
         ("@keys(e) mask a = k in e", "`e` lays out no sequence"),
         ("@keys(m) mask a = k in e", "`m` lays out no sequence"),
         ("@keys(s) mask b = k in e  mask a = b and causal", "`b` looks at keys of `s`"),
-        ("@keys(s) mask b = k in e  check b implies causal", "keys of different sequences"),
+        ("@keys(s) mask b = k in e  check b implies causal", "compares places of queries and of"),
+        (
+            "@keys(s) mask b = k in e  @keys(t) mask c = k in f  check b implies c",
+            "keys of different sequences",
+        ),
     ],
 )
 def test_what_mixes_the_sequences_is_refused(statement, message):
@@ -228,3 +237,67 @@ def test_commands_count_and_compare_rectangles(tmp_path):
     found = run(dcpm, ["diff", "near", "m", "--spec", str(path)])
     assert "`near` implies `m`" in found.output
     assert "first at q = 0, k = 0" in found.output
+
+
+def test_flex_blocks_are_those_of_create_block_mask(tmp_path):
+    torch = pytest.importorskip("torch")
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    mask = Spec.from_text(PREFILL.format(corner="bottom_right", mask="sliding(70)")).mask("m")
+    sample = Sample({"kv_len": 300}, 130)
+    form, dense = mask.compile(sample, may_cross=True), dense_mask(mask, sample)
+    export = export_mask(form, "flex", ExportConfig(32, 64))
+    write_export(tmp_path / "m.py", export)
+    spec = importlib.util.spec_from_file_location("m", tmp_path / "m.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    found = module.make_block_mask()
+    seen = torch.from_numpy(dense)
+    wanted = create_block_mask(
+        lambda b, h, q, k: seen[q, k], None, None, 130, 300, "cpu", BLOCK_SIZE=(32, 64)
+    )
+    assert found.seq_lengths == wanted.seq_lengths == (130, 300)
+    np.testing.assert_array_equal(found.to_dense(), wanted.to_dense())
+    q, k = np.ogrid[:130, :300]
+    predicate = module.make_mask_mod(module.load_tables())
+    assert (predicate(0, 0, torch.from_numpy(q), torch.from_numpy(k)) == seen).all()
+
+
+def test_exports_of_rectangles_hold_the_rectangle():
+    sample = Sample({"lead_len": 2, "turn_lens": [2, 1, 3], "image_lens": [3, 3, 3]}, 8)
+    mask = Spec.from_text(FLAMINGO).mask("m")
+    form, dense = mask.compile(sample, may_cross=True), dense_mask(mask, sample)
+    found = export_mask(form, "dense")
+    np.testing.assert_array_equal(found.arrays["mask"], dense)
+    assert (found.num_tokens, found.values["keys"]) == (8, 9)
+    painted = np.zeros_like(dense)
+    magi = export_mask(form, "magi").arrays
+    for (q0, q1), (k0, k1) in zip(magi["q_ranges"], magi["k_ranges"], strict=True):
+        painted[q0:q1, k0:k1] = True  # full slices alone
+    np.testing.assert_array_equal(painted, dense)
+    assert set(magi["attn_type_map"].tolist()) == {0}
+    with pytest.raises(ExchangeError, match=r"flashmask: expected a mask of one sequence, got 8"):
+        export_mask(form, "flashmask")
+
+
+def test_varlen_of_packed_cross_attention_is_one_call_with_two_tables_of_lengths():
+    form = (
+        Spec.from_text("")
+        .mask("cross")
+        .compile(Sample({"target_lens": [3, 2, 4], "source_lens": [2, 4, 3]}, 9), may_cross=True)
+    )
+    varlen = export_mask(form, "varlen")
+    assert varlen.values["calls"] == 1
+    assert varlen.arrays["0.cu_seqlens_q"].tolist() == [0, 3, 5, 9]
+    assert varlen.arrays["0.cu_seqlens_k"].tolist() == [0, 2, 6, 9]
+
+
+def test_an_expression_beside_a_mask_with_keys_has_its_keys():
+    text = (
+        FLAMINGO
+        + """sample s(lead_len = 1, turn_lens = [2, 1], image_lens = [3, 3])
+    check m equals q.turn == k.image on s  check k in image implies m on s"""
+    )
+    assert [(d.code, d.line) for d in check(text)] == [("C401", 6)]
+    text = PREFILL.format(corner="bottom_right", mask="causal").replace("@partial", "")
+    assert {v.outcome for v in check_report(text + " check m equals causal").verdicts} == {"proved"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dcp_dsl import Sample, Spec, dense_mask, load
-from dcp_dsl.forms import as_slabs
+from dcp_dsl.forms.cross import square_slabs
 from dcp_grammar import MASKS
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ WANTED = {
     "prefix_lm_packed", "document", "document_full", "document_streaming", "shared_question",
     "shared_prefix", "grpo", "dpo", "rag", "multimodal", "modality", "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
-    "svg_spatial", "prompt_tree", "forks", "moba",
+    "svg_spatial", "prompt_tree", "forks", "moba", "cross", "flamingo", "prefill",
 }  # fmt: skip
 
 
@@ -41,7 +41,9 @@ def test_a_library_mask_binds_to_what_its_text_says(path, paint):
             continue
         mask = spec.mask(call)
         chosen = Sample({c: sample.columns[c] for c in mask.columns}, sample.length)
-        assert np.array_equal(paint(as_slabs(mask.bind(chosen))), dense_mask(mask, chosen)), call
+        dense = dense_mask(mask, chosen)
+        painted = paint(square_slabs(mask.compile(chosen, may_cross=True)))
+        assert np.array_equal(painted[: len(dense), : len(dense[0])], dense), call
 
 
 def test_published_forms_that_differ_have_names_of_their_own():

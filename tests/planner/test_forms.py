@@ -204,3 +204,10 @@ def test_a_file_that_claims_more_tiles_than_memory_holds_is_refused(is_form, tmp
     write_plan(path, replace(plan, blocks=single, slabs=slabs, forms=forms))
     with pytest.raises(PlanFileError, match=r"expected at most 67_108_864 .*, got"):
         read_plan(path)
+
+
+def test_keys_of_another_sequence_are_refused_even_where_they_are_as_many():
+    sample = Sample({"target_lens": [2, 2], "source_lens": [3, 1]}, 4)
+    form = Spec.from_text("").mask("cross").compile(sample, may_cross=True)
+    with pytest.raises(PlanError, match=r"of one sequence.*got .*4 queries and 4 keys"):
+        build_plan(block_sparsity([form], 2, 2), ModelShape(1, 1, 8, 2), Cluster(1, 2))

@@ -21,7 +21,8 @@ from dcp_planner import (
 )  # fmt: skip
 from dcp_runtime import RunConfig, open_world, run_plan
 
-LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
+FILES = sorted(Path(str(MASKS)).glob("*.dcpm"))
+LIBRARY = [path for path in FILES if "@keys" not in path.read_text()]  # of one sequence
 COPIES = 3  # of the sample of each mask: a packed batch
 PLACEMENTS = [p for p in ("static:zigzag", "native", "kahypar") if p in PARTITIONERS]
 HEADS = [(2, 2), (4, 2), (3, 1)]

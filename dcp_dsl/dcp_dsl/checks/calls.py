@@ -173,7 +173,7 @@ def call_mask(
     for index, argument in enumerate(given):
         if not _has_place(mask, given, index, checker):
             return MASK
-        name = argument.name.text if argument.name is not None else list(params)[index]
+        name = (argument.name or mask.params[index].name).text
         if name not in params:
             known = ", ".join(params) or "none"
             hint = did_you_mean(name, list(params)) or f"parameters: {known}"

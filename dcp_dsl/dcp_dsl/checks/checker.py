@@ -9,6 +9,7 @@ from dcp_dsl.checks.masks import (
     MAX_EXPANDED_NODES,
     MaskChecker,
     check_mask,
+    check_sides,
     report_size,
 )
 from dcp_dsl.checks.scope import Scope, defined_names, keys_of
@@ -371,9 +372,13 @@ def _has_negative(value: ast.Literals) -> bool:
 
 def _check_check(check: ast.Check, checker: MaskChecker) -> None:
     sides = [side for side in (check.left, check.right) if side is not None]
+    stated = [found for side in sides if (found := keys_of(side, checker.scope)) is not None]
+    keys = stated[0] if stated else None
     for side in sides:
-        checker.whole(side)
-    if len({keys_of(side, checker.scope) for side in sides}) > 1:
+        core = checker.whole(side, keys)
+        if keys is not None and keys_of(side, checker.scope) is None and not checker.found:
+            check_sides(core, side.span, keys, checker)
+    if any(other != keys for other in stated):
         message = "these masks look at keys of different sequences"
         checker.report("E126", message, check.span, "compare masks with the same `@keys`")
     if check.sample is not None and check.sample.text not in checker.scope.samples:

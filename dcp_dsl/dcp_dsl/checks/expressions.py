@@ -17,7 +17,6 @@ from dcp_dsl.checks.kinds import (
     combine,
     has_one_parent,
 )  # fmt: skip
-from dcp_dsl.checks.scope import keys_of
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast
@@ -48,13 +47,6 @@ class ExpressionChecker(Checker):
             }.get(kind.name, "compare it: `q - k < 4`")
             self.report("E103", f"expected a mask, got {kind.described()}", value.span, hint)
         return cast("nodes.Mask", kind.node)
-
-    def whole(self, value: ast.Expr) -> nodes.Mask:
-        """Check an expression that stands alone, so that it may be a mask with `@keys`."""
-        self.keys = keys_of(value, self.scope)
-        core = self.mask(value, {})
-        self.keys = None
-        return core
 
     def number(self, value: ast.Expr, names: Names) -> Kind:
         """Check an expression that must be a number."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dcp_dsl.checks.calls import check_argument
 from dcp_dsl.checks.expressions import ExpressionChecker
 from dcp_dsl.checks.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
-from dcp_dsl.checks.scope import Body, Scope, keys_of_mask
+from dcp_dsl.checks.scope import Body, Scope, keys_of, keys_of_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.keys import ALIGNMENTS, KeySequence, facts_of_keys
 from dcp_dsl.elaboration.programs import reads_length
@@ -20,8 +20,8 @@ MAX_EXPANDED_NODES = 20_000
 _DECORATORS = ("ahead", "partial", "keys")
 
 
-def write_out(expression: ast.Expr, scope: Scope) -> nodes.Mask:
-    """Return a mask expression of a checked text as a core program.
+def write_out(expression: ast.Expr, scope: Scope, keys: KeySequence | None = None) -> nodes.Mask:
+    """Return a mask expression of a checked text as a core program; keys as in `whole`.
 
     >>> from dcp_dsl import Spec
     >>> from dcp_dsl.elaboration.programs import show_mask
@@ -31,7 +31,7 @@ def write_out(expression: ast.Expr, scope: Scope) -> nodes.Mask:
       k <= q
       q - k < 2
     """
-    return MaskChecker(scope, scope.program).whole(expression)
+    return MaskChecker(scope, scope.program).whole(expression, keys)
 
 
 def write_out_inside(
@@ -50,6 +50,16 @@ def write_out_segment(name: str, scope: Scope) -> nodes.Segment:
 
 class MaskChecker(ExpressionChecker):
     """Checks the masks of one text."""
+
+    def whole(self, value: ast.Expr, keys: KeySequence | None = None) -> nodes.Mask:
+        """Check an expression that stands alone, so that it may be a mask with `@keys`.
+
+        Without `@keys` of its own it has those that are given.
+        """
+        self.keys = keys_of(value, self.scope) or keys
+        core = self.mask(value, {})
+        self.keys = None
+        return core
 
     def body(self, mask: ast.MaskDef, scope: Scope) -> Body | None:
         """Return the body of a mask of a scope, read once; None if it cannot be written out."""
@@ -136,7 +146,7 @@ def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
     body = checker.read(mask)
     keys = keys_of_mask(mask, checker.scope)
     if body is not None and keys is not None and not checker.found:
-        _check_sides(mask, body, keys, checker)
+        check_sides(body.core, mask.value.span, keys, checker)
     if checker.scope.masks[mask.name.text] is mask:
         checker.scope.bodies.setdefault(mask.name.text, body)
     for node in walk(mask.value):
@@ -169,16 +179,16 @@ def _check_keys(decorator: ast.Decorator, checker: ExpressionChecker) -> tuple[a
     return (name,)
 
 
-def _check_sides(
-    mask: ast.MaskDef, body: Body, keys: KeySequence, checker: ExpressionChecker
+def check_sides(
+    core: nodes.Mask, whole: ast.Span, keys: KeySequence, checker: ExpressionChecker
 ) -> None:
     """Report what mixes the sequences of queries and of keys."""
     try:
-        facts_of_keys(body.core, keys)
+        facts_of_keys(core, keys)
     except SpecError as error:
         found = error.diagnostics[0]
         is_own = found.name == checker.program.name  # not in a mask of the library or another file
-        span = ast.Span(found.start, found.end) if is_own else mask.value.span
+        span = ast.Span(found.start, found.end) if is_own else whole
         checker.report(found.code, found.message, span, found.hint)
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from dcp_dsl.budget import OverBudget
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, keys_of
 from dcp_dsl.claims.report import Outcome
 from dcp_dsl.claims.samples import STEPS_PER_PART, UnfitSampleError, count_parts
 from dcp_dsl.claims.testing import (
@@ -122,12 +122,15 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
 
 def _read(check: ast.Check, scope: Scope) -> Mask:
     """Return the pairs that contradict a claim; for `total` the mask (rows may be empty)."""
-    left = read_mask(check.left, scope)
+    keys = keys_of(check.left, scope)
+    if keys is None and check.right is not None:
+        keys = keys_of(check.right, scope)
+    left = read_mask(check.left, scope, keys)
     if check.claim == "lookback":
         return replace(left, core=nodes.And((nodes.AHEAD, left.core)))
     if check.right is None:
         return left
-    right = read_mask(check.right, scope)
+    right = read_mask(check.right, scope, keys)
     core: nodes.Mask = nodes.And((left.core, nodes.Not(right.core)))
     if check.claim == "equals":
         core = nodes.Or((core, nodes.And((right.core, nodes.Not(left.core)))))

@@ -54,7 +54,7 @@ def export(  # noqa: PLR0913 - one argument per option
 
     loaded = load_spec(spec)
     mask = choose_mask(loaded, call)
-    bound = mask.bind(choose_sample(loaded, mask, sample, length))
+    bound = mask.compile(choose_sample(loaded, mask, sample, length), may_cross=True)
     block_q, block_kv = _read_block(block)
     found = export_mask(bound, name, ExportConfig(block_q, block_kv, mask.call))
     files = [str(path) for path in write_export(out, found)]

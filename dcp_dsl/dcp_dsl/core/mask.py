@@ -140,10 +140,10 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
     return Mask(name, unparse(canonical), columns, expression, scope, program, core, keys)
 
 
-def read_mask(expression: ast.Expr, scope: Scope) -> Mask:
-    """Make a checked expression of a text a mask."""
-    text, core = unparse(expression), write_out(expression, scope)
-    keys = keys_of(expression, scope)
+def read_mask(expression: ast.Expr, scope: Scope, keys: KeySequence | None = None) -> Mask:
+    """Make a checked expression of a text a mask; without `@keys` it has those that are given."""
+    keys = keys_of(expression, scope) or keys
+    text, core = unparse(expression), write_out(expression, scope, keys)
     columns = _columns(core) | key_columns(keys)
     return Mask(text, text, columns, expression, scope, scope.program, core, keys)
 

@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms.cross import CrossForm, num_keys, square_slabs
+from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 from dcp_dsl.interchange.export import Export, ExportConfig
@@ -51,9 +53,7 @@ class BlockTables:
     full_idx: Indices
 
 
-def build_block_tables(
-    slabs: Slabs, block_q: int, block_kv: int
-) -> tuple[BlockTables, BlockTables]:
+def build_block_tables(form: Form, block_q: int, block_kv: int) -> tuple[BlockTables, BlockTables]:
     """Return the key blocks of every query block, and the query blocks of every key block.
 
     No pair is evaluated: the blocks come from the exact block sparsity. The last block row and
@@ -65,7 +65,7 @@ def build_block_tables(
     """
     if min(block_q, block_kv) < 1:
         raise ExchangeError(f"expected blocks of at least 1 token, got {block_q} x {block_kv}")
-    blocks = block_sparsity([slabs], block_q, block_kv)
+    blocks = block_sparsity([form], block_q, block_kv)
     num_q, num_kv = len(blocks.q_bounds) - 1, len(blocks.kv_bounds) - 1
     if num_q * num_kv > MAX_ENTRIES:
         raise ExchangeError(
@@ -73,9 +73,9 @@ def build_block_tables(
             f"use blocks larger than {block_q} x {block_kv}",
             "X304",
         )
-    n = slabs.num_tokens
     row, col = blocks.row_idx.astype(np.int64), blocks.col_idx.astype(np.int64)
-    is_whole = ((row + 1) * block_q <= n) & ((col + 1) * block_kv <= n)
+    is_whole = (row + 1) * block_q <= form.num_tokens
+    is_whole &= (col + 1) * block_kv <= num_keys(form)
     is_full = (blocks.kind == BlockKind.FULL) & is_whole
     order = np.lexsort((row, col))
     return (
@@ -238,19 +238,19 @@ def make_block_mask(device="cpu"):
         tables["full_kv_indices"],
         BLOCK_SIZE=BLOCK_SIZE,
         mask_mod=make_mask_mod(tables),
-        seq_lengths=(TOKENS, TOKENS),
+        seq_lengths=(TOKENS, {keys}),
     )
 '''
 
 
-def to_flex(slabs: Slabs, config: ExportConfig) -> Export:
+def to_flex(form: Form, config: ExportConfig) -> Export:
     """Write the arguments of `BlockMask.from_kv_blocks`, the tables of `mask_mod`, and the source.
 
     Raises:
         ExchangeError: X304 if the tables become too large.
     """
-    forward, _ = build_block_tables(slabs, config.block_q, config.block_kv)
-    predicate = build_mask_mod(slabs)
+    forward, _ = build_block_tables(form, config.block_q, config.block_kv)
+    predicate = build_mask_mod(square_slabs(form))
     arrays = {
         "kv_num_blocks": forward.partial_num[None, None],
         "kv_indices": forward.partial_idx[None, None],
@@ -260,10 +260,11 @@ def to_flex(slabs: Slabs, config: ExportConfig) -> Export:
     }
     reads = {name: f"tables[{name!r}]" for name in predicate.tables}
     source = _FLEX_TEMPLATE.format(
-        **_filled(slabs, config, reads, "cpu"),
+        **_filled(form, config, reads, "cpu"),
+        keys=num_keys(form) if isinstance(form, CrossForm) else "TOKENS",
         expression=predicate.expression.replace("\n", "\n    "),
     )
-    return Export("flex", slabs.num_tokens, arrays, _values(config, predicate), source)
+    return Export("flex", form.num_tokens, arrays, _values(config, predicate), source)
 
 
 def _values(config: ExportConfig, predicate: MaskMod) -> dict[str, int | bool | str]:
@@ -271,12 +272,12 @@ def _values(config: ExportConfig, predicate: MaskMod) -> dict[str, int | bool | 
 
 
 def _filled(
-    slabs: Slabs, config: ExportConfig, reads: dict[str, str], device: str
+    form: Form, config: ExportConfig, reads: dict[str, str], device: str
 ) -> dict[str, object]:
     """Return what both templates hold; `reads` says where the predicate finds its tables."""
     lines = "".join(f"{name} = {place}\n" for name, place in reads.items())
     return {
-        "title": plain_title(config.title), "tokens": slabs.num_tokens, "block_q": config.block_q,
+        "title": plain_title(config.title), "tokens": form.num_tokens, "block_q": config.block_q,
         "block_kv": config.block_kv, "load_tables": _LOAD_TABLES.replace("DEVICE", device),
         "captured": indent(lines, "    ") + ("\n" if lines else ""),
     }  # fmt: skip
@@ -339,21 +340,21 @@ def attention_arguments(device="cuda"):
 '''
 
 
-def to_flash4(slabs: Slabs, config: ExportConfig) -> Export:
+def to_flash4(form: Form, config: ExportConfig) -> Export:
     """Write ``forward.*`` and ``backward.*`` tables, the tables of `mask_mod`, and the source.
 
     Raises:
         ExchangeError: X304 if the tables become too large.
     """
-    forward, backward = build_block_tables(slabs, config.block_q, config.block_kv)
-    predicate = build_mask_mod(slabs)
+    forward, backward = build_block_tables(form, config.block_q, config.block_kv)
+    predicate = build_mask_mod(square_slabs(form))
     names = list(predicate.tables)
     reads = {name: f"aux_tensors[{index}]" for index, name in enumerate(names)}
     source = _FLASH4_TEMPLATE.format(
-        **_filled(slabs, config, reads, "cuda"), names=names, expression=predicate.expression
+        **_filled(form, config, reads, "cuda"), names=names, expression=predicate.expression
     )
     arrays = {**_named("forward", forward), **_named("backward", backward), **predicate.tables}
-    return Export("flash4", slabs.num_tokens, arrays, _values(config, predicate), source)
+    return Export("flash4", form.num_tokens, arrays, _values(config, predicate), source)
 
 
 def _named(direction: str, tables: BlockTables) -> dict[str, Indices]:

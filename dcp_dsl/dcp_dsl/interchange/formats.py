@@ -1,7 +1,9 @@
 """Write and read masks in all formats, by the format's name."""
 
+from dataclasses import replace
+
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.forms.conversion import as_slabs
+from dcp_dsl.forms.cross import CrossForm, square_slabs
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.block_sparse import to_flash4, to_flex
@@ -20,6 +22,7 @@ _PLAIN = {
     "dense": to_dense, "dcp": to_dcp, "flashmask": to_flashmask, "magi": to_magi,
     "varlen": to_varlen,
 }  # fmt: skip
+_OF_ONE_SEQUENCE = ("dcp", "flashmask")
 _BLOCKED = {"flex": to_flex, "flash4": to_flash4}
 WRITERS = (*_PLAIN, *_BLOCKED)
 READERS = {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
@@ -45,10 +48,25 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
     """
     if format not in WRITERS:
         raise ExchangeError(f"expected a format out of {', '.join(WRITERS)}, got {format!r}")
-    slabs = as_slabs(mask)
-    if format in _PLAIN:
-        return _PLAIN[format](slabs)
-    return _BLOCKED[format](slabs, config or ExportConfig())
+    if isinstance(mask, CrossForm) and format in _OF_ONE_SEQUENCE:
+        raise ExchangeError(
+            f"{format}: expected a mask of one sequence, got {mask.num_tokens} queries and "
+            f"{mask.num_kv} keys of another; use `flex`, `magi`, `varlen` or `dense`"
+        )
+    if format in _BLOCKED:
+        found = _BLOCKED[format](mask, config or ExportConfig())
+    else:
+        found = _PLAIN[format](square_slabs(mask))
+    return _cut(found, mask) if isinstance(mask, CrossForm) else found
+
+
+def _cut(export: Export, mask: CrossForm) -> Export:
+    """Return what was written of the square around a mask between two sequences."""
+    arrays = dict(export.arrays)
+    if export.format == "dense":
+        arrays["mask"] = arrays["mask"][: mask.num_tokens, : mask.num_kv]
+    values = {**export.values, "keys": mask.num_kv}
+    return replace(export, num_tokens=mask.num_tokens, arrays=arrays, values=values)
 
 
 def import_mask(export: Export) -> Slabs:

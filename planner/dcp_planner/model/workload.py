@@ -8,6 +8,7 @@ import numpy as np
 from dcp_dsl import BlockSparsity, Form, Slabs
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed, settle
 from dcp_dsl.forms import PlacedForm, as_rows
+from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape
 
 Direction: TypeAlias = Literal["forward", "backward"]
@@ -63,9 +64,16 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
     """Turn block sparsity into token blocks and tiles; O(B).
 
     Raises:
+        PlanError: if the keys are another sequence than the queries.
         ValueError: if queries and keys are cut at different places.
         DatasetError: for a mask of tiles with too many key ranges.
     """
+    if sparsity.keys is not None:
+        raise PlanError(
+            f"expected queries and keys of one sequence, which share an owner, got masks with "
+            f"`@keys`: {sparsity.batch.num_tokens} queries and {sparsity.keys.num_tokens} keys; "
+            f"plan the masks without, and compute these with a kernel (`dcpm export`)"
+        )
     if not np.array_equal(sparsity.q_bounds, sparsity.kv_bounds):
         raise ValueError(
             f"queries and keys must be cut at the same places to share an owner, got block_q "
