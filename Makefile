@@ -16,6 +16,9 @@ NODE_BIN := $(abspath $(VENV))/node
 WITH_NODE = PATH="$(NODE_BIN):$$PATH"
 CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
 
+# Each of some hundred processes of the tests would compile all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo docs test vsix wheel release-check web web-check screenshots loss-parity setup setup-dev chromium check mypy pyright format \
 	compiled test-slow test-quick test-flaky test-nightly test-mutations test-python coverage \
 	fuzz faults soak locks sbom gpu clean

@@ -5,7 +5,7 @@ owner must hold exactly the tiles of each of its blocks.
 """
 
 import random
-from collections import Counter
+from collections import Counter, defaultdict
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,13 @@ class Machine:
             }
             for x in range(len(table))
         ]
-        self.tokens = plan.blocks.num_tokens.tolist()
+        self.tokens, self.owner = plan.blocks.num_tokens.tolist(), plan.blocks.owner.tolist()
+        # By device, kind and block: the transfers that bring it, by division.
+        self.visits = defaultdict(list)
+        own = [x for x, b in enumerate(table.is_backward.tolist()) if b == self.is_backward]
+        for x in sorted(own, key=lambda x: self.rows[x]["division"]):
+            row = self.rows[x]
+            self.visits[row["target"], row["kind"], row["block"]].append((row["division"], x))
         self.tiles = list(
             zip(plan.tiles.q_block.tolist(), plan.tiles.kv_block.tolist(), strict=True)
         )
@@ -46,15 +52,13 @@ class Machine:
         self.launched, self.payload, self.arrived = {}, {}, set()
 
     def is_local(self, device, block):
-        return int(self.plan.blocks.owner[block]) == device
+        return self.owner[block] == device
 
     def visit(self, device, kind, block, division):
         """The transfer whose rows a device uses for a block in a division, None for its own."""
         if self.is_local(device, block):
             return None
-        here = [x for x in range(len(self.rows)) if self.into(x, device, kind, block)]
-        here.sort(key=lambda x: self.rows[x]["division"])
-        return [x for x in here if self.rows[x]["division"] <= division][-1]
+        return [x for at, x in self.visits[device, kind, block] if at <= division][-1]
 
     def holds(self, device, kind, block, division):
         """Ask if the block is the device's own or lies whole where its transfer put it."""
@@ -70,12 +74,6 @@ class Machine:
         row = self.rows[x]
         kind = Q if QUERY[row["kind"]] else KV
         return self.sums_of(row["source"], kind, row["block"], row["division"])
-
-    def into(self, x, device, kind, block):
-        row = self.rows[x]
-        return (row["target"], row["kind"], row["block"]) == (device, kind, block) and (
-            bool(self.plan.transfers.is_backward[x]) == self.is_backward
-        )
 
     def span(self, x):
         row = self.rows[x]
@@ -98,13 +96,16 @@ class Machine:
 
     def can_leave(self, x):
         row = self.rows[x]
-        if x in self.arrived or self.launched.get(x) != {row["source"], row["target"]}:
+        if self.launched[x] != {row["source"], row["target"]}:
             return False
         return row["kind"] >= OUT or self.holds(
             row["source"], row["kind"], row["block"], row["division"]
         )
 
     def deliver(self, x):
+        """Let a message arrive if its rows are there; say whether it arrived."""
+        if not self.can_leave(x):
+            return False
         row = self.rows[x]
         if row["kind"] >= OUT:  # a sender may read its sums until they have left
             sums = self.sums[row["source"]].get(self.sums_sent(x))
@@ -114,6 +115,7 @@ class Machine:
             key = row["kind"], place
             assert self.buffer[row["target"]][key] == ("on its way", x), "rows taken twice"
             self.buffer[row["target"]][key] = x
+        return True
 
     def step(self, device):
         """Execute one instruction if it does not have to wait; say whether it was executed."""
@@ -164,16 +166,13 @@ class Machine:
     def run(self):
         while True:
             moves = [d for d in range(len(self.at)) if self.at[d] < len(self.programs[d])]
-            messages = [x for x in self.launched if self.can_leave(x)]
-            if not moves and not messages:
-                return
             # Whoever can go on does, in any order; messages arrive at any time.
-            choices = [("deliver", x) for x in messages] + [("step", d) for d in moves]
+            choices = [(self.deliver, x) for x in self.launched if x not in self.arrived]
+            choices += [(self.step, device) for device in moves]
             self.random.shuffle(choices)
-            assert any(
-                (self.deliver(subject) or True) if what == "deliver" else self.step(subject)
-                for what, subject in choices
-            ), "everybody waits"
+            if not any(go_on(subject) for go_on, subject in choices):
+                assert not moves, "everybody waits"
+                return
 
 
 def check(plan, direction, seed):

@@ -173,7 +173,7 @@ def start_ranks(start_python) -> Callable[..., list[str]]:
         finally:
             fork.kill()
         out, err = (
-            [(folder / f"{name}-{rank}").read_text() for rank in range(ranks)]
+            [(folder / f"{name}-{fork.pid}-{rank}").read_text() for rank in range(ranks)]
             for name in ("out", "err")
         )
         assert status == 0, "\n".join(text[-3000:] for text in (fork.err.read_text(), *err))

@@ -1,7 +1,8 @@
 """Run a script as torchrun would on one node: ``rank_launcher.py RANKS SCRIPT [ARGUMENT ...]``.
 
 The ranks are forks of a process that has the imports of the script: some take seconds of CPU. What
-they print is in the files `out-RANK` and `err-RANK` of the current folder.
+they print is in the files `out-PID-RANK` and `err-PID-RANK` of the current folder, with the PID of
+the launcher: other worlds may run there, too.
 """
 
 import ast
@@ -51,7 +52,7 @@ def load_imports(script):
 def become(rank, ranks, port):
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number, name in ((1, "out"), (2, "err")):
-        file = os.open(f"{name}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        file = os.open(f"{name}-{os.getppid()}-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, number)
         os.close(file)
     os.environ.update(

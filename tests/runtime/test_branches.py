@@ -131,6 +131,15 @@ def test_the_last_token_of_a_prompt_predicts_the_first_of_every_answer():
     assert 8 not in data.target_rows.tolist()  # the end of an answer predicts nothing
 
 
+def test_a_prompt_is_labelled_with_an_answer_that_counts():
+    packed, _ = a_group(3)
+    labels = [-100 if at == 5 else token for at, token in enumerate(packed["tokens"])]
+    data = batch_of([{**packed, "labels": labels}], GRPO)
+    predicted = data.target_ids[data.target_rows == 4].tolist()
+    assert predicted == [labels[9], labels[15]]
+    assert data.labels[4] in predicted
+
+
 def test_targets_of_a_tree_on_several_ranks_are_those_of_one():
     row = {"tokens": list(range(12)), "lens": [3, 4, 2, 3], "parents": [-1, 0, 0, 1]}
     mask = TREE.mask("own")

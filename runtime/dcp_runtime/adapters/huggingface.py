@@ -52,7 +52,9 @@ def register_dcp() -> None:
         RunError: if transformers is not installed.
     """
     try:
-        from transformers import AttentionInterface, AttentionMaskInterface
+        # By module: the package itself names all models, and type checkers read them.
+        from transformers.masking_utils import AttentionMaskInterface
+        from transformers.modeling_utils import AttentionInterface
     except ImportError as error:
         raise RunError(
             "the Hugging Face integration needs transformers 5: pip install 'dcp-dsl[hf]'"
@@ -213,7 +215,7 @@ def prefill(
     Raises:
         RunError: if there are not as many decoders as prompts, or one is no rank of the group.
     """
-    from transformers import DynamicCache
+    from transformers.cache_utils import DynamicCache
 
     data, plan = batch
     ranks = dist.get_world_size(process_group(group))
@@ -322,7 +324,7 @@ class DCPTrainerMixin:
 
 def _epochs(loader: DCPDataloader) -> Any:  # Any: transformers'
     """Return a callback that tells the loader the epoch: after a resume it is not the first."""
-    from transformers import TrainerCallback
+    from transformers.trainer_callback import TrainerCallback
 
     class Epochs(TrainerCallback):
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
