@@ -29,7 +29,7 @@ from dcp_dashboard.pages.plan import overview
 ASSETS = Path(__file__).parent.parent / "assets"
 
 SCRIPT = "dashboard.bundle.js"
-STYLES = ("style.css", "timeline.css")
+STYLES = ("tokens.css", "style.css", "timeline.css")
 
 MOST_BYTES = 200 * 2**20
 """Of the data in one page; browsers give up on much larger ones."""

@@ -84,7 +84,7 @@ class Sheet:
 
 @dataclass(frozen=True, slots=True)
 class ThemeColours:
-    """Colours of a theme, as in `assets/style.css`."""
+    """Colours of a theme, as in `assets/tokens.css`."""
 
     page: str
     panel: str

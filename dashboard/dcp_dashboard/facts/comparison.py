@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.facts.moves import has_same_blocks
 from dcp_dashboard.facts.quantities import (
+    Text,
     count,
     counted,
     digits,
@@ -33,7 +34,6 @@ EQUAL = 0.0005
 
 Judgement = Literal["better", "worse", "equal", "none"]
 Goal = Literal["less", "more", None]
-Text = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +87,8 @@ class FigureRow:
             return f"{signed(100 * (second - first), digits)} points"
         relative = self.difference.change
         share = "" if relative is None else f" ({signed(relative, percent)})"
-        return signed(second - first, self.text) + share
+        text = digits if self.text is ratio else self.text  # two decimals may show nothing
+        return signed(second - first, text) + share
 
 
 @dataclass(frozen=True, slots=True, eq=False)

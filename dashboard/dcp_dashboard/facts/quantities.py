@@ -4,11 +4,14 @@ A no-break space stands between the two, so no line ends inside a quantity.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 SPACE = "\u00a0"
 Units = tuple[tuple[str, float], ...]
+Text = Callable[[float], str]
 SECONDS: Units = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0))
+BYTES: Units = (("B", 1.0), ("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12))
+COUNTS: Units = (("M", 1e6), ("G", 1e9), ("T", 1e12))
 
 
 def count(value: float) -> str:
@@ -19,7 +22,7 @@ def count(value: float) -> str:
     """
     if value < 1e6:
         return f"{value:,.0f}"
-    return _scaled(value, (("M", 1e6), ("G", 1e9), ("T", 1e12)))
+    return _scaled(value, COUNTS)
 
 
 def counted(number: int, noun: str) -> str:
@@ -39,7 +42,7 @@ def size(size_bytes: float) -> str:
     """
     if size_bytes < 1000:
         return f"{size_bytes:.0f}{SPACE}B"
-    return _scaled(size_bytes, (("kB", 1e3), ("MB", 1e6), ("GB", 1e9), ("TB", 1e12)))
+    return _scaled(size_bytes, BYTES)
 
 
 def duration(seconds: float) -> str:
@@ -53,14 +56,30 @@ def duration(seconds: float) -> str:
     return _scaled(seconds, SECONDS)
 
 
-def durations(seconds: Sequence[float]) -> tuple[str, list[str]]:
-    """Write the times of a column in the unit of the longest; the unit stands apart.
+def alike(values: Iterable[float], text: Text) -> Text:
+    r"""Return how to write the values of a column: as `text` does, in the unit of the largest.
 
-    >>> durations([0.0019, 4.2e-5, 0.0])
-    ('ms', ['1.9', '0.042', '0'])
+    >>> [alike([0.0019, 4.2e-5], duration)(value) for value in (0.0019, 4.2e-5, 0)]
+    ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms']
     """
-    unit, factor = _unit(max(seconds, default=0.0), SECONDS)
-    return unit, [digits(value / factor) for value in seconds]
+    units, most = _UNITS.get(text, ()), max(map(abs, values), default=0.0)
+    if not units or most < units[0][1]:
+        return text
+    unit = _unit(most, units)
+    return lambda value: _scaled(value, (unit,))
+
+
+def constant(name: str, value: float) -> str:
+    r"""Write a constant of a cluster, whose name ends with its unit; a rate of 0 is infinite.
+
+    >>> constant("flops_per_s", 2.25e14), constant("latency_s", 1e-5), constant("bytes_per_s", 0)
+    ('225\xa0TFLOP/s', '10\xa0µs', 'infinite')
+    """
+    if not name.endswith("_per_s"):
+        return duration(value)
+    if not value:
+        return "infinite"
+    return f"{count(value)}FLOP/s" if name.endswith("flops_per_s") else f"{size(value)}/s"
 
 
 def percent(fraction: float) -> str:
@@ -81,7 +100,7 @@ def ratio(value: float) -> str:
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
-def signed(difference: float, text: Callable[[float], str]) -> str:
+def signed(difference: float, text: Text) -> str:
     r"""Write a difference with its sign; a real minus sign is as wide as the plus.
 
     >>> signed(2e-3, duration), signed(0, count), signed(-1536, size)[1:]
@@ -111,3 +130,6 @@ def digits(value: float) -> str:
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+_UNITS: Mapping[Text, Units] = {count: COUNTS, size: BYTES, duration: SECONDS}

@@ -104,11 +104,12 @@ def _table_row(row: FigureRow) -> Component:
 def kinds_panel(comparison: Comparison) -> Component:
     """Build the table of times by kind of event."""
     q, rows, found = quantities, [], compare_kinds(comparison)
-    unit, times = q.durations([time for row in found for time in (row.first, row.second)])
-    for row, a, b in zip(found, times[::2], times[1::2], strict=True):
+    text = q.alike((time for row in found for time in (row.first, row.second)), q.duration)
+    for row in found:
         factor = "-" if row.ratio is None else q.ratio(row.ratio)
-        rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", (a, b, factor)))
-    heads = headings(("Mean of the devices", f"A, {unit}", f"B, {unit}", "B / A"), (1, 2, 3))
+        numbers = (text(row.first), text(row.second), factor)
+        rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", numbers))
+    heads = headings(("Mean of the devices", "A", "B", "B / A"), (1, 2, 3))
     body = html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
     return panel("Time by kind of event", [body])
 
@@ -129,20 +130,22 @@ def constants_panel(comparison: Comparison) -> Component:
         run = compare_with_run(side.loaded.plan, side.trace)
     except PlanError as error:
         return panel(title, [hint(str(error))])
-    unit, times = q.durations([t for one in run.classes for t in (one.predicted_s, one.measured_s)])
-    for one, predicted, measured in zip(run.classes, times[::2], times[1::2], strict=True):
+    times = (time for one in run.classes for time in (one.predicted_s, one.measured_s))
+    text = q.alike(times, q.duration)
+    for one in run.classes:
         factor = q.ratio(one.measured_s / one.predicted_s) if one.predicted_s else "-"
         told = "none alone" if one.differs else ""
         if one.constant:
             share = q.percent(one.explains)
-            told = f"{one.constant} {one.now:.3g} → {one.set_to:.3g} explains {share}"
-        rows.append(
-            _numbers_row(one.name, (q.count(one.pieces), predicted, measured, factor), told)
-        )
-    times_of = (f"Predicted, {unit}", f"Measured, {unit}")
-    names = ("Class of work", "Pieces", *times_of, "Ratio", "Constant")
+            now, then = (q.constant(one.constant, value) for value in (one.now, one.set_to))
+            told = f"{one.constant}: {now} → {then} explains {share}"
+        numbers = (q.count(one.pieces), text(one.predicted_s), text(one.measured_s), factor)
+        rows.append(_numbers_row(one.name, numbers, told))
+    names = ("Class of work", "Pieces", "Predicted", "Measured", "Ratio", "Constant")
     body = html.Div(table(headings(names, (1, 2, 3, 4)), rows), className="dcp-scroll", tabIndex=0)
-    fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
+    fitted = "No one constant explains a difference."
+    if any(one.constant for one in run.classes):
+        fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
     return panel(title, [body, hint(f"{fitted} `dcpm calibrate` measures a machine's constants.")])
 
 
@@ -211,12 +214,12 @@ def _device_table(deltas: tuple[Deltas, ...]) -> Component:
         html.Th(d.heading, scope="colgroup", colSpan=3, className="dcp-group") for d in deltas
     ]
     names = headings(("A", "B", MINUS) * len(deltas), range(3 * len(deltas)))
-    rows = []
+    rows, texts_of = [], [quantities.alike((*d.first, *d.second), d.text) for d in deltas]
     for device in range(len(deltas[0].first)):
         cells: list[Component] = [html.Th(str(device), scope="row", className="dcp-number")]
-        for delta in deltas:
+        for delta, text in zip(deltas, texts_of, strict=True):
             a, b = delta.first[device], delta.second[device]
-            texts = (delta.text(a), delta.text(b), quantities.signed(b - a, delta.text))
+            texts = (text(a), text(b), quantities.signed(b - a, text))
             cells += [html.Td(text, className="dcp-number") for text in texts]
         rows.append(html.Tr(cells))
     head = html.Thead([html.Tr(groups), html.Tr(names)])

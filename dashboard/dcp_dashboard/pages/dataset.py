@@ -25,6 +25,7 @@ from dcp_dashboard.pages.layout import (
 from dcp_dashboard.pages.tables import (
     Column,
     Query,
+    cells_of,
     has_words,
     page_of,
     read_query,
@@ -166,7 +167,11 @@ def _table_panel(
     found = sort_batches([b for b in report.batches if matches(b, asked.q)], asked)
     folder = PurePosixPath(entry.relative).parent
     page, turn = page_of(found, asked, address)
-    shown = [_row(batch, library, folder) for batch in page]
+    cells = cells_of(COLUMNS, page)
+    shown = [
+        html.Tr([*row, _link(batch, library, folder)])
+        for row, batch in zip(cells, page, strict=True)
+    ]
     heads = [*sortable_heads(COLUMNS, asked, address, "index"), html.Th("Plan", scope="col")]
     count = f"{quantities.count(len(found))} of {quantities.count(len(report.batches))}"
     search = search_box(asked, "Find batches by mask, rows or warning")
@@ -194,10 +199,10 @@ def sort_batches(batches: Sequence[BatchLine], asked: Query) -> list[BatchLine]:
     )
 
 
-def _row(batch: BatchLine, library: PlanLibrary, folder: PurePosixPath) -> Component:
+def _link(batch: BatchLine, library: PlanLibrary, folder: PurePosixPath) -> Component:
     key = plan_key((folder / batch.file).as_posix()) if batch.file else ""
     link: Component = html.Span("-", title="No plan file")
     if library.folder.find(key, SUFFIX):
         link = dcc.Link(batch.file, href=f"/plan/{key}")
     marks = [html.Span(" ⚠", title="\n".join(batch.warnings))] if batch.warnings else []
-    return html.Tr([*(column.cell(batch) for column in COLUMNS), html.Td([link, *marks])])
+    return html.Td([link, *marks])

@@ -11,7 +11,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.api.palette import NEUTRAL
-from dcp_dashboard.facts.quantities import count, duration, ratio, size
+from dcp_dashboard.facts.quantities import alike, count, duration, ratio, size
 from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.charts import BLUE, TEMPLATE, graph
 from dcp_dashboard.pages.layout import changed_notice, framed, headings, notes_list, panel, table
@@ -120,10 +120,12 @@ def _told(row: Floats) -> list[tuple[str, str]]:
 
 def _rows(plans: Sequence[LoadedPlan], values: Floats, best: Bools) -> Component:
     first, rows = plans[0].entry.key, []
+    texts = [alike(of, text) for (_, _, text), of in zip(FIGURES, values.T, strict=True)]
     for letter, plan, row, kept in zip(ascii_uppercase, plans, values, best, strict=False):
         key = plan.entry.key
         name = dcc.Link(plan.entry.relative, href=f"/plan/{key}")
-        cells = [html.Td(text, className="dcp-number") for _, text in _told(row)]
+        told = (text(value) for text, value in zip(texts, row, strict=True))
+        cells = [html.Td(each, className="dcp-number") for each in told]
         address = f"/compare?a={first}&as=simulated&b={key}&bs=simulated"
         link = dcc.Link("with A", href=address) if key != first else ""
         rows.append(

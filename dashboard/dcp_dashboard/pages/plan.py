@@ -143,6 +143,7 @@ def _device_panel(loaded: LoadedPlan) -> Component:
         waits = trace.lane_seconds("wait", size)
         meaning = meanings[f"wait_{source}"]
         columns.append((f"{SOURCE_LABELS[source]} wait", meaning, q.duration, waits))
+    columns = [(name, told, q.alike(of, text), of) for name, told, text, of in columns]
     heads = [("Device", ""), *((text, meaning) for text, meaning, _, _ in columns)]
     rows = [
         html.Tr(

@@ -19,6 +19,7 @@ from dcp_dashboard.pages.plan_views import run_badge
 from dcp_dashboard.pages.tables import (
     Column,
     Query,
+    cells_of,
     has_words,
     page_of,
     read_query,
@@ -204,7 +205,9 @@ def _table(rows: Sequence[PlanRow], asked: Query, heads: Sequence[Component]) ->
     picture = html.Th("Mask", className="dcp-thumb-head", scope="col")
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
     run = html.Th("Run", scope="col", title="Whether a run was recorded")
-    body = [_row(row, asked) for row in rows]
+    known = [row.value for row in rows if row.value is not None]
+    cells = iter(cells_of(COLUMNS, known))
+    body = [_row(row, asked, next(cells) if row.value else []) for row in rows]
     return table([picture, name, compare, *others, run], body, "dcp-plans")
 
 
@@ -220,7 +223,7 @@ def _broken_row(entry: PlanEntry, href: str, error: str, columns: int) -> list[C
     return [_name(entry, href, ""), reason]
 
 
-def _row(row: PlanRow, asked: Query) -> Component:
+def _row(row: PlanRow, asked: Query, figures: Sequence[Component]) -> Component:
     summary, href = row.value, f"/plan/{row.entry.key}"
     if summary is None:
         cells = _broken_row(row.entry, href, row.error, len(COLUMNS) + 2)
@@ -231,7 +234,7 @@ def _row(row: PlanRow, asked: Query) -> Component:
             html.Td(picture, className="dcp-thumb"),
             _name(row.entry, href, summary.mask),
             html.Td(_compare_link(row.entry, asked, has_run="measured" in summary.seconds)),
-            *(column.cell(summary) for column in COLUMNS),
+            *figures,
             html.Td(run_badge(summary.seconds)),
         ]
     )

@@ -8,7 +8,7 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
-from dcp_dashboard.facts.quantities import count, duration, ratio
+from dcp_dashboard.facts.quantities import alike, count, duration, ratio
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import TEMPLATE, graph
 from dcp_dashboard.pages.layout import box, changed_notice, framed, headings, hint, panel, table
@@ -149,13 +149,13 @@ def step_figure(bars: list[StepBar]) -> go.Figure:
 
 
 def _stragglers(bars: list[StepBar]) -> Component:
-    rows = []
+    rows, text = [], alike((bar.busy_s for bar in bars), duration)
     for micro_batch in sorted({bar.micro_batch for bar in bars}):
         own = [bar for bar in bars if bar.micro_batch == micro_batch]
         slowest = max(own, key=lambda bar: bar.busy_s)
         waiting = sum(b.waiting_s * b.width for b in own) / sum(b.width for b in own)
         cells = (
-            str(micro_batch), slowest.devices, duration(slowest.busy_s), duration(waiting),
+            str(micro_batch), slowest.devices, text(slowest.busy_s), text(waiting),
             documents_text(slowest).replace("<br>", "; "),
         )  # fmt: skip
         rows.append(html.Tr([html.Td(cell) for cell in cells]))

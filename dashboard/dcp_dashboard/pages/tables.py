@@ -9,6 +9,7 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
+from dcp_dashboard.facts.quantities import alike
 from dcp_dashboard.pages.layout import attributes, plain_link
 
 MAX_SEARCH = 100
@@ -108,10 +109,19 @@ class Column(Generic[Item]):
     text: Callable[[Any], str] = str
     kind: str = "dcp-number"
 
-    def cell(self, item: Item) -> Component:
-        """Build the cell of an item."""
-        value = self.value(item)
-        return html.Td("-" if value is None else self.text(value), className=self.kind)
+    def cells(self, items: Iterable[Item]) -> list[Component]:
+        """Build the cells of some items, numbers in one unit."""
+        values = [self.value(item) for item in items]
+        known = [value for value in values if isinstance(value, int | float)]
+        text = alike(known, self.text)
+        return [
+            html.Td("-" if value is None else text(value), className=self.kind) for value in values
+        ]
+
+
+def cells_of(columns: Sequence[Column[Item]], items: Sequence[Item]) -> list[list[Component]]:
+    """Build the cells of every item, in the order of the columns."""
+    return [list(row) for row in zip(*(column.cells(items) for column in columns), strict=True)]
 
 
 def sort_items(

@@ -1,13 +1,15 @@
-// The colours of the theme: texts can be read on every surface, kinds of events can be told apart by people who see no
-// red or no green. The formulas are those of WCAG 2 and of Viénot, Brettel and Mollon (1999).
+// The tokens of the look: texts can be read on every surface, kinds of events and states can be told apart by people who
+// see no red or no green, and no other style sheet brings sizes, distances or colours of its own. The formulas are those of WCAG 2 and of Viénot, Brettel and Mollon (1999).
 import assert from "node:assert/strict";
 import { readFileSync } from "node:fs";
 import { suite, test } from "node:test";
 
 type Colour = readonly number[]; // red, green, blue as light, 0 to 1
 
-const style = readFileSync(new URL("../../dcp_dashboard/assets/style.css", import.meta.url), "utf8");
-const KINDS = ["attention", "copy", "send", "receive", "wait"];
+const read = (name: string): string => readFileSync(new URL(`../../dcp_dashboard/assets/${name}`, import.meta.url), "utf8");
+const style = read("tokens.css");
+const KINDS = ["attention", "reduction", "copy", "send", "receive", "wait"];
+const WORDS = ["keyword", "string", "number", "variable", "name", "type"];
 
 /** Colours of a block of custom properties by name, as light. */
 function tokens(selector: string): Record<string, Colour> {
@@ -56,9 +58,23 @@ for (const [theme, colours] of Object.entries(themes)) {
       });
     }
 
+    test("words of the language can be read in the editor", () => {
+      for (const word of WORDS) assert.ok(contrast(colours[word], colours.panel) >= 4.5, `${word}: ${contrast(colours[word], colours.panel)}`);
+    });
+
+    test("a line that warns stands out from the panel", () => {
+      for (const state of ["bad", "warn", "accent"]) assert.ok(contrast(colours[state], colours.panel) >= 3, state);
+    });
+
     test("a kind of event stands out from the canvas", () => {
       for (const kind of KINDS) assert.ok(distance(colours[kind], colours.canvas) > 30, kind);
     });
+
+    for (const [eyes, seen] of Object.entries(SEEN)) {
+      test(`better and worse differ for eyes with ${eyes}`, () => {
+        assert.ok(distance(seen(colours.good), seen(colours.bad)) > 10);
+      });
+    }
   });
 }
 
@@ -72,3 +88,22 @@ for (const [eyes, seen] of Object.entries(SEEN)) {
     }
   });
 }
+
+suite("the other style sheets", () => {
+  const sheets = ["compare.css", "edit.css", "export.css", "style.css", "timeline.css"].map((name) => [name, read(name)] as const);
+  const scale = new Set(/--spaces: (.+);/.exec(style)?.[1].split(" "));
+
+  test("take sizes of text, corners and colours from the tokens", () => {
+    for (const [name, sheet] of sheets) {
+      assert.deepEqual(sheet.match(/font(?:-size)?: \d+px|border-radius: \d*[1-9]px|#[0-9a-f]{3,8}\b(?=[;, )])|rgba?\([^)]*\)/g) ?? [], [], name);
+    }
+  });
+
+  test("keep to the scale of distances", () => {
+    assert.equal(scale.size, 13);
+    for (const [name, sheet] of sheets) {
+      const used = [...sheet.matchAll(/(?:padding|margin|gap)(?:-[a-z]+)?: ([^;}]*)/g)].flatMap(([, value]) => value.match(/[\d.]+px/g) ?? []);
+      assert.ok(used.length > 3 && used.every((length) => scale.has(length)), `${name}: ${used.filter((length) => !scale.has(length))}`);
+    }
+  });
+});

@@ -155,7 +155,9 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
                 f"{seconds(where['seconds_on_path'])}"
             )
         case "latency":
-            return f"the critical path waits for {where['messages_on_path']} messages to arrive"
+            messages = where["messages_on_path"]
+            noun = "message" if messages == 1 else "messages"
+            return f"the critical path waits for {messages} {noun} to arrive"
         case "launches":
             host = where["host_s"]
             starts = f", and its host works for up to {seconds(host)} before them" if host else ""

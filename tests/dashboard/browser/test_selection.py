@@ -12,7 +12,7 @@ from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 
-PANEL = {"light": "#f3f4f7", "dark": "#1e2329"}  # --canvas of style.css
+PANEL = {"light": "#f3f4f7", "dark": "#1e2329"}  # --canvas of tokens.css
 DETAILED = ".dcp-mask[data-state=drawn][data-detail=shown]"
 FAINT = 0.14
 INKED = """(canvas) => canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data

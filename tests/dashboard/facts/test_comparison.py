@@ -25,6 +25,7 @@ from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, re
 from dcp_dashboard.pages.routes import render_page
 from dcp_dsl import DCPError
 from dcp_planner import LANES, predict, simulate, write_plan
+from dcp_planner.causes import compare_with_run
 from dcp_planner.simulation import EVENT_KINDS
 
 
@@ -76,6 +77,20 @@ def test_a_run_beside_its_prediction_names_the_constants(library):
     other = plan_key("contiguous.dcpplan")
     page = text_of(render_page(library, "/compare", f"?a={key}&b={other}"))
     assert "by class of work" not in page
+
+
+def test_constants_that_were_not_found_are_not_spoken_of(small_plan, tmp_path):
+    trace, rng = simulate(small_plan), np.random.default_rng(0)
+    length = (trace.end_ns - trace.start_ns) * rng.choice((1, 60), len(trace))
+    end = trace.start_ns + length.astype(np.int64)
+    run = replace(trace, source="measured", end_ns=end)
+    assert {one.constant for one in compare_with_run(small_plan, run).classes} == {None}
+    write_plan(tmp_path / "a.dcpplan", small_plan, (trace, run))
+    key = plan_key("a.dcpplan")
+    page = text_of(render_page(PlanLibrary(tmp_path), "/compare", f"?a={key}&b={key}"))
+    assert "none alone" in page
+    assert "No one constant explains a difference." in page
+    assert "With these constants" not in page
 
 
 @pytest.mark.parametrize("direction", ["forward", "backward"])

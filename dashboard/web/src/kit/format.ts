@@ -12,10 +12,16 @@ export function digits(value: number): string {
   return String(Number(value.toFixed(Math.min(decimals, 12))));
 }
 
+const unitOf = (value: number, units: readonly Unit[]): Unit => units.find(([, f]) => Math.abs(value) >= f) ?? units[units.length - 1];
+
 function scaled(value: number, units: readonly Unit[]): string {
-  const [unit, factor] = units.find(([, f]) => Math.abs(value) >= f) ?? units[units.length - 1];
+  const [unit, factor] = unitOf(value, units);
   return `${digits(value / factor)}\u00a0${unit}`; // no line ends inside a quantity
 }
+
+/** How to write the times, or the bytes, of a column: in the unit of the largest. */
+export const durationsLike = (most: number) => (ns: number): string => scaled(ns, [unitOf(most, DURATIONS)]);
+export const sizesLike = (most: number) => (bytes: number): string => scaled(bytes, [unitOf(most, SIZES)]);
 
 export const duration = (ns: number): string => scaled(ns, DURATIONS);
 export const size = (bytes: number): string => scaled(bytes, SIZES);

@@ -12,7 +12,22 @@ import { type Timeline, type Trace, WORDS } from "./timeline.ts";
 /** A column: what sorts it (nothing: no order), and what stands there. */
 interface EventHead extends Head {
   value?(events: Events, row: number): number;
-  words(trace: Trace, e: number): string;
+  words(trace: Trace, e: number, write: Units): string;
+}
+
+/** How bytes and ns are written, in one unit a column. */
+type Units = Readonly<Record<"bytes" | "start" | "duration", (value: number) => string>>;
+
+function unitsOf(traces: readonly Trace[]): Units {
+  const most = { bytes: 0, start: 0, duration: 0 };
+  for (const { columns: { bytes, start, end }, unit } of traces) {
+    for (let e = 0; e < start.length; e++) {
+      most.bytes = Math.max(most.bytes, bytes[e]);
+      most.start = Math.max(most.start, start[e] * unit);
+      most.duration = Math.max(most.duration, (end[e] - start[e]) * unit);
+    }
+  }
+  return { bytes: format.sizesLike(most.bytes), start: format.durationsLike(most.start), duration: format.durationsLike(most.duration) };
 }
 
 const column = (name: "device" | "kind" | "name" | "division" | "peer" | "bytes") => ({ columns }: Events, e: number): number => columns[name][e];
@@ -26,11 +41,11 @@ const HEADS: readonly EventHead[] = [
   { name: "direction", text: "Direction", isPlain: true, words: ({ columns }, e) => (columns.backward[e] ? "backward" : "forward") },
   { name: "division", text: "Division", isNumber: true, value: column("division"), words: ({ columns }, e) => known(columns.division[e]) },
   { name: "peer", text: "Peer", isNumber: true, value: column("peer"), words: ({ columns }, e) => known(columns.peer[e]) },
-  { name: "bytes", text: "Bytes", isNumber: true, value: column("bytes"), words: ({ columns }, e) => (columns.bytes[e] ? format.size(columns.bytes[e]) : "") },
+  { name: "bytes", text: "Bytes", isNumber: true, value: column("bytes"), words: ({ columns }, e, write) => (columns.bytes[e] ? write.bytes(columns.bytes[e]) : "") },
   { name: "start_ns", text: "Start", isNumber: true, value: ({ columns }, e) => columns.start[e],
-    words: ({ columns, unit }, e) => format.duration(columns.start[e] * unit) },
+    words: ({ columns, unit }, e, write) => write.start(columns.start[e] * unit) },
   { name: "duration_ns", text: "Duration", isNumber: true, value: ({ columns }, e) => columns.end[e] - columns.start[e],
-    words: ({ columns, unit }, e) => format.duration((columns.end[e] - columns.start[e]) * unit) },
+    words: ({ columns, unit }, e, write) => write.duration((columns.end[e] - columns.start[e]) * unit) },
 ];
 
 const headOf = (order = ""): EventHead | undefined => HEADS.find(({ name, value }) => value && name === order.replace("-", ""));
@@ -54,11 +69,13 @@ export class EventTable {
   private readonly timeline: Timeline;
   private readonly slot: HTMLElement;
   private table: VirtualTable | undefined;
+  private readonly units: Units;
   private parts: readonly { trace: Trace; ids: Uint32Array }[] = [];
 
   constructor(page: HTMLElement, timeline: Timeline) {
     this.timeline = timeline;
     this.slot = part(page, ".dcp-event-table");
+    this.units = unitsOf(timeline.traces);
     this.dispose = state.follow((_, changed) => this.follow(changed));
     if (state.get().view === "table") this.show();
   }
@@ -104,7 +121,7 @@ export class EventTable {
 
   private cells(number: number): string[] {
     const { trace, e } = this.rowAt(number);
-    return HEADS.map(({ words }) => words(trace, e));
+    return HEADS.map(({ words }) => words(trace, e, this.units));
   }
 
   private chosen(): number {

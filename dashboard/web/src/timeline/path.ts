@@ -48,13 +48,14 @@ export class CriticalPath {
 
   /** Writes the shares of each path that is shown, with the button that hides the line. */
   say(): void {
-    if (!this.paths.length) return;
+    if (!this.paths.length || !this.place) return;
+    this.place.hidden = state.get().view === "table";
     const isShown = state.get().path !== "off";
     const lines = this.shown().map(({ header: { source, shares } }) => make("p", { className: "dcp-hint" },
       button(WORDS[source], "dcp-link", () => state.set({ path: isShown ? "off" : null }), {
         "aria-pressed": String(isShown), title: "The chain of events that decides when the last one ends; shows or hides its line" }),
       ": ", ...shares.flatMap((share, at) => [at ? ", " : "", word(share)]), "."));
-    this.place?.replaceChildren(...lines);
+    this.place.replaceChildren(...lines);
   }
 
   private shown(): PathPayload[] {

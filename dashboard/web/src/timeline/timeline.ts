@@ -316,7 +316,7 @@ export class Timeline extends CanvasView {
     if (this.page && has("kinds", "longer", "find")) this.filter();
     if (has("sel")) this.brush();
     if (this.page && has("open", "source")) this.resize();
-    if (has("path", "source")) this.path.say();
+    if (has("path", "source", "view")) this.path.say();
     if (has("sel")) reveal(this);
     // Stepping goes along with the divisions here, where the timeline is all there is to see.
     if (this.page && has("sel") && !has("time") && values.sel?.type === "division") fit(this);
