@@ -71,6 +71,7 @@ KEYS = (
         ("[ ]", "the event before, the next event"),
         ("/ n", "on its own page: search, next hit"),
         ("o", "open or close a node"),
+        ("t", "pin the selected device to the top, or let it go"),
         ("Shift and drag", "on its own page: mark an area and sum it up"),
         ("m", "on its own page: mark what is shown"),
     )),

@@ -17,6 +17,22 @@ suite("rows of the timeline", () => {
     assert.ok(total <= 300);
   });
 
+  test("of pinned devices come first, in the order of pinning, and again in their node", () => {
+    const { rows, height, pinned } = layoutRows({ nodeStarts: NODES, sources: 2, room: 300, least: 6, open: new Set([1]), pins: [7, 3] });
+    assert.deepEqual(rows.map(({ devices, source, isPinned }) => [...devices, source, isPinned]).slice(0, 8),
+      [[7, 8, 0, true], [7, 8, 1, true], [3, 4, 0, true], [3, 4, 1, true], [0, 3, 0, false], [0, 3, 1, false], [3, 4, 0, false], [3, 4, 1, false]]);
+    assert.deepEqual(rows.slice(0, 4).map(({ node, isNode }) => [node, isNode]), [[2, false], [2, false], [1, false], [1, false]]);
+    assert.equal(pinned, 4 * height);
+    assert.equal(rows[4].y, pinned);
+  });
+
+  test("scroll by whole rows below pinned ones", () => {
+    const scroll = new Scroll(100, 30);
+    scroll.step = 10;
+    scroll.place(14, 30);
+    assert.deepEqual([scroll.start, scroll.end], [10, 40]);
+  });
+
   test("are never lower than asked, and not higher than is of use", () => {
     const all = new Set([0, 1, 2]);
     assert.equal(layoutRows({ nodeStarts: NODES, sources: 1, room: 10, least: 14, open: all }).height, 14);

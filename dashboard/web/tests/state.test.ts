@@ -2,6 +2,8 @@ import assert from "node:assert/strict";
 import { beforeEach, mock, suite, test } from "node:test";
 import { address, window } from "./browser.ts";
 import { decodeSelection, encodeSelection, readQuery, type Selection, State, type Values, writeQuery } from "../src/state.ts";
+import { pinned } from "../src/page/selection.ts";
+import { pinnedFirst } from "../src/timeline/event_table.ts";
 
 const SELECTIONS: readonly [text: string, sel: Selection][] = [
   ["tile.12~device.3", { type: "tile", tile: 12, device: 3 }],
@@ -86,5 +88,17 @@ suite("one state", () => {
     window.dispatchEvent(new Event("popstate"));
     assert.deepEqual(heard.slice(1), ["sel view"]);
     assert.equal(state.get().sel?.tile, 3);
+  });
+});
+
+suite("pinned devices", () => {
+  test("are known devices, in the order of pinning, each once", () => {
+    assert.deepEqual([...pinned("17,3,17,99,-1,1.5,x,", 32)], [17, 3]);
+    assert.deepEqual([...pinned(undefined, 32)], []);
+  });
+
+  test("bring their events to the top of a table, in the order of the others", () => {
+    const device = Uint8Array.of(0, 1, 2, 1, 0);
+    assert.deepEqual([...pinnedFirst(Uint32Array.of(4, 3, 2, 1, 0), device, new Set([1]))], [3, 1, 4, 2, 0]);
   });
 });

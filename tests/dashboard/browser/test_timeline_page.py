@@ -433,3 +433,40 @@ def test_memory_lies_under_the_same_axis_and_states_the_peak(visit, small_plan, 
     page.wait_for_url("**time=**")
     shown = page.evaluate("dcp.state.get().time")
     assert 0 <= shown[0] < shown[1] < small_trace.end_ns.max() * 5 / 4
+
+
+def test_pinned_devices_stay_at_the_top_wherever_one_scrolls(visit, tmp_path):
+    write_many_devices(tmp_path / "many.dcpplan")
+    visit.page.set_viewport_size({"width": 1440, "height": 500})
+    with visit.serving(tmp_path):
+        page = open_timeline(visit, "?pins=17,3&open=all&sel=device.17", "many.dcpplan")
+        pixels, high = page.locator(f"{HOST} .dcp-pixels"), 6
+
+        def rows(first, count):
+            read = """(canvas, [y, count]) => [...canvas.getContext('2d')
+              .getImageData(0, y, canvas.width, count).data].join()"""
+            return pixels.evaluate(read, [first * high, count * high])
+
+        before = rows(0, 2), rows(2, 8)
+        assert before[0] != rows(2, 2)
+        page.locator(f"{HOST} .dcp-marks").hover(position={"x": 400, "y": 200})
+        page.keyboard.down("Shift")
+        page.mouse.wheel(0, 300)
+        page.keyboard.up("Shift")
+        visit.digest(HOST)  # a frame later
+        assert rows(0, 2) == before[0]
+        assert rows(2, 8) != before[1]
+        page.get_by_role("button", name="Unpin device 17").click()
+        page.wait_for_url("**pins=3")
+        page.get_by_role("link", name="Overview").click()
+        first = page.locator(".dcp-device-table tbody tr").first
+        first.wait_for()
+        assert first.get_attribute("data-device") == "3"
+
+
+def write_many_devices(path):
+    """A plan of 64 devices, whose rows are as thin as they get in a low window."""
+    mask = Spec.from_text("mask m = causal").mask("m")
+    sparsity = block_sparsity([mask.bind(Sample(length=32_768))], 512, 512)
+    config = PlanConfig("static:zigzag", divisions=2)
+    write_plan(path, build_plan(sparsity, ModelShape(), Cluster(8, 8), config))

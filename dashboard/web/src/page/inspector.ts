@@ -4,6 +4,7 @@ import { loadJson } from "../api.ts";
 import { button, isAbort, make, messageOf } from "../kit/dom.ts";
 import { state } from "../session.ts";
 import type { Selection } from "../state.ts";
+import { pinned, togglePin } from "./selection.ts";
 import { addFinder } from "./finder.ts";
 
 export interface Word { text: string; sel?: string; time?: string; source?: string }
@@ -39,6 +40,19 @@ export function addressOf(key: string, sel: Selection | undefined): string | nul
 
 const clearing = (): HTMLElement => button("Clear", "dcp-quiet", () => state.set({ sel: null }), { title: "Esc" });
 
+/** Pins the selected device, or lets it go; nothing if no device is selected. */
+function pinning(): HTMLElement | null {
+  const { sel, pins } = state.get();
+  if (sel?.device === undefined) return null;
+  const { device } = sel;
+  const isPinned = pinned(pins, Infinity).has(device);
+  const text = isPinned ? "Unpin" : "Pin";
+  return button(text, "dcp-quiet", () => togglePin(device), {
+    "aria-label": `${text} device ${device}`,
+    title: isPinned ? `Let device ${device} go back to its place (t)` : `Keep device ${device} at the top of timeline and tables (t)`,
+  });
+}
+
 /** Plain words, or a button that selects: nothing is loaded by it, so it is no link. */
 export function word({ text, sel, time, source }: Word): Node | string {
   if (!sel) return text;
@@ -71,7 +85,7 @@ export class Inspector {
     this.known = new Map(Object.entries(facts));
     addFinder(host);
     void this.show();
-    this.unfollow = state.follow((_, changed) => { if (changed.has("sel")) void this.show(); });
+    this.unfollow = state.follow((_, changed) => { if (changed.has("sel") || changed.has("pins")) void this.show(); });
   }
 
   dispose(): void {
@@ -105,7 +119,7 @@ export class Inspector {
   }
 
   private draw(facts: Facts): void {
-    const head = make("div", { className: "dcp-inspector-head" }, make("h3", {}, facts.title), clearing());
+    const head = make("div", { className: "dcp-inspector-head" }, make("h3", {}, facts.title), make("div", {}, pinning(), clearing()));
     const body = make("div", { className: "dcp-inspector-body" }, ...facts.sections.map(section));
     // Scrolls around the columns: columns of a limited height would go on to the right, out of sight.
     this.fill("shown", head, make("div", { className: "dcp-inspector-scroll" }, body));

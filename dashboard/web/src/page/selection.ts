@@ -21,6 +21,13 @@ export function pinned(pins: string | undefined, devices: number): Set<number> {
   return new Set((pins ?? "").split(",").filter(Boolean).map(Number).filter((device) => Number.isInteger(device) && device >= 0 && device < devices));
 }
 
+/** Pins a device to the top, or lets it go. */
+export function togglePin(device: number): void {
+  const pins = pinned(state.get().pins, Infinity);
+  if (!pins.delete(device)) pins.add(device);
+  state.set({ pins: [...pins].join(",") || null });
+}
+
 /** The changes of a link: the thing it names, and the time around it with some of what is before and after. */
 function patchOf({ dataset: { sel, time = "", source } }: HTMLElement): Patch {
   const patch: { -readonly [K in keyof Patch]: Patch[K] } = {};
@@ -60,8 +67,32 @@ export class DeviceTable {
 
   constructor(host: HTMLElement) {
     this.host = host;
+    this.pin();
     this.mark();
-    this.dispose = state.follow((_, changed) => { if (changed.has("sel")) this.mark(); });
+    this.dispose = state.follow((_, changed) => {
+      if (changed.has("pins")) this.pin();
+      if (changed.has("sel")) this.mark();
+    });
+  }
+
+  /** Pinned devices come first and stay there while the others scroll. */
+  private pin(): void {
+    const rows = [...this.host.querySelectorAll<HTMLElement>("tr[data-device]")];
+    const pins = [...pinned(state.get().pins, rows.length)];
+    if (!pins.length && !this.host.querySelector(".dcp-pinned")) return;
+    const place = ({ dataset: { device } }: HTMLElement): number => {
+      const at = pins.indexOf(Number(device));
+      return at < 0 ? pins.length + Number(device) : at;
+    };
+    rows.sort((a, b) => place(a) - place(b));
+    rows[0]?.parentElement?.append(...rows);
+    let top = this.host.querySelector("thead")?.offsetHeight ?? 0;
+    rows.forEach((row, at) => {
+      row.classList.toggle("dcp-pinned", at < pins.length);
+      if (at >= pins.length) return;
+      row.style.setProperty("--top", `${top}px`);
+      top += row.offsetHeight;
+    });
   }
 
   private mark(): void {

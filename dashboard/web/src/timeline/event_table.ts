@@ -1,8 +1,10 @@
 // The events as a table, instead of the canvas: filtered like it, sorted by any column. The events are in the browser
 // already, so no request is made.
+import type { Column } from "../api.ts";
 import { make, part } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { type Head, VirtualTable } from "../kit/table.ts";
+import { pinned } from "../page/selection.ts";
 import { state } from "../session.ts";
 import type { Key } from "../state.ts";
 import { type EventTable as Events, idOf } from "./events.ts";
@@ -64,6 +66,16 @@ export function orderOf(events: Events, order: string | undefined): Uint32Array 
   return places.map((place) => ids[place]);
 }
 
+/** The same rows, those of pinned devices before the others. */
+export function pinnedFirst(ids: Uint32Array, device: Column, pins: ReadonlySet<number>): Uint32Array {
+  if (!pins.size) return ids;
+  const first = ids.filter((id) => pins.has(device[id]));
+  const all = new Uint32Array(ids.length);
+  all.set(first);
+  all.set(ids.filter((id) => !pins.has(device[id])), first.length);
+  return all;
+}
+
 export class EventTable {
   readonly dispose: () => void;
   private readonly timeline: Timeline;
@@ -81,7 +93,7 @@ export class EventTable {
   }
 
   private follow(changed: ReadonlySet<Key>): void {
-    const keys = ["kinds", "longer", "find", "order", "source"] as const;
+    const keys = ["kinds", "longer", "find", "order", "source", "pins"] as const;
     if (changed.has("view")) this.show();
     if (this.slot.hidden) return;
     if (keys.some((key) => changed.has(key))) this.build();
@@ -97,8 +109,11 @@ export class EventTable {
   }
 
   private build(): void {
-    const { order } = state.get();
-    this.parts = this.timeline.sources.map((trace) => ({ trace, ids: orderOf(trace.hits ?? trace.shown, order) }));
+    const { order, pins } = state.get();
+    const first = pinned(pins, this.timeline.devices);
+    this.parts = this.timeline.sources.map((trace) => ({
+      trace, ids: pinnedFirst(orderOf(trace.hits ?? trace.shown, order), trace.columns.device, first),
+    }));
     const size = this.parts.reduce((sum, { ids }) => sum + ids.length, 0);
     this.table = new VirtualTable({
       label: "Events", heads: HEADS, order, size, cells: (n) => this.cells(n), chosen: () => this.chosen(),

@@ -5,9 +5,10 @@ import { AxisRange } from "../kit/axis.ts";
 import { LANES } from "./events.ts";
 
 /** A row: devices [first, past) of a node in the trace `source`; y and height in CSS pixels. */
-export interface Row { source: number; node: number; devices: [first: number, past: number]; isNode: boolean; y: number; height: number }
+export interface Row { source: number; node: number; devices: [first: number, past: number]; isNode: boolean; isPinned: boolean; y: number; height: number }
 
-export interface Rows { readonly rows: readonly Row[]; readonly height: number; readonly total: number }
+/** `pinned` is the height of the rows that stay at the top; the others scroll below them. */
+export interface Rows { readonly rows: readonly Row[]; readonly height: number; readonly total: number; readonly pinned: number }
 
 /** Nodes by their first device, the number of devices behind the last. */
 type NodeStarts = readonly number[];
@@ -41,14 +42,18 @@ export function openText(open: ReadonlySet<number>, nodes: number): string {
   return open.size ? [...open].sort((a, b) => a - b).join(",") : "none";
 }
 
-/** Rows from top to bottom, `least` CSS pixels high or more. */
+/** Rows from top to bottom, `least` CSS pixels high or more. Pinned devices come first, and again in their node. */
 export function layoutRows(
-  { nodeStarts, sources, room, least, open }: { nodeStarts: NodeStarts; sources: number; room: number; least: number; open: ReadonlySet<number> },
+  { nodeStarts, sources, room, least, open, pins = [] }: {
+    nodeStarts: NodeStarts; sources: number; room: number; least: number; open: ReadonlySet<number>; pins?: Iterable<number>;
+  },
 ): Rows {
   const rows: Row[] = [];
-  const add = (node: number, devices: [number, number], isNode: boolean): void => {
-    for (let source = 0; source < sources; source++) rows.push({ source, node, devices, isNode, y: 0, height: 0 });
+  const add = (node: number, devices: [number, number], isNode: boolean, isPinned = false): void => {
+    for (let source = 0; source < sources; source++) rows.push({ source, node, devices, isNode, isPinned, y: 0, height: 0 });
   };
+  for (const device of pins) add(nodeOf(nodeStarts, device), [device, device + 1], false, true);
+  const pinned = rows.length;
   for (let node = 0; node + 1 < nodeStarts.length; node++) {
     const [first, past] = nodeStarts.slice(node, node + 2);
     if (!open.has(node)) add(node, [first, past], true);
@@ -56,12 +61,16 @@ export function layoutRows(
   }
   const height = Math.max(least, Math.min(HIGH, Math.floor(room / Math.max(1, rows.length))));
   rows.forEach((row, i) => { row.y = i * height; row.height = height; });
-  return { rows, height, total: height * rows.length };
+  return { rows, height, total: height * rows.length, pinned: height * pinned };
 }
 
 /** The rows in sight: they move, they never grow. */
 export class Scroll extends AxisRange {
+  step = 0; // CSS pixels that it moves by; 0: any
+
   override zoom(): void {}
+
+  override place(start: number, span: number): void { super.place(this.step ? Math.round(start / this.step) * this.step : start, span); }
 
   override reset(): void { this.place(0, this.smallest); }
 }

@@ -34,18 +34,21 @@ function drawLabels(timeline: Timeline, pen: Pen): void {
   const every = Math.max(1, Math.ceil(13 / (height * sources)));
   pen.textBaseline = "middle";
   for (const row of timeline.rowsInView()) {
-    const y = top + row.y - timeline.scroll.start;
+    const y = top + timeline.topOf(row);
     const [device] = row.devices;
-    const isNode = device === timeline.nodeStarts[row.node] && row.source === 0;
+    const isNode = device === timeline.nodeStarts[row.node] && row.source === 0 && !row.isPinned;
     pen.fillStyle = isNode && row.y ? timeline.muted : timeline.line;
     if (row.source === 0) pen.fillRect(isNode ? 0 : left, y, isNode ? left + width : width, 1);
     pen.fillStyle = timeline.muted;
     pen.textAlign = "right";
     if (sources > 1 && height >= 11) pen.fillText(row.source ? "m" : "p", left - 4, y + height / 2);
     const x = left - (sources > 1 && height >= 11 ? 16 : 8);
-    if (!row.isNode && row.source === 0 && device % every === 0) pen.fillText(String(device), x, y + (height * sources) / 2);
+    if (row.isPinned) pen.fillStyle = timeline.accent;
+    if (!row.isNode && row.source === 0 && (row.isPinned || device % every === 0)) pen.fillText(String(device), x, y + (height * sources) / 2);
     if (isNode && timeline.nodes > 1) drawNode(timeline, pen, row, y);
   }
+  pen.fillStyle = timeline.accent;
+  if (timeline.layout.pinned) pen.fillRect(0, top + timeline.layout.pinned - 1, left + width, 2);
 }
 
 /** The strip beside the devices of a node: a click there closes or opens them. */
@@ -90,7 +93,7 @@ function drawHits(timeline: Timeline, pen: Pen): void {
   for (const row of timeline.rowsInView()) {
     const { hits, unit } = timeline.sources[row.source];
     if (!hits) continue;
-    const y = top + row.y - timeline.scroll.start;
+    const y = top + timeline.topOf(row);
     const scale = width / (timeline.time.span / unit);
     const from = timeline.time.start / unit;
     for (let track = row.devices[0] * 4; track < row.devices[1] * 4; track++) {
@@ -113,11 +116,11 @@ function drawArea(timeline: Timeline, pen: Pen): void {
   if (!area) return;
   const { left, top, width } = timeline.layers.area;
   const [t0, t1, first, last] = area;
-  const rows = timeline.layout.rows.filter(({ devices }) => devices[1] > first && devices[0] <= last);
+  const rows = timeline.layout.rows.filter(({ devices, isPinned }) => !isPinned && devices[1] > first && devices[0] <= last);
   if (!rows.length) return;
   const toX = (ns: number) => left + ((ns - timeline.time.start) / timeline.time.span) * width;
-  const y0 = top + rows[0].y - timeline.scroll.start;
-  const y1 = top + rows[rows.length - 1].y + rows[0].height - timeline.scroll.start;
+  const y0 = top + Math.max(timeline.layout.pinned, timeline.topOf(rows[0]));
+  const y1 = Math.max(y0, top + timeline.topOf(rows[rows.length - 1]) + rows[0].height);
   pen.fillStyle = timeline.accent;
   pen.globalAlpha = 0.12;
   pen.fillRect(toX(t0), y0, toX(t1) - toX(t0), y1 - y0);
@@ -130,9 +133,10 @@ function drawScroll(timeline: Timeline, pen: Pen): void {
   if (timeline.scroll.isWhole) return;
   const { left, top, width, height } = timeline.layers.area;
   const { start, span, full } = timeline.scroll;
+  const { pinned } = timeline.layout;
   pen.fillStyle = timeline.muted;
   pen.globalAlpha = 0.6;
-  pen.fillRect(left + width - 5, top + (start / full) * height, 4, Math.max(12, (span / full) * height));
+  pen.fillRect(left + width - 5, top + pinned + (start / full) * (height - pinned), 4, Math.max(12, (span / full) * (height - pinned)));
   pen.globalAlpha = 1;
 }
 

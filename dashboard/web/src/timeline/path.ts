@@ -80,11 +80,12 @@ export class CriticalPath {
   }
 
   private trace(pen: CanvasRenderingContext2D, source: number, columns: PathPayload["columns"]): void {
-    const { layers: { area: { left, top, width } }, time, scroll } = this.timeline;
+    const { layers: { area: { left, top, width } }, time } = this.timeline;
     const { device, lane } = this.timeline.sources[source].columns;
     const rows = new Map<number, Row>();
     for (const row of this.timeline.layout.rows) {
-      if (row.source === source) for (let at = row.devices[0]; at < row.devices[1]; at++) rows.set(at, row);
+      // Pinned rows come first, and are always in sight.
+      if (row.source === source) for (let at = row.devices[0]; at < row.devices[1]; at++) if (!rows.has(at)) rows.set(at, row);
     }
     let isBegun = false;
     pen.beginPath();
@@ -93,7 +94,7 @@ export class CriticalPath {
       const [row, part] = [rows.get(device[event]), within(columns.start[at], columns.end[at], time.start, time.end)];
       if (!row || !part) continue;
       const [upper, lower] = band(row, lane[event]);
-      const y = top + row.y - scroll.start + (upper + lower) / 2;
+      const y = top + this.timeline.topOf(row) + (upper + lower) / 2;
       if (isBegun) pen.lineTo(left + part[0] * width, y);
       else pen.moveTo(left + part[0] * width, y);
       pen.lineTo(left + part[1] * width, y);

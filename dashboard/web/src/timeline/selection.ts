@@ -1,6 +1,7 @@
 // The selection in the timeline: facts of an event, which events a selection of another view means, outlines and the
 // arrow of a message, previous and next, zooming to it.
 
+import { togglePin } from "../page/selection.ts";
 import { state } from "../session.ts";
 import type { Selection } from "../state.ts";
 import { type EventTest, firstEndingAfter, idOf, LANES, partnerOf } from "./events.ts";
@@ -69,7 +70,7 @@ export function drawSelection(timeline: Timeline, pen: Pen): void {
   const marked = [sel.device, sel.peer].filter((device) => device !== undefined);
   for (const row of timeline.rowsInView()) {
     if (!marked.some((device) => device >= row.devices[0] && device < row.devices[1])) continue;
-    const y = top + row.y - timeline.scroll.start;
+    const y = top + timeline.topOf(row);
     pen.fillRect(left - 3, y + 1, 3, row.height - 1);
     if (sel.type === "device") {
       pen.globalAlpha = 0.9;
@@ -127,8 +128,10 @@ export function reveal(timeline: Timeline): void {
   const { sel } = timeline.state;
   if (sel?.device === undefined || timeline.scroll.isWhole) return;
   const row = timeline.rowOf(0, sel.device);
-  if (!row || (row.y >= timeline.scroll.start && row.y + row.height <= timeline.scroll.end)) return;
-  timeline.scroll.place(row.y - timeline.scroll.span / 2, timeline.scroll.span);
+  if (!row || row.isPinned) return;
+  const y = row.y - timeline.layout.pinned;
+  if (y >= timeline.scroll.start && y + row.height <= timeline.scroll.end) return;
+  timeline.scroll.place(y - timeline.scroll.span / 2, timeline.scroll.span);
 }
 
 /** First start and last end, in ns, of what is selected; null if it has no events. */
@@ -195,6 +198,7 @@ export function show(timeline: Timeline, trace: Trace, e: number): void {
 export function handleKey(timeline: Timeline, event: KeyboardEvent): boolean {
   const actions: Readonly<Record<string, () => void>> = {
     "[": () => step(timeline, -1), "]": () => step(timeline, 1), Enter: () => fit(timeline), f: () => fit(timeline),
+    t: () => { if (timeline.state.sel?.device !== undefined) togglePin(timeline.state.sel.device); },
     o: () => toggleSelected(timeline), m: () => { if (timeline.page) markShown(timeline); },
   };
   const action = actions[event.key.length === 1 ? event.key.toLowerCase() : event.key];

@@ -10,6 +10,7 @@ import * as format from "../kit/format.ts";
 import type { Box } from "../kit/layers.ts";
 import { CanvasView, type Hovered, type Place as Share } from "../kit/view.ts";
 import type { Facts } from "../page/inspector.ts";
+import { pinned } from "../page/selection.ts";
 import { state } from "../session.ts";
 import type { Key, Source, Values } from "../state.ts";
 import { addTrack, channelsOf, paintLine, type Shades, shadeTables } from "./cover.ts";
@@ -46,6 +47,7 @@ export const NODES = 20; // width of the strip of nodes beside the devices
 const AXIS = 34;
 const LEAST_HIGH = 14; // CSS pixels of a row where the page may grow
 const ROOM = 576; // CSS pixels of all rows on the overview
+const MOST_PINS = 8; // devices with rows at the top
 const CLOSED_ROOM = 900; // and of the rows that make it show nodes instead
 const DRAWN_KEYS: readonly Key[] = ["source", "kinds", "longer", "find", "open", "area"];
 
@@ -71,7 +73,7 @@ export class Timeline extends CanvasView {
   /** The server's answer about the selected event. */
   facts: Facts["values"];
   open: ReadonlySet<number> = new Set<number>();
-  layout: Rows = { rows: [], height: 1, total: 0 };
+  layout: Rows = { rows: [], height: 1, total: 0, pinned: 0 };
   ticks: Ticks = { step: 1, values: [] };
   line = "";
   muted = "";
@@ -135,11 +137,15 @@ export class Timeline extends CanvasView {
     const sources = this.sources.length;
     this.open = openNodes(page ? this.state.open : undefined, { nodeStarts, sources, room: page ? room : CLOSED_ROOM });
     const isMixed = this.open.size < this.nodes;
-    this.layout = layoutRows({ nodeStarts, sources, room, open: this.open, least: page && !isMixed ? THIN : LEAST_HIGH });
-    const height = page ? Math.min(room, this.layout.total) : this.layout.total;
-    const start = Math.min(this.scroll.start, Math.max(0, this.layout.total - height));
-    Object.assign(this.scroll, { full: this.layout.total, smallest: height });
-    this.scroll.place(start, height);
+    const pins = [...pinned(this.state.pins, this.devices)].slice(0, MOST_PINS);
+    this.layout = layoutRows({ nodeStarts, sources, room, open: this.open, least: page && !isMixed ? THIN : LEAST_HIGH, pins });
+    const { total, pinned: fixed, height: step } = this.layout;
+    const below = Math.max(4 * step, room - fixed);
+    const whole = fixed ? below - (below % step) : below; // below pinned rows none is cut
+    const rest = page ? Math.min(total - fixed, whole) : total - fixed;
+    const height = fixed + rest;
+    Object.assign(this.scroll, { full: total - fixed, smallest: rest, step: fixed ? step : 0 });
+    this.scroll.place(Math.min(this.scroll.start, total - height), rest);
     const gutter = GUTTER + (this.nodes > 1 ? NODES : 0);
     this.layers.resize(width, height + AXIS + 1, { left: gutter, top: AXIS, width: width - gutter, height });
     this.recolour();
@@ -176,9 +182,9 @@ export class Timeline extends CanvasView {
   }
 
   rowsInView(): readonly Row[] {
-    const { rows, height } = this.layout;
-    const first = Math.max(0, Math.floor(this.scroll.start / height));
-    return rows.slice(first, Math.ceil(this.scroll.end / height));
+    const { rows, height, pinned: fixed } = this.layout;
+    const first = Math.max(0, Math.floor((fixed + this.scroll.start) / height));
+    return [...rows.slice(0, fixed / height), ...rows.slice(first, Math.ceil((fixed + this.scroll.end) / height))];
   }
 
   // Lines at the ticks lie under the events, so that they never cut one in two.
@@ -210,9 +216,19 @@ export class Timeline extends CanvasView {
     for (let y = y0 + 1; y < Math.min(height, bottom); y++) buffer.copyWithin(y * width, y0 * width, (y0 + 1) * width);
   }
 
+  /** The upper edge of a row, in CSS pixels below the axis; pinned rows stand still. */
+  topOf(row: Row): number { return row.isPinned ? row.y : row.y - this.scroll.start; }
+
+  /** The row at a height below the axis. */
+  private rowAt(y: number): Row {
+    const { rows, height, pinned: fixed } = this.layout;
+    const at = Math.floor((y < fixed ? y : y + this.scroll.start) / height);
+    return rows[Math.max(0, Math.min(rows.length - 1, at))];
+  }
+
   /** First and one-past-last pixel row of a lane, in device pixels of the canvas. */
   private laneRows(row: Row, lane: number): [top: number, bottom: number] {
-    const [top, bottom] = BANDS[lane].map((share) => Math.round((row.y - this.scroll.start + share * row.height) * this.layers.ratio));
+    const [top, bottom] = BANDS[lane].map((share) => Math.round((this.topOf(row) + share * row.height) * this.layers.ratio));
     return [top, Math.max(top + 1, bottom)];
   }
 
@@ -238,15 +254,13 @@ export class Timeline extends CanvasView {
     const { left, top, width, height } = this.layers.area;
     const found: Place = { isGutter: x < left, isNodes: x < left - GUTTER };
     if (y < top || y >= top + height || x >= left + width) return found;
-    const below = y - top + this.scroll.start;
-    const row = this.layout.rows.at(Math.floor(below / this.layout.height));
-    if (!row) return found;
+    const row = this.rowAt(y - top);
     if (found.isGutter) return { ...found, row };
     const trace = this.sources[row.source];
     const time = this.time.start + ((x - left) / width) * this.time.span;
     if (row.isNode) return { ...found, row, trace, time };
     const { unit, shown } = trace;
-    const tracks = lanesAt((below - row.y) / row.height).map((lane) => row.devices[0] * 4 + lane);
+    const tracks = lanesAt((y - top - this.topOf(row)) / row.height).map((lane) => row.devices[0] * 4 + lane);
     return { ...found, row, trace, time, event: eventAt(shown, tracks, time / unit, (2 / width) * (this.time.span / unit)) };
   }
 
@@ -297,9 +311,7 @@ export class Timeline extends CanvasView {
   private areaBetween(from: Share, to: Share): number[] {
     const times = [from[0], to[0]].map((share) => Math.round(this.time.start + share * this.time.span));
     const devices = [from[1], to[1]].flatMap((share) => {
-      const y = this.scroll.start + share * this.layers.area.height;
-      const at = Math.max(0, Math.min(this.layout.rows.length - 1, Math.floor(y / this.layout.height)));
-      const [first, past] = this.layout.rows[at].devices;
+      const [first, past] = this.rowAt(share * this.layers.area.height).devices;
       return [first, past - 1];
     });
     return [Math.min(...times), Math.max(...times), Math.min(...devices), Math.max(...devices)];
@@ -315,7 +327,7 @@ export class Timeline extends CanvasView {
     const has = (...keys: Key[]) => keys.some((key) => changed.has(key));
     if (this.page && has("kinds", "longer", "find")) this.filter();
     if (has("sel")) this.brush();
-    if (this.page && has("open", "source")) this.resize();
+    if (has("pins") || (this.page && has("open", "source"))) this.resize();
     if (has("path", "source", "view")) this.path.say();
     if (has("sel")) reveal(this);
     // Stepping goes along with the divisions here, where the timeline is all there is to see.
