@@ -71,7 +71,7 @@ def open_folder(folder: str | Path) -> Path:
     if not path.exists():
         raise DashboardError(
             f"expected a folder with {SUFFIX} files, got {path}, which does not exist; "
-            "make one with: dcpm demo --no-serve --out runs"
+            f"make one, its page offers examples: mkdir {path}"
         )
     if not path.is_dir():
         raise DashboardError(
