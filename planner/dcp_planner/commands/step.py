@@ -205,7 +205,10 @@ def show_report(report: "StepReport") -> None:
         table.add_row(policy.name, *times, f"{policy.mean('max_tokens'):.2f}")
     console = Console()
     console.width = max(console.width, 80)
-    console.print(f"{report.steps} steps of {report.documents} documents", highlight=False)
+    console.print(
+        f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents",
+        highlight=False,
+    )
     console.print(table)
     levels = "; ".join(f"{count} x {name}" for name, count in report.levels.items())
     console.print(f"{CHOSEN} chose: {levels}", highlight=False)
