@@ -1,6 +1,7 @@
 """CUDA's paths of the runtime on a CPU: streams, devices and process groups are stand-ins."""
 
 from contextlib import contextmanager
+from datetime import timedelta
 from types import SimpleNamespace
 
 import pytest
@@ -54,6 +55,23 @@ def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypa
     monkeypatch.setattr(distributed_c10d, "_get_split_source", lambda _: split("waits for all"))
     assert group_transport.make_group([0], "gloo", 5).size() == 1
     assert world.bound_device_id == device
+
+
+def test_messages_over_nccl_go_before_kernels_that_wait_for_the_device(world, monkeypatch):
+    asked = {}
+
+    def new_group(ranks, timeout, backend, pg_options, **_):
+        asked.update(timeout=timeout, backend=backend, options=pg_options)
+        return world
+
+    monkeypatch.setattr(dist, "new_group", new_group)
+    options = SimpleNamespace(Options=lambda **given: SimpleNamespace(**given))
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", options, raising=False)
+    group_transport.make_group([0], "nccl", 5)
+    assert asked["options"].is_high_priority_stream
+    assert asked["options"]._timeout == asked["timeout"] == timedelta(seconds=5)
+    group_transport.make_group([0], "gloo", 5)
+    assert (asked["backend"], asked["options"]) == ("gloo", None)
 
 
 class _Stream:

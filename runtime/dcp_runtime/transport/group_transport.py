@@ -43,15 +43,17 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Make a group of our own; collective among its ranks only."""
+    """Make a group of our own; collective among its ranks only.
+
+    Messages over NCCL start before the rest of an attention kernel that fills the device.
+    """
+    timeout, options = timedelta(seconds=timeout_s), None
+    if backend == "nccl":
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options._timeout = timeout  # torch warns of another one
     try:
         with _unbound_world():
-            made = dist.new_group(
-                ranks,
-                timeout=timedelta(seconds=timeout_s),
-                backend=backend,
-                use_local_synchronization=True,
-            )
+            made = dist.new_group(ranks, timeout, backend, options, use_local_synchronization=True)
     except RuntimeError as error:
         raise RunError(
             f"rank {dist.get_rank()} lost contact with one of the ranks {ranks[:8]} while they "
