@@ -30,6 +30,36 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     return is_script or None
 
 
+TOGETHER = (
+    (
+        "tests/runtime/",
+        "tests/dashboard/demo/",
+        "tests/planner/test_benchmarks.py",
+        "tests/test_readmes.py",
+    ),
+    ("tests/dashboard/browser/",),
+)
+"""Tests that share what takes long to start: the fork server, the browser and its servers."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any: xdist's
+    """Give the tests of `TOGETHER` to one of two workers, other files to whoever is free.
+
+    Many tests come first: a file with one long test at the end would keep one worker waiting.
+    """
+    if config.getoption("dist") != "loadfile" or config.getoption("numprocesses") != 2:
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Together(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            starts = (each[0] for each in TOGETHER if nodeid.startswith(each))
+            return next(starts, super()._split_scope(nodeid))
+
+    return Together(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """At night change what tests settle for themselves, too."""
     if settings.get_current_profile_name() != "nightly":

@@ -2,12 +2,12 @@
 
 import json
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed.run
 
+AGENT = torch.distributed.run.__file__
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
 
 
@@ -19,29 +19,19 @@ def free_port():
 
 @pytest.mark.dist
 @pytest.mark.timing
-def test_the_same_script_runs_on_two_nodes(tmp_path):
-    port = free_port()
-    log = tmp_path / "log"
-    with log.open("w") as stream:
-        agents = [
-            subprocess.Popen(
-                [
-                    sys.executable, "-m", "torch.distributed.run", "--nnodes", "2",
-                    "--nproc-per-node", "2", "--node-rank", str(node),
-                    "--master-addr", "127.0.0.1", "--master-port", str(port),
-                    str(SCRIPT), str(tmp_path),
-                ],
-                stdout=stream,
-                stderr=stream,
-            )
-            for node in range(2)
-        ]  # fmt: skip
-    try:
-        codes = [agent.wait(timeout=200) for agent in agents]
-    finally:
-        for agent in agents:
-            agent.kill()
-            agent.wait()
-    assert codes == [0, 0], log.read_text()[-4000:]
+def test_the_same_script_runs_on_two_nodes(tmp_path, start_python):
+    """The agents are forks; each starts its ranks as it does everywhere, with all their imports."""
+    options = ["--nnodes", 2, "--nproc-per-node", 2, "--master-addr", "127.0.0.1"]
+    options += ["--master-port", free_port()]
+    agents = [
+        start_python(
+            AGENT, *options, "--node-rank", node, SCRIPT, tmp_path,
+            folder=tmp_path, OMP_NUM_THREADS="1",
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    codes = [agent.wait(200) for agent in agents]
+    told = "".join(agent.out.read_text() + agent.err.read_text()[-2000:] for agent in agents)
+    assert codes == [0, 0], told
     results = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(4)]
     assert results == [{"ok": True, "hops": 1}] * 4
