@@ -237,8 +237,9 @@ def timeline_page(loaded: LoadedPlan) -> Component:
 def _timeline(loaded: LoadedPlan) -> list[Component]:
     urls = [timeline_url(loaded, source) for source in loaded.traces]
     area = html.Section([html.H2("Area"), html.Div(className="dcp-timeline-area")])
+    notes = html.Section([html.H2("Notes"), html.Div(className="dcp-timeline-notes")])
     side = html.Aside(
-        [inspector(loaded), area],
+        [inspector(loaded), area, notes],
         className="dcp-timeline-side",
         **attributes(aria_label="Selection and area"),
     )

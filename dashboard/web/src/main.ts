@@ -21,6 +21,7 @@ import { state } from "./session.ts";
 import { AreaSums } from "./timeline/area.ts";
 import { EventTable } from "./timeline/event_table.ts";
 import { Filters } from "./timeline/filters.ts";
+import { Notes } from "./timeline/notes.ts";
 import { loadWhenSeen, Memory } from "./timeline/memory.ts";
 import { loadTimelines, Timeline } from "./timeline/timeline.ts";
 import type { TimelinePayload } from "./timeline/events.ts";
@@ -28,7 +29,7 @@ import type { TimelinePayload } from "./timeline/events.ts";
 /** The timeline with what its page has beside it. */
 class PageTimeline extends Timeline {
   constructor(host: HTMLElement, payloads: readonly TimelinePayload[], label: string) {
-    super(host, payloads, label, [AreaSums, EventTable, Filters]);
+    super(host, payloads, label, [AreaSums, EventTable, Filters, Notes]);
   }
 }
 

@@ -46,6 +46,7 @@ export interface Values {
   readonly order?: string; // a column, "-" in front: falling
   readonly traffic?: string; // "node"
   readonly pins?: string; // devices that stay at the top, comma between
+  readonly notes?: string; // what timeline/notes.ts reads, a line for each
   readonly path?: string; // "off": without the line of the critical path
 }
 
@@ -54,12 +55,13 @@ export type Patch = { readonly [K in Key]?: Values[K] | null };
 export type Follower = (values: Values, changed: ReadonlySet<Key>) => void;
 export type TextKey = (typeof TEXTS)[number];
 
-const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "path"] as const;
+const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "notes", "path"] as const;
 const RANGES = { time: 2, tokens: 4, area: 4 } as const;
 const RANGE_KEYS = Object.keys(RANGES) as (keyof typeof RANGES)[];
 const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];
 const REST_MS = 150;
 const MOST_CHARACTERS = 200; // of a text
+const MOST_NOTED = 1500; // of all notes
 
 /** "tile.12~device.3" -> {type: "tile", tile: 12, device: 3}; anything else is no selection. */
 export function decodeSelection(text: string): Selection | null {
@@ -91,7 +93,7 @@ export function readQuery(search: string): Values {
   }
   for (const name of TEXTS) {
     const text = query.get(name);
-    if (text) found[name] = text.slice(0, MOST_CHARACTERS);
+    if (text) found[name] = text.slice(0, name === "notes" ? MOST_NOTED : MOST_CHARACTERS);
   }
   return Object.freeze(found);
 }

@@ -470,3 +470,21 @@ def write_many_devices(path):
     sparsity = block_sparsity([mask.bind(Sample(length=32_768))], 512, 512)
     config = PlanConfig("static:zigzag", divisions=2)
     write_plan(path, build_plan(sparsity, ModelShape(), Cluster(8, 8), config))
+
+
+def test_notes_live_in_the_address_and_stay_text(visit):
+    page = open_timeline(visit, "?sel=device.2")
+    plain = visit.digest(HOST, "marks")
+    page.get_by_label("Text of the note").fill("<img src=x onerror=alert(1)> & late")
+    page.get_by_role("button", name="Add note").click()
+    page.wait_for_url("**notes=**")
+    told = page.locator(".dcp-notes li button").first
+    assert told.inner_text() == "device 2: <img src=x onerror=alert(1)> & late"
+    assert visit.digest(HOST, "marks") != plain
+    page.reload()
+    page.wait_for_selector(f"{HOST}[data-state=drawn]")
+    assert told.inner_text() == "device 2: <img src=x onerror=alert(1)> & late"
+    assert page.locator(".dcp-notes img").count() == 0
+    page.get_by_role("button", name="Remove note 1").click()
+    page.wait_for_url(re.compile(r"sel=device\.2$"))
+    assert visit.digest(HOST, "marks") == plain

@@ -5,6 +5,7 @@ import type { Ticks } from "../kit/axis.ts";
 import * as format from "../kit/format.ts";
 import { aggregate, firstEndingAfter, firstStartingAt, LANES } from "./events.ts";
 import { band, type Row } from "./layout.ts";
+import { drawNotes } from "./notes.ts";
 import { drawSelection } from "./selection.ts";
 import { type Place, type Timeline, type Trace, WORDS } from "./timeline.ts";
 
@@ -23,6 +24,7 @@ export function draw(timeline: Timeline): void {
   drawArea(timeline, pen);
   timeline.path.draw(pen);
   drawSelection(timeline, pen);
+  drawNotes(timeline, pen);
   pen.restore();
   drawScroll(timeline, pen);
 }

@@ -79,6 +79,7 @@ export class Timeline extends CanvasView {
   muted = "";
   ink = "";
   accent = "";
+  paper = "";
   protected override readonly canMark: boolean = true;
   private background = 0;
   private shades: { bright: Shades; dim: Shades } = { bright: [], dim: [] };
@@ -153,7 +154,7 @@ export class Timeline extends CanvasView {
 
   /** Theme colours may have changed: makes the tables from coverage to pixel anew. */
   recolour(): void {
-    [this.line, this.muted, this.ink, this.accent] = ["--line", "--muted", "--ink", "--accent"].map(themeColour);
+    [this.line, this.muted, this.ink, this.accent, this.paper] = ["--line", "--muted", "--ink", "--accent", "--panel"].map(themeColour);
     this.background = pixel(themeColour("--canvas"));
     this.shades = shadeTables(this.header.colours, this.background);
     this.redraw();
@@ -332,7 +333,7 @@ export class Timeline extends CanvasView {
     if (has("sel")) reveal(this);
     // Stepping goes along with the divisions here, where the timeline is all there is to see.
     if (this.page && has("sel") && !has("time") && values.sel?.type === "division") fit(this);
-    if (has("sel", "path") || (this.page && has(...DRAWN_KEYS))) this.schedule();
+    if (has("sel", "path", "notes") || (this.page && has(...DRAWN_KEYS))) this.schedule();
   }
 
   override moved(): void {
