@@ -1,5 +1,6 @@
 // What the server is asked, and the reading half of the wire format in dcp_dashboard/api/columns.py: "DCPC", u32 header
 // size, JSON header, then little-endian columns at multiples of 8. Typed arrays look straight into the response.
+import { isAbort } from "./kit/dom.ts";
 
 export type Column = Uint8Array | Uint16Array | Uint32Array | Int16Array | Int32Array | Float64Array;
 
@@ -56,7 +57,9 @@ export async function post<T>(url: string, body: object): Promise<T> {
 
 // A refusal's own message becomes the error's message.
 async function ask(url: string, options: RequestInit): Promise<Response> {
-  const response = await fetch(url, { credentials: "same-origin", ...options });
+  const response = await fetch(url, { credentials: "same-origin", ...options }).catch((error: unknown) => {
+    throw isAbort(error) ? error : new Error("the server does not answer; start `dcpm dashboard` again and reload this page");
+  });
   if (response.ok) return response;
   const refusal = await response.json().catch(() => ({})) as { error?: string };
   throw new Error(refusal.error ?? `the server answered ${response.status}`);
