@@ -157,7 +157,9 @@ class Evaluator:
 
     def _arithmetic(self, scope: Scope, pair: Pair, sign: str, left: Node, right: Node) -> Any:
         a, b = self.value(left, scope, pair), self.value(right, scope, pair)
-        return ARITHMETIC[sign](a, b) if all_known(a, b) else None
+        if not all_known(a, b) or (sign in ("//", "%") and b == 0):
+            return None
+        return ARITHMETIC[sign](a, b)
 
     def _name(self, scope: Scope, pair: Pair, name: str) -> Any:
         match name:

@@ -149,7 +149,8 @@ class Masks:
         return self.pick(choices)()
 
     def divisor(self) -> str:
-        return self.pick([self.number(1, 4), *[f"row.{name}" for name in self.text.rows]])
+        read = [f"{self.pick('qk')}.{name}" for name in (*self.text.owned, *self.text.tokens)]
+        return self.pick([self.number(1, 4), *[f"row.{name}" for name in self.text.rows], *read])
 
     def sign(self) -> str:
         return self.pick(["<", "<=", ">", ">=", "==", "!="])

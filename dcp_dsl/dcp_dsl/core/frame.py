@@ -26,6 +26,7 @@ from dcp_dsl.symbolic.terms import (
     Term,
     add,
     bounded,
+    divide_each,
     extreme,
     num_pieces,
     scale,
@@ -191,7 +192,9 @@ class Frame:
             case "*" if isinstance(left, int):
                 return bounded(scale(right, left))
         if not isinstance(right, int) and not nodes.is_fixed(node.right):
-            raise NotSeparable
+            if node.op == "*":
+                raise NotSeparable
+            return divide_each(left, node.op, right, self.num_tokens)
         if node.op == "*":
             return bounded(scale(left, self.constant(node.right)))
         return self.divide(left, node.op, self.divisor(node.right))

@@ -155,21 +155,22 @@ class Piecewise:
             self.num_tokens, self.starts, self.values + amount, self.slopes, self.is_defined
         )
 
-    def floor_divide(self, divisor: int) -> "Piecewise":
-        """Return the function divided by a positive constant, rounded down.
+    def floor_divide(self, divisor: int | Ints) -> "Piecewise":
+        """Return the function divided by a positive constant, or one for each piece, rounded down.
 
         A piece of slope s becomes one of slope ``s // divisor`` plus steps of one; a step every
         ``divisor / (s % divisor)`` positions.
         """
+        divisor = np.broadcast_to(divisor, self.starts.shape)
         whole, part = self.slopes // divisor, self.slopes % divisor
         first = self.values
         last = first + part * (self.lengths - 1)  # without the whole part, which divides exactly
         steps = last // divisor - first // divisor
         limit_pieces(int(steps.sum()), MAX_PIECES, "steps of a quotient")
         piece, index = expand(0, steps + 1)
-        level = first[piece] // divisor + index
+        level = (first // divisor)[piece] + index
         # The level is reached at ceil((level * divisor - first) / part) positions in.
-        gap = np.maximum(level * divisor - first[piece], 0)
+        gap = np.maximum(level * divisor[piece] - first[piece], 0)
         offset = -(-gap // np.maximum(part[piece], 1))
         starts = self.starts[piece] + offset
         values = level + whole[piece] * offset
@@ -178,6 +179,24 @@ class Piecewise:
     def modulo(self, divisor: int) -> "Piecewise":
         """Return the remainder of dividing by a positive constant, never negative."""
         return self + self.floor_divide(divisor).scale(-divisor)
+
+    def divide(self, op: str, divisor: "Piecewise") -> "Piecewise":
+        """Return ``self // divisor`` or ``self % divisor``; undefined where the divisor is 0.
+
+        Args:
+            op: ``"//"``, which rounds down, or ``"%"``, which has the sign of the divisor.
+            divisor: a function whose pieces are flat.
+        """
+        a, b = self.cut(divisor.starts), divisor.cut(self.starts)
+        known = a.is_defined & b.is_defined & (b.values != 0)
+        sign = np.where(known, np.sign(b.values), 0)
+        size = np.where(known, np.abs(b.values), 1)
+        number = Piecewise(self.num_tokens, a.starts, a.values * sign, a.slopes * sign, known)
+        found = number.floor_divide(size)
+        if op == "//":
+            return found
+        factor = -b.values[np.searchsorted(b.starts, found.starts, side="right") - 1]
+        return a + found.with_values(found.values * factor, found.slopes * factor)
 
     def maximum(self, other: "Piecewise") -> "Piecewise":
         """Return the larger of two functions at each position."""

@@ -99,6 +99,25 @@ class Term:
         return Term.of_k(mapped) if is_of_k else Term.of_q(mapped)
 
 
+def divide_each(left: "Number", op: str, right: "Number", num_tokens: int) -> Term:
+    """Return ``left // right`` or ``left % right`` for numbers of one token.
+
+    Raises:
+        NotSeparable: if they are of two tokens, or the divisor is not flat in pieces.
+    """
+    if not (isinstance(left, int | Term) and isinstance(right, Term)):
+        raise NotSeparable
+    number, is_of_k = as_term(left, num_tokens).single()
+    divisor, is_right_of_k = right.single()
+    if number.is_constant:
+        is_of_k = is_right_of_k
+    is_one_token = is_of_k == is_right_of_k or divisor.is_constant
+    if not is_one_token or divisor.slopes[divisor.is_defined].any():
+        raise NotSeparable
+    found = number.divide(op, divisor)
+    return Term.of_k(found) if is_of_k else Term.of_q(found)
+
+
 def _is_straight(function: Piecewise, starts: Ints, ends: Ints) -> bool:
     """Return whether a function is defined and affine on each of the stretches."""
     last = function.last_values + function.slopes
