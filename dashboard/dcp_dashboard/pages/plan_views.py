@@ -160,7 +160,11 @@ def _steps(loaded: LoadedPlan) -> Component:
 
 def mask_page(loaded: LoadedPlan) -> Component:
     """Build the page of the large mask."""
-    aside = html.Div([inspector(loaded), _tile_table(loaded)], className="dcp-aside")
+    tables = [
+        _closed_table(loaded, "dcp-sequence-table", "Sequences"),
+        _closed_table(loaded, "dcp-tile-table", "Tiles"),
+    ]
+    aside = html.Div([inspector(loaded), *tables], className="dcp-aside")
     columns = html.Div([mask_panel(loaded, side=LARGE_SIDE), aside], className="dcp-wide-columns")
     title = f"{loaded.summary.mask} · {loaded.entry.relative}"
     return framed(title, *frame(loaded, "/mask"), columns)
@@ -217,13 +221,11 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
     return ""
 
 
-def _tile_table(loaded: LoadedPlan) -> Component:
-    """Build the table of the selection's tiles; `mask/tile_table.ts` fills it once open."""
-    data = attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label="Tiles")
-    table = html.Div(className="dcp-tile-table", **data)
-    return html.Details(
-        [html.Summary("Tiles as a table"), table], className="dcp-panel dcp-definitions"
-    )
+def _closed_table(loaded: LoadedPlan, kind: str, title: str) -> Component:
+    """Build a table that is filled once it is open, by `mask/tile_table.ts` and the like."""
+    data = attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label=title)
+    parts = [html.Summary(f"{title} as a table"), html.Div(className=kind, **data)]
+    return html.Details(parts, className="dcp-panel dcp-definitions")
 
 
 def timeline_page(loaded: LoadedPlan) -> Component:

@@ -4,6 +4,7 @@ import { Traffic } from "./devices/traffic.ts";
 import { makeEditPage } from "./edit/page.ts";
 import { Mask } from "./mask/mask.ts";
 import { MovedMask } from "./mask/moved.ts";
+import { SequenceTable } from "./mask/sequence_table.ts";
 import { loadWhenOpen, TileTable } from "./mask/tile_table.ts";
 import { drawn, mountViews, plain } from "./mount.ts";
 import { followChanges } from "./page/changed.ts";
@@ -46,6 +47,7 @@ mountViews({
   "dcp-balance-bars": drawn(DeviceBars),
   "dcp-traffic-cells": drawn(Traffic),
   "dcp-tile-table": drawn(TileTable, loadWhenOpen),
+  "dcp-sequence-table": drawn(SequenceTable, loadWhenOpen),
   "dcp-inspector": plain(Inspector),
   "dcp-device-table": plain(DeviceTable),
   "dcp-choice": plain(Choice),

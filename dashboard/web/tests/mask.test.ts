@@ -5,6 +5,7 @@ import { AxisRange } from "../src/kit/axis.ts";
 import type { MaskColumns } from "../src/mask/columns.ts";
 import { edgeLabels, sequenceAt } from "../src/mask/labels.ts";
 import { MaskPairs } from "../src/mask/pairs.ts";
+import { sequenceRows, sorted } from "../src/mask/sequence_table.ts";
 import { belongs, byRow, isShown, rasterise, spans } from "../src/mask/raster.ts";
 import type { Selection } from "../src/state.ts";
 
@@ -103,6 +104,28 @@ suite("what a selection means in the mask", () => {
   test("a message of keys serves the tiles of its target in that column", () => {
     assert.deepEqual(meant({ type: "transfer", kind: 0, device: 1, peer: 2, block: 7 }),
       tiles.filter((tile) => tile % 4 === 2 && c.tile_kv[tile] === 7));
+  });
+});
+
+suite("sequences as a table", () => {
+  const { columns: c } = randomMask(4);
+  const borders = [0, c.block_end[9], c.block_end[19], c.block_end[29]];
+  const names = ["row 12", "row 7: <script>", "row 9"];
+  const rows = sequenceRows({ num_tokens: borders[3], num_devices: 4, cu_seqlens: borders, sequence_names: names, device_colours: [], modes: [] }, c);
+
+  test("each has its tokens, pairs and devices", () => {
+    assert.deepEqual(rows.map(({ tokens }) => tokens), [0, 1, 2].map((n) => borders[n + 1] - borders[n]));
+    for (const { sequence, pairs, devices } of rows) {
+      const own = Array.from(c.tile_q, (q, tile) => ({ q, tile })).filter(({ q }) => Math.floor(q / 10) === sequence);
+      assert.deepEqual([pairs, devices], [9 * own.length, new Set(own.map(({ tile }) => tile % 4)).size]);
+    }
+  });
+
+  test("any column sorts, names as people count", () => {
+    assert.deepEqual(sorted(rows, "name").map(({ name }) => name), ["row 7: <script>", "row 9", "row 12"]);
+    assert.deepEqual(sorted(rows, "-sequence").map(({ sequence }) => sequence), [2, 1, 0]);
+    const pairs = sorted(rows, "-pairs").map((row) => row.pairs);
+    assert.deepEqual(pairs, rows.map((row) => row.pairs).toSorted((a, b) => b - a));
   });
 });
 

@@ -69,8 +69,8 @@ def test_enter_zooms_to_a_tile_until_its_pairs_are_seen(visit, large_plan):
     page.wait_for_function("() => location.search === ''")
 
 
-def table_rows(page):
-    rows = page.locator(".dcp-tile-table tbody tr").all_inner_texts()
+def table_rows(page, table=".dcp-tile-table"):
+    rows = page.locator(f"{table} tbody tr").all_inner_texts()
     return [row.split("\t") for row in rows]
 
 
@@ -98,6 +98,25 @@ def test_the_table_lists_the_tiles_of_the_selection(visit, small_plan):
     assert page.evaluate("dcp.state.get().sel.tile") == order[1]
     page.wait_for_selector(f".dcp-inspector >> text={tiles.pairs[order[1]]:,} of")
     assert table_rows(page) == shown  # the list stays while one goes through it
+
+
+def test_sequences_stand_in_a_table_by_the_names_of_their_rows(visit, small_plan):
+    page = open_mask(visit, "small.dcpplan")
+    page.click("text=Sequences as a table")
+    page.wait_for_selector(".dcp-sequence-table tbody tr")
+    sequence = small_plan.blocks.sequence[small_plan.tiles.q_block]
+    for number, (row, tokens) in enumerate(
+        zip(table_rows(page, ".dcp-sequence-table"), (1000, 560, 488), strict=True)
+    ):
+        mine = sequence == number
+        share = 100 * small_plan.tiles.pairs[mine].sum() / small_plan.tiles.pairs.sum()
+        devices = set(small_plan.tiles.device[mine])
+        named = [str(number), small_plan.sequence_names[number], f"{tokens:,}"]
+        assert row == [*named, f"{share:.3g}\u00a0%", str(len(devices))]
+    assert page.locator(".dcp-sequence-table script").count() == 0
+    page.click(".dcp-sequence-table tbody tr >> nth=1")
+    page.wait_for_selector(".dcp-inspector h3 >> text='Sequence 1'")
+    page.wait_for_selector(".dcp-sequence-table tr[aria-selected=true] >> text=alert")
 
 
 def test_the_table_holds_every_tile_in_any_order(visit, large_plan):
