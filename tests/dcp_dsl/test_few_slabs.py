@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec
+from dcp_dsl import Sample, Spec, dense_mask
 from dcp_dsl.symbolic import region
 
 TEXT = """
@@ -36,3 +36,20 @@ def test_slabs_combined_one_by_one_equal_those_combined_in_arrays(text, monkeypa
             monkeypatch.setattr(region, "FEW", few)
             digests.add(mask.compile(sample).digest)
         assert len(digests) == 1, sample
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["q >= 3 and q < 9 and k >= 2 and k < 7", "q > k - 5 and 2 * q <= 3 * k and q < 2 * k + 4",
+     "k <= q and q < k.evict", "k.evict < q and q - 6 <= k.evict",
+     "q.evict <= k and k < 9 + q // 2", "-k <= 4 - q and -k >= 0 - q",
+     "k // 3 >= q // 3 - 1 and k // 3 <= q.evict // 3",
+     "max(q - 2 * k, 2 * k - q) <= 3", "q % 5 - k % 5 <= 1 and q % 5 - k % 5 >= 0 - 2"],
+)  # fmt: skip
+def test_bounds_from_both_sides_are_exact_joined_or_not(text):
+    mask = Spec.from_text(TEXT).mask(text)
+    evict = np.random.default_rng(7).integers(0, 26, 23).tolist()
+    sample = Sample({"evict": evict} if mask.columns else {}, 23)
+    seen = mask.compile(sample).tile(0, 23, 0, 23)
+    np.testing.assert_array_equal(seen, dense_mask(mask, sample))
+    assert 0 < seen.sum() < seen.size

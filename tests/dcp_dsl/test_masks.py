@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, block_sparsity, dense_mask, load
+from dcp_dsl.core import binding
 
 SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
 
@@ -195,6 +196,39 @@ def test_a_position_from_outside_is_the_same_token_inside_per(paint):
     for name in ("a", "b"):
         assert np.array_equal(paint(spec.mask(name).bind(sample)), expected)
         assert np.array_equal(dense_mask(spec.mask(name), sample), expected)
+
+
+def test_lengths_that_differ_divide_in_each_instance_as_slabs():
+    spec = Spec.from_text(
+        "segment doc = [doc_lens]*\nmask halves = 2 * q // len == 2 * k // len per doc"
+    )
+    mask, sample = spec.mask("halves"), Sample({"doc_lens": [4, 7, 6]}, 17)
+    form = mask.compile(sample)
+    assert form.form == "slabs"
+    assert form.table()[:, :4].tolist() == [
+        [0, 2, 0, 2], [2, 4, 2, 4], [4, 8, 4, 8], [8, 11, 8, 11], [11, 14, 11, 14],
+        [14, 17, 14, 17],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [("[a] b[b_len]", "the lengths in `a`, `b_len` must add up"),
+     ("x[3] y[5]", "the lengths in the layout must add up")],
+)  # fmt: skip
+def test_lengths_that_do_not_add_up_are_named(layout, says):
+    mask = Spec.from_text(f"segment part = {layout}\nmask own = same(part)").mask("own")
+    with pytest.raises(DatasetError, match=says):
+        mask.bind(Sample({"a": 2, "b_len": 3} if mask.columns else {}, 6))
+
+
+def test_the_form_bound_longest_ago_is_forgotten_first(monkeypatch):
+    monkeypatch.setattr(binding, "MAX_KEPT", 2)
+    mask = Spec.from_text("").mask("causal")
+    kept = mask.compile(Sample(length=11))
+    for other in (12, 13):
+        mask.compile(Sample(length=other))
+        assert mask.compile(Sample(length=11)) is kept
 
 
 def test_the_largest_masks_that_check_also_bind():

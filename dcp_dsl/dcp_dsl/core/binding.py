@@ -38,6 +38,11 @@ MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
 MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two seconds
 FREE = (nodes.Const, nodes.Pos, nodes.Length, nodes.Count, nodes.RowColumn)
 
+# The C library gives freed arrays back to the system and gets new pages, each cleared, for the next
+# ones: a quarter of the time of a mask with 100,000 slabs. It stops doing so, for up to 64 MB, once
+# a block of almost 32 MB has been freed. This one is never written to, so it takes no memory.
+np.empty(2**22 - 2**10)
+
 
 def bind_cross(
     core: nodes.Mask, keys: KeySequence, columns: Mapping[str, Column], num_queries: int

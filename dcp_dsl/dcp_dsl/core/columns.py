@@ -224,7 +224,7 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         got = f"an array of shape {array.shape}" if array.dtype.kind in "iu" else "something else"
         lists = "" if len(shape) == 1 else f"lists of {shape[1]} "
         raise DatasetError(f"{where}: expected {shape[0]} {lists}integers, one per {of}, got {got}")
-    return array.astype(np.int64)
+    return array.astype(np.int64, copy=False)
 
 
 def lists_of(values: Ints, where: str) -> Ints:

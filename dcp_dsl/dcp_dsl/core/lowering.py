@@ -1,8 +1,9 @@
 """Evaluate a core program on one sample, symbolically: masks become regions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import reduce
-from operator import or_
+from operator import and_, or_
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
-from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, compare, listed
+from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, listed
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
     Bands,
@@ -45,6 +46,14 @@ class NoForm(Exception):
         super().__init__()
 
 
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """Two comparisons as one: the place of the first, and the bounds of both."""
+
+    place: nodes.Place
+    bounds: Between
+
+
 class Lowering:
     """Evaluates masks in one frame.
 
@@ -71,20 +80,23 @@ class Lowering:
             SpecError: for constants out of range.
             NoForm: if it has no (short) symbolic form.
         """
-        if node in self.masks:
-            return self.masks[node]
+        if node not in self.masks:
+            self.masks[node] = self.evaluate(node.place, lambda: self._mask(node))
+        return self.masks[node]
+
+    def evaluate(self, place: nodes.Place, make: Callable[[], MaskValue]) -> MaskValue:
+        """Charge for a mask, and name its place if it has no form."""
         try:
             self.frame.budget.spend(STEPS_PER_NODE)
-            found = self._mask(node)
+            found = make()
             self.frame.budget.spend(num_slabs(found))
         except (TooManyPieces, OverBudget, NotSeparable) as error:
-            raise NoForm(node.place, error) from None
+            raise NoForm(place, error) from None
         except ValueTooLarge:
-            node.place.fail(
+            place.fail(
                 "E192", f"a number here grows beyond {MAX_VALUE:_}",
                 "lengths are in tokens; check the factors",
             )  # fmt: skip
-        self.masks[node] = found
         return found
 
     def _mask(self, node: nodes.Mask) -> MaskValue:
@@ -125,7 +137,10 @@ class Lowering:
         narrow.masks = self.masks
         found: MaskValue | None = None
         wide = []
-        for item in sorted(items, key=lambda item: isinstance(item, nodes.Not)):
+        parts = self.joined(items)
+        if len(parts) == 1:
+            return self.narrowed(None, parts[0])
+        for item in sorted(parts, key=lambda part: isinstance(part, nodes.Not)):
             try:
                 found = narrow.narrowed(found, item)
             except NoForm as error:
@@ -141,21 +156,63 @@ class Lowering:
         assert found is not None, "`and` has operands"
         return found
 
-    def narrowed(self, found: MaskValue | None, item: nodes.Mask) -> MaskValue:
+    def joined(self, items: Sequence[nodes.Mask]) -> "list[nodes.Mask | Joined]":
+        """Join comparisons that bound the same number from below and from above."""
+        bounds: dict[nodes.Mask, Between | None] = {
+            item: self.bound(item) for item in items if isinstance(item, nodes.Compare)
+        }
+        parts: list[nodes.Mask | Joined] = []
+        for item in items:
+            own = bounds.get(item)
+            for at, part in enumerate(parts):
+                other = bounds.get(part) if isinstance(part, nodes.Compare) else None
+                both = other.joined(own) if own is not None and other is not None else None
+                if both is not None:
+                    parts[at] = Joined(part.place, both)
+                    break
+            else:
+                parts.append(item)
+        return parts
+
+    def bound(self, node: nodes.Compare) -> Between | None:
+        """Return a comparison as bounds of a number of the key, if it is one of plain terms."""
+        if node.op in ("==", "!="):
+            return None
+        try:
+            a, b = self.frame.number(node.left), self.frame.number(node.right)
+            term = add(a, scale(b, -1), self.frame.num_tokens)
+            return self.between(term, node.op) if isinstance(term, Term) else None
+        except (TooManyPieces, OverBudget, NotSeparable, ValueTooLarge):
+            return None  # found out again, and then told, where it is evaluated
+
+    def narrowed(self, found: MaskValue | None, item: "nodes.Mask | Joined") -> MaskValue:
         """Return the pairs of a mask, or of everything, that an item shows too."""
         if isinstance(item, nodes.Not):
             return (self.everything() if found is None else found) - self.mask(item.item)
-        value = self.mask(item)
+        if isinstance(item, Joined):
+            value = self.evaluate(item.place, lambda: self.within(item.bounds))
+        else:
+            value = self.mask(item)
         return value if found is None else found & value
 
     # ---- pairs ----
 
-    def compare(self, term: Term, op: str) -> Region:
-        """Return the pairs with ``term op 0``."""
+    def between(self, term: Term, op: str) -> Between:
+        """Read ``term op 0`` as bounds of a number of the key, or of the query if transposed."""
         on_rows, on_keys = term.on_q, term.on_k
         if self.is_transposed:
             on_rows, on_keys = on_keys, on_rows
-        return compare(on_rows, on_keys, op, self.bands, max_jobs=self.max_jobs)
+        return Between.of(on_rows, on_keys, op)
+
+    def within(self, bounds: Between) -> Region:
+        """Return the pairs inside some bounds."""
+        return bounds.region(self.bands, max_jobs=self.max_jobs)
+
+    def compare(self, term: Term, op: str) -> Region:
+        """Return the pairs with ``term op 0``."""
+        if op == "!=":
+            return self.compare(term, "<") | self.compare(term, ">")
+        return self.within(self.between(term, op))
 
     def everything(self) -> Region:
         """Return all pairs of each cell."""
@@ -298,13 +355,13 @@ class Lowering:
             return self.compare_extreme(value, "<=") & self.compare_extreme(value, ">=")
         if op == "!=":
             return self.compare_extreme(value, "<") | self.compare_extreme(value, ">")
-        regions = [self.compare(term, op) for term in value.terms]
-        is_and = value.is_max == (op in ("<", "<="))
-        result = regions[0]
-        for region in regions[1:]:
-            result = result & region if is_and else result | region
-        if is_and:  # each term is defined where all of them compare true
-            return result
+        bounds = [self.between(term, op) for term in value.terms]
+        if value.is_max == (op in ("<", "<=")):  # terms are defined where all compare true
+            if len(bounds) == 2:
+                both = bounds[0].joined(bounds[1])
+                bounds = bounds if both is None else [both]
+            return reduce(and_, map(self.within, bounds))
+        result = reduce(or_, map(self.within, bounds))
         # An undefined term makes the extreme undefined, so `or` must not let one term decide alone.
         for term in value.terms:
             if not (term.on_q.is_defined.all() and term.on_k.is_defined.all()):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, sealed
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form, row_chunks
 from dcp_dsl.forms.parts import Parts, RegionPart, keys_of, regions_of
@@ -89,10 +89,12 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
     rows = int((value.q_end - value.q_start).sum())
     size = len(value.q_start)
     may_be_long = not value.is_maximal and rows <= ROWS_PER_SLAB * size
-    if may_be_long and rows <= ROWS_PER_SLAB * (size - value.num_links()):
+    followers = value.followers() if may_be_long else None
+    chains = 0 if followers is None else np.count_nonzero(followers < 0)
+    if chains >= MIN_ROWS_SLABS and rows <= ROWS_PER_SLAB * chains:
         inner: Slabs | Rows = _rows(value)  # gluing could not make it short
     else:
-        value = value.maximal()
+        value = value.maximal(followers)
         size = len(value.q_start)
         is_short = size < MIN_ROWS_SLABS or rows > ROWS_PER_SLAB * size
         inner = slabs_of(value) if is_short else _rows(value)
@@ -109,15 +111,18 @@ def _strided(value: Classes) -> Parts:
 
 
 def _rows(region: Region) -> Rows:
-    which, row = expand(region.q_start, region.q_end - region.q_start)
-    down = row - region.q_start[which]
-    start = region.kv_start[which] + region.start_slope[which] * down
-    end = region.kv_end[which] + region.end_slope[which] * down
+    n, height = region.num_tokens, region.q_end - region.q_start
+    row, start, end = region.q_start, region.kv_start, region.kv_end
+    if (height > 1).any():
+        which, row = expand(row, height)
+        down = row - region.q_start[which]
+        start = start[which] + region.start_slope[which] * down
+        end = end[which] + region.end_slope[which] * down
     if (row[1:] < row[:-1]).any():
         order = np.lexsort((start, row))
         row, start, end = row[order], start[order], end[order]
-    row_ptr = np.searchsorted(row, np.arange(region.num_tokens + 1))
-    return Rows(region.num_tokens, row_ptr, start, end)
+    row_ptr = np.append(0, np.cumsum(np.bincount(row, minlength=n)))
+    return Rows(n, *(sealed(column) for column in (row_ptr, start, end)))
 
 
 def slabs_of(region: Region) -> Slabs:

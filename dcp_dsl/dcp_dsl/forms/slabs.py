@@ -40,9 +40,9 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
     """Count the pairs of every block that slabs touch, slab by slab.
 
     Returns:
-        Block row, block column, pairs and slab of each entry.
+        Block row, block column, pairs and piece of each entry.
     """
-    slab, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
+    _, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
     counts = touched_to - touched_from
     begin = np.cumsum(counts) - counts
     piece, col = expand(touched_from, counts)
@@ -55,13 +55,20 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, ...]:
     full_to = np.maximum(full_to, full_from)
     cut = expand(begin, full_from - touched_from)[1]
     cut = np.concatenate([cut, expand(begin + full_to - touched_from, touched_to - full_to)[1]])
-    at = piece[cut]
-    pairs[cut] = sum(
-        sign * (_pairs_below(border, last[at], high[at], rows[at])
-                - _pairs_below(border, first[at], low[at], rows[at]))
-        for sign, border in ((1, kv_bounds[col[cut] + 1]), (-1, kv_bounds[col[cut]]))
-    )  # fmt: skip
-    return np.repeat(block, counts), col, pairs, slab[piece]
+    at, left = piece[cut], col[cut]
+    whole = rows * (last - first) + (high - low) * (rows * (rows - 1) // 2)
+    own = whole[at]  # left of the right border, less what is left of the left one
+    above = np.flatnonzero(left + 1 < touched_to[at])
+    below = np.flatnonzero(left > touched_from[at])
+    inner = at[np.concatenate([above, below])]
+    border = kv_bounds[np.concatenate([left[above] + 1, left[below]])]
+    ends, slopes = np.array([first, last])[:, inner], np.array([low, high])[:, inner]
+    until_first, until_last = _pairs_below(border, ends, slopes, rows[inner])
+    found = until_last - until_first
+    own[above] = found[: len(above)]
+    own[below] -= found[len(above) :]
+    pairs[cut] = own
+    return np.repeat(block, counts), col, pairs, piece
 
 
 def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> BlockCounts:
@@ -77,7 +84,8 @@ def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> Blo
         begin = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])[: len(key)])
         key, counts = key[begin], np.add.reduceat(pairs[order], begin)
         key, counts = key[counts != 0], counts[counts != 0]
-    return BlockCounts(*np.divmod(key, shape[1]), counts)
+    row = key // shape[1]  # several times as fast as `divmod`
+    return BlockCounts(row, key - row * shape[1], counts)
 
 
 def cut_at_rows(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
@@ -279,21 +287,30 @@ class Rows(Record):
         """Count the visible pairs of every block; see `Form`."""
         width = len(kv_bounds) - 1
         step = max(1, ROW_CELLS_AT_ONCE // max(1, width))
+        block = np.repeat(np.arange(width), np.diff(kv_bounds))  # of each key
         found = [
-            self._count_some(q_bounds[at : at + step + 1], kv_bounds, at)
+            self._count_some(q_bounds[at : at + step + 1], (kv_bounds, block), at)
             for at in range(0, len(q_bounds) - 1, step)
         ]
         columns = [np.concatenate(c) for c in zip(*found, strict=True)] if found else []
         return BlockCounts(*(columns or [np.empty(0, np.int64)] * 3))
 
-    def _count_some(self, q_bounds: Ints, kv_bounds: Ints, at: int) -> tuple[Ints, Ints, Ints]:
-        """Count the blocks of a few block rows with an array of all their blocks."""
+    def _count_some(
+        self, q_bounds: Ints, keys: tuple[Ints, Ints], at: int
+    ) -> tuple[Ints, Ints, Ints]:
+        """Count the blocks of a few block rows with an array of all their blocks.
+
+        Args:
+            q_bounds: of these rows.
+            keys: borders of the blocks of keys, and the block of each key.
+            at: the first block row.
+        """
+        kv_bounds, block = keys
         rows, width = len(q_bounds) - 1, len(kv_bounds) - 1
         ptr = self.row_ptr[q_bounds]
         own = np.repeat(np.arange(rows) * (width + 1), np.diff(ptr))
         start, end = self.kv_start[ptr[0] : ptr[-1]], self.kv_end[ptr[0] : ptr[-1]]
-        first = np.searchsorted(kv_bounds, start, side="right") - 1
-        last = np.searchsorted(kv_bounds, end, side="left")
+        first, last = block[start], block[end - 1] + 1
         # Whole blocks between the ends, less what the ends leave out of the outermost ones.
         cover = np.bincount(own + first, minlength=rows * (width + 1))
         cover -= np.bincount(own + last, minlength=rows * (width + 1))

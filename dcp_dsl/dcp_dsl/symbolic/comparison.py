@@ -1,10 +1,11 @@
-"""Turn comparisons and lists into slabs: ``f(q) + g(k) <= 0``, ``k // 64 in q.chosen``.
+"""Turn bounds and lists into slabs: ``low(q) <= g(k) <= high(q)``, ``k // 64 in q.chosen``.
 
 On a run of keys where g rises, the keys with ``g(k) <= t`` are a prefix whose end is a function of
 t. So g is cut into stretches on which it rises or falls.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
@@ -18,9 +19,11 @@ from dcp_dsl.symbolic.piecewise import (
     sorted_unique,
 )
 from dcp_dsl.symbolic.region import MAX_CELLS, MAX_PAIRS, Region
+from dcp_dsl.symbolic.shortcuts import trimmed
 
 MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 MAX_JOBS = MAX_CELLS // 2
+LEAST = -(2**60)  # numbers stay far above
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -31,8 +34,8 @@ class Runs:
         start, end: int64 ``[R]``, keys.
         sign: int64 ``[R]``, 1 where the function rises, -1 where it falls; levels are of
             ``sign * function``, which always rises.
-        first: int64 ``[R+1]``, where the levels of each run lie in the arrays below.
-        levels: int64 ``[L]``, values at which the prefix changes, rising in each run.
+        levels: int64 ``[L]``, values at which the prefix changes, rising in each run; the first
+            one of a run is smaller than all numbers.
         ends: int64 ``[L]``, end of the prefix with values up to the level.
         slopes: int64 ``[L]``, growth of the end per unit of t behind the level, 0 or 1.
         values: int64 ``[V]``, the distinct levels, rising.
@@ -42,7 +45,6 @@ class Runs:
     start: Ints
     end: Ints
     sign: Ints
-    first: Ints
     levels: Ints
     ends: Ints
     slopes: Ints
@@ -57,8 +59,7 @@ class Runs:
         starts, ends, values, slopes = _defined_pieces(function)
         slopes = np.where(ends - starts > 1, slopes, 0)
         if len(starts) == 0:
-            none = np.empty(0, np.int64)
-            return cls(none, none, none, np.zeros(1, np.int64), none, none, none, none, none)
+            return cls(*(np.empty(0, np.int64) for _ in range(8)))
         is_new = _run_starts(starts, ends, values, slopes, breaks)
         begin = np.flatnonzero(is_new)
         run = np.cumsum(is_new) - 1
@@ -73,14 +74,22 @@ class Runs:
     def _of_levels(
         cls, start: Ints, end: Ints, sign: Ints, run: Ints, levels: Ints, ends: Ints, slopes: Ints
     ) -> "Runs":
-        first = np.searchsorted(run, np.arange(len(start) + 1))
+        first = np.searchsorted(run, np.arange(len(start))) + np.arange(len(start))
+        is_level = np.ones(len(levels) + len(start), np.bool_)
+        is_level[first] = False
+
+        def behind(own: Ints | int, column: Ints) -> Ints:
+            merged = np.empty(len(is_level), np.int64)
+            merged[first], merged[is_level] = own, column
+            return merged
+
+        levels, ends, slopes = behind(LEAST, levels), behind(start, ends), behind(0, slopes)
         if len(start) == 1:
-            values, rank = levels, np.arange(len(levels))
-        else:
-            values = sorted_unique(levels)
-            rank = np.searchsorted(values, levels)
-        keys = run * (len(values) + 1) + rank
-        return cls(start, end, sign, first, levels, ends, slopes, values, keys)
+            return cls(start, end, sign, levels, ends, slopes, levels, levels)
+        run = behind(np.arange(len(start)), run)
+        values = sorted_unique(levels)
+        keys = run * (len(values) + 1) + np.searchsorted(values, levels)
+        return cls(start, end, sign, levels, ends, slopes, values, keys)
 
     def __len__(self) -> int:
         return len(self.start)
@@ -95,10 +104,10 @@ class Runs:
     def ends_at(self, run: Ints, t: Ints) -> Ints:
         """Return the end of the run's keys with value up to t, its start if there is none."""
         at = self.count_levels(run, t) - 1
-        is_before = at < self.first[run]
-        at = np.maximum(at, 0)
-        inside = self.ends[at] + self.slopes[at] * (t - self.levels[at])
-        return np.where(is_before, self.start[run], inside)
+        found = t - self.levels[at]
+        found *= self.slopes[at]
+        found += self.ends[at]
+        return found
 
 
 def _defined_pieces(function: Piecewise) -> tuple[Ints, Ints, Ints, Ints]:
@@ -111,6 +120,8 @@ def _defined_pieces(function: Piecewise) -> tuple[Ints, Ints, Ints, Ints]:
 def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: Ints) -> Bools:
     """Mark the pieces that begin a run."""
     is_new = np.ones(len(starts), np.bool_)
+    if len(starts) == 1:
+        return is_new
     is_new[1:] = starts[1:] != ends[:-1]
     if len(breaks):
         is_new |= np.isin(starts, breaks)
@@ -160,39 +171,87 @@ def _levels(
     return run[is_final], levels[is_final], reach[is_final], growth[is_final]
 
 
-def compare(
-    on_q: Piecewise, on_k: Piecewise, op: str, bands: Bands, *, max_jobs: int = MAX_JOBS
-) -> Region:
-    """Return the pairs where ``on_q(q) + on_k(k) op 0``; where either is undefined, no pair is in.
+# Ends of a run's keys on rows of a job: those with values up to ``value + slope * row``.
+_Line: TypeAlias = tuple[Ints, Ints]
 
-    Raises:
-        TooManyPieces: if the exact answer has too many slabs.
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Between:
+    """The pairs with ``low(row) <= number(key) <= high(row)``, where all of them are defined.
+
+    Attributes:
+        number: of each key.
+        low, high: of each row, at least one; the same function if only equal numbers count.
     """
-    n = on_q.num_tokens
-    if on_k.is_constant:
-        rows = on_q.solve(op, -int(on_k.values[0]))
-        start, end, band = bands.cut_rows(*rows)
-        return Region.rectangles(n, start, end, bands.key_start[band], bands.key_end[band])
-    if on_q.is_constant:
-        keys = on_k.solve(op, -int(on_q.values[0]))
-        start, end, band = bands.cut_keys(*keys)
-        return Region.rectangles(n, bands.row_start[band], bands.row_end[band], start, end)
-    is_whole = bands.is_whole(n)
-    breaks = np.empty(0, np.int64) if is_whole else _breaks(bands, n)
-    runs = Runs.of(on_k, breaks)
-    pieces = _pieces(on_q, bands, is_whole=is_whole)
-    jobs = _jobs(pieces, runs, bands, max_jobs)
-    if len(jobs.start) == 0:
-        return Region.empty(n)
-    parts = []
-    for sign in (1, -1):
-        own = jobs.select(runs.sign[jobs.run] == sign)
-        if len(own.start):
-            parts += _compare_jobs(own, runs, sign, op if sign == 1 else MIRRORED[op])
-    joined = parts[0]
-    if len(parts) > 1:
-        joined = tuple(np.concatenate(group) for group in zip(*parts, strict=True))
-    return Region.of(n, joined)
+
+    number: Piecewise
+    low: Piecewise | None
+    high: Piecewise | None
+
+    @classmethod
+    def of(cls, on_rows: Piecewise, on_keys: Piecewise, op: str) -> "Between":
+        """Read ``on_rows(row) + on_keys(key) op 0``, for any operator but ``!=``."""
+        if _begins_falling(on_keys):
+            bound, number, op = on_rows, on_keys.scale(-1), MIRRORED[op]
+        else:
+            bound, number = on_rows.scale(-1), on_keys
+        if op in ("<", ">"):
+            bound = bound.shift(-1 if op == "<" else 1)
+        return cls(number, None if op[0] == "<" else bound, None if op[0] == ">" else bound)
+
+    def joined(self, other: "Between") -> "Between | None":
+        """Return what both allow as one, if one bounds below what the other bounds above.
+
+        Numbers or bounds that are the same everywhere stay apart: one range of rows, or of keys, is
+        found for each. So do bounds that would cut each other into more pieces.
+        """
+        for one, two in ((self, other), (other, self)):
+            low, high = one.low, two.high
+            if low is None or high is None or one.high is not None or two.low is not None:
+                continue
+            is_aligned = 1 in (len(low.starts), len(high.starts)) or np.array_equal(
+                low.starts, high.starts
+            )
+            if is_aligned and not any(f.is_constant for f in (one.number, low, high)):
+                return Between(one.number, low, high) if one.number.is_same(two.number) else None
+        return None
+
+    def region(self, bands: Bands, *, max_jobs: int = MAX_JOBS) -> Region:
+        """Return the pairs in some bands.
+
+        Raises:
+            TooManyPieces: if the exact answer has too many slabs.
+        """
+        number, n = self.number, self.number.num_tokens
+        bounds = [bound for bound in (self.low, self.high) if bound is not None]
+        op = "==" if len(bounds) == 2 else "<=" if self.low is None else ">="
+        if number.is_constant:
+            rows = bounds[0].solve(MIRRORED[op], int(number.values[0]))
+            start, end, band = bands.cut_rows(*rows)
+            return Region.rectangles(n, start, end, bands.key_start[band], bands.key_end[band])
+        if bounds[0].is_constant:
+            keys = number.solve(op, int(bounds[0].values[0]))
+            start, end, band = bands.cut_keys(*keys)
+            return Region.rectangles(n, bands.row_start[band], bands.row_end[band], start, end)
+        is_whole = bands.is_whole(n)
+        breaks = np.empty(0, np.int64) if is_whole else _breaks(bands, n)
+        runs = Runs.of(number, breaks)
+        pieces = _pieces(self.low, self.high, bands, is_whole=is_whole)
+        jobs = _jobs(pieces, runs, bands, max_jobs)
+        if len(jobs.start) == 0:
+            return Region.empty(n)
+        falls = runs.sign[jobs.run] < 0
+        if not falls.any():
+            return Region.of(n, jobs.slabs(runs))
+        parts = [jobs.select(~falls).slabs(runs), jobs.select(falls).flipped().slabs(runs)]
+        return Region.of(n, tuple(map(np.concatenate, zip(*parts, strict=True))))
+
+
+def _begins_falling(function: Piecewise) -> bool:
+    step = int(function.slopes[0])
+    if step == 0 and len(function.values) > 1:
+        step = int(function.values[1] - function.values[0])
+    return step < 0
 
 
 def _breaks(bands: Bands, num_tokens: int) -> Ints:
@@ -205,133 +264,138 @@ def _breaks(bands: Bands, num_tokens: int) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Jobs:
-    """Rows ``[start, end)`` on which ``-f`` is ``value + slope * row``, each with a run of keys."""
+    """Rows ``[start, end)``, each with the keys of a run between two lines.
+
+    Keys lie behind those with values up to the first line, and have values up to the second; None
+    is no bound.
+    """
 
     start: Ints
     end: Ints
-    value: Ints
-    slope: Ints
     run: Ints
+    lines: tuple[_Line | None, _Line | None]
 
     def select(self, chosen: Bools) -> "_Jobs":
         if chosen.all():
             return self
-        return _Jobs(
-            self.start[chosen], self.end[chosen], self.value[chosen], self.slope[chosen],
-            self.run[chosen],
-        )  # fmt: skip
+        return self.at_rows(np.flatnonzero(chosen), self.start[chosen], self.end[chosen])
 
-    def from_row(self, job: Ints, row: Ints, end: Ints) -> "_Jobs":
+    def at_rows(self, job: Ints, row: Ints, end: Ints) -> "_Jobs":
         """Return parts of jobs: rows ``[row, end)`` of each."""
-        slope = self.slope[job]
-        value = self.value[job] + slope * (row - self.start[job])
-        return _Jobs(row, end, value, slope, self.run[job])
+        down = row - self.start[job]
+        low, high = (
+            None if line is None else (line[0][job] + line[1][job] * down, line[1][job])
+            for line in self.lines
+        )
+        return _Jobs(row, end, self.run[job], (low, high))
+
+    def flipped(self) -> "_Jobs":
+        """Return the jobs with the numbers of rows and keys negated."""
+        low, high = (None if line is None else (~line[0], -line[1]) for line in self.lines)
+        return _Jobs(self.start, self.end, self.run, (high, low))
+
+    def slabs(self, runs: Runs) -> tuple[Ints, ...]:
+        """Return raw slabs of jobs whose runs all rise, or, flipped, all fall.
+
+        Rows are cut where a line passes a level, and one by one where an end would still move by
+        more than one key per row: every end is affine with slope 0 or 1 on what is left.
+        """
+        crossings = [self._crossings(line, runs) for line in self.lines if line is not None]
+        jobs = self.cut(*map(np.concatenate, zip(*crossings, strict=True)))
+        (first, low), (last, high) = jobs.ends(runs)
+        rough = np.flatnonzero(((low | high) >> 1) != 0)
+        if len(rough):
+            length = (jobs.end - jobs.start)[rough]
+            limit_pieces(int(length.sum()), MAX_JOBS, "rows with ranges of their own")
+            job, row = expand(jobs.start[rough], length)
+            jobs = jobs.cut(rough[job], row)
+            (first, low), (last, high) = jobs.ends(runs)
+        columns = jobs.start, jobs.end, first, last, low, high
+        width = last - first
+        last_width = width + (high - low) * (jobs.end - jobs.start - 1)
+        return trimmed(*columns) if (np.minimum(width, last_width) < 0).any() else columns
+
+    def ends(self, runs: Runs) -> tuple[_Line, _Line]:
+        """Return the first key and the end of each job, on its first row and per row."""
+        flat = np.zeros(len(self.run), np.int64)
+        low, high = (
+            (outermost[self.run], flat) if line is None else self._end(line, runs)
+            for line, outermost in zip(self.lines, (runs.start, runs.end), strict=True)
+        )
+        return low, high
+
+    def _end(self, line: _Line, runs: Runs) -> _Line:
+        """Return the end of the keys with values up to a line."""
+        value, slope = line
+        first, growth = runs.ends_at(self.run, value), np.zeros_like(slope)
+        tall = np.flatnonzero((slope != 0) & (self.end - self.start > 1))
+        if len(tall):
+            growth[tall] = runs.ends_at(self.run[tall], (value + slope)[tall]) - first[tall]
+        return first, growth
+
+    def _crossings(self, line: _Line, runs: Runs) -> tuple[Ints, Ints]:
+        """Return (job, row) wherever a line passes a level."""
+        value, slope = line
+        moving = np.flatnonzero(slope)
+        run, value, slope = self.run[moving], value[moving], slope[moving]
+        last = value + slope * (self.end - self.start - 1)[moving]
+        low = runs.count_levels(run, np.minimum(value, last))
+        counts = runs.count_levels(run, np.maximum(value, last)) - low
+        limit_pieces(int(counts.sum()), MAX_JOBS, "crossings of a comparison")
+        job, at = expand(low, counts)
+        level, slope, value = runs.levels[at], slope[job], value[job]
+        job = moving[job]
+        up = -(-(level - value) // np.where(slope > 0, slope, 1))
+        down = (value - level) // np.where(slope < 0, -slope, 1) + 1
+        return job, self.start[job] + np.where(slope > 0, up, down)
+
+    def cut(self, job: Ints, row: Ints) -> "_Jobs":
+        """Cut jobs at rows inside them."""
+        if len(job) == 0:
+            return self
+        base = int(self.end.max()) + 1
+        own = np.arange(len(self.start)) * base
+        keys = sorted_unique(np.concatenate([own + self.start, job * base + row]))
+        job, row = np.divmod(keys, base)
+        end = self.end[job]
+        end[:-1] = np.where(job[1:] != job[:-1], end[:-1], row[1:])
+        return self.at_rows(job, row, end)
 
 
 def _pieces(
-    on_q: Piecewise, bands: Bands, *, is_whole: bool
-) -> tuple[Ints, Ints, Ints, Ints, Ints]:
-    """Return (start, end, -value, -slope, band) of every piece of f inside a band."""
-    kept = on_q.is_defined
-    starts, ends = on_q.starts, on_q.starts + on_q.lengths
-    values, slopes = -on_q.values, -on_q.slopes
-    if not kept.all():
-        starts, ends, values, slopes = starts[kept], ends[kept], values[kept], slopes[kept]
+    low: Piecewise | None, high: Piecewise | None, bands: Bands, *, is_whole: bool
+) -> tuple[_Jobs, Ints]:
+    """Return the pieces of both bounds inside the bands, as jobs without runs, and their bands."""
+    if low is not None and high is not None and low is not high:
+        low, high = low.cut(high.starts), high.cut(low.starts)
+    one = low if high is None else high
+    assert one is not None, "something is bounded"
+    kept = one.is_defined if low is None else one.is_defined & low.is_defined
+    none, lengths = np.zeros(len(kept), np.int64), one.lengths
+    is_tall = lengths > 1  # the slope of a single row means nothing: call it 0
+    below = None if low is None else (low.values - 1, low.slopes * is_tall)
+    above = None if high is None else (high.values, high.slopes * is_tall)
+    whole = _Jobs(one.starts, one.starts + lengths, none, (below, above)).select(kept)
     if is_whole:
-        return starts, ends, values, slopes, np.zeros(len(starts), np.int64)
-    band, index = overlaps(bands.row_start, bands.row_end, starts, ends)
-    low: Ints = np.maximum(bands.row_start[band], starts[index])
-    high: Ints = np.minimum(bands.row_end[band], ends[index])
-    value: Ints = values[index] + slopes[index] * (low - starts[index])
-    return low, high, value, slopes[index], band
+        return whole, none[: len(whole.start)]
+    band, index = overlaps(bands.row_start, bands.row_end, whole.start, whole.end)
+    start = np.maximum(bands.row_start[band], whole.start[index])
+    return whole.at_rows(index, start, np.minimum(bands.row_end[band], whole.end[index])), band
 
 
-def _jobs(
-    pieces: tuple[Ints, Ints, Ints, Ints, Ints], runs: Runs, bands: Bands, max_jobs: int
-) -> _Jobs:
-    """Pair every piece of f with the runs of g among the keys of its band."""
-    start, end, value, slope, band = pieces
-    first = np.searchsorted(runs.end, bands.key_start[band], side="right")
-    counts = np.searchsorted(runs.start, bands.key_end[band], side="left") - first
-    counts = np.maximum(counts, 0)
+def _jobs(pieces: tuple[_Jobs, Ints], runs: Runs, bands: Bands, max_jobs: int) -> _Jobs:
+    """Pair every piece of the bounds with the runs among the keys of its band."""
+    rows, band = pieces
+    first = np.searchsorted(runs.end, bands.key_start, side="right")
+    counts = np.searchsorted(runs.start, bands.key_end, side="left") - first
+    first, counts = first[band], np.maximum(counts, 0)[band]
+    if (counts == 1).all():
+        limit_pieces(len(counts), max_jobs, "pairs of steps")
+        return replace(rows, run=first)
     limit_pieces(int(counts.sum()), max_jobs, "pairs of steps")
     piece, run = expand(first, counts)
-    return _Jobs(start[piece], end[piece], value[piece], slope[piece], run)
-
-
-def _compare_jobs(jobs: _Jobs, runs: Runs, sign: int, op: str) -> list[tuple[Ints, ...]]:
-    """Return raw slabs of jobs whose runs all rise (or all fall)."""
-    if sign < 0:
-        jobs = _Jobs(jobs.start, jobs.end, -jobs.value, -jobs.slope, jobs.run)
-    shifts = {"<=": [0], ">": [0], "<": [-1], ">=": [-1]}.get(op, [-1, 0])
-    jobs = _cut_at_levels(jobs, runs, shifts)
-    ends = [_ends(jobs, runs, shift) for shift in shifts]
-    flat = np.zeros(len(jobs.start), np.int64)
-    low, high = (runs.start[jobs.run], flat), (runs.end[jobs.run], flat)
-    spans = {
-        "<=": [(low, ends[0])], "<": [(low, ends[0])], ">=": [(ends[0], high)],
-        ">": [(ends[0], high)], "==": [(ends[0], ends[-1])],
-        "!=": [(low, ends[0]), (ends[-1], high)],
-    }[op]  # fmt: skip
-    return [(jobs.start, jobs.end, a[0], b[0], a[1], b[1]) for a, b in spans]
-
-
-def _ends(jobs: _Jobs, runs: Runs, shift: int) -> tuple[Ints, Ints]:
-    """Return (end, slope) of the prefix with values up to ``value + shift`` on each job."""
-    first = runs.ends_at(jobs.run, jobs.value + shift)
-    is_tall = (jobs.end - jobs.start > 1) & (jobs.slope != 0)
-    if not is_tall.any():
-        return first, np.zeros_like(first)
-    second = runs.ends_at(jobs.run, jobs.value + jobs.slope + shift)
-    return first, np.where(is_tall, second - first, 0)
-
-
-def _cut_at_levels(jobs: _Jobs, runs: Runs, shifts: list[int]) -> _Jobs:
-    """Cut the rows so that every end is affine with slope 0 or 1 on each job."""
-    if not jobs.slope.any():
-        return jobs
-    cuts = [_crossings(jobs, runs, shift) for shift in shifts]
-    if len(cuts) == 1:
-        jobs = _cut_jobs(jobs, *cuts[0])
-    else:
-        jobs = _cut_jobs(jobs, *(np.concatenate(pair) for pair in zip(*cuts, strict=True)))
-    for shift in shifts:
-        _, slope = _ends(jobs, runs, shift)
-        is_rough = (slope < 0) | (slope > 1)
-        if is_rough.any():
-            rough = np.flatnonzero(is_rough)
-            length = jobs.end[rough] - jobs.start[rough]
-            limit_pieces(int(length.sum()), MAX_JOBS, "rows with ranges of their own")
-            job, row = expand(jobs.start[rough], length)
-            jobs = _cut_jobs(jobs, rough[job], row)
-    return jobs
-
-
-def _crossings(jobs: _Jobs, runs: Runs, shift: int) -> tuple[Ints, Ints]:
-    """Return (job, row) wherever the target passes a level."""
-    value, slope = jobs.value + shift, jobs.slope
-    last = value + slope * (jobs.end - jobs.start - 1)
-    low = runs.count_levels(jobs.run, np.minimum(value, last))
-    counts = runs.count_levels(jobs.run, np.maximum(value, last)) - low
-    limit_pieces(int(counts.sum()), MAX_JOBS, "crossings of a comparison")
-    job, at = expand(low, counts)
-    level, slope, value = runs.levels[at], slope[job], value[job]
-    up = -(-(level - value) // np.where(slope > 0, slope, 1))
-    down = (value - level) // np.where(slope < 0, -slope, 1) + 1
-    return job, jobs.start[job] + np.where(slope > 0, up, down)
-
-
-def _cut_jobs(jobs: _Jobs, job: Ints, row: Ints) -> _Jobs:
-    """Cut jobs at rows inside them."""
-    if len(job) == 0:
-        return jobs
-    base = int(jobs.end.max()) + 1
-    own = np.arange(len(jobs.start)) * base
-    keys = sorted_unique(np.concatenate([own + jobs.start, job * base + row]))
-    job, row = np.divmod(keys, base)
-    next_row = np.append(row[1:], 0)
-    is_last = np.append(job[1:] != job[:-1], True)
-    return jobs.from_row(job, row, np.where(is_last, jobs.end[job], next_row))
+    low, high = (None if line is None else (line[0][piece], line[1][piece]) for line in rows.lines)
+    return _Jobs(rows.start[piece], rows.end[piece], run, (low, high))
 
 
 def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:

@@ -53,9 +53,7 @@ class Piecewise:
     is_defined: Bools
 
     def __post_init__(self) -> None:
-        largest = int(np.abs(self.values).max(initial=0))
-        steepest = int(np.abs(self.slopes).max(initial=0))
-        if largest + steepest * self.num_tokens > MAX_VALUE:  # Python's integers: no overflow
+        if _largest(self.values) + _largest(self.slopes) * self.num_tokens > MAX_VALUE:
             raise ValueTooLarge
 
     @classmethod
@@ -73,13 +71,17 @@ class Piecewise:
         """Return ``value + slope * position``."""
         if abs(value) > MAX_VALUE or abs(slope) > MAX_VALUE:
             raise ValueTooLarge
-        one = np.ones(1, np.int64)
-        return cls(num_tokens, 0 * one, value * one, slope * one, np.ones(1, np.bool_))
+        start, first, step = (np.array([number]) for number in (0, value, slope))
+        return cls(num_tokens, start, first, step, np.ones(1, np.bool_))
 
     @property
     def lengths(self) -> Ints:
         """Positions in each piece, int64 ``[P]``."""
-        return np.diff(self.starts, append=self.num_tokens)
+        lengths = np.empty_like(self.starts)
+        lengths[:-1] = self.starts[1:]
+        lengths[-1] = self.num_tokens
+        lengths -= self.starts
+        return lengths
 
     @property
     def last_values(self) -> Ints:
@@ -91,6 +93,13 @@ class Piecewise:
         """True if the function has the same value everywhere."""
         is_flat = not self.slopes.any() and (self.values == self.values[0]).all()
         return bool(is_flat and self.is_defined.all())
+
+    def is_same(self, other: "Piecewise") -> bool:
+        """Return whether both are the same function on the same pieces."""
+        if self is other:
+            return True
+        names = ("starts", "values", "slopes", "is_defined")
+        return all(np.array_equal(getattr(self, name), getattr(other, name)) for name in names)
 
     def with_values(self, values: Ints, slopes: Ints) -> "Piecewise":
         """Return a function on the same pieces with other values."""
@@ -115,9 +124,12 @@ class Piecewise:
 
     def cut(self, knots: Ints) -> "Piecewise":
         """Return the same function with pieces that begin at `knots` too (rising, inside)."""
-        if len(knots) == 1 and knots[0] == 0:
+        if len(knots) == 0 or (len(knots) == 1 and knots[0] == 0):
             return self
-        starts = sorted_unique(np.concatenate([self.starts, knots]))
+        if len(self.starts) == 1:
+            starts = knots if knots[0] == 0 else np.append(0, knots)
+        else:
+            starts = sorted_unique(np.concatenate([self.starts, knots]))
         if len(starts) == len(self.starts):
             return self
         piece = np.searchsorted(self.starts, starts, side="right") - 1
@@ -127,6 +139,9 @@ class Piecewise:
         )
 
     def __add__(self, other: "Piecewise") -> "Piecewise":
+        for one, many in ((self, other), (other, self)):
+            if len(one.starts) == 1 and not one.slopes[0] and one.is_defined[0]:
+                return many.shift(int(one.values[0]))
         a, b = self.cut(other.starts), other.cut(self.starts)
         return Piecewise(
             self.num_tokens, a.starts, a.values + b.values, a.slopes + b.slopes,
@@ -135,13 +150,10 @@ class Piecewise:
 
     def scale(self, factor: int) -> "Piecewise":
         """Return ``factor`` times the function."""
-        if (
-            abs(factor) > MAX_VALUE
-            or int(np.abs(self.values).max(initial=0)) * abs(factor) > MAX_VALUE
-        ):
-            raise ValueTooLarge
-        if int(np.abs(self.slopes).max(initial=0)) * abs(factor) > MAX_VALUE:
-            raise ValueTooLarge
+        if factor != -1:  # before anything overflows
+            largest = max(1, _largest(self.values), _largest(self.slopes))
+            if largest * abs(factor) > MAX_VALUE:
+                raise ValueTooLarge
         return Piecewise(
             self.num_tokens, self.starts, self.values * factor, self.slopes * factor,
             self.is_defined,
@@ -151,6 +163,8 @@ class Piecewise:
         """Return the function plus a constant."""
         if abs(amount) > MAX_VALUE:
             raise ValueTooLarge
+        if amount == 0:
+            return self
         return Piecewise(
             self.num_tokens, self.starts, self.values + amount, self.slopes, self.is_defined
         )
@@ -269,6 +283,13 @@ class Piecewise:
         end = np.where(down, length, reach)
         kept = (begin < end) & self.is_defined
         return _join_ranges((self.starts + begin)[kept], (self.starts + end)[kept])
+
+
+def _largest(values: Ints) -> int:
+    """Return the largest absolute value, as one of Python's integers, which do not overflow."""
+    if len(values) == 1:
+        return abs(int(values[0]))
+    return max(int(values.max(initial=0)), -int(values.min(initial=0)))
 
 
 def sorted_unique(values: Ints) -> Ints:

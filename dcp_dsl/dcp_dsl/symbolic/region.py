@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.symbolic.piecewise import expand, limit_pieces, sorted_unique
-from dcp_dsl.symbolic.shortcuts import intersect_single, is_single, sweep_few
+from dcp_dsl.symbolic.shortcuts import in_order, intersect_single, is_single, sweep_few
 
 MAX_CELLS = 2**19
 MAX_PAIRS = 2**21  # of slabs that share rows, where one side has one slab a row
-GLUED_AT_ONCE = 2**13
+GLUED_AT_ONCE = range(2**8, 2**13)  # fewer, and more, are glued at the end
 FEW = 12  # slabs that are faster one by one than in arrays
 
 # Which coverages (left + 2 * right) are visible.
@@ -32,7 +32,7 @@ _MINUS = np.array([False, True, False, False])
 class Region:
     """Slabs in normal form over `num_tokens` rows and keys; all columns int64 ``[N]``.
 
-    Many slabs are glued together only when asked for by `maximal`; until then they are maximal on
+    Slabs may be glued together only when asked for by `maximal`; until then they are maximal on
     each row, but runs of rows may be cut more often than needed.
     """
 
@@ -76,16 +76,20 @@ class Region:
         if len(columns[0]) <= FEW:
             return _few(num_tokens, columns, [1] * len(columns[0]), _MINUS)
         q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
-        rows = q_end - q_start
-        is_empty = (rows <= 0) | (
-            (kv_start >= kv_end)
-            & (kv_start + start_slope * (rows - 1) >= kv_end + end_slope * (rows - 1))
-        )
-        kept = columns if not is_empty.any() else tuple(c[~is_empty] for c in columns)
-        if _is_one_per_row(kept):
-            slopes = (np.where(kept[1] - kept[0] > 1, slope, 0) for slope in kept[4:])
-            return _glue_later(num_tokens, (*kept[:4], *slopes))
-        return _sweep(num_tokens, kept, np.ones(len(kept[0]), np.int64), _MINUS)
+        rows, width = q_end - q_start, kv_end - kv_start
+        last_width = width + (end_slope - start_slope) * (rows - 1)
+        is_empty = (rows <= 0) | (np.maximum(width, last_width) <= 0)
+        if is_empty.any():
+            kept = ~is_empty
+            columns = tuple(c[kept] for c in columns)
+            rows, width, last_width = rows[kept], width[kept], last_width[kept]
+        if (np.minimum(width, last_width) > 0).all():
+            is_tall = rows > 1  # the slope of a single row means nothing: call it 0
+            slopes = columns[4] * is_tall, columns[5] * is_tall
+            slabs = in_order((*columns[:4], *slopes))
+            if _is_apart(slabs):
+                return _glue_later(num_tokens, slabs)
+        return _sweep(num_tokens, columns, np.ones(len(columns[0]), np.int64), _MINUS)
 
     @classmethod
     def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
@@ -120,13 +124,13 @@ class Region:
             self.q_start, self.q_end, self.kv_start, self.kv_end, self.start_slope, self.end_slope,
         )  # fmt: skip
 
-    def maximal(self) -> "Region":
+    def maximal(self, followers: Ints | None = None) -> "Region":
         """Return the same pairs in maximal slabs, which depend on the set of pairs only."""
-        return self if self.is_maximal else _glue(self.num_tokens, self.columns())
+        return self if self.is_maximal else _glue(self.num_tokens, self.columns(), followers)
 
-    def num_links(self) -> int:
-        """Count the slabs that continue another one on the next row."""
-        return int((_followers(self.num_tokens, self.columns()) >= 0).sum())
+    def followers(self) -> Ints:
+        """Return for each slab the slab that continues it on the next row, or -1."""
+        return _followers(self.num_tokens, self.columns())
 
     def is_equal(self, other: "Region") -> bool:
         """Return whether both hold the same pairs."""
@@ -159,14 +163,16 @@ def _few(
     return Region(num_tokens, *np.array(list(zip(*found, strict=True)), np.int64))
 
 
-def _is_one_per_row(columns: tuple[Ints, ...]) -> bool:
-    """Return whether slabs are in order, never share a row and are empty on none."""
+def _is_apart(columns: tuple[Ints, ...]) -> bool:
+    """Return whether slabs in order have no row in common, or all rows and then no key touches."""
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
-    if not is_single(columns):
-        return False
-    growth = (end_slope - start_slope) * (q_end - q_start - 1)
-    width = kv_end - kv_start
-    return bool((np.minimum(width, width + growth) > 0).all())
+    is_below = q_start[1:] >= q_end[:-1]
+    if is_below.all():
+        return True
+    gap = kv_start[1:] - kv_end[:-1]
+    last_gap = gap + (start_slope[1:] - end_slope[:-1]) * (q_end - q_start - 1)[1:]
+    is_beside = (q_start[1:] == q_start[:-1]) & (q_end[1:] == q_end[:-1])
+    return bool((is_below | (is_beside & (np.minimum(gap, last_gap) > 0))).all())
 
 
 def _sweep(
@@ -245,13 +251,13 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
 
 
 def _glue_later(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
-    """Glue a few slabs at once, and many only when that is asked for."""
-    if len(columns[0]) > GLUED_AT_ONCE:
+    """Glue slabs at once if that spares later steps more than it takes, else when asked for."""
+    if len(columns[0]) not in GLUED_AT_ONCE:
         return Region(num_tokens, *columns, is_maximal=False)
     return _glue(num_tokens, columns)
 
 
-def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
+def _glue(num_tokens: int, columns: tuple[Ints, ...], followers: Ints | None = None) -> Region:
     """Join slabs that continue one another, from the first row down, into maximal ones.
 
     On every row the intervals are maximal already. Following an interval from row to row gives
@@ -261,10 +267,13 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     if len(q_start) < 2:
         return Region(num_tokens, *columns)
-    follower = _followers(num_tokens, columns)
+    follower = _followers(num_tokens, columns) if followers is None else followers
     is_linked = follower >= 0
-    if not is_linked.any():
-        return Region(num_tokens, *columns)
+    inner = q_end - q_start - 1
+    last = 2 * (kv_start + start_slope * inner) + (kv_end + end_slope * inner)
+    step = (2 * kv_start + kv_end)[follower] - last  # to the follower
+    if not (is_linked & ((inner == 0) | (step == 2 * start_slope + end_slope))).any():
+        return Region(num_tokens, *columns)  # each takes as many rows as it can already
     if is_single(columns):
         order, is_head = np.arange(len(q_start)), np.append(True, ~is_linked[:-1])
     else:
@@ -274,25 +283,23 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
             return _glue_chains(num_tokens, columns, in_chain)
         order, is_head = _chain_order(follower)
     # Two entries per slab: its inner steps, then the step to its follower.
-    rows = (q_end - q_start)[order]
-    next_ = follower[order]
-    last_start = (kv_start + start_slope * (q_end - q_start - 1))[order]
-    last_end = (kv_end + end_slope * (q_end - q_start - 1))[order]
-    step = 2 * (kv_start[next_] - last_start) + (kv_end[next_] - last_end)
-    steps = np.column_stack([(2 * start_slope + end_slope)[order], step]).ravel()
-    lengths = np.column_stack([rows - 1, (next_ >= 0).astype(np.int64)]).ravel()
-    chain = np.repeat(np.cumsum(is_head) - 1, 2)
-    heads = order[is_head]
-    return _runs_to_slabs(num_tokens, columns, heads, (chain, steps, lengths))
+    steps, lengths = (np.empty((len(order), 2), np.int64) for _ in range(2))
+    steps[:, 0] = (2 * start_slope + end_slope)[order]
+    steps[:, 1] = step[order]
+    lengths[:, 0] = inner[order]
+    lengths[:, 1] = is_linked[order]
+    kept = np.flatnonzero(lengths)
+    chain = (np.cumsum(is_head) - 1)[kept >> 1]
+    entries = chain, steps.ravel()[kept], lengths.ravel()[kept]
+    return _runs_to_slabs(num_tokens, columns, order[is_head], entries)
 
 
 def _glue_chains(num_tokens: int, columns: tuple[Ints, ...], in_chain: NDArray[np.bool_]) -> Region:
     """Join the few slabs that continue one another; the others are maximal already."""
     chains = _glue(num_tokens, tuple(column[in_chain] for column in columns)).columns()
     alone = (column[~in_chain] for column in columns)
-    merged = [np.concatenate(pair) for pair in zip(alone, chains, strict=True)]
-    order = np.argsort(merged[0] * (num_tokens + 2) + merged[2], kind="stable")
-    return Region(num_tokens, *(column[order] for column in merged))
+    merged = tuple(np.concatenate(pair) for pair in zip(alone, chains, strict=True))
+    return Region(num_tokens, *in_order(merged))
 
 
 def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:
@@ -334,7 +341,7 @@ def _runs_to_slabs(
     num_tokens: int, columns: tuple[Ints, ...], heads: Ints, entries: tuple[Ints, Ints, Ints]
 ) -> Region:
     """Turn the steps of all chains into maximal slabs."""
-    chain, steps, lengths = (e[entries[2] > 0] for e in entries)
+    chain, steps, lengths = entries
     is_new = np.concatenate([[True], (chain[1:] != chain[:-1]) | (steps[1:] != steps[:-1])])
     begin = np.flatnonzero(is_new)
     chain, steps = chain[begin], steps[begin]
@@ -364,9 +371,8 @@ def _runs_to_slabs(
     has_steps[chain] = True
     stepless = np.flatnonzero(~has_steps)
     parts.append([c[heads[stepless]] for c in columns])
-    merged = [np.concatenate(group) for group in zip(*parts, strict=True)]
-    order = np.lexsort((merged[2], merged[0]))
-    return Region(num_tokens, *(c[order] for c in merged))
+    merged = tuple(np.concatenate(group) for group in zip(*parts, strict=True))
+    return Region(num_tokens, *in_order(merged))
 
 
 def _skips(chain: Ints, lengths: Ints) -> Ints:

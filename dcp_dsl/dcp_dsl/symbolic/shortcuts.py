@@ -145,18 +145,30 @@ def intersect_single(
     counts = np.maximum(np.searchsorted(right[0], left[1], side="left") - first, 0)
     limit_pieces(int(counts.sum()), most, "pieces of slabs")
     i, j = expand(first, counts)
-    row: Ints = np.maximum(left[0][i], right[0][j])
-    end: Ints = np.minimum(left[1][i], right[1][j])
-    whole = _at_rows(left, i, row)
-    is_inside = _contains(_at_rows(right, j, row), whole, end - row)
+    own = left if (counts == 1).all() else tuple(column[i] for column in left)
+    other = tuple(column[j] for column in right)
+    row: Ints = np.maximum(own[0], other[0])
+    end: Ints = np.minimum(own[1], other[1])
+    whole = _at_rows(own, row)
+    is_inside = _contains(_at_rows(other, row), whole, end - row)
     is_tall = end - row > 1  # the slope of a single row means nothing: call it 0
     columns = row, end, *whole[:2], whole[2] & is_tall, whole[3] & is_tall
-    parts = [np.compress(is_inside, column) for column in columns]
     rest = np.flatnonzero(~is_inside)
-    cut = _cut((left, i[rest]), (right, j[rest]), row[rest], end[rest])
-    found = tuple(np.concatenate(pair) for pair in zip(parts, cut, strict=True))
-    order = np.argsort(found[0] * (int(found[3].max(initial=0)) + 1) + found[2], kind="stable")
-    return tuple(column[order] for column in found)
+    if len(rest):
+        one, two = (tuple(column[rest] for column in side) for side in (own, other))
+        cut = _cut(one, two, row[rest], end[rest])
+        parts = [np.compress(is_inside, column) for column in columns]
+        columns = tuple(np.concatenate(pair) for pair in zip(parts, cut, strict=True))
+    return in_order(columns)
+
+
+def in_order(columns: tuple[Ints, ...]) -> tuple[Ints, ...]:
+    """Sort slabs by row and then by key."""
+    keys = columns[0] * (int(columns[3].max(initial=0)) + 1) + columns[2]
+    if (keys[1:] >= keys[:-1]).all():
+        return columns
+    order = np.argsort(keys, kind="stable")
+    return tuple(column[order] for column in columns)
 
 
 def _contains(outer: tuple[Ints, ...], inner: tuple[Ints, ...], rows: Ints) -> NDArray[np.bool_]:
@@ -168,12 +180,9 @@ def _contains(outer: tuple[Ints, ...], inner: tuple[Ints, ...], rows: Ints) -> N
     return is_left & is_right
 
 
-def _cut(
-    left: tuple[tuple[Ints, ...], Ints], right: tuple[tuple[Ints, ...], Ints], row: Ints, end: Ints
-) -> tuple[Ints, ...]:
+def _cut(left: tuple[Ints, ...], right: tuple[Ints, ...], row: Ints, end: Ints) -> tuple[Ints, ...]:
     """Intersect pairs of slabs, each on a run of rows that both have."""
-    (one, i), (other, j) = left, right
-    a, b = _at_rows(one, i, row), _at_rows(other, j, row)
+    a, b = _at_rows(left, row), _at_rows(right, row)
     crossings = [_crossing(a, b, which, end - row) for which in (0, 1)]
     cut = np.concatenate([np.flatnonzero(is_cut) for _, is_cut in crossings])
     if len(cut):
@@ -184,16 +193,16 @@ def _cut(
         pair, starts = pair[order], starts[order]
         is_last = np.append(pair[1:] != pair[:-1], True)
         end = np.where(is_last, end[pair], np.append(starts[1:], 0))
-        i, j, row = i[pair], j[pair], starts
-        a, b = _at_rows(one, i, row), _at_rows(other, j, row)
+        row = starts
+        a, b = (_at_rows(tuple(c[pair] for c in side), row) for side in (left, right))
     first, low = _chosen(a, b, 0)
     last, high = _chosen(a, b, 1)
-    return _trimmed(row, end, first, last, low, high)
+    return trimmed(row, end, first, last, low, high)
 
 
-def _at_rows(columns: tuple[Ints, ...], slab: Ints, row: Ints) -> tuple[Ints, ...]:
-    """Return start, end and both slopes of slabs, seen from a row of theirs."""
-    q_start, _, kv_start, kv_end, low, high = (column[slab] for column in columns)
+def _at_rows(columns: tuple[Ints, ...], row: Ints) -> tuple[Ints, ...]:
+    """Return start, end and both slopes of slabs, each seen from a row of its own."""
+    q_start, _, kv_start, kv_end, low, high = columns
     down = row - q_start
     return kv_start + low * down, kv_end + high * down, low, high
 
@@ -215,7 +224,7 @@ def _chosen(a: tuple[Ints, ...], b: tuple[Ints, ...], which: int) -> tuple[Ints,
     return np.where(is_left, a[which], b[which]), slope
 
 
-def _trimmed(
+def trimmed(
     row: Ints, end: Ints, first: Ints, last: Ints, low: Ints, high: Ints
 ) -> tuple[Ints, ...]:
     """Leave out the rows on which the start has passed the end."""
