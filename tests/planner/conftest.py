@@ -93,14 +93,14 @@ def placements(draw: st.DrawFn, blocks: int, tiles: int, devices: int) -> Placem
     return Placement(rng.integers(0, devices, blocks), rng.integers(0, devices, tiles))
 
 
-def manners(*, is_fetched_again: bool = True) -> st.SearchStrategy[Manner]:
-    """Ways in which blocks travel: by node, given back early, fetched again, or none of these."""
-    return st.builds(
-        Manner,
-        routing=st.sampled_from(["direct", "node"]),
-        is_frugal=st.booleans(),
-        idle=st.none() | st.integers(0, 2) if is_fetched_again else st.none(),
+def manners(*, is_fetched_again: bool = True, is_striped: bool = True) -> st.SearchStrategy[Manner]:
+    """Ways in which blocks travel: by node, striped, given back early, fetched again, or none."""
+    common = {"routing": st.sampled_from(["direct", "node"]), "is_frugal": st.booleans()}
+    striped = st.builds(
+        Manner, **common, is_striped=st.booleans() if is_striped else st.just(False)
     )
+    again = st.builds(Manner, **common, idle=st.none() | st.integers(0, 2))
+    return striped | again if is_fetched_again else striped
 
 
 @st.composite

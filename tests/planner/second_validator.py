@@ -286,7 +286,7 @@ class Direction:
                 visit = self.visit(tile.device, data, self.when(tile))
                 need(visit is not None, "ways: inputs")
                 self.reads[visit.transfer].append(self.computed[tile.device, at])
-        need({place for place, rows in self.arriving.items() if rows} == needed, "ways: needed")
+        need({place for place, rows in self.arriving.items() if rows} >= needed, "ways: needed")
         self.check_results()
         self.check_hops()
 
@@ -304,7 +304,6 @@ class Direction:
         for row in self.transfers.values():
             owner = self.plan.blocks[row.block].owner
             if row.kind < OUT:
-                need(row.transfer in self.reads, "ways: every input is read")
                 has_sums = self.is_backward or row.kind == Q
                 need((row.transfer in self.result_of) == has_sums, "ways: results")
                 if row.source != owner:
@@ -313,6 +312,9 @@ class Direction:
             elif row.target != owner:
                 need(self.leaving[row.target, self.data(row)], "ways: end")
                 self.merged[self.next_result(row).transfer].append(row)
+        passed = {row.transfer for row in self.feeder.values()}
+        inputs = {row.transfer for row in self.transfers.values() if row.kind < OUT}
+        need(inputs <= passed | self.reads.keys(), "ways: every input is read or passed on")
         for row in self.transfers.values():
             brought = self.merged[row.transfer]
             if row.transfer in self.feeder:
@@ -323,15 +325,16 @@ class Direction:
     def check_order(self):
         for item, row in self.transfers.items():
             if row.kind < OUT:
-                need(self.waited[row.target, item] < min(self.reads[item]), "order: arrives")
+                at = self.waited[row.target, item]
+                need(all(at < read for read in self.reads.get(item, ())), "order: arrives")
                 if item in self.feeder:
                     pair = [self.launched[row.source, r.transfer] for r in (self.feeder[item], row)]
                     need(pair[0] < pair[1], "order: passed on after its launch")
         for item, row in self.result_of.items():
             device = row.source
             merged = [self.reduced[device, r.transfer] for r in self.merged[row.transfer]]
-            last = max(self.reads[item] + merged)
-            need(last < self.launched[device, row.transfer], "order: a result leaves")
+            added, leaves = self.reads.get(item, []) + merged, self.launched[device, row.transfer]
+            need(added and max(added) < leaves, "order: a result leaves")
             begun = self.launched[device, item]
             need(all(begun < at for at in merged), "order: sums are begun before they are added to")
         for place, at in self.reduced.items():
@@ -371,7 +374,8 @@ class Direction:
         taken = defaultdict(list)  # (device, kind) -> (slot, its end, first position, last)
         for item, row in self.transfers.items():
             device = row.target
-            until = [self.reduced[device, item]] if row.kind >= OUT else list(self.reads[item])
+            reads = self.reads.get(item, ())
+            until = [self.reduced[device, item]] if row.kind >= OUT else list(reads)
             if row.kind < OUT:
                 sent = [self.transfers[x] for x, by in self.feeder.items() if by is row]
                 sent += [self.result_of[item]] if item in self.result_of else []

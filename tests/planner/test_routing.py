@@ -1,11 +1,17 @@
-"""Gateways of blocks that several devices of another node need."""
+"""Ways between nodes: gateways of blocks that several devices need, and striped crossings."""
+
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
-from dcp_planner import Cluster, ModelShape
+from dcp_planner import Cluster, ModelShape, PlanError, TransferKind, validate
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.divisions import Manner, Schedule
+from dcp_planner.schedule.emission import assemble
 from dcp_planner.schedule.routing import find_needs
+from dcp_planner.tables.plan import columns_of
 
 
 def test_gateways_share_the_bytes_of_queries_and_keys(masks):
@@ -27,7 +33,65 @@ def test_gateways_share_the_bytes_of_queries_and_keys(masks):
     ]
     gateways = []
     for needs, block in shared:
-        chosen = (needs.block == block) & needs.is_gateway
+        chosen = (needs.block == block) & (needs.height > 0)
         assert chosen.sum() == 1
         gateways.append(int(needs.device[chosen][0]))
     assert gateways[1] == gateways[2] != gateways[0]
+
+
+def striped_plan(masks):
+    """Device 0 owns four blocks, device 1 none that it needs; device 2 computes with all of them.
+
+    Half of the keys, and of the queries that device 2 computes with, leave by the port of device 1.
+    """
+    dense = np.tril(np.ones((24, 24), bool))
+    workload = build_workload(masks.pack([dense], 4), ModelShape(4, 2, 8, 4))
+    owner = np.array([0, 0, 0, 0, 1, 2])
+    q, kv = workload.compute_q, workload.compute_kv
+    device = np.where((q == 5) | ((q < 4) & (kv == 0) & (q > 0)), 2, owner[q])
+    device[(q == 4) & (kv < 4)] = 0
+    division = (owner[q] != device) | (owner[kv] != device)
+    cluster = Cluster(nodes=2, devices_per_node=2, devices=((1.0, 1.0), (1.0,)))
+    manner = Manner("node", is_striped=True)
+    schedule = Schedule(*2 * (division.astype(np.int32),), (manner, manner))
+    return assemble(workload, cluster, Placement(owner, device), schedule, "striped")
+
+
+def relayed(plan):
+    """Rows of the inputs that device 1 gets though no tile of it reads them."""
+    table, tiles = plan.transfers, plan.tiles
+    read = np.concatenate([x[tiles.device == 1] for x in (tiles.q_block, tiles.kv_block)])
+    is_input = table.kind < TransferKind.OUT
+    return np.flatnonzero(is_input & (table.target == 1) & ~np.isin(table.block, read))
+
+
+def test_striped_blocks_leave_by_the_port_of_a_device_that_does_not_need_them(masks):
+    plan = striped_plan(masks)
+    validate(plan)
+    table, x = plan.transfers, relayed(plan)
+    assert set(table.kind[x]) == {TransferKind.Q, TransferKind.KV}
+    for is_backward in (False, True):
+        crosses = (table.is_backward == is_backward) & (table.source < 2) & (table.target == 2)
+        sent = np.bincount(table.source[crosses], table.size_bytes[crosses], 2)
+        assert sent.max() <= 1.3 * sent.mean()
+
+
+def without(plan, rows):
+    kept = np.setdiff1d(np.arange(len(plan.transfers)), rows)
+    columns = {n: c[kept] for n, c in columns_of(plan.transfers).items()}
+    return replace(plan, transfers=replace(plan.transfers, **columns))
+
+
+def test_a_relay_that_loses_results_or_serves_nobody_is_refused(masks):
+    plan = striped_plan(masks)
+    table, first = plan.transfers, relayed(plan)
+    results = np.flatnonzero((table.kind >= TransferKind.OUT) & (table.source == 1))
+    at = results[np.isin(table.block[results], table.block[first])]
+    for x in at:
+        with pytest.raises(PlanError, match="every remote input and result has a transfer"):
+            validate(without(plan, [x]))
+    x = int(first[table.kind[first] == TransferKind.KV][0])
+    behind = (table.source == 1) & (table.block == table.block[x]) & (table.kind == table.kind[x])
+    columns = columns_of(table) | {"source": np.where(behind, 0, table.source).astype(np.int32)}
+    with pytest.raises(PlanError, match="every transfer is needed by a tile"):
+        validate(replace(plan, transfers=replace(table, **columns)))

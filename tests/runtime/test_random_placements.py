@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan, validate
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
@@ -48,12 +48,15 @@ def random_plan(lab, masks, shape, rng):
         device_of_compute=anywhere(placement.device_of_compute),
     )
     schedule = make_schedule(workload, placement, cluster, config)
-    manners = [
-        Manner(config.routing, bool(rng.integers(2)), [None, 0, 1][rng.integers(3)])
-        for _ in range(2)
-    ]
+    manners = []
+    for _ in range(2):
+        idle = [None, 0, 1][rng.integers(3)]
+        is_striped = idle is None and bool(rng.integers(4))
+        manners.append(Manner(config.routing, bool(rng.integers(2)), idle, is_striped))
     schedule = replace(schedule, manners=tuple(manners))
-    return assemble(workload, cluster, placement, schedule, "random")
+    plan = assemble(workload, cluster, placement, schedule, "random")
+    validate(plan)
+    return plan
 
 
 def check(lab, seed):

@@ -6,9 +6,14 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner.model.placement import Placement
+from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule.divisions import Manner, Schedule
+from dcp_planner.schedule.emission import assemble
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
@@ -56,6 +61,28 @@ def test_run_is_verified(lab, world, mask, partitioner, options):
     assert 0 <= result.exposed_s <= result.seconds
     # A rank may begin backward while another one still computes forward.
     assert max(result.forward_s, result.backward_s) <= result.seconds
+
+
+def test_blocks_that_cross_through_a_rank_that_does_not_need_them_are_exact(lab, world):
+    """Rank 1 passes on keys and queries of rank 0, and takes sums home that it adds nothing to."""
+    workload = build_workload(
+        lab.sparsity_of([lab.masks["causal"](96)], 16), ModelShape(4, 2, 8, 4)
+    )
+    owner, q, kv = np.array([0, 0, 0, 0, 1, 2]), workload.compute_q, workload.compute_kv
+    device = np.where((q == 5) | ((q < 4) & (kv == 0) & (q > 0)), 2, owner[q])
+    device[(q == 4) & (kv < 4)] = 0
+    cluster = Cluster(nodes=2, devices_per_node=2, devices=((1.0, 1.0), (1.0,)))
+    division = ((owner[q] != device) | (owner[kv] != device)).astype(np.int32)
+    schedule = Schedule(division, division, 2 * (Manner("node", is_striped=True),))
+    plan = assemble(workload, cluster, Placement(owner, device), schedule, "striped")
+    table = plan.transfers
+    brought, passed = (end == 1 for end in (table.target, table.source))
+    for kind in TransferKind:  # each is passed on by rank 1, which owns none of these blocks
+        both = np.intersect1d(*(table.block[x & (table.kind == kind)] for x in (brought, passed)))
+        assert both.size
+        assert (owner[both] == 0).all()
+    result = run_plan(plan, RunConfig(RANKS, verify=True), world)
+    assert result.verified, result.errors
 
 
 def test_same_seed_gives_the_same_errors_and_another_one_does_not(lab, world):

@@ -12,12 +12,13 @@ from dcp_dsl.forms import BlockKind
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cuts import count_pairs
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Workload
+from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
+from dcp_planner.schedule.routing import find_needs
 from dcp_planner.simulation.schedules import divide, make_schedule
 from dcp_planner.tables.head_groups import expand_head_groups
-from dcp_planner.tables.plan import Plan
+from dcp_planner.tables.plan import Plan, TransferKind
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,14 +61,33 @@ class PlanInputs:
 
     def launched_early(self) -> Plan:
         """Keep the divisions, but launch everything as early as programs can."""
-        tiles = self.plan.tiles
-        manner = Manner(self.config.routing)
-        return self._scheduled(Schedule(tiles.division, tiles.backward_division, (manner, manner)))
+        return self._scheduled(self._early())
 
     def rounded_partials(self) -> Plan:
         """Keep the divisions, but let partial results travel in the type of the inputs."""
         shape = replace(self.workload.shape, float32_partials=False)
-        return replace(self, workload=replace(self.workload, shape=shape)).launched_early()
+        other = replace(self, workload=replace(self.workload, shape=shape))
+        return other._scheduled(self._early())
+
+    def _early(self) -> Schedule:
+        tiles, routing = self.plan.tiles, self.config.routing
+        forward, backward = (Manner(routing, is_striped=self._is_striped(d)) for d in DIRECTIONS)
+        return Schedule(tiles.division, tiles.backward_division, (forward, backward))
+
+    def _is_striped(self, direction: Direction) -> bool:
+        """Tell whether blocks take the ways that striping finds, which transfers do not say."""
+        if self.config.routing == "direct":
+            return False
+        table, cluster = self.plan.transfers, self.plan.cluster
+        needs = find_needs(self.workload, self.placement, cluster, "node", None, direction)
+        rows = table.is_backward == (direction == "backward")
+        for kind, found in zip((TransferKind.Q, TransferKind.KV), needs, strict=True):
+            x = np.flatnonzero(rows & (table.kind == kind))
+            order = np.lexsort((table.target[x], table.block[x]))
+            ends = np.stack([table.block[x], table.target[x], table.source[x]])[:, order]
+            if not np.array_equal(ends, np.stack([found.block, found.device, found.peer])):
+                return False
+        return True
 
     def unlimited(self) -> Plan:
         """Schedule the placement as is fastest, whatever memory that takes."""

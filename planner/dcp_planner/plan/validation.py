@@ -242,7 +242,8 @@ def _check_needed(plan: Plan) -> None:
     It may get a block several times, for tiles of different divisions, and then sends as many.
     """
     table = plan.transfers
-    have, need = _places(table, plan), _needed_places(plan)
+    used = _used_inputs(plan)
+    have, need = _places(table, plan), np.append(_needed_places(plan), _result_places(plan, used))
     order = np.lexsort((table.division, have))
     same = (np.diff(have[order]) == 0) & (np.diff(table.division[order]) == 0)
     if same.any():
@@ -258,22 +259,43 @@ def _check_needed(plan: Plan) -> None:
             f"every remote input and result has a transfer: {direction} {TransferKind(kind).name} "
             f"of block {rest // 2} {ends[1]} device {worker} has none"
         )
-    extra = np.flatnonzero(~np.isin(have, need) | ~_is_used(plan))
+    extra = np.flatnonzero(~_is_used(plan, used) | (~np.isin(have, need) & ~used))
     if extra.size:
         raise PlanError(f"every transfer is needed by a tile: {_told(plan, int(extra[0]))} is not")
 
 
-def _is_used(plan: Plan) -> Bools:
-    """Find the inputs that some tile reads, and the results that alone take their sums home.
+def _used_inputs(plan: Plan) -> Bools:
+    """Find the inputs that some tile reads, on their target or after they are passed on."""
+    table = plan.transfers
+    owner, used = plan.blocks.owner[table.block], np.zeros(len(table), np.bool_)
+    feeder = find_feeders(table, table.source != owner)
+    found = np.concatenate(inputs_of_tiles(plan.tiles, table), axis=None)
+    while found.size:
+        found = np.unique(found[found >= 0])
+        found = found[~used[found] & (table.target[found] != owner[found])]  # owners have their own
+        used[found] = True
+        found = feeder[found]
+    return used
+
+
+def _result_places(plan: Plan, used: Bools) -> Ints:
+    """Return the places of the results of the used inputs."""
+    table, kinds = plan.transfers, TransferKind
+    row, column = table.kind == kinds.Q, (table.kind == kinds.KV) & table.is_backward
+    rows = np.flatnonzero(used & (row | column))
+    kind = np.where(row, np.where(table.is_backward, kinds.DQ, kinds.OUT), kinds.DKV)[rows]
+    place = (table.block[rows].astype(np.int64) * 2 + table.is_backward[rows]) * 8 + kind
+    return np.asarray(place * plan.num_devices + table.target[rows])
+
+
+def _is_used(plan: Plan, used: Bools) -> Bools:
+    """Find the used inputs, and the results that alone take their sums home.
 
     Raises:
-        PlanError: if the sums of an input that is read have no result.
+        PlanError: if the sums of a used input have no result.
     """
-    table = plan.transfers
-    read_by, input_of = inputs_of_tiles(plan.tiles, table), inputs_of_results(table)
-    used = np.zeros(len(table), np.bool_)
-    for rows in read_by:
-        used[rows[rows >= 0]] = True
+    table, used = plan.transfers, used.copy()
+    input_of = inputs_of_results(table)
     results = np.flatnonzero(input_of >= 0)
     count = np.bincount(input_of[results], minlength=len(table))
     is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward)

@@ -20,11 +20,14 @@ class Manner:
         is_frugal: whether buffers are given back as early as possible, at the price of waits.
         idle: most divisions without a use that a block stays; after more it leaves and is fetched
             again. ``None``: it stays until its last use.
+        is_striped: whether blocks routed by node cross through the ports of all devices; only of
+            blocks that stay.
     """
 
     routing: Routing = "direct"
     is_frugal: bool = False
     idle: int | None = None
+    is_striped: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -121,16 +121,21 @@ def _rows_of(
 ) -> list[_TransferRows]:
     """List inputs and results of one side of the tiles."""
     first, last = _first_and_last(needs, division)
-    size = len(needs.block)
-    is_head = needs.head == np.arange(size)
-    starts, run = np.flatnonzero(is_head), np.cumsum(is_head) - 1
-    arrives = np.where(needs.is_gateway, _reduced(np.minimum, first, starts)[run], first)
-    leaves = np.where(needs.is_gateway, _reduced(np.maximum, last, starts)[run], last)
+    size, is_gateway = len(needs.block), needs.height > 0
+    arrives, leaves, sent_on = first, last.copy(), np.zeros(size, np.int64)
+    for hop in range(int(needs.hop.max(initial=0)), 0, -1):
+        fed = np.flatnonzero(needs.hop == hop)
+        for function, values, of in (
+            (np.minimum, arrives, arrives), (np.maximum, leaves, leaves),
+            (np.maximum, sent_on, arrives + 1),
+        ):  # fmt: skip
+            function.at(values, needs.feeder[fed], of[fed])
     forever = int(division.max(initial=0)) + 8
     has_result = side == "q" or is_backward
-    out_hop = needs.is_gateway.astype(np.int64)
-    sent_on = _reduced(np.maximum, arrives, starts)[run] + 1 if is_frugal else forever
-    freed = np.where(needs.is_gateway, np.maximum(last + 1, sent_on), last + 1)
+    out_hop = needs.height
+    if not is_frugal:
+        sent_on[:] = forever
+    freed = np.where(is_gateway, np.maximum(last + 1, sent_on), last + 1)
     if has_result:
         freed = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)
     inputs = _TransferRows(
@@ -139,7 +144,7 @@ def _rows_of(
         source=needs.peer,
         target=needs.device,
         division=arrives,
-        hop=needs.is_routed.astype(np.int64),
+        hop=needs.hop,
         taken=np.maximum(arrives - AHEAD[is_frugal], 0),
         freed=freed,
     )
@@ -148,7 +153,7 @@ def _rows_of(
     kind = (TransferKind.DQ if is_backward else TransferKind.OUT) if side == "q" else (
         TransferKind.DKV
     )  # fmt: skip
-    is_held = ~needs.is_routed & (not is_frugal)  # came home, merged at the end
+    is_held = (needs.hop == 0) & (not is_frugal)  # came home, merged at the end
     results = _TransferRows(
         kind=np.full(size, kind, np.int64),
         block=needs.block,
@@ -171,10 +176,6 @@ def _first_and_last(needs: Needs, division: Indices) -> tuple[Ints, Ints]:
     np.minimum.at(first, of, at)
     np.maximum.at(last, of, at)
     return first, last
-
-
-def _reduced(function: np.ufunc, values: Ints, starts: Ints) -> Ints:
-    return np.asarray(function.reduceat(values, starts)) if len(values) else values
 
 
 def _tabulate(
@@ -300,12 +301,13 @@ def _find_needs(
 ) -> list[tuple[Needs, Needs]]:
     """Find the needs of both directions; the same ones where blocks travel once, the same way."""
     first, second = schedule.manners
+    are_same = first == second and first.idle is None and not first.is_striped
     found = [
         find_needs(
-            workload, placement, cluster, manner.routing, Stays.of(schedule.of(d), manner.idle)
+            workload, placement, cluster, manner.routing, Stays.of(schedule.of(d), manner.idle),
+            d if manner.is_striped else None,
         )
-        for d, manner in zip(DIRECTIONS[: 1 + (first != second or first.idle is not None)],
-                             schedule.manners, strict=False)
+        for d, manner in zip(DIRECTIONS[: 1 if are_same else 2], schedule.manners, strict=False)
     ]  # fmt: skip
     return found if len(found) > 1 else 2 * found
 

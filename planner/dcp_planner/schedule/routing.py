@@ -5,23 +5,24 @@ is one input to bring and one partial result to take home. Routed by node, the d
 node that need the same block elect a gateway among themselves: the block crosses the network once,
 to the gateway, which passes it on; partial results meet at the gateway, which sends one sum home.
 So every way is at most two hops, nothing is stored where it is not needed, and the total of bytes
-stays what it is without routing.
+stays what it is without routing. Striped (`crossings`), a block may leave the owner's node by the
+port of any device there and enter the other by any: ways have up to three hops, and devices that
+only pass a block on have a need without tiles.
 """
-
-# mypy: disable-error-code="untyped-decorator"
 
 from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Floats, Indices, Ints
-from dcp_planner.jit import compiled
+from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Workload
+from dcp_planner.model.workload import Direction, Workload
+from dcp_planner.schedule.crossings import Crossings
+from dcp_planner.tables.memory import bytes_per_token
 
-_TURNS = 2  # of electing gateways
+_MOST_HOPS = 2  # behind the first
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,21 +33,33 @@ class Needs:
         block, device: int64 ``[N]``, sorted by (block, device), no pair twice unless blocks are
             fetched again: then by (block, visit, device).
         need_of_tile: int64 ``[W]``, the need of each tile, -1 if the block is local.
-        is_routed: bool ``[N]``, reached through a gateway.
-        is_gateway: bool ``[N]``, others are reached through it.
-        peer: int64 ``[N]``, whom the device gets the block from and gives its results to: the
-            owner, or its gateway.
-        head: int64 ``[N]``, first need of the same block and node if it crosses the network once
-            for all of them, else the need itself: runs of equal heads travel together.
+        feeder: int64 ``[N]``, need of the device that brings the block and takes its results; -1:
+            the owner does.
+        peer: int64 ``[N]``, that device.
+        hop: int64 ``[N]``, 0 behind the owner, else one more than the feeder's.
+        height: int64 ``[N]``, hops that follow; 0 where nothing is passed on.
     """
 
     block: Ints
     device: Ints
     need_of_tile: Ints
-    is_routed: Bools
-    is_gateway: Bools
+    feeder: Ints
     peer: Ints
-    head: Ints
+    hop: Ints
+    height: Ints
+
+    @classmethod
+    def of(
+        cls, block: Ints, device: Ints, need_of_tile: Ints, feeder: Ints, owner: Ints
+    ) -> "Needs":
+        """Number the hops; `owner` is int64 ``[D]``, the device of every block."""
+        hop, height, peer = np.zeros_like(feeder), np.zeros_like(feeder), owner[block]
+        fed = np.flatnonzero(feeder >= 0)
+        peer[fed] = device[feeder[fed]]
+        for _ in range(_MOST_HOPS):
+            hop[fed] = hop[feeder[fed]] + 1
+            np.maximum.at(height, feeder[fed], height[fed] + 1)
+        return cls(block, device, need_of_tile, feeder, peer, hop, height)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,36 +96,79 @@ def find_needs(
     cluster: Cluster,
     routing: Routing,
     stays: Stays | None = None,
+    striped: Direction | None = None,
 ) -> tuple[Needs, Needs]:
     """Find the needs of query blocks and of key blocks, with their routes; O(W log W).
 
     Gateways are elected so that the ports to the network carry equal loads, those of owners
-    included: in the order of blocks, queries first, then once more with all others known.
+    included: in the order of blocks, queries first, then once more with all others known. `striped`
+    names the direction that the needs are for, if devices may pass on what they do not need; blocks
+    are not fetched again then.
     """
-    weights = workload.shape.round_trip_bytes
+    assert striped is None or stays is None, "only blocks that stay are striped"
     sides = workload.compute_q, workload.compute_kv
     pairs = [_pairs_of(block, placement, cluster, routing, stays) for block in sides]
-    if routing != "node":
-        q, kv = (_direct(*side[:3], placement) for side in pairs)
-        return q, kv
     block, at, _, visit = (np.concatenate([side[n] for side in pairs]) for n in range(4))
-    first = len(pairs[0][0])
+    first, owner = len(pairs[0][0]), placement.device_of_data.astype(np.int64)
     is_column = np.arange(len(block)) >= first
-    node = cluster.node_of_device
-    away = node[at] != node[placement.device_of_data[block]]
     visits = int(visit.max(initial=0)) + 1
-    group = ((is_column * workload.num_blocks + block) * visits + visit) * cluster.nodes
-    group += node[at]
-    starts = np.flatnonzero(np.diff(group, prepend=-1) != 0)
-    head = np.repeat(starts, np.diff(np.append(starts, len(group))))
-    head = np.where(away, head, np.arange(len(group)))
-    size = workload.block_tokens[block] * np.where(is_column, weights[1], weights[0])
-    gateway = _elected(head, at, away, size.astype(np.float64), placement, block, cluster)
-    q, kv = (
-        _routed(pairs[n][:3], head[span] - offset, away[span], gateway[span], placement)
-        for n, (span, offset) in enumerate(((slice(None, first), 0), (slice(first, None), first)))
-    )
-    return q, kv
+    place = (is_column * workload.num_blocks + block) * visits + visit
+    known, devices = place * cluster.num_devices + at, cluster.num_devices
+    every, feeder = known, np.full(len(known), -1)
+    if routing == "node":
+        found = Crossings.of(place, at, owner[block], cluster)
+        at = found.start
+        ends = _ends_of(found, block[at], is_column[at], workload, cluster, striped)
+        every, feeder = _fed(found, known, *ends, devices)
+    rows, needs = np.searchsorted(every, known), list[Needs]()
+    keys = int(np.searchsorted(every, workload.num_blocks * visits * devices))
+    for side, start, span in ((0, 0, slice(None, keys)), (1, first, slice(keys, None))):
+        place, device = np.divmod(every[span], devices)
+        tile, fed = pairs[side][2], feeder[span]
+        need = np.full(len(tile), -1, np.int64)
+        remote = np.flatnonzero(tile >= 0)
+        need[remote] = rows[start + tile[remote]] - side * keys
+        fed = np.where(fed >= 0, fed - side * keys, -1)
+        block = place // visits - side * workload.num_blocks
+        needs.append(Needs.of(block, device, need, fed, owner))
+    return needs[0], needs[1]
+
+
+def _ends_of(
+    crossings: Crossings, block: Ints, is_column: Bools, workload: Workload, cluster: Cluster,
+    striped: Direction | None,
+) -> tuple[Ints, Ints]:  # fmt: skip
+    """Choose source and target of each crossing of a block."""
+    tokens, weights = workload.block_tokens[block], workload.shape.round_trip_bytes
+    size = tokens * np.where(is_column, weights[1], weights[0])
+    target = crossings.elect(size, cluster)
+    if striped is None:
+        return crossings.owner, target
+    kv, q, out, dq, dkv = bytes_per_token(workload.shape, striped)
+    row, column = (out, 0) if striped == "forward" else (dq, dkv)
+    sizes = np.where(is_column, np.array([[kv], [column]]), np.array([[q], [row]]))
+    return crossings.stripe(tokens * sizes, target, cluster)
+
+
+def _fed(
+    crossings: Crossings, known: Ints, source: Ints, target: Ints, devices: int
+) -> tuple[Ints, Ints]:
+    """Add needs of devices that only pass on; find the feeder of each, -1 where the owner is it.
+
+    Needs are places times the number of `devices`, plus the device.
+    """
+    start, is_relayed = crossings.start, source != crossings.owner
+    place = crossings.place[start] * devices
+    gate, origin = place + target, (place + source)[is_relayed]
+    every = np.unique(np.concatenate([known, gate, origin]))
+    feeder, at = np.full(len(every), -1), np.arange(len(known))
+    crossing = np.searchsorted(start, at, side="right") - 1
+    served = np.flatnonzero(at < np.append(crossings.end, 0)[crossing])
+    gates = np.searchsorted(every, gate)
+    feeder[np.searchsorted(every, known[served])] = gates[crossing[served]]
+    feeder[gates] = -1
+    feeder[gates[is_relayed]] = np.searchsorted(every, origin)
+    return every, feeder
 
 
 def _pairs_of(
@@ -142,75 +198,3 @@ def _pairs_of(
     need_of_tile[remote] = inverse
     place, at = np.divmod(found, devices)
     return place // visits, at, need_of_tile, place % visits
-
-
-def _direct(block: Ints, at: Ints, need_of_tile: Ints, placement: Placement) -> Needs:
-    nobody = np.zeros(len(block), np.bool_)
-    peer = placement.device_of_data.astype(np.int64)[block]
-    return Needs(block, at, need_of_tile, nobody, nobody, peer, np.arange(len(block)))
-
-
-def _routed(
-    pairs: tuple[Ints, Ints, Ints], head: Ints, is_away: Bools, gateway: Ints, placement: Placement
-) -> Needs:
-    block, at, need_of_tile = pairs
-    is_routed = is_away & (gateway != at)
-    peer = np.where(is_routed, gateway, placement.device_of_data[block])
-    is_shared = np.zeros(len(block), np.bool_)
-    is_shared[head[is_routed]] = True
-    return Needs(block, at, need_of_tile, is_routed, is_shared[head] & ~is_routed, peer, head)
-
-
-def _elected(
-    head: Ints,
-    at: Ints,
-    is_away: Bools,
-    size: Floats,
-    placement: Placement,
-    block: Ints,
-    cluster: Cluster,
-) -> Ints:
-    """Find the gateway of every need, itself where there is none to elect, int64 ``[N]``."""
-    owner = placement.device_of_data[block]
-    crosses = is_away & (head == np.arange(len(head)))
-    load = np.bincount(owner[crosses], size[crosses], cluster.num_devices).astype(np.float64)
-    nic, gateway = cluster.nic_of_device, at.copy()
-    nic_load = np.bincount(nic, load, int(nic[-1]) + 1).astype(np.float64)
-    _elect(head, at, is_away, size, nic, load, nic_load, gateway)
-    return gateway
-
-
-@compiled
-def _elect(  # noqa: PLR0913 - a compiled kernel
-    head: Ints,
-    device: Ints,
-    is_away: Bools,
-    size: Floats,
-    nic: Ints,
-    load: Floats,
-    nic_load: Floats,
-    gateway: Ints,
-) -> None:
-    """Assign each need to the least-loaded device of its run, port load first."""
-    for turn in range(_TURNS):
-        at = 0
-        while at < len(head):
-            end = at + 1
-            while end < len(head) and head[end] == head[at]:
-                end += 1
-            if is_away[at]:
-                if turn > 0:
-                    load[gateway[at]] -= size[at]
-                    nic_load[nic[gateway[at]]] -= size[at]
-                best = at
-                for i in range(at + 1, end):
-                    a, b = device[i], device[best]
-                    mine, other = nic_load[nic[a]], nic_load[nic[b]]
-                    if mine < other or (mine == other and load[a] < load[b]):
-                        best = i
-                chosen = device[best]
-                load[chosen] += size[at]
-                nic_load[nic[chosen]] += size[at]
-                for i in range(at, end):
-                    gateway[i] = chosen
-            at = end

@@ -11,7 +11,7 @@ blocks leave while they are idle and are fetched again, or travel without a gate
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -83,6 +83,7 @@ class _Trial:
         routing: which way blocks travel.
         needs: which devices need which blocks: queries, then keys.
         work: what prices the tiles, forward and backward.
+        limit: of the memory of a direction, bytes, or ``None``.
     """
 
     workload: Workload
@@ -91,6 +92,7 @@ class _Trial:
     routing: Routing
     needs: tuple[Needs, Needs]
     work: Mapping[Direction, KernelWork]
+    limit: int | None
 
     @classmethod
     def of(
@@ -107,7 +109,9 @@ class _Trial:
             )
             for direction in DIRECTIONS
         }  # fmt: skip
-        return cls(workload, placement, cluster, config.routing, needs, work)
+        return cls(
+            workload, placement, cluster, config.routing, needs, work, config.memory_limit_bytes
+        )
 
     def cut(self, direction: Direction, parts: int, arrivals: Arrivals | None = None) -> _Cut:
         """Cut one direction, emit and play it."""
@@ -118,10 +122,10 @@ class _Trial:
     def _emitted(self, direction: Direction, division: Indices, manner: Manner) -> Emission:
         """Emit one direction; blocks fetched again, or another way, have needs of their own."""
         needs = self.needs
-        if manner.routing != self.routing or manner.idle is not None:
+        if manner != Manner(self.routing, manner.is_frugal):
             needs = find_needs(
                 self.workload, self.placement, self.cluster, manner.routing,
-                Stays.of(division, manner.idle),
+                Stays.of(division, manner.idle), direction if manner.is_striped else None,
             )  # fmt: skip
         return emit(
             direction, self.workload, self.placement, division, needs, self.cluster.num_devices,
@@ -199,7 +203,7 @@ class _Trial:
         coarse, fine = (self.cut(direction, parts) for parts in (1, FINEST))
         cuts = [coarse, fine]
         if fine.division.max(initial=0) <= 1:
-            return coarse  # no device receives more than one block
+            return self._striped(direction, coarse)  # no device receives more than one block
         at_ns = self._arrivals(fine)
         work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
         for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
@@ -207,7 +211,7 @@ class _Trial:
                 cuts.append(self.cut(direction, parts, arrivals))
                 if cuts[-1].division.max(initial=0) < parts:
                     break  # finer cuts are the same
-        return min(cuts, key=lambda cut: cut.seconds)
+        return self._striped(direction, min(cuts, key=lambda cut: cut.seconds))
 
     def best_of(self, direction: Direction, parts: int) -> _Cut:
         """Find the fastest cut into so many parts: by numbers of blocks, or by arrival."""
@@ -215,7 +219,19 @@ class _Trial:
         work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
         orders = (None, Arrivals(at_ns), Arrivals(at_ns, work))
         cuts = (self.cut(direction, parts, order) for order in orders)
-        return min(cuts, key=lambda cut: cut.seconds)
+        return self._striped(direction, min(cuts, key=lambda cut: cut.seconds))
+
+    def _striped(self, direction: Direction, cut: _Cut) -> _Cut:
+        """Cross between nodes through the ports of all devices, if that is faster and fits."""
+        if self.routing != "node" or self.cluster.nodes == 1:
+            return cut
+        manner = replace(cut.manner, is_striped=True)
+        emitted = self._emitted(direction, cut.division, manner)
+        if self.limit is not None and self.memory(direction, emitted.transfers) > self.limit:
+            return cut
+        return min(
+            cut, self._played(direction, cut.division, manner, emitted), key=lambda c: c.seconds
+        )
 
     def _arrivals(self, cut: _Cut) -> Ints:
         """Find when the last remote input of each tile has arrived, int64 ``[W]``; 0: local."""

@@ -107,9 +107,9 @@ class Transfers(Record):
     """Messages of one block between two different devices.
 
     The inputs of one direction, kind and block are a tree from the owner to every device that
-    computes with the block; its results the same way back, merged where they meet. Only devices
-    that compute with a block pass it on. A device may receive a block again in a later division:
-    `visits` says which receive a tile or a result belongs to.
+    computes with the block; its results the same way back, merged where they meet. Devices may pass
+    on a block that they do not compute with. A device may receive a block again in a later
+    division: `visits` says which receive a tile or a result belongs to.
 
     Attributes:
         is_backward: bool ``[X]``.
