@@ -22,6 +22,12 @@ _spec = importlib.util.spec_from_file_location("kernel_tests", _path)
 kernel_tests = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(kernel_tests)
 
+
+@pytest.fixture(scope="module", autouse=True)
+def ranks_are_forks():
+    """No process is started here, and the fork server takes seconds to start."""
+
+
 CASES = [
     # mask, heads, head_dim, dtype, lengths, plan block, rows per segment
     ("causal", "gqa", 32, torch.float32, (40, 1, 17), 24, 128),
