@@ -1,11 +1,15 @@
 """The page of the timeline: pixels, numbers and addresses against values of the trace."""
 
+import base64
+import io
 import re
 from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
+from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from dcp_dashboard import start_server
 from dcp_dashboard.api.palette import KIND_COLOURS
@@ -488,3 +492,39 @@ def test_notes_live_in_the_address_and_stay_text(visit):
     page.get_by_role("button", name="Remove note 1").click()
     page.wait_for_url(re.compile(r"sel=device\.2$"))
     assert visit.digest(HOST, "marks") == plain
+
+
+@pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
+@pytest.mark.parametrize("view", ["timeline", "mask"])
+def test_what_is_shown_can_be_saved(visit, view, small_trace, tmp_path):
+    third = int(small_trace.end_ns.max()) // 3
+    query = {"timeline": f"?time={third}-{2 * third}", "mask": "?tokens=256-768-256-768"}[view]
+    page = visit.open(f"plan/{plan_key('small.dcpplan')}/{view}{query}")
+    page.wait_for_selector(f".dcp-{view}[data-state=drawn]")
+    page.wait_for_load_state("networkidle")
+    files = {}
+    for kind in ("PNG", "SVG"):
+        with page.expect_download() as found:
+            page.get_by_role("button", name=kind, exact=True).click()
+        assert found.value.suggested_filename == f"{view}.{kind.lower()}"
+        files[kind] = tmp_path / kind
+        found.value.save_as(files[kind])
+    canvas = page.locator(f".dcp-{view} .dcp-marks")
+    size = canvas.evaluate("canvas => [canvas.width, canvas.height]")
+    picture = Image.open(files["PNG"]).convert("RGB")
+    assert list(picture.size) == size
+    drawing = ElementTree.parse(files["SVG"]).getroot()
+    assert drawing.tag == "{http://www.w3.org/2000/svg}svg"
+    inner = drawing.find("{*}image")
+    pixels = Image.open(io.BytesIO(base64.b64decode(inner.get("href").split(",")[1])))
+    ground = drawing.find("{*}rect").get("fill")
+    assert bytes(picture.getpixel((0, size[1] - 1))).hex() == ground.removeprefix("#")
+    shares = [(x / 7, y / 9) for x in range(1, 7) for y in range(1, 9)]
+    shown = page.locator(f".dcp-{view} .dcp-pixels").evaluate(READ, shares)
+    at = [(int(x * pixels.width), int(y * pixels.height)) for x, y in shares]
+    saved = [bytes(pixels.convert("RGB").getpixel(place)).hex() for place in at]
+    assert shown == [f"#{colour}" for colour in saved]
+    assert len(set(shown)) > 2
+    assert drawing.findall(".//{*}text")
+    outside = [e for e in drawing.iter() if "http" in str(e.get("href"))]
+    assert not outside

@@ -1,5 +1,6 @@
 // The layers of a picture on a canvas: pixels, a pen for text and lines above them, an outline, a tooltip.
 import { make } from "./dom.ts";
+import { SvgPen } from "./svg_pen.ts";
 
 export interface Box { x: number; y: number; width: number; height: number }
 export interface Area { left: number; top: number; width: number; height: number }
@@ -37,6 +38,7 @@ export class Layers {
   private readonly context: CanvasRenderingContext2D;
   private font = "";
   private image = new ImageData(1, 1);
+  private recorder: SvgPen | null = null;
   ratio = 1;
   width = 0;
   height = 0;
@@ -74,10 +76,20 @@ export class Layers {
     this.frame.style.height = `${Math.max(2, box.height) + 2}px`;
   }
 
+  /** What `draw` draws on the marks, as elements of an SVG; the canvas stays as it is. */
+  record(draw: () => void): SvgPen {
+    const pen = new SvgPen(contextOf(make("canvas")));
+    pen.font = this.font;
+    this.recorder = pen;
+    try { draw(); } finally { this.recorder = null; }
+    return pen;
+  }
+
   put(): void { this.paper.putImageData(this.image, 0, 0); }
 
   /** The 2D context of the marks, cleared, in CSS pixels; texts stand on their line, from the left. */
   pen(): CanvasRenderingContext2D {
+    if (this.recorder) return this.recorder as unknown as CanvasRenderingContext2D;
     const { context } = this;
     context.setTransform(this.ratio, 0, 0, this.ratio, 0, 0);
     context.clearRect(0, 0, this.marks.width, this.marks.height);

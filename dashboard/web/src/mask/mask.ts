@@ -7,6 +7,7 @@ import type { Column } from "../api.ts";
 import { AxisRange, ticks } from "../kit/axis.ts";
 import { mix, pixel, themeColour } from "../kit/colours.ts";
 import { make, swatch } from "../kit/dom.ts";
+import { saveRow } from "../kit/export.ts";
 import * as format from "../kit/format.ts";
 import type { Box } from "../kit/layers.ts";
 import { CanvasView, type Hovered } from "../kit/view.ts";
@@ -43,6 +44,7 @@ export class Mask extends CanvasView {
   private readonly across: AxisRange;
   private readonly down: AxisRange;
   private readonly legend = make("div", { className: "dcp-legend" });
+  private readonly save = saveRow("mask", this);
   private readonly pairs: MaskPairs | null;
   private readonly isLinked: boolean;
   private readonly first: string;
@@ -62,6 +64,7 @@ export class Mask extends CanvasView {
     this.across = new AxisRange(header.num_tokens, 16);
     this.down = new AxisRange(header.num_tokens, 16);
     host.after(this.legend);
+    this.legend.after(this.save);
     const { pairs, linked, mode } = host.dataset;
     this.pairs = pairs ? new MaskPairs(host, pairs, () => this.recolour()) : null;
     this.isLinked = linked !== "no";
@@ -89,6 +92,7 @@ export class Mask extends CanvasView {
 
   dispose(): void {
     this.legend.remove();
+    this.save.remove();
     this.pairs?.dispose();
     this.unfollow?.();
   }
@@ -196,7 +200,7 @@ export class Mask extends CanvasView {
 
   private toY(token: number): number { return ((token - this.down.start) / this.down.span) * this.layers.area.height; }
 
-  private drawMarks(): void {
+  drawMarks(): void {
     const pen = this.layers.pen();
     const { left, width, height } = this.layers.area;
     this.drawOwners(pen);

@@ -1,6 +1,7 @@
 // The row of controls above the timeline: which traces and kinds, how long at least, search, table, exports. All of it
 // is in the state; a control sets it and follows it.
 import { button, hasDialog, hasModifier, isTyping, make, part, swatch } from "../kit/dom.ts";
+import { saveButtons } from "../kit/export.ts";
 import * as format from "../kit/format.ts";
 import { state } from "../session.ts";
 import type { Key } from "../state.ts";
@@ -55,7 +56,7 @@ export class Filters {
       group("Trace to show", ...this.sources.values()), group("Kinds to show", ...this.kinds.values()),
       group("Duration", make("label", { className: "dcp-tool-label" }, "at least ", this.longer)),
       group("Search", this.find, arrow("‹", -1, "Previous hit"), arrow("›", 1, "Next hit"), this.found),
-      group("View", this.table), group("Export", this.csv, this.perfetto),
+      group("View", this.table), group("Export", this.csv, this.perfetto, ...saveButtons("timeline", timeline)),
     );
     this.unfollow = state.follow((_, changed) => this.show(changed));
     document.addEventListener("keydown", this.onKey);

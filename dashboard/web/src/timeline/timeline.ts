@@ -6,6 +6,7 @@
 import { loadEach } from "../api.ts";
 import { AxisRange, type Ticks, ticks } from "../kit/axis.ts";
 import { pixel, themeColour } from "../kit/colours.ts";
+import { saveRow } from "../kit/export.ts";
 import * as format from "../kit/format.ts";
 import type { Box } from "../kit/layers.ts";
 import { CanvasView, type Hovered, type Place as Share } from "../kit/view.ts";
@@ -84,6 +85,7 @@ export class Timeline extends CanvasView {
   private background = 0;
   private shades: { bright: Shades; dim: Shades } = { bright: [], dim: [] };
   private isMoving = false;
+  private readonly save = saveRow("timeline", this);
   private readonly tools: readonly Tool[];
   private readonly unfollow: () => void;
   private readonly onWindow = (): void => this.resize();
@@ -113,6 +115,7 @@ export class Timeline extends CanvasView {
     this.tools = page ? tools.map((Made) => new Made(page, this)) : [];
     this.resize();
     if (page) window.addEventListener("resize", this.onWindow);
+    else host.after(this.save);
   }
 
   dispose(): void {
@@ -120,6 +123,7 @@ export class Timeline extends CanvasView {
     this.path.dispose();
     document.removeEventListener("dcp:facts", this.onFacts as EventListener);
     window.removeEventListener("resize", this.onWindow);
+    this.save.remove();
     for (const tool of this.tools) tool.dispose();
   }
 
@@ -178,9 +182,11 @@ export class Timeline extends CanvasView {
       }
     }
     this.layers.put();
-    marks.draw(this);
+    this.drawMarks();
     this.host.dataset.frameMs = (performance.now() - begun).toFixed(2);
   }
+
+  drawMarks(): void { marks.draw(this); }
 
   rowsInView(): readonly Row[] {
     const { rows, height, pinned: fixed } = this.layout;
