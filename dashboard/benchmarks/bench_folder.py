@@ -62,10 +62,15 @@ def table(report: dict[str, Any]) -> str:  # Any: JSON values
         "|---|---:|---:|",
     ]
     lines += [
-        f"| {row['what']} | {row['median']:,.3g} {row['unit']} | {row['spread']:.2g} |"
+        f"| {row['what']} | {row['median']:,.3g} {row['unit']} | {_two_digits(row['spread'])} |"
         for row in report["rows"]
     ]
     return "\n".join(lines)
+
+
+def _two_digits(value: float) -> str:
+    """Write two significant digits without an exponent."""
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def measure(plans: int, repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
