@@ -52,19 +52,23 @@ def test_tiles_that_wait_for_keys_only_come_before_tiles_of_remote_queries(
         assert keys_only.max(initial=0) <= rows.min(initial=divisions)
 
 
-@pytest.mark.parametrize(("budget", "parts"), [("fast", {1, 4, 8}), ("balanced", {1, 4, 8})])
-def test_what_is_not_local_is_cut_into_eight_parts_at_most(masks, monkeypatch, budget, parts):
+@pytest.mark.parametrize(("launch_s", "parts"), [(1e-9, [1, 2, 4, 8]), (1.0, [1, 2])])
+@pytest.mark.parametrize(("budget", "measures"), [("fast", 1), ("balanced", 2)])
+def test_parts_become_finer_as_long_as_that_gains(
+    masks, monkeypatch, budget, measures, launch_s, parts
+):
     workload = build_workload(masks.pack([np.ones((24, 24), bool)], 2), ModelShape())
     placed = Placement(np.ones(workload.num_blocks, np.int32), np.zeros(workload.num_tiles, int))
-    tried, cut = set(), schedules.cut_divisions
+    cluster = Cluster(1, 2, intra_bytes_per_s=1e6, flops_per_s=1e9, kernel_launch_s=launch_s)
+    tried, cut = [], schedules.cut_divisions
 
     def note(*arguments):
-        tried.add(arguments[3])
+        tried.append(arguments[3])
         return cut(*arguments)
 
     monkeypatch.setattr(schedules, "cut_divisions", note)
-    make_schedule(workload, placed, Cluster(1, 2), PlanConfig(budget=budget))
-    assert tried == parts
+    make_schedule(workload, placed, cluster, PlanConfig(budget=budget))
+    assert tried == 2 * (parts[:1] + measures * parts[1:])
 
 
 def test_divisions_bring_equal_bytes(masks):

@@ -52,8 +52,6 @@ class PlanConfig:
             same plan on a slow machine.
         objective: the plan of the front that the portfolio takes: the fastest, or that of fewest
             bytes between nodes, most even compute and tokens, or least memory for what is received.
-            All but ``"time"`` search down the whole ladder of caps and take two to three times as
-            long; what they find under tighter caps may be faster, too, by some percent.
         seed: of every random choice; the same input and seed give the same plan.
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
         memory_limit_bytes: most bytes that a device may need for what it receives and for partial

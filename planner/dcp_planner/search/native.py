@@ -45,20 +45,25 @@ class Native(Partitioner):
 
 
 def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
-    """Search under the caps, then under tighter and tighter ones, each time from the last result.
+    """Search for few bytes, then for a short time under the caps, then under tighter ones.
 
-    Yields for every rung of `RUNGS` the placement of few bytes, then that of a short time. The same
-    seed gives the same result.
+    Yields the placement of few bytes, then for every rung of `RUNGS` that of a short time: the one
+    before, brought under the caps of the rung and relieved. A lower rung has less room and gets
+    less work. The same seed gives the same result.
     """
     split = None
     for rung in RUNGS:
         compute, tokens = config.compute_tolerance, config.token_tolerance
         caps = replace(config, compute_tolerance=rung * compute, token_tolerance=rung * tokens)
         search = Search.of(workload, cluster, caps)
-        split = search.few_bytes() if split is None else search.polish(split)
+        if split is None:
+            split = search.few_bytes()
+            yield Placement(split.owner, split.part)
+        else:
+            split = search.hold(split)
+        budget = int(rung * search.effort.relief)
+        split = relieve_split(split, workload, cluster, search.caps, budget)
         yield Placement(split.owner, split.part)
-        timed = relieve_split(split, workload, cluster, search.caps, search.effort.relief)
-        yield Placement(timed.owner, timed.part)
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:

@@ -2,15 +2,16 @@
 
 The portfolio is the default. It predicts the time of several candidates, each with the schedule
 that it would get, and takes the fastest of those that hold the caps. Candidates are the static
-layouts and what the native search finds, first for few bytes, then for a short time. So its result
-is never slower in simulation than a static layout that holds the caps too.
+layouts and all that the native search finds (`native.ladder`): for few bytes, then for a short time
+under the caps and under tighter ones. So its result is never slower in simulation than a static
+layout that holds the caps too.
 
-The front of a batch are the placements that no other one equals or beats in every figure. Time,
-bytes between nodes, balance and memory pull apart: tighter caps send more bytes. The search keeps
-what it finds under every cap (`native.ladder`), and `pareto` leaves out what is dominated.
+The front of a batch are the candidates that no other one equals or beats in every figure. Time,
+bytes between nodes, balance and memory pull apart: tighter caps send more bytes. An objective takes
+the candidate that is best in its figure; the default, time, needs no other figures.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -123,20 +124,26 @@ class Portfolio(Partitioner):
         """Try all candidates; the same seed gives the same result."""
         if config.objective != "time":
             return pick(self.front(workload, cluster, config), config.objective).placement
-        # Layouts come last: most of them compute for longer than the search's result takes.
-        tried = (Native(), *_LAYOUTS)
-        found = (partitioner.place(workload, cluster, config) for partitioner in tried)
-        return fastest(found, workload, cluster, config)
+        return fastest(_candidates(workload, cluster, config), workload, cluster, config)
 
     def front(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> tuple[FrontPoint, ...]:
         """Find placements under the caps, and under tighter ones, of which none is beaten."""
         caps = caps_of(workload, cluster.num_devices, config)
-        found = [layout.place(workload, cluster, config) for layout in _LAYOUTS]
-        found += ladder(workload, cluster, config)
+        found = list(_candidates(workload, cluster, config))
         held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
         return pareto(weigh(one, workload, cluster, config) for one in held or found)
+
+
+def _candidates(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
+    """Yield what the portfolio chooses from.
+
+    Layouts come last: most of them compute for longer than the search's results take.
+    """
+    yield from ladder(workload, cluster, config)
+    for layout in _LAYOUTS:
+        yield layout.place(workload, cluster, config)
 
 
 def fastest(

@@ -39,10 +39,12 @@ from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.memory import buffer_bytes
 from dcp_planner.tables.plan import TransferKind, Transfers
 
-FINEST = 8
-"""Most divisions of what is not local that the simulator chooses."""
-PARTS: Mapping[Budget, tuple[int, ...]] = MappingProxyType({"fast": (4,), "balanced": (4, 8)})
-"""Into how many it may be cut in the order of arrival, by budget."""
+PARTS = (2, 4, 8)
+"""Into how many parts what is not local is cut in the order of arrival, as long as that gains."""
+EVEN: Mapping[Budget, tuple[bool, ...]] = MappingProxyType(
+    {"fast": (True,), "balanced": (False, True)}
+)
+"""By budget: parts of equal bytes (False) and of equal work (True)."""
 STREAMED_PARTS = tuple(2**n for n in range(1, 10))
 """The same where memory is short."""
 STREAMINGS = tuple(
@@ -191,33 +193,31 @@ class _Trial:
     def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
         """Cut as the configuration says: as is fastest, or into a given number of divisions."""
         if config.divisions == "auto":
-            return self.best(direction, PARTS[config.budget])
+            return self.best(direction, EVEN[config.budget])
         return self.cut(direction, config.divisions - 1)
 
-    def best(self, direction: Direction, choices: Sequence[int]) -> _Cut:
+    def best(self, direction: Direction, even: Sequence[bool]) -> _Cut:
         """Find the fastest cut, the coarsest of equals.
 
-        The finest cut by numbers of blocks shows when everything arrives. In that order divisions
-        get equal bytes or equal work: nobody waits for a block while others lie there unused.
+        The coarsest cut shows when everything arrives. In that order parts get equal bytes or equal
+        work (`even`), and become finer as long as that gains: nobody waits for a block while others
+        lie there unused.
         """
-        coarse, fine = (self.cut(direction, parts) for parts in (1, FINEST))
-        cuts = [coarse, fine]
-        if fine.division.max(initial=0) <= 1:
-            return self._striped(direction, coarse)  # no device receives more than one block
-        at_ns = self._arrivals(fine)
-        work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
-        for arrivals in (Arrivals(at_ns), Arrivals(at_ns, work)):
-            for parts in choices:
-                cuts.append(self.cut(direction, parts, arrivals))
-                if cuts[-1].division.max(initial=0) < parts:
-                    break  # finer cuts are the same
-        return self._striped(direction, min(cuts, key=lambda cut: cut.seconds))
+        best = coarse = self.cut(direction, 1)
+        for arrivals in self._arrivals(direction, coarse, even):
+            last = coarse
+            for parts in PARTS:
+                cut = self.cut(direction, parts, arrivals)
+                if cut.seconds >= last.seconds:
+                    break
+                last = cut
+            best = min(best, last, key=lambda cut: cut.seconds)
+        return self._striped(direction, best)
 
     def best_of(self, direction: Direction, parts: int) -> _Cut:
         """Find the fastest cut into so many parts: by numbers of blocks, or by arrival."""
-        at_ns = self._arrivals(self.cut(direction, FINEST))
-        work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
-        orders = (None, Arrivals(at_ns), Arrivals(at_ns, work))
+        coarse = self.cut(direction, 1)
+        orders = (None, *self._arrivals(direction, coarse, (False, True)))
         cuts = (self.cut(direction, parts, order) for order in orders)
         return self._striped(direction, min(cuts, key=lambda cut: cut.seconds))
 
@@ -233,7 +233,18 @@ class _Trial:
             cut, self._played(direction, cut.division, manner, emitted), key=lambda c: c.seconds
         )
 
-    def _arrivals(self, cut: _Cut) -> Ints:
+    def _arrivals(
+        self, direction: Direction, cut: _Cut, even: Sequence[bool]
+    ) -> Iterator[Arrivals]:
+        """Yield the arrivals of a cut, with equal work as the measure of parts, or equal bytes."""
+        if cut.division.max(initial=0) == 0:
+            return  # nothing is remote
+        at_ns = self._arrived(cut)
+        work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
+        for is_work in even:
+            yield Arrivals(at_ns, work if is_work else None)
+
+    def _arrived(self, cut: _Cut) -> Ints:
         """Find when the last remote input of each tile has arrived, int64 ``[W]``; 0: local."""
         transfers = cut.transfers
         found = np.zeros(self.workload.num_tiles, np.int64)
