@@ -22,7 +22,7 @@ from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions
-from dcp_dashboard.pages.layout import FONT
+from dcp_dashboard.pages.layout import FONT, attributes
 from dcp_dashboard.pages.markup import markup
 from dcp_dashboard.pages.plan import overview
 
@@ -84,13 +84,17 @@ def standalone_page(loaded: LoadedPlan) -> str:
     # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.format(
-        title=escape(f"{loaded.summary.mask} · {loaded.entry.relative}"),
+        title=escape(_name(loaded)),
         style=f"body {{ font-family: {FONT}; }}\n"
         + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES),
         body=body,
         bundle=bundle,
         script=_inline(SCRIPT),
     )
+
+
+def _name(loaded: LoadedPlan) -> str:
+    return f"{loaded.summary.mask} · {loaded.entry.relative}"
 
 
 def _page(loaded: LoadedPlan) -> Component:
@@ -101,7 +105,7 @@ def _page(loaded: LoadedPlan) -> Component:
         ],
         className="dcp-title",
     )
-    return html.Div([title, *overview(loaded)])
+    return html.Div([title, *overview(loaded)], **attributes(data_title=_name(loaded)))
 
 
 def _data(loaded: LoadedPlan) -> dict[str, bytes]:

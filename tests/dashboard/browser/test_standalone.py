@@ -19,6 +19,7 @@ def test_the_file_draws_and_selects_on_its_own(browser, served_folder, small_pla
     page.wait_for_selector(".dcp-mask[data-state=drawn]")
     page.wait_for_selector(".dcp-view-simulated .dcp-timeline[data-state=drawn]")
     assert page.locator("canvas.dcp-pixels").count() == 4  # mask, predicted, measured, traffic
+    assert page.title() == "causal · small.dcpplan · dcp-dsl"
     tile = len(small_plan.tiles) // 2
     tiles, blocks = small_plan.tiles, small_plan.blocks
     middle = (blocks.start + blocks.end) / 2 / small_plan.num_tokens
