@@ -15,6 +15,7 @@ import build_playground as build
 import numpy as np
 import pytest
 from reference import Reference
+from second_oracle_crosses import AlignedText, CrossText
 from second_oracle_texts import Text
 
 from dcp_dsl import DCPError, Sample, Spec, SpecError, check_report, dense_mask
@@ -39,9 +40,9 @@ assert not hasattr(sys.modules["numpy"], "__version__")
 
 
 def assert_equal(mask, sample):
-    rows = Reference.of(sample.columns, sample.length).rows(mask.core)
-    drawn = [list(row.to_bytes(sample.length, "little")) for row in rows]
+    rows = Reference.of_mask(mask, sample).rows(mask.core)
     expected = dense_mask(mask, sample)
+    drawn = [list(row.to_bytes(expected.shape[1], "little")) for row in rows]
     np.testing.assert_array_equal(np.array(drawn, bool).reshape(expected.shape), expected)
 
 
@@ -59,10 +60,11 @@ def test_plain_evaluator_draws_the_library_as_the_product_does():
     assert drawn >= 30
 
 
-def test_plain_evaluator_draws_random_texts_as_the_product_does():
+@pytest.mark.parametrize("kind", [Text, CrossText, AlignedText])
+def test_plain_evaluator_draws_random_texts_as_the_product_does(kind):
     drawn = 0
     for seed in range(60):
-        text = Text(Random(seed))
+        text = kind(Random(seed))
         if text.imported:
             continue
         try:
@@ -78,7 +80,9 @@ def test_plain_evaluator_draws_random_texts_as_the_product_does():
 
 
 def test_checks_say_without_numpy_what_they_say_with_it():
+    two = {"cross", "flamingo", "prefill"}  # queries and keys
     texts = [path.read_text("utf-8") for path in LIBRARY[::3]]
+    texts += [path.read_text("utf-8") for path in LIBRARY if path.stem in two]
     texts += [
         LEAK,
         "mask a = casual",

@@ -21,7 +21,7 @@ from dcp_dsl.core.dense import dense_mask  # noqa: E402
 from dcp_dsl.core.mask import Mask  # noqa: E402
 from dcp_dsl.core.sample import Sample  # noqa: E402
 from dcp_dsl.elaboration import nodes  # noqa: E402
-from dcp_dsl.errors import DCPError  # noqa: E402
+from dcp_dsl.errors import DatasetError, DCPError  # noqa: E402
 from dcp_dsl.language_server.hover import example_call  # noqa: E402
 from dcp_dsl.pictures.picture import example_samples  # noqa: E402
 from dcp_dsl.specs.spec import (  # noqa: E402
@@ -107,24 +107,36 @@ def _drawn(spec: Spec, given: str, call: str) -> dict[str, Any]:  # Any: JSON
     if sample.length > MAX_TOKENS:
         return {"problem": f"The sample has {sample.length:,} tokens; at most {MAX_TOKENS} here."}
     mask.require(sample)
-    reference = Reference.of(sample.columns, sample.length)
+    reference = Reference.of_mask(mask, sample)
+    found = reference.rectangle
+    n, keys, shift = (
+        (sample.length, sample.length, 0) if found is None
+        else (found.num_q, found.num_kv, found.first_row)
+    )  # fmt: skip
+    if max(n, keys) > MAX_TOKENS:
+        return {"problem": f"The mask has {n:,} queries and {keys:,} keys; at most {MAX_TOKENS}."}
     if HAS_NUMPY:
         rows = [int.from_bytes(row.tobytes(), "little") for row in dense_mask(mask, sample)]
     else:
         rows = reference.rows(mask.core)
-    n, pairs = sample.length, sum(row.bit_count() for row in rows)
+    pairs = sum(row.bit_count() for row in rows)
+    is_cross = found is not None and found.facts is not None
+    whole, of_what = (n * keys, "all") if found else (n * (n + 1) // 2, "a causal mask's")
     return {
         "mask": mask.call,
         "sample": sample.to_json(),
         "tokens": n,
-        "rows": [row.to_bytes(n, "little").translate(_LETTERS).decode() for row in rows],
+        "keys": keys,
+        "rows": [row.to_bytes(keys, "little").translate(_LETTERS).decode() for row in rows],
         "parts": _parts(mask, reference),
         "pairs": pairs,
-        "of_causal": pairs / max(1, n * (n + 1) // 2),
+        "share": f"{100 * pairs / max(1, whole):.1f} % of {of_what}",
         "blind": sum(row == 0 for row in rows),
-        "ahead": sum((row >> 8 * (q + 1)).bit_count() for q, row in enumerate(rows)),
-        "blocks": _blocks(rows, n),
-    }
+        "ahead": None if is_cross else sum(
+            (row >> 8 * max(0, q + 1)).bit_count() for q, row in enumerate(rows, shift)
+        ),
+        "blocks": _blocks(rows, keys),
+    }  # fmt: skip
 
 
 _LETTERS = bytes.maketrans(b"\0\1", b".#")
@@ -134,41 +146,50 @@ def _example(mask: Mask) -> Sample:
     """Return a sample of the text, of the library, or one that is made up."""
     for sample in example_samples(mask):
         try:
-            Reference.of(sample.columns, sample.length).row(mask.core, 0)
-        except Refused:
+            Reference.of_mask(mask, sample).row(mask.core, 0)
+        except (DatasetError, Refused):
             continue
         return sample
     columns = ", ".join(f"{column} = ..." for column in sorted(mask.columns))
     raise Refused(f"give a sample: {columns}, len = ...")
 
 
-def _parts(mask: Mask, reference: Reference) -> list[dict[str, Any]]:  # Any: JSON
-    """Return names and tokens of the instances that the mask's segments have."""
-    found = []
-    for segment in mask.segments:
-        source = segment.source
+def _parts(mask: Mask, reference: Reference) -> dict[str, list[dict[str, Any]]]:  # Any: JSON
+    """Return names and tokens of the instances that segments have, of queries and of keys."""
+    found = reference.rectangle
+    sides: dict[str, list[dict[str, Any]]] = {"q": [], "k": []}
+    laid = mask.segments if mask.keys is None else (mask.keys.statement, *mask.segments)
+    for segment in laid:
+        own = "qk"
+        if found is not None and found.facts is not None:
+            own = "k" if segment is laid[0] or id(segment) in found.facts else "q"
         names = [segment.name.text]
-        if isinstance(source, ast.Layout):
-            names = [part.name.text for part in source.parts if part.name] or names
+        if isinstance(segment.source, ast.Layout):
+            names = [part.name.text for part in segment.source.parts if part.name] or names
         for name in names:
             for each in reference.instances(nodes.Laid(segment, name)):
-                if each.end > each.start:
-                    title = f"{name} {each.number}" if each.count > 1 else name
-                    own = {"name": title, "start": each.start, "end": each.end}
-                    found.append(own | {"segment": segment.name.text})
-    return found
+                title = f"{name} {each.number}" if each.count > 1 else name
+                for side in own:
+                    start, end = each.start, each.end
+                    if found is not None and side == "q":
+                        start = max(0, start - found.first_row)
+                        end = min(end - found.first_row, found.num_q)
+                    if end > start:
+                        place = {"name": title, "start": start, "end": end}
+                        sides[side].append(place | {"segment": segment.name.text})
+    return sides
 
 
-def _blocks(rows: list[int], n: int) -> dict[str, int]:
+def _blocks(rows: list[int], keys: int) -> dict[str, int]:
     """Count full, partial and empty blocks of the largest size that leaves some of them."""
-    size = max((b for b in BLOCKS if 4 * b <= n), default=BLOCKS[0])
-    edges = range(0, n, size)
+    n = len(rows)
+    size = max((b for b in BLOCKS if 4 * b <= max(n, keys)), default=BLOCKS[0])
+    places = [(q, k) for q in range(0, n, size) for k in range(0, keys, size)]
     full = partial = 0
-    for q in edges:
-        for k in edges:
-            width, height = min(size, n - k), min(size, n - q)
-            inside = (1 << 8 * width) - 1
-            pairs = sum((row >> 8 * k & inside).bit_count() for row in rows[q : q + size])
-            full += pairs == width * height
-            partial += 0 < pairs < width * height
-    return {"size": size, "full": full, "partial": partial, "all": len(edges) ** 2}
+    for q, k in places:
+        width, height = min(size, keys - k), min(size, n - q)
+        inside = (1 << 8 * width) - 1
+        pairs = sum((row >> 8 * k & inside).bit_count() for row in rows[q : q + size])
+        full += pairs == width * height
+        partial += 0 < pairs < width * height
+    return {"size": size, "full": full, "partial": partial, "all": len(places)}

@@ -166,10 +166,11 @@ function scroll_marks() {
 function draw(found) {
   last = found;
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name);
-  const n = found.tokens;
-  const cell = Math.min(64, Math.max(1, Math.floor(1152 / Math.max(n, 1))));
+  const { tokens: n, keys } = found;
+  const cell = Math.min(64, Math.max(1, Math.floor(1152 / Math.max(n, keys, 1))));
   const canvas = at("picture");
-  canvas.width = canvas.height = Math.max(1, n * cell);
+  canvas.width = Math.max(1, keys * cell);
+  canvas.height = Math.max(1, n * cell);
   canvas.style.maxWidth = `${canvas.width / 2}px`;
   canvas.style.imageRendering = cell > 2 ? "auto" : "pixelated";
   const pen = canvas.getContext("2d");
@@ -178,43 +179,42 @@ function draw(found) {
   const gap = cell >= 12 ? 2 : 0;
   pen.fillStyle = colour("--seen");
   found.rows.forEach((row, q) => {
-    for (let k = 0; k < n; k++) {
+    for (let k = 0; k < keys; k++) {
       if (row[k] === "#") pen.fillRect(k * cell, q * cell, cell - gap, cell - gap);
     }
   });
   pen.strokeStyle = colour("--quiet");
   pen.lineWidth = 2;
-  for (const { start } of found.parts) {
-    if (!start) continue;
+  const line = (...ends) => {
     pen.beginPath();
-    pen.moveTo(start * cell, 0);
-    pen.lineTo(start * cell, n * cell);
-    pen.moveTo(0, start * cell);
-    pen.lineTo(n * cell, start * cell);
+    pen.moveTo(ends[0] * cell, ends[1] * cell);
+    pen.lineTo(ends[2] * cell, ends[3] * cell);
     pen.stroke();
-  }
+  };
+  for (const { start } of found.parts.k) if (start) line(start, 0, start, n);
+  for (const { start } of found.parts.q) if (start) line(0, start, keys, start);
   if (marked) {
     pen.strokeStyle = colour("--bad");
     pen.lineWidth = Math.max(3, cell / 10);
-    const [k, width] = marked.k === null ? [0, n] : [marked.k, 1];
+    const [k, width] = marked.k === null ? [0, keys] : [marked.k, 1];
     pen.strokeRect(k * cell, marked.q * cell, width * cell, cell);
   }
-  const bar = found.parts.filter((part) => part.segment === found.parts[0].segment);
+  const bar = found.parts.k.filter((part) => part.segment === found.parts.k[0].segment);
   at("parts").style.maxWidth = canvas.style.maxWidth;
   at("parts").replaceChildren(...bar.map(({ name, start, end }) => {
     const label = element("span", { textContent: name, title: `${name}: tokens ${start} to ${end - 1}` });
-    label.style.left = `${(100 * start) / n}%`;
-    label.style.width = `${(100 * (end - start)) / n}%`;
+    label.style.left = `${(100 * start) / keys}%`;
+    label.style.width = `${(100 * (end - start)) / keys}%`;
     return label;
   }));
-  const share = `${(100 * found.of_causal).toFixed(1)} %`;
-  canvas.setAttribute("aria-label", `${found.mask} on ${n} tokens: ${found.pairs} visible pairs, ${share} of a causal mask's`);
+  const size_of = n === keys ? `${n} tokens` : `${n} queries and ${keys} keys`;
+  canvas.setAttribute("aria-label", `${found.mask} on ${size_of}: ${found.pairs} visible pairs, ${found.share}`);
   at("caption").textContent = `${found.mask} on ${found.sample}. Rows are queries, columns are keys.`;
   const { size, full, partial, all } = found.blocks;
   const figures = [
-    ["Visible pairs", `${found.pairs.toLocaleString("en")}, ${share} of a causal mask's`],
-    ["Tokens", n],
-    ["Look-ahead", found.ahead ? `${found.ahead.toLocaleString("en")} of the pairs` : "none"],
+    ["Visible pairs", `${found.pairs.toLocaleString("en")}, ${found.share}`],
+    n === keys ? ["Tokens", n] : ["Queries, keys", `${n}, ${keys}`],
+    ["Look-ahead", found.ahead === null ? "the sequences do not compare" : found.ahead ? `${found.ahead.toLocaleString("en")} of the pairs` : "none"],
     ["Tokens that see nothing", found.blind || "none"],
     [`Blocks of ${size} × ${size}`, `${full} full, ${partial} partial, ${all - full - partial} of ${all} empty`],
   ];
@@ -224,13 +224,15 @@ function draw(found) {
 }
 
 function describe(event) {
-  if (!last?.tokens) return;
+  if (!last?.tokens || !last.keys) return;
   const box = at("picture").getBoundingClientRect();
-  const place = (value, size) => Math.min(last.tokens - 1, Math.max(0, Math.floor((value / size) * last.tokens)));
-  const q = place(event.clientY - box.top, box.height);
-  const k = place(event.clientX - box.left, box.width);
-  const part = (token) => last.parts.filter((p) => p.start <= token && token < p.end).map((p) => p.name).join(", ");
-  const name = (letter, token) => `${letter} = ${token}${part(token) ? ` (${part(token)})` : ""}`;
+  const place = (share, size) => Math.min(size - 1, Math.max(0, Math.floor(share * size)));
+  const q = place((event.clientY - box.top) / box.height, last.tokens);
+  const k = place((event.clientX - box.left) / box.width, last.keys);
+  const name = (side, token) => {
+    const parts = last.parts[side].filter((p) => p.start <= token && token < p.end).map((p) => p.name).join(", ");
+    return `${side} = ${token}${parts ? ` (${parts})` : ""}`;
+  };
   at("caption").textContent = `${name("q", q)}, ${name("k", k)}: ${last.rows[q][k] === "#" ? "seen" : "not seen"}`;
 }
 

@@ -9,12 +9,18 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import repeat
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from plain_layout import Frame, Instance, Layout, Refused, columns_of
 
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import laid_statements
 from dcp_dsl.syntax import ast
+
+if TYPE_CHECKING:
+    from dcp_dsl.core.cross import Rectangle
+    from dcp_dsl.core.mask import Mask
+    from dcp_dsl.core.sample import Sample
 
 Value: TypeAlias = int | None  # None: undefined at this position
 Values: TypeAlias = Value | list[Value]  # of all keys alike, or one for each
@@ -93,21 +99,31 @@ def _length(node: ast.Expr) -> tuple[Any, ...]:
 
 
 class SampleFrame(Frame):
-    """A frame that lays statements out of the product's syntax tree."""
+    """A frame that lays statements out of the product's syntax tree.
+
+    With keys of another sequence it holds both, which begin at 0.
+
+    Attributes:
+        sizes: tokens of the sequences of statements, where those are not the frame.
+    """
+
+    def __init__(self, columns: dict[str, Any], start: int, end: int) -> None:
+        super().__init__(columns, start, end)
+        self.sizes: dict[object, int] = {}
 
     def written(self, file: Any, name: str) -> list[Instance]:
         """Return the instances of a name; Any: a `Statement`."""
-        source = file.segments[file.name]
+        source, size = file.segments[file.name], self.sizes.get(file, self.end)
         if not self.outer and (file, file.name) not in self.statements:
             for column in columns_of(source[1]) if source[0] == "layout" else {source[1]}:
                 if column not in self.columns:
                     raise Refused(f"segment `{file.name}` needs the column `{column}`")
             if source[0] == "layout":
-                laid = PartialLayout(source[1], file.name, self.columns, self.end)
+                laid = PartialLayout(source[1], file.name, self.columns, size)
                 self.layouts[file, file.name] = laid
                 self.statements[file, file.name] = laid.found
-            elif source[0] != "spans" and len(self.columns[source[1]]) != self.end:
-                raise Refused(f"column `{source[1]}`: expected {self.end} integers, one per token")
+            elif source[0] != "spans" and len(self.columns[source[1]]) != size:
+                raise Refused(f"column `{source[1]}`: expected {size} integers, one per token")
         return super().written(file, name)
 
 
@@ -152,12 +168,14 @@ class Reference:
     Attributes:
         frame: the sample, or an instance inside `per`.
         outer: that of the frame around.
+        rectangle: queries and keys, where they are two sequences.
         size: tokens.
         full: the row of a query that sees all keys.
     """
 
     def __init__(self, frame: Frame, outer: "Reference | None" = None) -> None:
         self.frame, self.outer = frame, outer
+        self.rectangle: Rectangle | None = None
         self.size = frame.end - frame.start
         self.full = int.from_bytes(b"\1" * self.size, "little")
         self.known: dict[Any, Any] = {}  # Any: rows, numbers and tables, by node
@@ -167,6 +185,22 @@ class Reference:
     def of(cls, columns: Mapping[str, Any], length: int) -> "Reference":
         """Return that of a whole sample."""
         return cls(SampleFrame(dict(columns), 0, length))
+
+    @classmethod
+    def of_mask(cls, mask: "Mask", sample: "Sample") -> "Reference":
+        """Return that of the sample of a mask, whose keys may be another sequence."""
+        from dcp_dsl.core.cross import Rectangle  # without numpy its imports read this module
+
+        if mask.keys is None:
+            return cls.of(sample.columns, sample.length)
+        found = Rectangle.of(mask.core, mask.keys, sample.columns, sample.length)
+        laid = {*laid_statements(mask.core), mask.keys.statement}
+        frame = SampleFrame(dict(sample.columns), 0, found.size)
+        frame.sizes = {statement_of(each): found.tokens(id(each)) for each in laid}
+        frame.sizes[statement_of(mask.keys.statement)] = found.num_kv
+        own = cls(frame)
+        own.rectangle = found
+        return own
 
     def once(self, key: Any, find: Callable[[], Any]) -> Any:
         """Return what is known, or find it; Any: as `known`."""
@@ -178,7 +212,12 @@ class Reference:
 
     def rows(self, mask: nodes.Mask) -> list[int]:
         """Return the row of every query."""
-        return [self.row(mask, q) for q in range(self.size)]
+        found = self.rectangle
+        if found is None:
+            return [self.row(mask, q) for q in range(self.size)]
+        keys = (1 << 8 * found.num_kv) - 1
+        places = range(found.first_row, found.first_row + found.num_q)
+        return [self.row(mask, q) & keys if q >= 0 and keys else 0 for q in places]
 
     def row(self, node: nodes.Mask, q: int) -> int:
         """Return the keys that a query sees."""
@@ -290,7 +329,11 @@ class Reference:
             case nodes.Outside(levels, inner):
                 return self.outside(levels, inner, q)
             case nodes.Arithmetic(op, left, right):
-                return self.arithmetic(op, self.number(left, q), self.number(right, q))
+                divisor = self.number(right, q)
+                is_bad = isinstance(divisor, int) and divisor < 1 and nodes.is_fixed(right)
+                if is_bad and op in ("//", "%"):
+                    raise Refused("a number is divided by something below 1")
+                return self.arithmetic(op, self.number(left, q), divisor)
             case nodes.Lookup(table, fact, at):
                 return self.look_up(self.facts(table, fact), at, q)
         raise AssertionError(f"no number on a sample: {type(node).__name__}")
@@ -312,12 +355,10 @@ class Reference:
         return found[before : before + self.size] if isinstance(found, list) else found
 
     def arithmetic(self, op: str, left: Values, right: Values) -> Values:
-        """Return ``left op right``, undefined where one of them is."""
+        """Return ``left op right``, undefined where one of them is, or the divisor is 0."""
         operation = ARITHMETIC[op]
         if op in ("//", "%"):
-            divisors = right if isinstance(right, list) else [right]
-            if any(value is not None and value < 1 for value in divisors):
-                raise Refused("a number is divided by something below 1")
+            right = [x or None for x in right] if isinstance(right, list) else right or None
         if not isinstance(left, list) and not isinstance(right, list):
             return None if left is None or right is None else operation(left, right)
         a: Iterable[Value] = left if isinstance(left, list) else repeat(left, self.size)
@@ -376,7 +417,8 @@ class Reference:
         if isinstance(segment, nodes.Laid):
             statement = statement_of(segment.statement)
             if statement.is_ids and segment.name == statement.name:
-                return list(self.frame.columns[statement.segments[statement.name][1]])
+                ids = self.frame.columns[statement.segments[statement.name][1]]
+                return [*ids, *[-1] * (self.frame.end - len(ids))]  # of the shorter sequence
         return None
 
     def count(self, segment: nodes.Segment) -> int:
@@ -443,9 +485,10 @@ class Reference:
             before = self.frame.start - root.frame.start
             return root.column(table)[before : before + self.size]
         if table.segment is None:
-            if len(value) != self.size:
-                raise Refused(f"column `{table.column}`: expected {self.size} values")
-            return list(value)
+            size = self.rectangle.tokens(table.column) if self.rectangle else self.size
+            if len(value) != size:
+                raise Refused(f"column `{table.column}`: expected {size} values")
+            return [*value, *[None] * (self.size - size)]
         flat = _flat(value, of_lists=table.size is not None)
         ids = self.ids(table.segment)
         if ids is not None:

@@ -61,10 +61,10 @@ def argwhere(dense: Dense) -> list[Pair]:
 def dense_mask(mask: Any, sample: Any, *, budget: Any = None) -> Dense:
     """Evaluate a mask on every pair; Any: values of the language, from modules replaced here."""
     mask.require(sample)
+    reference = _refusing(lambda: Reference.of_mask(mask, sample))
     if budget is not None:
         size = sum(1 for _ in nodes.walk(mask.core))
-        budget.spend(STEPS_PER_PAIR * sample.length * (sample.length + size))
-    reference = Reference.of(sample.columns, sample.length)
+        budget.spend(STEPS_PER_PAIR * sample.length * (reference.size + size))
     return _refusing(lambda: Dense(reference.rows(mask.core)))
 
 
