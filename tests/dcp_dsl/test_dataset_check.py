@@ -49,6 +49,12 @@ mask near = causal and q - k < row.w
 for "*" use near
 """
 
+KEYS = """
+segment cache = past[p] chunk[c]
+@keys(cache, bottom_right) mask m = {}
+for "*" use m
+"""
+
 ints = st.integers(-1, 4)
 ROWS = {
     SHARED: st.fixed_dictionaries({"q": st.none() | ints, "a": st.lists(ints, max_size=3)}),
@@ -94,6 +100,18 @@ def is_good(spec, row):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rows")
+
+
+@pytest.mark.parametrize("mask", ["causal", "causal and k in chunk", "true"])  # proved, open, leaks
+def test_every_row_of_a_mask_with_keys_of_another_sequence_is_refused(tmp_path, mask):
+    (tmp_path / "m.dcpm").write_text(KEYS.format(mask).replace("@keys", "@ahead @keys"))
+    (tmp_path / "rows.jsonl").write_text('{"len": 2, "p": 1, "c": 2}\n{"len": 1, "p": 0, "c": 2}')
+    run = CliRunner().invoke(
+        check, [str(tmp_path / "m.dcpm"), "--dataset", str(tmp_path / "rows.jsonl")]
+    )
+    assert run.exit_code == 1
+    assert run.output.count("mask `m` looks at keys of `cache`: expected a mask of one seq") == 2
+    assert "0 of 2 rows accepted" in run.output
 
 
 @settings(max_examples=150)

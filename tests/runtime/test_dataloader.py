@@ -163,6 +163,19 @@ def test_a_layout_and_tokens_that_disagree_are_refused_in_words():
         next(iter(make_loader(rows[1:], spec, rank=0, **OPTIONS)))
 
 
+@pytest.mark.parametrize("is_attached", [True, False])
+@pytest.mark.parametrize("attached", ["m", "both"])
+def test_masks_with_keys_of_another_sequence_are_refused(attached, is_attached):
+    spec = Spec.from_text(
+        "segment cache = past[past_len] chunk[chunk_len]  stack both = 1 of causal, m\n"
+        f'@keys(cache, bottom_right) mask m = causal  for "*" use {attached}'
+    )
+    rows = [{"tokens": [1, 2], "past_len": 1, "chunk_len": 2}]
+    value = spec.stack("both") if attached == "both" else spec.mask("m")
+    with pytest.raises(DatasetError, match="row 0: mask `m` looks at keys of `cache`: expected a"):
+        next(iter(make_loader(rows, spec if is_attached else value, rank=0, **OPTIONS)))
+
+
 def test_labels_do_not_cross_sequences():
     ((data, plan),) = make_loader(
         rows_of([3, 1, 2]), SPEC.mask("band"), rank=0, **{**OPTIONS, "cluster": Cluster(1, 1)}

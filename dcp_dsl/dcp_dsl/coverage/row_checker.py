@@ -83,8 +83,8 @@ class RowChecker:
         attachment: what the source is masked with.
         source: where the rows come from.
         layouts: those that the masks read, with their statements.
-        must_bind: a column spells out segments, or holds lists or values of instances, so every row
-            has to be bound to know.
+        must_bind: a column spells out segments, or holds lists or values of instances, or the keys
+            are another sequence, so every row has to be bound to know.
         known: reasons of rows decided alone, by their columns; empty for good rows.
         guard: decides a row.
     """
@@ -100,6 +100,7 @@ class RowChecker:
         found = {id(pair[0]): pair for mask in self.attachment.masks for pair in mask.layouts}
         self.layouts = tuple(found.values())
         for mask in self.attachment.masks:
+            self.must_bind |= mask.keys is not None  # the binder refuses it in words
             for _, reader in column_readers(mask.core):
                 match reader:  # only binding says whether spans, ids or lists make sense
                     case ast.Columns() | nodes.TokenColumn(size=int()):

@@ -215,8 +215,9 @@ class _Reader:
         for name in own:
             self.define(name, "local", owner)
         for decorator in mask.decorators:
-            for argument in decorator.arguments:
-                self.use(argument, {})
+            is_keys = decorator.name.text == "keys"  # whose second word is a corner
+            for segment in decorator.arguments[: 1 if is_keys else None]:
+                self.use(segment, {})
         self.expression([param.default for param in mask.params], names)
         for binding in mask.bindings:
             self.binding(binding, names)
