@@ -8,7 +8,7 @@ import pytest
 from dcp_dsl import check_report
 from dcp_dsl.language_server.completion import signature_at
 from dcp_dsl.language_server.document import Document
-from dcp_dsl.language_server.names import RenameError, references, rename
+from dcp_dsl.language_server.names import RenameError, coloured, references, rename
 from dcp_dsl.language_server.session import Checks, Session
 from dcp_dsl.syntax.parser import parse_all
 from dcp_dsl.syntax.walk import walk
@@ -156,6 +156,17 @@ def test_rename_changes_all_that_means_the_same_and_nothing_else():
     after = renamed(SMALL, places(SMALL, "question or"), "prompt")
     assert "part = prompt[q_len]" in after
     assert "k in prompt or" in after
+
+
+def test_corners_of_keys_are_no_segments():
+    text = (
+        "segment bottom_right = x[n] @keys(bottom_right, bottom_right) mask m = k in bottom_right"
+    )
+    after = renamed(text, places(text, "bottom_right"), "cache")
+    assert after == "segment cache = x[n] @keys(cache, bottom_right) mask m = k in cache"
+    document = Document(text, "<text>")
+    assert places(text, "bottom_right", 2) not in [start for start, *_ in coloured(document)]
+    assert references(document, places(text, "bottom_right", 2)) == []
 
 
 @pytest.mark.parametrize(

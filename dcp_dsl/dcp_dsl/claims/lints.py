@@ -97,7 +97,7 @@ def _used_names(scope: Scope) -> set[str] | None:
         if isinstance(statement, ast.Segment) and isinstance(statement.source, ast.Every):
             used.update(name for name, _ in mentioned_names(statement.source))
         if isinstance(statement, ast.MaskDef):
-            used.update(name.text for d in statement.decorators for name in d.arguments)
+            used.update(name.text for d in statement.decorators for name in d.segments)
     if used & {"path", "paths"}:
         used.update(tree.name.text for tree in scope.trees())
     return used

@@ -215,8 +215,7 @@ class _Reader:
         for name in own:
             self.define(name, "local", owner)
         for decorator in mask.decorators:
-            is_keys = decorator.name.text == "keys"  # whose second word is a corner
-            for segment in decorator.arguments[: 1 if is_keys else None]:
+            for segment in decorator.segments:
                 self.use(segment, {})
         self.expression([param.default for param in mask.params], names)
         for binding in mask.bindings:

@@ -274,10 +274,15 @@ class Token(Node):
 
 @dataclass(frozen=True, slots=True)
 class Decorator(Node):
-    """``@ahead``, ``@ahead(segment)``, ``@partial``."""
+    """``@ahead``, ``@ahead(segment)``, ``@partial``, ``@keys(segment, corner)``."""
 
     name: Ident
     arguments: tuple[Ident, ...]
+
+    @property
+    def segments(self) -> tuple[Ident, ...]:
+        """The arguments that name segments: all but a corner."""
+        return self.arguments[:1] if self.name.text == "keys" else self.arguments
 
 
 @dataclass(frozen=True, slots=True)
