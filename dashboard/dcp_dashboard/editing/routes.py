@@ -12,10 +12,11 @@ from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.editing.jobs import DEFAULT_LIMIT_S, Jobs
 from dcp_dashboard.editing.planning import figures
+from dcp_dashboard.editing.querying import events_arrow
 from dcp_dashboard.editing.source import whole
 from dcp_dashboard.editing.specs import batch_of, home_of
 from dcp_dashboard.editing.tasks import loss_message, make_worker
-from dcp_dashboard.library.folder import SUFFIX
+from dcp_dashboard.library.folder import SUFFIX, DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
 from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue
@@ -24,23 +25,25 @@ DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
 CHECK_LIMIT_S = 5.0
 PREVIEW_LIMIT_S = 5.0
+QUERY_LIMIT_S = 10.0
 SUGGEST_LIMIT_S = 120.0
 MOST_CHECKERS = 4
 MAX_PLAN_S = 600
 
 
 class Desk:
-    """The workers of one server: some that check and draw, one that previews, one that plans.
+    """The workers of one server: some check and draw; one each previews, plans, runs SQL.
 
     Attributes:
         checkers: processes, started when first asked.
-        previewer, planner: processes, started when first asked.
+        previewer, planner, database: processes, started when first asked.
         jobs: the plans of `planner`.
     """
 
     def __init__(self, library: PlanLibrary) -> None:
         self.checkers = [make_worker("check") for _ in range(MOST_CHECKERS)]
         self.previewer, self.planner = make_worker("plan"), make_worker("plan")
+        self.database = make_worker("query")
         self.jobs = Jobs(library, self.planner)
         self._tabs: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -60,7 +63,7 @@ class Desk:
 
     def close(self) -> None:
         """End all processes."""
-        for worker in (*self.checkers, self.previewer, self.planner):
+        for worker in (*self.checkers, self.previewer, self.planner, self.database):
             worker.close()
 
 
@@ -74,6 +77,7 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
     _add_text_routes(api, library, desk)
     _add_plan_routes(api, library, desk)
+    _add_query_route(api, library, desk)
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:
@@ -150,6 +154,20 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     @api.post("/plan/<job>/cancel")
     def cancel(job: str) -> WSGIResponse:
         return _json(desk.jobs.cancel(job).to_json())
+
+
+def _add_query_route(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
+    """Add the route that runs one SELECT over the events of a plan."""
+
+    @api.post("/query")
+    def query() -> WSGIResponse:
+        body = _request(library, "query")
+        loaded = library.load(str(body.get("plan", "")))
+        asked = {"task": "query", "sql": body.get("sql", "")}
+        try:
+            return _json(desk.database.call(asked, QUERY_LIMIT_S, blob=events_arrow(loaded))[0])
+        except WorkerOverdue as error:
+            raise DashboardError(f"{error}; ask for less, for example with WHERE") from None
 
 
 def _request(library: PlanLibrary, task: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ Request: TypeAlias = dict[str, Any]
 Answer: TypeAlias = tuple[dict[str, Any], bytes]
 
 
-def make_worker(kind: Literal["check", "plan"]) -> Worker:
+def make_worker(kind: Literal["check", "plan", "query"]) -> Worker:
     """Make a worker that loads what its kind needs in advance; each of them knows all tasks."""
     entry = f"{__name__}:start"
-    name = {"check": "the checker", "plan": "the planner"}[kind]
+    name = {"check": "the checker", "plan": "the planner", "query": "the database"}[kind]
     return Worker(WorkerProgram(entry, (kind,), memory_bytes=MAX_DATA_BYTES), name)
 
 
@@ -38,14 +38,14 @@ def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer
     return answer
 
 
-def answer(request: Request, _blob: bytes, tell: Callable[[str], None]) -> Answer:
-    """Answer a request; its key ``task`` names the task.
+def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer:
+    """Answer a request; its key ``task`` names the task, ``blob`` becomes a key of its own.
 
     Raises:
         DCPError: whatever a person can cause.
     """
     try:
-        return _TASKS[request["task"]](request, tell)
+        return _TASKS[request["task"]]({**request, "blob": blob}, tell)
     except RecursionError:
         message = "expected a shallower text: it is nested too deeply"
     except MemoryError:
@@ -96,6 +96,12 @@ def _plan(request: Request, tell: Callable[[str], None]) -> Answer:
     return make_plan(request, tell)
 
 
+def _query(request: Request, _: object) -> Answer:
+    from dcp_dashboard.editing.querying import run_query
+
+    return run_query(request), b""
+
+
 _Task: TypeAlias = Callable[[Request, Callable[[str], None]], Answer]
 """Takes the request and whom to tell the stages of a long task."""
 _TASKS: dict[str, _Task] = {
@@ -109,4 +115,5 @@ _TASKS: dict[str, _Task] = {
     "plan": _plan,
     "suggest": _suggest,
     "front": _front,
+    "query": _query,
 }

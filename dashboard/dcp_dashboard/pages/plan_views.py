@@ -1,5 +1,6 @@
 """The parts that all pages of a plan share, and its pages `/mask` and `/timeline`."""
 
+import json
 from collections.abc import Container
 
 import numpy as np
@@ -8,6 +9,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api.devices import MAX_EVENTS
 from dcp_dashboard.api.mask import mask_modes
+from dcp_dashboard.editing.querying import READY
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.metrics import plan_caption
 from dcp_dashboard.facts.sequences import count_kinds
@@ -248,12 +250,19 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
     events = html.Div(className="dcp-event-table", hidden=True)
     paths = " ".join(path_url(loaded, source) for source in loaded.traces)
     picture = canvas("dcp-timeline", " ".join(urls), "Timeline", data_path=paths)
-    main = html.Div([picture, html.Div(className="dcp-path"), events, *_memory(loaded)])
+    parts = [picture, html.Div(className="dcp-path"), events, *_memory(loaded), _query(loaded)]
+    main = html.Div(parts)
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
         hint(" ".join([*row_names(loaded), TIMELINE_HINT])),
     ]
+
+
+def _query(loaded: LoadedPlan) -> Component:
+    """Build the panel that asks the events in SQL; `page/query.ts` fills it."""
+    data = attributes(data_key=loaded.entry.key, data_ready=json.dumps(READY))
+    return html.Details([html.Summary("Events in SQL"), html.Div(className="dcp-query", **data)])
 
 
 MEMORY_LOOKS = (

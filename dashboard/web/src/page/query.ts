@@ -1,0 +1,63 @@
+// The events of a plan in SQL: a statement, ready ones to start from, and its result as a table.
+import { post } from "../api.ts";
+import { button, make, messageOf } from "../kit/dom.ts";
+import * as format from "../kit/format.ts";
+import { VirtualTable } from "../kit/table.ts";
+
+interface Result {
+  readonly columns: readonly { name: string; isNumber: boolean }[];
+  readonly rows: readonly (readonly string[])[];
+  readonly isCut: boolean;
+}
+
+export class Query {
+  private readonly key: string;
+  private readonly text = make("textarea", { rows: 6, spellcheck: false, "aria-label": "SELECT over the table events" });
+  private readonly start = button("Run", "dcp-button", () => void this.run(), { title: "Ctrl Enter" });
+  private readonly status = make("p", { role: "status", className: "dcp-muted" });
+  private readonly result = make("div");
+  private table: VirtualTable | undefined;
+
+  constructor(host: HTMLElement) {
+    this.key = host.dataset.key ?? "";
+    const ready = Object.entries(JSON.parse(host.dataset.ready ?? "{}") as Record<string, string>);
+    this.text.value = ready[0]?.[1] ?? "";
+    this.text.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.run();
+    });
+    const offered = ready.map(([name, sql]) => button(name, "dcp-quiet", () => { this.text.value = sql; void this.run(); }));
+    host.replaceChildren(make("div", { className: "dcp-tools" }, ...offered), this.text,
+      make("div", { className: "dcp-tools" }, this.start, this.status), this.result);
+  }
+
+  resize(): void { this.table?.fill(); }
+
+  private async run(): Promise<void> {
+    if (this.start.disabled) return;
+    this.start.disabled = true;
+    this.say("running");
+    try {
+      this.show(await post<Result>("/api/edit/query", { plan: this.key, sql: this.text.value }));
+    } catch (error) {
+      this.say(messageOf(error), "dcp-bad");
+      this.result.replaceChildren();
+    }
+    this.start.disabled = false;
+  }
+
+  private show({ columns, rows, isCut }: Result): void {
+    this.say(isCut ? `the first ${format.count(rows.length)} rows` : `${format.count(rows.length)} rows`);
+    this.table = new VirtualTable({
+      label: "Result", order: undefined, size: rows.length, cells: (n) => rows[n],
+      heads: columns.map(({ name, isNumber }) => ({ name, text: name, isNumber, isPlain: true })),
+      chosen: () => -1, choose: () => undefined, sort: () => undefined,
+    });
+    this.result.replaceChildren(this.table.box);
+    this.table.fill();
+  }
+
+  private say(text: string, className = "dcp-muted"): void {
+    this.status.textContent = text;
+    this.status.className = className;
+  }
+}
