@@ -262,7 +262,8 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
 def _query(loaded: LoadedPlan) -> Component:
     """Build the panel that asks the events in SQL; `page/query.ts` fills it."""
     data = attributes(data_key=loaded.entry.key, data_ready=json.dumps(READY))
-    return html.Details([html.Summary("Events in SQL"), html.Div(className="dcp-query", **data)])
+    parts = [html.Summary("Events in SQL"), html.Div(className="dcp-query", **data)]
+    return html.Details(parts, className="dcp-definitions")
 
 
 MEMORY_LOOKS = (

@@ -12,7 +12,7 @@ interface Result {
 
 export class Query {
   private readonly key: string;
-  private readonly text = make("textarea", { rows: 6, spellcheck: false, "aria-label": "SELECT over the table events" });
+  private readonly text = make("textarea", { rows: 9, spellcheck: false, "aria-label": "SELECT over the table events" });
   private readonly start = button("Run", "dcp-button", () => void this.run(), { title: "Ctrl Enter" });
   private readonly status = make("p", { role: "status", className: "dcp-muted" });
   private readonly result = make("div");
