@@ -90,7 +90,11 @@ class File:
 
 
 def build(number: int) -> Plan:
-    """Place a batch at random, so that every kind of transfer and passing on occurs."""
+    """Place a batch at random, so that every kind of transfer and passing on occurs.
+
+    Half of the plans let go of blocks and receive them again. In the others, blocks cross through
+    devices that do not need them: one device of each node has all data and tiles.
+    """
     text, samples, shape, groups = SPECS[number]
     spec = Spec.from_text(text)
     (batch,) = batch_of_samples(spec, spec.mask("m"), samples, 6)
@@ -102,7 +106,11 @@ def build(number: int) -> Plan:
     if number < 2:
         schedule = streamed(workload, placement)
     else:
+        near = placement.device_of_data // 2 * 2, placement.device_of_compute // 2 * 2
+        placement = Placement(*near, head_groups=groups)
         schedule = make_schedule(workload, placement, cluster, PlanConfig(divisions=3))
+        manner = Manner("node", is_frugal=number == 2, is_striped=True)
+        schedule = replace(schedule, manners=(manner, manner))
     plan = assemble(workload, cluster, placement, schedule, "any")
     return replace(plan, provenance=batch.provenance)
 

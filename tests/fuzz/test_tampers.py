@@ -9,6 +9,7 @@ import tamper_fuzz
 
 from dcp_planner.plan import validation
 
+SIDES = ("kv_block", "q_block")  # of tiles, by the kind of their inputs
 CONTRACT = Path(__file__).parents[2] / "docs" / "dcpplan.md"
 
 
@@ -34,6 +35,20 @@ def test_half_of_the_plans_that_are_tampered_with_receive_blocks_twice():
         ]
         twice.append(len(set(places)) < len(places))
     assert twice == [True, True, False, False]
+
+
+def test_the_others_pass_inputs_on_through_devices_that_do_not_need_them():
+    passing = []
+    for number in range(len(plan_file_rows.SPECS)):
+        tables = plan_file_rows.base(number).tables
+        read = {(row["device"], row[s], k) for row in tables["tiles"] for k, s in enumerate(SIDES)}
+        passing.append({
+            (row["is_backward"], row["kind"])
+            for row in tables["transfers"]
+            if row["kind"] < 2 and (row["target"], row["block"], row["kind"]) not in read
+        })  # fmt: skip
+    assert passing[:2] == [set(), set()]
+    assert set.union(*passing[2:]) == {(way, kind) for way in (False, True) for kind in (0, 1)}
 
 
 def test_the_first_tampers_are_refused_or_harmless():

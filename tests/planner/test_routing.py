@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from dcp_planner import Cluster, ModelShape, PlanError, TransferKind, validate
+from dcp_planner.causes.alternatives import PlanInputs
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
+from dcp_planner.schedule import emission
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.schedule.routing import find_needs
@@ -39,7 +41,7 @@ def test_gateways_share_the_bytes_of_queries_and_keys(masks):
     assert gateways[1] == gateways[2] != gateways[0]
 
 
-def striped_plan(masks):
+def striped_plan(masks, is_striped=(True, True)):
     """Device 0 owns four blocks, device 1 none that it needs; device 2 computes with all of them.
 
     Half of the keys, and of the queries that device 2 computes with, leave by the port of device 1.
@@ -52,8 +54,8 @@ def striped_plan(masks):
     device[(q == 4) & (kv < 4)] = 0
     division = (owner[q] != device) | (owner[kv] != device)
     cluster = Cluster(nodes=2, devices_per_node=2, devices=((1.0, 1.0), (1.0,)))
-    manner = Manner("node", is_striped=True)
-    schedule = Schedule(*2 * (division.astype(np.int32),), (manner, manner))
+    manners = tuple(Manner("node", is_striped=choice) for choice in is_striped)
+    schedule = Schedule(*2 * (division.astype(np.int32),), manners)
     return assemble(workload, cluster, Placement(owner, device), schedule, "striped")
 
 
@@ -95,3 +97,34 @@ def test_a_relay_that_loses_results_or_serves_nobody_is_refused(masks):
     columns = columns_of(table) | {"source": np.where(behind, 0, table.source).astype(np.int32)}
     with pytest.raises(PlanError, match="every transfer is needed by a tile"):
         validate(replace(plan, transfers=replace(table, **columns)))
+
+
+def test_a_relay_that_has_nothing_to_send_home_is_refused(masks, monkeypatch):
+    """Results go straight to the owner; devices that only pass inputs on send what nobody added."""
+    owner, rows_of = striped_plan(masks).blocks.owner, emission._rows_of
+
+    def straight(*arguments):
+        inputs, *results = rows_of(*arguments)
+        return [inputs] + [
+            replace(rows, target=owner[rows.block], hop=0 * rows.hop, freed=rows.freed + 99)
+            for rows in results
+        ]
+
+    monkeypatch.setattr(emission, "_rows_of", straight)
+    with pytest.raises(PlanError, match="a result takes sums home: no tile and no partial adds"):
+        validate(striped_plan(masks))
+
+
+@pytest.mark.parametrize("is_striped", [(True, True), (True, False), (False, True)])
+def test_a_plan_that_is_launched_early_keeps_the_ways_of_each_direction(masks, is_striped):
+    plan = striped_plan(masks, is_striped)
+    early = PlanInputs.of(plan).launched_early()
+    ways = [
+        set(zip(t.is_backward, t.kind, t.block, t.source, t.target, strict=True))
+        for t in (plan.transfers, early.transfers)
+    ]
+    assert ways[0] == ways[1]
+    relays = plan.transfers.is_backward[relayed(plan)]
+    assert set(relays) == {
+        way for way, choice in zip((False, True), is_striped, strict=True) if choice
+    }

@@ -9,6 +9,11 @@ import pytest
 import torch
 from dense_blocks import slabs_of, sparsity_of
 
+from dcp_planner import Plan
+from dcp_planner.causes.alternatives import workload_of
+from dcp_planner.model.placement import Placement
+from dcp_planner.schedule.divisions import Manner, Schedule
+from dcp_planner.schedule.emission import assemble
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Recorder
@@ -158,7 +163,16 @@ def lab() -> SimpleNamespace:
         run_in_threads=run_in_threads,
         summed_terms=summed_terms,
         dense_of=dense_of,
+        striped=striped,
     )
+
+
+def striped(plan: Plan, *, is_frugal: bool = False) -> Plan:
+    """Let the blocks of a plan cross between nodes through the ports of all devices."""
+    tiles, manner = plan.tiles, Manner("node", is_frugal, is_striped=True)
+    schedule = Schedule(tiles.division, tiles.backward_division, (manner, manner))
+    placement = Placement(plan.blocks.owner, tiles.device)
+    return assemble(workload_of(plan), plan.cluster, placement, schedule, "striped")
 
 
 @pytest.fixture(scope="session")

@@ -94,6 +94,7 @@ def test_receive_buffers_take_the_bytes_that_the_plan_states(lab):
         plan_of(lab, masks, 16, 4, "static:zigzag"),
         plan_of(lab, masks, 16, 4, "kahypar"),
         routed_plan(lab, masks, 2, 2, "static:zigzag"),
+        lab.striped(routed_plan(lab, masks, 2, 2, "native"), is_frugal=True),
     ]
     for plan in plans:
         stated = receive_buffer_bytes(plan)

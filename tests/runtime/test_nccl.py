@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
 from dcp_runtime.transport import group_store, group_transport, nccl_transport
@@ -214,6 +214,23 @@ def test_plans_run_on_communicators_that_keep_the_order(
     masks = [lab.masks["full"](130), lab.masks["blind_rows"](40)]
     config = PlanConfig(partitioner, **options)
     plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), cluster, config)
+    check(lab, on_ranks, plan, masks, wrap)
+
+
+@pytest.mark.parametrize("is_frugal", [False, True])
+def test_two_hops_behind_the_first_in_one_division_do_not_stand_still(lab, on_ranks, is_frugal):
+    masks, config = [lab.masks["causal"](170)], PlanConfig("static:zigzag", divisions=2)
+    plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), Cluster(2, 4), config)
+    plan = lab.striped(plan, is_frugal=is_frugal)
+    table = plan.transfers
+    for is_result in (False, True):
+        chosen = (table.kind >= TransferKind.OUT) == is_result
+        assert set(table.hop[chosen & (table.division == 1)]) == {0, 1, 2}
+    check(lab, on_ranks, plan, masks)
+
+
+def check(lab, on_ranks, plan, masks, wrap=None):
+    """Run a plan of 170 tokens, two layers, and compare it with eager attention."""
     q, kv, dout = lab.random_qkv(1, 170, 4, 2, 8, torch.float32)
 
     def work(transport):

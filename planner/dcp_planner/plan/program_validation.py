@@ -340,6 +340,11 @@ class _Places:
         )
         merged = results[visits.merged_into[results] >= 0]
         into = visits.merged_into[merged]
+        is_empty = (self.last[visits.input_of[results]] < 0) & ~np.isin(results, into)
+        self._report(
+            results[is_empty],
+            "a result takes sums home: no tile and no partial adds to {x}",
+        )
         self._report(
             into[self.launch[0, into] <= self.reduction[merged]],
             "a result leaves after all partials merged into it: {x} is launched too early",
