@@ -1,17 +1,22 @@
 """The main job: one command, from documents to verified runs."""
 
+import asyncio
 import encodings
+import importlib
 import json
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
+from typing import cast
 
 import pytest
 from click.testing import CliRunner
 from rich.console import Console
 
 from dcp_dashboard.demo import pipeline
+from dcp_dashboard.demo.documents import read_documents
 from dcp_dashboard.demo.pipeline import methods, planned_setting
 from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
 from dcp_dashboard.demo.tables import print_report, summary
@@ -29,7 +34,8 @@ def test_demo_verifies_four_masks_and_leaves_readable_plans(tmp_path: Path, monk
     assert (setting.tokens, setting.cluster.num_devices) == (131_072, 32)
     small = replace(setting, tokens=8192, cluster=preset("a100-p4de", 2, 4))
     monkeypatch.setattr(pipeline, "planned_setting", lambda: small)
-    few = pipeline.read_documents(Path(encodings.__file__).parent)
+    # Enough files that batches are filled, whichever files a Python has.
+    few = [d for p in (asyncio, encodings, importlib) for d in read_documents(folder_of(p))]
     monkeypatch.setattr(pipeline, "read_documents", lambda: few)
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(dcpm, DEMO, catch_exceptions=False)
@@ -46,6 +52,10 @@ def test_demo_plans_131072_tokens_in_a_process_of_its_own(tmp_path: Path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     check(done.stdout, done.stderr, tmp_path, 131_072)
+
+
+def folder_of(package: ModuleType) -> Path:
+    return Path(cast(str, package.__file__)).parent
 
 
 def check(out: str, err: str, folder: Path, tokens: int) -> None:
