@@ -14,7 +14,7 @@ export function svgOf(view: Drawn): string {
   const { width, height, area, pixels } = view.layers;
   const pen = view.layers.record(() => view.drawMarks());
   const image = `<image x="${area.left}" y="${area.top}" width="${area.width}" height="${area.height}" preserveAspectRatio="none" `
-    + `style="image-rendering: pixelated" href="${pixels.toDataURL("image/png")}"/>`;
+    + `style="image-rendering: pixelated" href=${JSON.stringify(pixels.toDataURL("image/png"))}/>`;
   return `<svg xmlns="${NAMESPACE}" width="${width}" height="${height}" viewBox="0 0 ${width} ${height}">`
     + `<rect width="100%" height="100%" fill="${themeColour("--panel")}"/>${image}${pen.parts.join("")}</svg>\n`;
 }
