@@ -52,6 +52,7 @@ export class Query {
       heads: columns.map(({ name, isNumber }) => ({ name, text: name, isNumber, isPlain: true })),
       chosen: () => -1, choose: () => undefined, sort: () => undefined,
     });
+    this.result.style.setProperty("--columns", String(columns.length));
     this.result.replaceChildren(this.table.box);
     this.table.fill();
   }
