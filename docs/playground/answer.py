@@ -162,7 +162,7 @@ def _parts(mask: Mask, reference: Reference) -> dict[str, list[dict[str, Any]]]:
     for segment in laid:
         own = "qk"
         if found is not None and found.facts is not None:
-            own = "k" if segment is laid[0] or id(segment) in found.facts else "q"
+            own = "k" if segment is laid[0] or segment in found.facts else "q"
         names = [segment.name.text]
         if isinstance(segment.source, ast.Layout):
             names = [part.name.text for part in segment.source.parts if part.name] or names

@@ -196,7 +196,7 @@ class Reference:
         found = Rectangle.of(mask.core, mask.keys, sample.columns, sample.length)
         laid = {*laid_statements(mask.core), mask.keys.statement}
         frame = SampleFrame(dict(sample.columns), 0, found.size)
-        frame.sizes = {statement_of(each): found.tokens(id(each)) for each in laid}
+        frame.sizes = {statement_of(each): found.tokens(each) for each in laid}
         frame.sizes[statement_of(mask.keys.statement)] = found.num_kv
         own = cls(frame)
         own.rectangle = found

@@ -177,6 +177,10 @@ def test_a_claim_on_aligned_sequences_is_proved_for_every_token_of_the_keys():
         ("@keys(s) mask a = flag.count == 2", "this counts instances of queries or of keys"),
         ("@keys(s, bottom_right) mask a = q in f", "`f` is no part of `s`, which lays the keys"),
         ("@keys(r) mask a = k in x", "`r` asks for the length of the sample"),
+        (
+            "@keys(s, top_left) @ahead(f) mask a = true",
+            "`f` is no part of `s`, which lays the keys",
+        ),
         ("@keys(e) mask a = k in e", "`e` lays out no sequence"),
         ("@keys(m) mask a = k in e", "`m` lays out no sequence"),
         ("@keys(s) mask b = k in e  mask a = b and causal", "`b` looks at keys of `s`"),
@@ -203,6 +207,37 @@ def test_unknown_corners_and_missing_layouts_name_the_way_out():
         ("E101", "did you mean `bottom_right`?"),
         ("E106", "write `@keys(source)`, or `@keys(cache, bottom_right)` where positions compare"),
     ]
+
+
+@pytest.mark.parametrize("second", ["@keys(s)", "@keys(t)", "@keys(s, bottom_right)"])
+def test_a_mask_has_one_sequence_of_keys(second):
+    (found,) = check(f"segment s = e[n]  segment t = f[m]  @keys(s) {second} mask a = k in e")
+    assert (found.code, found.column) == ("E108", 46)
+
+
+def test_keys_of_a_constant_length_want_a_sample_of_queries():
+    (found,) = check("segment s = e[4]  @keys(s) mask a = k in e")
+    assert (found.code, found.message) == (
+        "W293", "whether every token sees something is not tested: no sample gives a length"
+    )  # fmt: skip
+
+
+def test_lists_of_tokens_are_tried_at_a_corner():
+    text = "segment s = e[n] token sel[2] @keys(s, bottom_right) mask a = k in q.sel and causal"
+    assert [d.code for d in check(text)] == ["W293"]  # made-up lists prove nothing
+
+
+def test_a_layout_written_twice_is_one_sequence():
+    """A text that says what the library's mask says may be compared with it, or call it."""
+    text = """segment target = sentence[target_lens]*  segment source = phrase[source_lens]*
+    @keys(source) @partial mask own = q.sentence == k.phrase
+    @keys(source) @partial mask two = cross
+    sample s(target_lens = [1, 2], source_lens = [2, 1])
+    check own equals cross on s  check cross equals two on s"""
+    assert [v.outcome for v in check_report(text).verdicts] == ["tested", "tested"]
+    columns = {"target_lens": [1, 2], "source_lens": [2, 1]}
+    expected = [[1, 1, 0], [0, 0, 1], [0, 0, 1]]
+    assert both(text, columns, 3, "two").astype(int).tolist() == expected
 
 
 def test_the_picture_has_other_kinds_of_tokens_on_each_side():

@@ -138,15 +138,18 @@ def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
             hint = did_you_mean(decorator.name.text, _DECORATORS) or known
             message = f"unknown decorator `@{decorator.name.text}`"
             checker.report("E101", message, decorator.name.span, hint)
-        segments = decorator.arguments
         if decorator.name.text == "keys":
-            segments = _check_keys(decorator, checker)
-        for argument in segments:
-            checker.segment_name(argument, {})
+            _check_keys(decorator, checker)
+    for doubled in [d for d in mask.decorators if d.name.text == "keys"][1:]:
+        message = "`@keys` stands twice before one mask, which has one sequence of keys"
+        checker.report("E108", message, doubled.span, "remove one of them")
+    named = [checker.segment_name(s, {}) for d in mask.decorators for s in d.segments]
     body = checker.read(mask)
     keys = keys_of_mask(mask, checker.scope)
     if body is not None and keys is not None and not checker.found:
-        check_sides(body.core, mask.value.span, keys, checker)
+        allowed = [nodes.Same(segment) for segment in named if keys.alignment]  # by `@ahead(S)`
+        core = nodes.And((body.core, *allowed), place=body.core.place)
+        check_sides(core, mask.value.span, keys, checker)
     if checker.scope.masks[mask.name.text] is mask:
         checker.scope.bodies.setdefault(mask.name.text, body)
     for node in walk(mask.value):
@@ -154,12 +157,12 @@ def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
             _check_cover(node, mask, checker)
 
 
-def _check_keys(decorator: ast.Decorator, checker: ExpressionChecker) -> tuple[ast.Ident, ...]:
-    """Check `@keys(S)` and `@keys(S, corner)`; return what must name a segment."""
+def _check_keys(decorator: ast.Decorator, checker: ExpressionChecker) -> None:
+    """Check `@keys(S)` and `@keys(S, corner)`."""
     if not 1 <= len(decorator.arguments) <= 2:
         hint = "write `@keys(source)`, or `@keys(cache, bottom_right)` where positions compare"
         checker.report("E106", "`@keys` takes a layout, and perhaps a corner", decorator.span, hint)
-        return ()
+        return
     name, *corner = decorator.arguments
     for word in corner:
         if word.text not in ALIGNMENTS:
@@ -176,7 +179,6 @@ def _check_keys(decorator: ast.Decorator, checker: ExpressionChecker) -> tuple[a
             message = f"`{name.text}` asks for the length of the sample, which is that of queries"
             hint = "give the part a column: `source[source_len]`"
             checker.report("E126", message, name.span, hint)
-    return (name,)
 
 
 def check_sides(

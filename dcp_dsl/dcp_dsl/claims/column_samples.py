@@ -229,7 +229,7 @@ def _draw(
             return [0] * length if is_uniform else _stretches(values, length, rng)
         case "token" if kind.size is not None:
             # Small numbers mean most: as many as the longest tiles of the mask leave.
-            values = [-1, *range((length - 1) // max(1, *literals) + 1)]
+            values = [-1, *range((length - 1) // max([1, *literals]) + 1)]
             drawn = _stretches(values, kind.size * length, rng)
             return [drawn[at : at + kind.size] for at in range(0, len(drawn), kind.size)]
         case "token":

@@ -286,7 +286,8 @@ def _report_untested(claim: _Claim, tried: Tried, subject: _Subject, testing: Te
         kinds = column_kinds(mask.core)
         unknown = [column for column in sorted(mask.columns) if column not in kinds]
         open_ = [column for column, kind in sorted(kinds.items()) if kind.is_open]
-        reason = f"no sample gives {' and '.join(f'`{c}`' for c in open_ or unknown)}"
+        wanted = " and ".join(f"`{column}`" for column in open_ or unknown)
+        reason = f"no sample gives {wanted or 'a length'}"
         given = "".join(f"{column} = ..., " for column in sorted(mask.columns))
         hint = f"add `sample tiny({given}len = ...)` as in your data, or {claim.way_out}"
     if tried.failure is not None:

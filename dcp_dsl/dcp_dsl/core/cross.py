@@ -23,7 +23,7 @@ class Rectangle:
         num_q, num_kv: tokens of both sequences.
         first_row: the row of the square that is query 0.
         size: tokens of the square.
-        facts: of the keys: statements by identity, and columns of tokens; None for all.
+        facts: of the keys: statements, and columns of tokens; None for all.
     """
 
     num_q: int

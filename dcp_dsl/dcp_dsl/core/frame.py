@@ -387,13 +387,13 @@ class Frame:
                 }
             elif isinstance(statement.source, ast.Layout):
                 self.laid[key], self.trees[key] = bind_layout(
-                    statement, statement.source, self.columns, self.tokens(key)
+                    statement, statement.source, self.columns, self.tokens(statement)
                 )
             else:
                 assert isinstance(statement.source, ast.Columns), (
                     "tiles are cut where they are used"
                 )
                 self.laid[key] = bind_columns(
-                    statement, statement.source, self.columns, self.tokens(key)
+                    statement, statement.source, self.columns, self.tokens(statement)
                 )
         return self.laid[key]

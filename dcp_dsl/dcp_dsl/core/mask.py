@@ -55,7 +55,7 @@ class Mask:
     def segments(self) -> tuple[ast.Segment, ...]:
         """The segment statements that the mask reads of the queries' sequence."""
         keys = None if self.keys is None else self.keys.statement
-        return tuple(s for s in laid_statements(self.core) if s is not keys)
+        return tuple(s for s in laid_statements(self.core) if s != keys)
 
     @property
     def layouts(self) -> tuple[tuple[ast.Segment, ast.Layout], ...]:

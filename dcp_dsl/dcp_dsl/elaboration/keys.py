@@ -29,7 +29,9 @@ class KeySequence:
 
 
 def facts_of_keys(core: nodes.Mask, keys: KeySequence) -> frozenset[object]:
-    """Return the statements (by identity) and token columns that a mask reads at keys.
+    """Return the statements and token columns that a mask reads at keys.
+
+    Equal statements of two texts, such as one of the library, lay out the same sequence.
 
     With an alignment all facts belong to the sequence of the keys.
 
@@ -60,7 +62,7 @@ class _Facts:
 
     def expect_keys(self, node: nodes.Laid) -> None:
         """Refuse a layout of the queries where both tokens are of the keys' sequence."""
-        is_own = node.statement is self.keys.statement
+        is_own = node.statement == self.keys.statement
         if isinstance(node.statement.source, ast.Layout) and not is_own:
             self.fail(
                 node.place, f"`{node.name}` is no part of `{self.name}`, which lays the keys out",
@@ -110,9 +112,9 @@ class _Facts:
                 self.fail(place, "tiles could be cut from the queries or from the keys", hint)
             case nodes.Laid(statement, name):
                 if isinstance(statement.source, ast.Layout):
-                    is_key = statement is self.keys.statement
-                    self.sides[id(statement)] = "k" if is_key else "q"
-                self.note(id(statement), side, f"`{name}`", place)
+                    is_key = statement == self.keys.statement
+                    self.sides[statement] = "k" if is_key else "q"
+                self.note(statement, side, f"`{name}`", place)
 
     def note(self, fact: object, side: nodes.Side, what: str, place: nodes.Place) -> None:
         """Refuse a fact that is read at both sides."""
