@@ -15,10 +15,13 @@ segment photo = [photo_lens]*
 token rank
 segment run = every 64
 column chosen[16] in run
+column photo_width in photo
 mask packed = causal per doc
 segment doc = [doc_lens]*
 mask patches = same(photo) and abs(y(q) - y(k)) <= 3 and abs(x(q) - x(k)) <= 3
   where y(t) = t.photo.pos // 32, x(t) = t.photo.pos % 32
+mask sized_patches = same(photo) and abs(y(q) - y(k)) <= 3 and abs(x(q) - x(k)) <= 3
+  where y(t) = t.photo.pos // t.photo.photo_width, x(t) = t.photo.pos % t.photo.photo_width
 mask global_tokens = local(256) or q in is_global or k in is_global
 mask topics = causal and same(topic)
 mask selected = causal and k // 64 in q.run.chosen
@@ -69,6 +72,7 @@ CASES = (
     *_library(),
     Case("qk_sparse, 70 % random flags", "qk_sparse", 300),
     Case("2-D windows in 256 images of 512 tokens", "patches", 200),
+    Case("the same in images 8 to 64 wide", "sized_patches", 200),
     Case("window, 2 % random global tokens", "global_tokens", 100),
     Case("1,000 random ids", "topics", 100),
     Case("10,000 documents", "packed", 20, VERY_LONG, 1024),
@@ -151,6 +155,7 @@ _DRAW: dict[str, Draw] = {
     "rejected_len": lambda n, rng: n - n // 4 - n // 2,
     "passage_lens": lambda n, rng: _cut(n - n // 8, 10, rng),
     "photo_lens": lambda n, rng: [512] * (n // 512),
+    "photo_width": lambda n, rng: rng.choice([8, 16, 32, 64], n // 512).tolist(),
     "evict": lambda n, rng: (np.arange(n) + rng.integers(1, n // 4, n)).tolist(),
     "subtree_end": _tree, "keep_q": _flags(0.7), "keep_k": _flags(0.7),
     "global_token": _flags(0.02), "topic_id": lambda n, rng: rng.integers(0, 1000, n).tolist(),
