@@ -17,6 +17,7 @@ from dcp_planner import Plan, Trace, TransferKind
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_planner.tables import (
     DeviceMemory,
+    Reduction,
     accumulator_bytes,
     expand_head_groups,
     find_feeders,
@@ -113,16 +114,27 @@ def _ends_of_attention(plan: Plan, trace: Trace) -> Ints:
 
 
 def _merged(plan: Plan, trace: Trace) -> Ints:
-    """Find when each result was merged: by the first reduction after it arrived, int64 ``[X]``."""
+    """Find when each result was merged: by its reduction, or the first like it, int64 ``[X]``."""
     transfers = plan.transfers
-    merged = np.zeros(len(transfers), np.int64)
+    merged, division = (np.zeros(len(transfers), np.int64) for _ in range(2))
+    for program in (*plan.forward, *plan.backward):
+        for step in program.instructions:
+            if isinstance(step, Reduction):
+                division[list(step.transfers)] = step.division
     events = np.flatnonzero((trace.lane == RECEIVE) & (trace.transfer >= 0))
     events = events[transfers.kind[trace.transfer[events]] >= TransferKind.OUT]
     reductions = np.flatnonzero(trace.kind == _REDUCTION)
-    for device in range(plan.num_devices):
-        of = reductions[trace.device[reductions] == device]
-        of = of[np.argsort(trace.start_ns[of])]
-        here = events[trace.device[events] == device]
+    reductions = reductions[np.argsort(trace.start_ns[reductions])]
+    span = 1 + max(int(division.max(initial=0)), int(trace.division[reductions].max(initial=0)))
+
+    def place(at: Ints, of: Ints) -> Ints:
+        way = trace.device[at].astype(np.int64) * 2 + trace.is_backward[at]
+        return np.asarray(way * span + of)
+
+    places = place(reductions, trace.division[reductions].astype(np.int64))
+    wanted = place(events, division[trace.transfer[events]])
+    for one in np.unique(places):
+        of, here = reductions[places == one], events[wanted == one]
         at = np.searchsorted(trace.start_ns[of], trace.end_ns[here])
         found = at < len(of)
         rows = trace.transfer[here[found]]

@@ -8,7 +8,20 @@ import pytest
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.devices import memory_payload
 from dcp_dashboard.facts.memory import memory_over_time
-from dcp_planner import LANES, TransferKind, simulate
+from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_planner import (
+    LANES,
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    TransferKind,
+    build_plan,
+    simulate,
+)
+from dcp_planner.causes.alternatives import workload_of
+from dcp_planner.model.placement import Placement
+from dcp_planner.schedule.divisions import Manner, Schedule
+from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_planner.tables import Reduction, measure_memory
 
@@ -113,7 +126,25 @@ def lives(plan, trace):
         yield device, start, max(ends), size
 
 
-def test_buffers_hold_what_has_come_and_is_still_needed(small_plan):
+def causal_170():
+    mask = Spec.from_text("mask causal_ = causal").mask("causal_")
+    return block_sparsity([mask.bind(Sample({}, 170))], 16, 16)
+
+
+def striped(plan):
+    """Let blocks cross through all ports: devices merge partial results twice in a division."""
+    tiles, manner = plan.tiles, Manner("node", is_striped=True)
+    schedule = Schedule(tiles.division, tiles.backward_division, (manner, manner))
+    placement = Placement(plan.blocks.owner, tiles.device)
+    return assemble(workload_of(plan), plan.cluster, placement, schedule, "striped")
+
+
+@pytest.mark.parametrize("is_striped", [False, True])
+def test_buffers_hold_what_has_come_and_is_still_needed(small_plan, is_striped):
+    if is_striped:
+        config = PlanConfig("static:zigzag", divisions=3)
+        cluster = Cluster(nodes=2, devices_per_node=4)
+        small_plan = striped(build_plan(causal_170(), ModelShape(4, 2, 8, 4), cluster, config))
     slow = replace(small_plan.cluster, copy_bytes_per_s=1e10, kernel_launch_s=1e-6)
     small_plan = replace(small_plan, cluster=slow)
     trace = simulate(small_plan)
