@@ -1,7 +1,6 @@
 """Turn bounds and lists into slabs: ``low(q) <= g(k) <= high(q)``, ``k // 64 in q.chosen``.
 
-On a run of keys where g rises, the keys with ``g(k) <= t`` are a prefix whose end is a function of
-t. So g is cut into stretches on which it rises or falls.
+g is cut into runs of keys on which it rises or falls (`runs`).
 """
 
 from dataclasses import dataclass, replace
@@ -19,157 +18,11 @@ from dcp_dsl.symbolic.piecewise import (
     sorted_unique,
 )
 from dcp_dsl.symbolic.region import MAX_CELLS, MAX_PAIRS, Region
+from dcp_dsl.symbolic.runs import Runs
 from dcp_dsl.symbolic.shortcuts import trimmed
 
 MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 MAX_JOBS = MAX_CELLS // 2
-LEAST = -(2**60)  # numbers stay far above
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Runs:
-    """Runs of keys ``[start, end)`` in order, and how many of their keys have values up to t.
-
-    Attributes:
-        start, end: int64 ``[R]``, keys.
-        sign: int64 ``[R]``, 1 where the function rises, -1 where it falls; levels are of
-            ``sign * function``, which always rises.
-        levels: int64 ``[L]``, values at which the prefix changes, rising in each run; the first
-            one of a run is smaller than all numbers.
-        ends: int64 ``[L]``, end of the prefix with values up to the level.
-        slopes: int64 ``[L]``, growth of the end per unit of t behind the level, 0 or 1.
-        values: int64 ``[V]``, the distinct levels, rising.
-        keys: int64 ``[L]``, ``run * (V + 1) + index of the level in values``.
-    """
-
-    start: Ints
-    end: Ints
-    sign: Ints
-    levels: Ints
-    ends: Ints
-    slopes: Ints
-    values: Ints
-    keys: Ints
-
-    @classmethod
-    def of(cls, function: Piecewise, breaks: Ints) -> "Runs":
-        """Cut a function into runs; none goes past a break, given as rising positions."""
-        if len(breaks):
-            function = function.cut(breaks)
-        starts, ends, values, slopes = _defined_pieces(function)
-        slopes = np.where(ends - starts > 1, slopes, 0)
-        if len(starts) == 0:
-            return cls(*(np.empty(0, np.int64) for _ in range(8)))
-        is_new = _run_starts(starts, ends, values, slopes, breaks)
-        begin = np.flatnonzero(is_new)
-        run = np.cumsum(is_new) - 1
-        last = np.append(begin[1:], len(starts)) - 1
-        final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
-        sign = np.where(final < values[begin], -1, 1)
-        run_end = ends[last]
-        steps = _levels(starts, ends, sign[run] * values, sign[run] * slopes, run)
-        return cls._of_levels(starts[begin], run_end, sign, *steps)
-
-    @classmethod
-    def _of_levels(
-        cls, start: Ints, end: Ints, sign: Ints, run: Ints, levels: Ints, ends: Ints, slopes: Ints
-    ) -> "Runs":
-        first = np.searchsorted(run, np.arange(len(start))) + np.arange(len(start))
-        is_level = np.ones(len(levels) + len(start), np.bool_)
-        is_level[first] = False
-
-        def behind(own: Ints | int, column: Ints) -> Ints:
-            merged = np.empty(len(is_level), np.int64)
-            merged[first], merged[is_level] = own, column
-            return merged
-
-        levels, ends, slopes = behind(LEAST, levels), behind(start, ends), behind(0, slopes)
-        if len(start) == 1:
-            return cls(start, end, sign, levels, ends, slopes, levels, levels)
-        run = behind(np.arange(len(start)), run)
-        values = sorted_unique(levels)
-        keys = run * (len(values) + 1) + np.searchsorted(values, levels)
-        return cls(start, end, sign, levels, ends, slopes, values, keys)
-
-    def __len__(self) -> int:
-        return len(self.start)
-
-    def count_levels(self, run: Ints, t: Ints) -> Ints:
-        """Count the levels of all runs before, and of this one up to t."""
-        rank = np.searchsorted(self.values, t, side="right")
-        if len(self.start) == 1:
-            return rank
-        return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
-
-    def ends_at(self, run: Ints, t: Ints) -> Ints:
-        """Return the end of the run's keys with value up to t, its start if there is none."""
-        at = self.count_levels(run, t) - 1
-        found = t - self.levels[at]
-        found *= self.slopes[at]
-        found += self.ends[at]
-        return found
-
-
-def _defined_pieces(function: Piecewise) -> tuple[Ints, Ints, Ints, Ints]:
-    starts, lengths, kept = function.starts, function.lengths, function.is_defined
-    if kept.all():
-        return starts, starts + lengths, function.values, function.slopes
-    return starts[kept], (starts + lengths)[kept], function.values[kept], function.slopes[kept]
-
-
-def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: Ints) -> Bools:
-    """Mark the pieces that begin a run."""
-    is_new = np.ones(len(starts), np.bool_)
-    if len(starts) == 1:
-        return is_new
-    is_new[1:] = starts[1:] != ends[:-1]
-    if len(breaks):
-        is_new |= np.isin(starts, breaks)
-    jumps = values[1:] - (values + slopes * (ends - starts - 1))[:-1]
-    rises, falls = slopes > 0, slopes < 0
-    # A stretch may rise or fall as a whole; one that does both is cut before every fall.
-    bad_up, bad_down = falls.copy(), rises.copy()
-    inner = ~is_new[1:]
-    bad_up[1:] |= inner & (jumps < 0)
-    bad_down[1:] |= inner & (jumps > 0)
-    begin = np.flatnonzero(is_new)
-    is_mixed = np.logical_or.reduceat(bad_up, begin) & np.logical_or.reduceat(bad_down, begin)
-    if is_mixed.any():
-        mixed = np.repeat(is_mixed, np.diff(np.append(begin, len(starts))))
-        cut = bad_up.copy()
-        cut[1:] |= falls[:-1]
-        is_new |= mixed & cut
-    return is_new
-
-
-def _levels(
-    starts: Ints, ends: Ints, values: Ints, slopes: Ints, run: Ints
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return (run, level, end, slope) of every change of the prefix; values rise in a run."""
-    if (slopes > 1).any():  # steeper than 1: every key is a step of its own
-        repeat = np.where(slopes > 1, ends - starts, 1)
-        piece, inner = expand(0, repeat)
-        values = values[piece] + slopes[piece] * inner
-        single = slopes[piece] > 1
-        starts = np.where(single, starts[piece] + inner, starts[piece])
-        ends = np.where(single, starts + 1, ends[piece])
-        slopes, run = np.where(single, 0, slopes[piece]), run[piece]
-    is_unit = slopes == 1
-    if not is_unit.any():
-        levels, reach, growth = values, ends, slopes
-    else:
-        # A piece of slope 1 ends in a flat stretch.
-        length = ends - starts
-        levels = np.column_stack([values, values + np.where(is_unit, length - 1, 0)]).ravel()
-        reach = np.column_stack([np.where(is_unit, starts + 1, ends), ends]).ravel()
-        growth = np.column_stack([slopes, np.zeros_like(slopes)]).ravel()
-        run = np.repeat(run, 2)
-    # Of equal levels of a run the last one counts.
-    is_final = np.append((levels[1:] != levels[:-1]) | (run[1:] != run[:-1]), True)
-    if is_final.all():
-        return run, levels, reach, growth
-    return run[is_final], levels[is_final], reach[is_final], growth[is_final]
-
 
 # Ends of a run's keys on rows of a job: those with values up to ``value + slope * row``.
 _Line: TypeAlias = tuple[Ints, Ints]
