@@ -44,7 +44,7 @@ TOGETHER = (
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any: xdist's
-    """Give the tests of `TOGETHER` to one of two workers, other files to whoever is free.
+    """Schedule the tests of `TOGETHER` on one of two workers, other files on whoever is free.
 
     Many tests come first: a file with one long test at the end would keep one worker waiting.
     """

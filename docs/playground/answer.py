@@ -9,12 +9,13 @@ import re
 from typing import Any
 
 import numpy_free
+from plain_layout import Refused
 
 HAS_NUMPY = importlib.util.find_spec("numpy") is not None
 if not HAS_NUMPY:
     numpy_free.install()
 
-from reference import Reference, Refused  # noqa: E402  # imports what was just replaced
+from reference import Reference  # noqa: E402  # imports what was just replaced
 
 from dcp_dsl.checks.scope import library_names  # noqa: E402
 from dcp_dsl.core.dense import dense_mask  # noqa: E402

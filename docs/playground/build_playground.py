@@ -42,7 +42,7 @@ def sources() -> Iterator[tuple[str, Path]]:
         for path in sorted(package.rglob("*")):
             if path.suffix in SUFFIXES and "__pycache__" not in path.parts:
                 yield f"{package.name}/{path.relative_to(package).as_posix()}", path
-    for name in ("answer", "numpy_free", "plain_layout", "reference", "stand_ins"):
+    for name in ("answer", "numpy_free", "plain_layout", "reference", "stand_ins", "statements"):
         yield f"{name}.py", HERE / f"{name}.py"
 
 

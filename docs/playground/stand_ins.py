@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from reference import Reference, Refused, natural_length
+from plain_layout import Refused
+from reference import Reference
+from statements import natural_length
 
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import reads_length

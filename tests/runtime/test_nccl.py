@@ -46,6 +46,7 @@ class Communicator:
     lock: threading.Lock = field(default_factory=threading.Lock)
     aborted: set = field(default_factory=set)  # ranks
     error: str = ""  # after which all batches count as completed, as NCCL's do
+    broken: str = ""  # what asking about a batch raises
     is_ahead: bool = False  # nothing arrives, and no host waits for that
 
     def put(self, rank, batch):
@@ -86,7 +87,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Member:
-    """What a rank holds of a communicator: its process group."""
+    """The process group of a rank: its end of a communicator."""
 
     communicator: Communicator
     rank: int
@@ -105,6 +106,8 @@ class Work:
     batch: Batch
 
     def is_completed(self):
+        if self.member.communicator.broken:
+            raise RuntimeError(self.member.communicator.broken)
         self.member.communicator.advance()
         return self.batch.is_done or bool(self.member.communicator.error)
 
@@ -356,7 +359,8 @@ def test_layers_are_queued_before_any_message_arrives(ahead, on_ranks):
     assert on_ranks.made.devices == [3, 3], "threads would make contexts on other devices"
 
 
-def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead):
+@pytest.mark.parametrize("failure", ["error", "broken"])
+def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
     def work(transport, executor, layer):
         layer()
         if transport.rank == 1:
@@ -365,7 +369,7 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead):
         if transport.rank == 1:
             return None
         for member in transport._groups:
-            member.communicator.error = "remote process exited"
+            setattr(member.communicator, failure, "remote process exited")
         until_it_fails(transport)
         for call in (layer, lambda: transport.exchange_notes("", "prepare")):
             with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):

@@ -33,7 +33,7 @@ _ATTENTION, _REDUCTION = EVENT_KINDS.index("attention"), EVENT_KINDS.index("redu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MemoryCurves(Record):
-    """What each device holds, and how full its buffers are.
+    """Bytes that each device holds, and how full its buffers are.
 
     Attributes:
         levels: bytes held with saved tensors alone, in forward, in backward.

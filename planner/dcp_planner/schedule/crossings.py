@@ -97,7 +97,7 @@ def _elect(  # noqa: PLR0913 - a compiled kernel
     nic_load: Floats,
     target: Ints,
 ) -> None:
-    """Give each crossing to the least-loaded device that needs it, port load first."""
+    """Choose for each crossing the least-loaded device that needs it, port load first."""
     for turn in range(_TURNS):
         for x in range(len(start)):
             if turn > 0:

@@ -162,16 +162,16 @@ class NcclTransport(GroupTransport):
         deadline = time.monotonic() + self._timeout_s
         looks_s = time.monotonic() + POLL_S
         blame = awaited.parcels[0], awaited.direction
-        while not batch.is_over():
-            if self._is_over.wait(NAP_S):
-                return "the executor is closed, or has failed"
-            now = time.monotonic()
-            if now > deadline or (now > looks_s and self._failures.is_marked()):
-                return str(self._give_up(batch, *blame))
-            looks_s = now + POLL_S if now > looks_s else looks_s
         try:
-            batch.wait()
-        except RuntimeError as error:  # a communicator that failed counts as completed
+            while not batch.is_over():
+                if self._is_over.wait(NAP_S):
+                    return "the executor is closed, or has failed"
+                now = time.monotonic()
+                if now > deadline or (now > looks_s and self._failures.is_marked()):
+                    return str(self._give_up(batch, *blame))
+                looks_s = now + POLL_S if now > looks_s else looks_s
+            batch.wait()  # a communicator that failed counts as completed
+        except RuntimeError as error:
             return str(self._give_up(batch, *blame, str(error)))
         return None
 
