@@ -63,6 +63,7 @@ class Lowering:
         is_transposed: whether regions have the keys as their rows.
         max_jobs: how wide a comparison may grow.
         masks: masks already evaluated in these bands: an argument may be used several times.
+        bounds: those evaluated.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Lowering:
         self.frame, self.is_transposed, self.max_jobs = frame, is_transposed, max_jobs
         self.bands = bands or Bands.square(frame.cells.start, frame.cells.end)
         self.masks: dict[nodes.Mask, MaskValue] = {}
+        self.bounds: list[Between] = []
 
     def mask(self, node: nodes.Mask) -> MaskValue:
         """Evaluate a mask.
@@ -148,13 +150,20 @@ class Lowering:
                     raise
                 wide.append(item)
         for item in wide:
-            inside = self
-            if isinstance(found, Region):
-                bands = hull(found)
-                inside = Lowering(self.frame, is_transposed=self.is_transposed, bands=bands)
-            found = inside.narrowed(found, item)
+            found = (
+                self.among(found, item) if isinstance(found, Region) else self.narrowed(found, item)
+            )
         assert found is not None, "`and` has operands"
         return found
+
+    def among(self, found: Region, item: "nodes.Mask | Joined") -> MaskValue:
+        """Return the pairs of a region that a wide item shows too, which is sought only there."""
+        inside = Lowering(self.frame, is_transposed=self.is_transposed, bands=hull(found))
+        value = inside.narrowed(None, item)
+        is_atom = isinstance(item, nodes.Compare | Joined) and isinstance(value, Region)
+        if is_atom and found.is_of_bands and all(b.stays_in(inside.bands) for b in inside.bounds):
+            return value
+        return found & value
 
     def joined(self, items: Sequence[nodes.Mask]) -> "list[nodes.Mask | Joined]":
         """Join comparisons that bound the same number from below and from above."""
@@ -206,6 +215,7 @@ class Lowering:
 
     def within(self, bounds: Between) -> Region:
         """Return the pairs inside some bounds."""
+        self.bounds.append(bounds)
         return bounds.region(self.bands, max_jobs=self.max_jobs)
 
     def compare(self, term: Term, op: str) -> Region:

@@ -55,14 +55,13 @@ class LabelledPart(Record):
         last = len(q_bounds) - 1, len(kv_bounds) - 1
         q_bounds, kv_bounds = self._to_end(q_bounds), self._to_end(kv_bounds)
         pieces = cut_at_rows(self.slabs, q_bounds, kv_bounds)
-        row, col, seen, piece = slab_entries(pieces, kv_bounds)
+        row, col, seen = slab_entries(pieces, kv_bounds)
+        slab = np.repeat(pieces[0], pieces[-1] - pieces[-2])
         is_full = seen == np.diff(q_bounds)[row] * np.diff(kv_bounds)[col]
         pairs = np.zeros(len(row), np.int64)
         self._count_full(q_bounds, kv_bounds, (row, col), is_full, pairs)
         cut = np.flatnonzero(~is_full)
-        pairs[cut] = self._count_cut(
-            q_bounds, kv_bounds, (row[cut], col[cut]), pieces[0][piece[cut]]
-        )
+        pairs[cut] = self._count_cut(q_bounds, kv_bounds, (row[cut], col[cut]), slab[cut])
         kept = (row < last[0]) & (col < last[1])
         return row[kept], col[kept], self.sign * pairs[kept]
 

@@ -54,7 +54,7 @@ def count_remainders(
                 pairs += sign * side * below
     if is_few:
         return row, col, pairs
-    all_row, all_col, all_pairs, _ = slab_entries(pieces, kv_bounds)
+    all_row, all_col, all_pairs = slab_entries(pieces, kv_bounds)
     parts = (all_row, row), (all_col, col), (all_pairs, -pairs)
     row, col, pairs = (np.concatenate(columns) for columns in parts)
     return row, col, pairs
@@ -210,8 +210,7 @@ class RegionPart(Record):
         if self.period > 1:
             which = self.period, self.remainders
             return count_remainders(self.region, which, q_bounds, kv_bounds)
-        row, col, pairs, _ = slab_entries(cut_at_rows(self.region, q_bounds, kv_bounds), kv_bounds)
-        return row, col, pairs
+        return slab_entries(cut_at_rows(self.region, q_bounds, kv_bounds), kv_bounds)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed
 from dcp_dsl.forms.cross import CrossForm, num_keys
 from dcp_dsl.forms.form import BlockCounts, Form, PlacedForm
-from dcp_dsl.forms.slabs import Slabs, count_slab_blocks
+from dcp_dsl.forms.slabs import Slabs, areas, count_slab_blocks
 
 
 class BlockKind(IntEnum):
@@ -202,8 +202,7 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
     kv_bounds = q_bounds if is_same else _grid(kv_lengths, block_kv)
     counts = _count(place_forms(sequences, batch, keys), slabs, (q_bounds, kv_bounds))
     row_ptr = np.searchsorted(counts.row, np.arange(len(q_bounds)))
-    area = np.repeat(np.diff(q_bounds), np.diff(row_ptr))
-    area *= np.diff(kv_bounds)[counts.col]
+    area = areas(np.diff(q_bounds), np.diff(row_ptr), kv_bounds, counts.col)
     kind = (counts.pairs == area).view(np.uint8) + np.uint8(BlockKind.PARTIAL)  # full is one more
     return BlockSparsity(
         batch=batch,

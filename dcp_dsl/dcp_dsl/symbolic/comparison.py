@@ -3,6 +3,7 @@
 g is cut into runs of keys on which it rises or falls (`runs`).
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -69,6 +70,10 @@ class Between:
                 return Between(one.number, low, high) if one.number.is_same(two.number) else None
         return None
 
+    def stays_in(self, bands: Bands) -> bool:
+        """Return whether no pair of `region` lies outside the bands, as some may."""
+        return _breaks(bands, self.number) is not None
+
     def region(self, bands: Bands, *, max_jobs: int = MAX_JOBS) -> Region:
         """Return the pairs in some bands.
 
@@ -87,8 +92,8 @@ class Between:
             start, end, band = bands.cut_keys(*keys)
             return Region.rectangles(n, bands.row_start[band], bands.row_end[band], start, end)
         is_whole = bands.is_whole(n)
-        breaks = np.empty(0, np.int64) if is_whole else _breaks(bands, n)
-        runs = Runs.of(number, breaks)
+        breaks = None if is_whole else _breaks(bands, number)
+        runs = Runs.of(number, np.empty(0, np.int64) if breaks is None else breaks)
         pieces = _pieces(self.low, self.high, bands, is_whole=is_whole)
         jobs = _jobs(pieces, runs, bands, max_jobs)
         if len(jobs.start) == 0:
@@ -107,12 +112,16 @@ def _begins_falling(function: Piecewise) -> bool:
     return step < 0
 
 
-def _breaks(bands: Bands, num_tokens: int) -> Ints:
-    """Return the rows where runs must end: the borders of bands with disjoint keys."""
-    if (bands.key_start[1:] < bands.key_end[:-1]).any():
-        return np.empty(0, np.int64)  # what goes past a band is cut away later
+def _breaks(bands: Bands, number: Piecewise) -> Ints | None:
+    """Return the borders of bands, where runs must end; None if that would cut them too often.
+
+    It does not where the keys of bands are disjoint, or a piece of the number ends at each border.
+    """
     borders = sorted_unique(np.concatenate([bands.key_start, bands.key_end]))
-    return borders[borders < num_tokens]
+    borders = borders[borders < number.num_tokens]
+    before = number.starts[np.searchsorted(number.starts, borders, side="right") - 1]
+    is_disjoint = (bands.key_start[1:] >= bands.key_end[:-1]).all()
+    return borders if is_disjoint or (before == borders).all() else None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -153,9 +162,14 @@ class _Jobs:
         Rows are cut where a line passes a level, and one by one where an end would still move by
         more than one key per row: every end is affine with slope 0 or 1 on what is left.
         """
-        crossings = [self._crossings(line, runs) for line in self.lines if line is not None]
+        levels = [None if line is None else self._levels(line, runs) for line in self.lines]
+        crossings = [
+            self._crossings(line, at, runs)
+            for line, at in zip(self.lines, levels, strict=True)
+            if line is not None and at is not None
+        ]
         jobs = self.cut(*map(np.concatenate, zip(*crossings, strict=True)))
-        (first, low), (last, high) = jobs.ends(runs)
+        (first, low), (last, high) = jobs.ends(runs, levels if jobs is self else None)
         rough = np.flatnonzero(((low | high) >> 1) != 0)
         if len(rough):
             length = (jobs.end - jobs.start)[rough]
@@ -168,36 +182,49 @@ class _Jobs:
         last_width = width + (high - low) * (jobs.end - jobs.start - 1)
         return trimmed(*columns) if (np.minimum(width, last_width) < 0).any() else columns
 
-    def ends(self, runs: Runs) -> tuple[_Line, _Line]:
-        """Return the first key and the end of each job, on its first row and per row."""
-        flat = np.zeros(len(self.run), np.int64)
-        low, high = (
-            (outermost[self.run], flat) if line is None else self._end(line, runs)
-            for line, outermost in zip(self.lines, (runs.start, runs.end), strict=True)
-        )
-        return low, high
+    def ends(self, runs: Runs, levels: "Sequence[_Line | None] | None" = None) -> list[_Line]:
+        """Return the first key and the end of each job, on its first row and per row.
 
-    def _end(self, line: _Line, runs: Runs) -> _Line:
-        """Return the end of the keys with values up to a line."""
+        Args:
+            runs: of the keys.
+            levels: of both lines, if they are known; no line passes one.
+        """
+        is_tall = self.end - self.start > 1  # the slope of a single row means nothing: call it 0
+        found = []
+        for which, line in enumerate(self.lines):
+            if line is None:
+                found.append(((runs.start, runs.end)[which][self.run], np.zeros_like(self.run)))
+                continue
+            value, slope = line
+            at = None if levels is None else levels[which]
+            level = (runs.count_levels(self.run, value) if at is None else at[0]) - 1
+            growth = runs.slopes[level]
+            first = value - runs.levels[level]
+            first *= growth
+            first += runs.ends[level]
+            found.append((first, growth * slope * is_tall))
+        return found
+
+    def _levels(self, line: _Line, runs: Runs) -> _Line:
+        """Return how many levels a line has passed on the first and on the last row of each job."""
         value, slope = line
-        first, growth = runs.ends_at(self.run, value), np.zeros_like(slope)
-        tall = np.flatnonzero((slope != 0) & (self.end - self.start > 1))
-        if len(tall):
-            growth[tall] = runs.ends_at(self.run[tall], (value + slope)[tall]) - first[tall]
-        return first, growth
+        first = last = runs.count_levels(self.run, value)
+        way = slope * (self.end - self.start - 1)
+        moving = np.flatnonzero(way)
+        if len(moving):
+            last = first.copy()
+            last[moving] = runs.count_levels(self.run[moving], (value + way)[moving])
+        return first, last
 
-    def _crossings(self, line: _Line, runs: Runs) -> tuple[Ints, Ints]:
+    def _crossings(self, line: _Line, levels: _Line, runs: Runs) -> tuple[Ints, Ints]:
         """Return (job, row) wherever a line passes a level."""
-        value, slope = line
-        moving = np.flatnonzero(slope)
-        run, value, slope = self.run[moving], value[moving], slope[moving]
-        last = value + slope * (self.end - self.start - 1)[moving]
-        low = runs.count_levels(run, np.minimum(value, last))
-        counts = runs.count_levels(run, np.maximum(value, last)) - low
+        first, last = levels
+        passing = np.flatnonzero(first != last)
+        low, counts = np.minimum(first, last)[passing], np.abs(last - first)[passing]
         limit_pieces(int(counts.sum()), MAX_JOBS, "crossings of a comparison")
         job, at = expand(low, counts)
-        level, slope, value = runs.levels[at], slope[job], value[job]
-        job = moving[job]
+        job = passing[job]
+        level, value, slope = runs.levels[at], line[0][job], line[1][job]
         up = -(-(level - value) // np.where(slope > 0, slope, 1))
         down = (value - level) // np.where(slope < 0, -slope, 1) + 1
         return job, self.start[job] + np.where(slope > 0, up, down)

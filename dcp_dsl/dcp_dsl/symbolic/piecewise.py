@@ -218,9 +218,8 @@ class Piecewise:
         gap, growth, lengths = a.values - b.values, a.slopes - b.slopes, a.lengths
         after = gap + growth * (lengths - 1)
         is_crossing = (np.sign(gap) * np.sign(after)) < 0
-        steps = -(
-            -np.abs(gap) // np.maximum(np.abs(growth), 1)
-        )  # first offset at or past the crossing
+        # Where both are equal the piece that leads there goes on: pieces are as long as can be.
+        steps = np.abs(gap) // np.maximum(np.abs(growth), 1) + 1
         knots = (a.starts + steps)[is_crossing]
         a, b = a.cut(knots), b.cut(knots)
         gap = a.values - b.values
@@ -385,5 +384,6 @@ def expand(first: Ints | int, counts: Ints) -> tuple[Ints, Ints]:
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
     """
     index = np.repeat(np.arange(len(counts)), counts)
-    shift = np.cumsum(counts) - counts - first
-    return index, np.arange(len(index)) - shift[index]
+    place = np.repeat(first - np.cumsum(counts) + counts, counts)
+    place += np.arange(len(index))
+    return index, place

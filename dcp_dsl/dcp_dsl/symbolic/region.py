@@ -118,6 +118,12 @@ class Region:
     def __invert__(self) -> "Region":
         return Region.full(self.num_tokens) - self
 
+    @property
+    def is_of_bands(self) -> bool:
+        """True if no two slabs share a row, and the keys are the same on all rows of each."""
+        is_sloped = self.start_slope.any() or self.end_slope.any()
+        return not is_sloped and is_single(self.columns())
+
     def columns(self) -> tuple[Ints, ...]:
         """Return the six arrays."""
         return (

@@ -26,7 +26,8 @@ class Runs:
         ends: int64 ``[L]``, end of the prefix with values up to the level.
         slopes: int64 ``[L]``, growth of the end per unit of t behind the level, 0 or 1.
         values: int64 ``[V]``, the distinct levels, rising.
-        keys: int64 ``[L]``, ``run * (V + 1) + index of the level in values``.
+        keys: int64 ``[L]``, ``run * (V + 1) + index of the level in values``; empty if every run
+            has all of them.
     """
 
     start: Ints
@@ -71,8 +72,10 @@ class Runs:
             return merged
 
         levels, ends, slopes = behind(LEAST, levels), behind(start, ends), behind(0, slopes)
-        if len(start) == 1:
-            return cls(start, end, sign, levels, ends, slopes, levels, levels)
+        size = len(levels) // len(start)
+        values, every = levels[:size], np.empty(0, np.int64)
+        if size * len(start) == len(levels) and (levels.reshape(-1, size) == values).all():
+            return cls(start, end, sign, levels, ends, slopes, values, every)
         run = behind(np.arange(len(start)), run)
         values = sorted_unique(levels)
         keys = run * (len(values) + 1) + np.searchsorted(values, levels)
@@ -84,17 +87,9 @@ class Runs:
     def count_levels(self, run: Ints, t: Ints) -> Ints:
         """Count the levels of all runs before, and of this one up to t."""
         rank = np.searchsorted(self.values, t, side="right")
-        if len(self.start) == 1:
-            return rank
+        if not len(self.keys):
+            return rank if len(self.start) == 1 else run * len(self.values) + rank
         return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
-
-    def ends_at(self, run: Ints, t: Ints) -> Ints:
-        """Return the end of the run's keys with value up to t, its start if there is none."""
-        at = self.count_levels(run, t) - 1
-        found = t - self.levels[at]
-        found *= self.slopes[at]
-        found += self.ends[at]
-        return found
 
 
 def _defined_pieces(function: Piecewise) -> tuple[Ints, Ints, Ints, Ints]:
@@ -145,14 +140,13 @@ def _levels(
     if not is_unit.any():
         levels, reach, growth = values, ends, slopes
     else:
-        # A piece of slope 1 ends in a flat stretch.
-        length = ends - starts
-        levels = np.column_stack([values, values + np.where(is_unit, length - 1, 0)]).ravel()
+        # A piece of slope 1 ends in a flat stretch, which begins behind its last value.
+        levels = np.column_stack([values, values + is_unit * (ends - starts)]).ravel()
         reach = np.column_stack([np.where(is_unit, starts + 1, ends), ends]).ravel()
         growth = np.column_stack([slopes, np.zeros_like(slopes)]).ravel()
         run = np.repeat(run, 2)
-    # Of equal levels of a run the last one counts.
-    is_final = np.append((levels[1:] != levels[:-1]) | (run[1:] != run[:-1]), True)
+    # Of equal levels of a run the last one counts, and a flat stretch only where it begins.
+    is_final = np.append((levels[1:] > levels[:-1]) | (run[1:] != run[:-1]), True)
     if is_final.all():
         return run, levels, reach, growth
     return run[is_final], levels[is_final], reach[is_final], growth[is_final]
