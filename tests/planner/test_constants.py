@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from dcp_dsl import Sample, Spec
 from dcp_planner import (
     LANES,
     PlanConfig,
     PlanError,
     Trace,
     build_plan,
+    cut_blocks,
     find_cluster,
     simulate,
     write_plan,
@@ -57,8 +59,10 @@ def _latency(trace):
 
 
 @pytest.fixture(scope="module")
-def plan(masks):
-    sparsity = masks.pack([masks.causal(n) for n in (9_000, 5_000, 2_300, 20_000)], 1024)
+def plan():
+    causal = Spec.from_text("mask m = causal").mask("m")
+    forms = [causal.bind(Sample(length=n)) for n in (9_000, 5_000, 2_300, 30_000)]
+    sparsity = cut_blocks(forms, 1024)
     config = PlanConfig(partitioner="native", budget="fast")
     return build_plan(sparsity, ModelShape(8, 2, 128, 2), find_cluster("a100-p4de:2x4"), config)
 

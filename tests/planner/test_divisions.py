@@ -90,7 +90,7 @@ def test_stated_bytes_are_the_rows_of_the_buffers_by_the_size_of_a_token(strateg
 
 @pytest.mark.parametrize("routing", ["direct", "node"])
 def test_a_memory_limit_is_kept_or_refused(masks, routing):
-    sparsity = masks.pack([masks.causal(96), masks.causal(31)], 4)
+    sparsity = masks.pack([masks.causal(40), masks.causal(15)], 4)
     config = PlanConfig("static:zigzag", routing=routing)
     free = needed(build_plan(sparsity, ModelShape(), SLOW, config))
     kept, refusals = 0, []  # smallest limits that work
@@ -130,7 +130,7 @@ def test_a_limit_that_a_static_layout_keeps_is_kept_with_a_warning(masks):
 
 
 def test_no_decision_reads_the_words_of_a_warning(masks, monkeypatch):
-    sparsity = masks.pack([masks.causal(96), masks.sliding_window(50, 9)], 4)
+    sparsity = masks.pack([masks.causal(40), masks.sliding_window(22, 9)], 4)
     config = PlanConfig("static:zigzag", memory_limit_bytes=0)
     generous = replace(config, token_tolerance=100.0)
     reworded = "dcp_planner.search.native.PlanWarning"

@@ -32,7 +32,7 @@ CLUSTER = Cluster(2, 2)
 
 @pytest.fixture
 def cut(masks):
-    lengths = (60, 36)
+    lengths = (30, 17)
     causal = [masks.slabs(masks.causal(n)) for n in lengths]
     local = [masks.slabs(masks.sliding_window(n, 7)) for n in lengths]
     return cut_stack([causal, local], 4)
