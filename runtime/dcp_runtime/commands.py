@@ -21,67 +21,32 @@ MAX_DEFAULT_RANKS = 16
 
 @click.command()
 @click.argument("plan", type=click.Path())
-@click.option(
-    "--ranks", type=click.IntRange(min=1), help="Processes. [default: devices of the plan]"
-)
-@click.option(
-    "--kernel",
-    type=click.Choice(["triton", "flash4", "flash", "cpu", "reference"]),
-    help="[default: the fastest]",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["float32", "bfloat16", "float16", "float64"]),
-    default="float32",
-    show_default=True,
-)
-@click.option(
-    "--verify", is_flag=True, help="Compare with dense fp64 attention; exit 1 if it fails."
-)
-@click.option(
-    "--seed",
-    type=click.IntRange(min=0),
-    default=0,
-    show_default=True,
-    help="Of the random tensors.",
-)
-@click.option(
-    "--timeout",
-    type=click.FloatRange(0, 86_400, min_open=True),
-    default=60.0,
-    show_default=True,
-    metavar="S",
-    help="Seconds that a rank may keep the others waiting.",
-)
-@click.option(
-    "--trace",
-    type=click.Path(),
-    help="Write the measured trace here: a .dcpplan with its plan, a .pftrace for ui.perfetto.dev.",
-)
-@click.option(
-    "--transport",
-    type=click.Choice(["gloo", "nccl", "loopback"]),
-    default="gloo",
-    show_default=True,
-    help="How blocks travel; loopback: all ranks are threads of one process.",
-)
+@click.option("--ranks", type=click.IntRange(min=1),
+              help="Processes. [default: devices of the plan]")  # fmt: skip
+@click.option("--kernel", type=click.Choice(["triton", "flash4", "flash", "cpu", "reference"]),
+              help="[default: the fastest]")  # fmt: skip
+@click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16", "float64"]),
+              default="float32", show_default=True)  # fmt: skip
+@click.option("--verify", is_flag=True,
+              help="Compare with dense fp64 attention; exit 1 if it fails.")  # fmt: skip
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
+              help="Of the random tensors.")  # fmt: skip
+@click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), default=60.0,
+              show_default=True, metavar="S",
+              help="Seconds that a rank may keep the others waiting.")  # fmt: skip
+@click.option("--trace", type=click.Path(),
+              help="Write the measured trace here: a .dcpplan with its plan, a .pftrace for "
+              "ui.perfetto.dev.")  # fmt: skip
+@click.option("--transport", type=click.Choice(["gloo", "nccl", "loopback"]), default="gloo",
+              show_default=True, help="How blocks travel; loopback: all ranks are threads of one "
+              "process.")  # fmt: skip
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cpu; nccl: cuda]")
-@click.option(
-    "--link",
-    type=click.FloatRange(0, min_open=True),
-    metavar="BYTES_PER_S",
-    help="Hold every rank's messages back as a link of this rate would.",
-)
-@click.option(
-    "--overlap/--no-overlap", default=True, help="Send while computing. [default: overlap]"
-)
-@click.option(
-    "--warmup",
-    type=click.IntRange(0, 1000),
-    default=1,
-    show_default=True,
-    help="Passes before the one that is timed.",
-)
+@click.option("--link", type=click.FloatRange(0, min_open=True), metavar="BYTES_PER_S",
+              help="Hold every rank's messages back as a link of this rate would.")  # fmt: skip
+@click.option("--overlap/--no-overlap", default=True,
+              help="Send while computing. [default: overlap]")  # fmt: skip
+@click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True,
+              help="Passes before the one that is timed.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(  # noqa: PLR0913 - one argument per option
     plan: str,

@@ -8,20 +8,11 @@ SCHEMA = "dcp.calibrate/1"
 
 
 @click.command()
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    default="cpu",
-    show_default=True,
-    help="What computes.",
-)
-@click.option(
-    "--ranks",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Processes that share this machine; with --device cuda as many as there are devices.",
-)
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="What computes.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True,
+              help="Processes that share this machine; with --device cuda as many as there are "
+              "devices.")  # fmt: skip
 @click.option("--out", type=click.Path(), help="Write the cluster file here.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:

@@ -181,7 +181,8 @@ def mask_svg(loaded: LoadedPlan) -> str:
     stripes = [Stripe(names[owner], low, high, 0) for owner, low, high in owners]
     note = caption_of_first_group(plan) or f"{plan.num_tokens:,} tokens, tiles by device"
     colours = dict(zip(names, cluster_colours(plan.cluster), strict=True))
-    frame = PictureFrame(loaded.summary.mask, note, note, plan.num_tokens, stripes, colours)
+    name, size = loaded.summary.mask, plan.num_tokens
+    frame = PictureFrame(name, note, note, size, size, stripes, stripes, colours)
     return write_svg(frame, ['<g shape-rendering="crispEdges">', *shapes, "</g>"], zoom=2)
 
 

@@ -203,13 +203,6 @@ def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
             click.echo(f"{place}: {verdict.outcome}{told}  {verdict.what}{why}", err=to_stderr)
 
 
-def _count_verdicts(checked: _Checked) -> str:
-    """Count the claims by how they were decided; empty without any."""
-    from dcp_dsl.claims.report import count_outcomes
-
-    return count_outcomes([v for found in checked.verdicts.values() for v in found], "claim")
-
-
 def _sarif(checked: _Checked) -> dict[str, object]:
     from importlib.metadata import version
 
@@ -219,13 +212,20 @@ def _sarif(checked: _Checked) -> dict[str, object]:
 
 
 def _summarise(files: int, checked: _Checked, verb: str) -> None:
+    from dcp_dsl.claims.report import count_outcomes
+
     unreadable, errors = len(checked.unreadable), checked.errors
-    warnings = len(checked.findings) - errors
-    read = f"{files - unreadable} file{'s' if files - unreadable != 1 else ''} checked"
-    parts = [read, f"{errors} error{'s' if errors != 1 else ''}"]
-    parts.append(f"{warnings} warning{'s' if warnings != 1 else ''}")
+    parts = [
+        f"{_count(files - unreadable, 'file')} checked", _count(errors, "error"),
+        _count(len(checked.findings) - errors, "warning"),
+    ]  # fmt: skip
     if verb:
         parts.append(f"{checked.num_fixed} {verb}")
     if unreadable:
         parts.append(f"{unreadable} not readable")
-    click.echo("; ".join(filter(None, [", ".join(parts), _count_verdicts(checked)])), err=True)
+    claims = count_outcomes([v for found in checked.verdicts.values() for v in found], "claim")
+    click.echo("; ".join(filter(None, [", ".join(parts), claims])), err=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

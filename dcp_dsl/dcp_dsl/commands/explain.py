@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from dcp_dsl.commands.mask_report import MaskReport
     from dcp_dsl.core.mask import Mask
     from dcp_dsl.core.sample import Sample
-    from dcp_dsl.forms.form import Form
     from dcp_dsl.syntax.diagnostic_formats import CodeExplanation
 
 SCHEMA_CODE = "dcp.code/1"
@@ -44,12 +43,8 @@ FORMS = {
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
               help="Size of a head, for the flops.")  # fmt: skip
 @click.option("--core", "as_core", is_flag=True, help="Print the core program of the mask.")
-@click.option(
-    "--json",
-    "as_json",
-    is_flag=True,
-    help="Print one JSON document; a line for each mask of a stack.",
-)
+@click.option("--json", "as_json", is_flag=True,
+              help="Print one JSON document; a line for each mask of a stack.")  # fmt: skip
 def explain(  # noqa: PLR0913  # one parameter for each option
     topic: str | None,
     call: str | None,
@@ -90,7 +85,7 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         report = report_mask(mask, chosen, read_block(block), head_dim)
         if as_json:
             form = mask.compile(chosen, may_cross=True)
-            table = square_slabs(form).table().tolist() if _has_slabs(form) else None
+            table = square_slabs(form).table().tolist() if form.form == "slabs" else None
             document = {"schema": SCHEMA_MASK, "used": used, **asdict(report), "table": table}
             click.echo(json.dumps(document))
             continue
@@ -151,27 +146,20 @@ def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
 
 def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
     """List the first slabs in words."""
-    import numpy as np
-
     from dcp_dsl.commands.mask_report import SLOPES
     from dcp_dsl.forms.cross import square_slabs
 
     form = mask.compile(sample, may_cross=True)
-    table = square_slabs(form).table() if _has_slabs(form) else np.empty((0, 6), np.int64)
-    lines = [""] if len(table) else []
-    if len(table):
-        lines.append(f"{'queries':>21}  {'keys of the first':>21}  shape")
+    if form.form != "slabs" or not form.num_pairs:
+        return []
+    table = square_slabs(form).table()
+    lines = ["", f"{'queries':>21}  {'keys of the first':>21}  shape"]
     for q0, q1, k0, k1, a, b in table[:MAX_SLABS].tolist():
         rows, keys = f"{q0:,} to {q1 - 1:,}", f"{k0:,} to {k1 - 1:,}"
         lines.append(f"{rows:>21}  {keys:>21}  {SLOPES[a, b]}")
     if len(table) > MAX_SLABS:
         lines.append(f"{'...':>21}  {len(table) - MAX_SLABS:,} more")
     return lines
-
-
-def _has_slabs(form: "Form") -> bool:
-    """Return whether a mask is slabs as it is."""
-    return form.form == "slabs"
 
 
 def _percent(part: float) -> str:

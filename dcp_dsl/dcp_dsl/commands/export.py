@@ -23,13 +23,8 @@ SCHEMA = "dcp.exported/1"
     "--format", "name", type=click.Choice(FORMATS), required=True, help="Whose format to write."
 )
 @click.option("--out", required=True, metavar="FILE", help="Ends in .npz, .json or .py.")
-@click.option(
-    "--block",
-    default="128",
-    show_default=True,
-    metavar="B|QxK",
-    help="Tokens per block, for flex and flash4.",
-)
+@click.option("--block", default="128", show_default=True, metavar="B|QxK",
+              help="Tokens per block, for flex and flash4.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 def export(  # noqa: PLR0913 - one argument per option
     spec: str | None,

@@ -24,23 +24,15 @@ class MaskReport:
     """A mask on a sample in numbers.
 
     Attributes:
-        mask: its call.
-        columns: what it reads.
-        tokens: of the sample, queries of a mask with keys of another sequence.
-        keys: as many, but for such a mask.
-        form: the exact form the compiler chose.
+        tokens, keys: of the sample; they differ for a mask with keys of another sequence.
         slabs: number of slabs, of row ranges for `rows`, 0 for `tiles`.
         shapes: slabs by shape.
-        pairs: visible (query, key) pairs.
         density: pairs / (tokens * keys).
         of_causal: pairs / pairs of causal attention; None between two sequences.
         widest_row: most keys that one query sees; None where finding out takes too long.
-        block: tokens per block of the next four.
-        blocks: of the matrix.
-        full_blocks, partial_blocks: that a kernel visits.
+        block: tokens per block of the next four; full and partial ones are visited by a kernel.
         fill: pairs / pairs of the visited blocks; 1 means no work on hidden pairs.
         flops_per_head: forward, for `head_dim`.
-        head_dim: what the flops are counted for.
     """
 
     mask: str

@@ -235,13 +235,11 @@ def _density(density: Distribution) -> str:
 
 
 def _proved(statement: StatementCoverage) -> str:
-    said = []
-    for what, is_proved in (
-        ("no look-ahead", statement.is_causal_proved),
-        ("every token sees something", statement.is_total_proved),
-    ):
-        said.append(f"{what} {'(proved)' if is_proved else '(decided for these rows)'}")
-    return ", ".join([*said, "layouts fill every row"])
+    causal, total = (
+        "(proved)" if is_proved else "(decided for these rows)"
+        for is_proved in (statement.is_causal_proved, statement.is_total_proved)
+    )
+    return f"no look-ahead {causal}, every token sees something {total}, layouts fill every row"
 
 
 def _count(number: int, noun: str) -> str:

@@ -7,7 +7,7 @@ with equal columns are then decided once.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.core.layout import natural_length
+from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.batch_proof import BatchProver
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths, row_sizes
@@ -75,7 +76,6 @@ class CheckedRows:
     refused: tuple[RefusedRow, ...]
 
 
-@dataclass(slots=True, eq=False)
 class RowChecker:
     """Checks the rows of one source under one attachment.
 
@@ -85,30 +85,18 @@ class RowChecker:
         layouts: those that the masks read, with their statements.
         must_bind: a column spells out segments, or holds lists or values of instances, or the keys
             are another sequence, so every row has to be bound to know.
-        known: reasons of rows decided alone, by their columns; empty for good rows.
         guard: decides a row.
     """
 
-    attachment: Attachment
-    source: Source
-    layouts: tuple[tuple[ast.Segment, ast.Layout], ...] = ()
-    must_bind: bool = False
-    known: dict[bytes, str] = field(default_factory=dict)
-    guard: Any = None  # Any: a Guard, made once the columns are known to fit
-
-    def __post_init__(self) -> None:
-        found = {id(pair[0]): pair for mask in self.attachment.masks for pair in mask.layouts}
+    def __init__(self, attachment: Attachment, source: Source) -> None:
+        self.attachment, self.source = attachment, source
+        found = {id(pair[0]): pair for mask in attachment.masks for pair in mask.layouts}
         self.layouts = tuple(found.values())
-        for mask in self.attachment.masks:
-            self.must_bind |= mask.keys is not None  # the binder refuses it in words
-            for _, reader in column_readers(mask.core):
-                match reader:  # only binding says whether spans, ids or lists make sense
-                    case ast.Columns() | nodes.TokenColumn(size=int()):
-                        self.must_bind = True
-                    case nodes.TokenColumn(segment=nodes.Node()):
-                        self.must_bind = True
-        self._check_types()
-        self.guard = self.attachment.guard()
+        self.must_bind = any(map(_must_bind, attachment.masks))
+        # Why rows that were decided alone are refused, by their columns; empty for good rows.
+        self._known: dict[str, str] = {}
+        self._check_types()  # first: the guard may rely on them
+        self.guard = attachment.guard()
 
     @property
     def columns(self) -> frozenset[str]:
@@ -148,10 +136,8 @@ class RowChecker:
         """Decide the rows of a batch."""
         rows = _Rows(self, batch)
         reasons: dict[int, str] = {}
-        for row in np.flatnonzero(rows.has_null).tolist():
-            reasons[row] = rows.null_reason(row)
-        for row in np.flatnonzero(rows.disagrees & ~rows.has_null).tolist():
-            reasons[row] = rows.disagreement(row)
+        for row in np.flatnonzero(rows.has_null | rows.disagrees).tolist():
+            reasons[row] = rows.null_reason(row) if rows.has_null[row] else rows.disagreement(row)
         lengths = rows.lengths.copy()
         for row in np.flatnonzero(rows.is_open).tolist():
             if row in reasons:
@@ -176,8 +162,8 @@ class RowChecker:
         length = int(rows.lengths[row])
         if length == UNKNOWN:
             length = self._natural_length(columns)
-        key = repr((columns, length)).encode()
-        reason = self.known.get(key)
+        key = repr((columns, length))
+        reason = self._known.get(key)
         if reason is None:
             try:
                 sample = Sample(columns, length)
@@ -189,8 +175,8 @@ class RowChecker:
                 reason = ""
             except (DatasetError, SpecError) as error:
                 reason = _one_line(error)
-            if len(self.known) < MAX_REMEMBERED:
-                self.known[key] = reason
+            if len(self._known) < MAX_REMEMBERED:
+                self._known[key] = reason
         if reason:
             raise DatasetError(reason)
         return length
@@ -201,6 +187,19 @@ class RowChecker:
             if length is not None:
                 return length
         raise DatasetError("nothing says how many tokens the row has: add a column `length`")
+
+
+def _must_bind(mask: Mask) -> bool:
+    """Return whether only binding says if a row makes sense: spans, ids, lists, other keys."""
+    if mask.keys is not None:  # the binder refuses it in words
+        return True
+    for _, reader in column_readers(mask.core):
+        match reader:
+            case ast.Columns() | nodes.TokenColumn(size=int()):
+                return True
+            case nodes.TokenColumn(segment=nodes.Node()):
+                return True
+    return False
 
 
 class _Rows:

@@ -217,7 +217,8 @@ class Dataset:
         Raises:
             DatasetError: if there is none of them, or two of them disagree in a row.
         """
-        return join_lengths(map(_stated, self.parts))
+        found = (file_lengths(part, (), {}) for part in self.parts)
+        return sealed(np.concatenate([np.zeros(0, np.int64), *found]))
 
     def part_of(self, index: int) -> int:
         """Return the number of the file, among `files`, that holds a row."""
@@ -277,21 +278,6 @@ def row_name(number: int, row: Mapping[str, Any]) -> str:  # Any: whatever the c
     return printable(f"row {number}: {own}" if own else f"row {number}")[:MOST_NAME]
 
 
-def join_lengths(parts: Iterable[Ints]) -> Ints:
-    """Join the lengths of the rows of several files, read-only."""
-    return sealed(np.concatenate([np.zeros(0, np.int64), *parts]))
-
-
-def _stated(part: DataFile) -> Ints:
-    found = part.stated_lengths()
-    if found is None:
-        raise DatasetError(
-            f"{part.name}: rows need their length: a column `len`, `length`, `tokens` or "
-            f"`input_ids`; this data set has {join_names(part.columns)}"
-        )
-    return found
-
-
 Summed = tuple[ast.Segment, ast.Layout]
 """A segment whose layout alone fixes the length of a row."""
 
@@ -300,12 +286,6 @@ def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
     """Return the layouts that masks read and that fix the length of a row, each once."""
     pairs = (pair for mask in masks for pair in mask.layouts if not reads_length(pair[1]))
     return tuple({id(pair[0]): pair for pair in pairs}.values())
-
-
-def layout_length(layouts: Iterable[Summed], columns: Mapping[str, Any]) -> int | None:
-    """Return the tokens that the first of some layouts adds up to; None without a layout."""
-    first = next(iter(layouts), None)
-    return None if first is None else natural_length(*first, columns)
 
 
 def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str, str]) -> Ints:

@@ -6,7 +6,8 @@ by row.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -56,10 +57,10 @@ class NestedColumn:
             bounds = offsets[bounds]
         return bounds
 
-    def row_sums(self, values: "NDArray[Any]") -> Ints:
-        """Add up per row a number for each integer of the column."""
+    def row_sums(self, values: "NDArray[Any]", level: int | None = None) -> Ints:
+        """Add up per row a number for each item of a level, by default for each integer."""
         total = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
-        bounds = self.bounds(self.depth)
+        bounds = self.bounds(self.depth if level is None else level)
         sums: Ints = total[bounds[1:]] - total[bounds[:-1]]
         return sums
 
@@ -144,7 +145,11 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
     else:
         filled = array.fill_null(0) if array.null_count else array
         values = filled.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-    return NestedColumn(values, tuple(offsets), _rows_with(missing, offsets, rows))
+    found = NestedColumn(values, tuple(offsets), np.zeros(rows, np.bool_))
+    for level, nulls in enumerate(missing):
+        if nulls is not None:
+            found = replace(found, has_null=found.has_null | (found.row_sums(nulls, level) > 0))
+    return found
 
 
 def _fitting(array: Any) -> Any:  # Any: an Array of any type
@@ -159,19 +164,6 @@ def _fitting(array: Any) -> Any:  # Any: an Array of any type
 
 def _nulls(array: Any) -> Bools | None:  # Any: an Array of any type
     return array.is_null().to_numpy(zero_copy_only=False) if array.null_count else None
-
-
-def _rows_with(missing: list[Bools | None], offsets: list[Ints], rows: int) -> Bools:
-    """Mark rows that hold missing values inside their lists."""
-    found = np.zeros(rows, np.bool_)
-    bounds = np.arange(rows + 1)
-    for level, nulls in enumerate(missing):
-        if level:
-            bounds = offsets[level - 1][bounds]
-        if nulls is not None:
-            count = np.concatenate([[0], np.cumsum(nulls)])
-            found |= count[bounds[1:]] > count[bounds[:-1]]
-    return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -225,17 +217,12 @@ def measure_layout(
 def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) -> Bools:
     """Return whether the lists of a repeated group have equally many elements, row by row."""
     result = np.ones(num_rows, np.bool_)
-    if not columns:
-        return result
-    first = columns[0]
-    for other in columns[1:]:
+    for first, other in pairwise(columns):
         counts, others = (np.diff(c.offsets[level]) for c in (first, other))
         if level == 0:
             result &= counts == others
         elif np.array_equal(first.bounds(level), other.bounds(level)):
-            unequal = np.concatenate([[0], np.cumsum(counts != others)])
-            bounds = first.bounds(level)
-            result &= unequal[bounds[1:]] == unequal[bounds[:-1]]
+            result &= first.row_sums(counts != others, level) == 0
         else:
             result[:] = False  # unequal outside already; telling rows apart is not worth it
     return result

@@ -49,16 +49,15 @@ def pack(
 
 
 def _in_order(sizes: list[int], budget: int) -> tuple[tuple[int, ...], ...]:
-    batches: list[tuple[int, ...]] = []
-    current: list[int] = []
-    used = 0
+    batches: list[list[int]] = []
+    room = 0
     for index, size in enumerate(sizes):
-        if current and used + size > budget:
-            batches.append(tuple(current))
-            current, used = [], 0
-        current.append(index)
-        used += size
-    return (*batches, tuple(current)) if current else tuple(batches)
+        if not batches or size > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(index)
+        room -= size
+    return tuple(map(tuple, batches))
 
 
 def _decreasing(sizes: list[int], budget: int) -> tuple[tuple[int, ...], ...]:
@@ -73,4 +72,4 @@ def _decreasing(sizes: list[int], budget: int) -> tuple[tuple[int, ...], ...]:
             room[at] = budget
         batches[at].append(index)
         room[at] -= sizes[index]
-    return tuple(tuple(batch) for batch in batches)
+    return tuple(map(tuple, batches))

@@ -25,10 +25,10 @@ from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.cross import CrossForm, num_keys, square_slabs
 from dcp_dsl.forms.form import Form
-from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 from dcp_dsl.interchange.export import Export, ExportConfig
-from dcp_dsl.interchange.lines import MAX_TOKENS, LineRuns, key_runs, row_runs, to_dense
+from dcp_dsl.interchange.lines import MAX_TOKENS, key_runs, row_runs, to_dense
 from dcp_dsl.symbolic.piecewise import expand
 
 MAX_ENTRIES = 2**28  # of a block table
@@ -112,13 +112,11 @@ class MaskMod:
         expression: Python text over ``q``, ``k`` and the names of `tables`; true where q sees k.
         tables: int32; ``lo0``, ``hi0``, ... are ``[n]``, ``bits`` is ``[n * words]``: the pair is
             bit ``k % 32`` of word ``q * words + k // 32``.
-        slabs: the closed form as rows of `Slabs.table`.
     """
 
     form: Literal["closed", "rows", "keys", "bits"]
     expression: str
     tables: dict[str, NDArray[Any]]  # Any: int32, which numpy's stubs lose on the way
-    slabs: tuple[tuple[int, ...], ...] = ()
 
 
 def build_mask_mod(slabs: Slabs) -> MaskMod:
@@ -132,12 +130,11 @@ def build_mask_mod(slabs: Slabs) -> MaskMod:
     '(k < q + 1)'
     """
     if len(slabs) <= MAX_TERMS:
-        rows = [tuple(row) for row in slabs.table().tolist()]
-        terms = [_term(slabs.num_tokens, *row) for row in rows]
+        terms = [_term(slabs.num_tokens, *row) for row in slabs.table().tolist()]
         # Kernels want a value of the type of a comparison even where nothing is visible.
-        return MaskMod("closed", JOIN.join(terms) or "(q < 0)", {}, tuple(rows))
+        return MaskMod("closed", JOIN.join(terms) or "(q < 0)", {})
     by_row, by_key = row_runs(slabs), key_runs(slabs)
-    most_row, most_key = (int(r.per_line().max(initial=0)) for r in (by_row, by_key))
+    most_row, most_key = (int(np.diff(r.row_ptr).max(initial=0)) for r in (by_row, by_key))
     if min(most_row, most_key) > MAX_RANGES:
         return _bits(slabs, by_row, min(most_row, most_key))
     if most_row <= most_key:
@@ -163,25 +160,26 @@ def _term(n: int, q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> str:
     return f"({' & '.join(kept)})" if len(kept) > 1 else (kept or ["(q >= 0)"])[0]
 
 
-def _ranges(form: Literal["rows", "keys"], runs: LineRuns, most: int) -> MaskMod:
+def _ranges(form: Literal["rows", "keys"], runs: Rows, most: int) -> MaskMod:
     line, place = ("q", "k") if form == "rows" else ("k", "q")
     tables: dict[str, NDArray[Any]] = {}  # Any: as in MaskMod
-    terms, rank = [], runs.rank()
+    terms, (number, rank) = [], expand(0, np.diff(runs.row_ptr))
     for i in range(most):
         chosen = rank == i
-        lo, hi = np.zeros((2, runs.num_lines), np.int32)
-        lo[runs.line[chosen]], hi[runs.line[chosen]] = runs.lo[chosen], runs.hi[chosen]
+        lo, hi = np.zeros((2, runs.num_tokens), np.int32)
+        lo[number[chosen]], hi[number[chosen]] = runs.kv_start[chosen], runs.kv_end[chosen]
         tables |= {f"lo{i}": lo, f"hi{i}": hi}
         terms.append(f"(({place} >= lo{i}[{line}]) & ({place} < hi{i}[{line}]))")
     return MaskMod(form, JOIN.join(terms), tables)
 
 
-def _bits(slabs: Slabs, by_row: LineRuns, least: int) -> MaskMod:
+def _bits(slabs: Slabs, by_row: Rows, least: int) -> MaskMod:
     n = slabs.num_tokens
     if n > MAX_TOKENS:
-        row = int(np.argmax(by_row.per_line() > MAX_RANGES))
+        counts = np.diff(by_row.row_ptr)
+        row = int(np.argmax(counts > MAX_RANGES))
         raise ExchangeError(
-            f"mask_mod: row {row} sees {by_row.per_line()[row]} ranges of keys, and keys need "
+            f"mask_mod: row {row} sees {counts[row]} ranges of keys, and keys need "
             f"{least} ranges or more as well; beyond {MAX_RANGES} ranges a bit per pair is stored, "
             f"for at most {MAX_TOKENS:_} tokens, got {n:_}",
             "X304",

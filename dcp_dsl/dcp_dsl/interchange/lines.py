@@ -22,69 +22,25 @@ diagonal only, and the second above it only, see the same mask.
 Source: FlashMask (arXiv 2410.01359), Sec. 4; Paddle's documentation of flashmask_attention.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.algebra import MaskComparison, compare_masks
-from dcp_dsl.forms.conversion import slabs_of, transpose
+from dcp_dsl.forms.conversion import as_slabs, slabs_of, transpose
 from dcp_dsl.forms.form import Form, ranges_of_tile
-from dcp_dsl.forms.slabs import Slabs
+from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.interchange.export import Export
+from dcp_dsl.symbolic.piecewise import expand
 from dcp_dsl.symbolic.region import Region
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LineRuns:
-    """Half-open intervals on lines; those of a line are sorted and neither overlap nor touch.
-
-    Attributes:
-        num_lines: lines, and places on each line.
-        line, lo, hi: int64 ``[N]``, interval i is ``[lo[i], hi[i])`` on line ``line[i]``.
-    """
-
-    num_lines: int
-    line: Ints
-    lo: Ints
-    hi: Ints
-
-    def per_line(self) -> Ints:
-        """Count the intervals of each line, int64 ``[num_lines]``."""
-        return np.bincount(self.line, minlength=self.num_lines)
-
-    def rank(self) -> Ints:
-        """Return for each interval how many come before it on its line."""
-        counts = self.per_line()
-        return np.arange(len(self.line)) - (np.cumsum(counts) - counts)[self.line]
-
-    def of_line(self, line: int) -> list[tuple[int, int]]:
-        """List the intervals of one line."""
-        a, b = np.searchsorted(self.line, [line, line + 1])
-        return list(zip(self.lo[a:b].tolist(), self.hi[a:b].tolist(), strict=True))
-
-    def gaps(self, begin: Ints) -> "LineRuns":
-        """Return the rest of ``[begin[line], num_lines)`` on every line."""
-        counts = self.per_line() + 1
-        first = np.cumsum(counts) - counts
-        at = first[self.line] + self.rank()
-        start, end = np.empty((2, int(counts.sum())), np.int64)
-        start[first] = begin
-        start[at + 1] = self.hi
-        end[first + counts - 1] = self.num_lines
-        end[at] = self.lo
-        line = np.repeat(np.arange(self.num_lines), counts)
-        kept = start < end
-        return LineRuns(self.num_lines, line[kept], start[kept], end[kept])
-
-
-def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> LineRuns:
+def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> Rows:
     """Return the union of intervals, which come in any order and may be empty, touch or overlap.
 
     >>> runs = merge_runs(5, *np.array([[1, 0, 1, 1], [3, 2, 1, 2], [5, 2, 3, 4]]))
-    >>> runs.line.tolist(), runs.lo.tolist(), runs.hi.tolist()
-    ([1], [1], [5])
+    >>> runs.row_ptr.tolist(), runs.kv_start.tolist(), runs.kv_end.tolist()
+    ([0, 0, 1, 1, 1, 1], [1], [5])
     """
     order = np.lexsort((lo, line))
     order = order[lo[order] < hi[order]]
@@ -94,23 +50,17 @@ def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> LineRuns:
     opens = np.ones(len(line), bool)
     opens[1:] = (lo + shift)[1:] > reach[:-1]
     closes = np.append(opens[1:], True)[: len(line)]
-    return LineRuns(num_lines, line[opens], lo[opens], (reach - shift)[closes])
+    row_ptr = np.searchsorted(line[opens], np.arange(num_lines + 1))
+    return Rows(num_lines, row_ptr, lo[opens], (reach - shift)[closes])
 
 
-def row_runs(slabs: Slabs) -> LineRuns:
-    """Return the visible keys of every row.
-
-    >>> runs = row_runs(Slabs(3, [0], [3], [0], [1], [0], [1]))
-    >>> runs.line.tolist(), runs.lo.tolist(), runs.hi.tolist()
-    ([0, 1, 2], [0, 0, 0], [1, 2, 3])
-    """
-    n = slabs.num_tokens
-    row_ptr, lo, hi = slabs.row_ranges(0, n)
-    return merge_runs(n, np.repeat(np.arange(n), np.diff(row_ptr)), lo, hi)
+def row_runs(slabs: Slabs) -> Rows:
+    """Return the visible keys of every row."""
+    return Rows(slabs.num_tokens, *slabs.row_ranges(0, slabs.num_tokens))
 
 
-def key_runs(slabs: Slabs) -> LineRuns:
-    """Return the rows that see every key: lines are keys."""
+def key_runs(slabs: Slabs) -> Rows:
+    """Return the rows that see every key: rows of the result are keys."""
     return row_runs(_transposed(slabs))
 
 
@@ -119,11 +69,17 @@ def _transposed(slabs: Slabs) -> Slabs:
     return slabs_of(transpose(Region.of(slabs.num_tokens, (q0, q1, k0, k1, a, b))))
 
 
-def slabs_of_rows(runs: LineRuns) -> Slabs:
-    """Glue the visible keys of every row to slabs in normal form."""
-    flat = np.zeros(len(runs.line), np.int64)
-    rows = runs.line, runs.line + 1, runs.lo, runs.hi, flat, flat
-    return slabs_of(Region(runs.num_lines, *rows, is_maximal=False))  # in normal form already
+def _to_slabs(runs: Rows) -> Slabs:
+    return as_slabs(runs, max_slabs=len(runs))  # never more slabs than ranges
+
+
+def _gaps(runs: Rows, begin: Ints) -> Rows:
+    """Return the rest of ``[begin[line], num_tokens)`` on every line."""
+    n = runs.num_tokens
+    # A gap lies in front of every run, behind the run before it, and one behind the last run.
+    start = np.insert(runs.kv_end, runs.row_ptr[:-1], begin)
+    end = np.insert(runs.kv_start, runs.row_ptr[1:], n)
+    return merge_runs(n, np.repeat(np.arange(n), np.diff(runs.row_ptr) + 1), start, end)
 
 
 def find_difference(left: Form, right: Form) -> MaskComparison | None:
@@ -171,8 +127,7 @@ def from_dense(export: Export) -> Slabs:
     mask = export.integers("mask", n, n)
     if not ((mask == 0) | (mask == 1)).all():
         raise ExchangeError("dense: expected booleans or 0 and 1 in `mask`")
-    row_ptr, lo, hi = ranges_of_tile(mask == 1)
-    return slabs_of_rows(LineRuns(n, np.repeat(np.arange(n), np.diff(row_ptr)), lo, hi))
+    return _to_slabs(Rows(n, *ranges_of_tile(mask == 1)))
 
 
 def to_dcp(slabs: Slabs) -> Export:
@@ -183,20 +138,18 @@ def to_dcp(slabs: Slabs) -> Export:
     """
     n = slabs.num_tokens
     runs = row_runs(slabs)
-    per_row = runs.per_line()
+    per_row = np.diff(runs.row_ptr)
     if per_row.max(initial=0) > MAX_RANGES:
         row = int(np.argmax(per_row > MAX_RANGES))
-        shown = ", ".join(f"[{lo}, {hi})" for lo, hi in runs.of_line(row)[:3])
-        more = ", ..." if per_row[row] > 3 else ""
         raise ExchangeError(
-            f"dcp: row {row} sees {per_row[row]} ranges of keys ({shown}{more}); "
+            f"dcp: row {row} sees {per_row[row]} ranges of keys ({_show(runs, row, 3)}); "
             f"the format holds {MAX_RANGES} per row; use `magi`, `flex` or `flash4`",
             "X302",
         )
     # Empty ranges lie at the row itself: the planner of the format takes their bounding box.
     ranges = np.broadcast_to(np.arange(n)[:, None, None], (n, 2, 2)).copy()
-    rank = runs.rank()
-    ranges[runs.line, rank, 0], ranges[runs.line, rank, 1] = runs.lo, runs.hi
+    line, rank = expand(0, per_row)
+    ranges[line, rank, 0], ranges[line, rank, 1] = runs.kv_start, runs.kv_end
     one = per_row.max(initial=0) < MAX_RANGES
     return Export("dcp", n, {"attn_mask": (ranges[:, 0] if one else ranges).astype(np.int32)})
 
@@ -217,7 +170,7 @@ def from_dcp(export: Export) -> Slabs:
             f"[{lo[row, which]}, {hi[row, which]}) in row {row}"
         )
     line = np.repeat(np.arange(n), ranges.shape[1])
-    return slabs_of_rows(merge_runs(n, line, lo.ravel(), hi.ravel()))
+    return _to_slabs(merge_runs(n, line, lo.ravel(), hi.ravel()))
 
 
 MAX_HIDDEN = 2
@@ -231,22 +184,28 @@ def to_flashmask(slabs: Slabs) -> Export:
     """
     n = slabs.num_tokens
     visible = key_runs(slabs)
-    if (visible.lo >= visible.line).all():
-        hidden = visible.gaps(np.arange(n))
-        if hidden.per_line().max(initial=0) <= 1:
+    if (visible.kv_start >= expand(0, np.diff(visible.row_ptr))[0]).all():
+        hidden = _gaps(visible, np.arange(n))
+        if np.diff(hidden.row_ptr).max(initial=0) <= 1:
             return _export(n, _causal_columns(hidden), is_causal=True)
-    hidden = visible.gaps(np.zeros(n, np.int64))
-    counts = hidden.per_line()
+    hidden = _gaps(visible, np.zeros(n, np.int64))
+    counts = np.diff(hidden.row_ptr)
     if counts.max(initial=0) > MAX_HIDDEN:
         key = int(np.argmax(counts > MAX_HIDDEN))
-        shown = ", ".join(f"[{lo}, {hi})" for lo, hi in hidden.of_line(key)[:4])
         raise ExchangeError(
-            f"flashmask: key {key} is hidden from {counts[key]} runs of rows ({shown}"
-            f"{', ...' if counts[key] > 4 else ''}); the format holds {MAX_HIDDEN} per key; use "
-            "`magi`, `flex` or `flash4`",
+            f"flashmask: key {key} is hidden from {counts[key]} runs of rows "
+            f"({_show(hidden, key, 4)}); the format holds {MAX_HIDDEN} per key; use `magi`, `flex` "
+            "or `flash4`",
             "X301",
         )
     return _export(n, _two_sided_columns(hidden), is_causal=False)
+
+
+def _show(runs: Rows, line: int, most: int) -> str:
+    """List the first runs of a line for a message."""
+    _, starts, ends = runs.row_ranges(line, line + 1)
+    shown = [f"[{lo}, {hi})" for lo, hi in zip(starts[:most], ends[:most], strict=True)]
+    return ", ".join([*shown, "..."] if len(starts) > most else shown)
 
 
 def _export(n: int, columns: Ints, *, is_causal: bool) -> Export:
@@ -254,22 +213,21 @@ def _export(n: int, columns: Ints, *, is_causal: bool) -> Export:
     return Export("flashmask", n, {"startend_row_indices": indices}, {"causal": is_causal})
 
 
-def _causal_columns(hidden: LineRuns) -> Ints:
-    n = hidden.num_lines
+def _causal_columns(hidden: Rows) -> Ints:
+    n = hidden.num_tokens
     columns = np.full((n, 2), n)
-    columns[hidden.line, 0], columns[hidden.line, 1] = hidden.lo, hidden.hi
+    columns[np.diff(hidden.row_ptr) > 0] = np.column_stack([hidden.kv_start, hidden.kv_end])
     return columns[:, :1] if (columns[:, 1] == n).all() else columns
 
 
-def _two_sided_columns(hidden: LineRuns) -> Ints:
-    n = hidden.num_lines
+def _two_sided_columns(hidden: Rows) -> Ints:
+    n, counts = hidden.num_tokens, np.diff(hidden.row_ptr)
     below, above = np.full((n, 2), n), np.zeros((n, 2), np.int64)
-    alone = hidden.per_line()[hidden.line] == 1
-    first = ~alone & (hidden.rank() == 0)
-    second = ~alone & ~first
-    for pick, side in ((first, above), (second, below)):
-        side[hidden.line[pick], 0], side[hidden.line[pick], 1] = hidden.lo[pick], hidden.hi[pick]
-    key, lo, hi = hidden.line[alone], hidden.lo[alone], hidden.hi[alone]
+    runs = np.column_stack([hidden.kv_start, hidden.kv_end])
+    above[counts == 2] = runs[hidden.row_ptr[:-1][counts == 2]]
+    below[counts == 2] = runs[hidden.row_ptr[1:][counts == 2] - 1]
+    key = np.flatnonzero(counts == 1)
+    lo, hi = runs[hidden.row_ptr[key]].T
     middle = np.clip(key, lo, hi)
     above[key] = np.column_stack([lo, middle])
     below[key] = np.column_stack([middle, hi])
@@ -310,4 +268,4 @@ def from_flashmask(export: Export) -> Slabs:
     }[is_causal, width]
     lo, hi = (np.clip(np.concatenate(side), 0, n) for side in zip(*hidden, strict=True))
     runs = merge_runs(n, np.tile(key, len(hidden)), lo, hi)
-    return _transposed(slabs_of_rows(runs.gaps(zero)))  # lines are keys
+    return _transposed(_to_slabs(_gaps(runs, zero)))  # lines are keys

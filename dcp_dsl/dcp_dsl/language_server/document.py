@@ -135,12 +135,10 @@ class Document:
                 return True
         return False
 
-    def statement_at(self, offset: int) -> "ast.Statement | None":
+    def statement_at(self, offset: int) -> ast.Statement | None:
         """Return the statement that covers a place, if it parses."""
-        for statement in self.parsed.program.statements:
-            if statement.span.start <= offset <= statement.span.end:
-                return statement
-        return None
+        near = (s for s in self.parsed.program.statements if s.span.start <= offset <= s.span.end)
+        return next(near, None)
 
 
 @dataclass(frozen=True, slots=True)

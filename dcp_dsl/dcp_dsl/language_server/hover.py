@@ -1,6 +1,7 @@
 """Describe the word under the pointer: its meaning, its definition, a picture."""
 
 from base64 import b64encode
+from itertools import takewhile
 
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.steps import Meanings
@@ -66,11 +67,8 @@ def _describe_definition(found: Definition) -> str:
             types = {w.text: w.meaning for w in WORDS if w.role == "type"} | {"mask": "a mask"}
             return f"{shown}\n\na parameter: {types.get(param.type.text, param.type.text)}"
         case ast.Token() as token:
-            name = (
-                token.name.text
-                if token.segment is None
-                else f"{token.segment.text}.{token.name.text}"
-            )
+            own = "" if token.segment is None else f"{token.segment.text}."
+            name = own + token.name.text
             each = "one integer" if token.size is None else f"a list of {token.size} integers"
             return f"{shown}\n\n`q.{name}` and `k.{name}`: {each} each"
     return shown
@@ -78,20 +76,15 @@ def _describe_definition(found: Definition) -> str:
 
 def _comment_above(found: Definition) -> str:
     """Return the comment lines right above a statement, or at the top of a file of the library."""
-    above = found.text[: found.node.span.start].rstrip(" \t")
-    lines = above.split("\n")[:-1][::-1]
-    block = []
-    for line in lines:
-        if not line.lstrip().startswith("#"):
-            break
-        block.append(line.lstrip("# ").rstrip())
+    above = found.text[: found.node.span.start].rstrip(" \t").split("\n")[:-1]
+    block = [*takewhile(_is_comment, reversed(above))][::-1]
     if not block and found.scope.program.name.startswith("<library>"):
-        first = [line for line in found.text.split("\n") if line.strip()]
-        for line in first:
-            if not line.startswith("#"):
-                break
-            block.insert(0, line.lstrip("# ").rstrip())
-    return "\n".join(block[::-1])
+        block = [*takewhile(_is_comment, filter(str.strip, found.text.split("\n")))]
+    return "\n".join(line.lstrip("# ").rstrip() for line in block)
+
+
+def _is_comment(line: str) -> bool:
+    return line.lstrip().startswith("#")
 
 
 def _picture(found: Definition, document: Document, good: Document | None, has_images: bool) -> str:

@@ -57,10 +57,8 @@ def occurrences(document: Document) -> list[Occurrence]:
 
 def symbol_at(document: Document, offset: int) -> Occurrence | None:
     """Return the name that a place touches, None where there is none."""
-    for found in occurrences(document):
-        if found.span.start <= offset <= found.span.end:
-            return found
-    return None
+    near = (o for o in occurrences(document) if o.span.start <= offset <= o.span.end)
+    return next(near, None)
 
 
 def references(document: Document, offset: int) -> list[Occurrence]:
@@ -272,6 +270,7 @@ def _nodes(root: object) -> Iterator[object]:
 
 TYPES = ("function", "struct", "class", "property", "parameter", "enumMember")
 MODIFIERS = ("declaration", "defaultLibrary")
+_KINDS = {"local": "parameter", "column": "property", "sample": "enumMember"}
 
 
 def coloured(document: Document) -> Iterator[tuple[int, int, int, int]]:
@@ -300,14 +299,7 @@ def coloured(document: Document) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _kind(found: Occurrence, scope: Scope) -> str:
-    match found.symbol.space:
-        case "local":
-            return "parameter"
-        case "column":
-            return "property"
-        case "sample":
-            return "enumMember"
-    return _by_word(found.symbol.name, scope)
+    return _KINDS.get(found.symbol.space) or _by_word(found.symbol.name, scope)
 
 
 def _by_word(name: str, scope: Scope) -> str:

@@ -7,13 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
-from urllib.request import url2pathname
 from uuid import uuid4
 
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
+from pygls.uris import to_fs_path
 
 from dcp_dsl.language_server.completion import complete, signature_at
 from dcp_dsl.language_server.document import Document, definition_at
@@ -161,8 +160,7 @@ def path_of(uri: str) -> str:
     >>> path_of("file:///a%20b/c.dcpm"), path_of("untitled:Untitled-1")
     ('/a b/c.dcpm', '<untitled>')
     """
-    parts = urlparse(uri)
-    return url2pathname(parts.path) if parts.scheme == "file" else "<untitled>"
+    return (to_fs_path(uri) if uri.startswith("file:") else None) or "<untitled>"
 
 
 def make_server() -> MaskServer:
@@ -238,9 +236,8 @@ def _serve_questions(server: MaskServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def symbols(params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
         document = server.document(params.text_document.uri)
-        return list(
-            filter(None, (_symbol(document, s) for s in document.parsed.program.statements))
-        )
+        found = (_symbol(document, s) for s in document.parsed.program.statements)
+        return [*filter(None, found)]
 
 
 def _serve_names(server: MaskServer) -> None:

@@ -111,37 +111,25 @@ DARK = Theme("#e6e9ee", "#161a20", "#242a33", "#7fb2e5")
 
 @dataclass(frozen=True, slots=True)
 class PictureFrame:
-    """The surroundings of a matrix of ``size`` queries and ``keys`` keys.
+    """The surroundings of a matrix.
 
     Attributes:
         title: what is drawn.
         summary: its figures in one sentence.
         note: the same, short enough to stand below the title.
-        size: queries, tokens down the side.
-        stripes: kinds of queries.
+        size, width: queries, tokens down the side; keys, tokens along the top.
+        stripes, above: kinds of queries and of keys.
         colours: the colour of every kind, in the order of the legend.
-        num_kv: keys, tokens along the top, where they are others; None for the same.
-        key_stripes: kinds of keys, where they are others; None for the same.
     """
 
     title: str
     summary: str
     note: str
     size: int
+    width: int
     stripes: Sequence[Stripe]
+    above: Sequence[Stripe]
     colours: Mapping[str, str]
-    num_kv: int | None = None
-    key_stripes: Sequence[Stripe] | None = None
-
-    @property
-    def width(self) -> int:
-        """Keys."""
-        return self.size if self.num_kv is None else self.num_kv
-
-    @property
-    def above(self) -> Sequence[Stripe]:
-        """Kinds of keys."""
-        return self.stripes if self.key_stripes is None else self.key_stripes
 
 
 def kind_colours(stripes: Sequence[Stripe]) -> dict[str, str]:

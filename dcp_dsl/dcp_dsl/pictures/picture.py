@@ -147,13 +147,14 @@ class Picture:
     @property
     def frame(self) -> PictureFrame:
         """Title, figures, stripes and legend around the drawn matrix."""
-        tokens, area = self.bound.num_tokens, self._area
+        size, width, area = self.bound.num_tokens, num_keys(self.bound), self._area
         share = f", {100 * self.bound.num_pairs / area:.3g} % of all pairs" if area else ""
-        note, colours = self._length + share, kind_colours(self.stripes + (self.key_stripes or ()))
+        above = self.stripes if self.key_stripes is None else self.key_stripes
+        colours = kind_colours(self.stripes + above)
+        note = self._length + share
         return PictureFrame(
-            self.title, self.summary, note, tokens, self.stripes, colours,
-            num_keys(self.bound), self.key_stripes,
-        )  # fmt: skip
+            self.title, self.summary, note, size, width, self.stripes, above, colours
+        )
 
     @property
     def _area(self) -> int:
@@ -178,8 +179,8 @@ class Picture:
 
     def svg(self) -> str:
         """Draw as SVG: one polygon per slab where the mask has slabs, for light and dark pages."""
-        lines = grid_lines(self.frame)
-        return write_svg(self.frame, [*draw_shapes(self.bound), *lines])
+        frame = self.frame
+        return write_svg(frame, [*draw_shapes(self.bound), *grid_lines(frame)])
 
     def png(self, side: int = 512) -> bytes:
         """Draw as PNG with a matrix of about `side` pixels."""

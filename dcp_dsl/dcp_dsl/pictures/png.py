@@ -1,6 +1,5 @@
 """Draw pictures as PNG, with Pillow."""
 
-from collections.abc import Sequence
 from io import BytesIO
 
 import numpy as np
@@ -9,14 +8,7 @@ from PIL import Image, ImageColor, ImageDraw, ImageFont
 from dcp_dsl.arrays import Bytes
 from dcp_dsl.forms.cross import num_keys
 from dcp_dsl.forms.form import Form
-from dcp_dsl.pictures.frame import (
-    LIGHT,
-    PictureFrame,
-    Stripe,
-    condense,
-    lay_out_legend,
-    measure_coverage,
-)
+from dcp_dsl.pictures.frame import LIGHT, PictureFrame, condense, lay_out_legend, measure_coverage
 
 MARGIN = 14
 BAR = 12
@@ -61,28 +53,16 @@ def _matrix(form: Form, side: int) -> Bytes:
 
 
 def _draw_stripes(draw: ImageDraw.ImageDraw, frame: PictureFrame, shape: tuple[int, ...]) -> None:
-    for stripes, size, side, is_above in (
-        (frame.above, frame.width, shape[1], True), (frame.stripes, frame.size, shape[0], False)
-    ):  # fmt: skip
-        _draw_axis(draw, frame, (stripes, size, side), is_above=is_above)
-
-
-def _draw_axis(
-    draw: ImageDraw.ImageDraw,
-    frame: PictureFrame,
-    axis: tuple[Sequence[Stripe], int, int],
-    *,
-    is_above: bool,
-) -> None:
-    stripes, size, side = axis
-    scale = side / max(1, size)
-    for stripe in condense(stripes, size, side):
-        red, green, blue = ImageColor.getrgb(frame.colours[stripe.kind])[:3]
-        colour = (red, green, blue)
-        if stripe.number % 2:
-            colour = ((red + 255) // 2, (green + 255) // 2, (blue + 255) // 2)
-        first, last = round(stripe.start * scale), round(stripe.end * scale) - 1
-        if last >= first and is_above:
-            draw.rectangle((LEFT + first, TOP - 4 - BAR, LEFT + last, TOP - 5), colour)
-        elif last >= first:
-            draw.rectangle((LEFT - 4 - BAR, TOP + first, LEFT - 5, TOP + last), colour)
+    axes = (frame.above, frame.width, shape[1]), (frame.stripes, frame.size, shape[0])
+    for is_beside, (stripes, size, side) in enumerate(axes):
+        scale = side / max(1, size)
+        for stripe in condense(stripes, size, side):
+            colour: tuple[int, ...] = ImageColor.getrgb(frame.colours[stripe.kind])
+            if stripe.number % 2:
+                colour = tuple((part + 255) // 2 for part in colour)
+            first, last = round(stripe.start * scale), round(stripe.end * scale) - 1
+            box = (LEFT + first, TOP - 4 - BAR, LEFT + last, TOP - 5)
+            if is_beside:
+                box = (LEFT - 4 - BAR, TOP + first, LEFT - 5, TOP + last)
+            if last >= first:
+                draw.rectangle(box, colour)

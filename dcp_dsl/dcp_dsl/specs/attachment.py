@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.guard import Guard
+from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
 from dcp_dsl.core.sample import Sample, stated_length
-from dcp_dsl.data.dataset import DataFile, file_lengths, layout_length, summed_layouts
+from dcp_dsl.data.dataset import DataFile, file_lengths, summed_layouts
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
@@ -84,8 +85,8 @@ class Attachment:
                 renamed[new] = row[column]
         if stated_length(renamed) is None:
             columns = Sample.of({**renamed, "len": 0}, self.value).columns
-            length = layout_length(summed_layouts(self.masks), columns)
-            renamed |= {} if length is None else {"len": length}
+            for segment, layout in summed_layouts(self.masks)[:1]:
+                renamed["len"] = natural_length(segment, layout, columns)
         return Sample.of(renamed, self.value)
 
     def lengths(self, file: DataFile) -> NDArray[np.int64]:
@@ -157,9 +158,7 @@ def match_files(
 
 
 def _say_unmatched(
-    scope: Scope,
-    statements: Sequence[ast.Attach],
-    missed: Sequence[tuple[str, Collection[str]]],
+    scope: Scope, statements: Sequence[ast.Attach], missed: Sequence[tuple[str, Collection[str]]]
 ) -> str:
     tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
     (name, columns), *others = missed
@@ -182,12 +181,10 @@ def _say_different(
     for number, paths in found.items():
         shown = ", ".join(paths[:_MOST_NAMED])
         more = f" and {len(paths) - _MOST_NAMED} more" if len(paths) > _MOST_NAMED else ""
-        statement = None if number is None else statements[number]
-        whose = (
-            "no statement"
-            if statement is None
-            else f'`for "{statement.pattern.text}"` in line {_line(statement, scope)}'
-        )
+        whose = "no statement"
+        if number is not None:
+            statement = statements[number]
+            whose = f'`for "{statement.pattern.text}"` in line {_line(statement, scope)}'
         parts.append(f"{whose} matches {shown}{more}")
     return (
         f"{scope.program.name}: the files of {dataset_path} do not share one `for` statement: "
@@ -201,11 +198,7 @@ def _line(statement: ast.Attach, scope: Scope) -> int:
 
 
 def _attach(
-    statement: ast.Attach,
-    value: Mask | Stack,
-    scope: Scope,
-    path: str,
-    columns: Collection[str],
+    statement: ast.Attach, value: Mask | Stack, scope: Scope, path: str, columns: Collection[str]
 ) -> Attachment:
     renames = {r.new.text: r.column.text for r in statement.renames}
     for column in sorted(value.columns):
@@ -215,9 +208,8 @@ def _attach(
             have = ", ".join(sorted(columns)) or "none"
             raise DatasetError(
                 f"{scope.program.name}: mask `{value.name}` needs the column `{source}`, which "
-                f"{path} does "
-                f"not have{'; ' + hint if hint else ''} (columns: {have}); rename one with "
-                f"`with {column} = its_name`"
+                f"{path} does not have{'; ' + hint if hint else ''} (columns: {have}); rename one "
+                f"with `with {column} = its_name`"
             )
     return Attachment(value, renames, f"{scope.program.name}:{_line(statement, scope)}")
 

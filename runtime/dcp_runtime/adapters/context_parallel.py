@@ -94,7 +94,9 @@ class DCPLoadBalancer(_LoadBalancer):
                 f"blocks of {block}) that holds rows of up to {longest}, got {self.tokens}; pad "
                 f"rows to {-(-longest // unit) * unit} and give tokens={-(-longest // unit) * unit}"
             )
-        padded = [[_padded(mask, self.tokens) for mask in masks] for masks in rows]
+        padded = [
+            [Slabs(self.tokens, *as_slabs(mask).table().T) for mask in masks] for masks in rows
+        ]
         self._blocks = [[block_sparsity([m], block, block) for m in masks] for masks in padded]
         dealt = [self._deal(row, tolerance) for row in range(len(rows))]
         self._order = [np.argsort(rank, kind="stable") for rank in dealt]
@@ -156,10 +158,6 @@ class DCPLoadBalancer(_LoadBalancer):
         moved = _moved(_by_row(mods), self._indices, rank * share * self.block)
         lengths = (share * self.block, self.tokens)
         return block_mask_of(tables, (self.block, self.block), moved, lengths, self.device)
-
-
-def _padded(mask: Form, tokens: int) -> Slabs:
-    return Slabs(tokens, *as_slabs(mask).table().T)
 
 
 def _by_row(mods: Sequence[FlexMaskMod]) -> FlexMaskMod:

@@ -16,13 +16,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from dcp_dsl import ExchangeError, Form, Mask, Sample
 from dcp_dsl.forms import Rows, as_slabs, compare_masks, ranges_of_tile
-from dcp_dsl.interchange import (
-    BlockTables,
-    ExportConfig,
-    MaskMod,
-    build_block_tables,
-    build_mask_mod,
-)
+from dcp_dsl.interchange import BlockTables, ExportConfig, build_block_tables, build_mask_mod
 
 FlexMaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
@@ -82,49 +76,16 @@ def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod
     Raises:
         ExchangeError: X304 if the mask takes too many ranges and has too many tokens for bits.
     """
-    slabs = as_slabs(mask)
-    predicate = build_mask_mod(slabs)
-    if predicate.form == "closed":
-        return _closed(predicate)
+    predicate = build_mask_mod(as_slabs(mask))
     tables = {name: _tensor(value, device) for name, value in predicate.tables.items()}
-    if predicate.form == "bits":
-        return _bits(tables["bits"], len(tables["bits"]) // slabs.num_tokens)
-    count = len(tables) // 2
-    ranges = [(tables[f"lo{i}"], tables[f"hi{i}"]) for i in range(count)]
-    return _ranges(ranges, is_by_row=predicate.form == "rows")
+    # Our own text, as in exported files; a closure of the tables is what torch.compile can capture.
+    source = f"lambda {', '.join(tables)}: lambda b, h, q, k: ({predicate.expression})"
+    mask_mod: FlexMaskMod = eval(source, {"__name__": __name__})(**tables)
+    return mask_mod
 
 
 def _tensor(array: object, device: torch.device | str) -> Tensor:
     return torch.tensor(array, device=device)  # copies: the arrays are read-only
-
-
-def _closed(predicate: MaskMod) -> FlexMaskMod:
-    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        seen = q < 0
-        for q0, q1, k0, k1, a, slope in predicate.slabs:
-            low, high = k0 + a * (q - q0), k1 + slope * (q - q0)
-            seen = seen | ((q >= q0) & (q < q1) & (k >= low) & (k < high))
-        return seen
-
-    return mask_mod
-
-
-def _ranges(ranges: list[tuple[Tensor, Tensor]], *, is_by_row: bool) -> FlexMaskMod:
-    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        line, place = (q, k) if is_by_row else (k, q)
-        seen = q < 0
-        for low, high in ranges:
-            seen = seen | ((place >= low[line]) & (place < high[line]))
-        return seen
-
-    return mask_mod
-
-
-def _bits(bits: Tensor, words: int) -> FlexMaskMod:
-    def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
-        return ((bits[q * words + k // 32] >> (k % 32)) & 1) != 0
-
-    return mask_mod
 
 
 MAX_TOKENS = 2**15  # a billion pairs

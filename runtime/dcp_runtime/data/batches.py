@@ -190,7 +190,7 @@ def make_resolver(
         return _attached(rows, dataset, mask_fn, path)
     if isinstance(mask_fn, Mask | Stack):
         always = mask_fn
-        return lambda _, row: (always, _sample(row, always))
+        return lambda _, row: (always, Sample.of(row, always))
     if not callable(mask_fn):
         raise DatasetError(
             "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask (or a "
@@ -203,13 +203,9 @@ def make_resolver(
         chosen = choose(row)
         if not isinstance(chosen, Mask | Stack):
             raise DatasetError(f"mask_fn must give a Mask or a Stack for each row, got {chosen!r}")
-        return chosen, _sample(row, chosen)
+        return chosen, Sample.of(row, chosen)
 
     return resolve
-
-
-def _sample(row: Row, value: Mask | Stack) -> Sample:
-    return Sample.of(row, value)
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:

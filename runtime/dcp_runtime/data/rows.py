@@ -85,16 +85,13 @@ class Screening:
 Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
 Tokens: TypeAlias = Ints
 
-TOKEN_COLUMNS = ("tokens", "input_ids")
-"""Columns that may hold the tokens, in the order of preference, unless a column is named."""
-
 ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
 
 
 def token_columns(name: str | None) -> tuple[str, ...]:
     """Return the columns that may hold the tokens, in the order of preference."""
-    return TOKEN_COLUMNS if name is None else (name,)
+    return ("tokens", "input_ids") if name is None else (name,)
 
 
 def read_tokens(names: Sequence[str], row: Row, index: int) -> Tokens:
@@ -143,7 +140,7 @@ class IndexedRows:
 
     Args:
         dataset: has ``len`` and gives a row by number.
-        token_column: the column that holds them; ``None`` for the first of `TOKEN_COLUMNS`.
+        token_column: the column that holds them; ``None`` for ``tokens``, else ``input_ids``.
     """
 
     def __init__(self, dataset: Dataset | Sequence[Row], token_column: str | None) -> None:
@@ -170,12 +167,12 @@ class IndexedRows:
         """Tokens of every row, int64 ``[N]``; reads all rows where no file or table says it."""
         if self._lengths is None:
             if isinstance(self._dataset, Dataset) and self._is_ours:
-                found = self._dataset.lengths
+                self._lengths = self._dataset.lengths
+            elif (told := _lengths_of_arrow(self._dataset, self._names)) is not None:
+                self._lengths = told
             else:
-                told = _lengths_of_arrow(self._dataset, self._names)
                 counts = (len(self.read(index)[1]) for index in range(len(self)))
-                found = np.fromiter(counts, np.int64) if told is None else told
-            self._lengths = found
+                self._lengths = np.fromiter(counts, np.int64)
         return self._lengths
 
     def read(self, index: int) -> tuple[Row, Tokens]:
@@ -213,18 +210,15 @@ class StreamedRows:
         self._names = token_columns(token_column)
         self._is_read = False
 
-    def _open(self) -> Iterator[Row]:
+    def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
+        """Return number, row and tokens of every row from `index` on; pass over those before."""
         if self._is_read and isinstance(self._dataset, Iterator):
             raise DatasetError(
                 f"the rows came from a {type(self._dataset).__name__}, which gives them only once; "
                 "for more epochs give list(rows), or an object whose __iter__ starts anew"
             )
         self._is_read = True
-        return iter(self._dataset)
-
-    def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
-        """Return number, row and tokens of every row from `index` on; pass over those before."""
-        rows = self._open()
+        rows = iter(self._dataset)
         passed = sum(1 for _ in islice(rows, index))
         if passed < index:
             raise DatasetError(

@@ -67,11 +67,13 @@ def read_columns(
             f"expected token ids from 0, got {tokens[at]} at token {at}; rows need no padding, and "
             f"a labels column with {IGNORE_LABEL} leaves targets out"
         )
+    is_once = rules.shared_targets == "once"
+    weights = np.ones(length) if paths is None or is_once else paths.num_paths
     return TokenColumns(
         targets=_targets(rules, row, tokens),
         positions=_positions(rules.position_column, row, length, paths),
         previous=np.arange(-1, length - 1) if paths is None else paths.previous,
-        weights=_weights(rules, length, paths),
+        weights=weights.astype(np.float32),
         extra={name: _extra(name, row, length) for name in rules.extra_columns},
     )
 
@@ -172,12 +174,6 @@ def _check_agreement(
         f"tokens: {one} counts token {at} as a target, {other} leaves it out; mend one, or read "
         f"one alone: RowRules(labels_column=None), or no loss_column"
     )
-
-
-def _weights(rules: RowRules, length: int, paths: TokenPaths | None) -> Floats:
-    if paths is None or rules.shared_targets == "once":
-        return np.ones(length, np.float32)
-    return paths.num_paths.astype(np.float32)
 
 
 def _positions(name: str | None, row: Row, length: int, paths: TokenPaths | None) -> Ints:

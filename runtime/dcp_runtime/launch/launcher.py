@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.extras import install_line
 from dcp_planner import LANES, Plan, Trace
 from dcp_planner.plan import decode_plan, encode_plan
 from dcp_planner.tables import measure_memory
@@ -79,8 +80,7 @@ def check_torch() -> None:
     """Refuse to start processes that would each fail to load torch."""
     if find_spec("torch") is None:
         raise RunError(
-            "running a plan needs PyTorch, which is not installed; install it: "
-            "pip install 'dcp-dsl[run]'"
+            f"running a plan needs PyTorch, which is not installed; {install_line('run')}"
         )
 
 

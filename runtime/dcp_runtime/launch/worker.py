@@ -68,14 +68,9 @@ def _ring_seconds(repeats: int, device: str, size_bytes: int, count: int) -> flo
         for _ in range(2)
     )
     operations = [
-        *(
-            dist.P2POp(dist.irecv, tensor, (rank - 1) % size, tag=i)
-            for i, tensor in enumerate(received)
-        ),
-        *(
-            dist.P2POp(dist.isend, tensor, (rank + 1) % size, tag=i)
-            for i, tensor in enumerate(sent)
-        ),
+        dist.P2POp(operation, tensor, (rank + step) % size, tag=i)
+        for operation, step, tensors in ((dist.irecv, -1, received), (dist.isend, 1, sent))
+        for i, tensor in enumerate(tensors)
     ]
     seconds = []
     for _ in range(WARM_UP + repeats):

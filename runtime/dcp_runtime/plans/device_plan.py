@@ -31,7 +31,7 @@ from dcp_planner.tables import (
 )
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
-from dcp_runtime.plans.tile_table import TableBuilder, TileRows, TileTable
+from dcp_runtime.plans.tile_table import TableBuilder, TileTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,8 +262,11 @@ def _direction_plan(
     return DirectionPlan(receive_rows, steps)
 
 
-def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> TileRows:
-    """Return the first rows of the blocks of a device's tiles: own ones in order, then slots."""
+def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints, Ints]:
+    """Return the first rows of queries and keys of tiles: own blocks in order, then slots.
+
+    -1 for a tile whose block is never on this device.
+    """
     tiles, local = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
     own = plan.blocks.num_tokens[plan.local_blocks(device)].sum()
@@ -275,7 +278,7 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> TileRows:
             strict=True,
         )
     )
-    return TileRows(q, kv)
+    return q, kv
 
 
 def _local_rows(plan: Plan, device: int) -> Ints:
@@ -287,10 +290,10 @@ def _local_rows(plan: Plan, device: int) -> Ints:
     return rows
 
 
-def _check_tiles(plan: Plan, pieces: TilePieces, rows: TileRows, device: int) -> None:
+def _check_tiles(plan: Plan, pieces: TilePieces, rows: tuple[Ints, Ints], device: int) -> None:
     for what, block, known in (
-        ("q", plan.tiles.q_block, rows.q),
-        ("kv", plan.tiles.kv_block, rows.kv),
+        ("q", plan.tiles.q_block, rows[0]),
+        ("kv", plan.tiles.kv_block, rows[1]),
     ):
         missing = block[pieces.tile][known[pieces.tile] < 0]
         if missing.size:

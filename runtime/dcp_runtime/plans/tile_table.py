@@ -72,29 +72,20 @@ class TileTable(Record):
         return seen
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TileRows:
-    """The first rows of each tile's blocks in a device's working buffers.
+class TableBuilder:
+    """Builds the tables of one device and direction.
 
-    Attributes:
-        q, kv: int64 ``[W]``, of its queries and of its keys in their buffers; -1 for a tile whose
-            block is never there.
+    `rows` are the first rows of each tile's queries and of its keys in the device's working
+    buffers, int64 ``[W]`` each.
     """
 
-    q: Ints
-    kv: Ints
-
-
-class TableBuilder:
-    """Builds the tables of one device and direction."""
-
     def __init__(
-        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: TileRows
+        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: tuple[Ints, Ints]
     ) -> None:
         self._pieces = pieces
         q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
-        self._q_row = rows.q[pieces.tile] + pieces.q_start - blocks.start[q_block]
-        self._kv_row = rows.kv[pieces.tile] + pieces.kv_start - blocks.start[kv_block]
+        self._q_row = rows[0][pieces.tile] + pieces.q_start - blocks.start[q_block]
+        self._kv_row = rows[1][pieces.tile] + pieces.kv_start - blocks.start[kv_block]
         self._is_chosen = np.zeros(len(tiles), bool)
 
     def build(self, tiles: tuple[int, ...]) -> TileTable:

@@ -169,8 +169,7 @@ def _sentences(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         return [("Step", "none yet")]
 
     def seconds(name: str) -> str:
-        middle = medians.get(name)
-        return f"{_seconds(last[name])}, median {_seconds(middle)}"
+        return f"{_seconds(last[name])}, median {_seconds(medians.get(name))}"
 
     measured, predicted = last["measured_s"], last["predicted_s"]
     ratio = f", {measured / predicted:.3g} times the predicted" if measured and predicted else ""

@@ -17,6 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from dcp_dsl.files import replacing
 from dcp_planner import Plan, Trace
 from dcp_runtime.errors import RunError
 from dcp_runtime.run_log.record import NUMBERS, SCHEMA, Record, as_record
@@ -80,9 +81,8 @@ class PrometheusLog:
         """Replace the file; whoever reads it sees one record."""
         numbers = {name.replace("/", "_"): value for name, value in scalars(record).items()}
         lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in numbers.items()]
-        draft = self._path.with_name(self._path.name + ".draft")
-        draft.write_text("".join(lines))
-        draft.replace(self._path)
+        with replacing(self._path, RunError) as draft:
+            draft.write_text("".join(lines))
 
 
 def _package(module: str, name: str) -> Any:  # Any: a module without types
@@ -235,10 +235,8 @@ class RunLog:
         last = max((_step_of(line) for line in tail.split(b"\n")), default=-1)
         self._step = last + 1
         # A process that was killed may have left half a line.
-        self._append((b"\n" if tail and not tail.endswith(b"\n") else b"") + self._head())
-
-    def _head(self) -> bytes:
-        return _line({"schema": SCHEMA, "started": round(time.time(), 3), **self._header})
+        head = _line({"schema": SCHEMA, "started": round(time.time(), 3), **self._header})
+        self._append((b"\n" if tail and not tail.endswith(b"\n") else b"") + head)
 
     def _append(self, line: bytes) -> None:
         if os.write(self._file, line) != len(line):
