@@ -10,7 +10,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
 from dcp_runtime.plans.tile_pieces import Cells, PieceKind, cut_pieces, cut_slabs
-from dcp_runtime.plans.tile_table import TableBuilder, TileRows
+from dcp_runtime.plans.tile_table import TableBuilder
 
 KERNELS = ("cpu", "reference")  # `triton_cases.py` has the interpreted ones
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
@@ -33,11 +33,9 @@ def tables_of(sparsity, rng, num_tables, segment_rows):
             place[block] = at
             at += int(blocks.num_tokens[block]) + int(rng.integers(3))
         places.append((place, at))
-    rows = TileRows(places[0][0], places[1][0])
     pieces = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), segment_rows)
-    builder = TableBuilder(
-        blocks, tiles, pieces, TileRows(rows.q[tiles.q_block], rows.kv[tiles.kv_block])
-    )
+    rows = places[0][0][tiles.q_block], places[1][0][tiles.kv_block]
+    builder = TableBuilder(blocks, tiles, pieces, rows)
     tables = [
         builder.build(tuple(np.flatnonzero(division == d).tolist())) for d in range(num_tables)
     ]
@@ -204,7 +202,7 @@ def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(l
         )
         cut = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), 16)
         assert not any(x.flags.writeable for x in (cut.masks.row_lo, cut.masks.bits))
-        rows = TileRows(16 * tiles.q_block, 16 * tiles.kv_block)
+        rows = 16 * tiles.q_block, 16 * tiles.kv_block
         table = TableBuilder(blocks, tiles, cut, rows).build(tuple(range(count)))
         pieces[name] = [(int(k), int(m)) for k, m in zip(table.kind, table.kv_len, strict=True)]
     full = int(PieceKind.FULL)

@@ -4,13 +4,7 @@ import json
 
 import click
 
-from dcp_dsl.commands.options import (
-    choose_mask,
-    choose_sample,
-    load_spec,
-    mask_options,
-    read_block,
-)
+from dcp_dsl.commands import options
 
 SCHEMA_BLOCKS = "dcp.blocks/1"
 MAX_LINES = 24
@@ -18,7 +12,7 @@ MAX_LINES = 24
 
 @click.command()
 @click.argument("spec_path", required=False, metavar="SPEC")
-@mask_options
+@options.mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block, of queries and of keys.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
@@ -39,11 +33,11 @@ def blocks(
     from dcp_dsl.forms.cross import num_keys
     from dcp_dsl.forms.sparsity import block_sparsity
 
-    spec = load_spec(spec_path)
-    mask = choose_mask(spec, call)
-    chosen = choose_sample(spec, mask, sample, length)
+    spec = options.load_spec(spec_path)
+    mask = options.choose_mask(spec, call)
+    chosen = options.choose_sample(spec, mask, sample, length)
     form = mask.compile(chosen, may_cross=True)
-    size = read_block(block)
+    size = options.read_block(block)
     found = block_sparsity([form], size, size)
     rows = list(
         zip(found.row_idx.tolist(), found.col_idx.tolist(), found.pairs.tolist(), strict=True)

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.options import (
-    choose_masks,
-    choose_sample,
-    load_spec,
-    mask_options,
-    read_block,
-)
+from dcp_dsl.commands import options
 
 if TYPE_CHECKING:
     from dcp_dsl.commands.mask_report import MaskReport
@@ -37,7 +31,7 @@ FORMS = {
 
 @click.command()
 @click.argument("topic", required=False, metavar="[CODE | SPEC]")
-@mask_options
+@options.mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block of the counts.")  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
@@ -73,16 +67,16 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         raise click.UsageError(
             f"no code, and no file `{topic}`; of a mask: dcpm explain --mask {call or topic}"
         )
-    spec = load_spec(topic)
+    spec = options.load_spec(topic)
     if as_core:
         from dcp_dsl.elaboration.programs import show_mask
 
-        for used, mask in choose_masks(spec, call):
+        for used, mask in options.choose_masks(spec, call):
             click.echo("\n".join(filter(None, (used, show_mask(mask.core)))))
         return
-    for index, (used, mask) in enumerate(choose_masks(spec, call)):
-        chosen = choose_sample(spec, mask, sample, length)
-        report = report_mask(mask, chosen, read_block(block), head_dim)
+    for index, (used, mask) in enumerate(options.choose_masks(spec, call)):
+        chosen = options.choose_sample(spec, mask, sample, length)
+        report = report_mask(mask, chosen, options.read_block(block), head_dim)
         if as_json:
             form = mask.compile(chosen, may_cross=True)
             table = square_slabs(form).table().tolist() if form.form == "slabs" else None

@@ -4,24 +4,16 @@ import json
 
 import click
 
-from dcp_dsl.commands.options import (
-    FORMATS,
-    choose_mask,
-    choose_sample,
-    load_spec,
-    mask_options,
-    read_block,
-)
+from dcp_dsl.commands import options
 
 SCHEMA = "dcp.exported/1"
 
 
 @click.command()
 @click.argument("spec", required=False)
-@mask_options
-@click.option(
-    "--format", "name", type=click.Choice(FORMATS), required=True, help="Whose format to write."
-)
+@options.mask_options
+@click.option("--format", "name", type=click.Choice(options.FORMATS), required=True,
+              help="Whose format to write.")  # fmt: skip
 @click.option("--out", required=True, metavar="FILE", help="Ends in .npz, .json or .py.")
 @click.option("--block", default="128", show_default=True, metavar="B|QxK",
               help="Tokens per block, for flex and flash4.")  # fmt: skip
@@ -47,9 +39,9 @@ def export(  # noqa: PLR0913 - one argument per option
     from dcp_dsl.interchange.export import ExportConfig, write_export
     from dcp_dsl.interchange.formats import export_mask
 
-    loaded = load_spec(spec)
-    mask = choose_mask(loaded, call)
-    bound = mask.compile(choose_sample(loaded, mask, sample, length), may_cross=True)
+    loaded = options.load_spec(spec)
+    mask = options.choose_mask(loaded, call)
+    bound = mask.compile(options.choose_sample(loaded, mask, sample, length), may_cross=True)
     block_q, block_kv = _read_block(block)
     found = export_mask(bound, name, ExportConfig(block_q, block_kv, mask.call))
     files = [str(path) for path in write_export(out, found)]
@@ -70,7 +62,7 @@ def export(  # noqa: PLR0913 - one argument per option
 def _read_block(text: str) -> tuple[int, int]:
     first, mark, second = text.partition("x")
     try:
-        return read_block(first), read_block(second if mark else first)
+        return options.read_block(first), options.read_block(second if mark else first)
     except click.UsageError:
         raise click.UsageError(
             f"--block: expected tokens such as 128, or 128x64 for queries and keys, got {text!r}"

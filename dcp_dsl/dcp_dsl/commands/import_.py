@@ -6,15 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.options import (
-    READABLE,
-    choose_mask,
-    choose_sample,
-    knows_ascii_only,
-    load_spec,
-    mask_options,
-    write_output,
-)
+from dcp_dsl.commands import options
 
 if TYPE_CHECKING:
     from dcp_dsl.forms.algebra import MaskComparison
@@ -25,11 +17,10 @@ SCHEMA = "dcp.import/1"
 
 @click.command("import")
 @click.argument("file")
-@click.option(
-    "--format", "name", type=click.Choice(READABLE), help="Needed where the file does not say."
-)
+@click.option("--format", "name", type=click.Choice(options.READABLE),
+              help="Needed where the file does not say.")  # fmt: skip
 @click.option("--equals", "spec", metavar="SPEC", help="Compare with a mask of this .dcpm file.")
-@mask_options
+@options.mask_options
 @click.option("--svg", metavar="FILE", help="Draw the mask into an SVG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def import_(  # noqa: PLR0913 - one argument per option
@@ -56,20 +47,20 @@ def import_(  # noqa: PLR0913 - one argument per option
     found = import_mask(export)
     picture = Picture(f"{file} ({export.format})", found)
     if svg is not None:
-        write_output(svg, picture.svg().encode() + b"\n")
+        options.write_output(svg, picture.svg().encode() + b"\n")
     difference, other = None, None
     if spec is not None or call is not None:
-        loaded = load_spec(spec)
-        mask = choose_mask(loaded, call)
+        loaded = options.load_spec(spec)
+        mask = options.choose_mask(loaded, call)
         if sample is None and length is None and not mask.columns:
             length = str(found.num_tokens)
-        bound = mask.bind(choose_sample(loaded, mask, sample, length))
+        bound = mask.bind(options.choose_sample(loaded, mask, sample, length))
         difference, other = find_difference(found, bound), mask.call
     if as_json:
         click.echo(json.dumps(_document(file, export.format, found, other, difference)))
     else:
         if svg is None:
-            click.echo(picture.text(is_ascii=knows_ascii_only()))
+            click.echo(picture.text(is_ascii=options.knows_ascii_only()))
         if other is not None:
             click.echo(_verdict(other, difference))
     sys.exit(0 if difference is None else 1)

@@ -7,14 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_dsl.commands.options import (
-    choose_masks,
-    choose_sample,
-    knows_ascii_only,
-    load_spec,
-    mask_options,
-    write_output,
-)
+from dcp_dsl.commands import options
 
 if TYPE_CHECKING:
     from dcp_dsl.pictures.picture import Picture
@@ -25,7 +18,7 @@ MAX_COLUMNS = 96
 
 @click.command()
 @click.argument("spec", required=False)
-@mask_options
+@options.mask_options
 @click.option("--svg", metavar="FILE", help="Draw into an SVG file, `-` for standard output.")
 @click.option("--png", metavar="FILE", help="Draw into a PNG file.")
 @click.option("--width", type=click.IntRange(8, 1000), help="Widest matrix, in characters.")
@@ -36,7 +29,7 @@ def show(
     call: str | None,
     sample: str | None,
     length: str | None,
-    **options: str | int | bool | None,
+    **drawing: str | int | bool | None,
 ) -> None:
     """Draw a mask on a sample: queries downwards, keys to the right.
 
@@ -46,25 +39,25 @@ def show(
     """
     from dcp_dsl.pictures.picture import Picture
 
-    loaded = load_spec(spec)
+    loaded = options.load_spec(spec)
     chosen = [
-        (used, Picture.of(mask, choose_sample(loaded, mask, sample, length)))
-        for used, mask in choose_masks(loaded, call)
+        (used, Picture.of(mask, options.choose_sample(loaded, mask, sample, length)))
+        for used, mask in options.choose_masks(loaded, call)
     ]
-    svg, png = options["svg"], options["png"]
+    svg, png = drawing["svg"], drawing["png"]
     if (svg or png) and len(chosen) > 1:
         calls = ", ".join(picture.title for _, picture in chosen)
         raise click.UsageError(f"a file holds one picture; name one of the stack's masks: {calls}")
     picture = chosen[0][1]
     if isinstance(svg, str):
-        write_output(svg, picture.svg().encode() + b"\n")
+        options.write_output(svg, picture.svg().encode() + b"\n")
     if isinstance(png, str):
-        write_output(png, picture.png())
-    if options["as_json"]:
+        options.write_output(png, picture.png())
+    if drawing["as_json"]:
         documents = [_document(picture, used) for used, picture in chosen]
         click.echo("\n".join(map(json.dumps, documents)))
     elif svg is None and png is None:
-        width = options["width"]
+        width = drawing["width"]
         _print(chosen, width if isinstance(width, int) else None)
 
 
@@ -85,7 +78,7 @@ def _draw(picture: "Picture", width: int | None) -> str:
         width = min(MAX_COLUMNS, max(8, get_terminal_size().columns - 6))
     wanted = click.get_current_context().color
     has_colour = sys.stdout.isatty() if wanted is None else wanted
-    return picture.text(width, is_ascii=knows_ascii_only(), has_colour=has_colour)
+    return picture.text(width, is_ascii=options.knows_ascii_only(), has_colour=has_colour)
 
 
 def _document(picture: "Picture", used: str) -> dict[str, object]:

@@ -175,7 +175,7 @@ class RowChecker:
                 reason = ""
             except (DatasetError, SpecError) as error:
                 reason = _one_line(error)
-            if len(self._known) < MAX_REMEMBERED:
+            if len(self._known) < MAX_REMEMBERED:  # a bound on memory: rows may all be different
                 self._known[key] = reason
         if reason:
             raise DatasetError(reason)

@@ -103,6 +103,7 @@ class MaskServer(LanguageServer):
                 _ = document.problems
 
         await loop.run_in_executor(self.prover, look)
+        # After every wait the text may be another one, or closed: its own call goes on with that.
         if session.document is not document or uri not in self.sessions:
             return
         self._publish(uri)
@@ -184,12 +185,10 @@ def _serve_texts(server: MaskServer) -> None:
         server.has_progress = window is not None and bool(window.work_done_progress)
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
-    async def did_open(params: lsp.DidOpenTextDocumentParams) -> None:
-        server.update(params.text_document.uri)
-        await server.check(params.text_document.uri)
-
     @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
-    async def did_change(params: lsp.DidChangeTextDocumentParams) -> None:
+    async def changed(
+        params: lsp.DidOpenTextDocumentParams | lsp.DidChangeTextDocumentParams,
+    ) -> None:
         server.update(params.text_document.uri)
         await server.check(params.text_document.uri)
 

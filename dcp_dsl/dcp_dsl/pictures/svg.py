@@ -35,6 +35,7 @@ LINE = 18  # height of a line of text
 CHARACTER = 7.0  # about the width of one at 12 pixels
 LEFT, TOP = MARGIN + BAR + 4, MARGIN + 2 * LINE + BAR + 8
 MAX_STRIPES = 256
+MAX_BORDERS = 48  # more would be a grey area
 MAX_LEGEND = 32
 
 
@@ -94,9 +95,9 @@ def grid_lines(frame: PictureFrame) -> Iterator[str]:
         yield f'<path class="dcp-line" d="{line}"/>'
 
 
-def _borders(stripes: Sequence[Stripe], size: int, most: int = 48) -> set[int]:
-    places = set(range(1, size)) if size <= most else set()
-    if len(stripes) <= most:
+def _borders(stripes: Sequence[Stripe], size: int) -> set[int]:
+    places = set(range(1, size)) if size <= MAX_BORDERS else set()
+    if len(stripes) <= MAX_BORDERS:
         places |= {stripe.start for stripe in stripes} - {0}
     return places
 

@@ -258,6 +258,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     window, planned, kept, targets, self._replicas.device, self._facts()
                 )
                 for number in range(window.start.micro_batch, len(planned.batches)):
+                    # Before it is yielded: a state saved in the loop is behind this micro-batch.
                     self._position = parts.behind(number)
                     yield parts.of(number)
                     self._check_newest(iteration)

@@ -116,7 +116,7 @@ class PlanSource(ABC):
 
     def close(self) -> None:
         """End the planner processes; plan later batches in this process."""
-        pool, self.pool = self.pool, None
+        pool, self.pool = self.pool, None  # first: callbacks of ended processes look at it
         if pool is not None:
             pool.close()
 
@@ -147,7 +147,7 @@ class OwnPlans(PlanSource):
             made = self._made(pending)
         self._cache[key] = made[0]
         self._cache.move_to_end(key)
-        if len(self._cache) > MAX_CACHED_PLANS:
+        if len(self._cache) > MAX_CACHED_PLANS:  # of long runs most plans never come again
             self._cache.popitem(last=False)
         return made
 
@@ -226,7 +226,7 @@ class PlanExchange:
                 time.sleep(nap_s)
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             message = self._store.get(key)
-            self._store.delete_key(key)
+            self._store.delete_key(key)  # else the store's memory would grow with every batch
         except RuntimeError as error:  # the process that serves the store is gone or stands still
             raise self._lost(number, error) from error
         if message[:1] == _FAILURE:

@@ -88,7 +88,8 @@ class ProcessWorld:
     _store: int = -1
 
     def __enter__(self) -> "ProcessWorld":
-        self._store = os.memfd_create("dcp-store")  # where the ranks find each other
+        # Where the ranks find each other: no name that could be taken, gone with its processes.
+        self._store = os.memfd_create("dcp-store")
         size = 1 if self.transport == "loopback" else self.ranks
         try:
             for rank in range(size):
@@ -151,6 +152,7 @@ class ProcessWorld:
             wait(waiting, timeout=0.1, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             if any(self._has_failed(m, now) for m in self._members):
+                # Others often know better who failed: what they say within the grace counts.
                 give_up_s = min(give_up_s, now + GRACE_S)
             if now > give_up_s or self._is_explained():
                 return

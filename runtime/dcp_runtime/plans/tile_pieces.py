@@ -381,7 +381,7 @@ def _join(*parts: TilePieces) -> TilePieces:
         for name in TilePieces.__slots__
         if name != "masks"
     }
-    order = np.lexsort((columns["tile"], columns["q_start"]))
+    order = np.lexsort((columns["tile"], columns["q_start"]))  # as `TableBuilder` expects them
     masks = PieceMasks(
         np.concatenate([part.masks.row_lo for part in parts], axis=1),
         np.concatenate([part.masks.row_hi for part in parts], axis=1),

@@ -63,6 +63,7 @@ class RunHistory:
         """
         older = [Path(f"{self._path}.{number}") for number in range(MOST_OLDER, 0, -1)]
         try:
+            # All are opened before the first is read: a rotation renames files, not what is open.
             with ExitStack() as stack:
                 paths = *filter(Path.is_file, older), self._path
                 files = [stack.enter_context(open(path, "rb", opener=_open)) for path in paths]

@@ -81,7 +81,7 @@ class PrometheusLog:
         """Replace the file; whoever reads it sees one record."""
         numbers = {name.replace("/", "_"): value for name, value in scalars(record).items()}
         lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in numbers.items()]
-        with replacing(self._path, RunError) as draft:
+        with replacing(self._path, RunError) as draft:  # node_exporter may read at any time
             draft.write_text("".join(lines))
 
 
@@ -163,7 +163,7 @@ class RunLog:
             self._thread = threading.Thread(target=self._work, name="run log", daemon=True)
             self._thread.start()
         try:
-            self._jobs.put_nowait(job)
+            self._jobs.put_nowait(job)  # never waits: training goes on if the disk hangs
         except queue.Full:
             self._dropped += 1
 
@@ -239,6 +239,7 @@ class RunLog:
         self._append((b"\n" if tail and not tail.endswith(b"\n") else b"") + head)
 
     def _append(self, line: bytes) -> None:
+        # A single write to a file opened for appending: who reads meanwhile never sees half a line.
         if os.write(self._file, line) != len(line):
             raise OSError("the disk is full")
 
@@ -246,11 +247,11 @@ class RunLog:
         os.close(self._file)
         names = [self.path, *(Path(f"{self.path}.{n}") for n in range(1, self._keep + 1))]
         names[-1].unlink(missing_ok=True)
-        for newer, older in reversed(list(pairwise(names))):
+        for newer, older in reversed(list(pairwise(names))):  # the oldest makes room first
             if newer.exists():
                 newer.replace(older)
         step = self._step
-        self._open()
+        self._open()  # reads the last step of the file, and the new one is empty
         self._step = step
 
 
