@@ -26,20 +26,21 @@ def tables_of(sparsity, rng, num_tables, segment_rows):
     tiles = ComputeBlocks(
         sparsity.row_idx, sparsity.col_idx, sparsity.kind, sparsity.pairs, zeros, division, zeros
     )
-    places = []
+    places, sizes = [], []
     for _ in ("q", "kv"):
         order, at, place = rng.permutation(len(blocks)), 3, np.zeros(len(blocks), np.int64)
         for block in order.tolist():
             place[block] = at
             at += int(blocks.num_tokens[block]) + int(rng.integers(3))
-        places.append((place, at))
+        places.append(place)
+        sizes.append(at)
     pieces = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), segment_rows)
-    rows = places[0][0][tiles.q_block], places[1][0][tiles.kv_block]
+    rows = places[0][tiles.q_block], places[1][tiles.kv_block]
     builder = TableBuilder(blocks, tiles, pieces, rows)
     tables = [
         builder.build(tuple(np.flatnonzero(division == d).tolist())) for d in range(num_tables)
     ]
-    return blocks, rows, (places[0][1], places[1][1]), tables
+    return blocks, places, sizes, tables
 
 
 def into_buffer(x, blocks, place, size):
@@ -59,20 +60,22 @@ def run_kernel(kernel, sparsity, qkv, seed, num_tables=3, segment_rows=16):
     q, kv, dout = qkv
     dtype, scale = accumulator_dtype(q.dtype), q.shape[-1] ** -0.5
     rng = np.random.default_rng(seed)
-    blocks, rows, (q_size, kv_size), tables = tables_of(sparsity, rng, num_tables, segment_rows)
-    q_buffer = into_buffer(q, blocks, rows.q, q_size)
-    kv_buffer = into_buffer(kv, blocks, rows.kv, kv_size)
+    blocks, (q_place, kv_place), (q_size, kv_size), tables = tables_of(
+        sparsity, rng, num_tables, segment_rows
+    )
+    q_buffer = into_buffer(q, blocks, q_place, q_size)
+    kv_buffer = into_buffer(kv, blocks, kv_place, kv_size)
     state = AttentionState.empty(q_size, q.shape[1], q.shape[2], dtype)
     for table in tables:
         kernel.forward(q_buffer, kv_buffer, table, scale, state)
-    out = out_of_buffer(state.out, blocks, rows.q).to(q.dtype)
-    lse = out_of_buffer(state.lse, blocks, rows.q)
+    out = out_of_buffer(state.out, blocks, q_place).to(q.dtype)
+    lse = out_of_buffer(state.lse, blocks, q_place)
     delta = (dout.to(dtype) * out.to(dtype)).sum(-1)
     query_rows = QueryRows(
         q_buffer,
-        into_buffer(dout, blocks, rows.q, q_size),
-        into_buffer(lse, blocks, rows.q, q_size),
-        into_buffer(delta, blocks, rows.q, q_size),
+        into_buffer(dout, blocks, q_place, q_size),
+        into_buffer(lse, blocks, q_place, q_size),
+        into_buffer(delta, blocks, q_place, q_size),
     )
     sums = Gradients(
         torch.zeros(q_buffer.shape, dtype=dtype), torch.zeros(kv_buffer.shape, dtype=dtype)
@@ -82,8 +85,8 @@ def run_kernel(kernel, sparsity, qkv, seed, num_tables=3, segment_rows=16):
     return {
         "out": out,
         "lse": lse,
-        "dq": out_of_buffer(sums.dq, blocks, rows.q).to(q.dtype),
-        "dkv": out_of_buffer(sums.dkv, blocks, rows.kv).to(q.dtype),
+        "dq": out_of_buffer(sums.dq, blocks, q_place).to(q.dtype),
+        "dkv": out_of_buffer(sums.dkv, blocks, kv_place).to(q.dtype),
     }
 
 
@@ -147,7 +150,9 @@ def test_backward_survives_tiny_and_zero_gradients(lab, name):
 def test_tables_hold_exactly_the_dense_mask(lab, mask, segment_rows):
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 33)], 16)
     rng = np.random.default_rng(9)
-    blocks, rows, (q_size, kv_size), tables = tables_of(sparsity, rng, 2, segment_rows)
+    blocks, (q_place, kv_place), (q_size, kv_size), tables = tables_of(
+        sparsity, rng, 2, segment_rows
+    )
     found = np.zeros((q_size, kv_size), int)
     for table in tables:
         for s in range(table.num_segments):
@@ -156,8 +161,8 @@ def test_tables_hold_exactly_the_dense_mask(lab, mask, segment_rows):
                 c, m = int(table.kv_start[p]), int(table.kv_len[p])
                 found[a : a + n, c : c + m] += table.piece_mask(p, n)
     q_at = torch.arange(q_size)
-    columns = out_of_buffer(torch.arange(kv_size), blocks, rows.kv).numpy()
-    lines = out_of_buffer(q_at, blocks, rows.q).numpy()
+    columns = out_of_buffer(torch.arange(kv_size), blocks, kv_place).numpy()
+    lines = out_of_buffer(q_at, blocks, q_place).numpy()
     assert (found[np.ix_(lines, columns)] == dense_of(sparsity)).all()
     assert found.sum() == sparsity.num_pairs == sum(t.pairs for t in tables)
 

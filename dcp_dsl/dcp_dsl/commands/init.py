@@ -22,10 +22,7 @@ MOST_SHOWN = 64  # numbers of a sample that is written into the file
 class Fit:
     """A mask of the library that fits the rows of a file.
 
-    Attributes:
-        mask: its name.
-        columns: its columns, by its own names, and what they are called in the data set.
-        row: the first row, by the mask's names.
+    `columns` maps its own names to those of the data set; `row` is the first row, by its own names.
     """
 
     mask: str

@@ -56,11 +56,7 @@ class MaskReport:
 
 
 def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 128) -> MaskReport:
-    """Bind a mask and count; O(slabs + non-empty blocks).
-
-    Raises:
-        DatasetError: if the sample does not fit the mask.
-        SpecError: if the mask cannot be bound.
+    """Bind a mask and count; O(slabs + non-empty blocks). Raises what `Mask.compile` raises.
 
     >>> from dcp_dsl import Spec
     >>> report = report_mask(Spec.from_text("").mask("causal"), Sample(length=256))

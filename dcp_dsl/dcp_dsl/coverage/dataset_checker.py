@@ -31,9 +31,7 @@ class Distribution:
     """The spread of some values.
 
     Attributes:
-        count: how many values.
-        smallest, median, mean, largest: of them; 0 without values.
-        total: their sum.
+        smallest, median, mean, largest: 0 without values.
         edges: ``B + 1`` borders of equally wide bins, on a logarithmic scale for lengths.
         bins: ``B`` counts.
     """
@@ -98,15 +96,11 @@ class StatementCoverage:
     """The rows that one `for` statement took.
 
     Attributes:
-        statement: its text.
-        line: where it stands in the spec.
-        masks: calls of the attached masks.
         sources: files or splits, with their rows.
         lengths: tokens of the accepted rows.
         densities: pairs / tokens² by mask, of some accepted rows spread evenly.
         is_causal_proved, is_total_proved: proved for every sample, so not decided row by row.
-        num_refused: rows that must not be trained on.
-        refused: the first of them.
+        refused: the first of the rows that must not be trained on.
         problems: why whole sources are refused.
     """
 
@@ -130,12 +124,9 @@ class StatementCoverage:
 
 @dataclass(frozen=True, slots=True)
 class DatasetCoverage:
-    """A data set under a spec.
+    """A data set under a spec: the statements that took rows, in the order of the spec.
 
-    Attributes:
-        path: the data set.
-        statements: by their place in the spec, those that took rows.
-        unmatched: files or splits that no statement matches: (name, rows, columns).
+    `unmatched` are files or splits that no statement matches: (name, rows, columns).
     """
 
     path: str
@@ -262,7 +253,7 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
 
     Args:
         spec: with `for` statements; the first that matches a file takes its rows.
-        path: see `find_sources`.
+        path: see `read_dataset`.
         progress: called with the number of rows done since the last call.
 
     Raises:

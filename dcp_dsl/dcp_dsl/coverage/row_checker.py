@@ -46,13 +46,9 @@ UNKNOWN = np.iinfo(np.int64).min
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row that the mask must not be trained on.
+    """A row of a file or split, counted from 0, that the mask must not be trained on.
 
-    Attributes:
-        source: file or split.
-        row: number in the source, from 0.
-        columns: those that the mask reads, by the data set's names.
-        reason: what is wrong.
+    `columns` are those that the mask reads, by the data set's names.
     """
 
     source: str

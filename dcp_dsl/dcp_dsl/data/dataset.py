@@ -251,8 +251,9 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
 
     Args:
         path: a Parquet or JSON lines file; a folder of them, at any depth, read in the order of
-            their names; a folder that `datasets.save_to_disk` wrote; ``hf:NAME`` or
-            ``hf:NAME:SPLIT``.
+            their names, without hidden ones; a folder that `datasets.save_to_disk` wrote; or
+            ``hf:NAME`` for a data set that the library `datasets` loads, ``hf:NAME:SPLIT`` for one
+            split of it.
         columns: read these alone, as far as they are there.
 
     Raises:

@@ -189,13 +189,7 @@ class Source:
 
 
 def find_sources(path: str) -> tuple[Source, ...]:
-    """Return the sources of a data set.
-
-    Args:
-        path: a ``.parquet`` or ``.jsonl`` file; a folder of them, at any depth, in the order of
-            their names, without hidden ones; a folder that `datasets.save_to_disk` wrote; or
-            ``hf:NAME`` for a data set that the library `datasets` loads, ``hf:NAME:SPLIT`` for one
-            split of it.
+    """Return the sources of a data set; `read_dataset` says what a path may be.
 
     Raises:
         DatasetError: if there is nothing to read, or `datasets` is needed and not installed.

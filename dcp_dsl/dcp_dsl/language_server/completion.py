@@ -28,13 +28,7 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Something that could be written.
-
-    Attributes:
-        text: what is inserted.
-        kind: what it is.
-        detail: one line about it.
-    """
+    """Something that could be written: the text to insert, its kind, one line about it."""
 
     text: str
     kind: CompletionKind
@@ -219,13 +213,9 @@ _OPENING = {")": "(", "]": "[", "}": "{"}
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """The signature of a callable name.
+    """The signature of a callable name, such as ``near(window: tokens = 4k)``.
 
-    Attributes:
-        label: the whole call, such as ``near(window: tokens = 4k)``.
-        parameters: the parts of the label that stand for arguments.
-        active: which of them is being written.
-        detail: one line about it, or empty.
+    `parameters` are the parts of the label that stand for arguments, `active` the one written.
     """
 
     label: str

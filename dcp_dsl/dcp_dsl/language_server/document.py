@@ -143,14 +143,10 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A place where a name gets its meaning.
+    """A place where a name gets its meaning: a file, its text, and the name in it.
 
-    Attributes:
-        path: the file; None for the text itself.
-        text: of that file.
-        span: the name in it.
-        node: what is defined: a statement, a parameter or a `where` binding.
-        scope: where names of that file are looked up.
+    `path` is None for the text itself; `node` is a statement, a parameter or a `where` binding, and
+    `scope` is where names of that file are looked up.
     """
 
     path: str | None

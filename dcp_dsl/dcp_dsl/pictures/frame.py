@@ -22,10 +22,7 @@ from dcp_dsl.syntax.walk import walk_parts
 class Stripe:
     """An instance of a segment: the tokens ``[start, end)`` are of this kind.
 
-    Attributes:
-        kind: name of the segment.
-        start, end: tokens.
-        number: counts the instances of the kind from 0, so that neighbours can be told apart.
+    `number` counts the instances of the kind from 0, so that neighbours can be told apart.
     """
 
     kind: str

@@ -280,7 +280,6 @@ class Position:
     """The position of an iteration.
 
     Attributes:
-        epoch: number of the epoch.
         step: global batches that are behind, whole windows of them.
         row: next row of a stream behind these.
         micro_batch: micro-batches of the next window that are behind as well.
@@ -320,15 +319,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlans:
-    """This rank's parts of the micro-batches of a window.
+    """This rank's parts of the micro-batches of a window; `device` counts over all replicas.
 
-    Attributes:
-        window: its place in the epoch.
-        planned: its plans.
-        kept: its sequences without those that were left out.
-        targets: positions of the targets of each.
-        device: this rank, counted over all replicas.
-        facts: what the record of each step says about planning the window.
+    `kept` are its sequences without those left out, `targets` positions of the targets of each,
+    `facts` what the record of each step says about planning the window.
     """
 
     window: Window

@@ -21,12 +21,9 @@ _notes: "WeakKeyDictionary[BatchPlan, BatchNote]" = WeakKeyDictionary()
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """Words of a data loader about a batch.
+    """Words of a data loader about a batch: its name, its plans in numbers, and how it was planned.
 
-    Attributes:
-        name: of the batch; empty if no loader yielded it.
-        plans: numbers of its plans, one by one.
-        facts: what the record of the step says about planning it.
+    The name is empty if no loader yielded the batch.
     """
 
     name: str = ""

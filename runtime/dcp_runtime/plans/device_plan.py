@@ -134,12 +134,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectionPlan:
-    """The work of one device in one direction.
-
-    Attributes:
-        receive_rows: rows of the receive buffer of each kind.
-        steps: the program with its tile tables.
-    """
+    """The work of one device in one direction: rows of receive buffers, program, tile tables."""
 
     receive_rows: Mapping[TransferKind, int]
     steps: tuple[Step, ...]
@@ -157,9 +152,7 @@ class DevicePlan:
     Attributes:
         plan: the whole plan, without head groups.
         heads: how the heads of whole tokens are cut into those of the plan.
-        device: whose part this is.
         num_local: tokens that the device owns; they are the first rows of the working buffers.
-        forward, backward: buffers and programs.
         transfers: by row of the plan's table.
     """
 
