@@ -16,7 +16,7 @@ flash_attn.cute.block_sparsity and the signature of its `mask_mod`.
 
 from dataclasses import dataclass
 from textwrap import indent
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,8 +37,7 @@ MAX_RANGES = 8  # per row or key, before bits are cheaper
 JOIN = "\n        | "  # as the files have it that hold the expression
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class BlockTables:
+class BlockTables(NamedTuple):
     """The blocks that a block row meets; blocks in neither list hold no visible pair.
 
     Attributes:
@@ -249,24 +248,25 @@ def to_flex(form: Form, config: ExportConfig) -> Export:
     """
     forward, _ = build_block_tables(form, config.block_q, config.block_kv)
     predicate = build_mask_mod(square_slabs(form))
-    arrays = {
-        "kv_num_blocks": forward.partial_num[None, None],
-        "kv_indices": forward.partial_idx[None, None],
-        "full_kv_num_blocks": forward.full_num[None, None],
-        "full_kv_indices": forward.full_idx[None, None],
-        **predicate.tables,
-    }
+    names = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
     reads = {name: f"tables[{name!r}]" for name in predicate.tables}
     source = _FLEX_TEMPLATE.format(
         **_filled(form, config, reads, "cpu"),
         keys=num_keys(form) if isinstance(form, CrossForm) else "TOKENS",
         expression=predicate.expression.replace("\n", "\n    "),
     )
-    return Export("flex", form.num_tokens, arrays, _values(config, predicate), source)
+    tables = dict(zip(names, forward, strict=True))
+    return _export("flex", form, config, predicate, tables, source)
 
 
-def _values(config: ExportConfig, predicate: MaskMod) -> dict[str, int | bool | str]:
-    return {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
+def _export(
+    name: str, form: Form, config: ExportConfig, predicate: MaskMod, tables: dict[str, Indices],
+    source: str,
+) -> Export:  # fmt: skip
+    """Return an export to kernels that take a batch and a head in front of every block table."""
+    arrays = {name: table[None, None] for name, table in tables.items()} | predicate.tables
+    values = {"block_q": config.block_q, "block_kv": config.block_kv, "form": predicate.form}
+    return Export(name, form.num_tokens, arrays, values, source)
 
 
 def _filled(
@@ -351,14 +351,7 @@ def to_flash4(form: Form, config: ExportConfig) -> Export:
     source = _FLASH4_TEMPLATE.format(
         **_filled(form, config, reads, "cuda"), names=names, expression=predicate.expression
     )
-    arrays = {**_named("forward", forward), **_named("backward", backward), **predicate.tables}
-    return Export("flash4", form.num_tokens, arrays, _values(config, predicate), source)
-
-
-def _named(direction: str, tables: BlockTables) -> dict[str, Indices]:
-    return {
-        f"{direction}.mask_block_cnt": tables.partial_num[None, None],
-        f"{direction}.mask_block_idx": tables.partial_idx[None, None],
-        f"{direction}.full_block_cnt": tables.full_num[None, None],
-        f"{direction}.full_block_idx": tables.full_idx[None, None],
-    }
+    columns = ("mask_block_cnt", "mask_block_idx", "full_block_cnt", "full_block_idx")
+    keys = [f"{side}.{column}" for side in ("forward", "backward") for column in columns]
+    tables = dict(zip(keys, forward + backward, strict=True))
+    return _export("flash4", form, config, predicate, tables, source)

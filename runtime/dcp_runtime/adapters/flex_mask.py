@@ -59,8 +59,7 @@ def block_mask_of(
 
     `block` are the tokens of a query block and of a key block, `lengths` queries and keys.
     """
-    names = ("partial_num", "partial_idx", "full_num", "full_idx")
-    arrays = [np.stack([getattr(tables, name) for tables in rows])[:, None] for name in names]
+    arrays = [np.stack(columns)[:, None] for columns in zip(*rows, strict=True)]
     num, idx, full_num, full_idx = (_tensor(array, device) for array in arrays)
     return BlockMask.from_kv_blocks(
         num, idx, full_num, full_idx,
