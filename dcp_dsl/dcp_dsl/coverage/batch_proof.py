@@ -51,7 +51,7 @@ class BatchProver:
             if all(self._holds(rule, rows[first:last]) for rule in self.guard.rules):
                 is_proved[first:last] = True
             elif first == 0 and last == len(rows) and not self._can_help(rows):
-                break
+                break  # else all proofs would be spent on halves, in vain
             else:
                 middle = (first + last) // 2
                 pending += [(middle, last), (first, middle)]

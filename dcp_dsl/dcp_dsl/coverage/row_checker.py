@@ -132,6 +132,7 @@ class RowChecker:
         """Decide the rows of a batch."""
         rows = _Rows(self, batch)
         reasons: dict[int, str] = {}
+        # A missing value comes first: lengths of its row mean nothing.
         for row in np.flatnonzero(rows.has_null | rows.disagrees).tolist():
             reasons[row] = rows.null_reason(row) if rows.has_null[row] else rows.disagreement(row)
         lengths = rows.lengths.copy()

@@ -261,6 +261,7 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
             message names the line.
     """
     found = ((source.name, source.read(columns)) for source in find_sources(str(path)))
+    # In one chunk a row is found at once; in many every access would search for its chunk.
     parts = (DataFile(name, table.combine_chunks()) for name, table in found)
     return Dataset(str(path), tuple(parts))
 

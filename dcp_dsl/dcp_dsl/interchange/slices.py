@@ -177,6 +177,7 @@ def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
     calls = []
     for causal in (True, False):
         chosen = segments.select(np.flatnonzero(segments.causal == causal))
+        # By first row: first fit then needs the fewest calls.
         chosen = chosen.select(np.lexsort((chosen.k_first, _top(chosen))))
         which = _first_fit(_top(chosen), chosen.rows)
         calls += [

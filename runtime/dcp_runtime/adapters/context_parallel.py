@@ -264,9 +264,10 @@ class _Deal:
         while waiting:
             rank = waiting.pop(0)
             mine = np.flatnonzero(self.rank == rank)
+            # Loads are sums of fractions: at the limit they may lie a hair above it.
             fits = [(load <= limit + 1e-12).all(2) for load in self._loads_after(mine)]
             if self._swap_best(mine, np.where(fits[0] & fits[1], self._keys_saved(mine), 0.0), 0.5):
-                waiting.append(rank)
+                waiting.append(rank)  # another swap may help now
 
     def _loads_after(self, mine: Ints) -> tuple[Floats, Floats]:
         """Return ``[C, N, M]``: the work of both ranks if a chunk of `mine` goes for any other."""

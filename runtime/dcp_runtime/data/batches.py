@@ -44,6 +44,7 @@ def pack_epoch(
 
     `dealing` says how large a pack is, and how many a global batch takes.
     """
+    # Of seed and epoch alone, so that all ranks and a resumed run shuffle alike.
     rng = np.random.default_rng([packing.seed, epoch])
     order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
     packed = pack(

@@ -408,6 +408,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _fingerprint(self) -> str:
         """Name the data set and the packing; equal ones give equal global batches."""
+        # As found, not as given: None and the number that it stands for pack alike.
         packing = replace(self._packing, replicas=self._replicas.count)
         sha = hashlib.sha256(f"{packing} {self.screening.policy}".encode())
         if isinstance(self._rows, IndexedRows):
@@ -433,6 +434,7 @@ def _plan_source(look_ahead: LookAhead, replicas: Replicas) -> PlanSource:
             f"planner='first': which ranks are one of the {replicas.count} replicas? Give "
             "Planning.group the DeviceMesh of all of them, with dims named dp and cp"
         )
+    # Twice: a planner that is lost at its limit is followed by a static plan of the first rank.
     exchange = PlanExchange(replicas.group, 2 * PLAN_TIME_LIMIT_S)
     if exchange.size != replicas.context_ranks:
         raise RunError(

@@ -150,6 +150,7 @@ def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -
     for micro_batch, first, width, rows in assignment.groups():
         held[micro_batch, first : first + width] += lengths[rows].sum() / width
     most = float(held.max()) * dealing.context_ranks
+    # Shares of a document over devices are fractions, whose sum may be a hair off.
     return math.ceil(most) if most > dealing.token_budget * (1 + 1e-9) else 0
 
 

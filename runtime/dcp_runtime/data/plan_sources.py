@@ -223,7 +223,7 @@ class PlanExchange:
                         f"{self._timeout_s:g} s; rank 0 may have failed, its message says why",
                         rank=0,
                     )
-                time.sleep(nap_s)
+                time.sleep(nap_s)  # short at first, as most plans are there already; then spare it
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             message = self._store.get(key)
             self._store.delete_key(key)  # else the store's memory would grow with every batch
@@ -265,6 +265,7 @@ class SharedPlans(PlanSource):
 
     def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
         """Begin with a plan on rank 0; on other ranks only count it."""
+        # All ranks start the same batches in the same order: the count names a batch everywhere.
         number, self._started = self._started, self._started + 1
         if self.pool is None:
             return PendingPlan(request, in_own_process, None, number)
@@ -305,6 +306,7 @@ class SharedPlans(PlanSource):
             else:
                 self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
                 request = replace(request, config=replace(request.config, partitioner=FALLBACK))
+            # From the text: this is another thread, and the values belong to the training loop.
             self._plan_here(number, request, partial(plan_request, request))
             self._seconds[number] = perf_counter() - started
             return

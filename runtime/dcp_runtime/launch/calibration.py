@@ -209,6 +209,7 @@ def fit_nonnegative(
         if (found >= 0).all():
             result[chosen] = found
             break
+        # Nothing takes less than no time: the term that takes most away is noise, fit without it.
         del chosen[int(np.argmin(found * terms[:, chosen].mean(axis=0)))]
     return result
 

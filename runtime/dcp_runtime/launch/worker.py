@@ -237,6 +237,7 @@ def _heartbeat(recorders: Sequence[Recorder], tell: Callable[[object], None]) ->
             if is_over.wait(HEARTBEAT_S):
                 return
 
+    # A thread, because the rank itself is inside torch; of a stopped process it is stopped as well.
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:

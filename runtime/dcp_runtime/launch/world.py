@@ -149,6 +149,7 @@ class ProcessWorld:
         """Wait until every rank has replied, or a failure's grace is over."""
         give_up_s = float("inf")
         while waiting := [m.future for m in self._members if not m.future.done()]:
+            # Not longer: a rank that is silent completes nothing, and has to be looked for.
             wait(waiting, timeout=0.1, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             if any(self._has_failed(m, now) for m in self._members):

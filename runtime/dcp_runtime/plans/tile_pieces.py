@@ -123,7 +123,7 @@ def _merged(cut: CutRanges) -> CutRanges:
     if not len(cut.row):
         return cut
     is_next = (np.diff(cut.cell) > 0) | (np.diff(cut.row) > 0)
-    if not is_next.all():
+    if not is_next.all():  # nearly all masks come in order, and sorting costs most here
         order = np.lexsort((cut.lo, cut.row, cut.cell))
         cut = CutRanges(cut.cell[order], cut.row[order], cut.lo[order], cut.hi[order])
         is_next = (np.diff(cut.cell) > 0) | (np.diff(cut.row) > 0)
@@ -206,6 +206,7 @@ def cut_pieces(
     cells = _make_cells(blocks, tiles, chosen, segment_rows)
     is_full = tiles.kind[cells.tile] == BlockKind.FULL
     full, partial = cells.only(np.flatnonzero(is_full)), cells.only(np.flatnonzero(~is_full))
+    # As `cut_slabs` wants them: cells that share rows side by side.
     partial = partial.only(np.argsort(partial.q_start, kind="stable"))
     which = _forms_of(partial, forms)
     rasterised = _rasterise(

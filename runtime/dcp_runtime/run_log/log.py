@@ -180,7 +180,7 @@ class RunLog:
 
     def turn_off(self, error: Exception) -> None:
         """Write nothing from now on, and say so once."""
-        if not self.is_off:
+        if not self.is_off:  # without a lock: two threads at worst warn twice
             self.is_off = True
             logger.warning("%s: the log of the run ends here: %s", self.path, error)
 
