@@ -55,7 +55,7 @@ def test_columns_whose_rows_do_not_fit_a_layout_propose_nothing(tmp_path):
     assert "0 masks of the library fit" in made.stderr
     assert "No mask of the library" in made.stdout
     written = [line for line in made.stdout.splitlines() if line.startswith(("for", "mask"))]
-    assert written == ["mask document = causal and same(doc)", 'for "*" use causal']
+    assert written == ["mask document = paths", 'for "*" use causal']
 
 
 def test_names_of_columns_cannot_command_a_terminal(tmp_path):
@@ -86,7 +86,7 @@ def test_the_commands_that_the_file_names_run(tmp_path):
 def test_without_a_data_set_the_file_is_about_documents_and_no_file_is_replaced(tmp_path):
     out = tmp_path / "a.dcpm"
     assert CliRunner().invoke(init, ["--out", str(out)]).exit_code == 0
-    assert "mask document = causal and same(doc)" in out.read_text()
+    assert "mask document = paths" in out.read_text()
     assert CliRunner().invoke(check, [str(out)]).exit_code == 0
     again = CliRunner().invoke(init, ["--out", str(out)])
     assert again.exit_code == 2

@@ -3,9 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
+from second_oracle import dense
 
 from dcp_dsl import Sample, Spec, dense_mask, load
 from dcp_dsl.forms.cross import square_slabs
@@ -21,6 +23,49 @@ WANTED = {
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
     "svg_spatial", "prompt_tree", "forks", "moba", "cross", "flamingo", "prefill",
 }  # fmt: skip
+
+WITHOUT_BRANCHES = {
+    "shared_question": "segment part = question[question_len] answer[answer_lens]*\n"
+    "mask a = causal and (k in question or same(answer))",
+    "grpo": "segment grp = group(prompt[prompt_lens] rollout[rollout_lens]*)*\n"
+    "mask a = causal and same(group) and (k in prompt or same(rollout))",
+    "dpo": "segment pair = prompt[prompt_len] chosen[chosen_len] rejected[rejected_len]\n"
+    "mask a = causal minus (q in rejected and k in chosen)",
+    "shared_prefix(window = 2)": "segment seq = prefix[prefix_len] chat[chat_lens]*\n"
+    "mask a = causal and (k in prefix or same(chat) and q - k < 2)",
+    "document": "segment doc = [doc_lens]*\nmask a = causal and same(doc)",
+    "document_full": "segment doc = [doc_lens]*\n@ahead mask a = same(doc)",
+    "document_streaming(sink = 1, window = 2)": "segment doc = [doc_lens]*\n"
+    "mask a = causal and same(doc) and (k.doc.pos < 1 or q - k < 2)",
+    "prefix_lm_packed": "segment pack = doc(prefix[prefix_lens] body[body_lens])*\n"
+    "@ahead mask a = same(doc) and (causal or k in prefix)",
+    "block_causal(local = 2)": "segment clip = video(chunk[chunk_lens]*)*\n"
+    "@ahead mask a = same(video) and k.chunk <= q.chunk and q.chunk - k.chunk < 2",
+}  # definitions on hand-written segments, which say nothing of positions and targets
+
+
+def drawn(name, rng):
+    """Draw a column of the library: a length, three lengths, or three lists; some of them 0."""
+    if name.endswith("_len"):
+        return rng.randint(0, 4)
+    if name in ("rollout_lens", "chunk_lens"):
+        return [[rng.randint(0, 3) for _ in range(rng.randint(0, 3))] for _ in range(3)]
+    return [rng.randint(0, 4) for _ in range(3)]
+
+
+def flattened(value):
+    return sum(map(flattened, value)) if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("call", WITHOUT_BRANCHES)
+def test_masks_on_branches_have_the_pairs_of_their_definition_without(call, paint):
+    mask, rng = Spec.from_text("").mask(call), Random(call)
+    for _ in range(12):
+        columns = {name: drawn(name, rng) for name in sorted(mask.columns)}
+        length = flattened(list(columns.values()))
+        wanted = dense(WITHOUT_BRANCHES[call], columns, length)
+        assert np.array_equal(paint(mask.bind(Sample(columns, length))), wanted)
+        assert np.array_equal(dense(f"@partial @ahead mask a = {call}", columns, length), wanted)
 
 
 def test_the_library_has_every_mask_of_practice():

@@ -156,6 +156,34 @@ def test_targets_of_a_tree_on_several_ranks_are_those_of_one():
     assert pairs == {(int(p), t) for t, p in enumerate(paths.previous) if p >= 0}
 
 
+@pytest.mark.parametrize(
+    ("call", "columns", "previous"),  # of each token the one that predicts it; -1: none
+    [
+        ("shared_question", {"question_len": 2, "answer_lens": [2, 3]}, [-1, 0, 1, 2, 1, 4, 5]),
+        ("shared_prefix", {"prefix_len": 2, "chat_lens": [2, 3]}, [-1, 0, 1, 2, 1, 4, 5]),
+        ("dpo", {"prompt_len": 3, "chosen_len": 2, "rejected_len": 2}, [-1, 0, 1, 2, 3, 2, 5]),
+        ("grpo", {"prompt_lens": [2, 1], "rollout_lens": [[1, 1], [2]]}, [-1, 0, 1, 1, -1, 4, 5]),
+        ("document", {"doc_lens": [3, 4]}, [-1, 0, 1, -1, 3, 4, 5]),
+        ("document_full", {"doc_lens": [3, 4]}, [-1, 0, 1, -1, 3, 4, 5]),
+        ("document_streaming", {"doc_lens": [3, 4]}, [-1, 0, 1, -1, 3, 4, 5]),
+        ("prefix_lm_packed", {"prefix_lens": [1, 2], "body_lens": [2, 2]},
+         [-1, 0, 1, -1, 3, 4, 5]),
+        ("block_causal", {"chunk_lens": [[1, 2], [4]]}, [-1, 0, 1, -1, 3, 4, 5]),
+    ],
+)  # fmt: skip
+def test_a_library_mask_trains_a_row_as_its_separate_sequences_without_being_told(
+    call, columns, previous
+):
+    row = {"tokens": list(range(100, 107)), **columns}
+    ((data, _),) = make_loader([row], Spec.from_text("").mask(call), **OPTIONS)
+    found = dict(zip(data.target_ids.tolist(), data.target_rows.tolist(), strict=True))
+    assert found == {100 + at: before for at, before in enumerate(previous) if before >= 0}
+    positions = []
+    for before in previous:
+        positions.append(0 if before < 0 else positions[before] + 1)
+    assert data.position_ids.tolist() == positions
+
+
 def test_a_row_is_cut_with_its_branches():
     row = {"tokens": list(range(12)), "lens": [3, 4, 2, 3], "parents": [-1, 0, 0, 1]}
     options = {**OPTIONS, "token_budget": 8, "policy": "truncate"}

@@ -282,13 +282,17 @@ class Frame:
         }[fact]  # fmt: skip
         return own.function(self.num_tokens, values, slope=1 if fact == "pos" else 0)
 
+    def tree(self, table: nodes.Laid) -> Tree:
+        """Return the tree of a layout's branches."""
+        self.lay_out(table.statement)
+        return self.trees[id(table.statement)]
+
     def path(self, table: nodes.Laid, fact: nodes.Fact) -> Piecewise:
         """Return the place of each token on its path, or its rank in the tree of a layout.
 
         Paths count from the first token of a cell; ranks are compared only, and count anyhow.
         """
-        self.lay_out(table.statement)
-        tree = self.trees[id(table.statement)]
+        tree = self.tree(table)
         stretches = Instances.of(tree.start, tree.end)
         if fact == "last_rank":
             return stretches.function(self.num_tokens, tree.ranks + tree.sizes - 1)

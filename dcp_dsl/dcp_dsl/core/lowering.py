@@ -11,6 +11,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
 from dcp_dsl.core.instances import Instances
+from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
 from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, listed
@@ -126,8 +127,10 @@ class Lowering:
                 return self.same(self.frame.instances(segment).filled())
             case nodes.Listed():
                 return self.listed(node)
-            case nodes.Along():
-                return self.mask(node.by_rank())
+            case nodes.Along(layout):
+                tree = self.frame.tree(layout)
+                in_order = np.array_equal(tree.ranks, tree.start)
+                return self.along(tree) if in_order else self.mask(node.by_rank())
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:
@@ -254,6 +257,21 @@ class Lowering:
         left = np.repeat(order, size)
         right = order[expand(np.repeat(first, counts), size)[1]]
         return Region.rectangles(n, start[left], end[left], start[right], end[right])
+
+    def along(self, tree: Tree) -> Region:
+        """Return the pairs of tokens with those on their paths, in a tree written depth first.
+
+        A stretch is seen from its own tokens causally, and by all of what goes on from it.
+        """
+        start, end, last = tree.start, tree.end, tree.start + tree.sizes
+        flat, rising = np.zeros(len(start), np.int64), np.ones(len(start), np.int64)
+        columns: tuple[Ints, ...] = (start, end, start, last, rising, flat)
+        if not self.is_transposed:
+            own = (start, end, start, start + 1, flat, rising)
+            below = (end, last, start, end, flat, flat)
+            columns = tuple(np.concatenate(pair) for pair in zip(own, below, strict=True))
+        found = Region.of(self.frame.num_tokens, columns)
+        return found if self.frame.outer is None else found & self.everything()
 
     def membership(self, own: Instances, at: nodes.Number) -> MaskValue:
         """Return the pairs for which a number points into one of some filled instances."""
