@@ -1,11 +1,13 @@
 """Read the columns of a sample: for layouts, and for segments that a column spells out."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import add, floordiv, mod, mul, sub
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.instances import Instances
@@ -210,7 +212,7 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         of: what has a value each, for messages.
     """
     try:
-        array = np.asarray(value)
+        array = _as_array(value)
     except (ValueError, OverflowError):  # lists of unequal sizes
         array = np.empty(0, object)
     if array.dtype.kind == "f" and array.shape == shape:  # integers beyond uint64
@@ -225,6 +227,15 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         lists = "" if len(shape) == 1 else f"lists of {shape[1]} "
         raise DatasetError(f"{where}: expected {shape[0]} {lists}integers, one per {of}, got {got}")
     return array.astype(np.int64, copy=False)
+
+
+def _as_array(value: Column) -> NDArray[Any]:  # Any: elements of every type
+    """Return a column as an array; a list of integers, whose sum is one, in half of the time."""
+    if type(value) is list and value and type(value[0]) is int:
+        with suppress(TypeError, OverflowError):
+            if type(sum(value)) is int:
+                return np.fromiter(value, np.int64, len(value))
+    return np.asarray(value)
 
 
 def lists_of(values: Ints, where: str) -> Ints:

@@ -127,9 +127,9 @@ def _rows(region: Region) -> Rows:
 
 def slabs_of(region: Region) -> Slabs:
     """Return a region as the public value, in maximal slabs."""
-    q_start, q_end, kv_start, kv_end, *slopes = region.maximal().columns()
-    start_slope, end_slope = (slope.astype(np.uint8) for slope in slopes)
-    return Slabs(region.num_tokens, q_start, q_end, kv_start, kv_end, start_slope, end_slope)
+    columns = region.maximal().columns()
+    slopes = (slope.astype(np.uint8) for slope in columns[4:])
+    return Slabs(region.num_tokens, *map(sealed, columns[:4]), *map(sealed, slopes))
 
 
 def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:

@@ -58,16 +58,22 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     col = np.repeat(before, counts)
     col += np.arange(len(col))
     pairs = areas(rows, counts, kv_bounds, col)  # as if both ends lay outside
+    whole = rows * (last - first) + (high - low) * (rows * (rows - 1) // 2)
+    alone = np.flatnonzero(counts == 1)
+    pairs[begin[alone]] = whole[alone]
+    wide = np.flatnonzero(counts > 1)
+    first, last, low, high, rows = (own[wide] for own in (first, last, low, high, rows))
+    before, touched_from, touched_to = (own[wide] for own in (before, touched_from, touched_to))
     # Few blocks are cut by an end: those left of where the start comes to rest, and those right
     # of where the end sets out.
     full_from = block_of(kv_bounds, first + low * (rows - 1) - 1) + 1
     full_from = np.minimum(full_from, touched_to)
     full_to = np.maximum(block_of(kv_bounds, last), full_from)
-    cuts = expand(begin, full_from - touched_from), expand(full_to - before, touched_to - full_to)
-    at, cut = (np.concatenate(pair) for pair in zip(*cuts, strict=True))
-    left = cut + before[at]
-    whole = rows * (last - first) + (high - low) * (rows * (rows - 1) // 2)
-    own = whole[at]  # left of the right border, less what is left of the left one
+    cuts = (touched_from, full_from), (full_to, touched_to)
+    at, left = (
+        np.concatenate(pair) for pair in zip(*(expand(c, d - c) for c, d in cuts), strict=True)
+    )
+    own = whole[wide[at]]  # left of the right border, less what is left of the left one
     above = np.flatnonzero(left + 1 < touched_to[at])
     below = np.flatnonzero(left > touched_from[at])
     inner = at[np.concatenate([above, below])]
@@ -77,7 +83,7 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     found = until_last - until_first
     own[above] = found[: len(above)]
     own[below] -= found[len(above) :]
-    pairs[cut] = own
+    pairs[left - before[at]] = own
     return np.repeat(block, counts), col, pairs
 
 

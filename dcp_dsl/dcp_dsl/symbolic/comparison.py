@@ -220,6 +220,8 @@ class _Jobs:
         """Return (job, row) wherever a line passes a level."""
         first, last = levels
         passing = np.flatnonzero(first != last)
+        if not len(passing):
+            return passing, passing
         low, counts = np.minimum(first, last)[passing], np.abs(last - first)[passing]
         limit_pieces(int(counts.sum()), MAX_JOBS, "crossings of a comparison")
         job, at = expand(low, counts)

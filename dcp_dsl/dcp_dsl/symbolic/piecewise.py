@@ -384,6 +384,5 @@ def expand(first: Ints | int, counts: Ints) -> tuple[Ints, Ints]:
     [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
     """
     index = np.repeat(np.arange(len(counts)), counts)
-    place = np.repeat(first - np.cumsum(counts) + counts, counts)
-    place += np.arange(len(index))
-    return index, place
+    shift = np.cumsum(counts) - counts - first
+    return index, np.arange(len(index)) - shift[index]

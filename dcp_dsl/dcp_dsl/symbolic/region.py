@@ -288,16 +288,7 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...], followers: Ints | None = N
         if 2 * np.count_nonzero(in_chain) < len(in_chain):
             return _glue_chains(num_tokens, columns, in_chain)
         order, is_head = _chain_order(follower)
-    # Two entries per slab: its inner steps, then the step to its follower.
-    steps, lengths = (np.empty((len(order), 2), np.int64) for _ in range(2))
-    steps[:, 0] = (2 * start_slope + end_slope)[order]
-    steps[:, 1] = step[order]
-    lengths[:, 0] = inner[order]
-    lengths[:, 1] = is_linked[order]
-    kept = np.flatnonzero(lengths)
-    chain = (np.cumsum(is_head) - 1)[kept >> 1]
-    entries = chain, steps.ravel()[kept], lengths.ravel()[kept]
-    return _runs_to_slabs(num_tokens, columns, order[is_head], entries)
+    return _glue_in_order(num_tokens, columns, order, is_head, np.where(is_linked, step, -1))
 
 
 def _glue_chains(num_tokens: int, columns: tuple[Ints, ...], in_chain: NDArray[np.bool_]) -> Region:
@@ -343,41 +334,45 @@ def _chain_order(follower: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     return order, distance[order] == 0
 
 
-def _runs_to_slabs(
-    num_tokens: int, columns: tuple[Ints, ...], heads: Ints, entries: tuple[Ints, Ints, Ints]
+def _glue_in_order(
+    num_tokens: int, columns: tuple[Ints, ...], order: Ints, is_head: NDArray[np.bool_], step: Ints
 ) -> Region:
-    """Turn the steps of all chains into maximal slabs."""
-    chain, steps, lengths = entries
-    is_new = np.concatenate([[True], (chain[1:] != chain[:-1]) | (steps[1:] != steps[:-1])])
-    begin = np.flatnonzero(is_new)
-    chain, steps = chain[begin], steps[begin]
-    lengths = np.add.reduceat(lengths, begin)
+    """Turn the steps of all chains into maximal slabs.
+
+    Args:
+        num_tokens: rows and keys.
+        columns: of the slabs.
+        order: slabs, chain by chain from the top.
+        is_head: which of these begin a chain.
+        step: of each slab to the one that continues it, -1 if there is none.
+    """
+    q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
+    inner = q_end - q_start - 1
+    # Two entries per slab: its inner steps, then the step to its follower.
+    pairs = (2 * start_slope + end_slope, step), (inner, step >= 0)
+    steps, lengths = (np.column_stack([own[order] for own in pair]).ravel() for pair in pairs)
+    kept = np.flatnonzero(lengths)
+    chain, steps, lengths = (np.cumsum(is_head) - 1)[kept >> 1], steps[kept], lengths[kept]
+    begin = np.flatnonzero(np.append(True, (chain[1:] != chain[:-1]) | (steps[1:] != steps[:-1])))
+    chain, steps, lengths = chain[begin], steps[begin], np.add.reduceat(lengths, begin)
     skip = _skips(chain, lengths)
     low, high = steps >> 1, steps & 1
-    is_first = np.concatenate([[True], chain[1:] != chain[:-1]])
-
-    def before(amount: Ints) -> Ints:  # sum over the earlier runs of the same chain
-        total = np.cumsum(amount) - amount
-        return total - np.maximum.accumulate(np.where(is_first, total, -1))
-
-    head = heads[chain]
-    row = columns[0][head] + before(lengths) + skip
-    first = columns[2][head] + before(lengths * low) + skip * low
-    last = columns[3][head] + before(lengths * high) + skip * high
-    is_slab = lengths > skip
-    tall = (row, row + lengths - skip + 1, first, last, low, high)
-    parts = [[c[is_slab] for c in tall]]
+    # The first step of a run sets out from the first row of a slab, or from its last one.
+    slab = order[kept[begin] >> 1]
+    down = inner[slab] * (kept[begin] & 1)
+    row = q_start[slab] + down + skip
+    first = kv_start[slab] + start_slope[slab] * down + low * skip
+    last = kv_end[slab] + end_slope[slab] * down + high * skip
     # A chain whose last step was used up by the run before leaves its last row alone.
-    is_last = np.concatenate([chain[1:] != chain[:-1], [True]])
-    alone = is_last & ~is_slab
-    flat = np.zeros(int(alone.sum()), np.int64)
-    parts.append([row[alone], row[alone] + 1, first[alone], last[alone], flat, flat])
+    is_tall = lengths > skip
+    used = np.flatnonzero(is_tall | np.append(chain[1:] != chain[:-1], True))
+    glued = (row, row + lengths - skip + 1, first, last, low * is_tall, high * is_tall)
     # Chains of a single row have no steps at all.
-    has_steps = np.zeros(len(heads), np.bool_)
+    has_steps = np.zeros(np.count_nonzero(is_head), np.bool_)
     has_steps[chain] = True
-    stepless = np.flatnonzero(~has_steps)
-    parts.append([c[heads[stepless]] for c in columns])
-    merged = tuple(np.concatenate(group) for group in zip(*parts, strict=True))
+    single = order[is_head][~has_steps]
+    both = zip(glued, columns, strict=True)
+    merged = tuple(np.concatenate([one[used], other[single]]) for one, other in both)
     return Region(num_tokens, *in_order(merged))
 
 
@@ -388,7 +383,7 @@ def _skips(chain: Ints, lengths: Ints) -> Ints:
     loses its first step unless the run before was a single step that was itself lost.
     """
     index = np.arange(len(chain))
-    is_first = np.concatenate([[True], chain[1:] != chain[:-1]])
+    is_first = np.append(True, chain[1:] != chain[:-1])
     anchor = np.maximum.accumulate(np.where(is_first | (lengths >= 2), index, -1))
     before = np.concatenate([[0], anchor[:-1]])
     return np.where(is_first, 0, (index - before) % 2)

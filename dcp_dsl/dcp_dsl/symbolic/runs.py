@@ -44,6 +44,8 @@ class Runs:
         """Cut a function into runs; none goes past a break, given as rising positions."""
         if len(breaks):
             function = function.cut(breaks)
+        if len(function.starts) == 1 and function.is_defined[0] and function.slopes[0] in (1, -1):
+            return cls._straight(function)
         starts, ends, values, slopes = _defined_pieces(function)
         slopes = np.where(ends - starts > 1, slopes, 0)
         if len(starts) == 0:
@@ -57,6 +59,15 @@ class Runs:
         run_end = ends[last]
         steps = _levels(starts, ends, sign[run] * values, sign[run] * slopes, run)
         return cls._of_levels(starts[begin], run_end, sign, *steps)
+
+    @classmethod
+    def _straight(cls, function: Piecewise) -> "Runs":
+        """Return the one run of a function that moves by 1 per key everywhere."""
+        n, sign = function.num_tokens, function.slopes
+        first = int(function.values[0] * sign[0])
+        levels = np.array([LEAST, first, first + n])
+        ends, slopes, none = np.array([0, 1, n]), np.array([0, 1, 0]), np.empty(0, np.int64)
+        return cls(function.starts, np.array([n]), sign, levels, ends, slopes, levels, none)
 
     @classmethod
     def _of_levels(
