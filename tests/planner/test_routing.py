@@ -29,13 +29,10 @@ def test_gateways_share_the_bytes_of_queries_and_keys(masks):
     for row, column, at in ((0, 2, 2), (0, 3, 3), (2, 0, 2), (2, 1, 3), (3, 0, 3), (3, 1, 2)):
         device[(q == row) & (kv == column)] = at
     placement = Placement(np.array([0, 1, 2, 3]), device)
-    rows, columns = find_needs(workload, placement, Cluster(2, 2), "node")
-    shared = [
-        (needs, block) for needs, blocks in ((rows, (0,)), (columns, (0, 1))) for block in blocks
-    ]
+    needs = find_needs(workload, placement, Cluster(2, 2), "node")
     gateways = []
-    for needs, block in shared:
-        chosen = (needs.block == block) & (needs.height > 0)
+    for is_keys, block in ((False, 0), (True, 0), (True, 1)):
+        chosen = (needs.is_keys == is_keys) & (needs.block == block) & (needs.height > 0)
         assert chosen.sum() == 1
         gateways.append(int(needs.device[chosen][0]))
     assert gateways[1] == gateways[2] != gateways[0]
@@ -104,11 +101,10 @@ def test_a_relay_that_has_nothing_to_send_home_is_refused(masks, monkeypatch):
     owner, rows_of = striped_plan(masks).blocks.owner, emission._rows_of
 
     def straight(*arguments):
-        inputs, *results = rows_of(*arguments)
-        return [inputs] + [
-            replace(rows, target=owner[rows.block], hop=0 * rows.hop, freed=rows.freed + 99)
-            for rows in results
-        ]
+        inputs, rows = rows_of(*arguments)
+        return inputs, rows._replace(
+            target=owner[rows.block], hop=0 * rows.hop, freed=rows.freed + 99
+        )
 
     monkeypatch.setattr(emission, "_rows_of", straight)
     with pytest.raises(PlanError, match="a result takes sums home: no tile and no partial adds"):

@@ -17,6 +17,7 @@ from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.schedule.routing import find_needs
 from dcp_planner.simulation.schedules import divide, make_schedule
+from dcp_planner.sorting import order_by
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
 
@@ -80,14 +81,14 @@ class PlanInputs:
             return False
         table, cluster = self.plan.transfers, self.plan.cluster
         needs = find_needs(self.workload, self.placement, cluster, "node", None, direction)
-        rows = table.is_backward == (direction == "backward")
-        for kind, found in zip((TransferKind.Q, TransferKind.KV), needs, strict=True):
-            x = np.flatnonzero(rows & (table.kind == kind))
-            order = np.lexsort((table.target[x], table.block[x]))
-            ends = np.stack([table.block[x], table.target[x], table.source[x]])[:, order]
-            if not np.array_equal(ends, np.stack([found.block, found.device, found.peer])):
-                return False
-        return True
+        is_input = table.kind < TransferKind.OUT
+        x = np.flatnonzero(is_input & (table.is_backward == (direction == "backward")))
+        ends = np.stack([table.kind[x] == TransferKind.KV, table.block[x], table.target[x]])
+        order = order_by(*ends)
+        return np.array_equal(
+            np.vstack([ends, table.source[x]])[:, order],
+            np.stack([needs.is_keys, needs.block, needs.device, needs.peer]),
+        )
 
     def unlimited(self) -> Plan:
         """Schedule the placement as is fastest, whatever memory that takes."""

@@ -9,6 +9,7 @@ from dcp_dsl.arrays import Bools, Indices, Ints, Record
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Direction, Workload
+from dcp_planner.sorting import order_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +102,8 @@ def cut_streamed(
     first, second = np.where(is_row, q, kv), np.where(is_row, kv, q)
     devices = int(max(owner.max(), device.max())) + 1
     turn = (owner[first] - device) % devices if way.in_ring else np.zeros(len(device), np.int32)
-    keys = (second, first, turn, is_row, device)
-    order = remote[np.lexsort(tuple(key[remote] for key in keys))]
+    keys = (device, is_row, turn, first, second)
+    order = remote[order_by(*(key[remote] for key in keys))]
     runs = device[order].astype(np.int64)
     amount = np.maximum(1, workload.compute_pairs[order])
     if way.even == "bytes":
@@ -181,9 +182,8 @@ def _order(
     """
     q, kv, is_row = workload.compute_q[remote], workload.compute_kv[remote], needs_q[remote]
     first, second = np.where(is_row, q, kv), np.where(is_row, kv, q)
-    if arrivals is not None:
-        return np.lexsort((second, first, arrivals.at_ns[remote], device[remote]))
-    return np.lexsort((second, first, is_row, device[remote]))
+    in_time = is_row if arrivals is None else arrivals.at_ns[remote]
+    return order_by(device[remote], in_time, first, second)
 
 
 def _received_bytes(
@@ -199,7 +199,9 @@ def _received_bytes(
     for block, needed, size in zip(sides, needs, bytes_per_token, strict=True):
         chosen = np.flatnonzero(needed[order])
         blocks = block[order[chosen]]
-        _, first = np.unique(runs[chosen] * workload.num_blocks + blocks, return_index=True)
+        place = runs[chosen] * workload.num_blocks + blocks
+        rows = order_by(place)
+        first = rows[np.diff(place[rows], prepend=-1) != 0]
         brought[chosen[first]] += workload.block_tokens[blocks[first]] * size
     return brought
 

@@ -4,20 +4,21 @@
 of arriving blocks. Empty launches, waits, attentions and reductions are left out.
 """
 
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Indices, Ints
+from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
 from dcp_planner.schedule.divisions import Schedule
-from dcp_planner.schedule.routing import Needs, Stays, find_needs
+from dcp_planner.schedule.routing import MOST_HOPS, Needs, Stays, find_needs
 from dcp_planner.schedule.slots import allocate_rows
-from dcp_planner.schedule.stages import AHEAD, Stages
+from dcp_planner.schedule.stages import AHEAD, HOME, INTO, OUT, SEND, stages_of
+from dcp_planner.sorting import order_by
 from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
 from dcp_planner.tables.memory import bytes_per_token
 from dcp_planner.tables.plan import (
@@ -29,7 +30,9 @@ from dcp_planner.tables.plan import (
     Transfers,
     columns_of,
 )
-from dcp_planner.tables.programs import LAUNCH, REDUCTION, Programs, ProgramTable
+from dcp_planner.tables.programs import COPY, LAUNCH, REDUCTION, WAIT, Programs, ProgramTable
+
+_NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,14 +43,17 @@ class Emission:
         transfers: of this direction, sorted: inputs before results, division, hop, block, source,
             target, kind.
         programs: instructions of all devices; their transfers are rows of `transfers`.
+        input_of_need: int64 ``[N]``, the row that brings each need.
+        feeder: int64 ``[X]``, the row that brings what an input passes on, or -1.
     """
 
     transfers: Transfers
     programs: ProgramTable
+    input_of_need: Ints
+    feeder: Ints
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _TransferRows:
+class _TransferRows(NamedTuple):
     """Transfers in the making, with the span of divisions in which their rows are taken."""
 
     kind: Ints
@@ -59,25 +65,13 @@ class _TransferRows:
     taken: Ints
     freed: Ints
 
-    @classmethod
-    def joined(cls, parts: "list[_TransferRows]") -> "_TransferRows":
-        return cls(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(cls)))
-
-    def sorted(self, num_blocks: int, num_devices: int) -> "_TransferRows":
-        """Bring the rows into the order of a plan's table."""
-        is_result = self.kind >= TransferKind.OUT
-        span = int(self.division.max(initial=0)) + 1
-        first = ((is_result * span + self.division) * 256 + self.hop) * num_blocks + self.block
-        order = np.lexsort(((self.source * num_devices + self.target) * 8 + self.kind, first))
-        return _TransferRows(*(getattr(self, f.name)[order] for f in fields(self)))
-
 
 def emit(
     direction: Direction,
     workload: Workload,
     placement: Placement,
     division: Indices,
-    needs: tuple[Needs, Needs],
+    needs: Needs,
     num_devices: int,
     *,
     is_frugal: bool,
@@ -88,13 +82,18 @@ def emit(
     under the last division that adds to it at its source or behind it.
     """
     is_backward = direction == "backward"
-    rows = _TransferRows.joined(
-        [
-            part
-            for side, need in zip(("q", "kv"), needs, strict=True)
-            for part in _rows_of(side, need, division, is_backward, is_frugal)
-        ]
-    ).sorted(workload.num_blocks, num_devices)
+    inputs, results = _rows_of(needs, division, is_backward, is_frugal)
+    rows = _TransferRows(*map(np.append, inputs, results))
+    order = order_by(
+        rows.kind >= TransferKind.OUT, rows.division, rows.hop, rows.block, rows.source,
+        rows.target, rows.kind,
+    )  # fmt: skip
+    rows = _TransferRows(*(column[order] for column in rows))
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    input_of_need = place[: len(needs.block)]
+    feeder = np.full(len(order), -1)
+    feeder[input_of_need] = np.where(needs.feeder >= 0, input_of_need[needs.feeder], -1)
     tokens = workload.block_tokens[rows.block]
     sizes = bytes_per_token(workload.shape, direction)
     group = rows.target * len(TransferKind) + rows.kind
@@ -109,37 +108,27 @@ def emit(
         hop=rows.hop.astype(np.uint8),
         slot=allocate_rows(group, rows.taken, rows.freed, tokens).astype(np.int32),
     )
-    programs = _tabulate(
-        rows, division, placement, num_devices, is_backward=is_backward,
-        is_frugal=is_frugal,
-    )  # fmt: skip
-    return Emission(transfers, programs)
+    programs = _tabulate(rows, division, placement, num_devices, is_backward, is_frugal)
+    return Emission(transfers, programs, input_of_need, feeder)
 
 
 def _rows_of(
-    side: str, needs: Needs, division: Indices, is_backward: bool, is_frugal: bool
-) -> list[_TransferRows]:
-    """List inputs and results of one side of the tiles."""
-    first, last = _first_and_last(needs, division)
-    size, is_gateway = len(needs.block), needs.height > 0
-    arrives, leaves, sent_on = first, last.copy(), np.zeros(size, np.int64)
-    for hop in range(int(needs.hop.max(initial=0)), 0, -1):
-        fed = np.flatnonzero(needs.hop == hop)
-        for function, values, of in (
-            (np.minimum, arrives, arrives), (np.maximum, leaves, leaves),
-            (np.maximum, sent_on, arrives + 1),
-        ):  # fmt: skip
-            function.at(values, needs.feeder[fed], of[fed])
+    needs: Needs, division: Indices, is_backward: bool, is_frugal: bool
+) -> tuple[_TransferRows, _TransferRows]:
+    """List inputs, one for each need, and results."""
+    size = len(needs.block)
+    spans = np.zeros((5, size), np.int64)
+    _span(needs.need_of_tile, division.astype(np.int64), needs.feeder, needs.hop, spans)
+    _, last, arrives, leaves, sent_on = spans
     forever = int(division.max(initial=0)) + 8
-    has_result = side == "q" or is_backward
     out_hop = needs.height
     if not is_frugal:
         sent_on[:] = forever
-    freed = np.where(is_gateway, np.maximum(last + 1, sent_on), last + 1)
-    if has_result:
-        freed = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)
+    freed = np.where(needs.height > 0, np.maximum(last + 1, sent_on), last + 1)
+    sums = slice(None) if is_backward else slice(int(np.searchsorted(needs.is_keys, True)))
+    freed[sums] = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)[sums]
     inputs = _TransferRows(
-        kind=np.full(size, TransferKind.Q if side == "q" else TransferKind.KV, np.int64),
+        kind=np.where(needs.is_keys, TransferKind.KV, TransferKind.Q),
         block=needs.block,
         source=needs.peer,
         target=needs.device,
@@ -148,14 +137,10 @@ def _rows_of(
         taken=np.maximum(arrives - AHEAD[is_frugal], 0),
         freed=freed,
     )
-    if not has_result:
-        return [inputs]
-    kind = (TransferKind.DQ if is_backward else TransferKind.OUT) if side == "q" else (
-        TransferKind.DKV
-    )  # fmt: skip
+    row = TransferKind.DQ if is_backward else TransferKind.OUT
     is_held = (needs.hop == 0) & (not is_frugal)  # came home, merged at the end
     results = _TransferRows(
-        kind=np.full(size, kind, np.int64),
+        kind=np.where(needs.is_keys, TransferKind.DKV, row),
         block=needs.block,
         source=needs.device,
         target=needs.peer,
@@ -164,18 +149,32 @@ def _rows_of(
         taken=leaves + out_hop,
         freed=np.where(is_held, forever + 8, leaves + out_hop + 2),
     )
-    return [inputs, results]
+    return inputs, _TransferRows(*(column[sums] for column in results))
 
 
-def _first_and_last(needs: Needs, division: Indices) -> tuple[Ints, Ints]:
-    """Return the first and the last division that computes with each need."""
-    remote = np.flatnonzero(needs.need_of_tile >= 0)
-    of, at = needs.need_of_tile[remote], division[remote].astype(np.int64)
-    size = len(needs.block)
-    first, last = np.full(size, np.iinfo(np.int64).max), np.zeros(size, np.int64)
-    np.minimum.at(first, of, at)
-    np.maximum.at(last, of, at)
-    return first, last
+@compiled
+def _span(need_of_tile: IntTable, division: Ints, feeder: Ints, hop: Ints, spans: IntTable) -> None:
+    """Find divisions of each need: first and last with an own tile; with those behind it; sent on.
+
+    `spans` is ``[5, N]``: first, last, arrives, leaves, and one more than it is passed on in.
+    """
+    first, last, arrives, leaves, sent_on = spans[0], spans[1], spans[2], spans[3], spans[4]
+    first[:] = _NEVER
+    for side in range(2):
+        for tile in range(len(division)):
+            need = need_of_tile[side, tile]
+            if need >= 0:
+                first[need] = min(first[need], division[tile])
+                last[need] = max(last[need], division[tile])
+    for need in range(len(feeder)):
+        arrives[need], leaves[need] = first[need], last[need]
+    for behind in range(MOST_HOPS, 0, -1):
+        for need in range(len(feeder)):
+            if hop[need] == behind:
+                by = feeder[need]
+                arrives[by] = min(arrives[by], arrives[need])
+                leaves[by] = max(leaves[by], leaves[need])
+                sent_on[by] = max(sent_on[by], arrives[need] + 1)
 
 
 def _tabulate(
@@ -183,64 +182,97 @@ def _tabulate(
     division: Indices,
     placement: Placement,
     num_devices: int,
-    *,
     is_backward: bool,
     is_frugal: bool,
 ) -> ProgramTable:
     """Sort what has to be done by device and stage."""
-    into = rows.kind < TransferKind.OUT
-    home = ~into & (rows.target == placement.device_of_data[rows.block])
-    out = ~into & ~home
-    hops = [int(rows.hop[chosen].max(initial=0)) + 1 for chosen in (into, ~into)]
-    stages = Stages(int(division.max(initial=0)) + 1, hops[0], hops[1], is_frugal)
-    transfer, blocks = np.arange(len(rows.kind)), np.arange(len(placement.device_of_data))
-    parts: list[tuple[NDArray[np.integer], ...]] = [
-        (placement.device_of_data, np.zeros(len(blocks), np.int64), blocks)
-    ]
-    parts.append(
-        (placement.device_of_compute, stages.attention[division], np.arange(len(division)))
-    )
-    for chosen, device, stage in (
-        (into, rows.target, stages.take_in), (into, rows.source, stages.send_in),
-        (out, rows.target, stages.take_out), (out, rows.source, stages.send_out),
-        (home, rows.target, stages.take_home), (home, rows.source, stages.send_home),
-        (out, rows.target, stages.merge_out), (home, rows.target, stages.merge_home),
-    ):  # fmt: skip
-        x = transfer[chosen]
-        parts.append((device[x], stage[rows.division[x], rows.hop[x]], x))
-    device, stage, item = (np.concatenate([p[n] for p in parts]).astype(np.int64) for n in range(3))
-    return _table_of(device * len(stages.op) + stage, item, stages, num_devices, is_backward)
-
-
-def _table_of(
-    place: Ints, item: Ints, stages: Stages, num_devices: int, is_backward: bool
-) -> ProgramTable:
-    """Make instructions of items; `place` is device and stage in one number."""
-    width = len(stages.op)
-    both = np.sort(place << 32 | item)
-    place, item = both >> 32, both & 0xFFFFFFFF
-    starts = np.flatnonzero(np.diff(place, prepend=-1) != 0)
-    held = place[starts]
-    sizes = np.diff(np.append(starts, len(place)))
-    wait_of = np.array(stages.wait_of)[held % width]
-    waits = (held - held % width + wait_of)[wait_of >= 0]
-    copies = np.setdiff1d(np.arange(num_devices) * width, held[held % width == 0])
-    every = np.concatenate([held, waits, copies])
-    counts = np.concatenate([sizes, np.zeros(len(waits) + len(copies), np.int64)])
-    order = np.argsort(every)
-    device, stage = np.divmod(every[order], width)
-    index = np.arange(len(order), dtype=np.int32)
-    is_first = np.diff(device, prepend=-1) != 0
+    is_home = rows.target == placement.device_of_data[rows.block]
+    way = np.where(rows.kind < TransferKind.OUT, INTO, np.where(is_home, HOME, OUT))
+    hops = [int(rows.hop[chosen].max(initial=0)) + 1 for chosen in (way == INTO, way != INTO)]
+    stages = stages_of(int(division.max(initial=0)) + 1, (hops[0], hops[1]), is_frugal=is_frugal)
+    width, cells = len(stages.op), num_devices * len(stages.op)
+    work = np.empty((2, len(placement.device_of_data) + len(division) + 3 * len(way)), np.int64)
+    size = _list_work(
+        (way, rows.target, rows.source, rows.division, rows.hop), stages.at,
+        placement.device_of_data.astype(np.int64) * width,
+        placement.device_of_compute.astype(np.int64) * width + stages.attention[division],
+        width, work,
+    )  # fmt: skip
+    table, items = np.empty((4, cells + 1), np.int64), np.empty(size, np.int32)
+    length = _fill(work, size, stages.op, stages.key, np.zeros((2, cells), np.int64), table, items)
+    device, stage, position = table[:3, :length]
     return ProgramTable(
-        is_backward=np.full(len(order), is_backward),
+        is_backward=np.full(length, is_backward),
         device=device,
-        position=index - np.maximum.accumulate(np.where(is_first, index, 0)),
-        op=np.array(stages.op)[stage],
-        key=np.array(stages.key)[stage],
-        division=np.array(stages.division)[stage],
-        item_ptr=np.append(0, np.cumsum(counts[order])),
-        items=item.astype(np.int32),
+        position=position,
+        op=stages.op[stage],
+        key=stages.key[stage],
+        division=stages.division[stage],
+        item_ptr=table[3, : length + 1],
+        items=items,
     )
+
+
+@compiled
+def _list_work(
+    rows: tuple[Ints, Ints, Ints, Ints, Ints],
+    at: Ints,
+    copies: Ints,
+    tiles: Ints,
+    width: int,
+    work: IntTable,
+) -> int:
+    """List what is done, place (device and stage in one number) and item; return how much it is.
+
+    `rows` are the way, target, source, division and hop of every transfer.
+    """
+    way, target, source, division, hop = rows
+    size = 0
+    for places in (copies, tiles):
+        for item in range(len(places)):
+            work[0, size], work[1, size] = places[item], item
+            size += 1
+    for x in range(len(way)):
+        for role in range(3):
+            stage = at[way[x], role, division[x], hop[x]]
+            if stage >= 0:
+                device = source[x] if role == SEND else target[x]
+                work[0, size], work[1, size] = device * width + stage, x
+                size += 1
+    return size
+
+
+@compiled
+def _fill(
+    work: IntTable, size: int, op: Ints, key: Ints, count: IntTable, table: IntTable, items: Indices
+) -> int:
+    """Write the instructions with their items in order; return how many there are.
+
+    `table` is device, stage, position and first item. Copies are there without items, waits if
+    their launches are.
+    """
+    for n in range(size):
+        count[0, work[0, n]] += 1
+    rows, begin, position = 0, 0, 0
+    for place in range(count.shape[1]):
+        stage = place % len(op)
+        is_there = count[0, place] > 0 or op[stage] == COPY
+        if op[stage] == WAIT:
+            is_there = count[0, place - stage + key[stage]] > 0
+        count[1, place] = begin
+        position = 0 if op[stage] == COPY else position
+        if is_there:
+            table[0, rows], table[1, rows] = place // len(op), stage
+            table[2, rows], table[3, rows] = position, begin
+            rows += 1
+            position += 1
+        begin += count[0, place]
+    table[3, rows] = begin
+    for n in range(size):
+        place = work[0, n]
+        items[count[1, place]] = work[1, n]
+        count[1, place] += 1
+    return rows
 
 
 def assemble(
@@ -298,7 +330,7 @@ def assemble(
 
 def _find_needs(
     workload: Workload, placement: Placement, cluster: Cluster, schedule: Schedule
-) -> list[tuple[Needs, Needs]]:
+) -> list[Needs]:
     """Find the needs of both directions; the same ones where blocks travel once, the same way."""
     first, second = schedule.manners
     are_same = first == second and first.idle is None and not first.is_striped

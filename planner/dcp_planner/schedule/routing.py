@@ -20,19 +20,23 @@ from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Direction, Workload
 from dcp_planner.schedule.crossings import Crossings
+from dcp_planner.sorting import order_by
 from dcp_planner.tables.memory import bytes_per_token
 
-_MOST_HOPS = 2  # behind the first
+MOST_HOPS = 2
+"""Hops of a transfer behind the first."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
-    """Needs of devices for blocks that they do not own, for one side of the tiles.
+    """Needs of devices for blocks that they do not own: for their queries, then for their keys.
 
     Attributes:
-        block, device: int64 ``[N]``, sorted by (block, device), no pair twice unless blocks are
-            fetched again: then by (block, visit, device).
-        need_of_tile: int64 ``[W]``, the need of each tile, -1 if the block is local.
+        is_keys: bool ``[N]``.
+        block, device: int64 ``[N]``, sorted by (is_keys, block, device), no three twice unless
+            blocks are fetched again: then by (is_keys, block, visit, device).
+        need_of_tile: int64 ``[2, W]``, of each tile for its queries and for its keys; -1 if the
+            block is local.
         feeder: int64 ``[N]``, need of the device that brings the block and takes its results; -1:
             the owner does.
         peer: int64 ``[N]``, that device.
@@ -40,6 +44,7 @@ class Needs:
         height: int64 ``[N]``, hops that follow; 0 where nothing is passed on.
     """
 
+    is_keys: Bools
     block: Ints
     device: Ints
     need_of_tile: Ints
@@ -50,16 +55,22 @@ class Needs:
 
     @classmethod
     def of(
-        cls, block: Ints, device: Ints, need_of_tile: Ints, feeder: Ints, owner: Ints
+        cls, place: Ints, device: Ints, need_of_tile: Ints, feeder: Ints, owner: Ints
     ) -> "Needs":
-        """Number the hops; `owner` is int64 ``[D]``, the device of every block."""
+        """Number the hops.
+
+        `owner` is int64 ``[D]``, the device of every block. Queries of block b are at place b, keys
+        at D + b.
+        """
+        is_keys = place >= len(owner)
+        block = place - is_keys * len(owner)
         hop, height, peer = np.zeros_like(feeder), np.zeros_like(feeder), owner[block]
         fed = np.flatnonzero(feeder >= 0)
         peer[fed] = device[feeder[fed]]
-        for _ in range(_MOST_HOPS):
+        for _ in range(MOST_HOPS):
             hop[fed] = hop[feeder[fed]] + 1
             np.maximum.at(height, feeder[fed], height[fed] + 1)
-        return cls(block, device, need_of_tile, feeder, peer, hop, height)
+        return cls(is_keys, block, device, need_of_tile, feeder, peer, hop, height)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,7 +92,7 @@ class Stays:
 
     def visits(self, group: Ints, division: Indices) -> Ints:
         """Number the visits of each group's block, from 0, by the divisions that use it."""
-        order = np.lexsort((division, group))
+        order = order_by(group, division)
         rest = np.diff(group[order], prepend=-1) != 0
         gap = np.diff(division[order].astype(np.int64), prepend=0) > self.idle + 1
         count = np.cumsum(gap & ~rest)
@@ -97,7 +108,7 @@ def find_needs(
     routing: Routing,
     stays: Stays | None = None,
     striped: Direction | None = None,
-) -> tuple[Needs, Needs]:
+) -> Needs:
     """Find the needs of query blocks and of key blocks, with their routes; O(W log W).
 
     Gateways are elected so that the ports to the network carry equal loads, those of owners
@@ -106,40 +117,43 @@ def find_needs(
     are not fetched again then.
     """
     assert striped is None or stays is None, "only blocks that stay are striped"
-    sides = workload.compute_q, workload.compute_kv
-    pairs = [_pairs_of(block, placement, cluster, routing, stays) for block in sides]
-    block, at, _, visit = (np.concatenate([side[n] for side in pairs]) for n in range(4))
-    first, owner = len(pairs[0][0]), placement.device_of_data.astype(np.int64)
-    is_column = np.arange(len(block)) >= first
-    visits = int(visit.max(initial=0)) + 1
-    place = (is_column * workload.num_blocks + block) * visits + visit
-    known, devices = place * cluster.num_devices + at, cluster.num_devices
+    blocks, devices = workload.num_blocks, cluster.num_devices
+    home = np.tile(placement.device_of_data.astype(np.int64), 2)
+    every_place = np.append(workload.compute_q, workload.compute_kv + np.int64(blocks))
+    every_device = np.tile(placement.device_of_compute.astype(np.int64), 2)
+    remote = np.flatnonzero(home[every_place] != every_device)
+    place, at, visits = every_place[remote], every_device[remote], 1
+    if stays is not None:
+        node = cluster.node_of_device
+        far = (node[at] != node[home[place]]) & (routing == "node")
+        group = place * 2 * devices + np.where(far, devices + node[at], at)
+        visit = stays.visits(group, np.tile(stays.division, 2)[remote])
+        visits = int(visit.max(initial=0)) + 1
+        place = place * visits + visit
+    known, need = np.unique(place * devices + at, return_inverse=True)
     every, feeder = known, np.full(len(known), -1)
     if routing == "node":
-        found = Crossings.of(place, at, owner[block], cluster)
-        at = found.start
-        ends = _ends_of(found, block[at], is_column[at], workload, cluster, striped)
-        every, feeder = _fed(found, known, *ends, devices)
-    rows, needs = np.searchsorted(every, known), list[Needs]()
-    keys = int(np.searchsorted(every, workload.num_blocks * visits * devices))
-    for side, start, span in ((0, 0, slice(None, keys)), (1, first, slice(keys, None))):
-        place, device = np.divmod(every[span], devices)
-        tile, fed = pairs[side][2], feeder[span]
-        need = np.full(len(tile), -1, np.int64)
-        remote = np.flatnonzero(tile >= 0)
-        need[remote] = rows[start + tile[remote]] - side * keys
-        fed = np.where(fed >= 0, fed - side * keys, -1)
-        block = place // visits - side * workload.num_blocks
-        needs.append(Needs.of(block, device, need, fed, owner))
-    return needs[0], needs[1]
+        place, at = np.divmod(known, devices)
+        found = Crossings.of(place, at, home[place // visits], cluster)
+        crossing = place[found.start] // visits
+        every, feeder = _fed(found, known, *_ends_of(found, crossing, workload, cluster, striped),
+                             devices)  # fmt: skip
+    need_of_tile = np.full(len(every_place), -1)
+    need_of_tile[remote] = np.searchsorted(every, known)[need]
+    place, device = np.divmod(every, devices)
+    return Needs.of(
+        place // visits, device, need_of_tile.reshape(2, -1), feeder, home[:blocks]
+    )  # fmt: skip
 
 
 def _ends_of(
-    crossings: Crossings, block: Ints, is_column: Bools, workload: Workload, cluster: Cluster,
+    crossings: Crossings, place: Ints, workload: Workload, cluster: Cluster,
     striped: Direction | None,
 ) -> tuple[Ints, Ints]:  # fmt: skip
-    """Choose source and target of each crossing of a block."""
-    tokens, weights = workload.block_tokens[block], workload.shape.round_trip_bytes
+    """Choose source and target of each crossing of a block's queries, or keys."""
+    is_column = place >= workload.num_blocks
+    tokens = workload.block_tokens[place - is_column * workload.num_blocks]
+    weights = workload.shape.round_trip_bytes
     size = tokens * np.where(is_column, weights[1], weights[0])
     target = crossings.elect(size, cluster)
     if striped is None:
@@ -169,32 +183,3 @@ def _fed(
     feeder[gates] = -1
     feeder[gates[is_relayed]] = np.searchsorted(every, origin)
     return every, feeder
-
-
-def _pairs_of(
-    block_of_tile: Indices,
-    placement: Placement,
-    cluster: Cluster,
-    routing: Routing,
-    stays: Stays | None,
-) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return block and device of each need, the need of each tile, -1 if local, and visits.
-
-    Needs are sorted by block, visit and device.
-    """
-    owner, device = placement.device_of_data, placement.device_of_compute
-    devices = cluster.num_devices
-    remote = np.flatnonzero(owner[block_of_tile] != device)
-    block, at = block_of_tile[remote].astype(np.int64), device[remote].astype(np.int64)
-    visit = np.zeros(len(remote), np.int64)
-    if stays is not None:
-        node = cluster.node_of_device
-        far = (node[at] != node[owner[block]]) & (routing == "node")
-        group = block * 2 * devices + np.where(far, devices + node[at], at)
-        visit = stays.visits(group, stays.division[remote])
-    visits = int(visit.max(initial=0)) + 1
-    found, inverse = np.unique((block * visits + visit) * devices + at, return_inverse=True)
-    need_of_tile = np.full(len(block_of_tile), -1, np.int64)
-    need_of_tile[remote] = inverse
-    place, at = np.divmod(found, devices)
-    return place // visits, at, need_of_tile, place % visits

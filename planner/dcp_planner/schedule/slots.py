@@ -4,6 +4,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_planner.jit import compiled
+from dcp_planner.sorting import order_by
 
 
 def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
@@ -23,8 +24,7 @@ def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
     >>> allocate_rows(0 * one, np.array([0, 0, 2]), np.array([2, 5, 5]), 4 * one).tolist()
     [0, 4, 0]
     """
-    order = np.lexsort((np.arange(len(group)), taken, group))
-    leaving = np.lexsort((freed, group))
+    order, leaving = order_by(group, taken), order_by(group, freed)
     slot = np.zeros(len(group), np.int64)
     if len(group):
         gaps = np.zeros((2, len(group) + 1), np.int64)
@@ -102,7 +102,7 @@ def find_shared_rows(
     A span lives from `taken` up to and including `freed`. O(N log N + N L) for L spans that live at
     the same time in a group.
     """
-    order = np.lexsort((taken, group))
+    order = order_by(group, taken)
     live = np.zeros(len(group) + 1, np.int64)
     first, second = _find_clash(group, taken, freed, slot, rows, order, live)
     return None if first < 0 else (int(first), int(second))

@@ -19,11 +19,11 @@ Attention(t); it waits for what leaves, and merges what came home, as soon as ev
 division to get it away, so that buffers can be used again.
 """
 
-from dataclasses import dataclass, field
+from functools import lru_cache
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, sealed
 from dcp_planner.model.config import MOST_DIVISIONS
 from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT
 
@@ -33,109 +33,93 @@ AHEAD = {False: MOST_DIVISIONS, True: 1}
 Three ahead was up to 30 % slower than all, and saved 2 % of the memory: most of it is queries and
 results.
 """
+INTO, OUT, HOME = range(3)
+"""Ways of transfers: inputs, partial results on their way to a gateway, results that come home."""
+TAKE, SEND, MERGE = range(3)
+"""What is done with a transfer: launched by its target and by its source, reduced."""
 
 
-@dataclass(slots=True)
 class Stages:
     """Stages of one direction, numbered in their order; tables by stage and by what happens there.
 
     Attributes:
-        divisions: D, at least 1.
-        in_hops, out_hops: hops of inputs and results, at least 1.
-        is_frugal: whether buffers are given back early.
-        op, division, key: per stage.
-        wait_of: stage that waits for what a stage launches; -1 for stages that launch nothing.
-        attention: stage by division.
-        take_in, send_in: launch of arriving and leaving inputs ``[D, in_hops]``.
-        take_out, send_out, merge_out: launch of partials on their way to a gateway, at both ends,
-            and their reduction ``[D, out_hops]``.
-        take_home, send_home, merge_home: the same for results on their way to the owner.
+        op, division, key: int64 ``[S]``, of each stage; the key of a wait is the stage that
+            launches what it waits for.
+        attention: int64 ``[D]``, stage of each division.
+        at: int64 ``[3, 3, D, H]``, stage of what is done with a transfer, by its way, division and
+            hop; -1: nothing.
     """
 
-    divisions: int
-    in_hops: int
-    out_hops: int
-    is_frugal: bool
-    op: list[int] = field(default_factory=lambda: [COPY])
-    division: list[int] = field(default_factory=lambda: [-1])
-    key: list[int] = field(default_factory=lambda: [-1])
-    wait_of: list[int] = field(default_factory=lambda: [-1])
-    attention: Ints = field(init=False)
-    take_in: Ints = field(init=False)
-    send_in: Ints = field(init=False)
-    take_out: Ints = field(init=False)
-    send_out: Ints = field(init=False)
-    merge_out: Ints = field(init=False)
-    take_home: Ints = field(init=False)
-    send_home: Ints = field(init=False)
-    merge_home: Ints = field(init=False)
-
-    def __post_init__(self) -> None:
-        inputs, results = (
-            np.full((self.divisions, hops), -1, np.int64) for hops in (self.in_hops, self.out_hops)
-        )
-        self.attention = np.full(self.divisions, -1, np.int64)
-        self.take_in, self.send_in = inputs, inputs.copy()
-        self.take_out, self.send_out, self.merge_out = (results.copy() for _ in range(3))
-        self.take_home, self.send_home, self.merge_home = (results.copy() for _ in range(3))
-        for division in range(1, min(AHEAD[self.is_frugal], self.divisions)):
+    def __init__(self, divisions: int, hops: tuple[int, int], *, is_frugal: bool) -> None:
+        self._divisions, (self._in_hops, self._out_hops) = divisions, hops
+        self._is_frugal = is_frugal
+        self._rows: list[tuple[int, int, int]] = [(COPY, -1, -1)]
+        self._waited = set[int]()
+        self.attention = np.full(divisions, -1, np.int64)
+        self.at = np.full((3, 3, divisions, max(hops)), -1, np.int64)
+        for division in range(1, min(AHEAD[is_frugal], divisions)):
             self._launch_inputs(division)
-        for t in range(self.divisions + self.out_hops):
+        for t in range(divisions + self._out_hops):
             self._add_division(t)
         self._add_end()
+        self.op, self.division, self.key = (
+            sealed(np.array(column, np.int64)) for column in zip(*self._rows, strict=True)
+        )
 
     def _add(self, op: int, division: int, key: int = -1) -> int:
-        self.op.append(op)
-        self.division.append(division)
-        self.wait_of.append(-1)
-        self.key.append(len(self.op) - 1 if op == LAUNCH else key)
-        return len(self.op) - 1
+        self._rows.append((op, division, len(self._rows) if op == LAUNCH else key))
+        return len(self._rows) - 1
 
-    def _wait(self, launch: int) -> None:
-        if launch >= 0 and self.wait_of[launch] < 0:
-            self.wait_of[launch] = self._add(WAIT, self.division[launch], launch)
+    def _wait(self, launches: Ints) -> None:
+        for launch in launches.ravel().tolist():
+            if launch >= 0 and launch not in self._waited:
+                self._waited.add(launch)
+                self._add(WAIT, self._rows[launch][1], launch)
 
     def _add_division(self, t: int) -> None:
-        if t < self.divisions:
-            for launch in self.take_in[t]:
-                self._wait(int(launch))
-            if t + AHEAD[self.is_frugal] < self.divisions:
-                self._launch_inputs(t + AHEAD[self.is_frugal])
+        if t < self._divisions:
+            self._wait(self.at[INTO, TAKE, t])
+            if t + AHEAD[self._is_frugal] < self._divisions:
+                self._launch_inputs(t + AHEAD[self._is_frugal])
             self.attention[t] = self._add(ATTENTION, t)
-            if self.is_frugal:
-                for launch in self.send_in[t]:
-                    self._wait(int(launch))
+            if self._is_frugal:
+                self._wait(self.at[INTO, SEND, t])
             self._launch_results(t, 0)
-        for hop in range(1, self.out_hops + 1):
+        for hop in range(1, self._out_hops + 1):
             division = t - hop
-            if 0 <= division < self.divisions:
+            if 0 <= division < self._divisions:
                 self._merge(division, hop - 1)
-                if hop < self.out_hops:
+                if hop < self._out_hops:
                     self._launch_results(division, hop)
 
     def _launch_inputs(self, division: int) -> None:
-        for hop in range(self.in_hops):
-            self.take_in[division, hop] = self._add(LAUNCH, division)
-            self.send_in[division, hop] = self._add(LAUNCH, division)
+        for hop in range(self._in_hops):
+            for end in (TAKE, SEND):
+                self.at[INTO, end, division, hop] = self._add(LAUNCH, division)
 
     def _launch_results(self, division: int, hop: int) -> None:
         # Ends launch what passes between them in one order: first to gateways, then home.
-        for launches in (self.take_out, self.send_out, self.take_home, self.send_home):
-            launches[division, hop] = self._add(LAUNCH, division)
+        for way in (OUT, HOME):
+            for end in (TAKE, SEND):
+                self.at[way, end, division, hop] = self._add(LAUNCH, division)
 
     def _merge(self, division: int, hop: int) -> None:
-        self._wait(int(self.take_out[division, hop]))
-        self.merge_out[division, hop] = self._add(REDUCTION, division)
-        if self.is_frugal:
-            for launches in (self.take_home, self.send_out, self.send_home):
-                self._wait(int(launches[division, hop]))
-            self.merge_home[division, hop] = self._add(REDUCTION, division)
+        self._wait(self.at[OUT, TAKE, division, hop])
+        self.at[OUT, MERGE, division, hop] = self._add(REDUCTION, division)
+        if self._is_frugal:
+            for way, end in ((HOME, TAKE), (OUT, SEND), (HOME, SEND)):
+                self._wait(self.at[way, end, division, hop])
+            self.at[HOME, MERGE, division, hop] = self._add(REDUCTION, division)
 
     def _add_end(self) -> None:
-        if not self.is_frugal:
-            for launch in self.take_home.ravel():
-                self._wait(int(launch))
-            self.merge_home[:] = self._add(REDUCTION, self.divisions - 1)
-        for launches in (self.send_in, self.send_out, self.send_home):
-            for launch in launches.ravel():
-                self._wait(int(launch))
+        if not self._is_frugal:
+            self._wait(self.at[HOME, TAKE])
+            self.at[HOME, MERGE] = self._add(REDUCTION, self._divisions - 1)
+        for way in (INTO, OUT, HOME):
+            self._wait(self.at[way, SEND])
+
+
+@lru_cache(maxsize=64)
+def stages_of(divisions: int, hops: tuple[int, int], *, is_frugal: bool) -> Stages:
+    """Return the stages of so many divisions, and hops of inputs and of results, at least 1."""
+    return Stages(divisions, hops, is_frugal=is_frugal)

@@ -37,7 +37,7 @@ from dcp_planner.schedule.routing import Needs, Stays, find_needs
 from dcp_planner.simulation.simulator import DirectionModel, Prediction
 from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.memory import buffer_bytes
-from dcp_planner.tables.plan import TransferKind, Transfers
+from dcp_planner.tables.plan import Transfers
 
 PARTS = (2, 4, 8)
 """Into how many parts what is not local is cut in the order of arrival, as long as that gains."""
@@ -64,14 +64,14 @@ class _Cut:
     Attributes:
         division: int32 ``[W]``.
         manner: how its blocks travel.
-        transfers: of the direction.
+        emitted: what it gave.
         arrived: int64 ``[X]``, when each transfer has arrived, ns.
         seconds: until the end.
     """
 
     division: Indices
     manner: Manner
-    transfers: Transfers
+    emitted: Emission
     arrived: Ints
     seconds: float
 
@@ -83,7 +83,7 @@ class _Trial:
     Attributes:
         workload, placement, cluster: what is placed, where, on which machine.
         routing: which way blocks travel.
-        needs: which devices need which blocks: queries, then keys.
+        needs: which devices need which blocks.
         work: what prices the tiles, forward and backward.
         limit: of the memory of a direction, bytes, or ``None``.
     """
@@ -92,7 +92,7 @@ class _Trial:
     placement: Placement
     cluster: Cluster
     routing: Routing
-    needs: tuple[Needs, Needs]
+    needs: Needs
     work: Mapping[Direction, KernelWork]
     limit: int | None
 
@@ -137,9 +137,11 @@ class _Trial:
     def _played(
         self, direction: Direction, division: Indices, manner: Manner, emitted: Emission
     ) -> _Cut:
-        model = DirectionModel.of(emitted.programs, emitted.transfers, self.cluster)
+        model = DirectionModel.of(
+            emitted.programs, emitted.transfers, self.cluster, feeder=emitted.feeder
+        )
         played = model.play(self.work[direction], self.cluster)
-        return _Cut(division, manner, emitted.transfers, played.arrived, played.end_ns / 1e9)
+        return _Cut(division, manner, emitted, played.arrived, played.end_ns / 1e9)
 
     def memory(self, direction: Direction, transfers: Transfers) -> int:
         """Return the most bytes that a device needs for what it receives and sums up."""
@@ -246,18 +248,8 @@ class _Trial:
 
     def _arrived(self, cut: _Cut) -> Ints:
         """Find when the last remote input of each tile has arrived, int64 ``[W]``; 0: local."""
-        transfers = cut.transfers
-        found = np.zeros(self.workload.num_tiles, np.int64)
-        for kind, needs in zip((TransferKind.Q, TransferKind.KV), self.needs, strict=True):
-            chosen = np.flatnonzero(transfers.kind == kind)
-            if chosen.size == 0:
-                continue
-            # One transfer for each need, which are sorted by block and device.
-            place = transfers.block[chosen].astype(np.int64) * self.cluster.num_devices
-            at_ns = cut.arrived[chosen[np.argsort(place + transfers.target[chosen])]]
-            remote = needs.need_of_tile >= 0
-            found[remote] = np.maximum(found[remote], at_ns[needs.need_of_tile[remote]])
-        return found
+        at_ns = np.append(cut.arrived[cut.emitted.input_of_need], 0)  # -1: local
+        return np.asarray(at_ns[self.needs.need_of_tile].max(axis=0))
 
 
 @contextmanager
@@ -308,7 +300,7 @@ def _within(trial: _Trial, cuts: Sequence[_Cut], limit: int) -> list[_Cut]:
     """Stream the directions that need more than a limit; the error names the larger need."""
     found, refused = [], []
     for direction, cut in zip(DIRECTIONS, cuts, strict=True):
-        if trial.memory(direction, cut.transfers) > limit:
+        if trial.memory(direction, cut.emitted.transfers) > limit:
             try:
                 cut = trial.streamed(direction, limit)
             except BufferLimitError as error:
@@ -360,8 +352,10 @@ def weigh_placement(
     """Predict time, bytes between nodes and memory of a placement; no plan is made."""
     trial, cuts = _chosen(workload, placement, cluster, config)
     sent = []
-    for moves in (cut.transfers for cut in cuts):
+    for moves in (cut.emitted.transfers for cut in cuts):
         crosses = cluster.link_class(moves.source, moves.target) > 0
         sent.append(int(moves.size_bytes[crosses].sum()))
-    memory = max(trial.memory(d, c.transfers) for d, c in zip(DIRECTIONS, cuts, strict=True))
+    memory = max(
+        trial.memory(d, c.emitted.transfers) for d, c in zip(DIRECTIONS, cuts, strict=True)
+    )
     return Weighed(sum(cut.seconds for cut in cuts), (sent[0], sent[1]), memory)

@@ -30,6 +30,7 @@ from dcp_planner.simulation.event_loop import (
 )
 from dcp_planner.simulation.event_names import message_names, wait_name
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
+from dcp_planner.sorting import order_by
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.programs import (
@@ -133,8 +134,13 @@ class DirectionModel:
         transfers: Transfers,
         cluster: Cluster,
         rows: Ints | None = None,
+        feeder: Ints | None = None,
     ) -> "DirectionModel":
-        """Lay out who sends what through which port, behind what; O(E log E)."""
+        """Lay out who sends what through which port, behind what; O(E log E).
+
+        `rows` are those of the transfers in their plan, left out, its first; `feeder` is what
+        `find_feeders` finds, if it is known.
+        """
         nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
         link = cluster.link_class(transfers.source, transfers.target)
         ports = np.where(link > 0, cluster.num_devices + nics[ends], ends)
@@ -143,7 +149,8 @@ class DirectionModel:
             ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
             num_ports += len(transfers)
         messages = Messages.of(
-            (transfers.source, transfers.target), find_feeders(transfers), (ports, num_ports),
+            (transfers.source, transfers.target),
+            find_feeders(transfers) if feeder is None else feeder, (ports, num_ports),
             _groups(programs, transfers, cluster), is_fifo=cluster.message_order == "fifo",
         )  # fmt: skip
         if rows is None:
@@ -304,21 +311,20 @@ def _groups(
     # A communicator is a device and a kind of message; what it sends in one division and hop is one
     # group, and its first launch says when its turn is.
     is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
-    communicator = np.concatenate([transfers.source, transfers.target]) * 2 + is_result
-    division, hop = np.tile(transfers.division, 2), np.tile(transfers.hop, 2)
-    key = (communicator.astype(np.int64) << 40) + (division.astype(np.int64) << 8) + hop
-    key[launch.ravel() < 0] = -1  # of the other direction: they belong together and hold nobody up
-    communicator = np.where(key < 0, -1, communicator)
-    _, first, group = np.unique(key, return_index=True, return_inverse=True)
-    begins = np.full(len(first), np.iinfo(np.int64).max)
-    np.minimum.at(begins, group, launch.ravel())
-    order = np.lexsort((begins, communicator[first]))
-    after = np.full(len(first), -1, np.int64)
-    follows = np.diff(communicator[first][order]) == 0
-    after[order[1:][follows]] = order[:-1][follows]
-    members = np.argsort(group, kind="stable") % size
-    group_ptr = np.append(0, np.cumsum(np.bincount(group, minlength=len(first))))
-    return group.reshape(2, size), group_ptr, members, after
+    communicator = np.append(transfers.source, transfers.target) * np.int64(2) + is_result + 1
+    columns = np.stack([communicator, np.tile(transfers.division, 2), np.tile(transfers.hop, 2)])
+    columns *= launch.ravel() >= 0  # others, of the other direction, are one group of their own
+    order = order_by(*columns)
+    is_first = np.append(True, (np.diff(columns[:, order]) != 0).any(axis=0))
+    group, start = np.empty(2 * size, np.int64), np.flatnonzero(is_first)
+    group[order] = np.cumsum(is_first) - 1
+    begins = np.minimum.reduceat(launch.ravel()[order], start)
+    communicator = columns[0, order[start]]
+    turn = order_by(communicator, begins + 1)
+    after = np.full(len(start), -1, np.int64)
+    follows = np.diff(communicator[turn]) == 0
+    after[turn[1:][follows]] = turn[:-1][follows]
+    return group.reshape(2, size), np.append(start, 2 * size), order % size, after
 
 
 def _durations(
