@@ -75,11 +75,13 @@ class Case:
 SMALL = [
     Case(mask, 1000, head_dim=dim, heads=(4, 2), block=128)
     for mask in ("full", "causal", "streaming_llm", "documents", "sparse")
-    for dim in (64, 96, 128)
+    for dim in (128, 64, 96)
 ]
 """Compared with dense attention in float64: full tiles, ranges and bits."""
 SHARED = [Case("streaming_llm", 1024, ranks, 64, (4, 2), 128) for ranks in (2, 4, 8)]
 """Run on ranks that are threads of one process."""
+SPREAD = [Case("causal", 16_384, ranks) for ranks in (2, 4, 8)]
+"""Run on processes, with messages that travel while ranks compute."""
 TIMED = [
     Case(mask, tokens)
     for tokens in (16_384, 65_536)
@@ -94,7 +96,7 @@ def main() -> None:
     from dcp_planner.plan import encode_parts
 
     PLANS.mkdir(exist_ok=True)
-    for case in SMALL + SHARED + TIMED:
+    for case in SMALL + SHARED + SPREAD + TIMED:
         mask, sample = case.mask_and_sample()
         sparsity = block_sparsity([mask.bind(sample)], case.block, case.block)
         shape = ModelShape(*case.heads, case.head_dim)
@@ -102,7 +104,7 @@ def main() -> None:
         for rank, part in enumerate(encode_parts(plan)):
             (PLANS / f"{case.name}-{rank}.part").write_bytes(part)
     size = sum(path.stat().st_size for path in PLANS.iterdir())
-    print(f"{len(SMALL + SHARED + TIMED)} plans, {size / 2**20:.1f} MiB in {PLANS}")
+    print(f"{len(SMALL + SHARED + SPREAD + TIMED)} plans, {size / 2**20:.1f} MiB in {PLANS}")
 
 
 if __name__ == "__main__":

@@ -1,74 +1,120 @@
 """Run the first half hour on a GPU: is the runtime right there, and how fast is it?
 
-``python gpu/first_light.py [--stage NAME ...] [--out DIR]`` runs each stage in a process of its
-own, so that a crash ends one stage only, and writes ``DIR/STAGE.json`` after each. Without a GPU
-the stages run what a CPU can and say what they skipped.
+``python gpu/first_light.py [--stage NAME ...] [--out DIR] [--limit SECONDS]`` runs each stage in a
+process of its own, so that a crash ends one stage only. A stage writes ``DIR/STAGE.json`` anew
+after every row that it measures: one that is cut off leaves what it had. Without a GPU the stages
+run what a CPU can and say what they skipped.
 """
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from cases import HERE
 
-NAMES = ("machine", "compilation", "kernels", "ranks", "speed", "tiles", "executor")
-LIMIT_S = 540
-"""Seconds of one stage: ten minutes are often the most that a shared machine allows a command."""
+LIMITS_S = {
+    "machine": 60,
+    "kernels": 240,
+    "ranks": 90,
+    "speed": 480,
+    "executor": 150,
+    "overlap": 150,
+    "tiles": 330,
+    "compilation": 180,
+}
+"""Stages in the order in which they run, and the seconds that each may take: 28 minutes in all."""
+
+Json = dict[str, Any]  # Any: a JSON document
 
 
 def main() -> int:
     """Run the stages, print a line for each, and return the exit status: 1 if a stage failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--stage", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--stage", nargs="+", choices=LIMITS_S, default=LIMITS_S)
     parser.add_argument("--out", type=Path, default=HERE / "results")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of one stage")
-    parser.add_argument("--run", choices=NAMES, help=argparse.SUPPRESS)
+    parser.add_argument(
+        "--limit", type=float, default=sum(LIMITS_S.values()), help="seconds of all stages together"
+    )
+    parser.add_argument("--run", choices=LIMITS_S, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.run:
-        print(json.dumps(run_stage(options.run)))
-        return 0
     options.out.mkdir(parents=True, exist_ok=True)
-    documents = [start(name, options.out, options.limit) for name in options.stage]
-    return int(any(document["status"] == "failed" for document in documents))
+    if options.run:
+        run_stage(options.run, options.out)
+        return 0
+    # Ended from outside, a stage must not go on: `finally` ends it where an exception passes.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
+    end_s = time.monotonic() + options.limit
+    statuses = [
+        start(name, options.out, min(LIMITS_S[name], end_s - time.monotonic()))["status"]
+        for name in options.stage
+    ]
+    return int("failed" in statuses)
 
 
-def run_stage(name: str) -> dict[str, object]:
-    """Run one stage in this process."""
+def run_stage(name: str, folder: Path) -> None:
+    """Run one stage in this process; its document is complete up to the latest row at any time."""
     from stages import STAGES, Skip
 
+    document: Json = {"stage": name, "status": "cut off", "rows": []}
+    write(document, folder)
     try:
-        found = STAGES[name]()
+        for row in STAGES[name]():
+            document["rows"].append(row)
+            write(document, folder)
     except Skip as reason:
-        return {"status": "skipped", "reason": str(reason)}
-    return {"status": "failed" if found.get("failed") else "passed", **found}
+        document |= {"status": "skipped", "reason": str(reason)}
+    else:
+        is_wrong = any("error" in row or row.get("ok") is False for row in document["rows"])
+        document["status"] = "failed" if is_wrong else "passed"
+    write(document, folder)
 
 
-def start(name: str, folder: Path, limit_s: float) -> dict[str, object]:
-    """Run one stage in a process of its own, write its document and print one line."""
+def start(name: str, folder: Path, limit_s: float) -> Json:
+    """Run one stage in a process of its own, complete its document and print one line."""
     begin_s = time.perf_counter()
-    command = [sys.executable, str(Path(__file__).resolve()), "--run", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
-        document = read_document(done)
-    except subprocess.TimeoutExpired:
-        document = {"status": "failed", "reason": f"took longer than {limit_s:g} s"}
-    document = {"stage": name, "seconds": round(time.perf_counter() - begin_s, 1), **document}
-    (folder / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
-    reason = document.get("reason") or f"{folder / name}.json"
-    print(f"{name:12} {document['status']:8} {document['seconds']:6} s  {reason}", flush=True)
+    path, log = folder / f"{name}.json", folder / f"{name}.log"
+    path.unlink(missing_ok=True)  # of an earlier run
+    reason = end_of(name, folder, log, limit_s) if limit_s > 1 else "no time is left for it"
+    document: Json = {"stage": name, "status": "cut off", "rows": []}
+    if path.exists():
+        document = json.loads(path.read_text())
+    document["seconds"] = round(time.perf_counter() - begin_s, 1)
+    if reason:
+        document |= {"status": "failed" if "exit" in reason else "cut off", "reason": reason}
+    write(document, folder)
+    told = document.get("reason") or f"{len(document['rows'])} rows in {path}"
+    print(f"{name:12} {document['status']:8} {document['seconds']:6} s  {told}", flush=True)
     return document
 
 
-def read_document(done: "subprocess.CompletedProcess[str]") -> dict[str, object]:
-    """Return the document that a stage printed last, or how its process ended."""
-    if done.returncode:
-        text = (done.stderr or "no message").strip()
-        return {"status": "failed", "reason": f"exit {done.returncode}: {text[-1500:]}"}
-    document: dict[str, object] = json.loads(done.stdout.strip().splitlines()[-1])
-    return document
+def end_of(name: str, folder: Path, log: Path, limit_s: float) -> str | None:
+    """Wait for the process of a stage; return how it ended if not well."""
+    command = [sys.executable, str(Path(__file__).resolve()), "--run", name, "--out", str(folder)]
+    with log.open("w") as output:  # no pipe: a process that a stage left behind would hold it open
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+        try:
+            status = process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            return f"longer than {limit_s:.0f} s; the rows so far are kept"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # ranks and compilers that it started
+            process.wait()
+    return f"exit {status}: {log.read_text().strip()[-1500:]}" if status else None
+
+
+def write(document: Json, folder: Path) -> None:
+    """Replace the document of a stage; a reader sees the old one or the new one."""
+    draft = folder / f"{document['stage']}.draft"
+    draft.write_text(json.dumps(document, indent=1) + "\n")
+    draft.replace(folder / f"{document['stage']}.json")
 
 
 if __name__ == "__main__":
