@@ -379,6 +379,30 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
     assert ahead(work) == [None, None]
 
 
+@pytest.mark.parametrize("teller", ["step", "close"])
+def test_a_lost_message_is_told_before_an_optimizer_steps_or_the_executor_is_closed(ahead, teller):
+    def work(transport, executor, layer):
+        layer()
+        if transport.rank == 1:
+            transport.close()
+        transport.exchange_notes("", "one is closed")
+        if transport.rank == 1:
+            return None
+        weight = torch.ones(1, requires_grad=True)
+        weight.grad = torch.ones(1)
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+        for member in transport._groups:
+            member.communicator.error = "remote process exited"
+        with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
+            optimizer.step() if teller == "step" else executor.close()
+        untouched = weight.item()
+        executor.close()  # says it once
+        optimizer.step()  # is not held by an executor that is closed
+        return untouched, weight.item()
+
+    assert ahead(work) == [(1, 0.75), None]
+
+
 def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):
     def work(transport, executor, layer):
         if transport.rank == 1:

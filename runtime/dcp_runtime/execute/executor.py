@@ -1,5 +1,6 @@
 """`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
 
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -248,11 +249,16 @@ class DCPExecutor:
         """End the threads that watch messages; the executor cannot run after that.
 
         Raises:
-            RunError: if no layer ran a plan that was prepared, unless another error is under way.
+            RunError: if no layer ran a plan that was prepared, or a message of the last layers was
+                lost and no call has said so; unless another error is under way.
         """
         if self._watch is not None:
             self._watch.close()
-        self._transport.close()
+        try:
+            if sys.exception() is None:
+                self._transport.catch_up()
+        finally:
+            self._transport.close()
         self._batches.check_waiting(0)
 
 

@@ -9,6 +9,9 @@ from itertools import groupby
 
 import torch
 import torch.distributed as dist
+from torch._C import _current_graph_task_id
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from dcp_planner import Direction
 from dcp_runtime.errors import PeerError
@@ -65,11 +68,14 @@ class NcclTransport(GroupTransport):
     device, over layers. A thread looks whether the messages come. If they do not, the thread agrees
     with the other ranks on who is to blame and ends the communicators, since their kernels would
     wait for ever; the next call of this rank raises that failure. Results that the device computed
-    in between are void. Calls that a CUDA graph captures are not watched.
+    in between are void, and no optimizer of torch takes them: its step waits until the messages so
+    far have come, on the host. Calls that a CUDA graph captures are not watched.
     """
 
     message_order = "grouped"
     _failure: PeerError | None = None
+    _is_told = False  # whether a call of this rank raised it
+    _step_hook: RemovableHandle | None = None
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)
@@ -125,6 +131,7 @@ class NcclTransport(GroupTransport):
             try:
                 batch.wait()
             except RuntimeError as error:
+                self._is_told = True
                 raise self._give_up(batch, parcels[0], direction, str(error)) from error
         self._check()
 
@@ -136,6 +143,7 @@ class NcclTransport(GroupTransport):
     def _check(self) -> None:
         if self._failure is not None:
             with self._blaming:  # the communicators have ended by then
+                self._is_told = True
                 raise self._failure
 
     def _watch(self, awaited: _Awaited) -> None:
@@ -147,6 +155,7 @@ class NcclTransport(GroupTransport):
             )
             self._watcher.start()
             close_at_exit(self)
+            self._step_hook = register_optimizer_step_pre_hook(self._before_step)
         self._latest = awaited.parcels[-1]
         self._awaited.put(awaited)
 
@@ -198,9 +207,19 @@ class NcclTransport(GroupTransport):
         super().report(place, division, error)
 
     def catch_up(self) -> None:
-        """Wait until the thread knows the end of every message that was waited for."""
+        """Wait until the thread knows the end of every message that was waited for.
+
+        Raises:
+            RunError: if one of them never came, and no call has said so.
+        """
         if self._latest is not None:
             self._latest.wait(2 * self._timeout_s)
+        if not self._is_told:
+            self._check()
+
+    def _before_step(self, *_: object) -> None:
+        if _current_graph_task_id() == -1:  # inside a backward pass the host must run ahead
+            self.catch_up()
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
@@ -212,6 +231,8 @@ class NcclTransport(GroupTransport):
         self._batches.clear()
         self._is_over.set()
         self._awaited.put(None)
+        if self._step_hook is not None:
+            self._step_hook.remove()
         if self._watcher is not None:
             self._watcher.join(timeout=1)
 
