@@ -51,14 +51,17 @@ CASES = [
     ("forward", torch.bfloat16, 128, False, 90),
     ("dq", torch.bfloat16, 128, False, 90),
     ("dkv", torch.bfloat16, 128, False, 90),
+    ("fused", torch.bfloat16, 128, False, 90),
     ("forward", torch.bfloat16, 64, False, 90),
     ("dkv", torch.bfloat16, 64, False, 90),
     ("forward", torch.float16, 96, True, 90),
     ("dq", torch.float16, 96, True, 90),
     ("dkv", torch.float16, 64, True, 90),
+    ("fused", torch.float16, 64, True, 90),
     ("dq", torch.float32, 64, False, 90),
     *((kernel, torch.bfloat16, 128, False, arch) for arch in (80, 89, 100)
       for kernel in ("forward", "dq", "dkv")),
+    ("fused", torch.bfloat16, 128, False, 100),
 ]  # fmt: skip
 
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
@@ -133,10 +136,12 @@ def cross_compile(
     kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int, shape: LaunchShape
 ) -> Any:  # Any: Triton has no types
     """Compile a kernel as the backend launches it, 8 query heads on 2."""
-    function = getattr(triton_source, f"{kernel}_kernel")
+    is_fused = kernel == "fused"
+    function = getattr(triton_source, f"{'dkv' if is_fused else kernel}_kernel")
     constants = {
         "HEADS": 8, "GROUP": 4, "DIM": head_dim, "DIM_PAD": 1 << (head_dim - 1).bit_length(),
         "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "HAS_BITS": has_bits, "CAPPED": False,
+        **({} if kernel in ("forward", "dq") else {"FUSED": is_fused}),
     }  # fmt: skip
     names = function.arg_names
     signature = {n: "constexpr" if n in constants else _type_of(n, dtype) for n in names}

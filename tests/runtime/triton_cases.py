@@ -15,7 +15,7 @@ import torch
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import choose_kernel
 from dcp_runtime.kernels.kernel import ReferenceKernel
-from dcp_runtime.kernels.triton_kernel import TritonKernel
+from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TritonKernel
 
 _path = Path(__file__).with_name("test_kernels.py")
 _spec = importlib.util.spec_from_file_location("kernel_tests", _path)
@@ -40,13 +40,17 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_kernels_are_as_exact_as_eager_attention(lab, case):
+@pytest.mark.parametrize(
+    ("kernel", "case"),
+    [*((TritonKernel, case) for case in CASES), *((FusedTritonKernel, case) for case in CASES[:5])],
+    ids=str,
+)
+def test_kernels_are_as_exact_as_eager_attention(lab, kernel, case):
     mask, heads, dim, dtype, lengths, block, rows = case
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in lengths], block)
     q_heads, kv_heads = kernel_tests.HEADS[heads]
     qkv = lab.random_qkv(1, sum(lengths), q_heads, kv_heads, dim, dtype)
-    got = kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 2, 2, rows)
+    got = kernel_tests.run_kernel(kernel(), sparsity, qkv, 2, 2, rows)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
 
 
@@ -55,10 +59,13 @@ def test_soft_caps_are_those_of_the_reference_kernel(lab, mask):
     sparsity = lab.sparsity_of([lab.masks[mask](70)], 40)
     qkv = lab.random_qkv(7, 70, 4, 2, 32, torch.float32)
     qkv[0].mul_(5)  # scores far beyond the cap
-    kernels = TritonKernel(1.5), ReferenceKernel(1.5), TritonKernel()
-    got, expected, uncapped = (kernel_tests.run_kernel(k, sparsity, qkv, 3, 2, 32) for k in kernels)
+    kernels = TritonKernel(1.5), FusedTritonKernel(1.5), ReferenceKernel(1.5), TritonKernel()
+    *found, expected, uncapped = (
+        kernel_tests.run_kernel(k, sparsity, qkv, 3, 2, 32) for k in kernels
+    )
     for name in ("out", "lse", "dq", "dkv"):
-        torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=2e-6)
+        for got in found:
+            torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=2e-6)
         assert (uncapped[name] - expected[name]).abs().max() > 0.1
 
 

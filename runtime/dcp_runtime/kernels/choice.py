@@ -10,11 +10,12 @@ from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel, flash4_refusal, flash_refusal
 from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel
 
-KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
+KERNELS = ("triton", "triton_fused", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
+TRITON = ("triton", "triton_fused")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "reference": 512}
+_SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "triton_fused": 128, "reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
 _UNCAPPED = {
     "flash4": "is called without a soft cap",
@@ -70,7 +71,7 @@ def choose_kernel(
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'
-    >>> choose_kernel(torch.float32, wanted="reference").refused[3]
+    >>> choose_kernel(torch.float32, wanted="reference").refused[4]
     ('cpu', "'reference' was asked for")
     """
     asked = None if wanted is None else known_kernel(wanted)
@@ -82,13 +83,13 @@ def choose_kernel(
         reasons["reference"] = _MEMORY
     able = [name for name in KERNELS if reasons[name] is None]
     # Interpreted kernels are for tests: never faster than one that is compiled.
-    able.sort(key=lambda name: name == "triton" and place.type == "cpu")
+    able.sort(key=lambda name: name in TRITON and place.type == "cpu")
     if not able:
         why = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
         raise RunError(f"no kernel computes {dtype} on {device}: {why}")
     if asked and asked not in able:
         way_out = f"use kernel {able[0]!r}"
-        if asked == "triton" and place.type == "cpu" and find_spec("triton") is not None:
+        if asked in TRITON and place.type == "cpu" and find_spec("triton") is not None:
             way_out += _INTERPRETER
         raise RunError(
             f"cannot use kernel {asked!r} for {dtype} on {device}: {reasons[asked]}; {way_out}"
@@ -102,10 +103,11 @@ def choose_kernel(
 def _make(name: str, softcap: float | None) -> Kernel:
     if name == "reference":
         return ReferenceKernel(softcap)
-    if name == "triton":
-        from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
+    if name in TRITON:
+        from dcp_runtime.kernels import triton_kernel  # triton is an extra
 
-        return TritonKernel(softcap)
+        kinds = (triton_kernel.TritonKernel, triton_kernel.FusedTritonKernel)
+        return next(kind for kind in kinds if kind.name == name)(softcap)
     kernels = (Flash4Kernel, FlashKernel, CpuKernel)
     return next(kernel for kernel in kernels if kernel.name == name)()
 
@@ -115,8 +117,12 @@ def _refusal(
 ) -> str | None:
     if not dtype.is_floating_point:
         return f"needs floating-point tensors, got {dtype}"
-    if name == "triton":
-        return _triton_refusal(dtype, device, head_dim)
+    if name in TRITON:
+        refused = _triton_refusal(dtype, device, head_dim)
+        if refused is None and name == "triton_fused" and device.type == "cuda":
+            is_new = torch.cuda.get_device_capability(device)[0] in (9, 10, 11)
+            refused = None if is_new else "gains on compute capability 9, 10 and 11 alone"
+        return refused
     if name == "flash4":
         return flash4_refusal(dtype, device, head_dim)
     if name == "flash":

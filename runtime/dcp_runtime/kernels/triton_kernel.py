@@ -41,7 +41,7 @@ def launch_shape(
     has_bits: bool = False,
     arch: int = 90,
 ) -> LaunchShape:
-    """Return the tile of ``"forward"``, ``"dq"`` or ``"dkv"``; rows of queries times rows of keys.
+    """Return the tile of ``"forward"``, ``"dq"``, ``"dkv"`` or ``"fused"``; queries times keys.
 
     `arch` is the compute capability times ten.
 
@@ -50,9 +50,9 @@ def launch_shape(
     """
     if dtype == torch.float32:  # no tensor cores at full precision: small tiles
         return LaunchShape(32, 32, 8, 1)
-    if kernel == "dkv":
+    if kernel in ("dkv", "fused"):
         if has_bits:  # their addresses take registers: a chunk of 64 keys leaves enough
-            return LaunchShape(32, 64, 8, 2)
+            return LaunchShape(32 if kernel == "dkv" else 64, 64, 8, 2)
         # wgmma reads the operands from shared memory; older instructions need registers for them.
         return LaunchShape(64 if 90 <= arch < 120 else 32, 128, 8, 2)
     return LaunchShape(128, 32 if has_bits else 64, 8, 3 if kernel == "forward" else 2)
@@ -85,6 +85,7 @@ class TritonKernel(Kernel):
 
     name = "triton"
     segment_rows = 128
+    _backward: tuple[str, ...] = ("dq", "dkv")
 
     def __init__(self, softcap: float | None = None) -> None:
         self._softcap = softcap
@@ -95,7 +96,7 @@ class TritonKernel(Kernel):
     ) -> None:
         """Cut tables into runs and move them with their masks to the device, in one transfer."""
         new = [("forward", table) for table in forward]
-        new += [(kernel, table) for table in backward for kernel in ("dq", "dkv")]
+        new += [(kernel, table) for table in backward for kernel in self._backward]
         # Tables of a device share their masks, and an id is that of a table that is alive.
         shared = {id(table.row_lo): table for _, table in new}
         # Any: of different types
@@ -136,18 +137,20 @@ class TritonKernel(Kernel):
         q, dout = rows.q, rows.dout.to(rows.q.dtype)
         inputs = (q, kv, dout, rows.lse, rows.delta)
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
-        found = self._table("dq", table, q)
-        shape = _shape("dq", q, found)
-        triton_source.dq_kernel[found.grid(q.shape[1], shape)](
-            *inputs, gradients.dq, *found.runs, *found.masks, scale, self._softcap or 1.0, *strides,
-            **self._constants(q, kv, found, shape),
-        )  # fmt: skip
-        found = self._table("dkv", table, q)
-        shape = _shape("dkv", q, found)
-        triton_source.dkv_kernel[found.grid(kv.shape[2])](
-            *inputs, gradients.dkv, *found.runs, *found.masks, scale, self._softcap or 1.0,
-            len(kv), *strides, **self._constants(q, kv, found, shape),
-        )  # fmt: skip
+        for kernel in self._backward:
+            found = self._table(kernel, table, q)
+            shape = _shape(kernel, q, found)
+            tables = (*found.runs, *found.masks, scale, self._softcap or 1.0)
+            constants = self._constants(q, kv, found, shape)
+            if kernel == "dq":
+                triton_source.dq_kernel[found.grid(q.shape[1], shape)](
+                    *inputs, gradients.dq, *tables, *strides, **constants
+                )
+                continue
+            triton_source.dkv_kernel[found.grid(kv.shape[2])](
+                *inputs, gradients.dq, gradients.dkv, *tables, len(kv), *strides,
+                FUSED=kernel == "fused", **constants,
+            )  # fmt: skip
 
     def _constants(
         self, q: Tensor, kv: Tensor, table: _DeviceTable, shape: LaunchShape
@@ -170,6 +173,16 @@ class TritonKernel(Kernel):
         return self._tables[table][key]
 
 
+class FusedTritonKernel(TritonKernel):
+    """The same with one pass for all gradients: five products per tile instead of seven.
+
+    Tiles add to dq by atomics in any order: the last bits may differ between two runs.
+    """
+
+    name = "triton_fused"
+    _backward = ("fused",)
+
+
 def _shape(kernel: str, q: Tensor, table: _DeviceTable) -> LaunchShape:
     major, minor = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
     return launch_shape(kernel, q.dtype, has_bits=table.has_bits, arch=10 * major + minor)
@@ -188,4 +201,5 @@ def _runs_of(
     kernel: str, table: TileTable, kind: TensorKind
 ) -> "Sequence[NDArray[Any]]":  # Any: of different types
     *_, block = _place(kernel, table, kind)
-    return key_runs(table, block) if kernel == "dkv" else query_runs(table, block)
+    cut = query_runs if kernel in ("forward", "dq") else key_runs
+    return cut(table, block)

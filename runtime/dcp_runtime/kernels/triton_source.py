@@ -2,7 +2,9 @@
 
 A program of `forward_kernel` and `dq_kernel` owns rows of a segment and a query head, a program of
 `dkv_kernel` a chunk of key rows and a kv head. No two programs add to the same rows: there are no
-atomics, and two runs give the same bits. Exponents have base 2 inside; `lse` is natural outside.
+atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception: it computes scores
+once for all gradients, five products instead of seven, and adds to dq by atomics. Exponents have
+base 2 inside; `lse` is natural outside.
 
 Work comes as runs (`triton_inputs`). Whole runs come first: every row of the program sees every key
 of them, in whole steps, and the loop over them has no mask. The other runs have a mask as in
@@ -233,11 +235,12 @@ def dq_kernel(
 
 @triton.jit
 def dkv_runs(
-    keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, first_run,
-    last_run, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
-    mask_columns, bits,
+    keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, first_run,
+    last_run, scale, dq_scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+    row_hi, mask_columns, bits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr, MASKED: tl.constexpr,
+    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr, FUSED: tl.constexpr,
+    MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a chunk of keys over runs of queries; tiles are ``[keys, rows]``."""
     lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
@@ -281,7 +284,13 @@ def dkv_runs(
                 dscores = weights * (change - row_delta[None, :])
                 if CAPPED:
                     dscores = dscores * (1.0 - scores * scores)
-                dk = tl.dot(dscores.to(query.dtype), query, dk, input_precision="ieee")
+                dscores = dscores.to(query.dtype)
+                dk = tl.dot(dscores, query, dk, input_precision="ieee")
+                if FUSED:
+                    change_q = tl.dot(tl.trans(dscores), keys, input_precision="ieee") * dq_scale
+                    dq_at = dq + row * (HEADS * DIM) + head * DIM
+                    dq_at += lane[:, None] * (HEADS * DIM) + d[None, :]
+                    tl.atomic_add(dq_at, change_q, mask=inside, sem="relaxed")
     return dk, dv
 
 
@@ -298,37 +307,45 @@ def used_keys(key_row, first_run, last_run, kv_start, kv_len):
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns", "num_keys"])
 def dkv_kernel(
-    q, kv, dout, lse, delta, dkv, order, chunk_row, chunk_ptr, masked_ptr, run_q, run_rows,
+    q, kv, dout, lse, delta, dq, dkv, order, chunk_row, chunk_ptr, masked_ptr, run_q, run_rows,
     kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns, scale, softcap,
     num_keys, q_row, dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
+    FUSED: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of a chunk of keys and values and one kv head, over all that see them."""
+    """Add the gradients of a chunk of keys and values and one kv head, over all that see them.
+
+    Fused, every tile adds its part of dq too, by atomics: the order of these sums is not fixed.
+    """
     KV_HEADS: tl.constexpr = HEADS // GROUP
     chunk = tl.load(order + tl.program_id(0) // KV_HEADS)
     kv_head = tl.program_id(0) % KV_HEADS
     d = tl.arange(0, DIM_PAD)
     first, lane = tl.load(chunk_row + chunk), tl.arange(0, BLOCK_N)
     key_row = first + lane
+    whole, masked = tl.load(chunk_ptr + chunk), tl.load(masked_ptr + chunk)
+    last = tl.load(chunk_ptr + chunk + 1)
     at = (key_row < num_keys)[:, None] & (d < DIM)[None, :]
+    if FUSED:  # dq is a sum over keys: rows that have not arrived must not be in it
+        at = at & used_keys(key_row, whole, last, kv_start, kv_len)[:, None]
     key_at = kv + first.to(tl.int64) * kv_row + kv_head * DIM + lane[:, None] * kv_row + d[None, :]
     keys = tl.load(key_at, mask=at, other=0.0)
     values = tl.load(key_at + kv_half, mask=at, other=0.0)
     dk = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
     dv = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
     scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
-    whole, masked = tl.load(chunk_ptr + chunk), tl.load(masked_ptr + chunk)
-    last = tl.load(chunk_ptr + chunk + 1)
     dk, dv = dkv_runs(
-        keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, whole, masked,
-        scale2, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
-        mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, False,
+        keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, whole,
+        masked, scale2, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, FUSED,
+        False,
     )  # fmt: skip
     dk, dv = dkv_runs(
-        keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, masked, last,
-        scale2, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo, row_hi,
-        mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, True,
+        keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, masked,
+        last, scale2, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, FUSED,
+        True,
     )  # fmt: skip
     # Rows of the chunk in no run may be on their way to another rank: leave them alone.
     at = at & used_keys(key_row, whole, last, kv_start, kv_len)[:, None]
