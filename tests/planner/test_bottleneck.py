@@ -8,25 +8,35 @@ from hypothesis import strategies as st
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.placement import Caps, Placement, loads_of
 from dcp_planner.model.workload import build_workload
-from dcp_planner.search.bottleneck import load_state_of, relieve, relieve_split
+from dcp_planner.search.bottleneck import load_state_of, relieve
 from dcp_planner.search.load_state import LOADS
-from dcp_planner.search.multilevel import Search
+from dcp_planner.search.multilevel import EFFORTS, Search
 from dcp_planner.search.partitioners import place
-from dcp_planner.search.problem import Split
+from dcp_planner.search.problem import Split, problem_of
 from dcp_planner.simulation.schedules import predict_placement
 
 COMPUTE, INPUTS_IN, INPUTS_OUT, RESULTS_IN, RESULTS_OUT, NEAR_IN, NEAR_OUT = range(LOADS)
 
 
+def search_under(caps, workload, cluster):
+    return Search(workload, problem_of(workload), cluster, EFFORTS["fast"], caps, 0)
+
+
+def laid_out(split, workload, cluster, caps):
+    state = search_under(caps, workload, cluster).state_of(split)
+    return load_state_of(state, workload, cluster)
+
+
 def counted(state, cluster, way):
     """Count what every device is busy with, block by block, device by device."""
-    blocks, load = len(state.owner), np.zeros((cluster.num_devices, LOADS))
-    for tile, device in enumerate(state.part.tolist()):
+    split, load = state.split, np.zeros((cluster.num_devices, LOADS))
+    blocks = len(split.owner)
+    for tile, device in enumerate(split.part.tolist()):
         load[device, COMPUTE] += state.seconds[way, tile]
     for net in range(2 * blocks):
-        of_tile = state.tile_q if net < blocks else state.tile_kv
-        owner = int(state.owner[net % blocks])
-        users = set(state.part[of_tile == net % blocks].tolist()) - {owner}
+        of_tile = split.tile_q if net < blocks else split.tile_kv
+        owner = int(split.owner[net % blocks])
+        users = set(split.part[of_tile == net % blocks].tolist()) - {owner}
         far_in, far_out, near_in, near_out = state.cost[4 * way : 4 * way + 4, net]
         for node in {user // cluster.devices_per_node for user in users}:
             here = [u for u in users if u // cluster.devices_per_node == node]
@@ -59,7 +69,7 @@ def test_loads_are_what_sets_count_before_and_after_moves(strategies, data):
         strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
     )
     split = Split(found.device_of_compute, found.device_of_data)
-    state = load_state_of(split, workload, cluster, Caps(10**9, 10**9))
+    state = laid_out(split, workload, cluster, Caps(10**9, 10**9))
     for budget in (0, 500):
         relieve(state, budget)
         for way in range(2):
@@ -80,7 +90,7 @@ def test_nobody_ends_above_a_cap_and_above_where_it_began(strategies, data):
         int(workload.block_tokens.sum() * 1.2 / cluster.num_devices),
     )
     split = Split(found.device_of_compute, found.device_of_data)
-    after = relieve_split(split, workload, cluster, caps, 500)
+    after = search_under(caps, workload, cluster).relieve(split, 500)
     for cap, sizes, ends in (
         (caps.pairs, workload.compute_pairs, (split.part, after.part)),
         (caps.tokens, workload.block_tokens, (split.owner, after.owner)),
@@ -97,9 +107,9 @@ def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
     for name in ("static:documents", "static:ring"):
         config = PlanConfig(name)
         start = place(workload, cluster, config)
-        caps = Search.of(workload, cluster, config).caps
-        split = Split(start.device_of_compute, start.device_of_data)
-        split = relieve_split(split, workload, cluster, caps, 150_000)
+        search = Search.of(workload, cluster, config)
+        held = search.hold(Split(start.device_of_compute, start.device_of_data))
+        split = search.relieve(held, 150_000)
         found = Placement(split.owner, split.part)
         tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
         assert tokens.max() <= 1.1 * tokens.mean()
@@ -119,7 +129,7 @@ def test_a_second_of_ports_costs_what_the_rate_says(masks, monkeypatch):
     busy, longest = {}, {}
     for rate in (0.0, 1.0, 1e6):
         monkeypatch.setattr("dcp_planner.search.bottleneck.RATE", rate)
-        state = load_state_of(split, workload, cluster, Caps(10**9, 10**9))
+        state = laid_out(split, workload, cluster, Caps(10**9, 10**9))
         relieve(state, 0)
         before = state.load.copy()
         relieve(state, 20_000)
@@ -135,8 +145,8 @@ def test_a_second_of_ports_costs_what_the_rate_says(masks, monkeypatch):
 def test_states_too_wide_for_memory_are_left_alone(masks, monkeypatch):
     workload = build_workload(masks.pack([masks.causal(16)], 4), ModelShape())
     split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
-    monkeypatch.setattr("dcp_planner.search.bottleneck._MOST_CELLS", 1)
-    assert relieve_split(split, workload, Cluster(1, 2), Caps(1, 1), 100) is split
+    monkeypatch.setattr("dcp_planner.search.multilevel._MOST_CELLS", 1)
+    assert search_under(Caps(1, 1), workload, Cluster(1, 2)).relieve(split, 100) is split
 
 
 def test_owners_stay_if_they_are_to_stay(masks):
@@ -144,6 +154,7 @@ def test_owners_stay_if_they_are_to_stay(masks):
     cluster, owner = Cluster(2, 2), np.arange(workload.num_blocks, dtype=np.int32) % 4
     split = Split(np.zeros(workload.num_tiles, np.int32), owner)
     caps = Caps(int(workload.compute_pairs.sum() * 0.3), int(workload.block_tokens.sum()))
-    found = relieve_split(split, workload, cluster, caps, 5000, keeps_owners=True)
+    search = search_under(caps, workload, cluster)
+    found = search.relieve(search.level(split), 5000, keeps_owners=True)
     assert np.array_equal(found.owner, owner)
     assert loads_of(found.part, workload.compute_pairs, 4).max() <= caps.pairs

@@ -10,7 +10,8 @@ from dcp_planner.model.placement import cap_of, pack_largest_first
 from dcp_planner.model.workload import build_workload
 from dcp_planner.search.caps import exchange_owners
 from dcp_planner.search.native import find_shortfalls, hold
-from dcp_planner.search.problem import Problem, Split, bytes_of, problem_of, state_of_split
+from dcp_planner.search.problem import Problem, Split, problem_of
+from dcp_planner.search.state import bytes_of, state_of_split
 
 
 def loads(part, sizes, parts):

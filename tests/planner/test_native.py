@@ -21,17 +21,9 @@ from dcp_planner.search.multilevel import (
     prices_of,
 )
 from dcp_planner.search.partitioners import place
-from dcp_planner.search.problem import (
-    Split,
-    bytes_of,
-    coarsen,
-    excess_of,
-    fill,
-    problem_of,
-    restrict,
-    state_of_split,
-)
+from dcp_planner.search.problem import Split, coarsen, problem_of, restrict
 from dcp_planner.search.refinement import descend
+from dcp_planner.search.state import bytes_of, excess_of, fill, state_of_split
 
 
 def config(**choices):
@@ -279,7 +271,8 @@ def test_primes_of_devices_are_searched_and_level(masks):
 def test_an_impossible_cap_is_met_as_nearly_as_whole_tiles_allow(packed):
     problem = problem_of(packed)
     mean = problem.work.sum() / 6
-    split = Search(problem, Cluster(2, 3), EFFORTS["fast"], Caps(1, 1), 0).few_bytes()
+    search = Search(packed, problem, Cluster(2, 3), EFFORTS["fast"], Caps(1, 1), 0)
+    split = search.few_bytes()
     load = np.bincount(split.part, weights=problem.work, minlength=6)
     assert load.max() <= mean + problem.work.max()
 

@@ -9,10 +9,10 @@ import numpy as np
 from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.jit import FloatTable, compiled, inner
 from dcp_planner.model.placement import pack_largest_first
-from dcp_planner.search.problem import PartitionState, fill, pin, price_net
+from dcp_planner.search.state import State, assign_tile, fill, gather, pin, price_net
 
 
-def hold_caps(state: PartitionState, sweeps: int) -> None:
+def hold_caps(state: State, sweeps: int) -> None:
     """Move tiles and owners until no cap is exceeded, or nothing helps; then improve the owners.
 
     Where owners cannot be mended by moves and swaps, the blocks of each group are packed anew,
@@ -30,7 +30,7 @@ def hold_caps(state: PartitionState, sweeps: int) -> None:
     fill(state)
 
 
-def _pack(state: PartitionState, group: Ints) -> None:
+def _pack(state: State, group: Ints) -> None:
     """Pack the blocks of every group of parts largest first, if that balances better."""
     packed, home = state.owner.copy(), group[state.owner]
     for number in range(int(group.max()) + 1):
@@ -43,7 +43,7 @@ def _pack(state: PartitionState, group: Ints) -> None:
         state.owner[:], state.loads[1] = packed, loads
 
 
-def exchange_owners(state: PartitionState, copies: int, cap: int) -> Indices:
+def exchange_owners(state: State, copies: int, cap: int) -> Indices:
     """Choose owners under a cap on tokens where blocks are there in copies, one behind the other.
 
     All copies of a block have one owner; its tokens count once. Returns int32 ``[D / copies]``.
@@ -69,19 +69,21 @@ def _find_fullest(load: Floats, limit: Floats) -> int:
 
 
 @compiled
-def level_work(state: PartitionState) -> None:
+def level_work(state: State) -> None:
     """Move the tiles that are cheapest per unit of work off overloaded parts, fullest part first.
 
     A target must stay under its limit; if there is none, it must stay below the source. For each
     overloaded part O(K), its rows, and its tiles for each move, times K for those that may be best.
     """
-    work, loads, limits, tiles = state.work, state.loads, state.limits, state.tiles
+    loads, limits, tiles = state.loads, state.limits, state.tiles
     left = len(state.part) + 1
     while left > 0:
         source = _find_fullest(loads[0], limits[0])
         if source < 0:
             return
-        count = _gather(state, source)
+        count = 0
+        for row in range(len(state.tokens)):
+            count = gather(state, row, source, count)
         while loads[0, source] > limits[0, source] and left > 0:
             at, goal = _cheapest(state, source, count, loads[0, source] - limits[0, source])
             if at < 0:
@@ -91,41 +93,24 @@ def level_work(state: PartitionState) -> None:
             tiles[at], tiles[count] = tiles[count], tile
             pin(state, int(state.tile_q[tile]), 1, source, goal)
             pin(state, blocks + state.tile_kv[tile], 1, source, goal)
-            loads[0, source] -= work[tile]
-            loads[0, goal] += work[tile]
-            state.part[tile] = goal
+            assign_tile(state, tile, goal)
             left -= 1
             if loads[0, goal] > limits[0, goal]:
                 break  # it only levels now: whichever is fullest goes on
 
 
 @inner
-def _gather(state: PartitionState, source: int) -> int:
-    """Put the tiles of a part into scratch, ascending; return their number."""
-    pointer, members, counts = state.pointer, state.members, state.counts
-    part, tiles, found = state.part, state.tiles, 0
-    for row in range(len(state.tokens)):
-        if counts[row, source] > 0:
-            for x in range(pointer[0, row], pointer[0, row + 1]):
-                tile = members[0, x]
-                if part[tile] == source:
-                    tiles[found] = tile
-                    found += 1
-    return found
-
-
-@inner
-def _most_saved(state: PartitionState, net: int, part: int) -> float:
+def _most_saved(state: State, net: int, part: int) -> float:
     """Compute what a net saves at most if one pin leaves a part: the target has the others."""
     counts, weight = state.counts, state.weight
-    saved = weight[net] if counts[net, part] == 1 else 0.0
-    if counts[net, len(state.group) + state.group[part]] == 1:
-        saved += weight[net] * weight[len(weight) - 1]
-    return saved
+    if counts[net, part] > 1:
+        return 0.0
+    is_last = counts[net, len(state.group) + state.group[part]] == 1
+    return float(weight[net]) * (1.0 + weight[len(weight) - 1] if is_last else 1.0)
 
 
 @inner
-def _cheapest(state: PartitionState, source: int, count: int, excess: float) -> tuple[int, int]:
+def _cheapest(state: State, source: int, count: int, excess: float) -> tuple[int, int]:
     """Find the place in scratch of the tile that is cheapest to move off a part, and where to."""
     blocks, parts = len(state.tokens), len(state.group)
     work, group, change = state.work, state.group, state.change
@@ -155,7 +140,7 @@ def _cheapest(state: PartitionState, source: int, count: int, excess: float) -> 
     return best, goal
 
 
-def _owner_costs(state: PartitionState) -> Floats:
+def _owner_costs(state: State) -> Floats:
     """Compute what each block would send if each part owned it, float64 ``[D, K]``."""
     blocks, parts = len(state.tokens), len(state.group)
     far, group = state.weight[-1], state.group
@@ -167,7 +152,7 @@ def _owner_costs(state: PartitionState) -> Floats:
         is_shared = counts[:, :parts].sum(axis=1) > 1
         row = np.arange(len(net))
         counts[row, owner] -= 1
-        counts[row, parts + group[owner]] -= 1
+        counts[row, parts + group[owner]] -= counts[row, owner] == 0
         weight = np.where(is_shared, state.weight[net], 0.0)[:, None]
         cost[owned] += weight * (counts[:, :parts] == 0)
         cost[owned] += far * weight * (counts[:, parts:] == 0)[:, group]

@@ -21,20 +21,11 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cost_model import price_between_nodes
 from dcp_planner.model.placement import Caps, cap_of
 from dcp_planner.model.workload import Workload
+from dcp_planner.search.bottleneck import load_state_of, relieve
 from dcp_planner.search.caps import hold_caps, level_work
-from dcp_planner.search.problem import (
-    PartitionState,
-    Problem,
-    Split,
-    bytes_of,
-    coarsen,
-    excess_of,
-    problem_of,
-    restrict,
-    seeds,
-    state_of_split,
-)
+from dcp_planner.search.problem import Problem, Split, coarsen, problem_of, restrict, seeds
 from dcp_planner.search.refinement import descend
+from dcp_planner.search.state import State, bytes_of, excess_of, state_of_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,16 +108,18 @@ def _factors(count: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """A search for few bytes: what is placed, on what, and what all levels share.
+    """A search: what is placed, on what, and what all levels share.
 
     Attributes:
-        problem: the whole batch.
+        workload: the whole batch.
+        problem: the same as a problem.
         cluster: the machine.
         effort: work to do.
         caps: most work and tokens of one device.
         seed: of the noise.
     """
 
+    workload: Workload
     problem: Problem
     cluster: Cluster
     effort: Effort
@@ -142,7 +135,8 @@ class Search:
         # know to settle for what that reaches.
         tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
         effort = EFFORTS[config.budget]
-        return cls(problem_of(workload), cluster, effort, Caps(pairs, tokens), config.seed)
+        caps, problem = Caps(pairs, tokens), problem_of(workload)
+        return cls(workload, problem, cluster, effort, caps, config.seed)
 
     def few_bytes(self) -> Split:
         """Split the problem over all devices of the cluster; deterministic."""
@@ -169,6 +163,23 @@ class Search:
         hold_caps(state, self.effort.polish_sweeps)
         return Split(state.part, state.owner)
 
+    def relieve(self, split: Split, budget: int, *, keeps_owners: bool = False) -> Split:
+        """Relieve the busiest devices and ports; no device ends above a cap that it kept.
+
+        Args:
+            split: a device for every tile, an owner for every block.
+            budget: moves of a tile or an owner that may be valued; some 0.6 us each.
+            keeps_owners: whether only tiles move.
+        """
+        if not self._is_small:
+            return split
+        state = self.state_of(split)
+        loads = load_state_of(state, self.workload, self.cluster)
+        if keeps_owners:
+            state.limits[1] = -1.0  # nobody has room for one more
+        relieve(loads, budget)
+        return Split(state.part, state.owner)
+
     def level(self, split: Split) -> Split:
         """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
         if not self._is_small:
@@ -183,7 +194,7 @@ class Search:
         width = self.cluster.num_devices + self.cluster.nodes
         return 2 * self.problem.num_blocks * width <= _MOST_CELLS
 
-    def state_of(self, split: Split) -> PartitionState:
+    def state_of(self, split: Split) -> State:
         """Lay out all devices together, those of other nodes farther away."""
         cluster, devices = self.cluster, self.cluster.num_devices
         far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
@@ -264,7 +275,7 @@ class Search:
         return min(results, key=lambda found: found[0])[1]
 
     def _descend(
-        self, state: PartitionState, sweeps: int, noise: float, problem: Problem
+        self, state: State, sweeps: int, noise: float, problem: Problem
     ) -> tuple[float, Split]:
         """Search; return the cost and the split, or those before if the noise led astray.
 
@@ -277,7 +288,7 @@ class Search:
         return min(before, after, key=lambda found: found[0])
 
 
-def _cost(state: PartitionState) -> float:
+def _cost(state: State) -> float:
     return float(bytes_of(state) + excess_of(state))
 
 
@@ -296,7 +307,7 @@ def prices_of(problem: Problem, parts: int) -> Floats:
     return np.asarray(np.rint(prices / grain) * grain)
 
 
-def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> PartitionState:
+def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> State:
     """Lay out a level on which all parts are equally far from each other."""
     parts = limits.shape[1]
     one = np.zeros(parts, np.int64)

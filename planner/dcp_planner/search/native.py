@@ -18,7 +18,6 @@ from dcp_planner.model.placement import (
     loads_on,
 )
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.bottleneck import relieve_split
 from dcp_planner.search.caps import exchange_owners
 from dcp_planner.search.multilevel import Search
 from dcp_planner.search.problem import Split
@@ -61,8 +60,7 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
             yield Placement(split.owner, split.part)
         else:
             split = search.hold(split)
-        budget = int(rung * search.effort.relief)
-        split = relieve_split(split, workload, cluster, search.caps, budget)
+        split = search.relieve(split, int(rung * search.effort.relief))
         yield Placement(split.owner, split.part)
 
 
@@ -73,7 +71,7 @@ def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanC
     """
     search = Search.of(workload, cluster, config)
     held = search.polish(_split_of(found))
-    after = relieve_split(held, workload, cluster, search.caps, search.effort.relief)
+    after = search.relieve(held, search.effort.relief)
     tried = (Placement(split.owner, split.part, found.warnings) for split in (held, after))
     return min(tried, key=lambda one: predict_placement(workload, one, cluster, config).seconds)
 
@@ -101,11 +99,9 @@ def tiles_placed(
 ) -> tuple[Placement, Placement]:
     """Place tiles for fixed owners, levelled: where their queries are, and searched for time."""
     search = Search.of(workload, cluster, config)
-    start = Split(owner[workload.compute_q], owner)
-    timed = relieve_split(
-        start, workload, cluster, search.caps, search.effort.relief, keeps_owners=True
-    )
-    return Placement(owner, search.level(start).part), Placement(owner, search.level(timed).part)
+    start = search.level(Split(owner[workload.compute_q], owner))
+    timed = search.relieve(start, search.effort.relief, keeps_owners=True)
+    return Placement(owner, start.part), Placement(owner, timed.part)
 
 
 def _split_of(found: Placement) -> Split:

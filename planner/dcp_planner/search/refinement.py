@@ -12,7 +12,14 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_planner.jit import compiled, inlined, inner
-from dcp_planner.search.problem import PartitionState, pin, price_net
+from dcp_planner.search.state import (
+    State,
+    assign_owner,
+    assign_tile,
+    gather,
+    pin,
+    price_net,
+)
 
 
 @inner
@@ -39,7 +46,7 @@ def _excess(load: float, limit: float) -> float:
 
 
 @inlined
-def _choose(state: PartitionState, part: int, work: float, size: float, noise: float) -> int:
+def _choose(state: State, part: int, work: float, size: float, noise: float) -> int:
     """Return the target of the least change less noise; the part itself if staying is least."""
     group, change, loads, limits = state.group, state.change, state.loads, state.limits
     prices, random, parts = state.prices, state.random, len(state.group)
@@ -76,7 +83,7 @@ def _choose(state: PartitionState, part: int, work: float, size: float, noise: f
 
 
 @inner
-def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
+def _sweep_tiles(state: State, order: Ints, noise: float) -> int:
     """Offer every tile a move; return how many moved."""
     moves, blocks = 0, len(state.tokens)
     part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
@@ -98,15 +105,13 @@ def _sweep_tiles(state: PartitionState, order: Ints, noise: float) -> int:
         if target != here:
             pin(state, row, 1, here, target)
             pin(state, column, 1, here, target)
-            loads[0, here] -= work[tile]
-            loads[0, target] += work[tile]
-            part[tile] = target
+            assign_tile(state, tile, target)
             moves += 1
     return moves
 
 
 @inner
-def _sweep_owners(state: PartitionState, order: Ints, noise: float) -> int:
+def _sweep_owners(state: State, order: Ints, noise: float) -> int:
     """Offer every block another owner; return how many moved."""
     moves, blocks = 0, len(state.tokens)
     for block in order:
@@ -121,9 +126,7 @@ def _sweep_owners(state: PartitionState, order: Ints, noise: float) -> int:
         if target != here:
             pin(state, block, 1, here, target)
             pin(state, blocks + block, 1, here, target)
-            state.loads[1, here] -= size
-            state.loads[1, target] += size
-            state.owner[block] = target
+            assign_owner(state, block, target)
             moves += 1
     return moves
 
@@ -138,11 +141,11 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
 
 
 @inner
-def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
+def _try_set(state: State, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
     """Offer the tiles and owned blocks in scratch one move together; return 1 if they moved."""
     blocks = len(state.tokens)
-    part, tile_q, tile_kv, work = state.part, state.tile_q, state.tile_kv, state.work
-    pins, nets, tiles, owned, loads = state.pins, state.nets, state.tiles, state.blocks, state.loads
+    tile_q, tile_kv, work = state.tile_q, state.tile_kv, state.work
+    pins, nets, tiles, owned = state.pins, state.nets, state.tiles, state.blocks
     total, size, known = 0.0, 0.0, 0
     for x in range(num_tiles):
         tile = tiles[x]
@@ -165,27 +168,20 @@ def _try_set(state: PartitionState, here: int, num_tiles: int, num_owned: int, n
     if target == here:
         return 0
     for x in range(num_tiles):
-        part[tiles[x]] = target
+        assign_tile(state, tiles[x], target)
     for x in range(num_owned):
-        state.owner[owned[x]] = target
-    loads[0, here] -= total
-    loads[0, target] += total
-    loads[1, here] -= size
-    loads[1, target] += size
+        assign_owner(state, owned[x], target)
     return 1
 
 
 @inner
-def _sweep_ranges(  # noqa: C901 - one loop nest
-    state: PartitionState, side: int, length: int, offset: int, noise: float
-) -> int:
+def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: float) -> int:
     """Offer the tiles of each range of rows (0) or columns (1) on each part a move together.
 
     Ranges are `length` neighbouring blocks of one sequence, whole sequences if it is 0.
     """
     moves, blocks, parts = 0, len(state.tokens), len(state.group)
-    sequence, count, owner, part = state.sequence, state.counts, state.owner, state.part
-    pointer, index, tiles, owned = state.pointer, state.members, state.tiles, state.blocks
+    sequence, owner, owned = state.sequence, state.owner, state.blocks
     first = 0
     while first < blocks:
         end = first + 1
@@ -201,12 +197,7 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
                 if owner[block] == here:
                     owned[num_owned] = block
                     num_owned += 1
-                if count[side * blocks + block, here] > 0:
-                    for x in range(pointer[side, block], pointer[side, block + 1]):
-                        tile = index[side, x]
-                        if part[tile] == here:
-                            tiles[num_tiles] = tile
-                            num_tiles += 1
+                num_tiles = gather(state, side * blocks + block, here, num_tiles)
             if num_tiles == 0:
                 continue
             # With the owners, then without; one call, for each is compiled on its own.
@@ -220,7 +211,7 @@ def _sweep_ranges(  # noqa: C901 - one loop nest
     return moves
 
 
-def descend(state: PartitionState, sweeps: int, noise: float, longest: int) -> None:
+def descend(state: State, sweeps: int, noise: float, longest: int) -> None:
     """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
 
     Args:
@@ -235,7 +226,7 @@ def descend(state: PartitionState, sweeps: int, noise: float, longest: int) -> N
 
 @compiled
 def _descend(
-    state: PartitionState, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
+    state: State, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
 ) -> None:
     length, offset, still = 2, 0, 0
     for sweep in range(sweeps):
