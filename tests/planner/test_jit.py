@@ -43,14 +43,62 @@ print(json.dumps(found))
 """
 
 
-def test_every_compiled_function_is_compiled_once(tmp_path):
-    run = subprocess.run(
-        [sys.executable, "-c", _COUNT], capture_output=True, text=True, check=True, cwd=tmp_path
+_FORKS = """
+import json, os, sys, tempfile, traceback
+import numba, numba.core.config
+for line in sys.stdin:
+    code, folder, environment, arguments = json.loads(line)
+    if os.fork():
+        print(os.wait()[1], flush=True)
+        continue
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+    sys.argv, sys.path[0], sys.dont_write_bytecode = ["-c", *arguments], folder, True
+    numba.core.config.reload_config()
+    tempfile.tempdir = None
+    try:
+        exec(code, {"__name__": "__main__"})
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    os._exit(status)
+"""
+
+
+@pytest.fixture(scope="module")
+def run_python():
+    """Run code in a fork of a process that has imported numba and nothing of the product.
+
+    Return its words and its lines of errors.
+    """
+    server = subprocess.Popen(
+        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    found = json.loads(run.stdout)
+
+    def run(code, folder, *arguments, **environment):
+        unset = {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
+        kept = {name: value for name, value in os.environ.items() if name not in unset}
+        kept |= {name: str(value) for name, value in environment.items()}
+        print(json.dumps([code, str(folder), kept, arguments]), file=server.stdin, flush=True)
+        status, errors = server.stdout.readline(), (folder / "err").read_text()
+        assert status == "0\n", errors
+        return (folder / "out").read_text().split(), errors.splitlines()
+
+    yield run
+    server.communicate()
+
+
+def test_every_compiled_function_is_compiled_once(tmp_path, run_python):
+    out, err = run_python(_COUNT, tmp_path)
+    found = json.loads(" ".join(out))
     assert len(found) > 20
     assert {name: count for name, count in found.items() if count > 1} == {}
-    assert run.stderr == ""
+    assert err == []
 
 
 _KERNEL = """
@@ -73,20 +121,18 @@ print(imported > 0, watch.compile_s > 0, watch.seconds >= 0, len(kernel.stats.ca
 _SAID = "compiling the planner once per installation, some 15 s on a free core"
 
 
-def compile_kernel(folder, **environment):
+@pytest.fixture
+def compile_kernel(run_python):
     """Import a small kernel in a process of its own; give what it prints, line by line."""
-    (folder / "kernel.py").write_text(_KERNEL)
-    unset = {"NUMBA_CACHE_DIR", "XDG_CACHE_HOME"}
-    kept = {name: value for name, value in os.environ.items() if name not in unset}
-    run = subprocess.run(
-        [sys.executable, "-B", "-c", "import kernel"],
-        env=kept | {name: str(value) for name, value in environment.items()},
-        capture_output=True, text=True, check=True, cwd=folder,
-    )  # fmt: skip
-    return run.stdout.split(), run.stderr.splitlines()
+
+    def run(folder, **environment):
+        (folder / "kernel.py").write_text(_KERNEL)
+        return run_python("import kernel", folder, **environment)
+
+    return run
 
 
-def test_compiling_is_told_once_before_it_begins_and_measured_apart(tmp_path):
+def test_compiling_is_told_once_before_it_begins_and_measured_apart(tmp_path, compile_kernel):
     cache = tmp_path / "cache"
     out, err = compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
     assert (out, err) == (["False", "True", "True", "0"], ["imported", _SAID])
@@ -95,7 +141,7 @@ def test_compiling_is_told_once_before_it_begins_and_measured_apart(tmp_path):
 
 
 @pytest.mark.parametrize("ending", ["nbi", "nbc"])
-def test_a_cache_file_that_cannot_be_read_is_written_anew(tmp_path, ending):
+def test_a_cache_file_that_cannot_be_read_is_written_anew(tmp_path, compile_kernel, ending):
     cache = tmp_path / "cache"
     compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
     (path,) = cache.rglob(f"*.{ending}")
@@ -105,7 +151,7 @@ def test_a_cache_file_that_cannot_be_read_is_written_anew(tmp_path, ending):
     assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["False", "False", "True", "1"]
 
 
-def test_a_cache_file_that_cannot_be_replaced_is_compiled_around(tmp_path):
+def test_a_cache_file_that_cannot_be_replaced_is_compiled_around(tmp_path, compile_kernel):
     cache = tmp_path / "cache"
     compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
     for path in cache.rglob("*.nbi"):
@@ -126,7 +172,7 @@ def unwritable(tmp_path):
     return module, {**nowhere, "TMPDIR": temporary}, temporary / f"dcp-compiled-{os.geteuid()}"
 
 
-def test_a_private_folder_keeps_what_no_other_place_can(unwritable):
+def test_a_private_folder_keeps_what_no_other_place_can(unwritable, compile_kernel):
     module, environment, folder = unwritable
     assert compile_kernel(module, **environment)[1] == ["imported", _SAID]
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -163,7 +209,7 @@ def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
         check_private(folder)
 
 
-def test_a_cache_that_others_can_write_is_not_used(tmp_path):
+def test_a_cache_that_others_can_write_is_not_used(tmp_path, compile_kernel):
     cache = tmp_path / "cache"
     places = {"NUMBA_CACHE_DIR": cache}
     compile_kernel(tmp_path, **places)
@@ -281,20 +327,14 @@ import kernel
 """
 
 
-def test_code_that_a_release_brings_is_used_while_its_source_is_the_same(tmp_path):
+def test_code_that_a_release_brings_is_used_while_its_source_is_the_same(tmp_path, run_python):
     (tmp_path / "shipped").mkdir()
     (tmp_path / "kernel.py").write_text(_KERNEL)
 
     def run(*ships):
-        unset = {"NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES"}
-        kept = {name: value for name, value in os.environ.items() if name not in unset}
         generic = {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""} if ships else {}
-        done = subprocess.run(
-            [sys.executable, "-B", "-c", _SHIP, *ships], cwd=tmp_path, check=True,
-            env=kept | generic | {"NUMBA_CACHE_DIR": str(tmp_path / f"cache{len(ships)}")},
-            capture_output=True, text=True,
-        )  # fmt: skip
-        return done.stdout.split(), done.stderr.splitlines()
+        cache = {"NUMBA_CACHE_DIR": tmp_path / f"cache{len(ships)}"}
+        return run_python(_SHIP, tmp_path, *ships, **generic, **cache)
 
     assert run("ship") == (["False", "True", "True", "0"], ["imported", _SAID])
     assert len(list((tmp_path / "shipped").iterdir())) == 2
@@ -305,7 +345,9 @@ def test_code_that_a_release_brings_is_used_while_its_source_is_the_same(tmp_pat
     assert run() == (["False", "True", "True", "0"], ["imported", _SAID])
 
 
-def test_what_is_linked_to_changed_code_or_constants_of_other_files_is_compiled_anew(tmp_path):
+def test_what_is_linked_to_changed_code_or_constants_of_other_files_is_compiled_anew(
+    tmp_path, run_python
+):
     function = "@inner\ndef {0}(x: int) -> int:\n    return {1}\n"
     (tmp_path / "middle.py").write_text(
         "from dcp_planner.jit import inner\nfrom called import f\n"
@@ -322,9 +364,5 @@ def test_what_is_linked_to_changed_code_or_constants_of_other_files_is_compiled_
             "from dcp_planner.jit import inner\nfrom constants import ADDED\n"
             + function.format("f", f"x * {factor} + ADDED")
         )
-        run = subprocess.run(
-            [sys.executable, "-B", "-c", "import caller"],
-            capture_output=True, text=True, check=True, cwd=tmp_path,
-        )  # fmt: skip
-        said.append(run.stdout.split())
+        said.append(run_python("import caller", tmp_path)[0])
     assert said == [["4", "0"], ["4", "1"], ["42", "0"], ["240", "0"]]
