@@ -22,7 +22,7 @@ from dcp_grammar import MASKS
 
 Encoding: TypeAlias = Literal["utf-8", "utf-16", "utf-32"]
 
-_WIDTHS: dict[str, int] = {"utf-8": 1, "utf-16": 2, "utf-32": 4}
+_CODECS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +74,8 @@ class Document:
         return at
 
     def _units(self, text: str) -> int:
-        if self.encoding == "utf-32":
-            return len(text)
-        name = "utf-8" if self.encoding == "utf-8" else "utf-16-le"
-        return len(text.encode(name, "surrogatepass")) // _WIDTHS[self.encoding]
+        codec, width = _CODECS[self.encoding]
+        return len(text.encode(codec, "surrogatepass")) // width
 
     # ---- meaning ---------------------------------------------------------------------------------
 

@@ -160,13 +160,10 @@ def _checked_call(mask: ast.MaskDef, scope: Scope) -> ast.Expr | None:
 
 def _small_call(mask: ast.MaskDef) -> ast.Expr:
     """Return a call with windows small enough to draw."""
-    arguments = []
-    for param in mask.params:
-        value = _small_argument(param)
-        if value is not None:
-            arguments.append(ast.Argument(ast.Ident(param.name.text), value))
-    name = ast.Ident(mask.name.text)
-    return ast.Call(name, tuple(arguments)) if arguments else ast.Name(mask.name.text)
+    chosen = ((param.name.text, _small_argument(param)) for param in mask.params)
+    arguments = tuple(ast.Argument(ast.Ident(name), v) for name, v in chosen if v is not None)
+    name = mask.name.text
+    return ast.Call(ast.Ident(name), arguments) if arguments else ast.Name(name)
 
 
 def _small_argument(param: ast.Param) -> ast.Expr | None:

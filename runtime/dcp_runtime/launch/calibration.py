@@ -106,25 +106,13 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
     with open_world(ranks, WORLD_TIMEOUT_S) as world:
         link = measure_links(world) if ranks > 1 else Line(0.0, 0.0, 0.0)
         say("attention, forward and backward")
-        (forward, backward), launch, host, noise = _attention_rates(world)
-        cluster = Cluster(
-            nodes=1,
-            devices_per_node=ranks,
-            intra_bytes_per_s=link.rate,
-            inter_bytes_per_s=link.rate,
-            latency_s=link.latency_s,
-            flops_per_s=forward,
-            memory_bytes=machine_bytes() // ranks,
-            name="calibrated-cpu",
+        rates, launch, host, noise = _attention_rates(world)
+        cluster = _cluster(
+            ranks, link, rates, launch, name="calibrated-cpu",
             source=f"dcpm calibrate: {ranks} processes, one thread each, gloo over loopback",
-            backward_flops_per_s=backward,
-            kernel_tile=KERNEL_TILE,
-            kernel_launch_s=launch,
-            message_launch_s=link.launch_s,
-            copy_bytes_per_s=copy_rate,
-            pass_s=host,
-            message_order=GlooTransport.message_order,
-        )
+            memory_bytes=machine_bytes() // ranks, kernel_tile=KERNEL_TILE,
+            copy_bytes_per_s=copy_rate, pass_s=host, message_order=GlooTransport.message_order,
+        )  # fmt: skip
         say("plans to check the constants with")
         checks = _check(cluster, world)
     return Calibration(cluster, _sources(ranks, "gloo"), checks, noise)
@@ -138,7 +126,7 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
     if not count:
         raise RunError("expected a CUDA device, PyTorch sees none; calibrate with --device cpu")
     say(f"attention on {torch.cuda.get_device_name(0)}")
-    (forward, backward), launch = _cuda_attention_rates()
+    rates, launch = _cuda_attention_rates()
     say("memory")
     copy_rate = _copy_rate("cuda")
     if count > 1:
@@ -147,24 +135,24 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
             link = measure_links(world)
     else:
         link = Line(0.0, 0.0, 0.0)
-    cluster = Cluster(
-        nodes=1,
-        devices_per_node=count,
-        intra_bytes_per_s=link.rate,
-        inter_bytes_per_s=link.rate,
-        latency_s=link.latency_s,
-        flops_per_s=forward,
-        memory_bytes=int(torch.cuda.get_device_properties(0).total_memory),
-        name="calibrated-cuda",
+    cluster = _cluster(
+        count, link, rates, launch, name="calibrated-cuda",
         source=f"dcpm calibrate: {count} x {torch.cuda.get_device_name(0)}",
-        backward_flops_per_s=backward,
-        kernel_tile=128,
-        kernel_launch_s=launch,
-        message_launch_s=link.launch_s,
-        copy_bytes_per_s=copy_rate,
-        message_order=NcclTransport.message_order,
-    )
+        memory_bytes=int(torch.cuda.get_device_properties(0).total_memory), kernel_tile=128,
+        copy_bytes_per_s=copy_rate, message_order=NcclTransport.message_order,
+    )  # fmt: skip
     return Calibration(cluster, _sources(count, "nccl"), (), 0.0)
+
+
+def _cluster(
+    ranks: int, link: "Line", rates: tuple[float, float], launch: float, **others: Any
+) -> Cluster:  # Any: further constants
+    """Return one node; only its links were measured, so those to other nodes count as equal."""
+    return Cluster(
+        nodes=1, devices_per_node=ranks, intra_bytes_per_s=link.rate, inter_bytes_per_s=link.rate,
+        latency_s=link.latency_s, message_launch_s=link.launch_s, flops_per_s=rates[0],
+        backward_flops_per_s=rates[1], kernel_launch_s=launch, **others,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
