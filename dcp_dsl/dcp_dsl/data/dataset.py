@@ -58,11 +58,7 @@ class DataFile:
         return tuple(self.table.column_names)
 
     def stated_lengths(self) -> Ints | None:
-        """Return the length of each row, from `len`, `length` or the tokens; None without them.
-
-        Raises:
-            DatasetError: if two of them disagree in a row, or one is no length.
-        """
+        """Return the length of each row, from `len`, `length` or the tokens; None without them."""
         known = (name for name in (*LENGTH_COLUMNS, *TOKEN_COLUMNS) if name in self.columns)
         found = {name: self._sizes(name) for name in known}
         if not found:
@@ -81,11 +77,7 @@ class DataFile:
         return lengths
 
     def tokens(self, row: int) -> Ints:
-        """Return the tokens of one row, int64 ``[length]``; bytes count as one token each.
-
-        Raises:
-            DatasetError: if there is no token column or the row has none.
-        """
+        """Return the tokens of one row, int64 ``[length]``; bytes count as one token each."""
         name = next((name for name in TOKEN_COLUMNS if name in self.columns), None)
         if name is None:
             raise DatasetError(
@@ -291,11 +283,7 @@ def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
 
 
 def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str, str]) -> Ints:
-    """Return the tokens of each row of a file, int64 ``[rows]``.
-
-    Raises:
-        DatasetError: if nothing says how long a row is, or what is said makes no sense.
-    """
+    """Return the tokens of each row of a file, int64 ``[rows]``."""
     stated = file.stated_lengths()
     if stated is not None:
         return stated

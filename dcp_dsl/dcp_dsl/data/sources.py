@@ -26,11 +26,7 @@ MAX_JSON_NESTING = 500
 
 
 def read_jsonl(path: Path) -> "pa.Table":
-    """Read a file with one JSON object per line.
-
-    Raises:
-        DatasetError: if it is empty or damaged; the message names the line.
-    """
+    """Read a file with one JSON object per line."""
     import pyarrow as pa
     import pyarrow.json
 
@@ -189,11 +185,7 @@ class Source:
 
 
 def find_sources(path: str) -> tuple[Source, ...]:
-    """Return the sources of a data set; `read_dataset` says what a path may be.
-
-    Raises:
-        DatasetError: if there is nothing to read, or `datasets` is needed and not installed.
-    """
+    """Return the sources of a data set; `read_dataset` says what a path may be."""
     is_hub = path.startswith(HUB)
     name = path.removeprefix(HUB).partition(":")[0].strip("/") if is_hub else path
     if not name.strip():  # an empty path would be the current folder
@@ -287,11 +279,7 @@ def _load_splits(path: str) -> Iterator[Source]:
 
 
 def require_column(source: Source, column: str) -> Any:  # Any: a pyarrow type
-    """Return the type of a column.
-
-    Raises:
-        DatasetError: if the source does not have it; with the closest one it has.
-    """
+    """Return the type of a column."""
     if column not in source.columns:
         hint = did_you_mean(column, list(source.columns))
         have = ", ".join(f"`{name}`" for name in source.columns) or "none"

@@ -70,12 +70,7 @@ def references(document: Document, offset: int) -> list[Occurrence]:
 
 
 def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
-    """Return the places to write another name in.
-
-    Raises:
-        RenameError: if the text has syntax errors, there is no name of the text at the place, or
-            the new name is no name or already means something where it would stand.
-    """
+    """Return the places to write another name in; `RenameError` where it cannot stand."""
     if document.parsed.diagnostics:
         raise RenameError("mend the syntax errors first: names in them cannot be followed")
     found = references(document, offset)

@@ -107,11 +107,7 @@ class Attachment:
 def attach_files(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[Attachment, ...]:
-    """Return the attachment of each file, given by name and columns.
-
-    Raises:
-        DatasetError: if a file matches no statement or lacks a column the mask needs.
-    """
+    """Return the attachment of each file, given by name and columns."""
     statements, found = match_files(scope, files)
     missed = [file for number, file in zip(found, files, strict=True) if number is None]
     if missed:
@@ -127,11 +123,7 @@ def attach_files(
 def attach_alike(
     scope: Scope, dataset_path: str, files: Sequence[tuple[str, Collection[str]]]
 ) -> Attachment:
-    """Return the attachment that all files of a data set share.
-
-    Raises:
-        DatasetError: if files match different statements or none, or lack a column the mask needs.
-    """
+    """Return the attachment that all files of a data set share."""
     statements, found = match_files(scope, files)
     by_statement: dict[int | None, list[str]] = {}
     for number, (name, _) in zip(found, files, strict=True):

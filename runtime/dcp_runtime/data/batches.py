@@ -129,11 +129,7 @@ class RowReader:
 
 
 def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
-    """Find positions and targets in the layout with branches that the masks of a row read.
-
-    Raises:
-        DatasetError: if two masks of its layers read different ones.
-    """
+    """Find positions and targets in the layout with branches that the masks of a row read."""
     found = [paths for mask in masks if (paths := token_paths(mask, sample)) is not None]
     if any((paths.previous != found[0].previous).any() for paths in found):
         raise DatasetError(
@@ -154,11 +150,7 @@ def _with_length(row: Row, length: int) -> Row:
 def open_rows(
     dataset: Any, token_column: str | None
 ) -> IndexedRows | StreamedRows:  # Any: a user's
-    """Wrap a data set by what it can do: give rows by number, or one behind the other.
-
-    Raises:
-        DatasetError: if it can do neither.
-    """
+    """Wrap a data set by what it can do: give rows by number, or one behind the other."""
     if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
         raise DatasetError(
             "expected a data set of rows, got batches of torch's DataLoader; DCPDataloader packs "
@@ -182,11 +174,7 @@ def open_rows(
 def make_resolver(
     rows: IndexedRows | StreamedRows, dataset: object, mask_fn: MaskFunction, path: str
 ) -> Resolver:
-    """Return the function that finds mask and sample of a row.
-
-    Raises:
-        DatasetError: if `mask_fn` is nothing that gives masks, or no ``for`` of a spec matches.
-    """
+    """Return the function that finds mask and sample of a row."""
     if isinstance(mask_fn, Spec):
         return _attached(rows, dataset, mask_fn, path)
     if isinstance(mask_fn, Mask | Stack):

@@ -158,9 +158,6 @@ def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tu
 
     Linear layers have number -1 in both cycles and none among the slots.
 
-    Raises:
-        DatasetError: if too many layers differ, or one is linear in some sequences only.
-
     >>> join_cycles([(0, 0, 1), (2,)])
     (((0, 2), (1, 2)), (0, 0, 1))
     """

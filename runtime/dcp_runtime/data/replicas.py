@@ -39,12 +39,7 @@ class Replicas:
 
 
 def find_replicas(packing: Packing, planning: Planning) -> Replicas:
-    """Find the replicas that a user's choices name.
-
-    Raises:
-        RunError: if ranks do not divide into replicas, the mesh has no names, misses a dim or is
-            not of all ranks, the cluster has another number of devices, or the rank is none.
-    """
+    """Find the replicas that a user's choices name."""
     mesh = planning.group
     if isinstance(mesh, DeviceMesh) and mesh.ndim > 1:
         count, context_ranks, device = _of_mesh(mesh, packing.replicas)

@@ -150,11 +150,7 @@ class RunHistory:
 
 
 def find_logs(folder: str | Path) -> list[Path]:
-    """Return the logs in the folder of a run, that of its first replica first.
-
-    Raises:
-        RunError: if there is none.
-    """
+    """Return the logs in the folder of a run, that of its first replica first."""
     found = sorted(Path(folder).glob(f"*{SUFFIX}"), key=lambda path: (len(path.name), path.name))
     if not found:
         raise RunError(
