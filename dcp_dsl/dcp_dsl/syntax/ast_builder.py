@@ -1,8 +1,12 @@
-"""Build the syntax tree bottom-up: `RULES` has an entry for every rule that makes a node."""
+"""Build the syntax tree from the parser's tree, bottom-up and without recursion.
+
+`_RULES` has an entry for every rule of the grammar. Walking with a stack of our own keeps a text
+with thousands of nested brackets from overflowing Python's.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, TypeGuard, cast
 
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
@@ -243,7 +247,7 @@ def _claim(children: Sequence[Built], span: Span) -> tuple[str, ast.Expr | None]
     return children[0].text, children[1] if len(children) > 1 else None
 
 
-RULES: Mapping[str, Builder] = {
+_RULES: Mapping[str, Builder] = {
     # expressions
     "or_": _list_node(ast.Or),
     "and_": _and,
@@ -312,3 +316,53 @@ RULES: Mapping[str, Builder] = {
     "check_property": _claim,
     "on": lambda children, _: _ident(children[0]),
 }
+
+
+def build(root: Any, offset: int) -> Built:  # Any: a Lark tree or token; Lark stays in the parser
+    """Turn the tree of one statement or expression into a node.
+
+    Raises:
+        BuildError: for numbers out of range, too deep nesting, unknown kinds of columns.
+    """
+    if not _is_tree(root):
+        return root
+    results: list[tuple[Built, int]] = []
+    stack: list[tuple[Any, bool]] = [(root, False)]
+    while stack:
+        node, is_ready = stack.pop()
+        if not _is_tree(node):
+            results.append((_shift(node, offset), 0))
+        elif not is_ready:
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children))
+        else:
+            count = len(node.children)
+            children = results[len(results) - count :] if count else []
+            del results[len(results) - count :]
+            span = _span_of(node, offset)
+            depth = 1 + max((d for _, d in children), default=0)
+            if depth > MAX_DEPTH:
+                raise BuildError(
+                    "E015", f"this nests more than {MAX_DEPTH} levels deep", span,
+                    "name a part of it: `mask part = ...`",
+                )  # fmt: skip
+            results.append((_RULES[node.data]([value for value, _ in children], span), depth))
+    return results[0][0]
+
+
+def _is_tree(node: Any) -> TypeGuard[Any]:
+    return hasattr(node, "children")
+
+
+def _shift(token: Any, offset: int) -> ParsedWord | None:
+    if token is None:
+        return None
+    return ParsedWord(
+        token.type, str(token), Span(token.start_pos + offset, token.end_pos + offset)
+    )
+
+
+def _span_of(node: Any, offset: int) -> Span:
+    if node.meta.empty:
+        return Span(offset, offset)
+    return Span(node.meta.start_pos + offset, node.meta.end_pos + offset)

@@ -12,12 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
-from typing import NoReturn
 
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.ast_builder import BuildError
 from dcp_dsl.syntax.diagnostics import did_you_mean
-from dcp_dsl.syntax.tokens import KEYWORDS, STATEMENT_KEYWORDS, RawToken, scan
+from dcp_dsl.syntax.tokens import KEYWORDS, RawToken, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,10 +374,3 @@ def fail_unbalanced(tokens: list[RawToken]) -> None:
         raise BuildError(
             "E006", f"`{open_[-1].text}` is never closed", open_[-1].span, f"add `{closing}`"
         )
-
-
-def fail_unknown_statement(token: RawToken) -> NoReturn:
-    """Raise for a word that begins no statement."""
-    hint = did_you_mean(token.text, STATEMENT_KEYWORDS)
-    known = "statements begin with " + ", ".join(f"`{word}`" for word in sorted(STATEMENT_KEYWORDS))
-    raise BuildError("E013", f"no statement begins with `{token.text}`", token.span, hint or known)

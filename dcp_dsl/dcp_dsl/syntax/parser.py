@@ -1,25 +1,38 @@
 """Parse a text to its syntax tree, collecting every syntax error in one pass.
 
 Each statement is parsed on its own (`tokens.split_statements` finds where they begin), so an error
-in one never hides the next.
+in one never hides the next. This is the only module that knows Lark.
 """
 
+import hashlib
+import json
+import sys
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, NoReturn
 
+import lark
+from lark.grammar import Rule
+from lark.lexer import TerminalDef
+
+from dcp_dsl.errors import DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program, Span
-from dcp_dsl.syntax.ast_builder import BuildError
+from dcp_dsl.syntax.ast_builder import BuildError, build
 from dcp_dsl.syntax.diagnostics import (
     MAX_FINDINGS,
     Diagnostic,
     SpecError,
+    did_you_mean,
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.grammar import ODD_SPACE, NoParse, tables
-from dcp_dsl.syntax.mistakes import MESSAGES, fail_unknown_statement
+from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES, fail_foreign_syntax, fail_unbalanced
 from dcp_dsl.syntax.tokens import (
+    KEYWORDS,
     RESERVED,
     STATEMENT_KEYWORDS,
     RawToken,
@@ -27,11 +40,14 @@ from dcp_dsl.syntax.tokens import (
     split_statements,
 )
 from dcp_dsl.syntax.walk import moved
+from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
 
 MAX_CHARACTERS = 2**16
 LANGUAGE_VERSION = 1
+
+_TABLES = Path(str(GRAMMAR)).parent / "__pycache__" / "dcpm.tables.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +160,7 @@ def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
         raise SpecError((shown,))
     tokens = [token for group in split_statements(text) for token in group]
     try:
-        return _run(text, tokens, "expression")  # type: ignore[no-any-return]  # an `Expr`
+        return build(_run(text, tokens, "expression"), 0)  # type: ignore[no-any-return]  # an `Expr`
     except BuildError as error:
         raise SpecError((_diagnose(error, text, name),)) from None
 
@@ -178,9 +194,10 @@ def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
     """Parse one statement; `index` counts statements, because `dcpm 1` may only come first."""
     first = group[0]
     if first.text not in STATEMENT_KEYWORDS and first.text != "@":
-        fail_unknown_statement(first)
+        _fail_unknown_statement(first)
     is_version = first.text == "dcpm"
-    statement: ast.Statement = _run(text, group, "version" if is_version else "statement")
+    tree = _run(text, group, "version" if is_version else "statement")
+    statement: ast.Statement = build(tree, first.span.start)
     if isinstance(statement, ast.Version):
         if index > 0:
             raise BuildError(
@@ -195,27 +212,218 @@ def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
     return statement
 
 
-def _run(text: str, tokens: list[RawToken], start: str) -> Any:  # Any: what the rule builds
-    """Parse tokens and build what they say.
-
-    Raises:
-        BuildError: for the first syntax error; without one, for the first mistake in building.
-    """
+def _run(
+    text: str, tokens: list[RawToken], start: str
+) -> Any:  # Any: lark.Tree, or a Token at a leaf
     if not tokens:
         raise BuildError("E005", MESSAGES["E005"].message, Span(0, 0), MESSAGES["E005"].hint)
-    mistake: BuildError | None = None
+    offset, end = tokens[0].span.start, tokens[-1].span.end
     try:
-        if not ODD_SPACE.search(text, tokens[0].span.start, tokens[-1].span.end):
-            return tables().build(tokens, start)
-    except NoParse:
-        pass
-    except BuildError as error:
-        mistake = error
-    from dcp_dsl.syntax.syntax_errors import fail_syntax  # here: Lark takes 60 ms to import
+        return _lark().parse(text[offset:end], start=start)
+    except lark.UnexpectedInput as error:
+        _explain(error, text, tokens)
 
-    fail_syntax(text, tokens, start)
-    assert mistake is not None, "the tables and Lark read the same language"
-    raise mistake
+
+@cache
+def _lark() -> lark.Lark:
+    """Build the parser once a process.
+
+    Its tables, which take 0.2 s, are kept beside the compiled modules of the grammar's package, as
+    JSON: Lark's own cache is a pickle, which runs what it is told to. Behind a first line that does
+    not belong to this grammar, this Lark and the rest of the file, nothing is read.
+    """
+    grammar = GRAMMAR.read_text(encoding="utf-8")
+    with suppress(OSError, UnicodeDecodeError):
+        stamp, _, tables = _TABLES.read_text(encoding="utf-8").partition("\n")
+        if stamp == _stamp(grammar, tables):
+            kept = json.loads(tables, object_hook=_with_numbers)
+            return _quick(lark.Lark._load_from_dict(**kept))  # type: ignore[no-untyped-call]
+    built = lark.Lark(
+        grammar,
+        parser="lalr",
+        lexer="basic",  # keywords are reserved everywhere, so `a and or b` fails at `or`
+        start=["start", "statement", "version", "expression"],
+        propagate_positions=True,
+        maybe_placeholders=True,
+    )
+    if not sys.dont_write_bytecode:
+        _keep(built, grammar)
+    return _quick(built)
+
+
+def _quick(parser: lark.Lark) -> lark.Lark:
+    """Let rules such as `_sum: _product`, which only hand on what they hold, do nothing else.
+
+    An expression passes nine of them at every name and number; Lark would build a tree and find its
+    place at each, which is an eighth of the time of a text.
+    """
+    callbacks = parser.parser.parser.parser.callbacks
+    for rule in callbacks:
+        symbols = (rule.origin, *rule.expansion) if isinstance(rule, Rule) else ()
+        if len(symbols) == 2 and all(s.name.startswith("_") and not s.is_term for s in symbols):
+            callbacks[rule] = itemgetter(0)
+    return parser
+
+
+def _keep(parser: lark.Lark, grammar: str) -> None:
+    """Write tables for `_lark`, where the folder can be written."""
+    from dcp_dsl.files import replacing
+
+    data, memo = parser.memo_serialize([TerminalDef, Rule])
+    tables = json.dumps({"data": data, "memo": memo}, separators=(",", ":"))
+    with suppress(DCPError), replacing(_TABLES, DCPError) as draft:
+        draft.write_text(f"{_stamp(grammar, tables)}\n{tables}", encoding="utf-8")
+
+
+def _stamp(grammar: str, tables: str) -> str:
+    return hashlib.sha256(f"{lark.__version__}\0{grammar}\0{tables}".encode()).hexdigest()
+
+
+def _with_numbers(table: dict[str, Any]) -> dict[str | int, Any]:  # Any: what JSON holds
+    """Restore the numbers of states and terminals, which JSON keeps as texts."""
+    return {int(key) if key.isdigit() else key: value for key, value in table.items()}
+
+
+# ---- errors --------------------------------------------------------------------------------------
+
+
+def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> NoReturn:
+    """Raise the most telling message for an error of the parser."""
+    place = _place(error, tokens)
+    fail_foreign_syntax(place, tokens, text)
+    _fail_foreign_operator(place, text)
+    _fail_unknown_character(place)
+    fail_unbalanced(tokens)
+    at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
+    if at and tokens[at - 1].text == "NOT":  # the name was read before the parser stopped
+        _fail_foreign_operator(tokens[at - 1], text)
+    is_first_on_line = "\n" in text[tokens[at - 1].span.end : place.span.start] if at else True
+    if place.kind == "name" and is_first_on_line and at + 1 < len(tokens):
+        hint = did_you_mean(place.text, STATEMENT_KEYWORDS)
+        if hint and tokens[at + 1].kind in ("name", "string") and place.text not in KEYWORDS:
+            _fail_unknown_statement(place)
+    kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
+    code = _lookup(_position(error), kind)
+    reserved = ""
+    expected = set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
+    if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
+        reserved = f"`{place.text}` is a word of the language and cannot be a name here"
+    if code is None:
+        found = f"`{place.text}`" if place.text else "the end of the statement"
+        raise BuildError(
+            "E002", f"{found} does not fit here", place.span, reserved or _expected(expected)
+        )
+    mistake = MESSAGES[code]
+    fix = "==" if code == "E004" and place.text == "=" else None
+    raise BuildError(code, mistake.message, place.span, reserved or mistake.hint, fix)
+
+
+def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
+    """Return the token the parser stopped at; at the end, an empty one behind the last."""
+    end = tokens[-1].span.end
+    behind = RawToken("symbol", "", Span(end, end + 1))
+    if isinstance(error, lark.UnexpectedToken) and error.token.type == "$END":
+        return behind
+    position = (error.pos_in_stream or 0) + tokens[0].span.start
+    return next((t for t in tokens if t.span.start <= position < t.span.end), behind)
+
+
+_FOREIGN = {
+    "&": "and", "|": "or", "~": "not", "!": "not", "^": "minus",
+    **{word.upper(): word for word in ("and", "or", "not", "minus", "per", "in")},
+}  # fmt: skip
+_WAYS_OUT = {
+    "/": "write `//`; division rounds down",
+    ";": "statements and rules follow one another without it",
+    "≤": "write `<=`", "≥": "write `>=`", "≠": "write `!=`", "'": 'texts stand between `"`',
+}  # fmt: skip
+
+
+def _fail_foreign_operator(place: RawToken, text: str) -> None:
+    """Raise for `&`, `||`, `!`, `AND`: operators that are words here, in small letters."""
+    if place.kind not in ("unknown", "name") or place.text not in _FOREIGN:
+        return
+    word, span = _FOREIGN[place.text], place.span
+    if text[span.end : span.end + 1] == place.text:  # `&&`
+        span = Span(span.start, span.end + 1)
+    before, behind = text[span.start - 1 : span.start], text[span.end : span.end + 1]
+    fix = f"{'' if before.isspace() else ' '}{word}{'' if behind.isspace() else ' '}"
+    raise BuildError(
+        "E003", f"`{span.text(text)}` is not an operator", span, f"write `{word}`", fix
+    )
+
+
+def _fail_unknown_character(place: RawToken) -> None:
+    if place.kind == "string" and (place.text.count('"') < 2):
+        raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
+    if place.kind == "unknown":
+        shown = place.text if place.text.isprintable() else f"U+{ord(place.text):04X}"
+        message = f"the language has no character `{shown}`"
+        raise BuildError("E001", message, place.span, _WAYS_OUT.get(place.text, ""))
+    if place.kind == "number" and not place.text.replace("_", "").rstrip("kM").isdigit():
+        raise BuildError(
+            "E001", f"`{place.text}` is neither a number nor a name", place.span,
+            "numbers end in a digit, `k` (1024) or `M` (1_048_576); names begin with a letter",
+        )  # fmt: skip
+
+
+def _fail_unknown_statement(token: RawToken) -> NoReturn:
+    hint = did_you_mean(token.text, STATEMENT_KEYWORDS)
+    known = "statements begin with " + ", ".join(f"`{word}`" for word in sorted(STATEMENT_KEYWORDS))
+    raise BuildError("E013", f"no statement begins with `{token.text}`", token.span, hint or known)
+
+
+def _position(error: lark.UnexpectedInput) -> Any:  # Any: Lark's number of a parser state
+    return getattr(error.state, "position", error.state)
+
+
+@cache
+def _mistake_table() -> dict[tuple[Any, str], str]:  # Any: as above
+    """Run every example once: (parser state, kind of the unexpected token) -> code."""
+    table: dict[tuple[Any, str], str] = {}
+    for mistake in MISTAKES:
+        for example in mistake.examples:
+            try:
+                _lark().parse(example, start="statement")
+            except lark.UnexpectedInput as error:
+                kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
+                table.setdefault((_position(error), kind), mistake.code)
+    return table
+
+
+def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
+    """Find the code of an example that failed in the same state, best on the same kind of token."""
+    table = _mistake_table()
+    if (position, kind) in table:
+        return table[position, kind]
+    role = _role(kind)
+    codes = {c for (state, k), c in table.items() if state == position and _role(k) == role}
+    return codes.pop() if len(codes) == 1 else None
+
+
+def _role(kind: str) -> str:
+    """Classify a token of an expression: it begins an operand, ends the text, or joins."""
+    if kind in ("NAME", "INT", "SCALED", "LPAR", "LBRACE", "TRUE", "FALSE", "NOT"):
+        return "operand"
+    return "end" if kind == "$END" else "other"
+
+
+_WORDS = {"NAME": "a name", "INT": "a number", "STRING": 'a text in `"`', "ADD": "`-`"}
+
+
+def _expected(names: set[str]) -> str:
+    """List what could have stood at the place of an error."""
+    patterns = {terminal.name: terminal.pattern for terminal in _lark().terminals}
+    shown = {
+        _WORDS.get(name) or f"`{patterns[name].value}`"
+        for name in names
+        if name in _WORDS or (name in patterns and patterns[name].type == "str")
+    }
+    starts = {f"`{word}`" for word in (*STATEMENT_KEYWORDS, "@")}
+    if len(shown & starts) > 1:
+        shown = (shown - starts) | {"the next statement"}
+    few = sorted(shown)[:8]
+    return f"expected {' or '.join(few)}" if few else ""
 
 
 def _defined_names(group: list[RawToken]) -> set[str]:
