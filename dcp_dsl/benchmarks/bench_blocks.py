@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import mask_cases
 
 from dcp_dsl import DCPError, Sample, Spec, block_sparsity
-from dcp_dsl.core.binding import bind_core
+from dcp_dsl.core.binding import bind_core, bind_cross
 from dcp_dsl.forms import as_slabs
 
 REFUSED_S, REFUSED_MB = 0.5, 300
@@ -53,7 +53,9 @@ def bench_cases(budget_s: float, seed: int) -> Iterator[dict[str, Any]]:
         sample = mask_cases.sample(mask, case.tokens, seed)
 
         def compile_(m: Any = mask, s: Sample = sample) -> Any:  # Any: a mask and its form
-            return bind_core(m.core, s.columns, s.length)
+            if m.keys is None:
+                return bind_core(m.core, s.columns, s.length)
+            return bind_cross(m.core, m.keys, s.columns, s.length)
 
         form = compile_()
         blocks = block_sparsity([form], size, size)

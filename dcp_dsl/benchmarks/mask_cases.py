@@ -76,6 +76,8 @@ CASES = (
     Case("window, 2 % random global tokens", "global_tokens", 100),
     Case("1,000 random ids", "topics", 100),
     Case("10,000 documents", "packed", 20, VERY_LONG, 1024),
+    Case("cross attention of 200 pairs", "cross", 20),
+    Case("a chunk behind a cache as long", "prefill", 20),
     Case("16 selected blocks per 64 queries", "selected", 300, VERY_LONG, 1024),
 )
 # Name, mask, tokens, and what is asked of it: `Mask.compile`, or `Mask.bind` for slabs.
@@ -153,6 +155,9 @@ _DRAW: dict[str, Draw] = {
     "prefix_len": lambda n, rng: n // 3, "chat_lens": lambda n, rng: _cut(n - n // 3, 7, rng),
     "prompt_len": lambda n, rng: n // 4, "chosen_len": lambda n, rng: n // 2,
     "rejected_len": lambda n, rng: n - n // 4 - n // 2,
+    "target_lens": lambda n, rng: _cut(n, 200, rng),
+    "source_lens": lambda n, rng: _cut(n, 200, rng),
+    "past_len": lambda n, rng: n, "chunk_len": lambda n, rng: n,
     "passage_lens": lambda n, rng: _cut(n - n // 8, 10, rng),
     "photo_lens": lambda n, rng: [512] * (n // 512),
     "photo_width": lambda n, rng: rng.choice([8, 16, 32, 64], n // 512).tolist(),

@@ -43,8 +43,6 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, gpus, way_out):
         assert taken == [1]
 
 
-# Texts of some Pythons have answers whose first token does not see the one before.
-@pytest.mark.filterwarnings("ignore:.* targets .* left out")
 def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
     """Losses and gradients: AdamW would take no notice of gradients that are all twice as large."""
     gradients = []

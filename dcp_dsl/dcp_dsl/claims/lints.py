@@ -1,7 +1,7 @@
 """Warn about texts that mean something, but probably not what their author meant.
 
-Looked for once a text is free of errors: W201-W208. What is claimed about masks is proved, so a
-lint never guesses about meaning, only about intent.
+Looked for once a text is free of errors: W201-W208, W210. What is claimed about masks is proved, so
+a lint never guesses about meaning, only about intent.
 """
 
 from collections.abc import Iterator
@@ -9,12 +9,14 @@ from fnmatch import fnmatchcase
 from functools import partial
 
 from dcp_dsl.checks.masks import write_out_inside
-from dcp_dsl.checks.scope import Scope, keys_of_mask, segment_names
+from dcp_dsl.checks.scope import Scope, keys_of, keys_of_mask, segment_names
+from dcp_dsl.claims.static_checks import used_masks
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
+from dcp_dsl.syntax.unparse import unparse
 from dcp_dsl.syntax.walk import mentioned_names, walk
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
@@ -35,9 +37,10 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_parameters(mask, testing)
     _check_rules(mask, testing)
     keys = keys_of_mask(mask, testing.scope)
-    if keys is None or keys.alignment:  # proofs speak of one sequence
+    is_one = keys is None or bool(keys.alignment)  # sequence: proofs speak of one
+    if is_one:
         _check_redundant(mask, testing)
-        _check_decorators(mask, testing)
+    _check_decorators(mask, testing, is_one=is_one)
 
 
 # ---- W201 ----------------------------------------------------------------------------------------
@@ -118,11 +121,11 @@ def _check_unused(testing: Testing) -> None:
             testing.report("W203", message, statement.name.span, "use it or remove it")
 
 
-# ---- W204 ----------------------------------------------------------------------------------------
+# ---- W204, W210 ----------------------------------------------------------------------------------
 
 
 def _check_attachments(testing: Testing) -> None:
-    """Find `for` statements behind one that takes all their data sets."""
+    """Find `for` statements behind one that takes all their data sets, or with masks of two."""
     earlier: list[ast.Attach] = []
     for statement in testing.scope.program.statements:
         if not isinstance(statement, ast.Attach):
@@ -135,6 +138,22 @@ def _check_attachments(testing: Testing) -> None:
                 testing.report("W204", message, statement.pattern.span, hint)
                 break
         earlier.append(statement)
+        _check_keys(statement, testing)
+
+
+def _check_keys(statement: ast.Attach, testing: Testing) -> None:
+    """Find masks with keys of another sequence, which no row of a data set can have."""
+    stack = testing.scope.find_stack(unparse(statement.value))
+    definition, scope = stack or (statement, testing.scope)
+    for value in used_masks(definition, scope):
+        keys = keys_of(value, scope)
+        if keys is not None:
+            shown, name = unparse(value), keys.statement.name.text
+            testing.report(
+                "W210", f"every row will be refused: `{shown}` looks at keys of `{name}`",
+                statement.value.span, "loaders and planners take masks of one sequence: attach one;"
+                f" `dcpm blocks --mask` and `dcpm export --mask` take `{shown}` as it is",
+            )  # fmt: skip
 
 
 def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
@@ -183,15 +202,19 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
 # ---- W207, W208 ----------------------------------------------------------------------------------
 
 
-def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
-    """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself."""
+def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> None:
+    """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself.
+
+    No token is later than one of another sequence.
+    """
     (core,) = write_out_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
         if decorator.name.text == "ahead":
-            is_needless = never(core, ("before",), testing.proofs)
+            is_needless = not is_one or never(core, ("before",), testing.proofs)
             what = "no token ever sees a later one"
         else:
-            is_needless = decorator.name.text == "partial" and is_total(core, testing.proofs)
+            is_partial = is_one and decorator.name.text == "partial"
+            is_needless = is_partial and is_total(core, testing.proofs)
             what = "every token sees itself"
         if is_needless:
             end, text = decorator.span.end, testing.scope.program.text
@@ -199,7 +222,8 @@ def _check_decorators(mask: ast.MaskDef, testing: Testing) -> None:
             fix = Fix("remove the decorator", (Edit(decorator.span.start, end, ""),))
             message = f"`@{decorator.name.text}` is not needed: {what}"
             testing.report("W207", message, decorator.span, "remove it", fix)
-    _check_documents(mask, core, testing)
+    if is_one:
+        _check_documents(mask, core, testing)
 
 
 def _check_documents(mask: ast.MaskDef, core: nodes.Mask, testing: Testing) -> None:

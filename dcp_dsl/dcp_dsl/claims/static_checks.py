@@ -137,14 +137,14 @@ def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
 
 def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
     """Look at the masks of a statement that are not looked at as definitions."""
-    for value in _used(statement, testing.scope):
+    for value in used_masks(statement, testing.scope):
         own = testing.scope.own_mask(value.text) if isinstance(value, ast.Name) else None
         if isinstance(value, ast.Name) and (own is None or own[1] is testing.scope):
             continue  # a mask of the library, or an own one
         _check_subject(f"use of {unparse(value)}", value, value.span, testing)
 
 
-def _used(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.Expr]:
+def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.Expr]:
     """Return the expressions that are attached to data sets or stacked into layers."""
     match statement:
         case ast.Attach(value=ast.Name(text)) if scope.find_stack(text) is not None:

@@ -236,14 +236,22 @@ class _Reader:
                         self.argument(argument, name.text, names)
                 case ast.Attribute(value=ast.Name("row"), name=name):
                     self.column(name)
-                case ast.Attribute(value=ast.Name("q" | "k"), name=name):
-                    self.use(name, names)
-                case ast.Attribute(value=ast.Attribute(), name=name) if self.is_column(name.text):
-                    self.use(name, {})
+                case ast.Attribute(value=value, name=name):
+                    if self.is_place(value) or self.is_column(name.text):
+                        self.use(name, names)
                 case ast.Per(segment=name) | ast.Every(parent=ast.Ident() as name):
                     self.use(name, names)
                 case ast.Rule(subject=name) | ast.Target(name=name):
                     self.use(name, names)
+
+    def is_place(self, value: ast.Expr) -> bool:
+        """Return whether a value with an attribute is a position, not an instance or a segment."""
+        match value:
+            case ast.Name(text):
+                return text not in self.scope.segments
+            case ast.Attribute(inner):
+                return isinstance(inner, ast.Attribute)  # such as q.doc.start
+        return True
 
     def is_column(self, name: str) -> bool:
         """Return whether a name is that of a column of instances, as in ``q.image.width``."""
