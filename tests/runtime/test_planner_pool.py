@@ -16,11 +16,12 @@ from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, digest
+from dcp_planner.plan import decode_part, encode_parts
 from dcp_planner.workers import WorkerLost
 from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_messages import PlanRequest
+from dcp_runtime.data.plan_messages import MicroBatch, PlanRequest
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
 from dcp_runtime.plans.batch_plans import batch_note
 
@@ -78,6 +79,15 @@ def test_a_plan_of_one_batch_that_serves_another_has_the_names_of_its_rows():
     ]  # fmt: skip
     assert loader.metrics.cached == 2
     assert [batch_note(plan).name for plan in plans] == [f"epoch 0, batch {n}" for n in range(3)]
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_parts_of_plans_name_their_sequences_too(is_part):
+    _, plan = next(iter(make_loader(ROWS, SPEC, **OPTIONS)))
+    names = tuple(f"row {n}" for n in range(len(plan.cu_seqlens) - 1))
+    held = decode_part(encode_parts(plan)[0]) if is_part else plan
+    (own,) = MicroBatch((), 0, (held,), (0,), ()).named(names).plans
+    assert (own.plan if is_part else own).sequence_names == names
 
 
 def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):

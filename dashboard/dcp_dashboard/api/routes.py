@@ -20,7 +20,7 @@ from dcp_dashboard.api.mask import mask_payload, moves_payload, pairs_payload, r
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.moves import has_same_blocks
-from dcp_dashboard.facts.sequences import find_sequence, sequence_facts
+from dcp_dashboard.facts.sequences import find_sequences, sequence_facts
 from dcp_dashboard.facts.text import DIRECTIONS, Details
 from dcp_dashboard.facts.tiles import pair_facts, tile_facts, transfer_facts
 from dcp_dashboard.facts.traces import length_ns, phase_of
@@ -147,7 +147,7 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
     def named_sequence(key: str) -> WSGIResponse:
         name = request.args.get("name", "")
         try:
-            return facts(key, lambda loaded: find_sequence(loaded, name))
+            return facts(key, lambda loaded: find_sequences(loaded, name))
         except DashboardError as error:  # a browser logs every other status as a fault
             return jsonify(error=str(error))
 

@@ -13,11 +13,11 @@ import numpy as np
 from dcp_dashboard.facts.text import DIRECTIONS
 from dcp_dashboard.facts.traces import RECEIVE, SEND
 from dcp_dsl.arrays import Indices, Ints, Record
-from dcp_planner import Plan, Trace, TransferKind
+from dcp_planner import Plan, Trace
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_planner.tables import (
+    REDUCTION,
     DeviceMemory,
-    Reduction,
     accumulator_bytes,
     expand_head_groups,
     find_feeders,
@@ -26,6 +26,7 @@ from dcp_planner.tables import (
     measure_memory,
     receive_buffer_bytes,
     sum_bytes_per_token,
+    tabulate_programs,
 )
 
 _ATTENTION, _REDUCTION = EVENT_KINDS.index("attention"), EVENT_KINDS.index("reduction")
@@ -114,31 +115,33 @@ def _ends_of_attention(plan: Plan, trace: Trace) -> Ints:
 
 
 def _merged(plan: Plan, trace: Trace) -> Ints:
-    """Find when each result was merged: by its reduction, or the first like it, int64 ``[X]``."""
-    transfers = plan.transfers
-    merged, division = (np.zeros(len(transfers), np.int64) for _ in range(2))
-    for program in (*plan.forward, *plan.backward):
-        for step in program.instructions:
-            if isinstance(step, Reduction):
-                division[list(step.transfers)] = step.division
-    events = np.flatnonzero((trace.lane == RECEIVE) & (trace.transfer >= 0))
-    events = events[transfers.kind[trace.transfer[events]] >= TransferKind.OUT]
-    reductions = np.flatnonzero(trace.kind == _REDUCTION)
-    reductions = reductions[np.argsort(trace.start_ns[reductions])]
-    span = 1 + max(int(division.max(initial=0)), int(trace.division[reductions].max(initial=0)))
+    """Find when each result was merged, int64 ``[X]``; 0 where the trace does not say.
 
-    def place(at: Ints, of: Ints) -> Ints:
-        way = trace.device[at].astype(np.int64) * 2 + trace.is_backward[at]
-        return np.asarray(way * span + of)
-
-    places = place(reductions, trace.division[reductions].astype(np.int64))
-    wanted = place(events, division[trace.transfer[events]])
-    for one in np.unique(places):
-        of, here = reductions[places == one], events[wanted == one]
-        at = np.searchsorted(trace.start_ns[of], trace.end_ns[here])
-        found = at < len(of)
-        rows = trace.transfer[here[found]]
-        np.maximum.at(merged, rows, trace.end_ns[of[at[found]]])
+    A device merges in the order of its program, in every layer again, so its events and its
+    instructions match one by one. A trace that lacks some of the events says of no result which.
+    """
+    programs, devices = tabulate_programs(plan), plan.num_devices
+    merges = (programs.op == REDUCTION) & (np.diff(programs.item_ptr) > 0)
+    rows = np.flatnonzero(merges)
+    events = np.flatnonzero(trace.kind == _REDUCTION)
+    way = trace.is_backward[events] * devices + trace.device[events]
+    order = np.lexsort((trace.start_ns[events], way))
+    events, way = events[order], way[order]
+    wanted, seen = (
+        np.bincount(each, minlength=2 * devices)
+        for each in (programs.is_backward[rows] * devices + programs.device[rows], way)
+    )
+    number = np.arange(len(events)) - (np.cumsum(seen) - seen)[way]
+    whole = (wanted > 0) & (seen % np.maximum(wanted, 1) == 0)
+    kept = whole[way]
+    events, way, number = events[kept], way[kept], number[kept]
+    row = rows[(np.cumsum(wanted) - wanted)[way] + number % wanted[way]]
+    ended = np.zeros(len(programs), np.int64)
+    np.maximum.at(ended, row, trace.end_ns[events])
+    of_item = programs.row_of_item()
+    items = np.flatnonzero(merges[of_item])
+    merged = np.zeros(len(plan.transfers), np.int64)
+    merged[programs.items[items]] = ended[of_item[items]]
     return merged
 
 

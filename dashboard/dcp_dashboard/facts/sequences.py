@@ -21,29 +21,34 @@ from dcp_dsl.forms import BlockKind
 from dcp_planner import Plan
 
 KINDS = {"full": BlockKind.FULL, "partial": BlockKind.PARTIAL}
-MAX_DEVICES = 12
+MAX_DEVICES, MAX_FOUND = 12, 50
 MAX_ROW_TEXT = 200
 
 
-def find_sequence(loaded: LoadedPlan, text: str) -> Details:
-    """Collect the details of the sequence whose row has a name; case does not matter.
+def find_sequences(loaded: LoadedPlan, text: str) -> Details:
+    """Collect the details of the sequence whose row has a name, or links to all that have it.
 
-    The whole name, or that of the row without its id, is found before a part of one; of several the
-    first.
+    Whole names, or those of rows without their id, go before parts of names; case does not matter.
 
     Raises:
         DashboardError: if no name has the text in it.
     """
     asked, names = text.strip().casefold(), [n.casefold() for n in loaded.plan.sequence_names]
-    whole = (at for at, name in enumerate(names) if asked in (name, name.partition(":")[0]))
-    part = (at for at, name in enumerate(names) if asked and asked in name)
-    found = next(whole, next(part, -1))
-    if found < 0:
+    whole = [at for at, name in enumerate(names) if asked in (name, name.partition(":")[0])]
+    part = [at for at, name in enumerate(names) if asked and asked in name]
+    found = whole or part
+    if not found:
         known = f"such as {loaded.plan.sequence_names[0]!r}" if names else "and this plan has none"
         raise DashboardError(
             f"{loaded.entry.relative}: expected the name of a row, {known}, got {text[:80]!r}"
         )
-    return sequence_facts(loaded, found)
+    if len(found) == 1:
+        return sequence_facts(loaded, found[0])
+    rows = [row("", sequence_link(loaded.plan, sequence)) for sequence in found[:MAX_FOUND]]
+    if len(found) > MAX_FOUND:
+        rows.append(row("", f"and {quantities.count(len(found) - MAX_FOUND)} more"))
+    title = f"{quantities.count(len(found))} sequences have {text.strip()[:80]!r} in their names"
+    return Details(title, "", [Section("", rows)], {"sequences": found})
 
 
 def sequence_link(plan: Plan, sequence: int) -> DetailLink:

@@ -46,7 +46,7 @@ from dcp_dashboard.pages.layout import (
     table,
     terms,
 )
-from dcp_dashboard.pages.plan_views import mode_choice, timeline_url
+from dcp_dashboard.pages.plan_views import LARGE_SIDE, mode_choice, timeline_url
 from dcp_planner import PlanError
 from dcp_planner.causes import compare_with_run
 
@@ -233,26 +233,30 @@ def moves_panel(comparison: Comparison) -> Component:
     groups = head_labels(first.plan.shape.q_heads, common_groups(first.plan, second.plan))
     tools = mode_choice(modes, "moves-mode", "Colour the tiles by", groups)
     url = f"/api/compare/{first.entry.key}/{second.entry.key}/moves"
-    picture = canvas("dcp-mask-moves", url, "Tiles of both plans", name="moves")
+    size = str(LARGE_SIDE)
+    picture = canvas("dcp-mask-moves", url, "Tiles of both plans", name="moves", data_side=size)
     told = "The edges show which tokens have another owner. Wheel zooms, drag pans, 0 resets."
-    text = _moves_sentence(find_moves(first.plan, second.plan))
-    return panel("Moved tiles", [html.P(text), picture, hint(told)], tools=tools)
+    text = html.Div(_moves_text(find_moves(first.plan, second.plan)), className="dcp-moved")
+    parts = html.Div([html.Div([picture, hint(told)]), text], className="dcp-wide-columns")
+    return panel("Moved tiles", [parts], tools=tools)
 
 
-def _moves_sentence(moves: Moves) -> str:
+def _moves_text(moves: Moves) -> list[Component]:
     q = quantities
-    only = (
-        f" {q.counted(moves.tiles(change), 'tile')} {CHANGES[change]}."
-        for change in (ONLY_FIRST, ONLY_SECOND)
-        if moves.tiles(change)
-    )
-    return (
+    texts = [
         f"{q.count(moves.tiles(MOVED))} of {q.count(moves.tiles(SAME) + moves.tiles(MOVED))} tiles "
         f"({q.percent(moves.share)}) are computed on another device in B, with "
-        f"{q.percent(moves.pair_share)} of the pairs; {q.percent(moves.moved_tokens)} of the "
-        "tokens have another owner. Device numbers are arbitrary: with those of B renumbered to "
-        f"fit A, {q.percent(moves.fitted_pair_share)} of the pairs would move.{''.join(only)}"
-    )
+        f"{q.percent(moves.pair_share)} of the pairs.",
+        f"{q.percent(moves.moved_tokens)} of the tokens have another owner.",
+        "Device numbers are arbitrary: with those of B renumbered to fit A, "
+        f"{q.percent(moves.fitted_pair_share)} of the pairs would move.",
+    ]
+    only = [
+        f"{q.counted(moves.tiles(change), 'tile')} {CHANGES[change]}."
+        for change in (ONLY_FIRST, ONLY_SECOND)
+        if moves.tiles(change)
+    ]
+    return [html.P(text) for text in (*texts, *only)]
 
 
 def compare_charts(comparison: Comparison) -> tuple[Component, Component]:

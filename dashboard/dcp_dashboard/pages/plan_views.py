@@ -282,8 +282,9 @@ def _memory(loaded: LoadedPlan) -> list[Component]:
     peak = measure_memory(loaded.plan).peak
     told = (
         f"Device {peak.argmax()} holds most of one layer's attention, "
-        f"{quantities.size(int(peak.max()))} of the {quantities.size(cluster.memory_bytes)} that "
-        "a device has. Buffers are there while a direction runs."
+        f"{quantities.size(int(peak.max()))} of the {quantities.size(cluster.memory_bytes)} that a "
+        f"device of {cluster.name} has; a plan does not keep a smaller limit that it was made with "
+        "(--memory-limit). Buffers are there while a direction runs."
     )
     picture = canvas("dcp-memory", urls, "Memory", data_nodes=str(cluster.nodes))
     return [html.H3("Memory over time"), swatches(list(MEMORY_LOOKS)), picture, hint(told)]

@@ -154,10 +154,9 @@ def _stragglers(bars: list[StepBar]) -> Component:
         own = [bar for bar in bars if bar.micro_batch == micro_batch]
         slowest = max(own, key=lambda bar: bar.busy_s)
         waiting = sum(b.waiting_s * b.width for b in own) / sum(b.width for b in own)
-        cells = (
-            str(micro_batch), slowest.devices, text(slowest.busy_s), text(waiting),
-            documents_text(slowest).replace("<br>", "; "),
-        )  # fmt: skip
-        rows.append(html.Tr([html.Td(cell) for cell in cells]))
-    heads = ("Micro-batch", "Slowest devices", "Busy", "Others wait, mean", "Its documents")
-    return html.Div(table(headings(heads), rows), className="dcp-scroll", tabIndex=0)
+        numbers = (str(micro_batch), slowest.devices, text(slowest.busy_s), text(waiting))
+        cells = [html.Td(number, className="dcp-number") for number in numbers]
+        named = documents_text(slowest).replace("<br>", "; ")
+        rows.append(html.Tr([*cells, html.Td(named, className="dcp-wraps")]))
+    names = ("Micro-batch", "Slowest devices", "Busy", "Others wait, mean", "Its documents")
+    return html.Div(table(headings(names, range(4)), rows), className="dcp-scroll", tabIndex=0)

@@ -18,9 +18,9 @@ from dcp_dashboard.pages.help import keyboard_dialog
 from dcp_dashboard.pages.layout import INDEX, shell
 from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.pages.run import add_run_callbacks
+from dcp_dashboard.web.installation import ASSETS, Installation
 from dcp_dashboard.web.uploads import upload_api
 
-ASSETS = Path(__file__).parents[1] / "assets"
 CODE_TYPES = ("text/javascript", "application/javascript", "text/css", "image/svg+xml")
 LEAST_COMPRESSED_BYTES = 1_000
 COMPRESSION_LEVEL = 6
@@ -61,10 +61,12 @@ def create_app(folder: str | Path) -> Dash:
     for blueprint in (edit_api(library, desk), upload_api(library), export_api(library)):
         app.server.register_blueprint(blueprint)
     compress_code(app.server)
+    installation = Installation()
+    installation.serve_assets(app.server)
 
     @app.callback(Output("page", "children"), Input("url", "pathname"), Input("url", "search"))
     def show_page(path: object, query: object) -> Component:  # a client may send anything
-        return render_page(library, str(path or "/"), str(query or ""))
+        return installation.told(render_page(library, str(path or "/"), str(query or "")))
 
     add_compare_callbacks(app, library)
     add_run_callbacks(app, library)

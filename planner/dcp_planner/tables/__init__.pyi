@@ -18,9 +18,11 @@ from .plan import (
     Reduction,
     Transfers,
 )
+from .programs import REDUCTION, tabulate_programs
 from .visits import find_feeders, find_merges, inputs_of_results, inputs_of_tiles
 
 __all__ = [
+    "REDUCTION",
     "Attention",
     "Blocks",
     "CommLaunch",
@@ -41,4 +43,5 @@ __all__ = [
     "measure_memory",
     "receive_buffer_bytes",
     "sum_bytes_per_token",
+    "tabulate_programs",
 ]

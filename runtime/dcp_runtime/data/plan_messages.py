@@ -123,9 +123,14 @@ class MicroBatch:
         return self.plans[0] if len(self.plans) == 1 else StackedPlans(self.plans, self.cycle)
 
     def named(self, names: tuple[str, ...]) -> "MicroBatch":
-        """Return it with plans of its own that name their sequences; parts of plans stay as is."""
-        own = (replace(p, sequence_names=names) if isinstance(p, Plan) else p for p in self.plans)
-        return replace(self, plans=tuple(own))
+        """Return it with plans, or parts of plans, of its own that name their sequences."""
+        return replace(self, plans=tuple(_named(plan, names) for plan in self.plans))
+
+
+def _named(plan: Plan | PlanPart, names: tuple[str, ...]) -> Plan | PlanPart:
+    if isinstance(plan, PlanPart):
+        return replace(plan, plan=replace(plan.plan, sequence_names=names))
+    return replace(plan, sequence_names=names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -144,6 +144,11 @@ def test_events_can_be_asked_in_sql_and_texts_stay_texts(visit, small_trace):
     page.get_by_role("cell", name=text).wait_for()
     assert page.locator(".dcp-query th").inner_text() == "<b>n</b>"
     assert page.locator(".dcp-query :is(script, b)").count() == 0
+    page.wait_for_function("() => location.search.includes('alert')")
+    page.reload()
+    page.wait_for_selector(".dcp-query[data-state=drawn]")
+    assert text in page.locator(".dcp-query textarea").input_value()
+    assert page.locator(".dcp-query table").count() == 0  # a link does not run its statement
     page.locator(".dcp-query textarea").fill("SELECT 1; SELECT 2")
     page.get_by_role("button", name="Run").click()
     page.get_by_text("expected one SELECT, got SELECT and SELECT").wait_for()

@@ -109,20 +109,18 @@ def lives(plan, trace):
                 size += tokens * keys
         else:
             programs = plan.backward if way else plan.forward
-            merging = next(
-                step
+            merges = [
+                step.transfers
                 for step in programs[device].instructions
-                if isinstance(step, Reduction) and x in step.transfers
-            )
-            ends += [
-                e[7]
+                if isinstance(step, Reduction) and step.transfers
+            ]
+            merged = [
+                (e[6], e[7])
                 for e in events
-                if EVENT_KINDS[e[3]] == "reduction"
-                and e[1] == device
-                and e[4] == way
-                and e[5] == merging.division
-                and e[6] >= arrived
-            ][:1]
+                if EVENT_KINDS[e[3]] == "reduction" and e[1] == device and e[4] == way
+            ]
+            [at] = [n for n, members in enumerate(merges) if x in members]
+            ends.append(sorted(merged)[at][1])
         yield device, start, max(ends), size
 
 

@@ -4,6 +4,7 @@ import { loadJson } from "../api.ts";
 import { make } from "../kit/dom.ts";
 import { state } from "../session.ts";
 import { decodeSelection, type Selection } from "../state.ts";
+import type { Facts } from "./inspector.ts";
 
 const TYPES: Readonly<Record<string, "sequence" | "device" | "tile" | "division">> = {
   seq: "sequence", sequence: "sequence", gpu: "device", device: "device", tile: "tile", division: "division",
@@ -20,29 +21,29 @@ export function selectionOf(text: string): Selection | null {
   return type === "division" ? { ...sel, backward: Number(way?.toLowerCase() === "backward") } : sel;
 }
 
-async function find(field: HTMLInputElement, key: string): Promise<void> {
+async function find(field: HTMLInputElement, key: string, offer: (found: Facts) => void): Promise<void> {
   const { value } = field;
-  const sel = selectionOf(value) ?? await sequenceNamed(value, key);
+  const facts = selectionOf(value) ? null : await sequencesNamed(value, key);
   if (field.value !== value) return; // typed on meanwhile
-  field.setAttribute("aria-invalid", String(Boolean(value.trim()) && !sel));
+  const sel = selectionOf(value) ?? decodeSelection(facts?.sel ?? "");
+  field.setAttribute("aria-invalid", String(Boolean(value.trim()) && !sel && !facts));
   if (sel) state.set({ sel });
+  else if (facts) offer(facts);
 }
 
-/** The sequence whose row has a name, null if none has, or no server can be asked. */
-async function sequenceNamed(name: string, key: string): Promise<Selection | null> {
+/** The sequence whose row has a name, or links to several; null if none has it, or no server can be asked. */
+async function sequencesNamed(name: string, key: string): Promise<Facts | null> {
   if (!name.trim() || !key) return null;
-  try {
-    return decodeSelection((await loadJson<{ sel: string }>(`/api/plan/${key}/sequence?name=${encodeURIComponent(name)}`)).sel);
-  } catch { return null; }
+  return loadJson<Facts>(`/api/plan/${key}/sequence?name=${encodeURIComponent(name)}`).catch(() => null);
 }
 
-/** Puts the field into the head of the panel that a host lies in, once. */
-export function addFinder(host: HTMLElement): void {
+/** Puts the field into the head of the panel that a host lies in, once; `offer` shows what several things have a name. */
+export function addFinder(host: HTMLElement, offer: (found: Facts) => void): void {
   const head = host.closest(".dcp-panel")?.querySelector(".dcp-panel-head");
   if (!head || head.querySelector(".dcp-finder")) return;
   const field = make("input", {
     className: "dcp-input dcp-finder", type: "search", placeholder: "seq 17", title: EXAMPLES, "aria-label": `Select by name: ${EXAMPLES}`,
   });
-  field.addEventListener("change", () => void find(field, host.dataset.key ?? ""));
+  field.addEventListener("change", () => void find(field, host.dataset.key ?? "", offer));
   head.firstElementChild?.after(field);
 }

@@ -13,6 +13,7 @@ interface Row { label: string; parts: Word[] }
 /** Facts about one thing, as dcp_dashboard/facts/text.py writes them. */
 export interface Facts {
   title: string;
+  sel: string; // empty: several things, each with its link
   sections: { heading: string; rows: Row[] }[];
   values?: { event?: number; source?: string; chain?: number[] };
 }
@@ -37,8 +38,6 @@ export function addressOf(key: string, sel: Selection | undefined): string | nul
     case "event": return sel.source ? `${base}/event/${sel.source}/${sel.event}` : `${base}/device/${sel.device}`;
   }
 }
-
-const clearing = (): HTMLElement => button("Clear", "dcp-quiet", () => state.set({ sel: null }), { title: "Esc" });
 
 /** Pins the selected device, or lets it go; nothing if no device is selected. */
 function pinning(): HTMLElement | null {
@@ -83,7 +82,7 @@ export class Inspector {
     this.isAlone = Boolean(bundle);
     const { facts } = JSON.parse(bundle?.textContent ?? '{"facts": {}}') as { facts: Record<string, Facts> };
     this.known = new Map(Object.entries(facts));
-    addFinder(host);
+    addFinder(host, (found) => this.draw(found));
     void this.show();
     this.unfollow = state.follow((_, changed) => { if (changed.has("sel") || changed.has("pins")) void this.show(); });
   }
@@ -99,7 +98,7 @@ export class Inspector {
     if (!address) { this.fill("empty", ...this.hint); return; }
     const known = this.known.get(address) ?? (this.isAlone ? this.known.get(address.split("?")[0]) : undefined);
     if (known) { this.draw(known); return; }
-    if (this.isAlone) { this.fill("empty", make("p", { className: "dcp-hint" }, LEFT_OUT), clearing()); return; }
+    if (this.isAlone) { this.fill("empty", make("p", { className: "dcp-hint" }, LEFT_OUT), this.clearing()); return; }
     this.asked = new AbortController();
     this.host.dataset.state = "loading";
     try {
@@ -109,8 +108,13 @@ export class Inspector {
       this.draw(answer);
     } catch (error) {
       if (isAbort(error)) return;
-      this.fill("failed", make("p", { role: "alert" }, `This selection cannot be shown: ${messageOf(error)}`), clearing());
+      this.fill("failed", make("p", { role: "alert" }, `This selection cannot be shown: ${messageOf(error)}`), this.clearing());
     }
+  }
+
+  /** Also takes away what the finder offered, which is no selection. */
+  private clearing(): HTMLElement {
+    return button("Clear", "dcp-quiet", () => { state.set({ sel: null }); void this.show(); }, { title: "Esc" });
   }
 
   private fill(how: string, ...children: Node[]): void {
@@ -119,7 +123,7 @@ export class Inspector {
   }
 
   private draw(facts: Facts): void {
-    const head = make("div", { className: "dcp-inspector-head" }, make("h3", {}, facts.title), make("div", {}, pinning(), clearing()));
+    const head = make("div", { className: "dcp-inspector-head" }, make("h3", {}, facts.title), make("div", {}, pinning(), this.clearing()));
     const body = make("div", { className: "dcp-inspector-body" }, ...facts.sections.map(section));
     // Scrolls around the columns: columns of a limited height would go on to the right, out of sight.
     this.fill("shown", head, make("div", { className: "dcp-inspector-scroll" }, body));

@@ -3,6 +3,7 @@ import { post } from "../api.ts";
 import { button, make, messageOf } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { VirtualTable } from "../kit/table.ts";
+import { state } from "../session.ts";
 
 interface Result {
   readonly columns: readonly { name: string; isNumber: boolean }[];
@@ -12,6 +13,7 @@ interface Result {
 
 export class Query {
   private readonly key: string;
+  private readonly usual: string;
   private readonly text = make("textarea", { rows: 9, spellcheck: false, "aria-label": "SELECT over the table events" });
   private readonly start = button("Run", "dcp-button", () => void this.run(), { title: "Ctrl Enter" });
   private readonly status = make("p", { role: "status", className: "dcp-muted" });
@@ -21,7 +23,11 @@ export class Query {
   constructor(host: HTMLElement) {
     this.key = host.dataset.key ?? "";
     const ready = Object.entries(JSON.parse(host.dataset.ready ?? "{}") as Record<string, string>);
-    this.text.value = ready[0]?.[1] ?? "";
+    this.usual = ready[0]?.[1] ?? "";
+    const { sql } = state.get();
+    this.text.value = sql ?? this.usual;
+    // A link shows its statement, and does not run it: whoever opens it decides.
+    if (sql) host.closest("details")?.setAttribute("open", "");
     this.text.addEventListener("keydown", (event) => {
       if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) void this.run();
     });
@@ -35,9 +41,11 @@ export class Query {
   private async run(): Promise<void> {
     if (this.start.disabled) return;
     this.start.disabled = true;
+    const { value } = this.text;
+    state.set({ sql: value === this.usual ? null : value });
     this.say("running");
     try {
-      this.show(await post<Result>("/api/edit/query", { plan: this.key, sql: this.text.value }));
+      this.show(await post<Result>("/api/edit/query", { plan: this.key, sql: value }));
     } catch (error) {
       this.say(messageOf(error), "dcp-bad");
       this.result.replaceChildren();
