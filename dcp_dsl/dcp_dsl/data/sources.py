@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_JSON_NESTING = 500
+_JSON_KINDS = {
+    bool: "a bool", int: "a number", float: "a number", str: "a text", list: "a list",
+    dict: "an object",
+}  # fmt: skip
 
 
 def read_jsonl(path: Path) -> "pa.Table":
@@ -97,25 +101,13 @@ def _explain_jsonl(path: Path) -> None:
                     f"{path}: line {number}: expected a JSON object, got {type(row).__name__}"
                 )
             for name, value in row.items():
-                kind = _json_kind(value)
+                kind = _JSON_KINDS.get(type(value), "")
                 known, first = kinds.setdefault(name, (kind, number)) if kind else (kind, number)
                 if kind != known:
                     raise DatasetError(
                         f"{path}: line {number}: column `{name}` is {kind}, but {known} in line "
                         f"{first}"
                     )
-
-
-def _json_kind(value: Any) -> str:  # Any: a JSON value
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "a bool"
-    if isinstance(value, int | float):
-        return "a number"
-    if isinstance(value, str):
-        return "a text"
-    return "a list" if isinstance(value, list) else "an object"
 
 
 PARQUET_SUFFIXES = (".parquet", ".pq")

@@ -22,7 +22,10 @@ def draw_text(
     cell = -(-max(frame.size, frame.width) // max(1, columns))
     # A character is twice as high as it is wide, so either way a pair is square.
     part = measure_coverage(form, cell if cell == 1 else 2 * cell, cell)
-    rows = _halves(part) if cell == 1 else _shades(part)
+    if cell == 1:
+        rows = _halves(part)
+    else:
+        rows = ["".join(_SHADES[level] for level in row) for row in levels(part, 4).tolist()]
     letters = _letters(frame.colours)
     colours = dict(zip(letters, _ANSI * len(letters), strict=False)) if has_colour else {}
     sides = (frame.above, frame.width), (frame.stripes, frame.size)
@@ -51,10 +54,6 @@ def _halves(part: Floats) -> list[str]:
         "".join(_HALVES[pair] for pair in zip(upper, lower, strict=True))
         for upper, lower in zip(seen[:-1:2], seen[1::2], strict=True)
     ]
-
-
-def _shades(part: Floats) -> list[str]:
-    return ["".join(_SHADES[level] for level in row) for row in levels(part, 4).tolist()]
 
 
 def _letters(kinds: Iterable[str]) -> dict[str, str]:

@@ -232,7 +232,7 @@ class PlannedBatches:
         cluster = self.cluster if rates is None else rates.cluster
         block = self.planning.block_size or choose_block_size(forms, cluster, config)
         plan = build_plan(cut_blocks(forms, block), shape, cluster, config)
-        inside = _positions(lengths)
+        inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         own = plan.local_tokens(self.executor.rank)
         rows = torch.from_numpy((np.repeat(begins[:-1], lengths) + inside)[own])
         cut = {
@@ -242,11 +242,6 @@ class PlannedBatches:
         positions = cut.setdefault("position_ids", torch.from_numpy(inside[own])[None])
         cut["attention_mask"] = None
         return cut, PlannedSequences.prepare(self.executor, plan, positions[0])
-
-
-def _positions(lengths: Ints) -> Ints:
-    starts = np.cumsum(lengths) - lengths
-    return np.arange(lengths.sum()) - np.repeat(starts, lengths)
 
 
 class PlannedCPScheduler:

@@ -53,7 +53,11 @@ class PlannerPool:
         The future raises `WorkerLost` if the process is lost, and `DatasetError` or `RunError` with
         the planner's message if it refuses the batch.
         """
-        return self._submit(request, "plans", lambda parts: decode_reply(parts[0], _read_plan))
+
+        def read(parts: list[bytes]) -> PlanReply:
+            return decode_reply(parts[0], lambda data: decode_plan(data).plan)
+
+        return self._submit(request, "plans", read)
 
     def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
         """Plan and cut the plans into one part per device of the replica, for `decode_reply`.
@@ -109,10 +113,6 @@ class PlannerPool:
         """Process numbers of the planners that run."""
         pids = [worker.pid for worker in self._pool.workers]
         return tuple(pid for pid in pids if pid is not None)
-
-
-def _read_plan(data: bytes) -> Plan:
-    return decode_plan(data).plan
 
 
 def start() -> Callable[..., tuple[dict[str, Any], bytes]]:
