@@ -8,14 +8,18 @@ import sys
 from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import test_kernels as kernel_tests
 import torch
 
+from dcp_dsl.interchange import slices
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
+from dcp_runtime.plans.device_plan import prepare_device
 
 
 class Segments:
@@ -137,20 +141,84 @@ def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
 
 
-def test_flash4_is_imported_when_it_is_made_and_not_before(monkeypatch):
-    assert "flash_attn" not in sys.modules
+@pytest.fixture
+def hopper(monkeypatch):
+    """A GPU on which `triton` and `flash4` can compute, as far as the choice can see."""
     package = SimpleNamespace(_flash_attn_fwd=standin_forward, _flash_attn_bwd=standin_backward)
     for name in ("flash_attn", "flash_attn.cute"):
         monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", package)
     monkeypatch.setattr(flash, "version", lambda _: "4.0.0b36")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+
+
+def test_flash4_is_imported_when_it_is_made_and_not_before(request):
+    assert "flash_attn" not in sys.modules
+    request.getfixturevalue("hopper")
     assert choose_kernel(torch.bfloat16, "cuda", "flash4", 128).kernel.name == "flash4"
     choice = choose_kernel(torch.bfloat16, "cuda", head_dim=128)
     assert (choice.kernel.name, dict(choice.refused)["flash4"]) == (
         "triton",
         "'triton' is preferred",
     )
+
+
+def part_of(lab, mask, launch_s=0.0):
+    cluster = Cluster(devices_per_node=1, kernel_launch_s=launch_s)
+    sparsity = lab.sparsity_of([mask], 256)
+    plan = build_plan(sparsity, ModelShape(32, 8, 128), cluster, PlanConfig("static:zigzag"))
+    return prepare_device(plan, 0, 128)
+
+
+def chosen_for(part):
+    return choose_kernel(torch.bfloat16, "cuda", head_dim=128, part=part)
+
+
+CAUSAL, WINDOW = (
+    np.tri(1024, dtype=bool),
+    np.tri(1024, dtype=bool) & ~np.tri(1024, k=-256, dtype=bool),
+)
+COMB = np.tri(1024, dtype=bool) & (np.arange(1024) % 8 < 4)
+
+
+@pytest.mark.usefixtures("hopper")
+def test_the_kernel_that_is_predicted_to_be_faster_is_chosen_and_says_why(lab):
+    choice = chosen_for(part_of(lab, CAUSAL))
+    assert choice.kernel.name == "flash4"
+    reason = dict(choice.refused)["triton"]
+    # Of 64 tiles of 128 x 128, 28 lie below the diagonal and 8 on it, for both.
+    work = f"(1 launches, {28 * 128**2:,} pairs in whole tiles, {8 * 128**2:,} at edges"
+    assert reason.count(work) == 2, reason
+    assert "; 'flash4': " in reason
+    assert "  not 'triton': predicted: " in choice.explain()
+    scattered = chosen_for(part_of(lab, COMB))  # rows and keys gathered again and again
+    assert scattered.kernel.name == "triton"
+    assert "rows gathered" in dict(scattered.refused)["flash4"]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_calibrated_constants_of_the_cluster_decide(lab):
+    assert chosen_for(part_of(lab, WINDOW)).kernel.name == "flash4"  # two calls a table
+    assert chosen_for(part_of(lab, WINDOW, launch_s=0.01)).kernel.name == "triton"
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_mask_that_gathers_too_much_is_left_to_our_kernels(lab, monkeypatch):
+    monkeypatch.setattr(slices, "MAX_INDICES", 100)
+    choice = chosen_for(part_of(lab, CAUSAL))
+    assert choice.kernel.name == "triton"
+    assert "at most 100 are written" in dict(choice.refused)["flash4"]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_deterministic_algorithms_are_those_that_give_the_same_bits(lab):
+    torch.use_deterministic_algorithms(True)
+    try:
+        choice = chosen_for(part_of(lab, CAUSAL))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert choice.kernel.name == "triton"
+    assert "adds gradients in any order" in dict(choice.refused)["flash4"]
 
 
 @pytest.mark.parametrize(

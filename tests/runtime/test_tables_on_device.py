@@ -93,6 +93,7 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
             prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
         wide = executor.prepare(plan)
         wide.forward(q[rows].double(), kv[rows].double())
+        assert prepared.kernel_choice.kernel is prepared.latest_engine.kernel
         return prepared.latest_engine.kernel
 
     kernels = LoopbackWorld(2, timeout_s=60).run(work)

@@ -20,7 +20,7 @@ from dcp_runtime.execute.tensor_checks import (
     check_result,
     check_tensors,
 )
-from dcp_runtime.kernels.choice import choose_kernel
+from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.device_plan import DevicePlan
@@ -36,6 +36,7 @@ class Engine:
 
     kind: TensorKind
     kernel: Kernel
+    choice: KernelChoice
 
     def load(self, part: DevicePlan) -> None:
         """Bring the tile tables of a plan to where its tensors are."""
@@ -80,6 +81,11 @@ class PreparedPlan:
     def latest_engine(self) -> Engine | None:
         """The engine of this plan's layers, or of the plan before while no layer ran."""
         return self._engine or self._expected
+
+    @property
+    def kernel_choice(self) -> KernelChoice | None:
+        """The kernel of the layers and why it is no other; ``None`` before any layer."""
+        return None if self.latest_engine is None else self.latest_engine.choice
 
     @cached_property
     def longest_look_back(self) -> int:
@@ -161,8 +167,10 @@ class PreparedPlan:
     def _choose(self, kind: TensorKind) -> Engine:
         if self._expected is not None and self._expected.kind == kind:
             return self._expected
-        choice = choose_kernel(kind.dtype, kind.device, self._kernel, kind.head_dim, kind.softcap)
-        engine = Engine(kind, choice.kernel)
+        choice = choose_kernel(
+            kind.dtype, kind.device, self._kernel, kind.head_dim, kind.softcap, self.part
+        )
+        engine = Engine(kind, choice.kernel, choice)
         engine.load(self.part)
         return engine
 

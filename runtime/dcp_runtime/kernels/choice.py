@@ -1,22 +1,30 @@
 """The choice of a kernel, with the reason why each other kernel cannot compute."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 
 import torch
 
+from dcp_dsl import ExchangeError
 from dcp_runtime.errors import RunError
+from dcp_runtime.kernels.cost import Cost, predict
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel, flash4_refusal, flash_refusal
-from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel
+from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel, TensorKind
+from dcp_runtime.plans.device_plan import DevicePlan
 
 KERNELS = ("triton", "triton_fused", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
+COMPARED = ("triton", "flash4")
+"""The faster one is chosen, as far as predictions go."""
 TRITON = ("triton", "triton_fused")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 _SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "triton_fused": 128, "reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
+_ANY_ORDERED = ("triton_fused", "flash4", "flash")
+_ANY_ORDER = "adds gradients in any order, and torch.use_deterministic_algorithms is on"
 _UNCAPPED = {
     "flash4": "is called without a soft cap",
     "flash": "torch's operator caps no scores",
@@ -47,6 +55,15 @@ class KernelChoice:
     kernel: Kernel
     refused: tuple[tuple[str, str], ...]
 
+    def explain(self) -> str:
+        """Return the choice in lines: the kernel, and why no other.
+
+        >>> print(choose_kernel(torch.float32, wanted="cpu").explain().splitlines()[0])
+        kernel 'cpu'
+        """
+        reasons = (f"  not {name!r}: {reason}" for name, reason in self.refused)
+        return "\n".join([f"kernel {self.kernel.name!r}", *reasons])
+
 
 def choose_kernel(
     dtype: torch.dtype,
@@ -54,9 +71,12 @@ def choose_kernel(
     wanted: str | None = None,
     head_dim: int | None = None,
     softcap: float | None = None,
+    part: DevicePlan | None = None,
 ) -> KernelChoice:
     """Choose the first kernel in order of preference that can compute, or the wanted one.
 
+    Where both `triton` and `flash4` can, it is the one that is predicted to be faster on `part`.
+    Under ``torch.use_deterministic_algorithms`` it is one that gives the same bits in every run.
     The reference is never chosen on CUDA unless asked for: it stores all scores of a table.
 
     Args:
@@ -65,6 +85,7 @@ def choose_kernel(
         wanted: a name of `KERNELS`, or ``None`` for the fastest.
         head_dim: size of a head; not looked at if ``None``.
         softcap: bound of scores; only a kernel that makes scores itself can have one.
+        part: the device's part of a plan that the kernel is chosen for, if known.
 
     Raises:
         RunError: if the wanted kernel, or every kernel, cannot compute this; lists the reasons.
@@ -76,11 +97,7 @@ def choose_kernel(
     """
     asked = None if wanted is None else known_kernel(wanted)
     place = torch.device(device)
-    reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
-    if softcap is not None:
-        reasons = {name: reason or _UNCAPPED.get(name) for name, reason in reasons.items()}
-    if place.type == "cuda" and asked != "reference" and reasons["reference"] is None:
-        reasons["reference"] = _MEMORY
+    reasons = _reasons(dtype, place, asked, head_dim, softcap)
     able = [name for name in KERNELS if reasons[name] is None]
     # Interpreted kernels are for tests: never faster than one that is compiled.
     able.sort(key=lambda name: name in TRITON and place.type == "cpu")
@@ -94,10 +111,51 @@ def choose_kernel(
         raise RunError(
             f"cannot use kernel {asked!r} for {dtype} on {device}: {reasons[asked]}; {way_out}"
         )
+    if asked is None and part is not None and set(COMPARED) <= set(able):
+        return _choose_by_cost(TensorKind(dtype, place, part.plan.shape.head_dim), part, reasons)
     chosen = asked or able[0]
     better = f"{chosen!r} was asked for" if asked else f"{chosen!r} is preferred"
-    refused = tuple((name, reasons[name] or better) for name in KERNELS if name != chosen)
-    return KernelChoice(_make(chosen, softcap), refused)
+    return KernelChoice(_make(chosen, softcap), _refused(chosen, reasons, better))
+
+
+def _choose_by_cost(
+    kind: TensorKind, part: DevicePlan, reasons: dict[str, str | None]
+) -> KernelChoice:
+    made = {name: _make(name, None) for name in COMPARED}
+    costs: dict[str, Cost] = {}
+    for name, kernel in made.items():
+        try:
+            costs[name] = predict(kernel, part, kind)
+        except ExchangeError as error:  # it would gather too many rows
+            reasons[name] = str(error)
+    chosen = min(costs, key=lambda name: costs[name].seconds)
+    for name, cost in costs.items():
+        reasons[name] = f"predicted: {cost}; {chosen!r}: {costs[chosen]}"
+    return KernelChoice(made[chosen], _refused(chosen, reasons, f"{chosen!r} is preferred"))
+
+
+def _refused(
+    chosen: str, reasons: Mapping[str, str | None], better: str
+) -> tuple[tuple[str, str], ...]:
+    return tuple((name, reasons.get(name) or better) for name in KERNELS if name != chosen)
+
+
+def _reasons(
+    dtype: torch.dtype,
+    place: torch.device,
+    asked: str | None,
+    head_dim: int | None,
+    softcap: float | None,
+) -> dict[str, str | None]:
+    """Return by name why a kernel cannot be chosen, ``None`` if it can."""
+    reasons = {name: _refusal(name, dtype, place, head_dim) for name in KERNELS}
+    if softcap is not None:
+        reasons = {name: reason or _UNCAPPED.get(name) for name, reason in reasons.items()}
+    if place.type == "cuda" and asked != "reference" and reasons["reference"] is None:
+        reasons["reference"] = _MEMORY
+    if asked is None and torch.are_deterministic_algorithms_enabled():
+        reasons |= {name: reasons[name] or _ANY_ORDER for name in _ANY_ORDERED}
+    return reasons
 
 
 def _make(name: str, softcap: float | None) -> Kernel:

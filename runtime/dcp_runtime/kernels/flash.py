@@ -14,7 +14,7 @@ operators themselves have not been run by this project.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dcp_dsl import import_mask
-from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.arrays import Ints
 from dcp_dsl.forms import ranges_of_tile
 from dcp_dsl.interchange import Export, varlen_calls
 from dcp_runtime.kernels.kernel import (
@@ -34,12 +34,15 @@ from dcp_runtime.kernels.kernel import (
     Kernel,
     QueryRows,
     TensorKind,
+    Work,
     any_out_with,
 )
-from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_pieces import PieceKind, run_numbers
 from dcp_runtime.plans.tile_table import TileTable
 
 DTYPES = (torch.float16, torch.bfloat16)
+TILE = 128
+"""Rows of queries and of keys that their kernels compute at once, about."""
 
 
 def flash_refusal(
@@ -66,6 +69,11 @@ class FlashCall:
     cu_seqlens_k: Tensor
     max_q: int
     max_k: int
+
+    def to(self, device: torch.device) -> "FlashCall":
+        """Return the same call on a device."""
+        names = ("q_idx", "kv_idx", "cu_seqlens_q", "cu_seqlens_k")
+        return replace(self, **{name: getattr(self, name).to(device) for name in names})
 
 
 class FlashKernel(Kernel):
@@ -120,10 +128,26 @@ class FlashKernel(Kernel):
             dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
             gradients.dkv.index_add_(0, call.kv_idx, dkv)
 
+    def work(self, table: TileTable, kind: TensorKind) -> Work:
+        """Count the tiles of the calls, and the rows that they gather."""
+        total = Work()
+        for call in self._prepared(table, torch.device("cpu")):
+            tall, wide = (
+                -(-cu_seqlens.diff().long() // TILE) * TILE
+                for cu_seqlens in (call.cu_seqlens_q, call.cu_seqlens_k)
+            )
+            edge = call.causal * int((tall * TILE).sum())
+            hidden = call.causal * int((tall * (tall - TILE) // 2).sum())
+            whole = int(tall @ wide) - hidden - edge
+            total += Work(1, whole, edge, len(call.q_idx), len(call.kv_idx))
+        return total
+
     def _prepared(self, table: TileTable, device: torch.device) -> tuple[FlashCall, ...]:
         known = self._calls.setdefault(table, {})
+        if "cpu" not in known:
+            known["cpu"] = flash_calls(table)
         if str(device) not in known:
-            known[str(device)] = flash_calls(table, device)
+            known[str(device)] = tuple(call.to(device) for call in known["cpu"])
         return known[str(device)]
 
     def _attend(
@@ -150,19 +174,15 @@ class FlashKernel(Kernel):
         return dq, dk, dv
 
 
-def flash_calls(table: TileTable, device: torch.device | str) -> tuple[FlashCall, ...]:
+def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
     """Rewrite a table as calls of a plain flash kernel; O(rows of its masks)."""
-
-    def moved(array: Indices) -> Tensor:
-        return torch.from_numpy(array.copy()).to(device)
-
     return tuple(
         FlashCall(
             causal=call.causal,
-            q_idx=moved(call.q_idx),
-            kv_idx=moved(call.kv_idx),
-            cu_seqlens_q=moved(call.cu_seqlens_q),
-            cu_seqlens_k=moved(call.cu_seqlens_k),
+            q_idx=torch.from_numpy(call.q_idx),
+            kv_idx=torch.from_numpy(call.kv_idx),
+            cu_seqlens_q=torch.from_numpy(call.cu_seqlens_q),
+            cu_seqlens_k=torch.from_numpy(call.cu_seqlens_k),
             max_q=int(np.diff(call.cu_seqlens_q).max()),
             max_k=int(np.diff(call.cu_seqlens_k).max()),
         )
@@ -173,16 +193,21 @@ def flash_calls(table: TileTable, device: torch.device | str) -> tuple[FlashCall
 def _as_slices(table: TileTable) -> Export:
     """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row."""
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
-    boxes: list[Ints] = [np.zeros((0, 4), np.int64)]
-    for piece, at in enumerate(segment.tolist()):
-        q, rows = int(table.q_start[at]), int(table.q_len[at])
-        k, size = int(table.kv_start[piece]), int(table.kv_len[piece])
-        if table.kind[piece] == PieceKind.FULL:
-            boxes.append(np.array([[q, q + rows, k, k + size]]))
-            continue
-        row_ptr, begin, end = ranges_of_tile(table.piece_mask(piece, rows))
-        row = np.repeat(np.arange(rows), np.diff(row_ptr))
-        boxes.append(np.column_stack([q + row, q + row + 1, k + begin, k + end]))
+    q, rows = table.q_start[segment].astype(np.int64), table.q_len[segment].astype(np.int64)
+    k = table.kv_start.astype(np.int64)
+    is_full = table.kind == PieceKind.FULL
+    boxes: list[Ints] = [np.column_stack([q, q + rows, k, k + table.kv_len])[is_full]]
+    pieces = np.flatnonzero(table.kind == PieceKind.RANGES)
+    piece, place = run_numbers(rows[pieces])
+    piece = pieces[piece]
+    row, at = q[piece] + place, table.mask_start[piece] + place
+    for low, high in zip(table.row_lo[:, at], table.row_hi[:, at], strict=True):
+        box = np.column_stack([row, row + 1, k[piece] + low, k[piece] + high])
+        boxes.append(box[low < high])
+    for bits in np.flatnonzero(table.kind == PieceKind.BITS).tolist():
+        row_ptr, begin, end = ranges_of_tile(table.piece_mask(bits, int(rows[bits])))
+        row = q[bits] + np.repeat(np.arange(rows[bits]), np.diff(row_ptr))
+        boxes.append(np.column_stack([row, row + 1, k[bits] + begin, k[bits] + end]))
     table_of = np.concatenate(boxes)
     tokens = int(table_of[:, [1, 3]].max(initial=0))
     kind = np.zeros(len(table_of), np.int64)

@@ -6,7 +6,7 @@ device's working buffers; a `TileTable` says which queries meet which keys.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 from torch import Tensor
@@ -133,6 +133,27 @@ class TensorKind:
         return f"{self.dtype} on {self.device.type}{capped}"
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a kernel does for some tables in one direction.
+
+    Attributes:
+        launches: of kernels.
+        whole, edge: pairs in tiles that are computed without and with a mask, visible or not.
+        q_rows, kv_rows: rows that are gathered to where the kernel wants them.
+    """
+
+    launches: int = 0
+    whole: int = 0
+    edge: int = 0
+    q_rows: int = 0
+    kv_rows: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        """Return both together."""
+        return Work(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
 class Kernel(ABC):
     """A backend that computes the tiles of a table and accumulates their results."""
 
@@ -144,6 +165,10 @@ class Kernel(ABC):
     ) -> None:
         """Prepare tables ahead of the first call; kernels that read them as they lie need not."""
         return
+
+    def work(self, table: TileTable, kind: TensorKind) -> Work:
+        """Count what forward does for a table, on the host; only kernels that are compared can."""
+        raise NotImplementedError
 
     @abstractmethod
     def forward(

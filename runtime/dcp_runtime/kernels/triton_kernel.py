@@ -10,12 +10,20 @@ from itertools import islice
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from dcp_runtime.kernels import triton_source
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, Kernel, QueryRows, TensorKind
+from dcp_runtime.kernels.kernel import (
+    AttentionState,
+    Gradients,
+    Kernel,
+    QueryRows,
+    TensorKind,
+    Work,
+)
 from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
@@ -114,6 +122,18 @@ class TritonKernel(Kernel):
             self._tables.setdefault(table, {})[_place(kernel, table, kind)] = _DeviceTable(
                 runs, masks[id(table.row_lo)], longest, _has_bits(table)
             )
+
+    def work(self, table: TileTable, kind: TensorKind) -> Work:
+        """Count the pairs of the tiles of forward, which `load` cuts anew."""
+        shape = launch_shape("forward", kind.dtype, has_bits=_has_bits(table))
+        runs = query_runs(table, shape.block_n)
+        keys = -(-(runs.end - runs.begin) // shape.block_n) * shape.block_n
+        until = np.append(0, np.cumsum(keys, dtype=np.int64))
+        rows = -(-table.q_len.astype(np.int64) // shape.block_m) * shape.block_m
+        first, masked, last = (
+            until[at] for at in (runs.row_ptr[:-1], runs.masked_ptr, runs.row_ptr[1:])
+        )
+        return Work(1, int((masked - first) @ rows), int((last - masked) @ rows))
 
     def forward(
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState

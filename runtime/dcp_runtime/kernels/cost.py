@@ -1,0 +1,67 @@
+"""The predicted time of a layer by kernel: launches, tiles, tiles at edges, gathered rows.
+
+Speeds are relative to torch's own flash attention, which `dcpm calibrate` measures as the rate of a
+cluster. They are estimates from instructions per tile and published figures: no GPU has been asked.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dcp_planner.model import BACKWARD_FLOPS_RATIO
+from dcp_runtime.kernels.kernel import Kernel, TensorKind, Work
+from dcp_runtime.plans.device_plan import DevicePlan
+
+
+class _Speed(NamedTuple):
+    forward: float
+    backward: float
+    edge: float  # time of a pair in a tile at an edge, in that of a pair in a whole tile
+
+
+_SPEEDS = {"triton": _Speed(0.9, 0.55, 3.1), "flash4": _Speed(1.7, 1.8, 1.0)}
+_LAUNCH_S = 5e-6
+"""Of a kernel, where the cluster names none."""
+_COPY_BYTES_PER_S = 2e12
+_GATHER_BYTES = 30
+"""Bytes read and written per number of a row that is gathered: inputs, float32 sums, results."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The predicted seconds of a layer, forward and backward, and the work of its forward."""
+
+    seconds: float
+    work: Work
+
+    def __str__(self) -> str:
+        """Return both for a reader."""
+        w = self.work
+        rows = f", {w.q_rows + w.kv_rows:,} rows gathered" if w.q_rows else ""
+        return (
+            f"{self.seconds * 1e3:.3g} ms a layer ({w.launches} launches, {w.whole:,} pairs in "
+            f"whole tiles, {w.edge:,} at edges{rows})"
+        )
+
+
+def predict(kernel: Kernel, part: DevicePlan, kind: TensorKind) -> Cost:
+    """Predict a layer of a device's part of a plan, without its messages.
+
+    Raises:
+        ExchangeError: X304 if the kernel would have to gather too many rows.
+    """
+    speed, cluster, shape = _SPEEDS[kernel.name], part.plan.cluster, part.plan.shape
+    rates = (
+        cluster.flops_per_s * speed.forward,
+        (cluster.backward_flops_per_s or cluster.flops_per_s)
+        * speed.backward
+        / BACKWARD_FLOPS_RATIO,
+    )
+    seconds, done = 0.0, []
+    for direction, rate in zip((part.forward, part.backward), rates, strict=True):
+        work = sum((kernel.work(table, kind) for table in direction.tables), Work())
+        flops = 4 * shape.head_dim * shape.q_heads * (work.whole + speed.edge * work.edge)
+        numbers = shape.head_dim * (work.q_rows * shape.q_heads + 2 * work.kv_rows * shape.kv_heads)
+        seconds += work.launches * (cluster.kernel_launch_s or _LAUNCH_S) + flops / rate
+        seconds += _GATHER_BYTES * numbers / (cluster.copy_bytes_per_s or _COPY_BYTES_PER_S)
+        done.append(work)
+    return Cost(seconds, done[0])
