@@ -6,12 +6,10 @@ with what the columns of these rows say. Rows that spoil a proof are found by ha
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.claims.guard import Guard, MaskRule
 from dcp_dsl.data.nesting import NestedColumn
 from dcp_dsl.elaboration import nodes
@@ -22,78 +20,71 @@ MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row o
 SMALLEST = 8  # rows that are rather bound than proved
 
 
-@dataclass(slots=True, eq=False)
-class BatchProver:
-    """Proves a guard's rules for subsets of a batch.
+def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) -> Bools:
+    """Return for each of some rows of a batch whether the rules of a guard are proved to hold.
 
-    Attributes:
-        guard: the rules.
-        columns: of the batch, by the mask's names.
-        proofs_left: how many proofs may still be tried.
+    Rows must be free of missing values, and their token columns as long as the rows; `columns` go
+    by the mask's names.
     """
 
-    guard: Guard
-    columns: Mapping[str, NestedColumn]
-    proofs_left: int = MAX_PROOFS
+    def holds(chosen: Ints) -> bool:
+        return all(_holds(rule, columns, chosen) for rule in guard.rules)
 
-    def prove(self, rows: Ints) -> NDArray[np.bool_]:
-        """Return for each of some rows whether the rules are proved to hold on it.
+    is_proved = np.zeros(len(rows), np.bool_)
+    pending, proofs_left = [(0, len(rows))], MAX_PROOFS
+    while pending:
+        first, last = pending.pop()
+        if last - first < SMALLEST or proofs_left <= 0:
+            continue
+        proofs_left -= 1
+        if holds(rows[first:last]):
+            is_proved[first:last] = True
+            continue
+        if last - first == len(rows) and not any(map(holds, _single_rows(rows))):
+            break  # else all proofs would be spent on halves, in vain
+        middle = (first + last) // 2
+        pending += [(middle, last), (first, middle)]
+    return is_proved
 
-        Rows must be free of missing values, and their token columns as long as the rows.
-        """
-        is_proved = np.zeros(len(rows), np.bool_)
-        pending = [(0, len(rows))]
-        while pending:
-            first, last = pending.pop()
-            if last - first < SMALLEST or self.proofs_left <= 0:
-                continue
-            self.proofs_left -= 1
-            if all(self._holds(rule, rows[first:last]) for rule in self.guard.rules):
-                is_proved[first:last] = True
-            elif first == 0 and last == len(rows) and not self._can_help(rows):
-                break  # else all proofs would be spent on halves, in vain
-            else:
-                middle = (first + last) // 2
-                pending += [(middle, last), (first, middle)]
-        return is_proved
 
-    def _can_help(self, rows: Ints) -> bool:
-        """Return whether facts about columns prove anything, tried on single rows."""
-        tried = rows[:: max(1, len(rows) // 3)][:3]
-        return any(
-            all(self._holds(rule, tried[i : i + 1]) for rule in self.guard.rules)
-            for i in range(len(tried))
-        )
+def _single_rows(rows: Ints) -> Iterator[Ints]:
+    """Yield three rows, each alone: facts about columns that prove nothing there help nowhere."""
+    for row in rows[:: max(1, len(rows) // 3)][:3]:
+        yield np.array([row])
 
-    def _holds(self, rule: MaskRule, rows: Ints) -> bool:
-        mask = rule.mask.core
-        facts = tuple(self._facts(mask, rows))
-        blind = nodes.And((nodes.Not(mask), *facts))
-        if not (rule.is_total_proved or never(blind, ("same",))):
-            return False
-        ahead = mask if rule.leaks is None else rule.leaks.core
-        return rule.is_causal_proved or never(nodes.And((ahead, *facts)), ("before",))
 
-    def _facts(self, mask: nodes.Mask, rows: Ints) -> Iterator[nodes.Mask]:
-        """Yield the facts that hold on all of these rows, as masks."""
-        for name, column in self.columns.items():
-            if column.depth == 0:
-                yield _between(nodes.RowColumn(name), column.values[rows])
-        tokens = {
-            n.column for n in nodes.walk(mask)
-            if isinstance(n, nodes.TokenColumn) and n.size is None and n.segment is None
-        }  # fmt: skip
-        for name in sorted(tokens):
-            per_token = self.columns.get(name)
-            if per_token is None or per_token.depth != 1:
-                continue
-            chosen, position = _tokens_of(per_token, rows)
-            if not len(chosen):
-                continue
-            for at in (nodes.Pos("q"), nodes.Pos("k")):
-                value = nodes.Lookup(nodes.TokenColumn(name, name), "number", at)
-                yield _between(value, chosen)
-                yield _between(nodes.Arithmetic("-", value, at), chosen - position)
+def _holds(rule: MaskRule, columns: Mapping[str, NestedColumn], rows: Ints) -> bool:
+    mask = rule.mask.core
+    facts = tuple(_facts(mask, columns, rows))
+    blind = nodes.And((nodes.Not(mask), *facts))
+    if not (rule.is_total_proved or never(blind, ("same",))):
+        return False
+    ahead = mask if rule.leaks is None else rule.leaks.core
+    return rule.is_causal_proved or never(nodes.And((ahead, *facts)), ("before",))
+
+
+def _facts(
+    mask: nodes.Mask, columns: Mapping[str, NestedColumn], rows: Ints
+) -> Iterator[nodes.Mask]:
+    """Yield the facts that hold on all of these rows, as masks."""
+    for name, column in columns.items():
+        if column.depth == 0:
+            yield _between(nodes.RowColumn(name), column.values[rows])
+    tokens = {
+        n.column for n in nodes.walk(mask)
+        if isinstance(n, nodes.TokenColumn) and n.size is None and n.segment is None
+    }  # fmt: skip
+    for name in sorted(tokens):
+        per_token = columns.get(name)
+        if per_token is None or per_token.depth != 1:
+            continue
+        chosen, position = _tokens_of(per_token, rows)
+        if not len(chosen):
+            continue
+        for at in (nodes.Pos("q"), nodes.Pos("k")):
+            value = nodes.Lookup(nodes.TokenColumn(name, name), "number", at)
+            yield _between(value, chosen)
+            yield _between(nodes.Arithmetic("-", value, at), chosen - position)
 
 
 def _between(value: nodes.Number, values: Ints) -> nodes.Mask:

@@ -18,7 +18,7 @@ from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.coverage.batch_proof import BatchProver
+from dcp_dsl.coverage.batch_proof import prove_rows
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths, row_sizes
 from dcp_dsl.data.nesting import (
     NestedColumn,
@@ -232,7 +232,7 @@ class _Rows:
             self.is_open |= True
         elif not (guard.is_causal_proved and guard.is_total_proved):
             rows = np.flatnonzero(~(self.is_open | self.has_null | self.disagrees))
-            self.is_open[rows[~BatchProver(guard, self.flat).prove(rows)]] = True
+            self.is_open[rows[~prove_rows(guard, self.flat, rows)]] = True
 
     def _token_columns(self) -> Iterator[tuple[str, Ints]]:
         """Yield the sizes of columns with one integer per token."""
