@@ -1,5 +1,6 @@
 """Every form of a mask against the dense oracle: random texts with every construct, all blocks."""
 
+import tracemalloc
 from collections import Counter
 from itertools import product
 from random import Random
@@ -9,7 +10,9 @@ import pytest
 import random_masks as written
 
 from dcp_dsl import DatasetError, Form, Sample, Slabs, Spec, SpecError, block_sparsity, dense_mask
+from dcp_dsl.core import dense as dense_module
 from dcp_dsl.forms import (
+    Rows,
     as_slabs,
     compare_masks,
     implies,
@@ -19,6 +22,7 @@ from dcp_dsl.forms import (
     subtract,
     unite,
 )
+from dcp_dsl.forms import slabs as slabs_module
 
 BATCHES, MASKS, SAMPLES = 5, 140, 8
 
@@ -198,6 +202,30 @@ def test_a_million_tokens_cost_no_memory_per_token():
     q = np.arange(n, dtype=np.int64)
     expected = np.minimum(q + 1, window) + np.clip(q + 1 - window, 0, sink)
     assert slabs.num_pairs == expected.sum()
+
+
+@pytest.mark.parametrize("ranges", [([0, 1, 2], [0, 1], [1, 1]), ([0, 1, 1], [0, 0], [1, 1])])
+def test_rows_that_are_none_are_refused(ranges):
+    with pytest.raises(ValueError, match="non-empty ranges, as many as row_ptr says"):
+        Rows(2, *ranges)
+
+
+def test_rows_of_more_blocks_than_are_counted_at_once_are_counted_one_by_one(monkeypatch):
+    monkeypatch.setattr(slabs_module, "ROW_CELLS_AT_ONCE", 3)
+    kept = [(5 * i * i + 3 * i) % 29 + 1 for i in range(30)]  # keys that each row sees
+    form = Rows(30, list(range(31)), [0] * 30, kept)
+    check_blocks([form], [np.arange(30) < np.array(kept)[:, None]], 4, 5)
+
+
+def test_the_dense_mask_takes_memory_for_a_bunch_of_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(dense_module, "PAIRS_AT_ONCE", 2**12)
+    mask = Spec.from_text("").mask("causal and (q - k) % 3 == 0")
+    dense_mask(mask, Sample(length=8))  # what is loaded on use is no memory of a bunch
+    tracemalloc.start()
+    found = dense_mask(mask, Sample(length=512))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 2 * found.nbytes
 
 
 @pytest.mark.parametrize(("block_q", "block_kv"), [(0, 1), (1, 0), (-3, 2)])

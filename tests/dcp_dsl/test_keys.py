@@ -1,6 +1,7 @@
 """Masks whose keys are another sequence, against definitions that others published."""
 
 import importlib.util
+from itertools import combinations, combinations_with_replacement
 
 import numpy as np
 import pytest
@@ -20,6 +21,8 @@ from dcp_dsl import (
     export_mask,
 )
 from dcp_dsl.cli import dcpm
+from dcp_dsl.forms import Rows
+from dcp_dsl.forms.cross import CrossForm
 from dcp_dsl.interchange import ExportConfig, write_export
 
 PREFILL = "segment cache = entry[kv_len] @keys(cache, {corner}) @partial mask m = {mask}"
@@ -336,3 +339,18 @@ def test_an_expression_beside_a_mask_with_keys_has_its_keys():
     assert [(d.code, d.line) for d in check(text)] == [("C401", 6)]
     text = PREFILL.format(corner="bottom_right", mask="causal").replace("@partial", "")
     assert {v.outcome for v in check_report(text + " check m equals causal").verdicts} == {"proved"}
+
+
+def test_any_window_of_queries_and_keys_is_that_of_the_whole_mask():
+    kept = [3, 1, 4, 2]  # keys that each row of the square sees
+    square = Rows(4, list(range(5)), [0] * 4, kept)
+    for first_row in (-3, 1):
+        form = CrossForm(square, 3 - first_row, 4, first_row)
+        queries = np.arange(3 - first_row) + first_row
+        dense = (np.arange(4) < np.array(kept)[queries, None]) & (queries >= 0)[:, None]
+        for start, end in combinations(range(len(queries) + 1), 2):
+            for low, high in combinations_with_replacement(range(5), 2):
+                window = form.tile(start, end, low, high)
+                np.testing.assert_array_equal(window, dense[start:end, low:high], strict=True)
+            row_ptr, _, _ = form.row_ranges(start, end)
+            assert np.diff(row_ptr).tolist() == dense[start:end].any(1).astype(int).tolist()

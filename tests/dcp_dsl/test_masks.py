@@ -231,6 +231,14 @@ def test_the_form_bound_longest_ago_is_forgotten_first(monkeypatch):
         assert mask.compile(Sample(length=11)) is kept
 
 
+def test_forms_of_samples_with_many_integers_are_not_kept(monkeypatch):
+    monkeypatch.setattr(binding, "MAX_LENGTHS", 4)
+    mask = Spec.from_text("").mask("grpo")
+    for rollouts, is_kept in (([1, 1], True), ([1, 1, 1, 1], False)):
+        sample = Sample({"prompt_lens": [1], "rollout_lens": [rollouts]}, 1 + len(rollouts))
+        assert (mask.compile(sample) is mask.compile(sample)) == is_kept
+
+
 def test_the_largest_masks_that_check_also_bind():
     chain = (
         "\n".join(f"mask m{i} = not (m{i + 1} and causal)" for i in range(24)) + "\nmask m24 = full"

@@ -143,11 +143,14 @@ class _Substitution:
 
 
 def _outside(levels: int, node: nodes.Node) -> nodes.Node:
-    """Return a number of a frame so many levels further out."""
+    """Return a number of a frame so many levels further out.
+
+    It is no such number itself: arguments are read in their own frame, and stay parameters until
+    they are put in, through however many frames.
+    """
     if levels == 0 or isinstance(node, nodes.Const | nodes.RowColumn | nodes.Free):
         return node
-    if isinstance(node, nodes.Outside):
-        return nodes.Outside(levels + node.levels, node.value, place=node.place)
+    assert not isinstance(node, nodes.Outside), "a number is put in once"
     return nodes.Outside(levels, cast("nodes.Number", node), place=node.place)
 
 

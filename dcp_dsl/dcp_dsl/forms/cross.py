@@ -49,18 +49,21 @@ class CrossForm:
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Return the mask of queries ``[q_start, q_end)`` and keys ``[kv_start, kv_end)``."""
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
-        low, high = q_start + self.first_row, q_end + self.first_row
-        lead = min(max(0, -low), q_end - q_start)
-        if low + lead < high and kv_start < kv_end:
-            seen[lead:] = self.square.tile(low + lead, high, kv_start, kv_end)
+        lead, low, high = self._rows(q_start, q_end)
+        seen[lead:] = self.square.tile(low, high, kv_start, kv_end)
         return seen
 
     def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
         """Return the maximal key ranges of rows: ``(row_ptr [R+1], starts [P], ends [P])``."""
-        low, high = q_start + self.first_row, q_end + self.first_row
-        lead = min(max(0, -low), q_end - q_start)
-        row_ptr, starts, ends = self.square.row_ranges(low + lead, max(low + lead, high))
+        lead, low, high = self._rows(q_start, q_end)
+        row_ptr, starts, ends = self.square.row_ranges(low, high)
         return np.concatenate([np.zeros(lead, np.int64), row_ptr]), starts, ends
+
+    def _rows(self, q_start: int, q_end: int) -> tuple[int, int, int]:
+        """Return how many queries stand before the square, and the rows of the others."""
+        low = max(0, q_start + self.first_row)
+        high = max(low, q_end + self.first_row)
+        return q_end - q_start - (high - low), low, high
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every non-empty block; see `Form`."""

@@ -331,12 +331,6 @@ class Bands:
     key_end: Ints
 
     @classmethod
-    def whole(cls, num_tokens: int) -> "Bands":
-        """Return the one band of a whole sample."""
-        zero, end = np.zeros(1, np.int64), np.full(1, num_tokens, np.int64)
-        return cls(zero, end, zero, end)
-
-    @classmethod
     def square(cls, start: Ints, end: Ints) -> "Bands":
         """Return the bands of stretches that see themselves."""
         return cls(start, end, start, end)
