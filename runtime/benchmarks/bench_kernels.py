@@ -24,8 +24,6 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
-from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.triton_inputs import query_runs
 from dcp_runtime.kernels.triton_kernel import LaunchShape, TritonKernel, launch_shape
@@ -104,6 +102,10 @@ def measure(archs: Sequence[int], masks: Sequence[str]) -> Json:
 
 def whole_share(mask: str) -> float:
     """Return the share of passes of forward that need no mask, on one rank of a plan."""
+    # Machines that only run plans have no numba, and compile all the same.
+    from dcp_dsl import Sample, Spec, block_sparsity
+    from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+
     slabs = Spec.from_text("").mask(mask).bind(Sample(length=TOKENS))
     plan = build_plan(
         block_sparsity([slabs], 2048, 2048), ModelShape(32, 8, 128),
