@@ -1,20 +1,12 @@
 """Settings and fixtures of all tests: the same examples in every run, others at night."""
 
-import json
 import os
-import select
-import signal
-import socket
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import cached_property
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import pytest
+from forks import Fork, ForkServer, fork_workers
 from hypothesis import settings
 
 settings.register_profile("dcp", deadline=None, derandomize=True, print_blob=True)
@@ -72,102 +64,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             )
 
 
-class Fork:
-    """A program that the fork server runs, with the part of `subprocess.Popen` that tests need."""
-
-    stdin: BinaryIO
-    stdout: BinaryIO
-    out: Path
-    err: Path
-
-    def __init__(self, told: int) -> None:
-        self.returncode: int | None = None
-        self._told, self._unread, self._lock = told, b"", threading.Lock()
-        self.pid = self._next_number(60)
-
-    def poll(self) -> int | None:
-        with suppress(subprocess.TimeoutExpired):
-            self.wait(0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        with self._lock:
-            if self.returncode is None:
-                self.returncode = self._next_number(timeout)
-                os.close(self._told)
-        return self.returncode
-
-    def kill(self) -> None:
-        """End the program, unless it has ended."""
-        if self.poll() is None:
-            with suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-
-    def _next_number(self, timeout: float | None) -> int:
-        while b"\n" not in self._unread:
-            if not select.select([self._told], [], [], timeout)[0]:
-                raise subprocess.TimeoutExpired("a fork", timeout or 0)
-            received = os.read(self._told, 64)
-            assert received, "the fork server has ended"
-            self._unread += received
-        number, self._unread = self._unread.split(b"\n", 1)
-        return int(number)
-
-
-class ForkServer:
-    """Starts programs as forks of a process, `fork_server.py`, which starts with the first."""
-
-    def __init__(self) -> None:
-        self.started: list[Fork] = []
-
-    def warm_up(self) -> None:
-        """Start the process now, and not within a limit of time that a test sets."""
-        assert self._server
-
-    @cached_property
-    def _server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno())]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        server = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
-        assert ours.recv(16) == b"ready"
-        return server, ours
-
-    def start(
-        self,
-        arguments: Sequence[object],
-        files: Mapping[int, int],
-        environment: Mapping[str, str],
-        *,
-        folder: Path | None = None,
-        session: bool = False,
-    ) -> Fork:
-        """Start a program with open files under the numbers that are their keys."""
-        request = {
-            "arguments": [str(a) for a in arguments],
-            "numbers": list(files),
-            "folder": str(folder or Path.cwd()),
-            "environment": dict(environment),
-            "session": session,
-        }
-        told, telling = os.pipe()
-        socket.send_fds(self._server[1], [json.dumps(request).encode()], [telling, *files.values()])
-        os.close(telling)
-        self.started.append(Fork(told))
-        return self.started[-1]
-
-    def close(self) -> None:
-        """End what still runs."""
-        for fork in self.started:
-            fork.kill()
-            fork.wait()
-        if "_server" in vars(self):
-            server, ours = self._server
-            ours.close()
-            server.wait()
-
-
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator[ForkServer]:
     server = ForkServer()
@@ -197,38 +93,10 @@ def start_python(fork_server: ForkServer) -> StartPython:
 
 @pytest.fixture(scope="module")
 def forked_workers(fork_server: ForkServer) -> Iterator[None]:
-    """Worker processes of the product are forks, too, unless their memory has a limit.
-
-    Numbers of files, session and environment are as in `WorkerProgram.start`.
-    """
+    """Worker processes of the product are forks, too, unless their memory has a limit."""
     fork_server.warm_up()
-    import dcp_planner.workers.program
-    from dcp_planner.workers import WorkerProgram
-
-    python, start_process = sys.executable, WorkerProgram.start
-
-    def start(program: WorkerProgram, number: int) -> Any:
-        if sys.executable != python or program.memory_bytes is not None:
-            return start_process(program, number)
-        (its_input, our_end), (our_output, its_output) = os.pipe(), os.pipe()
-        files = {0: its_input, 1: its_output, 2: its_output}
-        files |= {file: file for file in (number, *program.files)}
-        path = os.pathsep.join(path for path in sys.path if path)
-        try:
-            fork = fork_server.start(
-                [dcp_planner.workers.program.__file__, number, program.entry, *program.arguments],
-                files,
-                {**os.environ, **program.environment, "PYTHONPATH": path},
-                session=True,
-            )
-        finally:
-            os.close(its_input)
-            os.close(its_output)
-        fork.stdin, fork.stdout = os.fdopen(our_end, "wb", 0), os.fdopen(our_output, "rb", 0)
-        return fork
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(WorkerProgram, "start", start)
+        fork_workers(fork_server, patch.setattr)
         yield
 
 

@@ -62,6 +62,7 @@ CASES = [
     ("fused", torch.bfloat16, 128, False, 100),
 ]  # fmt: skip
 
+HEAD_DIMS = (64, 96, 128)
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
 TOKENS, RANKS = 131_072, 8
 
@@ -72,6 +73,7 @@ def main() -> None:
     """Compile, print tables and write a JSON document, or print the tables of one."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--arch", type=int, nargs="+", choices=ARCHS, default=ARCHS)
+    parser.add_argument("--head-dim", type=int, nargs="+", choices=HEAD_DIMS, default=HEAD_DIMS)
     parser.add_argument("--masks", nargs="*", choices=MASKS, default=MASKS)
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--table", type=Path, metavar="JSON")
@@ -79,16 +81,16 @@ def main() -> None:
     if options.table:
         print(to_table(json.loads(options.table.read_text())))
         return
-    document = measure(options.arch, options.masks)
+    document = measure(options.arch, options.head_dim, options.masks)
     print(to_table(document))
     if options.json:
         options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def measure(archs: Sequence[int], masks: Sequence[str]) -> Json:
-    """Compile the cases of some compute capabilities, and cut some masks into runs."""
+def measure(archs: Sequence[int], head_dims: Sequence[int], masks: Sequence[str]) -> Json:
+    """Compile the cases of some compute capabilities and sizes, and cut some masks into runs."""
     warnings.simplefilter("ignore")  # Triton's own, about defaults of later versions
-    rows = [compile_case(*case) for case in CASES if case[-1] in archs]
+    rows = [compile_case(*case) for case in CASES if case[-1] in archs and case[2] in head_dims]
     shares = {name: whole_share(MASKS[name]) for name in masks}
     return {
         "schema": SCHEMA,

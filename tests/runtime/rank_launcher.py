@@ -1,8 +1,8 @@
 """Run a script as torchrun would on one node: ``rank_launcher.py RANKS SCRIPT [ARGUMENT ...]``.
 
-The ranks are forks of a process that has the imports of the script: some take seconds of CPU. What
-they print is in the files `out-PID-RANK` and `err-PID-RANK` of the current folder, with the PID of
-the launcher: other worlds may run there, too.
+The ranks are forks of a process that has the imports of the script: some take seconds of CPU. So
+are the processes that ranks start for planning. What ranks print is in the files `out-PID-RANK` and
+`err-PID-RANK` of the current folder, with the PID of the launcher: other worlds may run there, too.
 """
 
 import ast
@@ -14,6 +14,9 @@ import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
+
+sys.path.insert(1, str(Path(__file__).parents[1]))
+from forks import OwnForks, fork_workers
 
 PR_SET_PDEATHSIG = 1
 
@@ -29,6 +32,7 @@ def main():
         pids.append(os.fork())
         if pids[-1] == 0:
             become(rank, ranks, port)
+            fork_workers(OwnForks(), setattr)
             sys.argv, sys.path[0] = [script, *arguments], str(Path(script).parent)
             runpy.run_path(script, run_name="__main__")
             return

@@ -30,8 +30,9 @@ def test_interpreted_kernels_pass_their_cases():
     assert "skipped" not in done.stdout
 
 
-def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path, start_python):
-    out, options = tmp_path / "kernels.json", ("--arch", "90", "--masks")
+@pytest.mark.parametrize("head_dims", [(96, 128), pytest.param((64,), marks=pytest.mark.slow)])
+def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path, start_python, head_dims):
+    out, options = tmp_path / "kernels.json", ("--arch", 90, "--head-dim", *head_dims, "--masks")
     cache = {"folder": tmp_path, "TRITON_CACHE_DIR": str(tmp_path)}
     fork = start_python(BENCHMARK, "--json", out, *options, **cache)
     assert fork.wait(280) == 0, fork.err.read_text()[-3000:]
