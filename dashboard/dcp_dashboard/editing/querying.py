@@ -12,13 +12,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dcp_dashboard.api.devices import MAX_EVENTS
-from dcp_dashboard.facts.text import DIRECTIONS
+from dcp_dashboard.facts.event_table import event_table
 from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.extras import install_line
-from dcp_planner import LANES, Trace
-from dcp_planner.simulation import EVENT_KINDS
+from dcp_planner import Trace
 
 MAX_ROWS, MAX_COLUMNS, MAX_LETTERS = 1_000, 50, 200
 """Most that a page is shown of a result: rows, columns, letters of a cell."""
@@ -77,35 +76,11 @@ def events_arrow(loaded: LoadedPlan) -> bytes:
 
 
 def _events(trace: Trace, node: NDArray[np.integer]) -> pa.Table:
-    """Build the table of one trace; rows as in the timeline, texts each once."""
-    order = track_order(trace)
-    device, peer = trace.device[order], trace.peer[order]
-    start, end = trace.start_ns[order], trace.end_ns[order]
-    nobody = peer < 0
-    return pa.table(
-        {
-            "source": _words(np.zeros(len(order), np.uint8), (trace.source,)),
-            "event": np.arange(len(order)),
-            "device": device,
-            "node": node[device],
-            "lane": _words(trace.lane[order], LANES),
-            "kind": _words(trace.kind[order], EVENT_KINDS),
-            "name": _words(trace.name[order], trace.names),
-            "direction": _words(trace.is_backward[order].astype(np.uint8), DIRECTIONS),
-            "division": trace.division[order],
-            "peer": pa.array(peer, mask=nobody),
-            "peer_node": pa.array(node[peer], mask=nobody),
-            "bytes": trace.size_bytes[order],
-            "ready_ns": trace.ready_ns[order],
-            "start_ns": start,
-            "end_ns": end,
-            "duration_ns": end - start,
-        }
-    )
-
-
-def _words(codes: NDArray[np.integer], texts: tuple[str, ...]) -> "pa.Array[Any]":
-    return pa.array(texts, pa.string()).take(pa.array(codes))
+    """Build the table of one trace with the nodes of its devices; rows as in the timeline."""
+    rows = track_order(trace)
+    peer = trace.peer[rows]
+    found = event_table(trace, rows).append_column("node", pa.array(node[trace.device[rows]]))
+    return found.append_column("peer_node", pa.array(node[peer], mask=peer < 0))
 
 
 def run_query(request: dict[str, Any]) -> dict[str, Any]:

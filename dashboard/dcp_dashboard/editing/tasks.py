@@ -1,9 +1,9 @@
 """The tasks of the editor's worker processes, by the name that a request gives."""
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any, Literal, TypeAlias
 
-from dcp_dashboard.editing import checking
 from dcp_dashboard.library.folder import DashboardError
 from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue, WorkerProgram
 
@@ -31,10 +31,9 @@ def loss_message(error: WorkerLost) -> str:
 
 def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer]:
     """Load what a worker of this kind needs and return what answers its requests."""
+    loaded = import_module(f"{__package__}.{_LOADED[kind]}")
     if kind == "plan":
-        from dcp_dashboard.editing.planning import warm_up
-
-        warm_up()
+        loaded.warm_up()
     return answer
 
 
@@ -44,8 +43,12 @@ def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer
     Raises:
         DCPError: whatever a person can cause.
     """
+    module, name, tells = _TASKS[request["task"]]
+    asked = {**request, "blob": blob}
     try:
-        return _TASKS[request["task"]]({**request, "blob": blob}, tell)
+        task = getattr(import_module(f"{__package__}.{module}"), name)
+        found: Answer | Request = task(asked, tell) if tells else task(asked)
+        return found if isinstance(found, tuple) else (found, b"")
     except RecursionError:
         message = "expected a shallower text: it is nested too deeply"
     except MemoryError:
@@ -56,64 +59,18 @@ def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer
     raise DashboardError(message)
 
 
-def _plain(task: Callable[[Request], dict[str, Any]]) -> "_Task":
-    return lambda request, _: (task(request), b"")
-
-
-def _picture(request: Request, _: object) -> Answer:
-    from dcp_dashboard.editing.pictures import draw_text  # numpy is not needed to find errors
-
-    return draw_text(request)
-
-
-def _svg(request: Request, _: object) -> Answer:
-    from dcp_dashboard.editing.pictures import draw_svg
-
-    return draw_svg(request), b""
-
-
-def _preview(request: Request, _: object) -> Answer:
-    from dcp_dashboard.editing.planning import preview_plan
-
-    return preview_plan(request), b""
-
-
-def _suggest(request: Request, tell: Callable[[str], None]) -> Answer:
-    from dcp_dashboard.editing.suggesting import suggest_plans
-
-    return suggest_plans(request, tell)
-
-
-def _front(request: Request, tell: Callable[[str], None]) -> Answer:
-    from dcp_dashboard.editing.suggesting import plan_front
-
-    return plan_front(request, tell)
-
-
-def _plan(request: Request, tell: Callable[[str], None]) -> Answer:
-    from dcp_dashboard.editing.planning import make_plan
-
-    return make_plan(request, tell)
-
-
-def _query(request: Request, _: object) -> Answer:
-    from dcp_dashboard.editing.querying import run_query
-
-    return run_query(request), b""
-
-
-_Task: TypeAlias = Callable[[Request, Callable[[str], None]], Answer]
-"""Takes the request and whom to tell the stages of a long task."""
-_TASKS: dict[str, _Task] = {
-    "check": _plain(checking.check_text),
-    "hover": _plain(checking.describe_word),
-    "complete": _plain(checking.propose),
-    "format": _plain(checking.format_text),
-    "picture": _picture,
-    "svg": _svg,
-    "preview": _preview,
-    "plan": _plan,
-    "suggest": _suggest,
-    "front": _front,
-    "query": _query,
+_LOADED = {"check": "checking", "plan": "planning", "query": "querying"}
+_TASKS = {
+    "check": ("checking", "check_text", False),
+    "hover": ("checking", "describe_word", False),
+    "complete": ("checking", "propose", False),
+    "format": ("checking", "format_text", False),
+    "picture": ("pictures", "draw_text", False),
+    "svg": ("pictures", "draw_svg", False),
+    "preview": ("planning", "preview_plan", False),
+    "plan": ("planning", "make_plan", True),
+    "suggest": ("suggesting", "suggest_plans", True),
+    "front": ("suggesting", "plan_front", True),
+    "query": ("querying", "run_query", False),
 }
+"""Module, function, whether it tells its stages. Loaded when asked: a checker needs no numpy."""

@@ -1,26 +1,20 @@
 """The tables of a plan as CSV: its devices, its tiles, the events of its traces."""
 
-import csv
 import io
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow.csv import write_csv
+from pyarrow.csv import WriteOptions, write_csv
 
+from dcp_dashboard.facts.event_table import event_table
 from dcp_dashboard.facts.metrics import device_columns
-from dcp_dashboard.facts.traces import EventFilter, matching, track_order
+from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import LANES, Trace
-from dcp_planner.simulation import EVENT_KINDS
-
-EVENT_COLUMNS = (
-    "source", "event", "device", "lane", "kind", "name", "direction", "division", "peer", "bytes",
-    "start_ns", "end_ns", "duration_ns",
-)  # fmt: skip
-CHUNK_ROWS = 20_000
+from dcp_planner import Trace
 
 
 def devices_csv(loaded: LoadedPlan) -> bytes:
@@ -75,37 +69,14 @@ def _table_csv(columns: dict[str, NDArray[Any]]) -> bytes:  # Any: numbers or te
     return buffer.getvalue()
 
 
-def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[str]:
-    """Write the matching events of traces as CSV, heading first, some thousand lines at a time."""
-    yield ",".join(EVENT_COLUMNS) + "\r\n"
-    for trace in traces:
-        rank = np.empty(len(trace), np.int64)
-        rank[track_order(trace)] = np.arange(len(trace))
-        rows = matching(trace, chosen)
-        safe = [_plain(text) for text in trace.names]
-        for at in range(0, len(rows), CHUNK_ROWS):
-            part = rows[at : at + CHUNK_ROWS]
-            start, end = trace.start_ns[part], trace.end_ns[part]
-            text = io.StringIO()
-            csv.writer(text).writerows(
-                zip(
-                    [trace.source] * len(part),
-                    rank[part].tolist(),
-                    trace.device[part].tolist(),
-                    [LANES[lane] for lane in trace.lane[part].tolist()],
-                    [EVENT_KINDS[code] for code in trace.kind[part].tolist()],
-                    [safe[code] for code in trace.name[part].tolist()],
-                    ["backward" if b else "forward" for b in trace.is_backward[part].tolist()],
-                    trace.division[part].tolist(),
-                    ["" if peer < 0 else peer for peer in trace.peer[part].tolist()],
-                    trace.size_bytes[part].tolist(),
-                    start.tolist(),
-                    end.tolist(),
-                    (end - start).tolist(),
-                    strict=True,
-                )
-            )
-            yield text.getvalue()
+def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[bytes]:
+    """Write the matching events of traces as CSV, heading first, one trace after the other."""
+    for number, trace in enumerate(traces):
+        safe = replace(trace, names=tuple(map(_plain, trace.names)))
+        table = event_table(safe, matching(trace, chosen)).drop_columns("ready_ns")
+        buffer = io.BytesIO()
+        write_csv(table, buffer, WriteOptions(include_header=number == 0))
+        yield buffer.getvalue()
 
 
 def _plain(text: str) -> str:

@@ -84,7 +84,7 @@ def test_a_filter_that_means_nothing_is_refused(query):
 
 
 def test_csv_holds_every_matching_event_once(small_trace):
-    text = "".join(events_csv([small_trace], EventFilter(kinds=("receive",))))
+    text = b"".join(events_csv([small_trace], EventFilter(kinds=("receive",)))).decode()
     found = list(csv.DictReader(io.StringIO(text)))
     rows = rows_of(small_trace)
     wanted = [(i, row) for i, row in enumerate(rows) if row["kind"] == "receive"]
@@ -97,7 +97,7 @@ def test_csv_holds_every_matching_event_once(small_trace):
 @pytest.mark.parametrize("name", ["=cmd()", "+1", "-1", "@SUM(A1)", "\tx"])
 def test_a_name_is_no_formula_for_a_spreadsheet(small_trace, name):
     hostile = dataclasses.replace(small_trace, name=[0] * len(small_trace), names=(name,))
-    text = "".join(events_csv([hostile], EventFilter()))
+    text = b"".join(events_csv([hostile], EventFilter())).decode()
     assert {row["name"] for row in csv.DictReader(io.StringIO(text))} == {f"'{name}"}
 
 

@@ -1,8 +1,8 @@
 // What a mask costs on a cluster, at once while one types: figures, and bars per device.
-import { themeColour } from "../kit/colours.ts";
+import { DeviceBars } from "../devices/bars.ts";
+import type { DevicesPayload } from "../devices/columns.ts";
 import { make, part } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
-import { contextOf, sizeCanvas } from "../kit/layers.ts";
 
 /** The preview of a plan, or a plan that was made; `seconds` is the time that planning took. */
 export type Figures = Readonly<
@@ -41,84 +41,54 @@ function difference(percent: number): HTMLElement {
   return make("dd", { className }, `${percent > 0 ? "+" : ""}${percent.toFixed(1)} % against B`);
 }
 
-const [LABEL, HEIGHT, GAP] = [96, 40, 8];
-
-/** Three rows of bars, a bar for each device: computed pairs, owned tokens, received bytes; a line at the mean. */
+/** Bars of every device: computed pairs, owned tokens, received bytes; the same as numbers on request. */
 export class Bars {
-  private readonly host: HTMLElement;
-  private readonly canvas = make("canvas", { role: "img", "aria-label": "no figures yet", className: "dcp-edit-bars" });
+  private readonly place: HTMLElement;
   private readonly table = make("details", { ontoggle: () => this.write() }, make("summary", {}, "Every device in numbers"));
-  private readonly sizes = new ResizeObserver(() => this.draw());
+  private bars: DeviceBars | undefined;
   private figures: Figures | undefined;
 
   constructor(host: HTMLElement) {
-    this.host = host;
-    const hint = make("p", { className: "dcp-hint" }, "A bar per device, the nodes in turn dark and light; the line is the mean.");
-    host.append(this.canvas, hint, this.table);
-    this.sizes.observe(host);
+    this.place = make("div");
+    const hint = make("p", { className: "dcp-hint" }, "A bar per device; lines separate nodes, the dashed one is the mean.");
+    host.append(this.place, hint, this.table);
   }
 
-  dispose(): void { this.sizes.disconnect(); }
+  dispose(): void { this.bars?.dispose(); }
 
   show(figures: Figures): void {
     this.figures = figures;
-    const told = rowsOf(figures).map(([name, values]) => {
-      const most = Math.max(...values);
-      return `${name}: most on device ${values.indexOf(most)}, ${format.count(most)}`;
-    });
-    this.canvas.setAttribute("aria-label", told.join("; "));
-    this.draw();
+    this.dispose();
+    const bars = make("div", { className: "dcp-edit-bars" });
+    this.place.replaceChildren(bars);
+    this.bars = new DeviceBars(bars, payloadOf(figures), "Balance of the preview");
     this.write();
   }
 
-  draw(): void {
-    const width = this.host.clientWidth;
-    if (!this.figures || !width) return;
-    const rows = rowsOf(this.figures);
-    const ratio = window.devicePixelRatio || 1;
-    sizeCanvas(this.canvas, width, rows.length * (HEIGHT + GAP), ratio);
-    const pen = contextOf(this.canvas);
-    pen.setTransform(ratio, 0, 0, ratio, 0, 0);
-    pen.font = `11px ${getComputedStyle(this.host).fontFamily}`;
-    const { devices_per_node: perNode } = this.figures;
-    rows.forEach(([name, values], at) => drawRow(pen, name, values, { bottom: (at + 1) * (HEIGHT + GAP) - GAP, width: width - LABEL, perNode }));
-  }
+  resize(): void { this.bars?.resize(); }
 
   private write(): void {
     if (!this.table.open || !this.figures) return;
-    const rows = rowsOf(this.figures);
+    const { header: { rows }, columns } = payloadOf(this.figures);
     const cell = (tag: "th" | "td", text: string) => make(tag, { className: "dcp-number" }, text);
-    const body = rows[0][1].map((_, device) => make("tr", {}, make("th", { scope: "row", className: "dcp-number" }, String(device)),
-      ...rows.map(([, values]) => cell("td", format.count(values[device])))));
-    const head = make("tr", {}, ...["Device", ...rows.map(([name]) => name)].map((name) => cell("th", name)));
+    const body = this.figures.device_pairs.map((_, device) => make("tr", {}, make("th", { scope: "row", className: "dcp-number" }, String(device)),
+      ...rows.map(({ id }) => cell("td", format.count(columns[id][device])))));
+    const head = make("tr", {}, ...["Device", ...rows.map(({ label }) => label)].map((name) => cell("th", name)));
     const made = make("table", { className: "dcp-table" }, make("thead", {}, head), make("tbody", {}, ...body));
     this.table.replaceChildren(part(this.table, "summary"), make("div", { className: "dcp-scroll dcp-tall", tabIndex: 0 }, made));
   }
 }
 
-function rowsOf({ device_pairs: pairs, device_tokens: tokens, device_bytes: bytes }: Figures): [string, readonly number[]][] {
-  return [["Pairs", pairs], ["Tokens", tokens], ["Received bytes", bytes]];
-}
-
-function drawRow(
-  pen: CanvasRenderingContext2D, name: string, values: readonly number[],
-  { bottom, width, perNode }: { bottom: number; width: number; perNode: number },
-): void {
-  const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
-  const most = Math.max(...values, mean * 1.25, 1);
-  const slot = width / values.length;
-  const space = slot > 3 ? 1 : 0;
-  pen.fillStyle = themeColour("--canvas");
-  pen.fillRect(LABEL, bottom - HEIGHT, width, HEIGHT);
-  pen.fillStyle = themeColour("--accent");
-  values.forEach((value, device) => {
-    const height = (value / most) * HEIGHT;
-    pen.globalAlpha = Math.floor(device / perNode) % 2 ? 0.7 : 1; // nodes can be told apart
-    pen.fillRect(LABEL + device * slot, bottom - height, Math.max(0.5, slot - space), height);
+/** The figures as the balance of a plan is drawn from. */
+function payloadOf({ devices, devices_per_node: perNode, device_pairs: pairs, device_tokens: tokens, device_bytes: bytes }: Figures): DevicesPayload {
+  const rows = ([["pairs", "Pairs", pairs, "count", "attention"], ["tokens", "Tokens", tokens, "count", "neutral"],
+    ["bytes", "Received bytes", bytes, "bytes", "receive"]] as const).map(([id, label, values, unit, kind]) => {
+    const mean = values.reduce((sum, value) => sum + value, 0) / devices;
+    return { id, label, meaning: label, unit, kind, mean, ratio: mean ? Math.max(...values) / mean : 1 };
   });
-  pen.globalAlpha = 1;
-  pen.fillStyle = themeColour("--ink");
-  pen.fillRect(LABEL, bottom - (mean / most) * HEIGHT, width, 1);
-  pen.fillStyle = themeColour("--muted");
-  pen.fillText(name, 0, bottom - HEIGHT / 2 + 4);
+  const starts = Array.from({ length: devices / perNode + 1 }, (_, node) => node * perNode);
+  return {
+    header: { num_devices: devices, node_starts: starts, rows },
+    columns: { pairs: Float64Array.from(pairs), tokens: Float64Array.from(tokens), bytes: Float64Array.from(bytes) },
+  };
 }

@@ -220,10 +220,9 @@ class EditPage {
     this.tell(fits ? "" : "This text is too long for the address of the page: download it to keep it.");
   }
 
-  recolour(): void {
-    this.picture.draw();
-    this.bars.draw();
-  }
+  recolour(): void { this.picture.draw(); }
+
+  resize(): void { this.bars.resize(); }
 
   dispose(): void {
     this.editor.destroy();

@@ -87,31 +87,22 @@ function withReach(table: Omit<EventTable, "reach">): EventTable {
   return { ...table, reach };
 }
 
-/** First row of a track whose reach is at least `time`; rows before it lie wholly to the left. */
-export function firstEndingAfter(table: EventTable, track: number, time: number): number {
-  const { reach } = table;
-  let low = table.from[track];
-  let high = table.from[track + 1];
+/** The first of some rows, whose values rise, that has at least a value; `past` if none has. */
+export function firstFrom(values: Column, first: number, past: number, least: number): number {
+  let [low, high] = [first, past];
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (reach[middle] < time) low = middle + 1;
+    if (values[middle] < least) low = middle + 1;
     else high = middle;
   }
   return low;
 }
 
+/** First row of a track whose reach is at least `time`; rows before it lie wholly to the left. */
+export const firstEndingAfter = ({ reach, from }: EventTable, track: number, time: number): number => firstFrom(reach, from[track], from[track + 1], time);
+
 /** First row of a track that starts at `time` or later. */
-export function firstStartingAt(table: EventTable, track: number, time: number): number {
-  const { start } = table;
-  let low = table.from[track];
-  let high = table.from[track + 1];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (start[middle] < time) low = middle + 1;
-    else high = middle;
-  }
-  return low;
-}
+export const firstStartingAt = ({ start, from }: EventTable, track: number, time: number): number => firstFrom(start, from[track], from[track + 1], time);
 
 /** The row in the payload of a row of a table. */
 export const idOf = (table: EventTable, row: number): number => (table.ids ? table.ids[row] : row);

@@ -8,6 +8,7 @@ import { CanvasView, type Hovered } from "../kit/view.ts";
 import { devicesOf, pinned } from "../page/selection.ts";
 import { state } from "../session.ts";
 import type { Source, Values } from "../state.ts";
+import { firstFrom } from "./events.ts";
 import { GUTTER, NODES, WORDS } from "./timeline.ts";
 
 export interface MemoryHeader {
@@ -44,20 +45,9 @@ export function heldBetween({ header, columns }: MemoryPayload, device: number, 
     found.total = columns[way][device];
     found.buffers = buffers[place];
   });
-  let step = stepAt(time, ptr[device], ptr[device + 1], from);
+  let step = firstFrom(time, ptr[device], ptr[device + 1], Math.floor(from) + 1) - 1; // times are whole: the last step by then
   for (; step < ptr[device + 1] && time[step] < to; step++) if (step >= ptr[device]) found.filled = Math.max(found.filled, filled[step]);
   return found;
-}
-
-/** The last step of a device that begins at a time or before it; one before its first if none does. */
-function stepAt(time: Column, first: number, past: number, at: number): number {
-  let [low, high] = [first, past];
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (time[middle] <= at) low = middle + 1;
-    else high = middle;
-  }
-  return low - 1;
 }
 
 /** The most that a device ever holds. */
