@@ -1,18 +1,19 @@
 """The commands `dcpm dashboard` (serve a folder), `dcpm view` (a plan as files), `dcpm demo`."""
 
+from functools import partial
 from pathlib import Path
 
 import click
 
 FILE = click.Path(path_type=Path)
+option = partial(click.option, show_default=True)
 
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=FILE, default=Path())
-@click.option(
+@option(
     "--host",
     default="127.0.0.1",
-    show_default=True,
     help="Address to listen on; beyond loopback the URL carries a random token.",
 )
 @click.option(
@@ -42,28 +43,15 @@ def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None
 
 
 @click.command()
-@click.option(
-    "--out",
-    type=FILE,
-    default=Path("dcp-demo"),
-    show_default=True,
-    help="Folder for the data sets and plans.",
-)
-@click.option(
-    "--ranks",
-    type=click.IntRange(1, 64),
-    default=4,
-    show_default=True,
-    help="Processes of the real run.",
-)
-@click.option(
+@option("--out", type=FILE, default=Path("dcp-demo"), help="Folder for the data sets and plans.")
+@option("--ranks", type=click.IntRange(1, 64), default=4, help="Processes of the real run.")
+@option(
     "--tokens",
     type=click.IntRange(256, 65_536),
     default=8192,
-    show_default=True,
     help="Tokens of the batch that is run and verified.",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@option("--seed", type=click.IntRange(0, 2**31 - 1), default=0)
 @click.option("--serve/--no-serve", "serves", default=True, help="Serve the plans at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json: bool) -> None:
@@ -127,14 +115,8 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
 @click.option("--svg", type=FILE, help="Drawing of the mask.")
 @click.option("--devices", type=FILE, help="CSV, one line per device.")
 @click.option("--tiles", type=FILE, help="CSV, one line per tile.")
-@click.option("--theme", type=click.Choice(["light", "dark"]), default="light", show_default=True)
-@click.option(
-    "--scale",
-    type=click.IntRange(1, 4),
-    default=2,
-    show_default=True,
-    help="Pixels per unit of PNG.",
-)
+@option("--theme", type=click.Choice(["light", "dark"]), default="light")
+@option("--scale", type=click.IntRange(1, 4), default=2, help="Pixels per unit of PNG.")
 def view(  # noqa: PLR0913 - one parameter per option of the command
     *,
     plan: Path,
