@@ -211,6 +211,14 @@ def test_a_mask_that_gathers_too_much_is_left_to_our_kernels(lab, monkeypatch):
 
 
 @pytest.mark.usefixtures("hopper")
+def test_a_package_that_cannot_be_imported_is_no_reason_to_stop(lab, monkeypatch):
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", None)
+    choice = chosen_for(part_of(lab, CAUSAL))
+    assert choice.kernel.name == "triton"
+    assert "flash_attn.cute.interface" in dict(choice.refused)["flash4"]
+
+
+@pytest.mark.usefixtures("hopper")
 def test_deterministic_algorithms_are_those_that_give_the_same_bits(lab):
     torch.use_deterministic_algorithms(True)
     try:

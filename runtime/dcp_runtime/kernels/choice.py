@@ -121,12 +121,13 @@ def choose_kernel(
 def _choose_by_cost(
     kind: TensorKind, part: DevicePlan, reasons: dict[str, str | None]
 ) -> KernelChoice:
-    made = {name: _make(name, None) for name in COMPARED}
+    made: dict[str, Kernel] = {}
     costs: dict[str, Cost] = {}
-    for name, kernel in made.items():
+    for name in COMPARED:
         try:
-            costs[name] = predict(kernel, part, kind)
-        except ExchangeError as error:  # it would gather too many rows
+            made[name] = _make(name, None)
+            costs[name] = predict(made[name], part, kind)
+        except (ImportError, ExchangeError) as error:  # its package is broken; too many rows
             reasons[name] = str(error)
     chosen = min(costs, key=lambda name: costs[name].seconds)
     for name, cost in costs.items():

@@ -3,7 +3,7 @@
 `flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. A table is
 rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles and causal
 triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of
-several calls are merged by log-sum-exp. They are there to compare with, and for GPUs without
+several calls are merged by log-sum-exp. `flash` is there to compare with, and for GPUs without
 Triton; gathered keys cost memory and time that our own kernels do not spend. Where a key stands in
 several segments of a call, its gradient is summed by atomics: the last bits may differ between two
 runs.
