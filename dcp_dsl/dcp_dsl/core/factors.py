@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.core.frame import Frame, VaryingLength
-from dcp_dsl.core.lowering import Lowering, NoForm, instance_labels
+from dcp_dsl.core.frame import Frame
+from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import slabs_of
@@ -23,6 +23,7 @@ from dcp_dsl.forms.labels import LabelledPart
 from dcp_dsl.forms.parts import Parts
 from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.region import Region
+from dcp_dsl.symbolic.terms import VaryingLength
 
 MIN_STRETCHES = 64  # of tokens on which a condition holds: fewer are no reason to take it out
 MAX_TOKENS = 2**22  # a product holds labels of each
@@ -174,7 +175,7 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
             own = frame.instances(segment).filled()
             if not own.is_split:
                 return None
-            function = own.function(frame.num_tokens, instance_labels(own))
+            function = own.function(frame.num_tokens, own.labels())
             values, is_defined = function.at(np.arange(frame.num_tokens))
             label = np.where(is_defined, values, -1)
             return Labels(label, label)

@@ -24,6 +24,7 @@ from dcp_dsl.symbolic.terms import (
     Number,
     Quotient,
     Term,
+    VaryingLength,
     add,
     bounded,
     divide_each,
@@ -34,14 +35,6 @@ from dcp_dsl.symbolic.terms import (
 from dcp_dsl.syntax import ast
 
 STEPS_PER_NODE = 250
-
-
-class VaryingLength(Exception):
-    """A number must be one constant, but differs from instance to instance of a frame."""
-
-    def __init__(self, frame: "Frame") -> None:
-        self.frame = frame
-        super().__init__()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -108,6 +108,12 @@ class Instances:
         """The cell of the frame that each instance lies in, int64 ``[I]``."""
         return np.zeros(len(self), np.int64) if self.cell is None else self.cell
 
+    def labels(self) -> Ints:
+        """Return an integer for each of some filled instances, equal where one id has several."""
+        if not self.is_split:
+            return np.arange(len(self))
+        return self.parent * (int(self.number.max()) + 1) + self.number
+
     def filled(self) -> "Instances":
         """Return the instances that have tokens."""
         has_tokens = self.end > self.start
@@ -115,8 +121,9 @@ class Instances:
 
     def function(self, num_tokens: int, values: Ints, slope: int = 0) -> Piecewise:
         """Return ``values[i] + slope * (t - start[i])`` on instance i, undefined between them."""
-        has_tokens = self.end > self.start
-        start, end, values = self.start[has_tokens], self.end[has_tokens], values[has_tokens]
+        start, end, has_tokens = self.start, self.end, self.end > self.start
+        if not has_tokens.all():
+            start, end, values = start[has_tokens], end[has_tokens], values[has_tokens]
         before = np.concatenate([[0], end])  # a gap may follow each instance and precede the first
         has_gap = np.append(start, num_tokens) > before
         gaps = before[has_gap]

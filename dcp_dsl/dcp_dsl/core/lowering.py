@@ -9,12 +9,12 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import OverBudget
-from dcp_dsl.core.frame import STEPS_PER_NODE, Frame, VaryingLength
+from dcp_dsl.core.frame import STEPS_PER_NODE, Frame
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.core.tree import Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
-from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, listed
+from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, hull, listed
 from dcp_dsl.symbolic.piecewise import (
     MAX_VALUE,
     Bands,
@@ -22,7 +22,6 @@ from dcp_dsl.symbolic.piecewise import (
     ValueTooLarge,
     expand,
     limit_pieces,
-    sorted_unique,
 )
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import (
@@ -31,6 +30,7 @@ from dcp_dsl.symbolic.terms import (
     NotSeparable,
     Quotient,
     Term,
+    VaryingLength,
     add,
     as_term,
     scale,
@@ -113,7 +113,7 @@ class Lowering:
             case nodes.Or(items):
                 return reduce(or_, [self.mask(item) for item in items])
             case nodes.Per(segment, body):
-                return self.per(segment, body)
+                return self.inside(self.frame.cells_of(segment), body)
         return self.atom(node)
 
     def atom(self, node: nodes.Mask) -> MaskValue:
@@ -135,6 +135,9 @@ class Lowering:
 
     def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:
         """Evaluate `and`: narrow items first, wide ones only where those leave something."""
+        parts = self.joined(items)
+        if len(parts) == 1:
+            return self.narrowed(None, parts[0])
         narrow = Lowering(
             self.frame, is_transposed=self.is_transposed, bands=self.bands,
             max_jobs=MAX_NARROW_JOBS,
@@ -142,9 +145,6 @@ class Lowering:
         narrow.masks = self.masks
         found: MaskValue | None = None
         wide = []
-        parts = self.joined(items)
-        if len(parts) == 1:
-            return self.narrowed(None, parts[0])
         for item in sorted(parts, key=lambda part: isinstance(part, nodes.Not)):
             try:
                 found = narrow.narrowed(found, item)
@@ -153,14 +153,14 @@ class Lowering:
                     raise
                 wide.append(item)
         for item in wide:
-            found = (
-                self.among(found, item) if isinstance(found, Region) else self.narrowed(found, item)
-            )
+            found = self.among(found, item)
         assert found is not None, "`and` has operands"
         return found
 
-    def among(self, found: Region, item: "nodes.Mask | Joined") -> MaskValue:
-        """Return the pairs of a region that a wide item shows too, which is sought only there."""
+    def among(self, found: MaskValue | None, item: "nodes.Mask | Joined") -> MaskValue:
+        """Return the pairs of a mask that a wide item shows too; in a region it is sought there."""
+        if not isinstance(found, Region):
+            return self.narrowed(found, item)
         inside = Lowering(self.frame, is_transposed=self.is_transposed, bands=hull(found))
         value = inside.narrowed(None, item)
         is_atom = isinstance(item, nodes.Compare | Joined) and isinstance(value, Region)
@@ -246,7 +246,7 @@ class Lowering:
         n, start, end = self.frame.num_tokens, own.start, own.end
         if not own.is_split:
             return Region.rectangles(n, start, end, start, end)
-        group = instance_labels(own)
+        group = own.labels()
         ordered = np.sort(group)
         first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         counts = np.diff(first, append=len(ordered))
@@ -303,13 +303,10 @@ class Lowering:
             found = Region.rectangles(found.num_tokens, *sides)
         return found if self.frame.outer is None else found & self.everything()
 
-    def per(self, segment: nodes.Segment, body: nodes.Mask) -> MaskValue:
-        """Evaluate a mask inside every instance of a segment, in its own coordinates."""
-        cells = self.frame.cells_of(segment)
-        return self.inside(cells, body) if len(cells) else Region.empty(self.frame.num_tokens)
-
     def inside(self, cells: Instances, body: nodes.Mask) -> MaskValue:
-        """Evaluate a mask inside each cell."""
+        """Evaluate a mask inside each cell, in its own coordinates."""
+        if not len(cells):
+            return Region.empty(self.frame.num_tokens)
         inner = self.frame.inside(cells)
         try:
             return Lowering(inner, is_transposed=self.is_transposed).mask(body)
@@ -398,35 +395,5 @@ class Lowering:
 
     def defined(self, term: Term) -> Region:
         """Return the pairs on which a term is defined."""
-        both = []
-        for function, make in ((term.on_q, Term.of_q), (term.on_k, Term.of_k)):
-            flat = np.zeros_like(function.values)
-            both.append(self.compare(make(function.with_values(flat, flat)), "=="))
-        return both[0] & both[1]
-
-
-def instance_labels(own: Instances) -> Ints:
-    """Return an integer for each of some filled instances, equal where one id has several."""
-    if not own.is_split:
-        return np.arange(len(own))
-    return own.parent * (int(own.number.max()) + 1) + own.number
-
-
-def hull(region: Region) -> Bands:
-    """Return bands that hold a region: for each run of rows the keys between the outermost ones."""
-    if len(region.q_start) == 0:
-        none = np.empty(0, np.int64)
-        return Bands(none, none, none, none)
-    knots = sorted_unique(np.concatenate([region.q_start, region.q_end]))
-    low, high = (np.searchsorted(knots, v) for v in (region.q_start, region.q_end))
-    slab, cell = expand(low, high - low)
-    down = knots[cell] - region.q_start[slab]
-    rows = knots[cell + 1] - knots[cell] - 1
-    first = region.kv_start[slab] + region.start_slope[slab] * down
-    last = region.kv_end[slab] + region.end_slope[slab] * (down + rows)
-    start = np.full(len(knots), region.num_tokens)
-    end = np.zeros(len(knots), np.int64)
-    np.minimum.at(start, cell, first)
-    np.maximum.at(end, cell, last)
-    used = np.flatnonzero(end > start)
-    return Bands(knots[used], knots[used + 1], start[used], end[used])
+        flat = [f.with_values(*[np.zeros_like(f.values)] * 2) for f in (term.on_q, term.on_k)]
+        return self.compare(Term.of_q(flat[0]), "==") & self.compare(Term.of_k(flat[1]), "==")

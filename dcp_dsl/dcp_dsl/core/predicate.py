@@ -11,9 +11,9 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dsl.budget import OverBudget
-from dcp_dsl.core.frame import Frame, VaryingLength
+from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.instances import Instances
-from dcp_dsl.core.lowering import Lowering, NoForm, instance_labels
+from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
@@ -21,7 +21,7 @@ from dcp_dsl.forms.parts import BlockDecision, decide_form
 from dcp_dsl.symbolic.classes import num_slabs
 from dcp_dsl.symbolic.intervals import UNBOUNDED, Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
-from dcp_dsl.symbolic.terms import NotSeparable, Number
+from dcp_dsl.symbolic.terms import NotSeparable, Number, VaryingLength
 
 MAX_SLABS = 2**12  # of a part: bounds decide blocks sooner than more slabs
 Decide: TypeAlias = Callable[[Grid], BlockDecision]
@@ -239,5 +239,5 @@ def _joined(items: Sequence[Decide], *, is_and: bool) -> Decide:
 
 def _same(own: Instances, frame: Frame) -> Decide:
     """Return what decides whether query and key lie in the same instance."""
-    function = own.function(frame.num_tokens, instance_labels(own))
+    function = own.function(frame.num_tokens, own.labels())
     return _compared("==", _of_token(function, "q"), _of_token(function, "k"))

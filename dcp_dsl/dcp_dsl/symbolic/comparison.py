@@ -280,6 +280,26 @@ def _jobs(pieces: tuple[_Jobs, Ints], runs: Runs, bands: Bands, max_jobs: int) -
     return _Jobs(rows.start[piece], rows.end[piece], run, (low, high))
 
 
+def hull(region: Region) -> Bands:
+    """Return bands that hold a region: for each run of rows the keys between the outermost ones."""
+    if len(region.q_start) == 0:
+        none = np.empty(0, np.int64)
+        return Bands(none, none, none, none)
+    knots = sorted_unique(np.concatenate([region.q_start, region.q_end]))
+    low, high = (np.searchsorted(knots, v) for v in (region.q_start, region.q_end))
+    slab, cell = expand(low, high - low)
+    down = knots[cell] - region.q_start[slab]
+    rows = knots[cell + 1] - knots[cell] - 1
+    first = region.kv_start[slab] + region.start_slope[slab] * down
+    last = region.kv_end[slab] + region.end_slope[slab] * (down + rows)
+    start = np.full(len(knots), region.num_tokens)
+    end = np.zeros(len(knots), np.int64)
+    np.minimum.at(start, cell, first)
+    np.maximum.at(end, cell, last)
+    used = np.flatnonzero(end > start)
+    return Bands(knots[used], knots[used + 1], start[used], end[used])
+
+
 def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     """Return the pairs of a row and a key whose number is in the list of the row.
 

@@ -21,6 +21,14 @@ class NotSeparable(Exception):
     """A number that is no function of q plus a function of k, such as ``q * k``."""
 
 
+class VaryingLength(Exception):
+    """A number must be one constant, but differs from instance to instance of a frame."""
+
+    def __init__(self, frame: object) -> None:
+        self.frame = frame
+        super().__init__()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Term:
     """``on_q(q) + on_k(k)``."""
