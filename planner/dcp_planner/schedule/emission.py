@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Indices, Ints
-from dcp_planner.jit import IntTable, compiled
+from dcp_dsl.arrays import Bytes, Indices, Ints, sealed
+from dcp_planner.jit import IndexTable, IntTable, compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
@@ -98,15 +98,15 @@ def emit(
     sizes = bytes_per_token(workload.shape, direction)
     group = rows.target * len(TransferKind) + rows.kind
     transfers = Transfers(
-        is_backward=np.full(len(rows.kind), is_backward),
-        kind=rows.kind.astype(np.uint8),
-        block=rows.block.astype(np.int32),
-        source=rows.source.astype(np.int32),
-        target=rows.target.astype(np.int32),
-        division=rows.division.astype(np.int32),
-        size_bytes=tokens * sizes[rows.kind],
-        hop=rows.hop.astype(np.uint8),
-        slot=allocate_rows(group, rows.taken, rows.freed, tokens).astype(np.int32),
+        is_backward=sealed(np.full(len(rows.kind), is_backward)),
+        kind=sealed(rows.kind.astype(np.uint8)),
+        block=sealed(rows.block.astype(np.int32)),
+        source=sealed(rows.source.astype(np.int32)),
+        target=sealed(rows.target.astype(np.int32)),
+        division=sealed(rows.division.astype(np.int32)),
+        size_bytes=sealed(tokens * sizes[rows.kind]),
+        hop=sealed(rows.hop.astype(np.uint8)),
+        slot=sealed(allocate_rows(group, rows.taken, rows.freed, tokens).astype(np.int32)),
     )
     programs = _tabulate(rows, division, placement, num_devices, is_backward, is_frugal)
     return Emission(transfers, programs, input_of_need, feeder)
@@ -198,18 +198,19 @@ def _tabulate(
         placement.device_of_compute.astype(np.int64) * width + stages.attention[division],
         width, work,
     )  # fmt: skip
-    table, items = np.empty((4, cells + 1), np.int64), np.empty(size, np.int32)
-    length = _fill(work, size, stages.op, stages.key, np.zeros((2, cells), np.int64), table, items)
-    device, stage, position = table[:3, :length]
+    table, item_ptr = np.empty((3, cells), np.int32), np.empty(cells + 1, np.int64)
+    items, count = np.empty(size, np.int32), np.zeros((2, cells), np.int64)
+    length = _fill(work, size, stages.op, stages.key, count, table, item_ptr, items)
+    device, stage, position = sealed(table)[:3, :length]
     return ProgramTable(
-        is_backward=np.full(length, is_backward),
+        is_backward=sealed(np.full(length, is_backward)),
         device=device,
         position=position,
-        op=stages.op[stage],
-        key=stages.key[stage],
-        division=stages.division[stage],
-        item_ptr=table[3, : length + 1],
-        items=items,
+        op=sealed(stages.op[stage]),
+        key=sealed(stages.key[stage]),
+        division=sealed(stages.division[stage]),
+        item_ptr=sealed(item_ptr)[: length + 1],
+        items=sealed(items),
     )
 
 
@@ -243,31 +244,36 @@ def _list_work(
 
 
 @compiled
-def _fill(
-    work: IntTable, size: int, op: Ints, key: Ints, count: IntTable, table: IntTable, items: Indices
+def _fill(  # noqa: PLR0913 - a compiled kernel
+    work: IntTable,
+    size: int,
+    op: Bytes,
+    key: Indices,
+    count: IntTable,
+    table: IndexTable,
+    item_ptr: Ints,
+    items: Indices,
 ) -> int:
     """Write the instructions with their items in order; return how many there are.
 
-    `table` is device, stage, position and first item. Copies are there without items, waits if
-    their launches are.
+    `table` is device, stage and position. Copies are there without items, waits if their launches
+    are.
     """
     for n in range(size):
         count[0, work[0, n]] += 1
-    rows, begin, position = 0, 0, 0
-    for place in range(count.shape[1]):
-        stage = place % len(op)
-        is_there = count[0, place] > 0 or op[stage] == COPY
-        if op[stage] == WAIT:
-            is_there = count[0, place - stage + key[stage]] > 0
-        count[1, place] = begin
-        position = 0 if op[stage] == COPY else position
-        if is_there:
-            table[0, rows], table[1, rows] = place // len(op), stage
-            table[2, rows], table[3, rows] = position, begin
-            rows += 1
-            position += 1
-        begin += count[0, place]
-    table[3, rows] = begin
+    rows, begin, width = 0, 0, len(op)
+    for device in range(count.shape[1] // width):
+        before = rows
+        for stage in range(width):
+            place = device * width + stage
+            of = key[stage] if op[stage] == WAIT else stage
+            count[1, place] = begin
+            if op[stage] == COPY or count[0, device * width + of] > 0:
+                table[0, rows], table[1, rows], table[2, rows] = device, stage, rows - before
+                item_ptr[rows] = begin
+                rows += 1
+            begin += count[0, place]
+    item_ptr[rows] = begin
     for n in range(size):
         place = work[0, n]
         items[count[1, place]] = work[1, n]

@@ -130,7 +130,11 @@ def find_needs(
         visit = stays.visits(group, np.tile(stays.division, 2)[remote])
         visits = int(visit.max(initial=0)) + 1
         place = place * visits + visit
-    known, need = np.unique(place * devices + at, return_inverse=True)
+    order = order_by(place, at)
+    sorted_places = (place * devices + at)[order]
+    is_first = np.diff(sorted_places, prepend=-1) != 0
+    known, need = sorted_places[is_first], np.empty_like(order)
+    need[order] = np.cumsum(is_first) - 1
     every, feeder = known, np.full(len(known), -1)
     if routing == "node":
         place, at = np.divmod(known, devices)

@@ -23,7 +23,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints, sealed
+from dcp_dsl.arrays import Ints
 from dcp_planner.model.config import MOST_DIVISIONS
 from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT
 
@@ -43,8 +43,8 @@ class Stages:
     """Stages of one direction, numbered in their order; tables by stage and by what happens there.
 
     Attributes:
-        op, division, key: int64 ``[S]``, of each stage; the key of a wait is the stage that
-            launches what it waits for.
+        op: uint8 ``[S]``, of each stage.
+        division, key: int32 ``[S]``; the key of a wait is the stage that launches what it is for.
         attention: int64 ``[D]``, stage of each division.
         at: int64 ``[3, 3, D, H]``, stage of what is done with a transfer, by its way, division and
             hop; -1: nothing.
@@ -62,9 +62,8 @@ class Stages:
         for t in range(divisions + self._out_hops):
             self._add_division(t)
         self._add_end()
-        self.op, self.division, self.key = (
-            sealed(np.array(column, np.int64)) for column in zip(*self._rows, strict=True)
-        )
+        op, division, key = np.array(self._rows, np.int32).T.copy()
+        self.op, self.division, self.key = op.astype(np.uint8), division, key
 
     def _add(self, op: int, division: int, key: int = -1) -> int:
         self._rows.append((op, division, len(self._rows) if op == LAUNCH else key))

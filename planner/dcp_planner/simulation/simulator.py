@@ -16,8 +16,9 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_dsl.arrays import Bytes, Floats, Indices, Ints
 from dcp_planner.errors import PlanError
+from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import reduction_seconds
 from dcp_planner.model.launches import KernelWork
@@ -303,11 +304,8 @@ def _groups(
     size = len(transfers)
     if cluster.message_order != "grouped" or not size:
         return one_group(size)
-    is_launch = programs.op == LAUNCH
-    row = np.repeat(np.flatnonzero(is_launch), np.diff(programs.item_ptr)[is_launch])
-    items = programs.items[np.repeat(is_launch, np.diff(programs.item_ptr))]
     launch = np.full((2, size), -1, np.int64)
-    launch[(programs.device[row] != transfers.source[items]).astype(np.int64), items] = row
+    _find_launches(_columns(programs), transfers.source.copy(), launch)
     # A communicator is a device and a kind of message; what it sends in one division and hop is one
     # group, and its first launch says when its turn is.
     is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
@@ -315,16 +313,60 @@ def _groups(
     columns = np.stack([communicator, np.tile(transfers.division, 2), np.tile(transfers.hop, 2)])
     columns *= launch.ravel() >= 0  # others, of the other direction, are one group of their own
     order = order_by(*columns)
-    is_first = np.append(True, (np.diff(columns[:, order]) != 0).any(axis=0))
-    group, start = np.empty(2 * size, np.int64), np.flatnonzero(is_first)
-    group[order] = np.cumsum(is_first) - 1
-    begins = np.minimum.reduceat(launch.ravel()[order], start)
-    communicator = columns[0, order[start]]
-    turn = order_by(communicator, begins + 1)
-    after = np.full(len(start), -1, np.int64)
+    group, group_ptr = np.empty((2, size), np.int64), np.empty(2 * size + 1, np.int64)
+    begins = np.empty(2 * size, np.int64)
+    count = _number_groups(order, columns, launch, group, group_ptr, begins)
+    communicator = columns[0, order[group_ptr[:count]]]
+    turn = order_by(communicator, begins[:count] + 1)
+    after = np.full(count, -1, np.int64)
     follows = np.diff(communicator[turn]) == 0
     after[turn[1:][follows]] = turn[:-1][follows]
-    return group.reshape(2, size), np.append(start, 2 * size), order % size, after
+    return group, group_ptr[: count + 1], order % size, after
+
+
+class _Columns(NamedTuple):
+    """Columns of a `ProgramTable` that compiled functions can read."""
+
+    op: Bytes
+    device: Indices
+    item_ptr: Ints
+    items: Indices
+
+
+def _columns(programs: ProgramTable) -> _Columns:
+    return _Columns(
+        programs.op.copy(), programs.device.copy(), programs.item_ptr.copy(), programs.items.copy()
+    )
+
+
+@compiled
+def _find_launches(programs: _Columns, source: Indices, launch: IntTable) -> None:
+    """Find the instruction that launches each message at its source and at its target."""
+    for row in range(len(programs.op)):
+        if programs.op[row] == LAUNCH:
+            for k in range(programs.item_ptr[row], programs.item_ptr[row + 1]):
+                x = programs.items[k]
+                launch[0 if source[x] == programs.device[row] else 1, x] = row
+
+
+@compiled
+def _number_groups(
+    order: Ints, columns: IntTable, launch: IntTable, group: IntTable, group_ptr: Ints, begins: Ints
+) -> int:
+    """Number the groups of ends, which are equal in their columns, find their first launches."""
+    size, count = launch.shape[1], 0
+    for n in range(len(order)):
+        end = order[n]
+        is_first = n == 0
+        for column in range(3):
+            is_first = is_first or columns[column, end] != columns[column, order[n - 1]]
+        if is_first:
+            group_ptr[count], begins[count] = n, launch[end // size, end % size]
+            count += 1
+        group[end // size, end % size] = count - 1
+        begins[count - 1] = min(begins[count - 1], launch[end // size, end % size])
+    group_ptr[count] = len(order)
+    return count
 
 
 def _durations(
@@ -335,21 +377,29 @@ def _durations(
     counts = np.diff(programs.item_ptr)
     attends = np.flatnonzero((programs.op == ATTENTION) & (counts > 0))
     seconds[attends] = work.launch_seconds(attends, programs.item_ptr, programs.items)
+    merged, posted = np.zeros(len(programs), np.int64), np.zeros(cluster.num_devices, np.int64)
+    _add_messages(_columns(programs), transfers.size_bytes.copy(), merged, posted)
     reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
-    if reduces.size:
-        size = transfers.size_bytes[programs.items[np.repeat(programs.op == REDUCTION, counts)]]
-        sums = np.add.reduceat(size, np.append(0, np.cumsum(counts[reduces]))[:-1])
-        seconds[reduces] = reduction_seconds(sums, cluster)
+    seconds[reduces] = reduction_seconds(merged[reduces], cluster)
     busy = np.append(attends, reduces)
     seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
     # What the host does for messages is paid when a direction begins: most are launched there.
-    posted = np.bincount(
-        programs.device, np.where(programs.op == LAUNCH, counts, 0), cluster.num_devices
-    )
     begins = np.flatnonzero(programs.op == COPY)
     on_host = cluster.pass_s + cluster.host_message_s * posted
     seconds[begins] = on_host[programs.device[begins]]
     return seconds
+
+
+@compiled
+def _add_messages(programs: _Columns, size_bytes: Ints, merged: Ints, posted: Ints) -> None:
+    """Add up the bytes that each instruction merges, and the messages that each device launches."""
+    for row in range(len(programs.op)):
+        first, last = programs.item_ptr[row], programs.item_ptr[row + 1]
+        if programs.op[row] == LAUNCH:
+            posted[programs.device[row]] += last - first
+        elif programs.op[row] == REDUCTION:
+            for k in range(first, last):
+                merged[row] += size_bytes[programs.items[k]]
 
 
 def _levelled(seconds: Floats, device: Indices, cluster: Cluster, evenness: Evenness) -> Floats:
