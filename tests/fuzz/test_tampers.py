@@ -59,7 +59,7 @@ def test_the_first_tampers_are_refused_or_harmless():
 
 
 def test_a_validator_that_looks_at_no_program_is_found_out(monkeypatch, capfd, tmp_path):
-    monkeypatch.setattr(validation, "check_programs", lambda plan: None)
+    monkeypatch.setattr(validation, "check_programs", lambda *_: None)
     judged = []
     for seed in range(40):
         file, _ = plan_tampers.tamper_of(seed)

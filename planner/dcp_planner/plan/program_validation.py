@@ -3,8 +3,6 @@
 `check_programs` needs tables that `validation` has checked already.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
@@ -18,6 +16,7 @@ from dcp_planner.simulation.event_loop import (
     one_group,
     run_events,
 )
+from dcp_planner.sorting import order_by
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
     ATTENTION,
@@ -29,23 +28,17 @@ from dcp_planner.tables.programs import (
     ProgramTable,
     tabulate_programs,
 )
-from dcp_planner.tables.visits import (
-    find_feeders,
-    find_merges,
-    inputs_of_results,
-    inputs_of_tiles,
-)
+from dcp_planner.tables.visits import Visits
 
 _NEVER = np.iinfo(np.int64).max
 
 
-def check_programs(plan: Plan) -> None:
+def check_programs(plan: Plan, visits: Visits) -> None:
     """Check the programs of both directions; O((I + N) log).
 
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
-    visits = _Visits.of(plan)
     for direction in DIRECTIONS:
         _check_devices(plan, direction)
         places = _Places(plan, direction, visits)
@@ -74,40 +67,13 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Visits:
-    """Which transfers belong together, in both directions.
-
-    Attributes:
-        read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.
-        input_of: the input whose sums each result takes home, int64 ``[X]``, or -1.
-        merged_into: the result that each partial result is merged into, int64 ``[X]``, or -1.
-        feeder: what brings each input that is passed on, int64 ``[X]``, or -1.
-    """
-
-    read_by: tuple[Ints, Ints]
-    input_of: Ints
-    merged_into: Ints
-    feeder: Ints
-
-    @classmethod
-    def of(cls, plan: Plan) -> "_Visits":
-        table = plan.transfers
-        return cls(
-            inputs_of_tiles(plan.tiles, table),
-            inputs_of_results(table),
-            find_merges(table, plan.blocks.owner),
-            find_feeders(table),
-        )
-
-
 class _Places:
     """Positions of every tile, transfer and key in the programs of one direction.
 
     A place is a row of the program table; rows of one device are in the order of its program.
     """
 
-    def __init__(self, plan: Plan, direction: Direction, visits: _Visits) -> None:
+    def __init__(self, plan: Plan, direction: Direction, visits: Visits) -> None:
         self.plan, self.direction, self.visits = plan, direction, visits
         self.is_backward = direction == "backward"
         self.programs: ProgramTable = tabulate_programs(plan, direction)
@@ -365,7 +331,7 @@ class _Places:
         rank[ends, items] = place[self.op_of_item == LAUNCH]
         pair = table.target[chosen].astype(np.int64) * self.plan.num_devices + table.source[chosen]
         pair = pair * 2 + self.is_result[chosen]
-        orders = [np.lexsort((rank[end, chosen], pair)) for end in (0, 1)]
+        orders = [order_by(pair, rank[end, chosen]) for end in (0, 1)]
         differs = np.flatnonzero(chosen[orders[0]] != chosen[orders[1]])
         if differs.size:
             raise self.fail(

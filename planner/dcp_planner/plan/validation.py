@@ -14,14 +14,10 @@ from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
+from dcp_planner.sorting import order_by
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
-from dcp_planner.tables.visits import (
-    find_feeders,
-    find_merges,
-    inputs_of_results,
-    inputs_of_tiles,
-)
+from dcp_planner.tables.visits import Visits
 
 __all__ = ["PlanError", "validate"]
 
@@ -55,8 +51,9 @@ def _validate(plan: Plan) -> None:
     """Check a plan of one head group, given valid blocks."""
     _check_order(plan)
     _check_mask(plan)
-    _check_transfers(plan)
-    check_programs(plan)
+    visits = Visits.of(plan)
+    _check_transfers(plan, visits)
+    check_programs(plan, visits)
 
 
 def require(holds: Bools, invariant: str, table: str, *columns: object) -> None:
@@ -224,10 +221,10 @@ def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
     return bool(((slabs.q_start < end) & (slabs.q_end > start)).any())
 
 
-def _check_transfers(plan: Plan) -> None:
+def _check_transfers(plan: Plan, visits: Visits) -> None:
     table = plan.transfers
-    _check_needed(plan)
-    _check_ways(plan)
+    _check_needed(plan, visits)
+    _check_ways(plan, visits)
     size = plan.blocks.num_tokens[table.block] * _bytes_per_token(plan)
     require(
         table.size_bytes == size,
@@ -236,15 +233,15 @@ def _check_transfers(plan: Plan) -> None:
     )  # fmt: skip
 
 
-def _check_needed(plan: Plan) -> None:
+def _check_needed(plan: Plan, visits: Visits) -> None:
     """Every device gets each remote block that it computes with, and sends results home.
 
     It may get a block several times, for tiles of different divisions, and then sends as many.
     """
     table = plan.transfers
-    used = _used_inputs(plan)
+    used = _used_inputs(plan, visits)
     have, need = _places(table, plan), np.append(_needed_places(plan), _result_places(plan, used))
-    order = np.lexsort((table.division, have))
+    order = order_by(have, table.division)
     same = (np.diff(have[order]) == 0) & (np.diff(table.division[order]) == 0)
     if same.any():
         x = int(order[1:][same][0])
@@ -259,22 +256,21 @@ def _check_needed(plan: Plan) -> None:
             f"every remote input and result has a transfer: {direction} {TransferKind(kind).name} "
             f"of block {rest // 2} {ends[1]} device {worker} has none"
         )
-    extra = np.flatnonzero(~_is_used(plan, used) | (~np.isin(have, need) & ~used))
+    extra = np.flatnonzero(~_is_used(plan, used, visits.input_of) | (~np.isin(have, need) & ~used))
     if extra.size:
         raise PlanError(f"every transfer is needed by a tile: {_told(plan, int(extra[0]))} is not")
 
 
-def _used_inputs(plan: Plan) -> Bools:
+def _used_inputs(plan: Plan, visits: Visits) -> Bools:
     """Find the inputs that some tile reads, on their target or after they are passed on."""
     table = plan.transfers
     owner, used = plan.blocks.owner[table.block], np.zeros(len(table), np.bool_)
-    feeder = find_feeders(table, table.source != owner)
-    found = np.concatenate(inputs_of_tiles(plan.tiles, table), axis=None)
+    found = np.concatenate(visits.read_by, axis=None)
     while found.size:
         found = np.unique(found[found >= 0])
         found = found[~used[found] & (table.target[found] != owner[found])]  # owners have their own
         used[found] = True
-        found = feeder[found]
+        found = visits.feeder[found]
     return used
 
 
@@ -288,14 +284,13 @@ def _result_places(plan: Plan, used: Bools) -> Ints:
     return np.asarray(place * plan.num_devices + table.target[rows])
 
 
-def _is_used(plan: Plan, used: Bools) -> Bools:
+def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
     """Find the used inputs, and the results that alone take their sums home.
 
     Raises:
         PlanError: if the sums of a used input have no result.
     """
     table, used = plan.transfers, used.copy()
-    input_of = inputs_of_results(table)
     results = np.flatnonzero(input_of >= 0)
     count = np.bincount(input_of[results], minlength=len(table))
     is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward)
@@ -331,15 +326,13 @@ def _needed_places(plan: Plan) -> Ints:
     return np.concatenate(places)
 
 
-def _check_ways(plan: Plan) -> None:
+def _check_ways(plan: Plan, visits: Visits) -> None:
     """Inputs come from the owner, or from a device that has them; results go the same way back."""
     table = plan.transfers
     owner = plan.blocks.owner[table.block]
     is_result = table.kind >= TransferKind.OUT
     is_home = np.where(is_result, table.target, table.source) == owner
-    other = np.where(
-        is_result, find_merges(table, plan.blocks.owner), find_feeders(table, ~is_home)
-    )
+    other = np.where(is_result, visits.merged_into, visits.feeder)
     require(
         is_home | (other >= 0),
         "inputs come from, and results go to, the owner or a device that has the block as well",

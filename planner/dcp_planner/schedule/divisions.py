@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Indices, Ints, Record
+from dcp_planner.jit import IndexTable, IntTable, compiled
 from dcp_planner.model.config import Routing
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import Direction, Workload
@@ -91,25 +92,14 @@ def cut_streamed(
 
     Like `cut_divisions`, for divisions whose blocks are given back early.
     """
-    device, owner = placement.device_of_compute, placement.device_of_data
-    q, kv = workload.compute_q, workload.compute_kv
-    needs = owner[q] != device, owner[kv] != device
-    division = np.zeros(workload.num_tiles, np.int32)
-    remote = np.flatnonzero(needs[0] | needs[1])
-    if remote.size == 0:
-        return division
-    is_row = needs[0] if way.by == "awaited" else np.zeros(len(device), np.bool_)
-    first, second = np.where(is_row, q, kv), np.where(is_row, kv, q)
-    devices = int(max(owner.max(), device.max())) + 1
-    turn = (owner[first] - device) % devices if way.in_ring else np.zeros(len(device), np.int32)
-    keys = (device, is_row, turn, first, second)
-    order = remote[order_by(*(key[remote] for key in keys))]
-    runs = device[order].astype(np.int64)
-    amount = np.maximum(1, workload.compute_pairs[order])
-    if way.even == "bytes":
-        amount = _received_bytes(workload, order, runs, needs, _sizes(workload, direction))
-    division[order] = 1 + _equal_parts(runs, amount, parts)
-    return division
+    owner, (needs, remote, device) = placement.device_of_data, _remote(workload, placement)
+    is_row = needs[0, remote] & (way.by == "awaited")
+    first, second = _blocks(workload, remote, is_row)
+    devices = int(max(owner.max(initial=0), placement.device_of_compute.max(initial=0))) + 1
+    turn = (owner[first] - device) % devices if way.in_ring else np.zeros_like(device)
+    order = order_by(device, is_row, turn, first, second)
+    amount = None if way.even == "bytes" else np.maximum(1, workload.compute_pairs)
+    return _cut(workload, direction, needs, (remote[order], device[order]), amount, parts)
 
 
 def cut_divisions(
@@ -138,87 +128,102 @@ def cut_divisions(
 
     Source: divisions as in DCP (SOSP'25), Sec. 4.3, without its greedy.
     """
-    device, owner = placement.device_of_compute, placement.device_of_data
-    sides = workload.compute_q, workload.compute_kv
-    remote = owner[sides[0]] != device, owner[sides[1]] != device
-    return _cut(workload, device, remote, _sizes(workload, direction), parts, arrivals)
+    needs, remote, device = _remote(workload, placement)
+    is_row = needs[0, remote]
+    # Tiles that share the block they wait for stand together, so that it is waited for once.
+    first, second = _blocks(workload, remote, is_row)
+    in_time = is_row if arrivals is None else arrivals.at_ns[remote]
+    order = order_by(device, in_time, first, second)
+    amount = None if arrivals is None else arrivals.weight
+    return _cut(workload, direction, needs, (remote[order], device[order]), amount, parts)
 
 
-def _sizes(workload: Workload, direction: Direction) -> tuple[int, int]:
-    """Return the bytes of a token of queries and of keys."""
-    shape = workload.shape
-    return shape.q_bytes if direction == "forward" else shape.q_backward_bytes, shape.kv_bytes
+def _remote(workload: Workload, placement: Placement) -> tuple[Bools, Ints, Ints]:
+    """Find what tiles wait for: queries and keys, bool ``[2, W]``; those that do; their devices."""
+    owner, device = placement.device_of_data, placement.device_of_compute
+    needs = np.stack([owner[workload.compute_q], owner[workload.compute_kv]]) != device
+    remote = np.flatnonzero(needs[0] | needs[1])
+    return needs, remote, device[remote].astype(np.int64)
+
+
+def _blocks(workload: Workload, tiles: Ints, is_row: Bools) -> tuple[Indices, Indices]:
+    """Return the blocks of tiles: queries first where `is_row`, else keys first."""
+    q, kv = workload.compute_q[tiles], workload.compute_kv[tiles]
+    return np.where(is_row, q, kv), np.where(is_row, kv, q)
 
 
 def _cut(
     workload: Workload,
-    device: Indices,
-    needs: tuple[Bools, Bools],
-    bytes_per_token: tuple[int, int],
+    direction: Direction,
+    needs: Bools,
+    line: tuple[Ints, Ints],
+    amount: Ints | None,
     parts: int,
-    arrivals: Arrivals | None,
 ) -> Indices:
-    """Cut the tiles that wait for their queries or keys, in `needs`; 0 for all others."""
+    """Cut the remote tiles into parts of equal amounts; 0 for all others.
+
+    Args:
+        workload: of all tiles.
+        direction: of the pass.
+        needs: bool ``[2, W]``, whether a tile waits for its queries and keys.
+        line: the remote tiles in the order of the cut, device by device, and their devices.
+        amount: int64 ``[W]``; ``None`` for the bytes that each tile is the first to need there.
+        parts: of each device.
+    """
+    if amount is None:
+        amount = np.zeros(workload.num_tiles, np.int64)
+        row = "q_bytes" if direction == "forward" else "q_backward_bytes"
+        sizes = np.outer((getattr(workload.shape, row), workload.shape.kv_bytes),
+                         workload.block_tokens)  # fmt: skip
+        blocks = np.stack([workload.compute_q, workload.compute_kv])
+        _add_received(*line, needs, blocks, sizes, np.full_like(sizes, -1), amount)
     division = np.zeros(workload.num_tiles, np.int32)
-    remote = np.flatnonzero(needs[0] | needs[1])
-    if remote.size == 0:
-        return division
-    order = remote[_order(workload, device, needs[0], remote, arrivals)]
-    runs = device[order].astype(np.int64)
-    if arrivals is not None and arrivals.weight is not None:
-        brought = arrivals.weight[order]
-    else:
-        brought = _received_bytes(workload, order, runs, needs, bytes_per_token)
-    division[order] = 1 + _equal_parts(runs, brought, parts)
+    _number_parts(*line, amount, parts, division)
     return division
 
 
-def _order(
-    workload: Workload, device: Indices, needs_q: Bools, remote: Ints, arrivals: Arrivals | None
-) -> Ints:
-    """Return the order of the remote tiles by device and, there, in time.
-
-    Tiles that share the block they wait for stand together, so that it is waited for once.
-    """
-    q, kv, is_row = workload.compute_q[remote], workload.compute_kv[remote], needs_q[remote]
-    first, second = np.where(is_row, q, kv), np.where(is_row, kv, q)
-    in_time = is_row if arrivals is None else arrivals.at_ns[remote]
-    return order_by(device[remote], in_time, first, second)
-
-
-def _received_bytes(
-    workload: Workload,
+@compiled
+def _add_received(
     order: Ints,
-    runs: Ints,
-    needs: tuple[Bools, Bools],
-    bytes_per_token: tuple[int, int],
-) -> Ints:
-    """Compute the bytes of blocks that the tiles of `order` are first to need on their device."""
-    brought = np.zeros(len(order), np.int64)
-    sides = workload.compute_q, workload.compute_kv
-    for block, needed, size in zip(sides, needs, bytes_per_token, strict=True):
-        chosen = np.flatnonzero(needed[order])
-        blocks = block[order[chosen]]
-        place = runs[chosen] * workload.num_blocks + blocks
-        rows = order_by(place)
-        first = rows[np.diff(place[rows], prepend=-1) != 0]
-        brought[chosen[first]] += workload.block_tokens[blocks[first]] * size
-    return brought
+    device: Ints,
+    needs: Bools,
+    blocks: IndexTable,
+    sizes: IntTable,
+    last: IntTable,
+    amount: Ints,
+) -> None:
+    """Add the bytes of each block to the tile that needs it first on its device.
 
-
-def _equal_parts(device: Ints, brought: Ints, parts: int) -> Ints:
-    """Number the parts 0, 1, ... of each device's run so that each brings about the same bytes.
-
-    Every device's first element brings something, so no part number leaks from the device before.
+    `last` is the last device that needed each block, -1 before all.
     """
-    before = np.cumsum(brought) - brought
-    is_first = np.diff(device, prepend=-1) != 0
-    before -= np.maximum.accumulate(np.where(is_first, before, 0))
-    total = np.bincount(device, weights=brought)[device]
-    # What brings nothing stays with the last arrival before it.
-    middle = np.where(brought > 0, device + (before + brought / 2) / total, 0.0)
-    share = np.maximum.accumulate(middle) - device
-    part = np.minimum((share * parts).astype(np.int64), parts - 1)
-    steps = np.diff(part, prepend=0) != 0
-    dense = np.cumsum(steps)  # numbers start at 0: an empty first part would only delay
-    return dense - np.maximum.accumulate(np.where(is_first, dense, 0))
+    for n in range(len(order)):
+        for side in range(2):
+            block = blocks[side, order[n]]
+            if needs[side, order[n]] and last[side, block] != device[n]:
+                last[side, block] = device[n]
+                amount[order[n]] += sizes[side, block]
+
+
+@compiled
+def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division: Indices) -> None:
+    """Number the parts 1, 2, ... of each device's tiles so that each has about the same amount.
+
+    A tile is in the part that its middle lies in; one of no amount stays with the tile before it.
+    The numbers have no gap: an empty first part would only delay.
+    """
+    end = 0
+    for n in range(len(order)):
+        if n == end:  # the first tile of a device
+            total, before, share, part, number = 0.0, 0, 0.0, -1, 0
+            while end < len(order) and device[end] == device[n]:
+                total += amount[order[end]]
+                end += 1
+        brought = amount[order[n]]
+        if brought > 0:
+            middle = device[n] + (before + brought / 2) / total
+            share = max(share, middle - device[n])
+        now = min(int(share * parts), parts - 1)
+        number += now != part
+        part = now
+        division[order[n]] = number
+        before += brought

@@ -5,13 +5,49 @@ What uses the block in a division uses the visit that began last by then. A resu
 sums of one visit; a partial result is merged into the next result that leaves its target.
 """
 
+from dataclasses import dataclass
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Indices, Ints
-from dcp_planner.tables.plan import ComputeBlocks, TransferKind, Transfers
+from dcp_planner.model.cluster import MOST_DEVICES
+from dcp_planner.tables.plan import ComputeBlocks, Plan, TransferKind, Transfers
 
 _KEYS = np.array([kind in (TransferKind.KV, TransferKind.DKV) for kind in TransferKind])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Visits:
+    """Which transfers belong together, in both directions.
+
+    Attributes:
+        read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.
+        input_of: the input whose sums each result takes home, int64 ``[X]``, or -1.
+        merged_into: the result that each partial result is merged into, int64 ``[X]``, or -1.
+        feeder: what brings each input that the owner does not send, int64 ``[X]``, or -1.
+    """
+
+    read_by: tuple[Ints, Ints]
+    input_of: Ints
+    merged_into: Ints
+    feeder: Ints
+
+    @classmethod
+    def of(cls, plan: Plan) -> "Visits":
+        """Find them in a plan of one head group; O((W + X) log X)."""
+        table, inputs, owner = plan.transfers, _inputs(plan.transfers), plan.blocks.owner
+        return cls(
+            _of_tiles(inputs, plan.tiles),
+            _at_source(inputs, table, table.kind >= TransferKind.OUT),
+            find_merges(table, owner),
+            _at_source(
+                inputs,
+                table,
+                (table.kind < TransferKind.OUT) & (table.source != owner[table.block]),
+            ),
+        )
 
 
 def inputs_of_tiles(tiles: ComputeBlocks, transfers: Transfers) -> tuple[Ints, Ints]:
@@ -25,10 +61,14 @@ def inputs_of_tiles(tiles: ComputeBlocks, transfers: Transfers) -> tuple[Ints, I
         Two int64 ``[2, W]``, of queries and of keys: rows of `transfers` in forward and in
         backward, -1 where nothing brings the block to the tile's device.
     """
+    return _of_tiles(_inputs(transfers), tiles)
+
+
+def _of_tiles(inputs: "_Index", tiles: ComputeBlocks) -> tuple[Ints, Ints]:
     divisions = (tiles.division, tiles.backward_division)
     q, kv = (
         np.stack([
-            _inputs(transfers, block, tiles.device, is_keys, way, divisions[way])
+            inputs.latest(_place(block, tiles.device, is_keys, way), divisions[way])
             for way in (0, 1)
         ])
         for is_keys, block in ((0, tiles.q_block), (1, tiles.kv_block))
@@ -38,29 +78,16 @@ def inputs_of_tiles(tiles: ComputeBlocks, transfers: Transfers) -> tuple[Ints, I
 
 def inputs_of_results(transfers: Transfers) -> Ints:
     """Find the visit whose sums each result takes home: its input, int64 ``[X]``; -1 for inputs."""
-    found = np.full(len(transfers), -1, np.int64)
-    rows = np.flatnonzero(transfers.kind >= TransferKind.OUT)
-    found[rows] = _inputs(
-        transfers, transfers.block[rows], transfers.source[rows], _KEYS[transfers.kind[rows]],
-        transfers.is_backward[rows], transfers.division[rows],
-    )  # fmt: skip
-    return found
+    return _at_source(_inputs(transfers), transfers, transfers.kind >= TransferKind.OUT)
 
 
-def find_feeders(transfers: Transfers, is_passed: Bools | None = None) -> Ints:
+def find_feeders(transfers: Transfers) -> Ints:
     """Find the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1.
 
-    `is_passed` says which inputs are passed on, bool ``[X]``; left out, their hops say it.
+    The hops of inputs say which are passed on.
     """
-    found = np.full(len(transfers), -1, np.int64)
-    if is_passed is None:
-        is_passed = transfers.hop > 0
-    rows = np.flatnonzero(is_passed & (transfers.kind < TransferKind.OUT))
-    found[rows] = _inputs(
-        transfers, transfers.block[rows], transfers.source[rows], _KEYS[transfers.kind[rows]],
-        transfers.is_backward[rows], transfers.division[rows],
-    )  # fmt: skip
-    return found
+    is_passed = (transfers.hop > 0) & (transfers.kind < TransferKind.OUT)
+    return _at_source(_inputs(transfers), transfers, is_passed)
 
 
 def find_merges(transfers: Transfers, owner: Indices) -> Ints:
@@ -79,28 +106,25 @@ def find_merges(transfers: Transfers, owner: Indices) -> Ints:
     )
     # The next result is the latest one, with time turned round.
     time = -transfers.division.astype(np.int64)
-    at = latest(place, time[results], wanted, time[partials])
-    found[partials] = np.where(at >= 0, results[at] if len(results) else -1, -1)
+    found[partials] = _Index.of(results, place, time[results]).latest(wanted, time[partials])
     return found
 
 
-def _inputs(
-    transfers: Transfers,
-    block: Indices,
-    device: Indices,
-    is_keys: NDArray[np.generic] | int,
-    is_backward: NDArray[np.generic] | int,
-    division: Indices,
-) -> Ints:
-    """Find the input of a block that began the visit of each division at a device, or -1."""
+def _inputs(transfers: Transfers) -> "_Index":
+    """Lay out what begins each visit."""
     rows = np.flatnonzero(transfers.kind < TransferKind.OUT)
-    place = _place(
-        transfers.block[rows], transfers.target[rows], _KEYS[transfers.kind[rows]],
-        transfers.is_backward[rows],
-    )  # fmt: skip
-    wanted = _place(block, device, is_keys, is_backward)
-    at = latest(place, transfers.division[rows], wanted, division)
-    return np.where(at >= 0, rows[at] if len(rows) else -1, -1)
+    kind, is_backward = transfers.kind[rows], transfers.is_backward[rows]
+    place = _place(transfers.block[rows], transfers.target[rows], _KEYS[kind], is_backward)
+    return _Index.of(rows, place, transfers.division[rows])
+
+
+def _at_source(inputs: "_Index", transfers: Transfers, chosen: Bools) -> Ints:
+    """Find the visit, at their sources, that the chosen transfers belong to; -1 for others."""
+    found, x = np.full(len(transfers), -1, np.int64), np.flatnonzero(chosen)
+    is_keys, is_backward = _KEYS[transfers.kind[x]], transfers.is_backward[x]
+    wanted = _place(transfers.block[x], transfers.source[x], is_keys, is_backward)
+    found[x] = inputs.latest(wanted, transfers.division[x])
+    return found
 
 
 def _place(
@@ -110,37 +134,48 @@ def _place(
     is_backward: NDArray[np.generic] | int,
 ) -> Ints:
     side = 2 * np.asarray(is_backward, np.int64) + np.asarray(is_keys, np.int64)
-    return ((block.astype(np.int64) << 31) + device) * 4 + side
+    return (block * np.int64(MOST_DEVICES) + device) * 4 + side
 
 
-def latest(
-    place: Ints, division: NDArray[np.integer], wanted: Ints, at: NDArray[np.integer]
-) -> Ints:
-    """Find the row of each wanted place with the greatest division that is not above `at`.
+class _Index(NamedTuple):
+    """Rows by their place, then by their division.
 
-    Args:
-        place: int64 ``[N]``, what each row is of.
-        division: integers ``[N]``.
-        wanted: int64 ``[M]``.
-        at: integers ``[M]``.
-
-    Returns:
-        int64 ``[M]``: the first row of the place if none is early enough, -1 if it has none.
-        O((N + M) log N).
-
-    >>> place, division = np.array([7, 7, 8]), np.array([1, 5, 2])
-    >>> latest(place, division, np.array([7, 7, 7, 8, 9]), np.array([0, 4, 5, 2, 0])).tolist()
-    [0, 0, 1, 2, -1]
+    Attributes:
+        rows: int64 ``[N]``, in this order.
+        place: int64 ``[N]``, of each.
+        known: the divisions, int64, rising.
+        keys: int64 ``[N]``, place and rank of the division in one number, rising.
     """
-    if len(place) == 0:
-        return np.full(len(wanted), -1, np.int64)
-    order = np.lexsort((division, place))
-    known, rank = np.unique(division, return_inverse=True)
-    places, number = np.unique(place, return_inverse=True)
-    of = np.minimum(np.searchsorted(places, wanted), len(places) - 1)
-    width = len(known) + 1
-    keys = (number * width + rank)[order]
-    found = np.searchsorted(keys, of * width + np.searchsorted(known, at, side="right")) - 1
-    first = np.searchsorted(keys, of * width)
-    rows = order[np.maximum(found, first)]
-    return np.asarray(np.where(places[of] == wanted, rows, -1))
+
+    rows: Ints
+    place: Ints
+    known: Ints
+    keys: Ints
+
+    @classmethod
+    def of(cls, rows: Ints, place: Ints, division: NDArray[np.integer]) -> "_Index":
+        """Sort rows of some places and divisions; O(N log N)."""
+        known, rank = np.unique(division, return_inverse=True)
+        keys = place * (len(known) + 1) + rank
+        order = np.argsort(keys, kind="stable")
+        return cls(rows[order], place[order], known, keys[order])
+
+    def latest(self, wanted: Ints, at: NDArray[np.integer]) -> Ints:
+        """Find the row of each wanted place with the greatest division that is not above `at`.
+
+        Returns:
+            int64 ``[M]``: the first row of the place if none is early enough, -1 if it has none.
+            O(M log N).
+
+        >>> index = _Index.of(np.arange(3), np.array([7, 7, 8]), np.array([1, 5, 2]))
+        >>> index.latest(np.array([7, 7, 7, 8, 9]), np.array([0, 4, 5, 2, 0])).tolist()
+        [0, 0, 1, 2, -1]
+        """
+        if len(self.rows) == 0:
+            return np.full(len(wanted), -1, np.int64)
+        width = len(self.known) + 1
+        rank = np.searchsorted(self.known, at, side="right")
+        found = np.searchsorted(self.keys, wanted * width + rank) - 1
+        first = np.searchsorted(self.keys, wanted * width)
+        n = np.minimum(np.maximum(found, first), len(self.rows) - 1)
+        return np.asarray(np.where(self.place[n] == wanted, self.rows[n], -1))
