@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Bytes, Floats, Indices, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.errors import PlanError
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
@@ -104,7 +104,8 @@ def mean_compute_seconds(plan: Plan) -> float:
     for direction in DIRECTIONS:
         programs = tabulate_programs(flat, direction)
         work = _kernel_work(flat, direction, flat.cluster)
-        spent = _durations(programs, flat.transfers, work, flat.cluster)
+        steps = Steps.of(programs, flat.num_devices)
+        spent = _durations(programs, steps, flat.transfers, work, flat.cluster)
         total += float((spent * speed[programs.device]).sum() / speed.sum())
     return total
 
@@ -149,14 +150,14 @@ class DirectionModel:
         if cluster.message_order == "fifo":  # one port to send from; the target's is always free
             ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
             num_ports += len(transfers)
+        steps = Steps.of(programs, cluster.num_devices)
         messages = Messages.of(
             (transfers.source, transfers.target),
             find_feeders(transfers) if feeder is None else feeder, (ports, num_ports),
-            _groups(programs, transfers, cluster), is_fifo=cluster.message_order == "fifo",
+            _groups(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
         )  # fmt: skip
         if rows is None:
             rows = np.arange(len(transfers))
-        steps = Steps.of(programs, cluster.num_devices)
         return cls(programs, transfers, rows, link, steps, messages)
 
     @classmethod
@@ -192,7 +193,7 @@ class DirectionModel:
         Raises:
             PlanError: for a deadlock, or a run of a century.
         """
-        duration = _durations(self.programs, self.transfers, work, cluster)
+        duration = _durations(self.programs, self.steps, self.transfers, work, cluster)
         busy, latency = _message_times(self.transfers.size_bytes, self.link, cluster)
         if evenness != "as placed":
             duration = _levelled(duration, self.programs.device, cluster, evenness)
@@ -294,9 +295,7 @@ class PlanModel:
         return _trace_of(parts, names)
 
 
-def _groups(
-    programs: ProgramTable, transfers: Transfers, cluster: Cluster
-) -> tuple[Ints, Ints, Ints, Ints]:
+def _groups(steps: Steps, transfers: Transfers, cluster: Cluster) -> tuple[Ints, Ints, Ints, Ints]:
     """Find the group of each end of each message, the members of groups, and whom they follow.
 
     One group of everything where messages do not travel in groups.
@@ -305,7 +304,7 @@ def _groups(
     if cluster.message_order != "grouped" or not size:
         return one_group(size)
     launch = np.full((2, size), -1, np.int64)
-    _find_launches(_columns(programs), transfers.source.copy(), launch)
+    _find_launches(steps, transfers.source.copy(), launch)
     # A communicator is a device and a kind of message; what it sends in one division and hop is one
     # group, and its first launch says when its turn is.
     is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
@@ -324,29 +323,15 @@ def _groups(
     return group, group_ptr[: count + 1], order % size, after
 
 
-class _Columns(NamedTuple):
-    """Columns of a `ProgramTable` that compiled functions can read."""
-
-    op: Bytes
-    device: Indices
-    item_ptr: Ints
-    items: Indices
-
-
-def _columns(programs: ProgramTable) -> _Columns:
-    return _Columns(
-        programs.op.copy(), programs.device.copy(), programs.item_ptr.copy(), programs.items.copy()
-    )
-
-
 @compiled
-def _find_launches(programs: _Columns, source: Indices, launch: IntTable) -> None:
+def _find_launches(steps: Steps, source: Indices, launch: IntTable) -> None:
     """Find the instruction that launches each message at its source and at its target."""
-    for row in range(len(programs.op)):
-        if programs.op[row] == LAUNCH:
-            for k in range(programs.item_ptr[row], programs.item_ptr[row + 1]):
-                x = programs.items[k]
-                launch[0 if source[x] == programs.device[row] else 1, x] = row
+    for device in range(len(steps.row_ptr) - 1):
+        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
+            if steps.op[row] == LAUNCH:
+                for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
+                    x = steps.items[k]
+                    launch[0 if source[x] == device else 1, x] = row
 
 
 @compiled
@@ -370,7 +355,7 @@ def _number_groups(
 
 
 def _durations(
-    programs: ProgramTable, transfers: Transfers, work: KernelWork, cluster: Cluster
+    programs: ProgramTable, steps: Steps, transfers: Transfers, work: KernelWork, cluster: Cluster
 ) -> Floats:
     """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
     seconds, speed = np.zeros(len(programs)), cluster.speed_of_device
@@ -378,7 +363,7 @@ def _durations(
     attends = np.flatnonzero((programs.op == ATTENTION) & (counts > 0))
     seconds[attends] = work.launch_seconds(attends, programs.item_ptr, programs.items)
     merged, posted = np.zeros(len(programs), np.int64), np.zeros(cluster.num_devices, np.int64)
-    _add_messages(_columns(programs), transfers.size_bytes.copy(), merged, posted)
+    _add_messages(steps, transfers.size_bytes.copy(), merged, posted)
     reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
     seconds[reduces] = reduction_seconds(merged[reduces], cluster)
     busy = np.append(attends, reduces)
@@ -391,15 +376,16 @@ def _durations(
 
 
 @compiled
-def _add_messages(programs: _Columns, size_bytes: Ints, merged: Ints, posted: Ints) -> None:
+def _add_messages(steps: Steps, size_bytes: Ints, merged: Ints, posted: Ints) -> None:
     """Add up the bytes that each instruction merges, and the messages that each device launches."""
-    for row in range(len(programs.op)):
-        first, last = programs.item_ptr[row], programs.item_ptr[row + 1]
-        if programs.op[row] == LAUNCH:
-            posted[programs.device[row]] += last - first
-        elif programs.op[row] == REDUCTION:
-            for k in range(first, last):
-                merged[row] += size_bytes[programs.items[k]]
+    for device in range(len(posted)):
+        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
+            first, last = steps.item_ptr[row], steps.item_ptr[row + 1]
+            if steps.op[row] == LAUNCH:
+                posted[device] += last - first
+            elif steps.op[row] == REDUCTION:
+                for k in range(first, last):
+                    merged[row] += size_bytes[steps.items[k]]
 
 
 def _levelled(seconds: Floats, device: Indices, cluster: Cluster, evenness: Evenness) -> Floats:
