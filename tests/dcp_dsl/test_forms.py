@@ -56,6 +56,7 @@ def check_form(form: Form, dense):
 def check_blocks(forms, denses, block_q, block_kv):
     """Compare a block table with brute force, block by block."""
     blocks = block_sparsity(forms, block_q, block_kv)
+    assert blocks.batch.num_sequences == len(forms)
     total = sum(map(len, denses))
     dense = np.zeros((total, total), bool)
     at = 0
