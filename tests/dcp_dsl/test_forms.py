@@ -166,6 +166,8 @@ def test_masks_of_all_forms_are_combined_and_compared_exactly():
         mask = spec.mask(text)
         sample = Sample({c: columns[c] for c in mask.columns}, length)
         bound.append((mask.compile(sample), dense_mask(mask, sample)))
+        form, _ = bound[-1]
+        assert is_equal(form, Rows(length, *form.row_ranges(0, length)))  # whose digest differs
     for (a, left), (b, right) in product(bound, bound):
         for operation, expected in (
             (intersect, left & right), (unite, left | right), (subtract, left & ~right),

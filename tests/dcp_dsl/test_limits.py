@@ -110,6 +110,8 @@ def test_remainders_that_repeat_too_late_together_are_not_added():
     assert len(two.values) == MAX_PERIOD
     with pytest.raises(TooManyPieces, match="67_591 remainders of a distance, at most 65_536"):
         Cyclic(np.arange(257)) + Cyclic(np.arange(263))
+    mask = Spec.from_text("@ahead mask a = (q - k) % 257 < 2 and (q - k) % 263 < 2").mask("a")
+    assert mask.compile(Sample(length=300)).form == "tiles"
 
 
 def test_a_slope_that_overflows_is_refused_instead_of_wrapping_round():
