@@ -255,14 +255,18 @@ def check(lab, on_ranks, plan, masks, wrap=None):
     lab.assert_as_exact_as_eager(whole, q, kv, dout, dense)
 
 
+def whole_sequence(lab, ranks):
+    """Plan 120 tokens that all see each other; draw q, kv and dout for them."""
+    sparsity = lab.sparsity_of([lab.masks["full"](120)], 8)
+    config = PlanConfig("static:zigzag")
+    plan = build_plan(sparsity, ModelShape(4, 2, 8, 4), Cluster(1, ranks), config)
+    return plan, *lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+
+
 @pytest.fixture
 def lost_by(lab, on_ranks):
     """Run a plan of three ranks, of which one leaves; give what the others raise."""
-    plan = build_plan(
-        lab.sparsity_of([lab.masks["full"](120)], 8), ModelShape(4, 2, 8, 4), Cluster(1, 3),
-        PlanConfig("static:zigzag"),
-    )  # fmt: skip
-    q, kv, _ = lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+    plan, q, kv, _ = whole_sequence(lab, 3)
 
     def run(away, leave=lambda transport: None):
         def work(transport):
@@ -305,11 +309,7 @@ def test_a_broken_communicator_is_told_with_the_rank_that_left(lost_by):
 @pytest.fixture
 def ahead(lab, on_ranks):
     """Run ``work(transport, layer)`` on two ranks while no message arrives and no host waits."""
-    plan = build_plan(
-        lab.sparsity_of([lab.masks["full"](120)], 8), ModelShape(4, 2, 8, 4), Cluster(1, 2),
-        PlanConfig("static:zigzag"),
-    )  # fmt: skip
-    q, kv, dout = lab.random_qkv(1, 120, 4, 2, 8, torch.float32)
+    plan, q, kv, dout = whole_sequence(lab, 2)
 
     def run(work):
         def run_rank(transport):

@@ -94,12 +94,14 @@ def test_notes_live_in_the_address_and_stay_text(visit):
     assert visit.digest(HOST, "marks") == plain
 
 
-@pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("view", ["timeline", "mask"])
-def test_what_is_shown_can_be_saved(visit, view, small_trace, tmp_path):
+def test_what_is_shown_can_be_saved(visit, view, scheme, small_trace, tmp_path):
+    visit.page.emulate_media(color_scheme=scheme)
     third = int(small_trace.end_ns.max()) // 3
     query = {"timeline": f"?time={third}-{2 * third}", "mask": "?tokens=256-768-256-768"}[view]
     page = visit.open(f"plan/{plan_key('small.dcpplan')}/{view}{query}")
+    page.wait_for_selector(f"html[data-mantine-color-scheme={scheme}]")
     page.wait_for_selector(f".dcp-{view}[data-state=drawn]")
     page.wait_for_load_state("networkidle")
     files = {}
