@@ -198,6 +198,14 @@ def test_a_position_from_outside_is_the_same_token_inside_per(paint):
         assert np.array_equal(dense_mask(spec.mask(name), sample), expected)
 
 
+@pytest.mark.parametrize("call", ["near", "given(2)", "chosen(-3)"])
+def test_a_minus_before_a_number_or_a_parameter_negates_it(call, paint):
+    text = "@ahead mask near = q - k > -3  @ahead mask given(w: int) = q - k >= -w"
+    spec = Spec.from_text(f"{text}  @ahead mask chosen(w: int) = q - k > w")
+    wanted = np.subtract.outer(np.arange(9), np.arange(9)) > -3
+    assert np.array_equal(paint(spec.mask(call).bind(Sample(length=9))), wanted)
+
+
 def test_lengths_that_differ_divide_in_each_instance_as_slabs():
     spec = Spec.from_text(
         "segment doc = [doc_lens]*\nmask halves = 2 * q // len == 2 * k // len per doc"
