@@ -68,6 +68,7 @@ EFFORTS: Mapping[str, Effort] = MappingProxyType(
 _MOST_PARTS = 16
 _WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
+_RAMP = ((0.25, 1.0), (0.5, 0.5), (1.0, 0.25))  # of the prices and the noise, one after the other
 _MARGIN = 2.0  # times the bytes of tiles in squares
 _MOST_CELLS = 1 << 26  # of the pin counts of one state
 
@@ -271,8 +272,19 @@ class Search:
         for run in range(runs):
             start = starts[run % min(effort.starts, len(starts))]
             state = _flat_state(problem, start, limits, self.seed + run)
-            results.append(self._descend(state, sweeps, effort.noise, problem))
+            results.append(self._tighten(state, sweeps, problem))
         return min(results, key=lambda found: found[0])[1]
+
+    def _tighten(self, state: State, sweeps: int, problem: Problem) -> tuple[float, Split]:
+        """Search while the noise falls and what exceeds a cap gets dearer: loose caps, then tight.
+
+        So documents may pass through parts that are full.
+        """
+        prices = state.prices.copy()
+        for share, noise in _RAMP:
+            state.prices[:] = share * prices
+            self._descend(state, sweeps // len(_RAMP) + 1, noise * self.effort.noise, problem)
+        return _cost(state), Split(state.part, state.owner)
 
     def _descend(
         self, state: State, sweeps: int, noise: float, problem: Problem
