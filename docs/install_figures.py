@@ -22,7 +22,7 @@ import zipfile
 from pathlib import Path
 
 RESULTS = Path(__file__).with_name("install.json")
-MASK = """segment part = question[question_len] answer[answer_lens]*
+MASK = """segment part = question[question_len] branch answer[answer_lens]*
 mask mine = causal and (k in question or same(answer))
 """
 PLAN = (

@@ -41,7 +41,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--
 
 SPEC = """dcpm 1
 # An answer sees the question and itself, not the other answers.
-segment part = question[question_len] answer[answer_lens]*
+segment part = question[question_len] branch answer[answer_lens]*
 
 mask shared_question = causal and (k in question or same(answer))
 mask streaming_llm(sink: tokens = 64, window: tokens = 1k) =

@@ -19,7 +19,7 @@ MAX_BYTES = 200_000
 
 START = """\
 # What may every token see? Change a line: findings, picture and prediction follow.
-segment part = question[question_len] answer[answer_lens]*
+segment part = question[question_len] branch answer[answer_lens]*
 
 mask shared_question = causal and (k in question or same(answer))
 
@@ -28,7 +28,7 @@ check shared_question implies causal
 """
 
 PACKED = """# Packed documents: causal, and nothing crosses a document's border.
-segment doc = [doc_lens]*
+segment doc = branch [doc_lens]*
 mask document = causal and same(doc)
 """
 
