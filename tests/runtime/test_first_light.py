@@ -217,6 +217,12 @@ def test_a_stage_that_takes_too_long_leaves_its_rows_and_no_process(scripted, tm
     assert "cut off" in capsys.readouterr().out
 
 
+def test_a_wrong_row_counts_where_its_stage_is_cut_off(scripted):
+    document = scripted("    yield {'ok': False}; time.sleep(300)", limit_s=4)
+    assert (document["status"], len(document["rows"])) == ("failed", 1)
+    assert "longer than 4 s" in document["reason"]
+
+
 @pytest.mark.parametrize(
     ("body", "status", "reason"),
     [

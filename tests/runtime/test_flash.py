@@ -16,9 +16,12 @@ import torch
 from dcp_dsl.interchange import slices
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.errors import RunError
+from dcp_runtime.execute.prepared_plan import Engine
 from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
+from dcp_runtime.kernels.kernel import TensorKind
+from dcp_runtime.kernels.triton_kernel import TritonKernel
 from dcp_runtime.plans.device_plan import prepare_device
 
 
@@ -208,6 +211,26 @@ def test_a_mask_that_gathers_too_much_is_left_to_our_kernels(lab, monkeypatch):
     choice = chosen_for(part_of(lab, CAUSAL))
     assert choice.kernel.name == "triton"
     assert "at most 100 are written" in dict(choice.refused)["flash4"]
+
+
+@pytest.mark.usefixtures("hopper")
+def test_a_later_plan_that_gathers_too_much_gets_another_kernel(lab, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(flash.FlashCall, "to", lambda call, _: call)
+    monkeypatch.setattr(TritonKernel, "load", lambda *tables: loaded.append(tables))
+    kind, first, later = (
+        TensorKind(torch.bfloat16, torch.device("cuda"), 128),
+        *(part_of(lab, CAUSAL) for _ in range(2)),
+    )
+    engine = Engine.make(kind, None, first)
+    assert engine.kernel.name == "flash4"
+    assert engine.take(first, None) is engine
+    monkeypatch.setattr(slices, "MAX_INDICES", 100)
+    other = engine.take(later, None)
+    assert (other.kernel.name, len(loaded)) == ("triton", 1)
+    assert "too many rows and keys" in dict(other.choice.refused)["flash4"]
+    with pytest.raises(RunError, match=r"too many rows and keys.*kernel 'triton'"):
+        engine.take(later, "flash4")
 
 
 @pytest.mark.usefixtures("hopper")

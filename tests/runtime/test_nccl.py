@@ -382,15 +382,15 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
 @pytest.mark.parametrize("teller", ["step", "close"])
 def test_a_lost_message_is_told_before_an_optimizer_steps_or_the_executor_is_closed(ahead, teller):
     def work(transport, executor, layer):
+        weight = torch.ones(1, requires_grad=True)
+        weight.grad = torch.ones(1)
+        optimizer = torch.optim.SGD([weight], lr=0.25)  # the first imports much of torch
         layer()
         if transport.rank == 1:
             transport.close()
         transport.exchange_notes("", "one is closed")
         if transport.rank == 1:
             return None
-        weight = torch.ones(1, requires_grad=True)
-        weight.grad = torch.ones(1)
-        optimizer = torch.optim.SGD([weight], lr=0.25)
         for member in transport._groups:
             member.communicator.error = "remote process exited"
         with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
@@ -401,6 +401,19 @@ def test_a_lost_message_is_told_before_an_optimizer_steps_or_the_executor_is_clo
         return untouched, weight.item()
 
     assert ahead(work) == [(1, 0.75), None]
+
+
+def test_a_step_waits_for_all_messages_also_where_they_take_longer_than_one_may(ahead):
+    def work(transport, executor, layer):
+        optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.25)
+        layer()
+        time.sleep(0.1)  # the thread has begun to count
+        transport._timeout_s = 0.05
+        threading.Timer(0.6, let_run_ahead, (transport, False)).start()
+        optimizer.step()
+        return transport._latest.wait(0)
+
+    assert ahead(work) == [True, True]
 
 
 def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):

@@ -12,7 +12,7 @@ from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.open_batches import TRACED_BATCHES, OpenBatches
-from dcp_runtime.execute.prepared_plan import PreparedPlan
+from dcp_runtime.execute.prepared_plan import Engine, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, digest_of
@@ -146,11 +146,14 @@ class DCPExecutor:
     ) -> tuple[PreparedPlan, ...]:
         propose = partial(self._propose_parts, plans, note.name)
         digests, parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
-        batch, before = self._batches.add(note.name, len(plans)), self._prepared
+        batch = self._batches.add(note.name, len(plans))
         prepared = tuple(
-            PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, before)
-            for part in parts
+            PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, engine)
+            for part, engine in parts
         )
+        if self._prepared is not None:
+            for each in prepared:
+                each.recorder.clock = self._prepared.recorder.clock
         self._prepared = prepared[-1]
         if self._watch is not None:
             self._watch.begin(note, plans, digests, prepared)
@@ -158,20 +161,18 @@ class DCPExecutor:
 
     def _propose_parts(
         self, plans: Sequence[Plan | PlanPart], name: str
-    ) -> tuple[Sequence[str], tuple[str, list[DevicePlan]]]:
+    ) -> tuple[Sequence[str], tuple[str, list[tuple[DevicePlan, Engine | None]]]]:
         self._batches.check_waiting(self._micro_batches - 1)
         parts = [self._make_ready(plan) for plan in plans]
         digests = " ".join(map(digest_of, plans))
         return (name, digests), (digests, parts)
 
-    def _make_ready(self, plan: Plan | PlanPart) -> DevicePlan:
+    def _make_ready(self, plan: Plan | PlanPart) -> tuple[DevicePlan, Engine | None]:
         self._check_plan(plan)
         whole = plan.plan if isinstance(plan, PlanPart) else plan
         part = prepare_device(whole, self.rank, segment_rows(self._kernel))
         engine = None if self._prepared is None else self._prepared.latest_engine
-        if engine is not None:
-            engine.load(part)
-        return part
+        return part, None if engine is None else engine.take(part, self._kernel)
 
     def _check_plan(self, plan: Plan | PlanPart) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:

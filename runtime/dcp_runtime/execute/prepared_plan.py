@@ -38,8 +38,29 @@ class Engine:
     kernel: Kernel
     choice: KernelChoice
 
-    def load(self, part: DevicePlan) -> None:
-        """Bring the tile tables of a plan to where its tensors are."""
+    @classmethod
+    def make(cls, kind: TensorKind, wanted: str | None, part: DevicePlan) -> "Engine":
+        """Choose the kernel of a plan, and bring its tile tables to where the tensors are."""
+        choice = choose_kernel(kind.dtype, kind.device, wanted, kind.head_dim, kind.softcap, part)
+        engine = cls(kind, choice.kernel, choice)
+        engine._load(part)
+        return engine
+
+    def take(self, part: DevicePlan, wanted: str | None) -> "Engine":
+        """Load a further plan; return another engine if this kernel cannot compute it.
+
+        Raises:
+            RunError: if the kernel that was asked for cannot.
+        """
+        try:
+            self._load(part)
+        except RunError:
+            if wanted is not None:
+                raise
+            return Engine.make(self.kind, wanted, part)
+        return self
+
+    def _load(self, part: DevicePlan) -> None:
         self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
 
     def check(self, kind: TensorKind) -> None:
@@ -55,8 +76,8 @@ class PreparedPlan:
     """A plan made ready on this rank: `DCPExecutor.prepare` makes it, layers run it.
 
     ``DCPAttn.apply(prepared, q, kv)`` runs it, in as many layers as you like, also when a
-    checkpoint runs them again after other plans were prepared. The engine of the plan `before` has
-    this plan's tables already.
+    checkpoint runs them again after other plans were prepared. The `expected` engine, of the plan
+    before, has this plan's tables already.
     """
 
     def __init__(
@@ -66,15 +87,13 @@ class PreparedPlan:
         batch: PreparedBatch,
         kernel: str | None,
         check_finite: bool,
-        before: "PreparedPlan | None",
+        expected: Engine | None,
     ) -> None:
         self.part, self.batch, self.handle = part, batch, handle_of(self)
         self.recorder = Recorder(transport.rank, is_on=batch.is_traced)
-        if before is not None:
-            self.recorder.clock = before.recorder.clock
         self._transport = transport
         self._kernel, self._check_finite = kernel, check_finite
-        self._expected = None if before is None else before.latest_engine
+        self._expected = expected
         self._engine: Engine | None = None
 
     @property
@@ -167,12 +186,7 @@ class PreparedPlan:
     def _choose(self, kind: TensorKind) -> Engine:
         if self._expected is not None and self._expected.kind == kind:
             return self._expected
-        choice = choose_kernel(
-            kind.dtype, kind.device, self._kernel, kind.head_dim, kind.softcap, self.part
-        )
-        engine = Engine(kind, choice.kernel, choice)
-        engine.load(self.part)
-        return engine
+        return Engine.make(kind, self._kernel, self.part)
 
     def _interpreter(self) -> Interpreter:
         assert self._engine is not None, "the first forward chose it"

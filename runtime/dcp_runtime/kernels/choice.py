@@ -6,7 +6,6 @@ from importlib.util import find_spec
 
 import torch
 
-from dcp_dsl import ExchangeError
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.cost import Cost, predict
 from dcp_runtime.kernels.cpu import CpuKernel
@@ -127,7 +126,7 @@ def _choose_by_cost(
         try:
             made[name] = _make(name, None)
             costs[name] = predict(made[name], part, kind)
-        except (ImportError, ExchangeError) as error:  # its package is broken; too many rows
+        except (ImportError, RunError) as error:  # its package is broken; too many rows
             reasons[name] = str(error)
     chosen = min(costs, key=lambda name: costs[name].seconds)
     for name, cost in costs.items():

@@ -47,7 +47,7 @@ def predict(kernel: Kernel, part: DevicePlan, kind: TensorKind) -> Cost:
     """Predict a layer of a device's part of a plan, without its messages.
 
     Raises:
-        ExchangeError: X304 if the kernel would have to gather too many rows.
+        RunError: if the kernel would have to gather too many rows.
     """
     speed, cluster, shape = _SPEEDS[kernel.name], part.plan.cluster, part.plan.shape
     rates = (

@@ -24,10 +24,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dcp_dsl import import_mask
+from dcp_dsl import ExchangeError, import_mask
 from dcp_dsl.arrays import Ints
 from dcp_dsl.forms import ranges_of_tile
 from dcp_dsl.interchange import Export, varlen_calls
+from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -175,7 +176,18 @@ class FlashKernel(Kernel):
 
 
 def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
-    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks)."""
+    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks).
+
+    Raises:
+        RunError: if the calls would have to gather too many rows and keys.
+    """
+    try:
+        calls = varlen_calls(import_mask(_as_slices(table)))
+    except ExchangeError as error:
+        raise RunError(
+            "its calls would gather too many rows and keys of this plan; kernel 'triton' gathers "
+            f"none ({error})"
+        ) from error
     return tuple(
         FlashCall(
             causal=call.causal,
@@ -186,7 +198,7 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
             max_q=int(np.diff(call.cu_seqlens_q).max()),
             max_k=int(np.diff(call.cu_seqlens_k).max()),
         )
-        for call in varlen_calls(import_mask(_as_slices(table)))
+        for call in calls
     )
 
 

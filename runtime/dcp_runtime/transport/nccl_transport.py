@@ -212,8 +212,10 @@ class NcclTransport(GroupTransport):
         Raises:
             RunError: if one of them never came, and no call has said so.
         """
-        if self._latest is not None:
-            self._latest.wait(2 * self._timeout_s)
+        # Each message has a limit of its own, all together have none. A fork has no such thread.
+        while self._latest and self._watcher and not self._latest.wait(POLL_S):
+            if not self._watcher.is_alive():
+                break
         if not self._is_told:
             self._check()
 
