@@ -211,19 +211,21 @@ def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division:
     A tile is in the part that its middle lies in; one of no amount stays with the tile before it.
     The numbers have no gap: an empty first part would only delay.
     """
-    end = 0
-    for n in range(len(order)):
-        if n == end:  # the first tile of a device
-            total, before, share, part, number = 0.0, 0, 0.0, -1, 0
-            while end < len(order) and device[end] == device[n]:
-                total += amount[order[end]]
-                end += 1
-        brought = amount[order[n]]
-        if brought > 0:
-            middle = device[n] + (before + brought / 2) / total
-            share = max(share, middle - device[n])
-        now = min(int(share * parts), parts - 1)
-        number += now != part
-        part = now
-        division[order[n]] = number
-        before += brought
+    start = 0
+    while start < len(order):
+        end, total = start, 0.0
+        while end < len(order) and device[end] == device[start]:
+            total += amount[order[end]]
+            end += 1
+        before, share, part, number = 0.0, 0.0, -1, 0
+        for n in range(start, end):
+            brought = amount[order[n]]
+            if brought > 0:
+                middle = device[n] + (before + brought / 2) / total
+                share = max(share, middle - device[n])
+            now = min(int(share * parts), parts - 1)
+            number += now != part
+            part = now
+            division[order[n]] = number
+            before += brought
+        start = end
