@@ -30,6 +30,8 @@ ASSETS = Path(__file__).parent.parent / "assets"
 
 SCRIPT = "dashboard.bundle.js"
 STYLES = ("tokens.css", "style.css", "timeline.css")
+TEXTS = {name: (ASSETS / name).read_text(encoding="utf-8") for name in (SCRIPT, *STYLES)}
+"""Scripts and styles as they were at the start: those that the code in memory was written for."""
 
 MOST_BYTES = 200 * 2**20
 """Of the data in one page; browsers give up on much larger ones."""
@@ -86,10 +88,10 @@ def standalone_page(loaded: LoadedPlan) -> str:
     return PAGE.format(
         title=escape(_name(loaded)),
         style=f"body {{ font-family: {FONT}; }}\n"
-        + "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in STYLES),
+        + "\n".join(TEXTS[name] for name in STYLES),
         body=body,
         bundle=bundle,
-        script=_inline(SCRIPT),
+        script=re.sub(r"</(script)", r"<\\/\1", TEXTS[SCRIPT], flags=re.IGNORECASE),
     )
 
 
@@ -133,8 +135,3 @@ def _facts(loaded: LoadedPlan) -> dict[str, object]:
             facts = division_facts(loaded, division, direction, None)
             found[f"{base}/division/{direction}/{division}"] = facts.to_json()
     return found
-
-
-def _inline(name: str) -> str:
-    text = (ASSETS / name).read_text(encoding="utf-8")
-    return re.sub(r"</(script)", r"<\\/\1", text, flags=re.IGNORECASE)

@@ -63,7 +63,7 @@ const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];
 const REST_MS = 150;
 const MOST_CHARACTERS = 200; // of a text
 const LONG: ReadonlySet<string> = new Set(["notes", "sql"]);
-const MOST_OF_LONG = 1500;
+export const MOST_OF_LONG = 1500;
 
 /** "tile.12~device.3" -> {type: "tile", tile: 12, device: 3}; anything else is no selection. */
 export function decodeSelection(text: string): Selection | null {

@@ -151,6 +151,10 @@ def test_events_can_be_asked_in_sql_and_texts_stay_texts(visit, small_trace):
     page.wait_for_selector(".dcp-query[data-state=drawn]")
     assert text in page.locator(".dcp-query textarea").input_value()
     assert page.locator(".dcp-query table").count() == 0  # a link does not run its statement
+    page.locator(".dcp-query textarea").fill(f"SELECT 1 -- {1500 * '.'}")
+    page.get_by_role("button", name="Run").click()
+    page.get_by_text("more than 1,500 characters of SQL are not kept in the address").wait_for()
+    page.wait_for_function("() => !location.search.includes('sql')")
     page.locator(".dcp-query textarea").fill("SELECT 1; SELECT 2")
     page.get_by_role("button", name="Run").click()
     page.get_by_text("expected one SELECT, got SELECT and SELECT").wait_for()

@@ -162,6 +162,14 @@ def test_a_page_of_its_own_names_no_address_but_its_data(loaded):
     assert "</script" not in re.sub(r"</script>\n", "", text)
 
 
+def test_a_page_of_its_own_has_the_scripts_that_were_there_at_the_start(
+    loaded, tmp_path, monkeypatch
+):
+    text = standalone_page(loaded)
+    monkeypatch.setattr(standalone, "ASSETS", tmp_path)  # an update that is under way
+    assert standalone_page(loaded) == text
+
+
 def test_the_data_of_a_page_cannot_end_or_open_its_script(loaded, monkeypatch):
     hostile = {"/api": "</script><!--<script>\u2028&"}
     monkeypatch.setattr(standalone, "_facts", lambda _: hostile)

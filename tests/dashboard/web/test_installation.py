@@ -30,6 +30,20 @@ def test_an_update_changes_no_script_of_a_server_that_runs_and_is_told(tmp_path)
     assert installation.is_outdated
 
 
+def test_a_folder_that_goes_while_it_is_read_is_an_update(tmp_path, monkeypatch):
+    (tmp_path / "going").mkdir()
+    (tmp_path / "going" / "a.py").touch()
+    installation, scandir = Installation([tmp_path]), os.scandir
+
+    def gone(path):
+        if os.path.basename(path) == "going":
+            raise FileNotFoundError(path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", gone)
+    assert installation.is_outdated
+
+
 def test_the_application_sends_its_scripts_as_they_were_at_the_start(served_folder):
     client = create_app(served_folder).server.test_client()
     assert client.get(BUNDLE).data == (ASSETS / "dashboard.bundle.js").read_bytes()

@@ -82,7 +82,7 @@ export class Inspector {
     this.isAlone = Boolean(bundle);
     const { facts } = JSON.parse(bundle?.textContent ?? '{"facts": {}}') as { facts: Record<string, Facts> };
     this.known = new Map(Object.entries(facts));
-    addFinder(host, (found) => this.draw(found));
+    addFinder(host, (found) => { state.set({ sel: null }); this.draw(found); }); // so each that is offered can be selected
     void this.show();
     this.unfollow = state.follow((_, changed) => { if (changed.has("sel") || changed.has("pins")) void this.show(); });
   }

@@ -4,6 +4,7 @@ import { button, make, messageOf } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { VirtualTable } from "../kit/table.ts";
 import { state } from "../session.ts";
+import { MOST_OF_LONG } from "../state.ts";
 
 interface Result {
   readonly columns: readonly { name: string; isNumber: boolean }[];
@@ -42,7 +43,8 @@ export class Query {
     if (this.start.disabled) return;
     this.start.disabled = true;
     const { value } = this.text;
-    state.set({ sql: value === this.usual ? null : value });
+    const isKept = value.length <= MOST_OF_LONG; // a statement cut off would be another one
+    state.set({ sql: value === this.usual || !isKept ? null : value });
     this.say("running");
     try {
       this.show(await post<Result>("/api/edit/query", { plan: this.key, sql: value }));
@@ -54,7 +56,8 @@ export class Query {
   }
 
   private show({ columns, rows, isCut }: Result): void {
-    this.say(isCut ? `the first ${format.count(rows.length)} rows` : `${format.count(rows.length)} rows`);
+    const where = this.text.value.length > MOST_OF_LONG ? `; more than ${format.count(MOST_OF_LONG)} characters of SQL are not kept in the address` : "";
+    this.say(`${isCut ? "the first " : ""}${format.count(rows.length)} rows${where}`);
     this.table = new VirtualTable({
       label: "Result", order: undefined, size: rows.length, cells: (n) => rows[n],
       heads: columns.map(({ name, isNumber }) => ({ name, text: name, isNumber, isPlain: true })),
