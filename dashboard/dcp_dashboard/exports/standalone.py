@@ -87,8 +87,7 @@ def standalone_page(loaded: LoadedPlan) -> str:
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.format(
         title=escape(_name(loaded)),
-        style=f"body {{ font-family: {FONT}; }}\n"
-        + "\n".join(TEXTS[name] for name in STYLES),
+        style=f"body {{ font-family: {FONT}; }}\n" + "\n".join(TEXTS[name] for name in STYLES),
         body=body,
         bundle=bundle,
         script=re.sub(r"</(script)", r"<\\/\1", TEXTS[SCRIPT], flags=re.IGNORECASE),
