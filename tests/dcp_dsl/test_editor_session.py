@@ -162,12 +162,13 @@ def test_rename_follows_what_is_read_at_any_position():
     text = (
         "segment start = part[m]*  segment doc = [n]*  token mark  column width in doc\n"
         "mask a = f(q) and g(k) < 4 and k.doc.start.part == q.part and doc.count > 1"
+        " and q.doc.start.part.start > 1"
         " where f(t) = 1 * t.doc == 1 * t.start and (t - 1).doc == 0,"
         " g(t) = t.mark + t.doc.width + t.doc.pos"
     )
     document = Document(text, "<text>")
     assert document.is_sound
-    for name, uses in (("start", 2), ("doc", 8), ("part", 3), ("mark", 2), ("width", 2)):
+    for name, uses in (("start", 2), ("doc", 9), ("part", 4), ("mark", 2), ("width", 2)):
         found = references(document, places(text, name))
         assert [text[one.span.start : one.span.end] for one in found] == [name] * uses
 

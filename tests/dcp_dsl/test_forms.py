@@ -207,6 +207,17 @@ def test_a_million_tokens_cost_no_memory_per_token():
     assert slabs.num_pairs == expected.sum()
 
 
+def test_ranges_of_a_row_stand_in_order_where_slabs_of_one_row_do_not():
+    spec = Spec.from_text(
+        "@ahead mask near = abs(z(q) - z(k)) <= 1 and abs(y(q) - y(k)) <= 1 and abs(x(q) - x(k)) <= 1"
+        " where z(t) = t // 15, y(t) = t % 15 // 3, x(t) = t % 3"
+    )
+    sample = Sample(length=61)
+    form = spec.mask("near").compile(sample)
+    assert form.form == "rows"
+    check_form(form, dense_mask(spec.mask("near"), sample))
+
+
 @pytest.mark.parametrize("ranges", [([0, 1, 2], [0, 1], [1, 1]), ([0, 1, 1], [0, 0], [1, 1])])
 def test_rows_that_are_none_are_refused(ranges):
     with pytest.raises(ValueError, match="non-empty ranges, as many as row_ptr says"):

@@ -118,7 +118,8 @@ def _rows(region: Region) -> Rows:
         down = row - region.q_start[which]
         start = start[which] + region.start_slope[which] * down
         end = end[which] + region.end_slope[which] * down
-    if (row[1:] < row[:-1]).any():
+    is_late = (row[1:] < row[:-1]) | (row[1:] == row[:-1]) & (start[1:] < start[:-1])
+    if is_late.any():
         order = np.lexsort((start, row))
         row, start, end = row[order], start[order], end[order]
     row_ptr = np.append(0, np.cumsum(np.bincount(row, minlength=n)))

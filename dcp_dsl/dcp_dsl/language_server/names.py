@@ -250,7 +250,7 @@ class _Reader:
             case ast.Name(text):
                 return text not in self.scope.segments
             case ast.Attribute(inner):
-                return isinstance(inner, ast.Attribute)  # such as q.doc.start
+                return not self.is_place(inner)  # q.doc is an instance, q.doc.start a position
         return True
 
     def is_column(self, name: str) -> bool:
