@@ -209,7 +209,8 @@ def test_a_million_tokens_cost_no_memory_per_token():
 
 def test_ranges_of_a_row_stand_in_order_where_slabs_of_one_row_do_not():
     spec = Spec.from_text(
-        "@ahead mask near = abs(z(q) - z(k)) <= 1 and abs(y(q) - y(k)) <= 1 and abs(x(q) - x(k)) <= 1"
+        "@ahead mask near = abs(z(q) - z(k)) <= 1 and abs(y(q) - y(k)) <= 1"
+        " and abs(x(q) - x(k)) <= 1"
         " where z(t) = t // 15, y(t) = t % 15 // 3, x(t) = t % 3"
     )
     sample = Sample(length=61)
