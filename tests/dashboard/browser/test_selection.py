@@ -136,6 +136,9 @@ def test_a_finding_leads_to_its_device_and_time(visit, served_folder):
     assert found[0].rule in page.locator(".dcp-findings .dcp-rule >> nth=0").inner_text()
 
 
+@pytest.mark.parametrize(
+    "visit", ["light"], indirect=True
+)  # a choice of colours stays in its context
 def test_the_url_restores_everything_and_history_stays_sane(visit, small_plan):
     key, tile = plan_key("small.dcpplan"), 3
     query = f"?sel=tile.{tile}~device.{small_plan.tiles.device[tile]}&tokens=0-1000-0-1000"
