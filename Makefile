@@ -3,8 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Test files run at a time.
-WORKERS ?= 2
+# Test files run at a time: one more than the cores of a small machine, as tests wait for other processes.
+WORKERS ?= 3
 PACKAGE ?= planner
 N ?= 10
 LOAD ?= 0
