@@ -7,20 +7,28 @@ run raises `Skip` with the reason.
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
+from attention_calls import (
+    Calls,
+    dense_values,
+    device_plan,
+    flex_calls,
+    inputs,
+    kernel_calls,
+    torch_calls,
+    values_of,
+)
 from cases import HERE, SHARED, SMALL, SPREAD, TIMED, Case
+from timing import device, has_cuda, seconds, timed
 from torch import Tensor
 
 from dcp_dsl import dense_mask
@@ -29,29 +37,15 @@ from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KERNELS, TRITON, choose_kernel
-from dcp_runtime.kernels.kernel import (
-    AttentionState,
-    Gradients,
-    Kernel,
-    QueryRows,
-    accumulator_dtype,
-)
-from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.transport import NoOverlapTransport
 
 Json = dict[str, Any]  # Any: a JSON document
-Call = Callable[[], object]
-Calls = tuple[Call, Call]
-"""Forward and backward."""
-
 BACKWARD_OVER_FORWARD = 2.5
 """Matrix products of backward over those of forward: five over two."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """Largest error against float64, relative to the largest value; one rounding of p and of out."""
-MEASURE_S = 0.5
-"""Time that a measurement takes, between 3 and 50 calls."""
 
 
 class Skip(Exception):
@@ -121,9 +115,9 @@ def _compare(case: Case, dense: Tensor, dtype: torch.dtype, name: str) -> Json:
         return {"skipped": str(error)}
     part = device_plan(case, kernel)
     tensors = inputs(case, dtype)
-    first = _values(kernel, part, *tensors)
-    others = [_values(kernel, part, *tensors) for _ in range(20 if has_cuda() else 1)]
-    expected = _dense_values(*tensors, dense.to(device()))
+    first = values_of(kernel, part, *tensors)
+    others = [values_of(kernel, part, *tensors) for _ in range(20 if has_cuda() else 1)]
+    expected = dense_values(*tensors, dense.to(device()))
     errors = {
         key: float((first[key].double() - value).abs().max() / value.abs().max())
         for key, value in expected.items()
@@ -157,7 +151,7 @@ def _run_ranks(case: Case, dtype: torch.dtype) -> Json:
     found = LoopbackWorld(case.ranks, 120).run(work)
     dense = torch.from_numpy(dense_mask(*case.mask_and_sample())).to(device())
     errors = {}
-    for key, value in _dense_values(q, kv, dout, dense).items():
+    for key, value in dense_values(q, kv, dout, dense).items():
         whole = torch.full_like(value, torch.nan)
         for part_found in found:
             whole[part_found["rows"]] = part_found[key].double()
@@ -168,12 +162,12 @@ def _run_ranks(case: Case, dtype: torch.dtype) -> Json:
 def speed() -> Iterator[Json]:
     """Time every kernel beside torch's own: FlashAttention-2, cuDNN and, last, FlexAttention."""
     need_cuda()
-    rivals = {"torch flash": _torch_calls, "torch cudnn": _torch_calls}
+    rivals = {"torch flash": torch_calls, "torch cudnn": torch_calls}
     for case in TIMED:
         for name in (*KERNELS[:4], *(rivals if case.mask == "causal" else ())):
             yield _speed_row(case, name, rivals.get(name, _our_calls))
     for case in TIMED[-3:]:  # compiles for half a minute each
-        yield _speed_row(case, "flex", _flex_calls)
+        yield _speed_row(case, "flex", flex_calls)
 
 
 def _speed_row(case: Case, name: str, make: Callable[[Case, str], Calls]) -> Json:
@@ -265,15 +259,6 @@ def _time_executor(case: Case) -> Json:
     }
 
 
-def timed(work: Callable[[], Any], *, waits: bool = True) -> tuple[Any, float]:  # Any: its result
-    """Return a result, and the seconds until the device has it, or until the host goes on."""
-    start_s = time.perf_counter()
-    result = work()
-    if waits and has_cuda():
-        torch.cuda.synchronize()
-    return result, time.perf_counter() - start_s
-
-
 def overlap() -> Iterator[Json]:
     """Run ranks as processes: NCCL on all GPUs, and gloo between two ranks; what do they wait?"""
     worlds = [("gloo", SPREAD[0] if has_cuda() else SHARED[0])]
@@ -334,162 +319,16 @@ STAGES: dict[str, Callable[[], Iterator[Json]]] = {
 }
 
 
-def has_cuda() -> bool:
-    """Return whether torch sees a CUDA device."""
-    return bool(torch.cuda.is_available())
-
-
 def need_cuda() -> None:
     """Skip the stage where there is no CUDA device."""
     if not has_cuda():
         raise Skip("torch sees no CUDA device")
 
 
-def device() -> torch.device:
-    """Return where the stages compute."""
-    return torch.device("cuda" if has_cuda() else "cpu")
-
-
-def device_plan(case: Case, kernel: Kernel) -> DevicePlan:
-    """Make the plan of a case for one rank ready."""
-    return prepare_device(decode_part(case.parts()[0]).plan, 0, kernel.segment_rows)
-
-
-def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q, kv and the gradient of out, in packed order."""
-    generator = torch.Generator(device()).manual_seed(0)  # 64k tokens take seconds on the host
-    heads, kv_heads = case.heads
-    shapes = (
-        (case.tokens, heads, case.head_dim),
-        (case.tokens, 2, kv_heads, case.head_dim),
-        (case.tokens, heads, case.head_dim),
-    )
-    q, kv, dout = (
-        torch.randn(s, generator=generator, device=device(), dtype=dtype) for s in shapes
-    )
-    return q, kv, dout
-
-
-def kernel_calls(kernel: Kernel, part: DevicePlan, q: Tensor, kv: Tensor, dout: Tensor) -> Calls:
-    """Return forward and backward of a kernel alone on the tables of a plan."""
-    tokens = torch.from_numpy(part.plan.local_tokens(0)).to(q.device)
-    q, kv, dout = q[tokens], kv[tokens], dout[tokens]
-    scale, sums = q.shape[-1] ** -0.5, accumulator_dtype(q.dtype)
-
-    def forward() -> AttentionState:
-        state = AttentionState.empty(len(q), q.shape[1], q.shape[2], sums, q.device)
-        for table in part.forward.tables:
-            kernel.forward(q, kv, table, scale, state)
-        return state
-
-    state = forward()
-    rows = QueryRows(q, dout, state.lse, (dout.to(sums) * state.out).sum(-1))
-
-    def backward() -> Gradients:
-        gradients = Gradients(torch.zeros_like(q, dtype=sums), torch.zeros_like(kv, dtype=sums))
-        for table in part.backward.tables:
-            kernel.backward(rows, kv, table, scale, gradients)
-        return gradients
-
-    return forward, backward
-
-
-def _torch_calls(case: Case, name: str) -> Calls:
-    """Return torch's causal attention by one of its backends."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.nn.functional import scaled_dot_product_attention
-
-    backends = {
-        "torch flash": SDPBackend.FLASH_ATTENTION,
-        "torch cudnn": SDPBackend.CUDNN_ATTENTION,
-    }
-    q, kv, dout = inputs(case, torch.bfloat16)
-    group = q.shape[1] // kv.shape[2]
-    k, v = (kv[:, half].repeat_interleave(group, 1) for half in (0, 1))
-
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(backends[name]):
-            return scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return _autograd_calls(forward, (q, k, v), dout)
-
-
-def _flex_calls(case: Case, name: str) -> Calls:
-    """Return FlexAttention, compiled, on block lists of the same mask."""
-    from torch.nn.attention.flex_attention import flex_attention
-
-    from dcp_runtime.adapters.flex_mask import flex_block_mask
-
-    q, kv, dout = inputs(case, torch.bfloat16)
-    mask, sample = case.mask_and_sample()
-    block_mask = flex_block_mask(mask.bind(sample), device=device())
-    compiled = torch.compile(flex_attention, dynamic=False)
-
-    def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return cast(Tensor, compiled(q, k, v, block_mask=block_mask, enable_gqa=True))
-
-    return _autograd_calls(forward, (q, kv[:, 0], kv[:, 1]), dout)
-
-
-def _autograd_calls(
-    attend: Callable[[Tensor, Tensor, Tensor], Tensor],
-    qkv: tuple[Tensor, Tensor, Tensor],
-    dout: Tensor,
-) -> Calls:
-    """Return forward and backward of a function of ``[1, heads, tokens, head_dim]``."""
-    q, k, v = (x.transpose(0, 1).unsqueeze(0).detach().requires_grad_() for x in qkv)
-    upstream = dout.transpose(0, 1).unsqueeze(0)
-    out = attend(q, k, v)
-    return (
-        partial(attend, q, k, v),
-        lambda: torch.autograd.grad(out, (q, k, v), upstream, retain_graph=True),
-    )
-
-
 def dense_pairs(case: Case) -> int:
     """Return the visible pairs of a case."""
     mask, sample = case.mask_and_sample()
     return int(mask.bind(sample).num_pairs)
-
-
-def seconds(call: Call) -> float:
-    """Return the median time of a call, after two that are not counted."""
-    timed(call)
-    _, once_s = timed(call)
-    repeats = int(min(max(MEASURE_S / max(once_s, 1e-9), 3), 50))
-    if not has_cuda():
-        return statistics.median(timed(call)[1] for _ in range(repeats))
-    events = [tuple(torch.cuda.Event(enable_timing=True) for _ in range(2)) for _ in range(repeats)]
-    for start, end in events:
-        start.record()
-        call()
-        end.record()
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in events) / 1e3
-
-
-def _values(
-    kernel: Kernel, part: DevicePlan, q: Tensor, kv: Tensor, dout: Tensor
-) -> dict[str, Tensor]:
-    """Return out, dq and dkv of a kernel in packed order."""
-    forward, backward = kernel_calls(kernel, part, q, kv, dout)
-    state, gradients = forward(), backward()
-    assert isinstance(state, AttentionState)
-    assert isinstance(gradients, Gradients)
-    tokens = torch.from_numpy(np.argsort(part.plan.local_tokens(0))).to(q.device)
-    return {"out": state.out[tokens], "dq": gradients.dq[tokens], "dkv": gradients.dkv[tokens]}
-
-
-def _dense_values(q: Tensor, kv: Tensor, dout: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """Return out and gradients of dense attention in float64; rows that see nothing give 0."""
-    leaves = q.double().requires_grad_(), kv.double().requires_grad_()
-    group = q.shape[1] // kv.shape[2]
-    k, v = (leaves[1][:, half].repeat_interleave(group, 1) for half in (0, 1))
-    scores = torch.einsum("qhd,khd->hqk", leaves[0], k) * q.shape[-1] ** -0.5
-    weights = scores.masked_fill(~mask, -torch.inf).softmax(-1).nan_to_num(0.0)
-    out = torch.einsum("hqk,khd->qhd", weights, v)
-    dq, dkv = torch.autograd.grad(out, leaves, dout.double())
-    return {"out": out.detach(), "dq": dq, "dkv": dkv}
 
 
 @contextmanager

@@ -337,6 +337,17 @@ def let_run_ahead(transport, is_ahead):
     transport.exchange_notes("", "after")
 
 
+def closes_rank_1(transport, failure):
+    """Close rank 1 and let the communicators of the others fail; return whether this is rank 1."""
+    if transport.rank == 1:
+        transport.close()
+    transport.exchange_notes("", "one is closed")
+    if transport.rank != 1:
+        for member in transport._groups:
+            setattr(member.communicator, failure, "remote process exited")
+    return transport.rank == 1
+
+
 def until_it_fails(transport):
     deadline = time.monotonic() + 60
     while transport._failure is None and time.monotonic() < deadline:
@@ -363,13 +374,8 @@ def test_layers_are_queued_before_any_message_arrives(ahead, on_ranks):
 def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
     def work(transport, executor, layer):
         layer()
-        if transport.rank == 1:
-            transport.close()
-        transport.exchange_notes("", "one is closed")
-        if transport.rank == 1:
+        if closes_rank_1(transport, failure):
             return None
-        for member in transport._groups:
-            setattr(member.communicator, failure, "remote process exited")
         until_it_fails(transport)
         for call in (layer, lambda: transport.exchange_notes("", "prepare")):
             with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
@@ -386,13 +392,8 @@ def test_a_lost_message_is_told_before_an_optimizer_steps_or_the_executor_is_clo
         weight.grad = torch.ones(1)
         optimizer = torch.optim.SGD([weight], lr=0.25)  # the first imports much of torch
         layer()
-        if transport.rank == 1:
-            transport.close()
-        transport.exchange_notes("", "one is closed")
-        if transport.rank == 1:
+        if closes_rank_1(transport, "error"):
             return None
-        for member in transport._groups:
-            member.communicator.error = "remote process exited"
         with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
             optimizer.step() if teller == "step" else executor.close()
         untouched = weight.item()

@@ -1,4 +1,4 @@
-"""What this server was started from: its scripts and styles as they were, and whether they changed.
+"""Keep the scripts and styles that a server started with, and tell when the code on disk changes.
 
 A server keeps its Python in memory. After an update of its installation a browser would get the new
 scripts, which read answers that the old code does not give, and worker processes would run the new

@@ -36,7 +36,7 @@ results.
 INTO, OUT, HOME = range(3)
 """Ways of transfers: inputs, partial results on their way to a gateway, results that come home."""
 TAKE, SEND, MERGE = range(3)
-"""What is done with a transfer: launched by its target and by its source, reduced."""
+"""Steps of a transfer: its target launches it, its source launches it, its target adds it up."""
 
 
 class Stages:

@@ -135,7 +135,7 @@ class TensorKind:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a kernel does for some tables in one direction.
+    """Work of a kernel for some tables in one direction, to predict its time by.
 
     Attributes:
         launches: of kernels.
