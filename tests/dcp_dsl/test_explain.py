@@ -101,10 +101,13 @@ def test_long_masks_are_counted_without_looking_at_tokens(run):
     assert "2,048" not in shown
 
 
-def test_a_mask_without_its_option_is_told_the_way(run):
-    result = run("causal")
+def test_a_mask_of_the_library_needs_no_option(run):
+    assert run("shared_question", "--core").stdout == "paths(part)\n"
+    result = run("train", "--mask", "causal")
     assert result.exit_code == 2
-    assert "dcpm explain --mask causal" in result.stderr
+    assert (
+        "no file `train`; of a mask of the library: dcpm explain --mask 'causal'" in result.stderr
+    )
 
 
 def test_a_misspelt_column_is_told_what_the_mask_reads():

@@ -14,6 +14,7 @@ from dcp_dsl.checks.scope import Scope, defined_names
 from dcp_dsl.claims.check_statements import claim_steps
 from dcp_dsl.claims.lints import lint_steps
 from dcp_dsl.claims.report import Verdict
+from dcp_dsl.claims.stack_leaks import leak_steps
 from dcp_dsl.claims.static_checks import mask_steps
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.syntax import ast
@@ -185,4 +186,5 @@ def all_steps(testing: Testing) -> Iterator[Step]:
     """Yield the steps of all claims, of the safety of all masks, and of all lints, in order."""
     yield from claim_steps(testing)
     yield from mask_steps(testing)
+    yield from leak_steps(testing)
     yield from lint_steps(testing)

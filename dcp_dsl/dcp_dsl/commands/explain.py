@@ -30,7 +30,7 @@ FORMS = {
 
 
 @click.command()
-@click.argument("topic", required=False, metavar="[CODE | SPEC]")
+@click.argument("topic", required=False, metavar="[CODE | MASK | SPEC]")
 @options.mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
               help="Tokens per block of the counts.")  # fmt: skip
@@ -52,7 +52,7 @@ def explain(  # noqa: PLR0913  # one parameter for each option
     """Explain a code, such as E104, or a mask: its form, slabs, pairs, blocks and cost.
 
     `dcpm explain E104` prints the documentation of a message. `dcpm explain SPEC --mask M` binds a
-    mask of a .dcpm file to a sample and counts; without SPEC the standard library is there. With
+    mask of a .dcpm file to a sample and counts; `dcpm explain M` one of the standard library. With
     `--core` it prints the mask with all calls, rules and parameters written out; no sample is read.
     """
     if topic is not None and call is None and _CODE.fullmatch(topic):
@@ -63,11 +63,8 @@ def explain(  # noqa: PLR0913  # one parameter for each option
     from dcp_dsl.commands.mask_report import report_mask
     from dcp_dsl.forms.cross import square_slabs
 
-    if topic is not None and "." not in topic and topic != "-" and not Path(topic).exists():
-        raise click.UsageError(
-            f"no code, and no file `{topic}`; of a mask: dcpm explain --mask {call or topic}"
-        )
-    spec = options.load_spec(topic)
+    path, call = _tell_apart(topic, call)
+    spec = options.load_spec(path)
     if as_core:
         from dcp_dsl.elaboration.programs import show_mask
 
@@ -88,6 +85,17 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         if used:
             click.echo(used)
         click.echo("\n".join([*_facts(report, chosen), *_slab_table(mask, chosen)]))
+
+
+def _tell_apart(topic: str | None, call: str | None) -> tuple[str | None, str | None]:
+    """Return the file and the mask: what is no file is a mask of the library."""
+    if topic is None or "." in topic or topic == "-" or Path(topic).exists():
+        return topic, call
+    if call is not None:
+        raise click.UsageError(
+            f"no file `{topic}`; of a mask of the library: dcpm explain --mask '{call}'"
+        )
+    return None, topic
 
 
 def _explain_code(code: str, *, as_json: bool) -> None:

@@ -1,0 +1,58 @@
+"""W211: a layer of a stack sees across what another layer keeps apart."""
+
+import numpy as np
+import pytest
+
+from dcp_dsl import Sample, Spec, check, check_report, dense_mask
+
+DOC = "segment doc = [doc_lens]*\n"
+TREE = "segment part = question[question_len] branch answer[answer_lens]*\n"
+
+
+@pytest.mark.parametrize(
+    ("layers", "layer", "other"),
+    [
+        ("3 of sliding(128), causal per doc", "sliding(128)", "causal per doc"),
+        ("2 of document_full, 1 of chunked(64)", "chunked(64)", "document_full"),
+        ("sliding(16), shared_question", "sliding(16)", "shared_question"),
+        ("heads { 0..1: causal  rest: causal and same(doc) }", "causal", "causal and same(doc)"),
+        ("2 of linear, document, causal", "causal", "document"),
+    ],
+)
+def test_a_layer_that_crosses_a_border_of_another_is_found(layers, layer, other):
+    text = f"{DOC}stack s = {layers}\n"
+    (found,) = [d for d in check(text) if d.code == "W211"]
+    wanted = f"a layer with `{layer}` sees across what `{other}` keeps apart"
+    assert found.message.startswith(wanted)
+    assert text[found.start : found.end] == layer
+    sample = Sample.from_json(found.message.split(" of the sample ")[1])
+    assert sample.length == 2  # two sequences of a token each
+    reach = np.eye(2, dtype=bool)
+    for mask in Spec.from_text(text).stack("s").masks:
+        reach = reach @ dense_mask(mask, sample)
+    alone = dense_mask(Spec.from_text(text).mask(other), sample)
+    assert reach[1, 0]
+    assert not alone[1, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "outcome"),
+    [
+        (f"{DOC}stack s = 3 of sliding(128) per doc, causal per doc", "proved"),
+        (f"{DOC}stack s = 3 of sliding(128) per doc, document", "tested"),  # layouts of two texts
+        (f"{DOC}stack s = document, document_full, document_streaming", "proved"),
+        (f"{TREE}stack s = paths, paths and q.path - k.path < 4", "proved"),
+        (f"{TREE}stack s = shared_question and sliding(128), shared_question", "proved"),
+    ],
+)
+def test_layers_that_keep_the_same_borders_pass(text, outcome):
+    report = check_report(text)
+    assert not [d for d in report.diagnostics if d.code == "W211"]
+    (verdict,) = [v for v in report.verdicts if v.what.startswith("stack s:")]
+    assert verdict.outcome == outcome
+
+
+def test_stacks_without_borders_are_not_asked():
+    report = check_report("stack gemma3 = 5 of sliding(1k), causal")
+    assert not report.diagnostics
+    assert not [v for v in report.verdicts if v.what.startswith("stack")]
