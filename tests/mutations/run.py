@@ -3,32 +3,41 @@
 `make test-mutations` runs this. It needs a file that says which test calls what (`reach.py` writes
 it in one run of the default tests). Each mutant lives in a copy of the tree. First run the tests
 that call its function, those of its package first and cheap files first, then, with --whole, all
-others of its package.
+others of its package. They run in forks of this process, which has imported torch and the like.
 A mutant that no test could notice is listed, with the reason, in `equivalent.json`.
 """
 
 import argparse
 import json
 import os
+import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from bisect import bisect
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
 from pathlib import Path
-from queue import Queue
+from typing import Any, NoReturn
 
+import pytest
 from mutants import Mutant, draw
 
 PACKAGES = ("grammar", "dcp_dsl", "planner", "runtime", "dashboard")
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
+IMPORTS = ("torch._dynamo", "torch.distributed.tensor", "numba", "dash")
+PORTIONS_S = (1, 5, 25)  # after so many seconds of tests the next files are collected
 Reach = dict[str, tuple[float, frozenset[str]]]
 
 
@@ -42,29 +51,22 @@ def main() -> None:
     listed = json.loads((HERE / "equivalent.json").read_text())
     known = {(entry["path"], entry["text"], entry["after"]) for entry in listed}
     mutants = [m for m in mutants if (m.path, m.text, m.after) not in known]
-    copies: Queue[Path] = Queue()
-    rows: list[dict[str, object]] = []
+    for name in IMPORTS:
+        import_module(name)
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        for number in range(options.jobs):
-            copies.put(tree := _copy_tree(Path(folder, str(number))))
-        if _run(tree, sorted(reach, key=lambda test: reach[test][0])[:20], 60) != "survived":
-            sys.exit((tree / ".log").read_text() + "expected tests to pass on the tree as it is")
-
-        def judge(mutant: Mutant) -> None:
-            tree = copies.get()
-            started = time.monotonic()
-            fate = _judge(mutant, tree, reach, options)
-            copies.put(tree)
-            row = {"fate": fate, "seconds": round(time.monotonic() - started, 1), **asdict(mutant)}
-            rows.append(row)
-            options.out.write_text(json.dumps(rows, indent=1))
-            place = f"{mutant.path}:{mutant.line}"
-            print(f"{len(rows):4} {row['seconds']:6}s {fate:9} {place}  {mutant.before[:70]!r}"
-                  f" -> {mutant.after[:70]!r}", flush=True)  # fmt: skip
-
-        with ThreadPoolExecutor(options.jobs) as pool:
-            list(pool.map(judge, mutants))
-    _print_table(rows)
+        judge = partial(_judge, Path(folder), reach, options)
+        with ProcessPoolExecutor(options.jobs, get_context("fork")) as pool:
+            for judged in as_completed([pool.submit(judge, mutant) for mutant in mutants]):
+                rows.append(row := judged.result())
+                options.out.write_text(json.dumps(rows, indent=1))
+                print(f"{len(rows):4} {row['cpu_s']:6}s {row['fate']:9} {row['path']}:{row['line']}"
+                      f"  {row['before'][:70]!r} -> {row['after'][:70]!r}", flush=True)  # fmt: skip
+        _print_table(rows)
+        tree, noticed = _copy_tree(Path(folder, "as it is")), {r["by"] for r in rows if r["by"]}
+        fate, test = _run(tree, sorted(noticed & {*reach}), reach)
+    if fate != "survived":
+        sys.exit(f"{test}: expected to pass on the tree as it is, {fate}")
 
 
 def _options() -> argparse.Namespace:
@@ -109,75 +111,119 @@ def _copy_tree(target: Path) -> Path:
     return target
 
 
-def _judge(mutant: Mutant, tree: Path, reach: Reach, options: argparse.Namespace) -> str:
-    file = tree / mutant.path
+def _judge(
+    folder: Path, reach: Reach, options: argparse.Namespace, mutant: Mutant
+) -> dict[str, Any]:
+    """Try a mutant in this process's copy of the tree; return its row of the result."""
+    tree = folder / str(os.getpid())
+    if not tree.exists():
+        _copy_tree(tree)
+    file, until, started = tree / mutant.path, time.monotonic() + options.limit, _cpu_s()
     text, times = file.read_bytes(), file.stat()
     file.write_bytes(mutant.apply(text))
-    try:
-        related, package = _related(mutant, reach), f"tests/{Path(mutant.path).parts[0]}/"
-        own = [t for t in related if t.startswith(package)]
-        stages = [own, [t for t in related if not t.startswith(package)]]
-        if options.whole:
-            stages.append([t for t in reach if t.startswith(package) and t not in set(own)])
-        until, fate = time.monotonic() + options.limit, "survived"
-        for tests in stages:  # each collects its own files only: the next ones are rarely needed
-            if fate == "survived":
-                fate = _run(tree, tests, sum(reach[t][0] for t in tests), until)
-    finally:
-        file.write_bytes(text)
-        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # numba asks for the time
-    return fate
+    fate, test = "survived", ""
+    for tests in _portions(mutant, reach, options.whole):
+        if fate == "survived":
+            fate, test = _run(tree, tests, reach, until)
+    file.write_bytes(text)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))  # numba asks for the time
+    return {"fate": fate, "by": test, "cpu_s": round(_cpu_s() - started, 1), **asdict(mutant)}
 
 
-def _related(mutant: Mutant, reach: Reach) -> list[str]:
-    """List the tests that call the function of a mutant, files in the order of their cost.
+def _cpu_s() -> float:
+    """Return the CPU seconds that processes took which this one started and saw end."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _portions(mutant: Mutant, reach: Reach, is_whole: bool) -> Iterable[list[str]]:
+    package = Path(mutant.path).parts[0]
+    own = (f"{package}/", f"tests/{package}/")
+    related = _related(mutant, reach)
+    stages = [
+        [t for t in related if t.startswith(own)],
+        [t for t in related if not t.startswith(own)],
+    ]
+    if is_whole:
+        stages.append([t for t in reach if t.startswith(own) and t not in related])
+    return [portion for stage in stages for portion in _by_cost(stage, reach)]
+
+
+def _by_cost(tests: list[str], reach: Reach) -> Iterable[list[str]]:
+    """Part tests, cheap files first: most mutants die early, and no other file is collected."""
+    cost: defaultdict[str, float] = defaultdict(float)
+    for test in tests:
+        cost[test.split("::")[0]] += reach[test][0]
+    portions: dict[int, list[str]] = {}
+    spent_s = 0.0
+    for file in sorted(cost, key=lambda f: (cost[f], f)):
+        members = [t for t in tests if t.split("::")[0] == file]
+        portions.setdefault(bisect(PORTIONS_S, spent_s), []).extend(members)
+        spent_s += cost[file]
+    return portions.values()
+
+
+def _related(mutant: Mutant, reach: Reach) -> dict[str, None]:
+    """List the tests that call the function of a mutant.
 
     Where none does, because other processes do, these are the tests that call its file, or the
     package's.
     """
-    place, package = f"{mutant.path}:{mutant.function}", f"tests/{Path(mutant.path).parts[0]}/"
-    related = [t for t, (_, called) in reach.items() if place in called]
-    if not related:
-        file = f"{mutant.path}:"
-        related = [t for t, (_, seen) in reach.items() if any(c.startswith(file) for c in seen)]
-    related = related or [t for t in reach if t.startswith(package)]
-    cost: Counter[str] = Counter()
-    for test in related:
-        cost[test.split("::")[0]] += reach[test][0]
-    return sorted(related, key=lambda t: (cost[t.split("::")[0]], t.split("::")[0]))
+    place, file = f"{mutant.path}:{mutant.function}", f"{mutant.path}:"
+    package = f"tests/{Path(mutant.path).parts[0]}/"
+    return (
+        dict.fromkeys(t for t, (_, called) in reach.items() if place in called)
+        or dict.fromkeys(t for t, (_, c) in reach.items() if any(x.startswith(file) for x in c))
+        or dict.fromkeys(t for t in reach if t.startswith(package))
+    )
 
 
-def _run(tree: Path, tests: list[str], seconds: float, until: float = float("inf")) -> str:
-    """Run tests on a broken tree until one fails; return what became of the mutant.
+def _run(
+    tree: Path, tests: list[str], reach: Reach, until: float = float("inf")
+) -> tuple[str, str]:
+    """Run tests on a broken tree until one fails; return what became of the mutant, and the test.
 
-    Ten times the seconds that the tests take are a timeout, which kills it; if `until` comes before
-    that, nothing was found out.
+    A test that takes much longer than it does on the tree as it is fails (`chosen.py`); if `until`
+    comes before that, nothing was found out.
     """
     if not tests:
-        return "survived"
-    (tree / ".chosen").write_text(json.dumps(tests))
-    roots = os.pathsep.join(str(tree / p) for p in PACKAGES)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": f"{roots}{os.pathsep}{HERE}",
-        "CHOSEN": str(tree / ".chosen"),
-    }
-    files: Iterable[str] = dict.fromkeys(test.split("::")[0] for test in tests)
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "chosen"]
-    process = subprocess.Popen(
-        [*command, *files], cwd=tree, env=environment, start_new_session=True,
-        stdout=(tree / ".log").open("wb"), stderr=subprocess.STDOUT,
-    )  # fmt: skip
+        return "survived", ""
+    (tree / ".chosen").write_text(json.dumps({test: reach[test][0] for test in tests}))
+    sys.stdout.flush()
+    if not (process := os.fork()):
+        _be_pytest(tree, list(dict.fromkeys(test.split("::")[0] for test in tests)))
+    ends = time.monotonic() + 600 + 10 * sum(reach[test][0] for test in tests)
+    ended, status = 0, 0
+    while not ended and time.monotonic() < min(ends, until):
+        time.sleep(0.02)
+        ended, status = os.waitpid(process, os.WNOHANG)
+    with suppress(ProcessLookupError):
+        os.killpg(process, signal.SIGKILL)
+    if not ended:
+        os.waitpid(process, 0)
+        return ("timeout" if ends <= until else "unfinished"), ""
+    found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", (tree / ".log").read_text(), re.M)
+    if os.waitstatus_to_exitcode(status) in (0, 5):
+        return "survived", ""
+    return "killed", found[1] if found else ""
+
+
+def _be_pytest(tree: Path, files: list[str]) -> NoReturn:
+    """Be `python -m pytest` in a tree; the fork ends here."""
+    os.setsid()
+    log = os.open(tree / ".log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.chdir(tree)
+    roots = [str(tree / package) for package in PACKAGES]
+    sys.path[:0] = roots
+    os.environ |= {"PYTHONPATH": os.pathsep.join(roots), "CHOSEN": str(tree / ".chosen")}
+    code: int = pytest.ExitCode.INTERNAL_ERROR
     try:
-        allowed, left = 120 + 10 * seconds, max(1.0, until - time.monotonic())
-        code = process.wait(timeout=min(allowed, left))
-    except subprocess.TimeoutExpired:
-        return "timeout" if allowed <= left else "unfinished"
+        code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "chosen", *files])
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    return "survived" if code in (0, 5) else "killed"
+        sys.stdout.flush()
+        os._exit(code)
 
 
 def _print_table(rows: list[dict[str, object]]) -> None:
