@@ -47,6 +47,7 @@ def pairs(text, **columns):
         ("abs(q - k) in {0, 2}", "(abs(q - k) == 0 or abs(q - k) == 2)",
          np.isin(abs(Q - K), [0, 2])),
         ("q - k in [0, 1, 2, 3]", "0 <= q - k <= 3", (Q >= K) & (Q - K <= 3)),
+        ("causal&&q - k < 3", "causal and q - k < 3", (Q >= K) & (Q - K < 3)),
         ("causal and k in [0]", "causal and k == 0", (Q >= K) & (K == 0)),
         ("not k in [0, len - 1]", "not (k == 0 or k == len - 1)", (Q >= 0) & (K > 0) & (K < N - 1)),
         ("and_masks(causal, q - k < 3)", "(causal and q - k < 3)", (Q >= K) & (Q - K < 3)),
@@ -176,8 +177,8 @@ def test_numbers_of_two_segments_are_compared_as_integers():
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
-        ("mask main = causal\nmask a = mien", "did you mean `main`?"),
         ("mask main = causal\nmask a = causal and mien", "did you mean `main`?"),
+        ("segment mienn = [m]*\nmask main = causal\nmask a = mien", "did you mean `main`?"),
         ("mask a = q - k < mim(q, 3)", "did you mean `min`?"),
         ("mask a(sizes: tokens = 4) = q - k < size", "did you mean `sizes`?"),
     ],
