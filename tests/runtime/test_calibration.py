@@ -97,6 +97,7 @@ def test_calibrate_writes_a_cluster_that_plans_can_use(calibrated):
     document = json.loads(result.stdout)
     cluster = find_cluster(str(out))
     assert document["schema"] == "dcp.calibrate/1"
+    assert "measuring attention, forward and backward\n" in result.stderr
     assert document["cluster"]["flops_per_s"] == cluster.flops_per_s > 1e6
     assert cluster.backward_flops_per_s > 1e6
     assert cluster.num_devices == 2
