@@ -10,8 +10,6 @@ from .forms.form import Form
 from .forms.slabs import Slabs
 from .forms.sparsity import BlockSparsity, block_sparsity
 from .interchange.formats import export_mask, import_mask
-from .language_server.completion import complete_at
-from .language_server.hover import describe_at, example_call
 from .pictures.picture import Picture, preview
 from .specs.attachment import Attachment
 from .specs.spec import Spec, check, check_report, load, sample_from_argument
@@ -40,11 +38,8 @@ __all__ = [
     "block_sparsity",
     "check",
     "check_report",
-    "complete_at",
     "dense_mask",
-    "describe_at",
     "did_you_mean",
-    "example_call",
     "export_mask",
     "format_source",
     "import_mask",

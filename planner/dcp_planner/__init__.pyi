@@ -1,7 +1,7 @@
 from .batches.report_file import read_batches
 from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
 from .model.cluster import Cluster, ModelShape
-from .model.cluster_file import find_cluster, preset, read_cluster, write_cluster
+from .model.cluster_file import find_cluster, preset, write_cluster
 from .model.config import PlanConfig
 from .model.cuts import choose_block_size, cut_blocks, cut_stack
 from .model.workload import Direction
@@ -44,7 +44,6 @@ __all__ = [
     "predict",
     "preset",
     "read_batches",
-    "read_cluster",
     "read_meta",
     "read_plan",
     "simulate",

@@ -26,10 +26,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity
 from dcp_dsl.forms import as_slabs
 from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, digest, simulate
-from dcp_runtime import RunConfig, RunResult, flex_block_mask, open_world, run_plan
+from dcp_runtime import RunConfig, flex_block_mask, open_world, run_plan
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
+from dcp_runtime.launch.launcher import RunResult
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld

@@ -1,6 +1,5 @@
 from .adapters.context_parallel import DCPLoadBalancer
 from .adapters.flex_mask import (
-    MaskModDifference,
     check_mask_mod,
     flex_block_mask,
     flex_mask_mod,
@@ -12,15 +11,13 @@ from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
 from .data.plan_sources import PlanningMetrics
-from .data.rows import Screening
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
 from .execute.executor import DCPExecutor
 from .execute.prepared_plan import PreparedPlan
-from .kernels.choice import KernelChoice, choose_kernel
 from .launch.config import RunConfig
-from .launch.launcher import RunResult, open_world, run_plan
+from .launch.launcher import open_world, run_plan
 from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
 from .plans.device_rates import DeviceRates
@@ -36,12 +33,10 @@ __all__ = [
     "DCPLoadBalancer",
     "DCPTrainerMixin",
     "DeviceRates",
-    "KernelChoice",
     "LayerPlans",
     "LocalData",
     "LookAhead",
     "MLflowLog",
-    "MaskModDifference",
     "Packing",
     "Planning",
     "PlanningMetrics",
@@ -53,14 +48,11 @@ __all__ = [
     "RunError",
     "RunHistory",
     "RunLog",
-    "RunResult",
-    "Screening",
     "StackedPlans",
     "TensorBoardLog",
     "TensorError",
     "WandbLog",
     "check_mask_mod",
-    "choose_kernel",
     "dispatch",
     "flex_block_mask",
     "flex_mask_mod",

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ClusterError, find_cluster, preset, read_cluster, write_cluster
+from dcp_planner import Cluster, ClusterError, find_cluster, preset, write_cluster
 from dcp_planner.model import PRESETS
-from dcp_planner.model.cluster_file import preset_file
+from dcp_planner.model.cluster_file import preset_file, read_cluster
 
 GOOD = """schema = "dcp.cluster/1"
 name = "mine"

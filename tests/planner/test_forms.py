@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity, dense_mask
-from dcp_dsl.forms import Parts, PlacedForm, RegionPart, Rows, keys_of
+from dcp_dsl.forms import Parts, PlacedForm, RegionPart, Rows
+from dcp_dsl.forms.parts import keys_of
 from dcp_planner import (
     Cluster,
     ModelShape,

@@ -17,13 +17,13 @@ from dcp_planner import (
     find_cluster,
     measure,
     predict,
-    read_cluster,
     read_plan,
     validate,
     write_cluster,
     write_plan,
 )
 from dcp_planner.baselines.layouts import groups_worth_trying
+from dcp_planner.model.cluster_file import read_cluster
 from dcp_planner.search.multilevel import device_tree
 
 SHAPE = ModelShape(4, 4, 64, 2)

@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import DCPAttn, DCPExecutor, RunError, choose_kernel
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.attention import attention
+from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 NAMES = ("out", "dq", "dk", "dv", "dsinks")

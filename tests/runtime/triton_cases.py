@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime import choose_kernel
+from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import ReferenceKernel
 from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TritonKernel
 

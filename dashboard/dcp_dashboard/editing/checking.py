@@ -10,10 +10,9 @@ from dcp_dsl import (
     Spec,
     SpecError,
     check_report,
-    complete_at,
-    describe_at,
     format_source,
 )
+from dcp_dsl.language_server import complete_at, describe_at
 
 MAX_PROPOSALS = 200
 

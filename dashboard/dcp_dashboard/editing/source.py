@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from dcp_dashboard.library.folder import DashboardError
-from dcp_dsl import DCPError, Mask, Sample, Spec, example_call, sample_from_argument
+from dcp_dsl import DCPError, Mask, Sample, Spec, sample_from_argument
+from dcp_dsl.language_server import example_call
 
 MAX_TEXT = 200_000
 MAX_TOKENS = 1 << 22

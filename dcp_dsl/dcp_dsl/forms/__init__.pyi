@@ -1,8 +1,8 @@
-from .algebra import compare_masks, implies, intersect, is_empty, is_equal, subtract, unite
+from .algebra import compare_masks, is_empty, is_equal
 from .conversion import as_rows, as_slabs
 from .form import PlacedForm, ranges_of_tile
 from .items import form_of, items_of
-from .parts import Parts, RegionPart, keys_of, regions_of
+from .parts import Parts, RegionPart, regions_of
 from .slabs import Rows
 from .sparsity import BatchShape, BlockKind
 
@@ -17,14 +17,9 @@ __all__ = [
     "as_slabs",
     "compare_masks",
     "form_of",
-    "implies",
-    "intersect",
     "is_empty",
     "is_equal",
     "items_of",
-    "keys_of",
     "ranges_of_tile",
     "regions_of",
-    "subtract",
-    "unite",
 ]

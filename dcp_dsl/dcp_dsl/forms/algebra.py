@@ -1,13 +1,11 @@
-"""Combine and compare masks on a sample exactly, whatever their forms.
+"""Compare masks on a sample exactly, whatever their forms.
 
-Slabs, strided masks and ranges per row are combined symbolically, masks seen from the keys among
+Slabs, strided masks and ranges per row are compared symbolically, masks seen from the keys among
 themselves too. Where the two forms have nothing in common, or one is a predicate, the pairs are
 looked at in bunches, which is limited to some ten thousand tokens.
 """
 
 from dataclasses import dataclass
-from operator import and_, or_, sub
-from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -21,8 +19,6 @@ from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 
 MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
-SetOperation: TypeAlias = Literal["and", "or", "minus"]
-_SYMBOLIC = {"and": and_, "or": or_, "minus": sub}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,29 +42,30 @@ class MaskComparison:
         return self.only_left == 0 and self.only_right == 0
 
 
-def intersect(left: Form, right: Form) -> Form:
-    """Return the pairs that both masks see.
+def subtract(left: Form, right: Form) -> Form:
+    """Return the pairs that the left mask sees and the right one does not.
 
     Raises:
-        DatasetError: if they have different lengths, or their forms can only be combined pair by
+        DatasetError: if they have different lengths, or their forms can only be compared pair by
             pair and the sample is too long for that.
 
     >>> causal = Slabs(3, [0], [3], [0], [1], [0], [1])
     >>> first = Slabs(3, [0], [3], [0], [1], [0], [0])
-    >>> intersect(causal, first).num_pairs, unite(causal, first).num_pairs
-    (3, 6)
+    >>> subtract(causal, first).num_pairs, subtract(first, causal).num_pairs
+    (3, 0)
     """
-    return _combine(left, right, "and")
-
-
-def unite(left: Form, right: Form) -> Form:
-    """Return the pairs that any of two masks sees; see `intersect`."""
-    return _combine(left, right, "or")
-
-
-def subtract(left: Form, right: Form) -> Form:
-    """Return the pairs that the left mask sees and the right one does not; see `intersect`."""
-    return _combine(left, right, "minus")
+    if left.num_tokens != right.num_tokens:
+        raise DatasetError(
+            f"expected masks of as many tokens, got {left.num_tokens:_} and {right.num_tokens:_}"
+        )
+    for is_transposed in (False, True):
+        try:
+            a, b = (as_regions(mask, is_transposed=is_transposed) for mask in (left, right))
+            if a is not None and b is not None:
+                return to_form(a - b, is_transposed=is_transposed)
+        except TooManyPieces:
+            continue
+    return _subtract_pairs(left, right)
 
 
 def is_empty(mask: Form) -> bool:
@@ -81,11 +78,6 @@ def is_equal(left: Form, right: Form) -> bool:
     if left.num_tokens != right.num_tokens:
         return False
     return left.digest == right.digest or compare_masks(left, right).is_equal
-
-
-def implies(left: Form, right: Form) -> bool:
-    """Return whether the right mask sees every pair that the left one sees."""
-    return is_empty(subtract(left, right))
 
 
 def compare_masks(left: Form, right: Form) -> MaskComparison:
@@ -124,34 +116,18 @@ def rows_with_pairs(mask: Form) -> Ints:
     return mask.count_blocks(*bounds).row
 
 
-def _combine(left: Form, right: Form, operation: SetOperation) -> Form:
-    if left.num_tokens != right.num_tokens:
-        raise DatasetError(
-            f"expected masks of as many tokens, got {left.num_tokens:_} and {right.num_tokens:_}"
-        )
-    for is_transposed in (False, True):
-        try:
-            a, b = (as_regions(mask, is_transposed=is_transposed) for mask in (left, right))
-            if a is not None and b is not None:
-                return to_form(_SYMBOLIC[operation](a, b), is_transposed=is_transposed)
-        except TooManyPieces:
-            continue
-    return _combine_pairs(left, right, operation)
-
-
-def _combine_pairs(left: Form, right: Form, operation: SetOperation) -> Form:
-    """Combine two masks pair by pair, some rows at a time."""
+def _subtract_pairs(left: Form, right: Form) -> Form:
+    """Compare two masks pair by pair, some rows at a time."""
     n = left.num_tokens
     if n > MAX_TOKENS:
         raise DatasetError(
-            f"masks of the forms `{left.form}` and `{right.form}` are combined pair by pair, on at "
+            f"masks of the forms `{left.form}` and `{right.form}` are compared pair by pair, on at "
             f"most {MAX_TOKENS:_} tokens; got {n:_}"
         )
     parts: list[tuple[Ints, Ints, Ints]] = []
     for begin, end in row_chunks(n, n):
         a, b = (mask.tile(begin, end, 0, n) for mask in (left, right))
-        seen = a & b if operation == "and" else a | b if operation == "or" else a & ~b
-        row_ptr, starts, ends = ranges_of_tile(seen)
+        row_ptr, starts, ends = ranges_of_tile(a & ~b)
         parts.append((np.diff(row_ptr), starts, ends))
     counts, starts, ends = (np.concatenate(c) for c in zip(*parts, strict=True))
     return Rows(n, np.concatenate([[0], np.cumsum(counts)]), starts, ends)

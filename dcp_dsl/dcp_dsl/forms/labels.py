@@ -100,6 +100,7 @@ class LabelledPart(Record):
         ends = np.cumsum(high - low)
         counted = [np.empty(0, np.int64)]
         first = 0
+        # In bunches: a slab of a million rows would need tables of as many.
         while first < len(row):
             done = ends[first - 1] if first else 0
             last = max(first + 1, int(np.searchsorted(ends, done + ROWS_AT_ONCE, side="right")))
@@ -111,6 +112,7 @@ class LabelledPart(Record):
             end = self.slabs.kv_end[own] + self.slabs.end_slope[own] * down
             column = col[part][index]
             start = np.maximum(start, kv_bounds[column])
+            # An end before the block counts nothing, not less than nothing.
             end = np.maximum(np.minimum(end, kv_bounds[column + 1]), start)
             label = self.q_label[query]
             found = rank(label, end) - rank(label, start)

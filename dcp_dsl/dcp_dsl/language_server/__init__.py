@@ -3,3 +3,7 @@
 `document` is a text with what its names mean; `hover`, `completion` and `definition` answer
 questions about it; `server` speaks the protocol and is the only module that knows pygls.
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -170,7 +170,7 @@ def _columns(scope: Scope) -> Iterator[Proposal]:
 
 
 def _locals(before: list[RawToken]) -> Iterator[Proposal]:
-    """Yield parameters and bindings of the mask being written, by its tokens: it may not parse."""
+    """Yield parameters and bindings of the mask being written, from tokens, as it may not parse."""
     start = max((i for i, t in enumerate(before) if t.text in ("mask", "check", "stack", "for")
                  and (i == 0 or before[i - 1].text != ":")), default=0)  # fmt: skip
     own = before[start:]

@@ -49,7 +49,7 @@ _Names: TypeAlias = Mapping[str, Symbol]
 
 def occurrences(document: Document) -> list[Occurrence]:
     """Return the places of all names in the statements that parse, in the order of the text."""
-    reader = _Reader(document.scope)
+    reader = _NameCollector(document.scope)
     for statement in document.parsed.program.statements:
         reader.statement(statement)
     return sorted(reader.found, key=lambda found: found.span.start)
@@ -109,7 +109,7 @@ def _groups(document: Document) -> list[int]:
     return [first.setdefault(o.symbol, i) for i, o in enumerate(occurrences(document))]
 
 
-class _Reader:
+class _NameCollector:
     """Collects the names of statements."""
 
     def __init__(self, scope: Scope) -> None:
@@ -259,7 +259,7 @@ class _Reader:
         return column is not None and column.segment is not None
 
     def argument(self, argument: ast.Argument, called: str, names: _Names) -> None:
-        """Add the name of an argument: it is a parameter of the mask that is called."""
+        """Add the name of an argument, a parameter of the mask that is called."""
         found = None if called in names else self.scope.masks.get(called)
         if argument.name is not None and found is not None:
             owner = found.span.start

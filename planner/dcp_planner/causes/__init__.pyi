@@ -6,33 +6,26 @@ from .path import (
     ACCOUNTS,
     STEPS,
     Account,
-    Accounting,
     CriticalPath,
     Step,
     account_for,
     critical_path,
 )
 from .sentences import (
-    CONDITIONS,
-    NOUNS,
     cause_sentence,
     headline,
-    path_lines,
     three_sentences,
     worth_saying,
 )
-from .suggestions import Suggestion, front_plans, suggest
+from .suggestions import front_plans, suggest
 
 __all__ = [
     "ACCOUNTS",
     "CAUSE_RULE",
     "CLOSE",
-    "CONDITIONS",
     "KINDS",
-    "NOUNS",
     "STEPS",
     "Account",
-    "Accounting",
     "Cause",
     "CriticalPath",
     "Dependencies",
@@ -40,7 +33,6 @@ __all__ = [
     "Explanation",
     "Reason",
     "Step",
-    "Suggestion",
     "Why",
     "account_for",
     "cause_sentence",
@@ -54,7 +46,6 @@ __all__ = [
     "find_dependencies",
     "front_plans",
     "headline",
-    "path_lines",
     "suggest",
     "three_sentences",
     "unlike_batches",

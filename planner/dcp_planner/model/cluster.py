@@ -185,7 +185,7 @@ class Cluster:
 
     Every constant from `inter_latency_s` on has a default that leaves its effect out, so that
     ``Cluster(4, 8)`` is a machine without overheads. Measured ones come as a preset
-    (`dcp_planner.preset`), from a TOML file (`read_cluster`) or from ``dcpm calibrate``.
+    (`dcp_planner.preset`), from a TOML file (`find_cluster`) or from ``dcpm calibrate``.
 
     Attributes:
         nodes, devices_per_node: of the largest node; devices are numbered node after node.

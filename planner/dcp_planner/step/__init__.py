@@ -2,13 +2,13 @@
 
 from dcp_planner.step.assignment import Assignment, Documents, StepMesh
 from dcp_planner.step.file import StepFile, StepGroup, read_step, write_step
-from dcp_planner.step.iteration import StepTime, predict_step
-from dcp_planner.step.model import STEP_MODELS, StepModel, step_model
+from dcp_planner.step.iteration import predict_step
+from dcp_planner.step.model import StepModel, step_model
 from dcp_planner.step.plan_step import StepPlan, plan_step
 from dcp_planner.step.problem import StepSetting
 
 __all__ = [
-    "STEP_MODELS", "Assignment", "Documents", "StepFile", "StepGroup", "StepMesh", "StepModel",
-    "StepPlan", "StepSetting", "StepTime", "plan_step", "predict_step", "read_step", "step_model",
+    "Assignment", "Documents", "StepFile", "StepGroup", "StepMesh", "StepModel",
+    "StepPlan", "StepSetting", "plan_step", "predict_step", "read_step", "step_model",
     "write_step",
 ]  # fmt: skip
