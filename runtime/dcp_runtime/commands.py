@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
+    from dcp_planner import Plan, Trace
     from dcp_runtime.launch.config import RunConfig
     from dcp_runtime.launch.launcher import RunResult
 
@@ -70,8 +71,8 @@ def run(  # noqa: PLR0913 - one argument per option
     Tensors are random. Every rank is one process with one thread; blocks travel over gloo, or as
     --transport says.
     """
-    from dcp_dsl.files import check_writable, replacing
-    from dcp_planner import read_plan, to_perfetto, write_plan
+    from dcp_dsl.files import check_writable
+    from dcp_planner import read_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launch.config import RunConfig
     from dcp_runtime.launch.launcher import check_ranks, run_plan
@@ -106,16 +107,25 @@ def run(  # noqa: PLR0913 - one argument per option
     click.echo(f"running on {config.ranks} {where}", err=True)
     result = run_plan(content.plan, config)
     if trace is not None:
-        if trace.endswith(".pftrace"):
-            with replacing(trace, RunError) as draft:
-                draft.write_bytes(to_perfetto(result.trace))
-        else:
-            others = tuple(t for t in content.traces if t.source != "measured")
-            write_plan(trace, content.plan, (*others, result.trace))
+        others = (each for each in content.traces if each.source != "measured")
+        _write_trace(trace, content.plan, (*others, result.trace))
         click.echo(f"wrote {trace}", err=True)
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:
         sys.exit(1)
+
+
+def _write_trace(path: str, plan: "Plan", traces: "tuple[Trace, ...]") -> None:
+    """Write the last trace for Perfetto, or the plan and all traces."""
+    from dcp_dsl.files import replacing
+    from dcp_planner import to_perfetto, write_plan
+    from dcp_runtime.errors import RunError
+
+    if path.endswith(".pftrace"):
+        with replacing(path, RunError) as draft:
+            draft.write_bytes(to_perfetto(traces[-1]))
+    else:
+        write_plan(path, plan, traces)
 
 
 def _check_name(trace: str) -> None:

@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.flex_attention import BlockMask
 
 from dcp_dsl import Form, Slabs, block_sparsity
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Floats, Ints
 from dcp_dsl.forms import BlockKind, as_slabs
 from dcp_dsl.interchange import list_blocks
 from dcp_runtime.adapters.flex_mask import FlexMaskMod, block_mask_of, flex_mask_mod
@@ -185,7 +185,6 @@ def _moved(mod: FlexMaskMod, indices: Tensor, first: int) -> Callable[..., Tenso
     return mask_mod
 
 
-Floats = NDArray[np.float64]
 MAX_CHUNKS = 4096  # a step looks at the chunks of one rank beside all chunks
 
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Form, Slabs
+from dcp_dsl.arrays import Bools
 from dcp_dsl.forms import Parts, RegionPart, Rows
 
 
@@ -71,8 +71,6 @@ def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:
     ends, slopes = table[:, :4].T, table[:, 4:].T.astype(np.uint8)
     return Slabs(num_tokens, *ends, *slopes)
 
-
-Bools: TypeAlias = NDArray[np.bool_]
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Half-open runs of packed positions, rising."""

@@ -25,7 +25,6 @@ UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_ma
 """Columns of other tools that leave tokens out; ignored, they would train on prompts or padding."""
 
 Values: TypeAlias = NDArray[np.generic]
-Floats: TypeAlias = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,7 +43,7 @@ class TokenColumns:
     targets: Ints
     positions: Ints
     previous: Ints
-    weights: Floats
+    weights: NDArray[np.float32]
     extra: Mapping[str, Values]
 
     def first(self, count: int) -> "TokenColumns":
