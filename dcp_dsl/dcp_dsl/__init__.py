@@ -1,7 +1,7 @@
 """Masks as text: parse, check, bind to samples, compile to exact block sparsity.
 
 ```
-.dcpm text ─parse→ Program ─check→ Spec, Mask ─bind(sample)→ Slabs ─block_sparsity→ BlockSparsity
+.dcpm text ─parse→ Program ─check→ Mask ─compile(sample)→ Form ─block_sparsity→ BlockSparsity
 ```
 The package needs numpy and lark, and pyarrow to read data sets. Names load on first use.
 """

@@ -1,1 +1,1 @@
-"""The commands of this room, one module each; at module level they import click alone."""
+"""The commands of this package, one module each; at module level they import click alone."""
