@@ -151,6 +151,7 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
     num_devices = max(plan.num_devices for plan in plans)
     has_first = moves.first >= 0
 
+    # A tile that one plan lacks has row -1 there, which reads what is appended.
     def column(name: str) -> NDArray[np.generic]:
         ours, theirs = (np.append(getattr(plan.tiles, name), 0) for plan in plans)
         chosen: NDArray[np.generic] = np.where(has_first, ours[moves.first], theirs[moves.second])

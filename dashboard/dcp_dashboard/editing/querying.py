@@ -103,6 +103,7 @@ def run_query(request: dict[str, Any]) -> dict[str, Any]:
     try:
         with duckdb.connect(":memory:", config=SETTINGS) as database:
             database.register("events", pa.ipc.open_stream(request["blob"]).read_all())
+            # DuckDB would run all statements of a text, and settings among them.
             statements = database.extract_statements(sql)
             kinds = [statement.type.name for statement in statements]
             if kinds != ["SELECT"]:
@@ -110,6 +111,7 @@ def run_query(request: dict[str, Any]) -> dict[str, Any]:
                     f"expected one SELECT, got {' and '.join(kinds) or 'nothing'}; the table is "
                     "called events"
                 )
+            # One row more than is shown tells whether there are more.
             found = database.sql(sql).limit(MAX_ROWS + 1)
             names = found.columns
             if len(names) > MAX_COLUMNS:

@@ -130,6 +130,7 @@ def timeline_pixels(
     row_height = height / devices
     for lane, members in lanes.items():
         line = _line(cover[members], [colours[kind] for kind in members], background)
+        # Sums of shares that cancel leave rounding, which must not paint the background over.
         is_there = cover[members].sum(axis=0) > 1e-9
         for device in range(devices):
             top, bottom = (round((device + share) * row_height) for share in BANDS[lane])

@@ -111,7 +111,7 @@ class Details:
 
 
 def window_text(time_ns: tuple[int, int]) -> str:
-    """Write a part of the timeline for a URL; it begins at 0 or later.
+    """Write a part of the timeline for a URL, cut off before 0.
 
     >>> window_text((-5, 10))
     '0-10'
@@ -130,7 +130,7 @@ def row(label: str, *parts: str | DetailLink) -> DetailRow:
 
 
 def list_row(label: str, links: Sequence[DetailLink], most: int) -> DetailRow:
-    """Build a row of links with commas between them; it ends with the number left out."""
+    """Build a row of links with commas between them and the number left out at the end."""
     parts: list[str | DetailLink] = [part for link in links[:most] for part in (", ", link)][1:]
     more = len(links) - most
     return row(label, *parts, *([f" and {more:,} more"] if more > 0 else []))

@@ -139,6 +139,7 @@ def parse_report(document: Mapping[str, Any]) -> DatasetReport:
 
 
 def _line(at: int, batch: Mapping[str, Any]) -> BatchLine:
+    # A report is anybody's JSON: what is no number is left out, never an error of the page.
     figures = {
         name: number for name, value in batch.items() if (number := _number(value)) is not None
     }

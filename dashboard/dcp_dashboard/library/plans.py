@@ -351,7 +351,7 @@ def _read(
 
 
 def loaded_plan(entry: PlanEntry, plan: Plan, recorded: Iterable[Trace]) -> LoadedPlan:
-    """Compute the figures of a plan for its pages; it is simulated if no trace says how."""
+    """Compute the figures of a plan for its pages, simulating it if no trace is simulated."""
     traces: dict[Source, Trace] = {trace.source: trace for trace in recorded}
     if "simulated" not in traces:
         traces = {"simulated": simulate(plan), **traces}

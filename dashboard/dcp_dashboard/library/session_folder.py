@@ -16,7 +16,7 @@ PREFIX = "dcpm-plans-"
 
 
 class SessionFolder:
-    """A folder that only this user can enter; it goes with this object, or after its process.
+    """A folder that only this user can enter, removed with this object or after its process.
 
     Attributes:
         path: where it is; somebody may have removed it.

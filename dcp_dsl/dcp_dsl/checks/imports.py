@@ -155,6 +155,7 @@ def _read(
         found.append(_report(program, "E130", why, span))
         return None
     reader.texts[below] = text
+    # Files being read: an import of one of them closes a cycle.
     reader.open_files.append(path)
     scope, problems = _resolve(parsed.program, reader)
     reader.open_files.pop()

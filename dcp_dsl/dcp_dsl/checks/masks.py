@@ -121,7 +121,7 @@ class MaskChecker(ExpressionChecker):
 
 
 def report_size(mask: ast.MaskDef, checker: ExpressionChecker) -> None:
-    """Report a mask that is too large; it is not written out."""
+    """Report a mask that is too large to be written out."""
     checker.scope.bodies[mask.name.text] = None
     checker.report(
         "E116", f"mask `{mask.name.text}` is too large with everything it calls written out",

@@ -119,6 +119,7 @@ def _assemble(
             of_q = _any(cases[0][i][1] for i in rows)
             of_k = _any(cases[1][j][1] for j in keys)
             parts += _part(rest.regions[unequal], (np.where(of_q, 0, -1), np.where(of_k, 0, -1)), 1)
+            # The pairs with equal labels have a rest of their own, and are taken out of the other.
             if labels is not None and equal != unequal:
                 own = np.where(of_q, labels.of_q, -1), np.where(of_k, labels.of_k, -1)
                 parts += _part(rest.regions[equal], own, 1)

@@ -150,6 +150,7 @@ class _LayoutBinder(LayoutColumns):
     ) -> Instances:
         """Lay a group out; give its repetitions."""
         count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
+        # A group of plain parts may repeat a million times: these are laid out by numpy at once.
         is_flat = group.is_repeated and group.parents is None
         matrix = self.flat_lengths(group, row, count) if is_flat else None
         if matrix is not None:

@@ -282,7 +282,7 @@ def _filled(
 
 
 def plain_title(title: str) -> str:
-    """Make a title harmless inside a docstring: it is a person's text, not ours."""
+    """Make a title, which is a person's text, harmless inside a docstring."""
     kept = "".join(c if c.isprintable() and c not in '"\\' else " " for c in title)
     return " ".join(kept.split())[:200]
 

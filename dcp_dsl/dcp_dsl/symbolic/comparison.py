@@ -334,6 +334,7 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     row, start, end = row[entry], start[at], end[at]
     order = np.argsort(row * n + start, kind="stable")
     row, start, end = row[order], start[order], end[order]
+    # Stretches that touch become one, which makes fewer slabs.
     is_new = np.ones(len(row), np.bool_)
     is_new[1:] = (row[1:] != row[:-1]) | (start[1:] != end[:-1])
     start, end = start[is_new], end[np.append(is_new[1:], True)[: len(end)]]

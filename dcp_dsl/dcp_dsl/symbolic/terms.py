@@ -158,7 +158,7 @@ class Quotient:
         return _checked(Quotient(self.factor, self.offset, self.divisor * divisor))
 
     def modulo(self, divisor: int) -> "Cyclic":
-        """Return the remainder: it repeats with the distance."""
+        """Return the remainder, which repeats with the distance."""
         period = self.divisor * divisor
         if period > MAX_PERIOD:
             raise NotSeparable

@@ -402,7 +402,7 @@ def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
 
 
 def _role(kind: str) -> str:
-    """Classify a token of an expression: it begins an operand, ends the text, or joins."""
+    """Classify a token of an expression: beginning of an operand, end of the text, or neither."""
     if kind in ("NAME", "INT", "SCALED", "LPAR", "LBRACE", "TRUE", "FALSE", "NOT"):
         return "operand"
     return "end" if kind == "$END" else "other"

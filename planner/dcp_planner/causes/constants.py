@@ -53,7 +53,7 @@ _STEPS = 8  # of a fit: most classes grow in proportion with their constants
 
 @dataclass(frozen=True, slots=True)
 class ClassTime:
-    """One class of work, predicted and measured.
+    """Seconds of one class of work, predicted and measured.
 
     Attributes:
         name: of the class, messages with their sizes.
@@ -319,6 +319,7 @@ def _step_seconds(
         waits = one.rows[trace.lane[one.rows] == WAIT]
         span = int(trace.end_ns[one.rows].max() - trace.start_ns[events[0]])
         waited = int((trace.end_ns - trace.start_ns)[waits].sum())
+        # A run records no host: the first instruction gets what the others leave of the pass.
         took[0] = max(0.0, (span - waited) / 1e9 - took[1:].sum())
         runs.setdefault(one.device, []).append(took)
     for device, found in runs.items():

@@ -49,7 +49,7 @@ class Explanation:
 
     @property
     def shares(self) -> dict[Name | Literal["work"], float]:
-        """Seconds that each cause adds to the slower plan, most first; negative: it takes away."""
+        """Seconds that each cause adds to the slower plan, most first; below 0 where it saves."""
         sign = 1 if self.difference >= 0 else -1
         found: dict[Name | Literal["work"], float] = {
             "work": sign * (self.second.work_s - self.first.work_s)

@@ -34,7 +34,7 @@ _ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, 2, 3, ACCOUNTS.index("launches")]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath(Record):
-    """Chain of events that decided when the last one ended, in time; it has no holes.
+    """Chain of events, without holes in time, that decided when the last one ended.
 
     Attributes:
         event: int32 ``[P]``, rows of the trace.

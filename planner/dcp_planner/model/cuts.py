@@ -75,6 +75,7 @@ def count_pairs(
     start, end, rows = start[piece], end[piece], rows[piece]
     start_slope, end_slope = start_slope[piece], end_slope[piece]
 
+    # In closed form: a tile may hold billions of pairs.
     def keys_below(border: Ints) -> Ints:
         return _sum_of_minimum(end, end_slope, border, rows) - _sum_of_minimum(
             start, start_slope, border, rows
@@ -82,6 +83,7 @@ def count_pairs(
 
     pairs = keys_below(high) - keys_below(low)
     tile = row[piece] * (len(bounds) - 1) + column
+    # A slanted piece does not reach all corners of the box whose tiles were listed.
     tile, pairs = tile[pairs > 0], pairs[pairs > 0]
     for form in forms:
         own = form.count_blocks(bounds, bounds)

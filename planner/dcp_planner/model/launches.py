@@ -165,12 +165,14 @@ def _add_launches(
             total += each * kernel.ctas[block]
             longest = max(longest, each)
             merged += kernel.merge_s[block]
+        # One multiprocessor (a CPU) runs CTAs one by one, whatever the schedule.
         if sms == 1:
             taken[n] += total
         elif kernel.schedule == _PERSISTENT:
             taken[n] += max(total / sms, longest)
         elif kernel.schedule == _SPLIT:
             taken[n] += total / sms
+            # Where no CTA holds the others up, nothing is split and nothing is merged.
             if longest > total / sms:
                 taken[n] += merged
         else:
@@ -202,6 +204,7 @@ def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: 
                 for k in range(end - 1):
                     times[k], counts[k] = times[k + 1], counts[k + 1]
                 end -= 1
+            # Equal times share an entry, so there are few entries to search.
             at = end
             while at > 0 and times[at - 1] > when:
                 at -= 1

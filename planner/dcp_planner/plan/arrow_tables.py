@@ -150,6 +150,7 @@ def _read_batches(
                 f"than {limit_bytes} bytes; a plan file never does"
             )
         batch = pa.ipc.read_record_batch(message, schema)
+        # Offsets and indices of a batch are a file's: unchecked, Arrow reads beyond its buffers.
         batch.validate(full=True)
         yield batch
 

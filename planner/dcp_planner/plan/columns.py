@@ -83,6 +83,7 @@ def plan_of_columns(
     """
     sequences = tables["sequences"]
     _check_count("sequences.sequence", sequences["sequence"])
+    # Row i of our tables is number i and no column says so; that of a file could differ.
     for name, key in (("blocks", "block"), ("transfers", "transfer")):
         _check_count(f"{name}.{key}", tables[name][key])
     cu = np.append(0, sequences["end"])

@@ -183,6 +183,7 @@ class _Places:
         """Both ends launch every transfer once, in its division."""
         programs, table = self.programs, self.plan.transfers
         launches = np.flatnonzero(programs.op == LAUNCH)
+        # Keys may be any int32: one number holds device and key, and one sort finds doubles.
         place = programs.device[launches].astype(np.int64) << 32 | programs.key[launches]
         order = np.argsort(place, kind="stable")
         double = np.flatnonzero(np.diff(place[order]) == 0)
@@ -192,6 +193,7 @@ class _Places:
                 f"device {programs.device[row]} launches each key once: {programs.key[row]} twice"
             )
         rows, items = self.items_of(LAUNCH)
+        # Before tables are indexed: -1 in a damaged file would read the last row.
         self._check_exist("names transfer", rows, items, len(table))
         device = programs.device[rows]
         ends = np.where(table.source[items] == device, 0, 1)

@@ -81,6 +81,7 @@ class Crossings:
             np.searchsorted(group, near, side="right"), ptr[away], ptr[away + 1],
             self.start, self.end,
         ])  # fmt: skip
+        # Large ones first: small ones even out what they leave.
         order = np.argsort(-size.sum(axis=0), kind="stable")
         _stripe(order, bounds, self.device, self.owner, weight, nic, load, ends)
         return ends[0], ends[1]
@@ -100,6 +101,7 @@ def _elect(  # noqa: PLR0913 - a compiled kernel
     """Choose for each crossing the least-loaded device that needs it, port load first."""
     for turn in range(_TURNS):
         for x in range(len(start)):
+            # The first turn knew only the crossings before this one; now it chooses beside all.
             if turn > 0:
                 load[target[x]] -= size[x]
                 nic_load[nic[target[x]]] -= size[x]
@@ -141,6 +143,7 @@ def _stripe(  # noqa: PLR0913 - a compiled kernel
             best, least = here, np.inf
             need, last = bounds[4 * end + 2, x], bounds[4 * end + 3, x]
             for other in range(bounds[4 * end, x], bounds[4 * end + 1, x]):
+                # Bytes times the load that they meet: one full port costs more than two half full.
                 cost = out * (load[0, nic[other]] + out) + back * (load[1, nic[other]] + back)
                 while need < last and device[need] < other:
                     need += 1

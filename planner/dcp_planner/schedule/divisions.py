@@ -15,7 +15,7 @@ from dcp_planner.sorting import order_by
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """How the blocks of one direction travel, and how long they stay where they arrive.
+    """Routes of the blocks of one direction, and the time they stay where they arrive.
 
     Attributes:
         routing: which way blocks travel.

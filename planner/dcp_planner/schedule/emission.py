@@ -168,6 +168,7 @@ def _span(need_of_tile: IntTable, division: Ints, feeder: Ints, hop: Ints, spans
                 last[need] = max(last[need], division[tile])
     for need in range(len(feeder)):
         arrives[need], leaves[need] = first[need], last[need]
+    # From the last hop back: a feeder serves those behind it, and those behind them.
     for behind in range(MOST_HOPS, 0, -1):
         for need in range(len(feeder)):
             if hop[need] == behind:
@@ -273,6 +274,7 @@ def _fill(  # noqa: PLR0913 - a compiled kernel
                 item_ptr[rows] = begin
                 rows += 1
             begin += count[0, place]
+    # A counting sort: items of an instruction keep the order in which they were listed.
     item_ptr[rows] = begin
     for n in range(size):
         place = work[0, n]
@@ -291,6 +293,7 @@ def assemble(
 ) -> Plan:
     """Emit the plan of a placed and scheduled workload, without validating it."""
     groups, real = placement.head_groups, workload
+    # Emitted as if the tiles of each group of heads were a workload's, folded at the end.
     workload, placement = expand_placement(workload, placement)
     forward, backward = (
         emit(

@@ -75,7 +75,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stays:
-    """How long blocks stay where they are received.
+    """Stays of blocks where they are received, counted in divisions.
 
     Attributes:
         division: int32 ``[W]``, of every tile.
@@ -129,12 +129,14 @@ def find_needs(
         group = place * 2 * devices + np.where(far, devices + node[at], at)
         visit = stays.visits(group, np.tile(stays.division, 2)[remote])
         visits = int(visit.max(initial=0)) + 1
+        # A block that leaves and comes back is, from here on, a block for every visit.
         place = place * visits + visit
     order = order_by(place, at)
     sorted_places = (place * devices + at)[order]
     is_first = np.diff(sorted_places, prepend=-1) != 0
     known, need = sorted_places[is_first], np.empty_like(order)
     need[order] = np.cumsum(is_first) - 1
+    # By node, a gateway may get blocks that it does not need itself: `every` has these, too.
     every, feeder = known, np.full(len(known), -1)
     if routing == "node":
         place, at = np.divmod(known, devices)

@@ -56,6 +56,7 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
             at = 0
             while at < gaps and gap_at[at] < slot[j]:
                 at += 1
+            # Gaps that touch become one: a span takes its rows out of a single gap.
             joins_left = at > 0 and gap_at[at - 1] + gap_rows[at - 1] == slot[j]
             joins_right = at < gaps and slot[j] + rows[j] == gap_at[at]
             if joins_left:
@@ -74,6 +75,7 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
                 gap_at[at], gap_rows[at] = slot[j], rows[j]
                 gaps += 1
             out += 1
+        # The lowest gap that fits: rows high up stay free, and the buffer ends at `top`.
         at = 0
         while at < gaps and gap_rows[at] < rows[i]:
             at += 1

@@ -377,6 +377,7 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
 @compiled
 def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int:
     """Handle events in time until there are none; gives the time of the last one."""
+    # Backwards, since each goes to the head of its list: lists then are in rising order.
     for x in range(len(messages.source) - 1, -1, -1):
         if messages.feeder[x] >= 0:
             state.next_fed[x] = state.first_fed[messages.feeder[x]]

@@ -225,6 +225,7 @@ def predict_step(
                 ready[:] = ready.max()
             micro_batch, begin = batch, ready.copy()
         devices = slice(first, first + width)
+        # The devices of a group exchange keys: all of them begin when the last one is ready.
         ready[devices] = ready[devices].max() + seconds
         held[batch, devices] += own
     longest = max(longest, float((ready - begin).max()))

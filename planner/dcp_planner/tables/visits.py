@@ -1,4 +1,4 @@
-"""Which of several transfers of one block to one device a tile, a message or a sum belongs to.
+"""Match tiles, messages and sums to the one of several transfers of a block that serves them.
 
 A device may receive a block again in a later division: each receive begins a visit of the block.
 What uses the block in a division uses the visit that began last by then. A result takes home the
@@ -20,7 +20,7 @@ _KEYS = np.array([kind in (TransferKind.KV, TransferKind.DKV) for kind in Transf
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Visits:
-    """Which transfers belong together, in both directions.
+    """The transfers that serve tiles, results and messages, in both directions.
 
     Attributes:
         read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.

@@ -1,4 +1,4 @@
-"""The program of a worker process: it answers requests until its owner is gone.
+"""The program of a worker process, which answers requests until its owner is gone.
 
     python -m dcp_planner.workers.program SOCKET MODULE:FUNCTION [ARGUMENT ...]
 

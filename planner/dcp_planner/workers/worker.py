@@ -46,7 +46,7 @@ class TaskError(DCPError):
 
 
 class Worker:
-    """One process that answers one request at a time; calls from several threads wait in line.
+    """A process that answers one request at a time; calls from several threads wait in line.
 
     Args:
         program: what it runs.

@@ -233,6 +233,7 @@ def prefill(
     )  # fmt: skip
     wanted: list[Ints] = [np.zeros(0, np.int64)] * ranks
     for prompt, decoder in zip(prompts, decoders, strict=True):
+        # All but the last token, which `generate` computes first.
         wanted[decoder] = np.concatenate([wanted[decoder], prompt[:-1]])
     caches = {at: DynamicCache() for at, decoder in enumerate(decoders) if decoder == executor.rank}
     lengths = [len(prompts[at]) - 1 for at in caches]

@@ -180,6 +180,7 @@ def take_local(
     lengths = [len(sequence.tokens) for sequence in sequences]
     starts = np.cumsum([0, *lengths[:-1]])
     empty = np.zeros(0, np.int64)
+    # Without sequences `starts` still has a 0, so these pairs cannot be strict.
     at = np.concatenate([empty, *(own + n for own, n in zip(targets, starts, strict=False))])
     tokens = np.concatenate([empty, *(sequence.tokens for sequence in sequences)])
     labels = np.full(len(tokens), IGNORE_LABEL, np.int64)
@@ -187,6 +188,7 @@ def take_local(
     previous = np.concatenate(
         [empty, *(own.previous[t] + n for own, t, n in zip(columns, targets, starts, strict=False))]
     )
+    # Of several targets of one token the last is its label; `target_ids` holds all.
     labels[previous] = wanted[at]
     position_ids = np.concatenate([own.positions for own in columns])
     sequence_ids = np.repeat(np.arange(len(sequences)), lengths)

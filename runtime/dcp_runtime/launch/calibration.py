@@ -243,6 +243,7 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, f
         )
         for side in (False, True)
     ]
+    # Noise of a busy machine can be larger than what length adds; the rate is its inverse.
     if any(fit[1] <= 0 for fit in fits):
         raise RunError(
             "attention took no longer for more work; run it again on a machine that is less busy"

@@ -131,6 +131,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
     """
     check_ranks(plan, config.ranks)
     check_memory(plan, config)
+    # Before processes start: dense attention would fail only after the whole run.
     longest = int(np.diff(plan.cu_seqlens).max(initial=0))
     if config.verify and longest > MAX_DENSE_TOKENS:
         raise RunError(

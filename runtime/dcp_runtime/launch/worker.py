@@ -1,4 +1,4 @@
-"""The process of a rank of a `ProcessWorld`: it runs plans on random tensors, or measures links.
+"""The process of a rank of a `ProcessWorld`, which runs plans on random tensors or times links.
 
 A process is one rank, or all of them as threads (`loopback`).
 """
@@ -148,6 +148,7 @@ def _run_rank(
         prepared = executor.prepare(plan)
         recorders.append(prepared.recorder)
         prepare_s = time.perf_counter() - start_s
+        # Else a rank that prepares slowly shows as time that the others wait in attention.
         transport.exchange_notes("", "barrier before the first layer")
         return prepare_s, _attend(prepared, layers)
 

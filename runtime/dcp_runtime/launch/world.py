@@ -1,4 +1,4 @@
-"""`ProcessWorld`: one process per rank of this machine; they run plans one after the other.
+"""`ProcessWorld`: processes of this machine, one per rank, that run plans one after the other.
 
 Whatever happens, no process is left behind: the world ends all of them, and they end with it.
 """

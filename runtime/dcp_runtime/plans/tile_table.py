@@ -90,6 +90,7 @@ class TableBuilder:
 
     def build(self, tiles: tuple[int, ...]) -> TileTable:
         """Build the table of the given tiles; O(pieces of the device)."""
+        # One array for all calls, cleared again: a new one per table would cost O(tiles) each.
         self._is_chosen[list(tiles)] = True
         chosen = np.flatnonzero(self._is_chosen[self._pieces.tile])
         self._is_chosen[list(tiles)] = False
