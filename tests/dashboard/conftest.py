@@ -6,7 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from flask.testing import FlaskClient
 
+from dcp_dashboard import create_app
 from dcp_dsl import BlockSparsity, Slabs
 from dcp_dsl.forms import BatchShape
 from dcp_planner import (
@@ -126,6 +128,12 @@ def served_folder(
     (folder / "cut.dcpplan").write_bytes(whole[: len(whole) // 2])
     (folder / "notes.txt").write_text("not a plan")
     return folder
+
+
+@pytest.fixture(scope="session")
+def client(served_folder: Path) -> FlaskClient:
+    """Asks the application over `served_folder` for what tests only read."""
+    return create_app(served_folder).server.test_client()
 
 
 @pytest.fixture(scope="session")

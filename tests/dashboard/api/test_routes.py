@@ -1,15 +1,9 @@
 import pytest
 
-from dcp_dashboard import create_app
 from dcp_dashboard.api.columns import decode
 from dcp_dashboard.library.folder import plan_key
 
 SMALL = plan_key("small.dcpplan")
-
-
-@pytest.fixture
-def client(served_folder):
-    return create_app(served_folder).server.test_client()
 
 
 def test_timelines_come_by_source(client):

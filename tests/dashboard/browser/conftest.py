@@ -1,13 +1,14 @@
 """A real browser: every page that a test opens may log no error and ask no other host."""
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
 from dcp_dashboard import RunningServer, start_server
 from dcp_dashboard.library.folder import plan_key
@@ -63,9 +64,15 @@ class Visit:
     """An open page and everything that went wrong on it."""
 
     page: Page
-    base: str
+    origin: RunningServer
+    answering: RunningServer
     errors: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    pending: set[Request] = field(default_factory=set)
+
+    @property
+    def base(self) -> str:
+        return self.origin.url
 
     def open(self, path: str) -> Page:
         """Show a page of the application, by its own navigation where it runs already.
@@ -78,20 +85,40 @@ class Visit:
                 self.page.evaluate("scrollTo(0, 0)")
                 self.requests.append(self.page.url)  # it is shown as if it had come now
                 return self.page
-            self.page.evaluate("dcp.navigation.open('/help')")  # nothing of the last page is left
-            self.page.wait_for_selector("main .dcp-help", state="attached")
+            self.leave()
             self.page.evaluate("(path) => dcp.navigation.open(path)", f"/{path}")
         else:
             self.page.goto(self.base + path)
         return self.page
 
+    def leave(self) -> None:
+        """Ask for a page that does not exist, so that nothing of the last one is left."""
+        self.page.evaluate("dcp.navigation.open('/nowhere')")
+        self.page.wait_for_selector("main >> text=got /nowhere", state="attached")
+
+    def answer(self, server: RunningServer) -> None:
+        """Let the application of a server answer at our address, where scripts stay compiled."""
+        if self.answering is server:
+            return
+        if self.page.url.startswith(self.base):
+            self.leave()
+        limit_s = time.monotonic() + 20
+        while self.pending:  # the next application may know nothing of what they ask for
+            assert time.monotonic() < limit_s, [request.url for request in self.pending]
+            self.page.wait_for_timeout(5)
+        self.origin._waitress.application = server._waitress.application
+        self.answering = server
+
     @contextmanager
     def serving(self, folder: Path) -> Iterator[None]:
-        """Serve a folder; the page leaves before the server goes, since it asks for changes."""
-        with start_server(folder) as server:
-            self.base = server.url
-            yield
-            self.page.goto("about:blank")
+        """Serve another folder at our address."""
+        before = self.answering
+        with start_server(folder) as other:
+            self.answer(other)
+            try:
+                yield
+            finally:
+                self.answer(before)
 
     def open_plan(self, name: str) -> Page:
         self.open(f"plan/{plan_key(name)}")
@@ -138,7 +165,15 @@ def small_step(tmp_path) -> Path:
 
 
 @pytest.fixture(scope="session")
+def origin(served_folder) -> Iterator[RunningServer]:
+    """The server behind the one address of all tests; which application answers changes."""
+    with start_server(served_folder) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
 def server(served_folder) -> Iterator[RunningServer]:
+    """The server whose application answers; files of tests have others."""
     with start_server(served_folder) as running:
         yield running
 
@@ -170,20 +205,23 @@ def shared_context(browser) -> Iterator[BrowserContext]:
     context.close()
 
 
-def watched(context: BrowserContext) -> Visit:
+def watched(context: BrowserContext, origin: RunningServer) -> Visit:
     page = context.new_page()
     page.set_default_timeout(20_000)
-    visit = Visit(page, "")
+    visit = Visit(page, origin, origin)
     page.on("console", lambda m: visit.errors.append(m.text) if m.type == "error" else None)
     page.on("pageerror", lambda error: visit.errors.append(str(error)))
     page.on("request", lambda request: visit.requests.append(request.url))
+    page.on("request", lambda request: visit.pending.add(request))
+    page.on("requestfinished", lambda request: visit.pending.discard(request))
+    page.on("requestfailed", lambda request: visit.pending.discard(request))
     return visit
 
 
 @pytest.fixture(scope="session")
-def shared_visit(shared_context) -> Visit:
+def shared_visit(shared_context, origin) -> Visit:
     """One document for all tests that leave no setting behind."""
-    return watched(shared_context)
+    return watched(shared_context, origin)
 
 
 @pytest.fixture
@@ -194,14 +232,13 @@ def visit(browser, server, shared_context, shared_visit, request) -> Iterator[Vi
     """
     kind = getattr(request, "param", None)
     context = new_context(browser, kind) if kind in ("light", "dark") else shared_context
-    visit = watched(context) if kind else shared_visit
-    visit.base, page = server.url, visit.page
+    shared_visit.answer(server)
+    visit = watched(context, shared_visit.origin) if kind else shared_visit
+    page = visit.page
     if kind is None:
         page.set_viewport_size(VIEWPORT)
         page.emulate_media(color_scheme="light")
         page.mouse.move(0, 0)
-        if not page.url.startswith(visit.base):
-            page.goto("about:blank")  # the last test's page still asks its own server for changes
         visit.errors.clear()
         visit.requests.clear()
     yield visit
@@ -210,11 +247,7 @@ def visit(browser, server, shared_context, shared_visit, request) -> Iterator[Vi
         page.close()
     if context is not shared_context:
         context.close()
-    ours = (
-        "http://127.0.0.1:",
-        "data:",
-        "blob:",
-    )  # a late request may be to the last test's server
+    ours = (visit.base, "data:", "blob:")
     outside = [url for url in visit.requests if not url.startswith(ours)]
     assert visit.requests
     assert outside == []

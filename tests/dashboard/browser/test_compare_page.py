@@ -18,13 +18,12 @@ def plans(paired_folder):
 
 
 @pytest.fixture(scope="module")
-def paired(paired_folder):
-    with start_server(paired_folder) as server:
-        yield server
+def server(paired_folder):
+    with start_server(paired_folder) as running:
+        yield running
 
 
-def opened(visit, paired, query):
-    visit.base = paired.url
+def opened(visit, query):
     page = visit.open(f"compare?{query}")
     for selector in TIMELINES:
         page.wait_for_selector(f"{selector}[data-state=drawn]")
@@ -48,8 +47,8 @@ def ends_of_longest(trace, until_ns):
     return points
 
 
-def test_two_plans_side_by_side(visit, paired, plans):
-    page = opened(visit, paired, query_of())
+def test_two_plans_side_by_side(visit, plans):
+    page = opened(visit, query_of())
     a, b = (simulate(plans[name]).seconds() for name in ("zigzag", "contiguous"))
     verdict = page.locator(".dcp-verdict").inner_text()
     assert verdict.startswith("B takes" if b < a else "A takes")
@@ -84,8 +83,8 @@ def test_two_plans_side_by_side(visit, paired, plans):
     assert page.locator("#deltas .bars .point").count() == 5 * 4
 
 
-def test_pickers_and_swap_change_the_address(visit, paired):
-    page = opened(visit, paired, query_of())
+def test_pickers_and_swap_change_the_address(visit):
+    page = opened(visit, query_of())
     first = page.locator(".dcp-verdict").inner_text()
     page.click("[aria-label='Swap A and B']")
     page.wait_for_function(
@@ -111,12 +110,12 @@ def test_pickers_are_alike_before_anything_is_chosen(visit):
     assert boxes[0]["y"] == boxes[1]["y"]
 
 
-def test_a_narrow_window_and_a_missing_plan(visit, paired):
+def test_a_narrow_window_and_a_missing_plan(visit):
     visit.page.set_viewport_size({"width": 820, "height": 900})
-    page = opened(visit, paired, query_of())
+    page = opened(visit, query_of())
     page.wait_for_selector("#deltas .bars .point path")
     assert page.evaluate("document.documentElement.scrollWidth") <= 820
-    page.goto(f"{paired.url}compare?a=0&b=1")
+    visit.open("compare?a=0&b=1")
     page.wait_for_selector("[role=alert]")
-    page.goto(f"{paired.url}compare")
+    visit.open("compare")
     page.wait_for_selector("text=Choose two plans")

@@ -34,9 +34,13 @@ def log(tmp_path, paired_folder):
 @pytest.fixture
 def page(visit, log):
     with visit.serving(log.parents[1]):
-        page = visit.open(RUN)
-        page.wait_for_selector("#run-chart .main-svg")
-        yield page
+        yield opened(visit)
+
+
+def opened(visit):
+    page = visit.open(RUN)
+    page.wait_for_selector("#run-chart .main-svg")
+    return page
 
 
 DRAWN = """(field) => {
@@ -46,7 +50,7 @@ DRAWN = """(field) => {
 NEIGHBOURS = f"() => ({DRAWN})('x').every((x, n, all) => !n || x === all[n - 1] + 1)"
 
 
-def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(page, log):
+def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(visit, page, log):
     newest = page.locator("#run-now")
     newest.get_by_text("batch 2999").wait_for()
     assert "1.25 times the predicted" in newest.text_content()
@@ -77,10 +81,8 @@ def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(page, log):
     newest.get_by_text("batch 3000").wait_for()
     assert page.evaluate(DRAWN, "x") == shown  # still zoomed
 
-
-def test_a_narrow_window_shows_the_run_without_scrolling_sideways(page):
+    visit.leave()
     page.set_viewport_size({"width": 390, "height": 844})
-    page.reload()
-    page.wait_for_selector("#run-chart .main-svg")
+    opened(visit)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert page.locator("#run-chart .nsewdrag").first.bounding_box()["width"] > 390 / 2

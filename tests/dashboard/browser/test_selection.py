@@ -3,7 +3,6 @@
 import re
 
 import numpy as np
-import pytest
 
 from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
 from dcp_dashboard.facts.findings import findings
@@ -136,9 +135,6 @@ def test_a_finding_leads_to_its_device_and_time(visit, served_folder):
     assert found[0].rule in page.locator(".dcp-findings .dcp-rule >> nth=0").inner_text()
 
 
-@pytest.mark.parametrize(
-    "visit", ["light"], indirect=True
-)  # a choice of colours stays in its context
 def test_the_url_restores_everything_and_history_stays_sane(visit, small_plan):
     key, tile = plan_key("small.dcpplan"), 3
     query = f"?sel=tile.{tile}~device.{small_plan.tiles.device[tile]}&tokens=0-1000-0-1000"
@@ -152,8 +148,6 @@ def test_the_url_restores_everything_and_history_stays_sane(visit, small_plan):
     page.click("#mask-mode >> text=Density")
     rest(page, "colour=density")
     assert visit.digest(".dcp-mask") != shared
-    page.click("#colour-scheme")  # whatever Dash does meanwhile, the URL stays
-    page.click("#colour-scheme")
     page.click("#mask-mode >> text=Division")
     rest(page, "colour=division")
     assert "tokens=0-1000-0-1000" in page.url
@@ -325,9 +319,9 @@ def test_what_cannot_be_shown_says_so(visit):
     visit.errors.clear()
 
 
-@pytest.mark.parametrize("visit", ["dark"], indirect=True)
 def test_dark_and_narrow_pages_fit_and_dim(visit, small_plan):
     page = visit.page
+    page.emulate_media(color_scheme="dark")
     page.set_viewport_size({"width": 820, "height": 900})
     visit.open(f"plan/{plan_key('small.dcpplan')}?sel=device.2")
     page.wait_for_selector(".dcp-mask[data-state=drawn]")

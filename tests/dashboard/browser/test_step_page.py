@@ -10,12 +10,16 @@ STEP = f"step/{plan_key('a.dcpstep.json')}"
 @pytest.fixture
 def page(visit, small_step):
     with visit.serving(small_step.parent):
-        page = visit.open(STEP)
-        page.wait_for_selector("#step .bars .point")
-        yield page
+        yield opened(visit)
 
 
-def test_bars_and_legend_have_one_order_and_hovering_names_documents(page):
+def opened(visit):
+    page = visit.open(STEP)
+    page.wait_for_selector("#step .bars .point")
+    return page
+
+
+def test_bars_hovers_and_a_narrow_window_that_scrolls_only_the_table(visit, page):
     assert page.locator("#step .legendtext").all_text_contents() == [
         "linear part", "attention", "waiting",
     ]  # fmt: skip
@@ -24,11 +28,9 @@ def test_bars_and_legend_have_one_order_and_hovering_names_documents(page):
     assert "devices 0" in text
     assert "60,000 tokens on 8 devices" in text
 
-
-def test_a_narrow_window_leaves_bars_room_and_scrolls_only_the_table(page):
+    visit.leave()
     page.set_viewport_size({"width": 390, "height": 844})
-    page.reload()
-    page.wait_for_selector("#step .bars .point")
+    opened(visit)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     plot = page.locator("#step .nsewdrag").first.bounding_box()
     assert plot["width"] > 390 / 2

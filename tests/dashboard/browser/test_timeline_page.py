@@ -7,7 +7,6 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from dcp_dashboard import start_server
 from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import plan_key
@@ -347,7 +346,6 @@ def test_nodes_close_where_rows_would_be_thin_and_open_by_click(visit):
     assert state(page)["open"] == "none"
 
 
-@pytest.mark.parametrize("visit", ["fresh"], indirect=True)  # it asks a server of its own
 def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path):
     sparsity = block_sparsity(
         [Spec.from_text("").mask("causal").bind(Sample(length=1024))], 128, 128
@@ -369,8 +367,8 @@ def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path):
         assert "nothing" not in visit.hover_at("#traffic", 0.75, 0.75)
 
 
-@pytest.mark.parametrize("visit", ["dark"], indirect=True)
 def test_a_narrow_dark_window_holds_the_page(visit):
+    visit.page.emulate_media(color_scheme="dark")
     visit.page.set_viewport_size({"width": 820, "height": 900})
     page = open_timeline(visit, "?area=0-20000-0-3")
     assert page.evaluate("document.documentElement.scrollWidth") <= 820
@@ -385,15 +383,13 @@ def test_a_narrow_dark_window_holds_the_page(visit):
     assert unnamed == 0
 
 
-def test_a_plan_that_does_nothing_says_so(browser, tmp_path, small_plan):
+def test_a_plan_that_does_nothing_says_so(visit, tmp_path, small_plan):
     nothing = Trace.of_rows("simulated", np.empty((0, 10), int), ())
     write_plan(tmp_path / "still.dcpplan", small_plan, (nothing,))
-    with start_server(tmp_path) as server:
-        page = browser.new_page()
-        page.goto(f"{server.url}plan/{plan_key('still.dcpplan')}/timeline")
+    with visit.serving(tmp_path):
+        page = visit.open(f"plan/{plan_key('still.dcpplan')}/timeline")
         page.wait_for_selector(".dcp-timeline-empty")
         assert "no events" in page.locator(".dcp-timeline-empty").inner_text()
-        page.close()
 
 
 def test_a_laptop_shows_the_sums_and_every_column(visit):

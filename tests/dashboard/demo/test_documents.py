@@ -1,6 +1,6 @@
 """The demonstration's data set: layouts tile the files, batches are filled to the budget."""
 
-from itertools import combinations
+from itertools import combinations, islice
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -47,9 +47,9 @@ def test_broken_and_short_files_are_left_out_and_long_ones_cut(tmp_path: Path):
     assert len(document.text) == MAX_TOKENS
 
 
-def test_every_document_of_the_standard_library_is_dealt_out_once(tmp_path: Path):
-    documents = list(read_documents())
-    assert len(documents) > 100
+def test_every_document_is_dealt_out_once(tmp_path: Path):
+    documents = list(islice(read_documents(), 100))  # of the standard library
+    assert len(documents) == 100
     assert all(d.header_len + sum(d.answer_lens) == len(d.text) <= MAX_TOKENS for d in documents)
     paths = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
     write_datasets(documents, paths, seed=1)

@@ -8,9 +8,9 @@ from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
 LOCAL = "http://127.0.0.1:8050"
 
 
-@pytest.fixture
-def client(tmp_path):
-    app = create_app(tmp_path)
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    app = create_app(tmp_path_factory.mktemp("empty"))
     protect(app, LOOPBACK_HOSTS, None)
     return app.server.test_client()
 

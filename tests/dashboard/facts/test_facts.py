@@ -25,11 +25,6 @@ KEY = plan_key("small.dcpplan")
 
 
 @pytest.fixture(scope="module")
-def client(served_folder):
-    return create_app(served_folder).server.test_client()
-
-
-@pytest.fixture(scope="module")
 def loaded(served_folder):
     return PlanLibrary(open_folder(served_folder)).load(KEY)
 

@@ -101,11 +101,6 @@ def test_a_name_is_no_formula_for_a_spreadsheet(small_trace, name):
     assert {row["name"] for row in csv.DictReader(io.StringIO(text))} == {f"'{name}"}
 
 
-@pytest.fixture
-def client(served_folder):
-    return create_app(served_folder).server.test_client()
-
-
 def test_exports_are_files_named_after_the_plan(client, small_trace):
     key = plan_key("small.dcpplan")
     answer = client.get(f"/api/plan/{key}/events.csv?source=both&find=gpu%201")
@@ -127,8 +122,9 @@ def test_a_wrong_request_for_a_trace_is_a_message(client, path):
     assert answer.json["error"].startswith(("expected", "small.dcpplan has no trace"))
 
 
-def test_too_many_events_are_a_message_with_a_way_out(client, monkeypatch):
+def test_too_many_events_are_a_message_with_a_way_out(served_folder, monkeypatch):
     monkeypatch.setattr("dcp_dashboard.api.devices.MAX_EVENTS", 10)
+    client = create_app(served_folder).server.test_client()  # nobody has asked it for them before
     answer = client.get(f"/api/plan/{plan_key('small.dcpplan')}/timeline")
     assert answer.status_code == 404
     assert "expected at most 10 events" in answer.json["error"]

@@ -9,18 +9,28 @@ from dcp_dashboard.web.protection import COOKIE, LOOPBACK_HOSTS, protect
 LOCAL = "http://127.0.0.1:8050"
 
 
-@pytest.fixture
-def client(served_folder):
+@pytest.fixture(scope="module")
+def application(served_folder):
     app = create_app(served_folder)
     protect(app, LOOPBACK_HOSTS, None)
-    return app.server.test_client()
+    return app.server
+
+
+@pytest.fixture(scope="module")
+def guarded_application(served_folder):
+    app = create_app(served_folder)
+    protect(app, None, "s3cret")
+    return app.server
 
 
 @pytest.fixture
-def guarded(served_folder):
-    app = create_app(served_folder)
-    protect(app, None, "s3cret")
-    return app.server.test_client()
+def client(application):
+    return application.test_client()
+
+
+@pytest.fixture
+def guarded(guarded_application):
+    return guarded_application.test_client()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8050", "localhost:8050", "localhost", "[::1]:8050"])

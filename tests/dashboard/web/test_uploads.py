@@ -18,9 +18,14 @@ from dcp_dashboard.web.uploads import BINARY, MAX_OPEN, MAX_UPLOAD_BYTES, Upload
 from dcp_planner import write_plan
 
 
-@pytest.fixture
-def client(tmp_path):
-    return create_app(tmp_path).server.test_client()
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("empty")
+
+
+@pytest.fixture(scope="module")
+def client(folder):
+    return create_app(folder).server.test_client()
 
 
 def send(client, content, name="mine.dcpplan", piece=5000):
@@ -35,12 +40,12 @@ def send(client, content, name="mine.dcpplan", piece=5000):
     return answer
 
 
-def test_a_file_in_pieces_becomes_a_plan_of_the_session(client, served_folder, tmp_path):
+def test_a_file_in_pieces_becomes_a_plan_of_the_session(client, served_folder, folder):
     content = (served_folder / "small.dcpplan").read_bytes()
     key = send(client, content).json["key"]
     assert client.get(f"/api/plan/{key}/mask").data[:4] == b"DCPC"
     assert client.get(f"/api/changes?keys={key}").json["versions"][key] is not None
-    assert list(tmp_path.iterdir()) == []
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize("content", [b"x", b"PK\x03\x04" + b"\0" * 9000])
