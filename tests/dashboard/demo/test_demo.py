@@ -134,8 +134,9 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     print_report(small_report(best), Console(width=80))
     shown = capsys.readouterr().out
     assert "…" not in shown
-    for figure in ("3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "1,912 ms", "18,348"):
+    for figure in ("131,072 tokens", "3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "18,348"):
         assert figure in shown
+    assert "1,234 ms  1,912 ms" in shown
     assert "2.60*" in shown
     assert "1.39*" in shown
     assert "*: over its cap" in shown
