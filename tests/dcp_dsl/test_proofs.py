@@ -71,6 +71,7 @@ def test_rules_are_causal_by_the_order_of_the_layout_or_by_their_words(claim):
         ("streaming(2, 3) per doc", "document_like"), ("dpo_like", "causal"),
         ("twice(causal)", "causal"), ("k in last(answer, 2) and q in question", "q < k"),
         ("causal and q in answer and k in answer", "k.answer <= q.answer"),
+        ("causal", "k // len <= q // len"),
     ],
 )  # fmt: skip
 def test_an_implication_is_proved(left, right):
@@ -87,7 +88,9 @@ def test_an_implication_is_proved(left, right):
     ("left", "right"),
     [("causal", "sliding(3)"), ("same(part)", "same(answer)"), ("k < 4", "k < 3"),
      ("same(doc)", "same(head)"), ("streaming(2, 3) per doc", "sliding(3)"),
-     ("k in last(tile)", "q in last(tile)"), ("causal per doc", "k in head")],
+     ("k in last(tile)", "q in last(tile)"), ("causal per doc", "k in head"),
+     ("k in first(last(answer, 2))", "k in first(answer)"),
+     ("causal", "max(k, k.weight) <= max(q, q.weight)")],
 )  # fmt: skip
 def test_what_is_false_is_not_proved(left, right):
     mask = SPEC.mask(f"({left}) minus ({right})")

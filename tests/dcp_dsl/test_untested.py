@@ -111,6 +111,14 @@ def test_a_claim_is_tested_on_made_up_flags_and_ids_but_not_on_made_up_token_col
     assert found.code == "W291"
 
 
+def test_three_tokens_are_tried_with_more_flags_than_many_are():
+    text = (
+        "segment e = flags(marks)\n@ahead @partial mask m = causal\ncheck m implies not "
+        "(len == 3 and q == 2 and k == 0 and k in e and k + 1 in e and not (q in e))\n"
+    )
+    assert check_report(text).verdicts[-1].outcome == "failed"
+
+
 def test_a_declared_sample_with_wrong_spans_is_explained():
     text = (
         "segment s = spans(im)\nsample x(im = [[1]], len = 3)\ncheck causal and same(s) total on x"
