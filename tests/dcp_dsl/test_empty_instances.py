@@ -57,6 +57,12 @@ def test_numbers_count_empty_parts_with_and_without_per(text, lens, keys):
         assert keys_of(form, columns, length) == [keys] * length, form
 
 
+def test_the_smaller_of_a_number_and_one_that_a_token_lacks_is_none():
+    columns = {"borders": [[0, 2], [3, 4]], "t": [3, 1, 0, 2]}
+    for text in ("min(k.span, q.t) <= 3", "max(k.span, q.t) >= 0"):
+        assert keys_of(text, columns, 4) == [[0, 1, 3]] * 4
+
+
 def test_an_empty_part_at_a_border_belongs_to_the_document_that_it_is_written_in():
     first = {"x": [[2, 0], [2]]}
     second = {"x": [[2], [0, 2]]}
