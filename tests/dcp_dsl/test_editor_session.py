@@ -184,6 +184,11 @@ def test_corners_of_keys_are_no_segments():
     assert references(document, places(text, "bottom_right", 2)) == []
 
 
+def test_a_decorator_is_no_mask_of_its_name():
+    words = [(start, end) for start, end, *_ in coloured(Document("@ahead mask ahead = full", ""))]
+    assert words == [(12, 17), (20, 24)]
+
+
 @pytest.mark.parametrize(
     ("word", "name", "why"),
     [

@@ -176,5 +176,11 @@ def test_the_first_finding_names_the_planted_cause(masks, case):
     assert first.saves_s > 0.2 * why.diagnosis.seconds
 
 
+def test_order_costs_what_early_launches_would_not_save(masks):
+    (case,) = (case for case in CASES if case.kind == "memory")
+    last = {c.kind: c.saves_last_s for c in find_causes(case.make(masks)).diagnosis.causes}
+    assert last["memory"] < 0 < last["order"]  # all else free, early launches gain nothing
+
+
 def test_there_are_twenty_four():
     assert len({case.name for case in CASES}) == 24

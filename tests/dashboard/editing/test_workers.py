@@ -70,6 +70,7 @@ def test_a_finished_job_is_the_plan_that_the_planner_makes(planner, tmp_path):
     assert digest(kept.plan) == digest(expected)
     assert kept.plan.provenance.spec == TEXT
     assert kept.plan.provenance.mask == mask.call
+    assert job.figures["block"] == expected.blocks.num_tokens.max()
     assert job.figures["pairs"] == 2 * (300 * 301 + 724 * 725) // 2
     assert sum(job.figures["device_pairs"]) == job.figures["pairs"]
     assert sum(job.figures["device_tokens"]) == 2048

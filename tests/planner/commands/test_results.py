@@ -1,11 +1,14 @@
 """Commands that read plans: `simulate`, `compare`, `why`, `validate`."""
 
 import dataclasses
+import io
 import json
+import re
 from collections import Counter
 
 import pytest
 from command_runs import SMALL, planned, run
+from rich.console import Console
 
 from dcp_planner import (
     PlanError,
@@ -149,6 +152,15 @@ def test_figures_stay_whole_where_they_do_not_fit(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert sum(line.count("1234567.8 MB") for line in lines) == len(figures)
     assert max(map(len, lines)) > 60
+
+
+@pytest.mark.parametrize(
+    ("heads", "bold"), [(("what", "moved"), ["what", "moved"]), (("", ""), ["tokens", "pairs"])]
+)
+def test_heads_of_a_table_are_bold_and_without_them_its_first_column(heads, bold):
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    print_table(console, heads, [("tokens", "12"), ("pairs", "34")])
+    assert re.findall(r"\x1b\[1m *(\w+)", console.file.getvalue()) == bold
 
 
 def test_compare_fits_long_file_names_into_80_columns(pair):
