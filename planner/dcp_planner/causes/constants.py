@@ -305,15 +305,15 @@ def _step_seconds(
     The host has what is left of a pass beside kernels and waits.
     """
     seconds = np.full(len(rows), np.nan)
-    programs, kinds = part.programs, np.array([EVENT_KINDS.index(OPS[op]) if OPS[op] in EVENT_KINDS
-                                               else -1 for op in range(len(OPS))])  # fmt: skip
+    programs = part.programs
+    kinds = np.array([EVENT_KINDS.index(OPS[op]) for op in programs.op[rows].tolist()])
     runs: dict[int, list[Floats]] = {}
     for one in passes:
         if one.is_backward != (direction == "backward"):
             continue
         mine = np.flatnonzero(programs.device[rows] == one.device)
         events = one.rows[trace.lane[one.rows] == COMPUTE]
-        if not np.array_equal(trace.kind[events], kinds[programs.op[rows[mine]]]):
+        if not np.array_equal(trace.kind[events], kinds[mine]):
             continue  # cut off
         took = (trace.end_ns - trace.start_ns)[events] / 1e9
         waits = one.rows[trace.lane[one.rows] == WAIT]

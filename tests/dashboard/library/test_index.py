@@ -107,6 +107,7 @@ def test_what_is_not_read_in_time_is_read_later_and_not_broken(
     shown = index.read(rows[3:])  # what a page shows is read at once, whoever reads the rest
     assert [row.value.tokens for row in shown] == [2048] * 2
     go_on.set()
+    assert index._reader.daemon  # a server that ends does not wait for it
     index._reader.join(60)
     assert all(row.is_read for row in index.rows())
 

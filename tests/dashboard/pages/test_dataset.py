@@ -138,7 +138,7 @@ def test_lengths_are_counted_by_powers_of_two():
 def test_histograms_hold_every_batch():
     report = parse_report(document(BATCHES))
     centres, counts = histogram(report.column("bytes"))
-    assert counts.sum() == 3
+    assert (counts.sum(), len(counts)) == (3, 3)
     assert centres.min() > 0
     drawn = spread_figure(report)
     assert [sum(bars.y) for bars in drawn.data] == [3] * 6
