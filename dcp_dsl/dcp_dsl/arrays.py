@@ -147,3 +147,14 @@ def readonly(
     if given.dtype != dtype and not np.array_equal(array, given):
         raise ValueError(f"{name}: values of {given.dtype} do not fit into {np.dtype(dtype)}")
     return sealed(array)
+
+
+def expand(first: Ints | int, counts: Ints) -> tuple[Ints, Ints]:
+    """Return ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i.
+
+    >>> [c.tolist() for c in expand(0, np.array([2, 0, 3]))]
+    [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
+    """
+    index = np.repeat(np.arange(len(counts)), counts)
+    shift = np.cumsum(counts) - counts - first
+    return index, np.arange(len(index)) - shift[index]

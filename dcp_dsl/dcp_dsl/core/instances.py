@@ -10,9 +10,9 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.symbolic.piecewise import Piecewise, expand
+from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.syntax import ast
 
 MAX_INSTANCES = 2**22

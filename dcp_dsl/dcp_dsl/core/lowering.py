@@ -7,7 +7,7 @@ from operator import and_, or_
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame
 from dcp_dsl.core.instances import Instances
@@ -20,7 +20,6 @@ from dcp_dsl.symbolic.piecewise import (
     Bands,
     TooManyPieces,
     ValueTooLarge,
-    expand,
     limit_pieces,
 )
 from dcp_dsl.symbolic.region import Region

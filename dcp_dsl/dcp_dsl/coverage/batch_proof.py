@@ -9,12 +9,11 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Ints, expand
 from dcp_dsl.claims.guard import Guard, MaskRule
 from dcp_dsl.data.nesting import NestedColumn
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import never
-from dcp_dsl.symbolic.piecewise import expand
 
 MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row or two
 SMALLEST = 8  # rows that are rather bound than proved

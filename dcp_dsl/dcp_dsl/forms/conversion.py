@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints, sealed
+from dcp_dsl.arrays import Ints, expand, sealed
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.form import Form, row_chunks
 from dcp_dsl.forms.parts import Parts, RegionPart, keys_of, regions_of
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.classes import Classes, MaskValue
-from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
+from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
 
 

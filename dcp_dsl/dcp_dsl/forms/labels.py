@@ -11,10 +11,9 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Floats, Ints, Record
+from dcp_dsl.arrays import Bools, Floats, Ints, Record, expand
 from dcp_dsl.forms.form import FormName, digest_of
 from dcp_dsl.forms.slabs import Slabs, cut_at_rows, slab_entries
-from dcp_dsl.symbolic.piecewise import expand
 
 CELLS_AT_ONCE = 2**24  # labels of all blocks held at once
 ROWS_AT_ONCE = 2**22  # rows of cut blocks held at once

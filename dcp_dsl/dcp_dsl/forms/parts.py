@@ -14,7 +14,7 @@ from typing import Annotated, ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from dcp_dsl.arrays import Bools, Ints, Record
+from dcp_dsl.arrays import Bools, Ints, Record, expand
 from dcp_dsl.forms.form import (
     BlockCounts,
     Form,
@@ -27,7 +27,6 @@ from dcp_dsl.forms.form import (
 )
 from dcp_dsl.forms.slabs import Rows, Slabs, cut_at_rows, slab_entries, sum_blocks
 from dcp_dsl.symbolic.intervals import Grid
-from dcp_dsl.symbolic.piecewise import expand
 
 
 def count_remainders(

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Bytes, Ints, Record
+from dcp_dsl.arrays import Bools, Bytes, Ints, Record, expand
 from dcp_dsl.forms.form import (
     BlockCounts,
     FormName,
@@ -21,7 +21,6 @@ from dcp_dsl.forms.form import (
     limit_blocks,
     paint_ranges,
 )
-from dcp_dsl.symbolic.piecewise import expand
 
 CELLS_AT_ONCE = 2**22  # blocks added up in an array of all of them, which is cheaper than to sort
 MANY = 2**10  # tokens whose blocks are found by division

@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Indices, Ints
+from dcp_dsl.arrays import Bools, Indices, Ints, expand
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.cross import CrossForm, num_keys, square_slabs
 from dcp_dsl.forms.form import Form
@@ -29,7 +29,6 @@ from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 from dcp_dsl.interchange.export import Export, ExportConfig
 from dcp_dsl.interchange.lines import MAX_TOKENS, key_runs, row_runs, to_dense
-from dcp_dsl.symbolic.piecewise import expand
 
 MAX_ENTRIES = 2**28  # of a block table
 MAX_TERMS = 6  # slabs that become a closed form

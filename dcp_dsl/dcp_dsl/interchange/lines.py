@@ -24,14 +24,13 @@ Source: FlashMask (arXiv 2410.01359), Sec. 4; Paddle's documentation of flashmas
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.algebra import MaskComparison, compare_masks
 from dcp_dsl.forms.conversion import as_slabs, slabs_of, transpose
 from dcp_dsl.forms.form import Form, ranges_of_tile
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.symbolic.piecewise import expand
 from dcp_dsl.symbolic.region import Region
 
 

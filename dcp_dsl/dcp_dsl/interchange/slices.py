@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.arrays import Indices, Ints, expand
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.conversion import slabs_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.symbolic.piecewise import TooManyPieces, expand
+from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
 
 

@@ -9,11 +9,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Ints, expand
 from dcp_dsl.symbolic.piecewise import (
     Bands,
     Piecewise,
-    expand,
     limit_pieces,
     overlaps,
     sorted_unique,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Ints, expand
 
 MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
 MAX_PIECES = 2**21
@@ -369,14 +369,3 @@ def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Int
     first = np.searchsorted(ends, low, side="right")
     counts = np.maximum(np.searchsorted(starts, high, side="left") - first, 0)
     return expand(first, counts)
-
-
-def expand(first: Ints | int, counts: Ints) -> tuple[Ints, Ints]:
-    """Return ``(i, first[i]), (i, first[i] + 1), ...``, ``counts[i]`` pairs for every i.
-
-    >>> [c.tolist() for c in expand(0, np.array([2, 0, 3]))]
-    [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
-    """
-    index = np.repeat(np.arange(len(counts)), counts)
-    shift = np.cumsum(counts) - counts - first
-    return index, np.arange(len(index)) - shift[index]

@@ -1,4 +1,4 @@
-"""The algebra of slabs: sets of (query, key) pairs closed under and, or, minus and not.
+"""The algebra of slabs: sets of (query, key) pairs closed under and, or and minus.
 
 A region is a set of slabs in normal form. To combine two of them, cut the rows of both at all
 common borders into cells. Inside a cell two ends of slope 0 and 1 meet at most once; cutting out
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
-from dcp_dsl.symbolic.piecewise import expand, limit_pieces, sorted_unique
+from dcp_dsl.arrays import Ints, expand
+from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
 from dcp_dsl.symbolic.shortcuts import in_order, intersect_single, is_single, sweep_few
 
 MAX_CELLS = 2**19
@@ -49,11 +49,6 @@ class Region:
     def empty(cls, num_tokens: int) -> "Region":
         """Return the region without pairs."""
         return cls(num_tokens, *(np.empty(0, np.int64) for _ in range(6)))
-
-    @classmethod
-    def full(cls, num_tokens: int) -> "Region":
-        """Return the region of all pairs."""
-        return cls.rectangles(num_tokens, [0], [num_tokens], [0], [num_tokens])
 
     @classmethod
     def rectangles(
@@ -114,9 +109,6 @@ class Region:
 
     def __sub__(self, other: "Region") -> "Region":
         return self._combine(other, _MINUS) if isinstance(other, Region) else NotImplemented
-
-    def __invert__(self) -> "Region":
-        return Region.full(self.num_tokens) - self
 
     @property
     def is_of_bands(self) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.symbolic.piecewise import Piecewise, expand, sorted_unique
+from dcp_dsl.arrays import Bools, Ints, expand
+from dcp_dsl.symbolic.piecewise import Piecewise, sorted_unique
 
 LEAST = -(2**60)  # numbers stay far above
 

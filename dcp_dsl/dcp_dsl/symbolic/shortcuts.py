@@ -11,8 +11,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
-from dcp_dsl.symbolic.piecewise import expand, limit_pieces
+from dcp_dsl.arrays import Ints, expand
+from dcp_dsl.symbolic.piecewise import limit_pieces
 
 Slab: TypeAlias = tuple[int, int, int, int, int, int]  # columns as in `Slabs`
 KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of both

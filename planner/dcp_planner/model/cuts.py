@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from dcp_dsl import BlockSparsity, Form, Slabs, block_sparsity
-from dcp_dsl.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Ints, expand
 from dcp_dsl.forms import BlockKind, PlacedForm, regions_of
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
@@ -132,9 +132,7 @@ def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
         raise PlanError(
             f"expected at most {MOST_PIECES:_} pieces of slabs, got {total:_}; take larger blocks"
         )
-    owner = np.repeat(np.arange(len(sizes)), sizes)
-    offset = np.arange(len(owner)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return owner, first[owner] + offset
+    return expand(first, sizes)
 
 
 def _sum_of_minimum(value: Ints, slope: Ints, border: Ints, rows: Ints) -> Ints:
@@ -281,8 +279,7 @@ def _even(borders: Ints, block: int) -> Ints:
     """Cut every stretch between two borders into equal parts of at most `block` tokens."""
     lengths = np.diff(borders)
     parts = -(-lengths // block)
-    stretch = np.repeat(np.arange(len(lengths)), parts)
-    number = np.arange(len(stretch)) - np.repeat(np.cumsum(parts) - parts, parts)
+    stretch, number = expand(0, parts)
     offset = lengths[stretch] * number // np.maximum(parts[stretch], 1)
     if block >= 8 * _GRAIN:
         offset = offset // _GRAIN * _GRAIN

@@ -145,12 +145,13 @@ class DirectionModel:
         """
         nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
         link = cluster.link_class(transfers.source, transfers.target)
-        ports = np.where(link > 0, cluster.num_devices + nics[ends], ends)
-        num_ports = cluster.num_devices + int(nics[-1]) + 1
+        devices = cluster.num_devices
+        ports = np.where(link > 0, devices + nics[ends], ends)
+        num_ports = devices + int(nics[-1]) + 1
         if cluster.message_order == "fifo":  # one port to send from; the target's is always free
             ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
             num_ports += len(transfers)
-        steps = Steps.of(programs, cluster.num_devices)
+        steps = Steps.of(programs, devices)
         messages = Messages.of(
             (transfers.source, transfers.target),
             find_feeders(transfers) if feeder is None else feeder, (ports, num_ports),

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
-from dcp_dsl.arrays import Indices, Ints
+from dcp_dsl.arrays import Indices, Ints, expand
 from dcp_dsl.forms import PlacedForm
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape
@@ -287,11 +287,9 @@ def _with_copies(
     if is_expanding:
         # A copy's items, then the same items of the next group, ...: sort by (instruction, group).
         times = np.where(is_copy, groups, 1)
-        row = np.repeat(table.row_of_item(), times)
-        ends = np.cumsum(times)
-        group = np.arange(len(row)) - np.repeat(ends - times, times)
-        items = np.repeat(table.items.astype(np.int64), times) + group * count
-        order = np.lexsort((np.repeat(np.arange(len(times)), times), group, row))
+        item, group = expand(0, times)
+        items = table.items.astype(np.int64)[item] + group * count
+        order = np.lexsort((item, group, table.row_of_item()[item]))
         items, counts = items[order], np.where(table.op == COPY, counts * groups, counts)
     else:
         items = table.items[~is_copy | (table.items < count)]

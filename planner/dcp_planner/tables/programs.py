@@ -12,7 +12,7 @@ from typing import Annotated, Any, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record, expand
 from dcp_planner.model.workload import Direction
 from dcp_planner.tables.plan import (
     SCHEMA,
@@ -79,11 +79,10 @@ class ProgramTable(Record):
     def chosen(self, rows: Ints) -> dict[str, NDArray[np.generic]]:
         """Return the columns of some instructions, their items with them."""
         counts = np.diff(self.item_ptr)[rows]
-        first = np.repeat(self.item_ptr[rows] - np.cumsum(counts) + counts, counts)
         return {
             **{f.name: getattr(self, f.name)[rows] for f in fields(self)[:-2]},
             "item_ptr": np.append(0, np.cumsum(counts)),
-            "items": self.items[first + np.arange(len(first))],
+            "items": self.items[expand(self.item_ptr[rows], counts)[1]],
         }
 
     def rows(self, first: int, last: int) -> "ProgramTable":
@@ -119,6 +118,7 @@ class Programs(Sequence[DeviceProgram]):
         if isinstance(index, slice):
             return tuple(self[device] for device in range(*index.indices(len(self))))
         device = range(len(self))[index]
+        # Made once each: who looks at one device of a thousand need not wait for all.
         if device not in self._made:
             part = self.table.rows(self._row_ptr[device], self._row_ptr[device + 1])
             self._made[device] = DeviceProgram(device, tuple(_instructions(part)))

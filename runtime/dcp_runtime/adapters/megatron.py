@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dcp_dsl import Mask, Sample
-from dcp_dsl.arrays import Floats, Ints
+from dcp_dsl.arrays import Floats, Ints, expand
 from dcp_planner import Cluster, build_plan, choose_block_size, cut_blocks
 from dcp_planner.step import Documents, StepMesh, StepPlan, StepSetting, plan_step
 from dcp_runtime.data.choices import Planning
@@ -232,9 +232,9 @@ class PlannedBatches:
         cluster = self.cluster if rates is None else rates.cluster
         block = self.planning.block_size or choose_block_size(forms, cluster, config)
         plan = build_plan(cut_blocks(forms, block), shape, cluster, config)
-        inside = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
         own = plan.local_tokens(self.executor.rank)
-        rows = torch.from_numpy((np.repeat(begins[:-1], lengths) + inside)[own])
+        sequence, inside = expand(0, lengths)
+        rows = torch.from_numpy((begins[sequence] + inside)[own])
         cut = {
             name: value if name in _WHOLE else value.index_select(1, rows.to(value.device))
             for name, value in batch.items()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dcp_dsl import ExchangeError, import_mask
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.forms import ranges_of_tile
 from dcp_dsl.interchange import Export, varlen_calls
 from dcp_runtime.errors import RunError
@@ -38,7 +38,7 @@ from dcp_runtime.kernels.kernel import (
     Work,
     any_out_with,
 )
-from dcp_runtime.plans.tile_pieces import PieceKind, run_numbers
+from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
 DTYPES = (torch.float16, torch.bfloat16)
@@ -210,7 +210,7 @@ def _as_slices(table: TileTable) -> Export:
     is_full = table.kind == PieceKind.FULL
     boxes: list[Ints] = [np.column_stack([q, q + rows, k, k + table.kv_len])[is_full]]
     pieces = np.flatnonzero(table.kind == PieceKind.RANGES)
-    piece, place = run_numbers(rows[pieces])
+    piece, place = expand(0, rows[pieces])
     piece = pieces[piece]
     row, at = q[piece] + place, table.mask_start[piece] + place
     for low, high in zip(table.row_lo[:, at], table.row_hi[:, at], strict=True):

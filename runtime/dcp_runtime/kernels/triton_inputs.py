@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dcp_dsl.arrays import Indices, Ints
-from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, run_numbers
+from dcp_dsl.arrays import Indices, Ints, expand
+from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
 ALIGNMENT = 16
@@ -144,7 +144,7 @@ def key_runs(table: TileTable, chunk: int) -> KeyRuns:
     pieces = np.argsort(table.q_start[segment], kind="stable")
     first = table.kv_start[pieces] // chunk
     count = (table.kv_start[pieces] + table.kv_len[pieces] - 1) // chunk - first + 1
-    entry, place = run_numbers(count)
+    entry, place = expand(0, count)
     number, piece = first[entry] + place, pieces[entry]
     begin = number * chunk - table.kv_start[piece]
     low, high = whole_keys(table)

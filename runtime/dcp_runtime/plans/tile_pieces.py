@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
-from dcp_dsl.arrays import Bools, Indices, Ints
+from dcp_dsl.arrays import Bools, Indices, Ints, expand
 from dcp_dsl.forms import BlockKind, PlacedForm, ranges_of_tile
 from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.errors import RunError
@@ -54,18 +54,6 @@ class CutRanges:
     hi: Ints
 
 
-def run_numbers(counts: Ints) -> tuple[Ints, Ints]:
-    """Return the run of each element of runs of some lengths, and its place within the run.
-
-    >>> run, place = run_numbers(np.array([2, 0, 3]))
-    >>> run.tolist(), place.tolist()
-    ([0, 0, 2, 2, 2], [0, 1, 0, 1, 2])
-    """
-    run = np.repeat(np.arange(len(counts)), counts)
-    starts = np.cumsum(counts) - counts
-    return run, np.arange(len(run)) - np.repeat(starts, counts)
-
-
 def cut_slabs(slabs: Slabs, cells: Cells) -> CutRanges:
     """Return the visible keys of every row of every cell.
 
@@ -87,7 +75,7 @@ def cut_slabs(slabs: Slabs, cells: Cells) -> CutRanges:
     lo_first = slabs.kv_start[slab] + start_slope * (first - q_start)
     hi_first = slabs.kv_end[slab] + end_slope * (first - q_start)
     lo_cell, hi_cell = cells.kv_start[cell], cells.kv_end[cell]
-    pair, moved = run_numbers(end - first)
+    pair, moved = expand(0, end - first)
     lo = np.maximum(lo_first[pair] + start_slope[pair] * moved, lo_cell[pair])
     hi = np.minimum(hi_first[pair] + end_slope[pair] * moved, hi_cell[pair])
     row, cell = first[pair] + moved, cell[pair]
@@ -104,9 +92,9 @@ def _pairs_that_meet(slabs: Slabs, cells: Cells) -> tuple[Ints, Ints]:
     run_size = np.diff(first_cell, append=len(cells.q_start))
     first_run = np.searchsorted(run_end, slabs.q_start, side="right")
     last_run = np.searchsorted(run_start, slabs.q_end, side="left")
-    slab, place = run_numbers(np.maximum(last_run - first_run, 0))
+    slab, place = expand(0, np.maximum(last_run - first_run, 0))
     run = first_run[slab] + place
-    pair, place = run_numbers(run_size[run])
+    pair, place = expand(0, run_size[run])
     slab, cell = slab[pair], first_cell[run[pair]] + place
     q_start = slabs.q_start[slab]
     first = np.maximum(cells.q_start[cell], q_start)
@@ -221,7 +209,7 @@ def cut_pieces(
 def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows: int) -> Cells:
     q_block, kv_block = tiles.q_block[chosen], tiles.kv_block[chosen]
     start, end = blocks.start[q_block], blocks.end[q_block]
-    tile, segment = run_numbers(-(-(end - start) // segment_rows))
+    tile, segment = expand(0, -(-(end - start) // segment_rows))
     q_start = start[tile] + segment * segment_rows
     return Cells(
         chosen[tile],
@@ -362,7 +350,7 @@ def _row_ranges(seen: Bools) -> Indices | None:
     if np.count_nonzero(opens, axis=1).max() > MAX_RANGES:
         return None
     row_ptr, start, end = ranges_of_tile(seen)
-    row, nth = run_numbers(np.diff(row_ptr))
+    row, nth = expand(0, np.diff(row_ptr))
     found = np.zeros((2, MAX_RANGES, len(seen)), np.int32)
     found[:, nth, row] = start, end
     return found
