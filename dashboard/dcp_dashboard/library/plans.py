@@ -143,14 +143,11 @@ class BoundedCache(Generic[Value]):
                 value.set_result(make())
             except BaseException as error:
                 with self._lock:
+                    # Those who wait get the error; who asks next tries again.
                     if self._values.get(key) is value:
                         del self._values[key]
                 value.set_exception(error)
         return value.result()
-
-    def __contains__(self, key: Hashable) -> bool:
-        with self._lock:
-            return key in self._values
 
 
 class PlanLibrary:

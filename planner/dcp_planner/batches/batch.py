@@ -167,6 +167,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
     else:
         attached = Attachment(find_masks(spec, mask_call), {})
     lengths = np.concatenate([attached.lengths(part) for part in dataset.parts])
+    # A row that alone exceeds the budget fits no batch; one without tokens adds nothing.
     short = [row for row, length in enumerate(lengths.tolist()) if 0 < length <= tokens]
     batches = pack([int(lengths[row]) for row in short], tokens)
     left_out = len(dataset) - len(short)

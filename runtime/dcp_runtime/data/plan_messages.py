@@ -95,6 +95,7 @@ class PlanRequest:
     @property
     def key(self) -> str:
         """Name of the plans in a cache: sha256 of the request without the rows it came from."""
+        # Equal batches of different rows have the same plan; only the names of rows differ.
         same = asdict(replace(self, sequences=tuple(replace(s, row=0) for s in self.sequences)))
         return hashlib.sha256(json.dumps(same).encode()).hexdigest()
 
@@ -168,6 +169,7 @@ def encode_parts_of(reply: PlanReply, devices: range) -> list[bytes]:
     for batch in reply.batches:
         for plan in batch.plans:
             assert isinstance(plan, Plan), "parts are cut from whole plans"
+            # Devices are numbered over all groups of the replica, plans from 0 in their own.
             own = encode_parts(plan)
             for place, device in enumerate(devices):
                 parts[place].append(own[device - batch.first])

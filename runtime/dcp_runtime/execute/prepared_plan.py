@@ -120,6 +120,7 @@ class PreparedPlan:
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
+        # Before the checks: a layer that is refused was reached, and `close` need not say so.
         self.batch.is_reached = True
         self._check_tensors(q, kv, softmax)
         heads = self.part.heads
@@ -167,6 +168,7 @@ class PreparedPlan:
         if self._engine is None:
             propose = partial(self._propose_engine, q, kv, softmax)
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
+            # Only now it is known where the tensors are, and so by which clock work is timed.
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
             return
         with self._telling("forward"):

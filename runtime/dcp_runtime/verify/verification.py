@@ -64,6 +64,7 @@ def random_inputs(
         name: [torch.empty(0, *size, dtype=dtype)] for name, size in per_token.items()
     }
     for block in blocks:
+        # A generator per block: a rank draws its own blocks, the verification all, alike.
         rng = np.random.default_rng([seed, layer, block])
         tokens = int(plan.blocks.num_tokens[block])
         for name, size in per_token.items():
@@ -159,6 +160,7 @@ class _Tally:
 
     def finish(self, tensor: str, rounding: Rounding) -> TensorError:
         """Turn the sums into relative errors."""
+        # Tensors of zeros, as without visible pairs, have no relative error; 1 leaves the error.
         norm, peak = self.exact.norm or 1.0, self.exact.largest or 1.0
         unit = rounding.tensor
         allowed = 2 * self.eager.norm + unit * norm + NORM_DEVIATIONS * self.spread.norm
@@ -249,6 +251,7 @@ def _densify(plan: Plan, start: int, end: int) -> "np.ndarray[tuple[int, int], n
     dense = np.zeros((end - start, end - start), bool)
     for placed in plan.forms:
         dense |= placed.tile(start, end, start, end)
+    # Row by row, as slabs are defined: code shared with the planner would prove nothing.
     for q0, q1, k0, k1, a, b in plan.slabs.table().tolist():
         for q in range(max(q0, start), min(q1, end)):
             lo, hi = k0 + a * (q - q0), k1 + b * (q - q0)
