@@ -168,6 +168,11 @@ def test_a_mask_that_takes_too_long_to_test_is_a_warning(monkeypatch):
     assert found.message.endswith("is not tested: it takes too long")
 
 
+def test_a_layout_of_very_many_parts_takes_too_long_to_test():
+    parts = " ".join(f"p{i}[n{i}]" for i in range(200))
+    assert "W293" in [d.code for d in check(f"segment s = {parts}\nmask a = causal and same(s)")]
+
+
 def test_check_finds_the_leak_and_exits_with_1(tmp_path):
     result = run(tmp_path, LEAK)
     assert result.exit_code == 1

@@ -1,7 +1,8 @@
 """A pytest plugin that notes which tests call which functions: `pytest -p reach`, REACH_OUT=FILE.
 
 Each line of the file is a test, its seconds, and the functions that it was the first thing in this
-process to do something with, as `path:line`. Other processes that a test starts are not seen.
+process to do something with, as `path:line`. Functions that other processes call are not seen; the
+seconds that a test waits for them are.
 """
 
 import json
@@ -25,7 +26,7 @@ def _note(frame: FrameType, event: str, argument: object) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     _called.clear()
-    started = time.process_time()
+    started = time.monotonic()
     threading.settrace(_note)
     sys.settrace(_note)
     try:
@@ -33,7 +34,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     finally:
         sys.settrace(None)
         threading.settrace(None)  # type: ignore[arg-type]
-        _write(item.nodeid, time.process_time() - started)
+        _write(item.nodeid, time.monotonic() - started)
 
 
 def _write(test: str, seconds: float) -> None:
