@@ -35,7 +35,7 @@ Json = dict[str, Any]  # Any: a JSON document
 
 
 def main() -> int:
-    """Run the stages, print a line for each, and return the exit status: 1 if a stage failed."""
+    """Run the stages, print a line for each, and return 1 if one failed or was cut off, else 0."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--stage", nargs="+", choices=LIMITS_S, default=LIMITS_S)
     parser.add_argument("--out", type=Path, default=HERE / "results")
@@ -51,11 +51,14 @@ def main() -> int:
     # Ended from outside, a stage must not go on: `finally` ends it where an exception passes.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     end_s = time.monotonic() + options.limit
-    statuses = [
-        start(name, options.out, min(LIMITS_S[name], end_s - time.monotonic()))["status"]
+    statuses = {
+        name: start(name, options.out, min(LIMITS_S[name], end_s - time.monotonic()))["status"]
         for name in options.stage
-    ]
-    return int("failed" in statuses)
+    }
+    open_ones = [name for name, status in statuses.items() if status in ("failed", "cut off")]
+    if open_ones:
+        print(f"without a full answer: {', '.join(open_ones)}")
+    return int(bool(open_ones))
 
 
 def run_stage(name: str, folder: Path) -> None:

@@ -24,8 +24,8 @@ MAX_DEFAULT_RANKS = 16
 @click.argument("plan", type=click.Path())
 @click.option("--ranks", type=click.IntRange(min=1),
               help="Processes. [default: devices of the plan]")  # fmt: skip
-@click.option("--kernel", type=click.Choice(["triton", "triton_fused", "flash4", "flash", "cpu",
-                                             "reference"]),
+@click.option("--kernel", type=click.Choice(["triton", "triton_tma", "triton_fused", "flash4",
+                                             "flash", "cpu", "reference"]),
               help="[default: the fastest]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16", "float64"]),
               default="float32", show_default=True)  # fmt: skip
@@ -144,6 +144,7 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
         "ranks": config.ranks,
         "transport": config.transport,
         "dtype": config.dtype,
+        "kernels": result.kernels,
         "seed": config.seed,
         "verified": result.verified,
         "mask_source": result.mask_source,
@@ -172,8 +173,11 @@ def _finite(value: float) -> float | None:
 
 def to_text(config: "RunConfig", result: "RunResult") -> str:
     """Return the lines for people."""
+    by_name = ", ".join(
+        f"{name} on {result.kernels.count(name)}" for name in dict.fromkeys(result.kernels)
+    )
     lines = [
-        f"{config.ranks} ranks, {config.dtype}: {result.seconds:.3f} s (forward "
+        f"{config.ranks} ranks ({by_name}), {config.dtype}: {result.seconds:.3f} s (forward "
         f"{result.forward_s:.3f}, backward {result.backward_s:.3f}), exposed communication "
         f"{result.exposed_s:.3f} s, {result.sent_bytes / 1e6:.1f} MB sent"
     ]

@@ -35,6 +35,7 @@ def test_run_prints_one_document_and_writes_the_trace(plan_file, tmp_path):
     assert result.exit_code == 0
     assert document["schema"] == "dcp.run/1"
     assert document["verified"] is True
+    assert document["kernels"] == ["cpu", "cpu"]
     assert set(document["errors"]) == {"out", "dq", "dk", "dv"}
     assert document["seconds"] > 0 <= document["exposed_s"]
     (trace,) = read_plan(out).traces
@@ -50,11 +51,23 @@ def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkey
     from dcp_planner import simulate
 
     result = launcher.RunResult(
-        False, (bad,), "slabs", 1.0, 0.4, 0.6, 0.1, 100, 0.01, 1e-6, simulate(plan)
+        False,
+        (bad,),
+        "slabs",
+        1.0,
+        0.4,
+        0.6,
+        0.1,
+        100,
+        0.01,
+        1e-6,
+        simulate(plan),
+        ("triton", "flash4", "triton"),
     )
     monkeypatch.setattr(launcher, "run_plan", lambda *_: result)
     shown = CliRunner().invoke(dcpm, ["run", str(plan_file)], catch_exceptions=False)
     assert shown.exit_code == 1
+    assert "(triton on 2, flash4 on 1)" in shown.stdout
     assert "dq   error 1.00e-02 (eager 1.00e-07)" in shown.stdout
     assert "NOT VERIFIED" in shown.stdout
     assert "mask from the plan's own mask" in shown.stdout

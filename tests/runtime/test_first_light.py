@@ -148,7 +148,7 @@ def test_stages_that_time_a_gpu_run_through_on_a_cpu(stages, cases, monkeypatch)
     assert found["forward_over_kernel"] > 0
     assert found["peak_bytes"] == 7
     tried = list(stages.tiles())
-    assert len(tried) == 4 * len(stages.SHAPES)
+    assert len(tried) == 5 * len(stages.SHAPES)
     assert {row["refused"].split(":")[0] for row in tried} == {"RunError"}
 
 
@@ -245,6 +245,20 @@ def test_a_stage_that_no_time_is_left_for_says_so(cases, tmp_path):
     document = first_light.start("machine", tmp_path, -3.0)
     assert (document["status"], document["reason"]) == ("cut off", "no time is left for it")
     assert (tmp_path / "machine.json").exists()
+
+
+@pytest.mark.parametrize(("status", "code"), [("passed", 0), ("skipped", 0), ("cut off", 1)])
+def test_the_exit_status_is_0_where_no_stage_was_left_open(
+    cases, tmp_path, monkeypatch, capsys, status, code
+):
+    import first_light
+
+    ends = {"machine": "passed", "kernels": status}
+    monkeypatch.setattr(first_light, "start", lambda name, *_: {"status": ends[name]})
+    arguments = ["first_light", "--stage", *ends, "--out", str(tmp_path)]
+    monkeypatch.setattr(first_light.sys, "argv", arguments)
+    assert first_light.main() == code
+    assert capsys.readouterr().out == ("" if code == 0 else "without a full answer: kernels\n")
 
 
 def test_all_stages_fit_into_half_an_hour(cases):

@@ -44,6 +44,7 @@ class RunResult:
         prepare_s: seconds that the slowest rank took to make the plan ready.
         clock_uncertainty_s: how far the clocks of two ranks may be apart in the trace.
         trace: measured events of all ranks.
+        kernels: the name of the kernel that each rank chose.
     """
 
     verified: bool | None
@@ -57,6 +58,7 @@ class RunResult:
     prepare_s: float
     clock_uncertainty_s: float
     trace: Trace
+    kernels: tuple[str, ...]
 
 
 @contextmanager
@@ -164,6 +166,7 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
         prepare_s=max(float(found[f"{rank}/prepare_s"]) for rank in range(config.ranks)),
         clock_uncertainty_s=float(found["clock_uncertainty_s"]),
         trace=trace,
+        kernels=tuple(str(found[f"{rank}/kernel"]) for rank in range(config.ranks)),
     )
 
 

@@ -106,8 +106,8 @@ def run_job(
     `recorders` gets those of the ranks of this process, as they begin.
 
     Returns:
-        Arrays by name: ``RANK/prepare_s``, with ``config.verify`` ``RANK/out0`` and so on, and from
-        rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a plan file.
+        Arrays by name: ``RANK/prepare_s``, ``RANK/kernel``, with ``config.verify`` ``RANK/out0``
+        and so on, and from rank 0 ``clock_uncertainty_s`` and ``trace``, the bytes of a plan file.
 
     Raises:
         RunError: if a rank died, stalled or failed.
@@ -143,21 +143,24 @@ def _run_rank(
         for n in range(config.layers)
     ]
 
-    def run_pass() -> tuple[float, dict[str, torch.Tensor | None]]:
+    def run_pass() -> tuple[PreparedPlan, float, dict[str, torch.Tensor | None]]:
         start_s = time.perf_counter()
         prepared = executor.prepare(plan)
         recorders.append(prepared.recorder)
         prepare_s = time.perf_counter() - start_s
         # Else a rank that prepares slowly shows as time that the others wait in attention.
         transport.exchange_notes("", "barrier before the first layer")
-        return prepare_s, _attend(prepared, layers)
+        return prepared, prepare_s, _attend(prepared, layers)
 
     for _ in range(config.warmup):
         run_pass()
-    prepare_s, tensors = run_pass()
+    recorded, prepare_s, tensors = run_pass()
     found = {f"{rank}/prepare_s": np.array(prepare_s)}
     if config.verify:
         found |= {f"{rank}/{name}": _as_array(tensor) for name, tensor in tensors.items()}
+    choice = recorded.kernel_choice
+    assert choice is not None, "its layers ran"
+    found[f"{rank}/kernel"] = np.array(choice.kernel.name)
     timeline = executor.gather_timeline()
     executor.close()
     if timeline is not None:
