@@ -164,7 +164,7 @@ def speed() -> Iterator[Json]:
     need_cuda()
     rivals = {"torch flash": torch_calls, "torch cudnn": torch_calls}
     for case in TIMED:
-        for name in (*KERNELS[:4], *(rivals if case.mask == "causal" else ())):
+        for name in (*KERNELS[:5], *(rivals if case.mask == "causal" else ())):
             yield _speed_row(case, name, rivals.get(name, _our_calls))
     for case in TIMED[-3:]:  # compiles for half a minute each
         yield _speed_row(case, "flex", flex_calls)
@@ -190,10 +190,12 @@ def _our_calls(case: Case, name: str) -> Calls:
 
 
 SHAPES = (
-    (128, 64, 8, 3), (128, 64, 8, 2), (64, 128, 8, 2), (64, 64, 8, 2), (128, 128, 8, 2),
-    (128, 64, 4, 3), (64, 128, 8, 3), (64, 64, 4, 2), (32, 128, 8, 2), (64, 128, 8, 1),
+    (128, 128, 8, 2), (64, 128, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2, 64), (64, 128, 8, 2, 64),
+    (128, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3),
 )  # fmt: skip
-"""Rows of queries, rows of keys, warps, stages: the likely ones first."""
+"""Rows of queries, rows of keys, warps, stages, and steps at edges: the likely ones first."""
+_TILED = {"forward": "triton", "forward_tma": "triton_tma", "dkv": "triton", "dq": "triton",
+          "fused": "triton_fused"}  # fmt: skip
 
 
 def tiles() -> Iterator[Json]:
@@ -203,15 +205,15 @@ def tiles() -> Iterator[Json]:
     case = next(case for case in TIMED if case.mask == "causal")
     flops = 4 * case.head_dim * case.heads[0] * dense_pairs(case)
     for shape in SHAPES:
-        for which in ("forward", "dkv", "fused", "dq"):
+        for which in _TILED:
             yield {"kernel": which, "shape": shape} | _tile_row(case, which, flops, shape)
 
 
-def _tile_row(case: Case, which: str, flops: int, shape: tuple[int, int, int, int]) -> Json:
-    with _launch_shape(which, triton_kernel.LaunchShape(*shape)):
+def _tile_row(case: Case, which: str, flops: int, shape: tuple[int, ...]) -> Json:
+    with _launch_shape(which.removesuffix("_tma"), triton_kernel.LaunchShape(*shape)):
         try:
-            forward, backward = _our_calls(case, "triton_fused" if which == "fused" else "triton")
-            if which == "forward":
+            forward, backward = _our_calls(case, _TILED[which])
+            if which.startswith("forward"):
                 return {"forward_tflops": flops / seconds(forward) / 1e12}
             return {"backward_tflops": BACKWARD_OVER_FORWARD * flops / seconds(backward) / 1e12}
         except Exception as error:  # a shape that does not fit is a result

@@ -47,6 +47,7 @@ ARCHS = (80, 89, 90, 100)
 CASES = [
     # kernel, dtype, head_dim, whether tables hold bits, compute capability
     ("forward", torch.bfloat16, 128, False, 90),
+    ("forward_tma", torch.bfloat16, 128, False, 90),
     ("dq", torch.bfloat16, 128, False, 90),
     ("dkv", torch.bfloat16, 128, False, 90),
     ("fused", torch.bfloat16, 128, False, 90),
@@ -59,7 +60,7 @@ CASES = [
     ("dq", torch.float32, 64, False, 90),
     *((kernel, torch.bfloat16, 128, False, arch) for arch in (80, 89, 100)
       for kernel in ("forward", "dq", "dkv")),
-    ("fused", torch.bfloat16, 128, False, 100),
+    ("forward_tma", torch.bfloat16, 128, False, 100),
 ]  # fmt: skip
 
 HEAD_DIMS = (64, 96, 128)
@@ -103,7 +104,7 @@ def measure(archs: Sequence[int], head_dims: Sequence[int], masks: Sequence[str]
 
 
 def whole_share(mask: str) -> float:
-    """Return the share of passes of forward that need no mask, on one rank of a plan."""
+    """Return the share of keys that forward passes without a mask, on one rank of a plan."""
     # Machines that only run plans have no numba, and compile all the same.
     from dcp_dsl import Sample, Spec, block_sparsity
     from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
@@ -113,26 +114,29 @@ def whole_share(mask: str) -> float:
         block_sparsity([slabs], 2048, 2048), ModelShape(32, 8, 128),
         Cluster(devices_per_node=RANKS), PlanConfig("static:zigzag"),
     )  # fmt: skip
-    step = launch_shape("forward", torch.bfloat16).block_n
+    shape = launch_shape("forward", torch.bfloat16)
     whole = every = 0
     for table in prepare_device(plan, 0, TritonKernel.segment_rows).forward.tables:
-        runs = query_runs(table, step)
-        passes = np.append(0, np.cumsum(-(-(runs.end - runs.begin) // step)))
-        whole += (passes[runs.masked_ptr] - passes[runs.row_ptr[:-1]]).sum()
-        every += passes[-1]
+        runs = query_runs(table, shape.block_n)
+        keys = -(-(runs.end - runs.begin) // shape.edge) * shape.edge
+        until = np.append(0, np.cumsum(keys))
+        whole += (until[runs.masked_ptr] - until[runs.row_ptr[:-1]]).sum()
+        every += until[-1]
     return float(whole / every)
 
 
 def compile_case(kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int) -> Json:
     """Compile one kernel and count what its loops hold."""
-    shape = launch_shape(kernel, dtype, has_bits=has_bits, arch=arch)
+    shape = launch_shape(kernel, dtype, arch)
     compiled = cross_compile(kernel, dtype, head_dim, has_bits, arch, shape)
     code = disassemble(compiled.asm["cubin"])
+    registers, spilled = registers_of(compiled.asm["ptx"], arch)
     return {
         "kernel": kernel, "dtype": str(dtype).removeprefix("torch."), "head_dim": head_dim,
         "has_bits": has_bits, "arch": arch, "shape": [shape.block_m, shape.block_n],
-        "warps": shape.warps, "stages": shape.stages, "shared_bytes": compiled.metadata.shared,
-        "spill_bytes": spills_of(compiled.asm["ptx"], arch), "loops": loops_of(code),
+        "edge": shape.edge, "warps": shape.warps, "stages": shape.stages,
+        "shared_bytes": compiled.metadata.shared, "registers": registers,
+        "spill_bytes": spilled, "loops": loops_of(code),
     }  # fmt: skip
 
 
@@ -140,15 +144,20 @@ def cross_compile(
     kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int, shape: LaunchShape
 ) -> Any:  # Any: Triton has no types
     """Compile a kernel as the backend launches it, 8 query heads on 2."""
-    is_fused = kernel == "fused"
-    function = getattr(triton_source, f"{'dkv' if is_fused else kernel}_kernel")
+    name = {"fused": "dkv", "forward_tma": "forward"}.get(kernel, kernel)
+    function = getattr(triton_source, f"{name}_kernel")
     constants = {
         "HEADS": 8, "GROUP": 4, "DIM": head_dim, "DIM_PAD": 1 << (head_dim - 1).bit_length(),
-        "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "HAS_BITS": has_bits, "CAPPED": False,
-        **({} if kernel in ("forward", "dq") else {"FUSED": is_fused}),
+        "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "EDGE": shape.edge,
+        "HAS_BITS": has_bits, "CAPPED": False,
+        **({"FUSED": kernel == "fused"} if name == "dkv" else {}),
+        **({"kv_tiles": None} if kernel == "forward" else {}),
     }  # fmt: skip
     names = function.arg_names
+    tiles = f"tensordesc<{POINTERS[dtype][1:]}[{shape.block_n}, 1, 1, {constants['DIM_PAD']}]>"
     signature = {n: "constexpr" if n in constants else _type_of(n, dtype) for n in names}
+    if kernel == "forward_tma":
+        signature["kv_tiles"] = tiles
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
@@ -185,6 +194,7 @@ def loops_of(code: str) -> list[Json]:
             "wgmma": code.count("HGMMA", *span),
             "mma": len(re.findall(r"\bHMMA", code[slice(*span)])),
             "spills": len(re.findall(r"\b(?:LDL|STL)", code[slice(*span)])),
+            "tma": code.count("UTMALDG", *span),
         }
         for span in sorted(inner)
     ]
@@ -198,8 +208,8 @@ def _is_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
     return inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def spills_of(ptx: str, arch: int) -> int:
-    """Return the bytes of registers that a kernel stores to memory, as ptxas counts them."""
+def registers_of(ptx: str, arch: int) -> tuple[int, int]:
+    """Return a kernel's registers, and the bytes of them that it spills, as ptxas counts them."""
     suffix = "a" if arch >= 90 else ""
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
@@ -208,7 +218,9 @@ def spills_of(ptx: str, arch: int) -> int:
             [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{suffix}", source, "-o", target],
             capture_output=True, text=True, check=True, env=os.environ,
         )  # fmt: skip
-    return max(int(n) for n in re.findall(r"(\d+) bytes spill stores", done.stderr))
+    counts = (r"Used (\d+) registers", r"(\d+) bytes spill stores")
+    registers, spilled = (max(map(int, re.findall(count, done.stderr))) for count in counts)
+    return registers, spilled
 
 
 def _type_of(name: str, dtype: torch.dtype) -> str:
@@ -222,23 +234,27 @@ def _type_of(name: str, dtype: torch.dtype) -> str:
 def to_table(document: Json) -> str:
     """Return a document as a Markdown table."""
     lines = [
-        "| sm | kernel | type, head_dim | rows x keys | shared | spilled "
-        "| instructions per pass, whole | masked | wgmma / mma |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| sm | kernel | type, head_dim | rows x keys | edge | shared | registers | spilled "
+        "| instructions per pass, whole | masked | wgmma / mma / TMA |",
+        "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["kernels"]:
         # Without tensor cores there is no loop to count.
         # Blackwell's products are asynchronous: its loops are cut where they wait.
         loops = row["loops"] if len(row["loops"]) == 2 else []
         cells = [str(loop["instructions"]) for loop in loops] or ["-", "-"]
-        products = f"{loops[0]['wgmma']} / {loops[0]['mma']}" if loops else "-"
+        products = " / ".join(str(loops[0][k]) for k in ("wgmma", "mma", "tma")) if loops else "-"
         lines.append(
             f"| {row['arch']} | {row['kernel']}{', bits' if row['has_bits'] else ''} "
             f"| {row['dtype']}, {row['head_dim']} | {row['shape'][0]} x {row['shape'][1]} "
-            f"| {row['shared_bytes'] / 1024:.0f} KiB | {row['spill_bytes']} B "
+            f"| {row['edge']} | {row['shared_bytes'] / 1024:.0f} KiB | {row['registers']} "
+            f"| {row['spill_bytes']} B "
             f"| {' | '.join(cells)} | {products} |"
         )
-    lines += ["", f"| {document['tokens']:,} tokens, {document['ranks']} ranks | whole passes |"]
+    lines += [
+        "",
+        f"| {document['tokens']:,} tokens, {document['ranks']} ranks | keys in whole passes |",
+    ]
     lines += ["|---|---|"]
     lines += [f"| {name} | {share:.1%} |" for name, share in document["whole_share"].items()]
     return "\n".join(lines)

@@ -176,6 +176,22 @@ def test_cuda_never_falls_back_to_the_reference_by_itself(monkeypatch):
     assert choose_kernel(torch.bfloat16, "cuda", "reference", 20).kernel.name == "reference"
 
 
+@pytest.mark.parametrize(
+    ("kernel", "capability"),
+    [
+        ("triton", (7, 0)),
+        ("triton_tma", (8, 0)),
+        ("triton_fused", (8, 0)),
+        ("triton_fused", (10, 0)),
+    ],
+)
+def test_a_gpu_that_is_none_for_a_kernel_is_named(monkeypatch, kernel, capability):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
+    with pytest.raises(RunError, match=rf"got Some GPU of {capability[0]}\.0"):
+        choose_kernel(torch.bfloat16, "cuda", kernel)
+
+
 def test_a_recorder_keeps_its_newest_events(monkeypatch):
     monkeypatch.setattr(recorder, "MAX_EVENTS", 3)
     kept = Recorder(0)

@@ -224,7 +224,10 @@ def test_a_later_plan_that_gathers_too_much_gets_another_kernel(lab, monkeypatch
     )
     engine = Engine.make(kind, None, first)
     assert engine.kernel.name == "flash4"
-    assert engine.take(first, None) is engine
+    assert "earlier plan" not in engine.choice.explain()
+    kept = engine.take(first, None)
+    assert kept.kernel is engine.kernel
+    assert kept.choice.explain().startswith("kernel 'flash4', chosen and predicted for an earlier")
     monkeypatch.setattr(slices, "MAX_INDICES", 100)
     other = engine.take(later, None)
     assert (other.kernel.name, len(loaded)) == ("triton", 1)
@@ -272,6 +275,7 @@ def test_flash4_is_refused_with_the_reason(monkeypatch, found, capability, argum
 
     monkeypatch.setattr(flash, "version", version)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
     dtype, head_dim = arguments
     with pytest.raises(RunError, match=reason):
         choose_kernel(dtype, "cuda", "flash4", head_dim)

@@ -236,6 +236,7 @@ def test_wrong_pair_count_in_a_plan_is_refused(lab):
 def test_choice_gives_the_reason_against_each_other_kernel():
     assert dict(choose_kernel(torch.float32).refused) == {
         "triton": "needs tensors on a CUDA device, got cpu",
+        "triton_tma": "needs tensors on a CUDA device, got cpu",
         "triton_fused": "needs tensors on a CUDA device, got cpu",
         "flash4": "needs tensors on a CUDA device, got cpu",
         "flash": "needs tensors on a CUDA device, got cpu",
@@ -248,7 +249,7 @@ def test_choice_gives_the_reason_against_each_other_kernel():
         choose_kernel(torch.float32, "meta", wanted="cpu")
     with pytest.raises(
         RunError,
-        match="a kernel out of triton, triton_fused, flash4, flash, cpu, reference, got 'x'",
+        match=r"a kernel out of triton, triton_tma, triton_fused, .*, cpu, reference, got 'x'",
     ):
         choose_kernel(torch.float32, wanted="x")
     with pytest.raises(RunError, match="needs floating-point"):

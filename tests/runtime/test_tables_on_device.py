@@ -58,7 +58,7 @@ def test_all_tables_of_a_plan_move_in_one_transfer(plan, monkeypatch):
     assert len(tables) >= 6
     assert len({table.masks[2].untyped_storage().data_ptr() for table in tables}) == 1
     for table, (name, host) in zip(tables, pairs, strict=True):
-        runs = key_runs(host, 32) if name == "dkv" else query_runs(host, 32)
+        runs = key_runs(host, 32, 32) if name == "dkv" else query_runs(host, 32)
         for there, here in zip(table.runs, runs, strict=True):
             np.testing.assert_array_equal(there.numpy(), here)
         np.testing.assert_array_equal(table.masks[1].numpy(), host.row_hi)

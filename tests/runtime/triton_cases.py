@@ -14,13 +14,25 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.kernels.choice import choose_kernel
-from dcp_runtime.kernels.kernel import ReferenceKernel
-from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TritonKernel
+from dcp_runtime.kernels.kernel import (
+    AttentionState,
+    Gradients,
+    QueryRows,
+    ReferenceKernel,
+    row_delta,
+)
+from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TmaTritonKernel, TritonKernel
 
-_path = Path(__file__).with_name("test_kernels.py")
-_spec = importlib.util.spec_from_file_location("kernel_tests", _path)
-kernel_tests = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(kernel_tests)
+
+def load(name):
+    path = Path(__file__).with_name(f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"{name}_module", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+kernel_tests, tables = load("test_kernels"), load("test_triton")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -42,7 +54,11 @@ CASES = [
 
 @pytest.mark.parametrize(
     ("kernel", "case"),
-    [*((TritonKernel, case) for case in CASES), *((FusedTritonKernel, case) for case in CASES[:5])],
+    [
+        *((TritonKernel, case) for case in CASES),
+        *((FusedTritonKernel, case) for case in CASES[:5]),
+        *((TmaTritonKernel, case) for case in (CASES[2], CASES[6])),
+    ],
     ids=str,
 )
 def test_kernels_are_as_exact_as_eager_attention(lab, kernel, case):
@@ -52,6 +68,25 @@ def test_kernels_are_as_exact_as_eager_attention(lab, kernel, case):
     qkv = lab.random_qkv(1, sum(lengths), q_heads, kv_heads, dim, dtype)
     got = kernel_tests.run_kernel(kernel(), sparsity, qkv, 2, 2, rows)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
+@pytest.mark.parametrize(
+    ("kernel", "seed"), [(TritonKernel, 0), (TmaTritonKernel, 1), (FusedTritonKernel, 2)]
+)
+def test_random_tables_give_what_the_reference_gives(lab, kernel, seed):
+    table = tables.random_table(np.random.default_rng(seed), 7, 90)
+    rows, _, dout = lab.random_qkv(seed, 56, 4, 2, 32, torch.float32)
+    _, kv, _ = lab.random_qkv(seed + 9, 90, 4, 2, 32, torch.float32)
+    found = []
+    for each in (kernel(), ReferenceKernel()):
+        state = AttentionState.empty(56, 4, 32, torch.float32)
+        each.forward(rows, kv, table, 0.2, state)
+        queries = QueryRows(rows, dout, state.lse, row_delta(state.out, dout))
+        sums = Gradients(torch.zeros_like(rows), torch.zeros_like(kv))
+        each.backward(queries, kv, table, 0.2, sums)
+        found.append((state.out, state.lse, sums.dq, sums.dkv))
+    for got, expected in zip(*found, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.parametrize("mask", ["causal", "scattered"])
@@ -88,6 +123,18 @@ def test_rows_that_see_nothing_and_keys_that_nobody_sees_give_exact_zeros(lab):
     assert (got["dkv"][unseen] == 0).all()
 
 
+@pytest.mark.parametrize(("dtype", "dim"), [(torch.float32, 96), (torch.float16, 32)])
+def test_delta_is_that_of_float64(lab, dtype, dim):
+    out, _, dout = lab.random_qkv(3, 21, 5, 1, dim, dtype)
+    apart = dout.new_zeros(21, 7, dim)[:, 1:6].copy_(dout)
+    expected = (out.double() * dout.double()).sum(-1)
+    for given in (dout, apart):
+        got = TritonKernel().delta(out, given)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-5)
+    assert TritonKernel().delta(out[:0], dout[:0]).shape == (0, 5)
+
+
 def test_an_empty_table_changes_nothing(lab):
     sparsity = lab.sparsity_of([np.zeros((8, 8), bool)], 8)
     qkv = lab.random_qkv(5, 8, 2, 1, 32, torch.float32)
@@ -104,12 +151,12 @@ def test_the_interpreter_can_be_asked_for_by_name():
 def one_at_a_time(monkeypatch):
     """Let ranks take turns: the interpreter replaces parts of Triton while it runs."""
     lock = threading.Lock()
-    for name in ("forward", "backward"):
+    for name in ("forward", "backward", "delta"):
         kernel = getattr(TritonKernel, name)
 
         def in_turn(*arguments, kernel=kernel):
             with lock:
-                kernel(*arguments)
+                return kernel(*arguments)
 
         monkeypatch.setattr(TritonKernel, name, in_turn)
 

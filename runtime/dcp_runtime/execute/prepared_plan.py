@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from dcp_runtime.execute.tensor_checks import (
     check_tensors,
 )
 from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
-from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype, row_delta
+from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.recorder import Recorder, make_clock
@@ -58,7 +58,7 @@ class Engine:
             if wanted is not None:
                 raise
             return Engine.make(self.kind, wanted, part)
-        return self
+        return replace(self, choice=replace(self.choice, is_kept=True))
 
     def _load(self, part: DevicePlan) -> None:
         self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
@@ -150,7 +150,7 @@ class PreparedPlan:
         with self._telling("backward"):
             check_gradient(self.part, out, dout)
         heads = self.part.heads
-        tensors = (q, dout, lse, row_delta(out, dout))
+        tensors = (q, dout, lse, self._kernel_of_layers().delta(out, dout))
         rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
         current = BackwardPass(self.part, rows, self._split(kv), softmax_scale)
         self._interpreter().run(current)
@@ -190,11 +190,14 @@ class PreparedPlan:
             return self._expected
         return Engine.make(kind, self._kernel, self.part)
 
-    def _interpreter(self) -> Interpreter:
+    def _kernel_of_layers(self) -> Kernel:
         assert self._engine is not None, "the first forward chose it"
+        return self._engine.kernel
+
+    def _interpreter(self) -> Interpreter:
         return Interpreter(
             self.part,
-            self._engine.kernel,
+            self._kernel_of_layers(),
             self._transport,
             self.recorder,
             self._check_finite,

@@ -13,14 +13,14 @@ from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel, flash4_refusal,
 from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel, TensorKind
 from dcp_runtime.plans.device_plan import DevicePlan
 
-KERNELS = ("triton", "triton_fused", "flash4", "flash", "cpu", "reference")
+KERNELS = ("triton", "triton_tma", "triton_fused", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
 COMPARED = ("triton", "flash4")
 """The faster one is chosen, as far as predictions go."""
-TRITON = ("triton", "triton_fused")
+TRITON = ("triton", "triton_tma", "triton_fused")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_SEGMENT_ROWS: dict[str | None, int] = {"triton": 128, "triton_fused": 128, "reference": 512}
+_SEGMENT_ROWS = dict.fromkeys(TRITON, 128) | {"reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
 _ANY_ORDERED = ("triton_fused", "flash4", "flash")
 _ANY_ORDER = "adds gradients in any order, and torch.use_deterministic_algorithms is on"
@@ -44,15 +44,19 @@ def segment_rows(wanted: str | None) -> int:
 
     Every kernel takes segments of any size; this is what the likely one likes best.
     """
-    return _SEGMENT_ROWS.get(wanted, Kernel.segment_rows)
+    return _SEGMENT_ROWS.get(wanted or "", Kernel.segment_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel that was chosen, and (name, reason) of every other one."""
+    """The kernel that was chosen, and (name, reason) of every other one.
+
+    Plans after the one that it was chosen for keep it, with the predictions for that one.
+    """
 
     kernel: Kernel
     refused: tuple[tuple[str, str], ...]
+    is_kept: bool = False
 
     def explain(self) -> str:
         """Return the choice in lines: the kernel, and why no other.
@@ -61,7 +65,8 @@ class KernelChoice:
         kernel 'cpu'
         """
         reasons = (f"  not {name!r}: {reason}" for name, reason in self.refused)
-        return "\n".join([f"kernel {self.kernel.name!r}", *reasons])
+        kept = ", chosen and predicted for an earlier plan" if self.is_kept else ""
+        return "\n".join([f"kernel {self.kernel.name!r}{kept}", *reasons])
 
 
 def choose_kernel(
@@ -91,7 +96,7 @@ def choose_kernel(
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'
-    >>> choose_kernel(torch.float32, wanted="reference").refused[4]
+    >>> choose_kernel(torch.float32, wanted="reference").refused[5]
     ('cpu', "'reference' was asked for")
     """
     asked = None if wanted is None else known_kernel(wanted)
@@ -164,7 +169,11 @@ def _make(name: str, softcap: float | None) -> Kernel:
     if name in TRITON:
         from dcp_runtime.kernels import triton_kernel  # triton is an extra
 
-        kinds = (triton_kernel.TritonKernel, triton_kernel.FusedTritonKernel)
+        kinds = (
+            triton_kernel.TritonKernel,
+            triton_kernel.TmaTritonKernel,
+            triton_kernel.FusedTritonKernel,
+        )
         return next(kind for kind in kinds if kind.name == name)(softcap)
     kernels = (Flash4Kernel, FlashKernel, CpuKernel)
     return next(kernel for kernel in kernels if kernel.name == name)()
@@ -176,11 +185,7 @@ def _refusal(
     if not dtype.is_floating_point:
         return f"needs floating-point tensors, got {dtype}"
     if name in TRITON:
-        refused = _triton_refusal(dtype, device, head_dim)
-        if refused is None and name == "triton_fused" and device.type == "cuda":
-            is_new = torch.cuda.get_device_capability(device)[0] in (9, 10, 11)
-            refused = None if is_new else "gains on compute capability 9, 10 and 11 alone"
-        return refused
+        return _triton_refusal(name, dtype, device, head_dim)
     if name == "flash4":
         return flash4_refusal(dtype, device, head_dim)
     if name == "flash":
@@ -198,7 +203,9 @@ def _refusal(
     return None
 
 
-def _triton_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
+def _triton_refusal(
+    name: str, dtype: torch.dtype, device: torch.device, head_dim: int | None
+) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'dcp-dsl[triton]'"
     if device.type != "cuda" and not (device.type == "cpu" and _is_interpreted()):
@@ -209,9 +216,20 @@ def _triton_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | No
         return f"needs one of {', '.join(map(str, DTYPES))}, got {dtype}"
     if head_dim is not None and head_dim not in HEAD_DIMS:
         return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return "needs a GPU of compute capability 8.0 or newer"
-    return None
+    return _gpu_refusal(name, device) if device.type == "cuda" else None
+
+
+def _gpu_refusal(name: str, device: torch.device) -> str | None:
+    major, minor = torch.cuda.get_device_capability(device)
+    if name == "triton" and major < 8:
+        needed = "needs a GPU of compute capability 8.0 or newer"
+    elif name == "triton_fused" and major != 9:  # for 10 and 11 Triton makes it a trap
+        needed = "gains on compute capability 9 alone"
+    elif name == "triton_tma" and major not in (9, 10, 11):
+        needed = "gains on compute capability 9, 10 and 11 alone"
+    else:
+        return None
+    return f"{needed}, got {torch.cuda.get_device_name(device)} of {major}.{minor}"
 
 
 def _is_interpreted() -> bool:

@@ -182,6 +182,10 @@ class Kernel(ABC):
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
 
+    def delta(self, out: Tensor, dout: Tensor) -> Tensor:
+        """Return the row sums of ``dout * out``, ``[N, Hq]``, in the type of the sums."""
+        return row_delta(out, dout)
+
 
 class ReferenceKernel(Kernel):
     """Dense attention inside each piece; slow, exact, on any device.

@@ -135,10 +135,11 @@ def query_runs(table: TileTable, step: int) -> QueryRuns:
     )
 
 
-def key_runs(table: TileTable, chunk: int) -> KeyRuns:
+def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     """List, for every chunk of key rows that a table meets, the queries that see it.
 
-    Neighbours that see all of a chunk become one run. Cost: O(pieces log pieces + entries).
+    Neighbours that see all of a chunk become one run, in whole steps of `step` rows; what is left
+    of them counts as masked. Cost: O(pieces log pieces + entries).
     """
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
     pieces = np.argsort(table.q_start[segment], kind="stable")
@@ -160,7 +161,17 @@ def key_runs(table: TileTable, chunk: int) -> KeyRuns:
     at = np.flatnonzero(opens[: len(key)])
     key, piece, q_start = key[at], piece[at], q_start[at]
     q_len = np.add.reduceat(q_len, at) if len(at) else q_len
-    number, is_masked = key // 2, key % 2 == 1
+    is_masked = key % 2 == 1
+    left = np.where(is_masked, 0, q_len % step)
+    q_len, last = q_len - left, np.flatnonzero(left)
+    key, piece = np.append(key, key[last] + 1), np.append(piece, piece[last])
+    q_start = np.append(q_start, (q_start + q_len)[last])
+    q_len = np.append(q_len, left[last])
+    is_masked = np.append(is_masked, left[last] == 0)
+    order = np.argsort(key, kind="stable")
+    order = order[q_len[order] > 0]
+    key, piece, is_masked = key[order], piece[order], is_masked[order]
+    q_start, q_len, number = q_start[order], q_len[order], key // 2
     numbers = np.unique(number)
     kind = np.where(is_masked, table.kind[piece], PieceKind.FULL)
     return KeyRuns(

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import (
@@ -23,6 +24,7 @@ from dcp_runtime.kernels.kernel import (
     QueryRows,
     TensorKind,
     Work,
+    accumulator_dtype,
 )
 from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
 from dcp_runtime.plans.tile_pieces import PieceKind
@@ -30,40 +32,45 @@ from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+DELTA_ROWS = 32
+"""Rows of heads whose delta a program makes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Launch parameters of a kernel; on sm_90 no loop over whole runs spills a register."""
+    """Launch parameters of a kernel; on sm_90 no loop over whole runs spills but that of `fused`.
+
+    Attributes:
+        block_m, block_n: rows of queries and of keys in a tile without a mask.
+        warps, stages: of the program and of its pipeline.
+        edge: keys, or with dkv and fused rows of queries, in a tile with a mask.
+    """
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    edge: int = 32
 
 
-def launch_shape(
-    kernel: str,
-    dtype: torch.dtype,
-    *,
-    has_bits: bool = False,
-    arch: int = 90,
-) -> LaunchShape:
+def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90) -> LaunchShape:
     """Return the tile of ``"forward"``, ``"dq"``, ``"dkv"`` or ``"fused"``; queries times keys.
 
     `arch` is the compute capability times ten.
 
     >>> launch_shape("forward", torch.bfloat16)
-    LaunchShape(block_m=128, block_n=64, warps=8, stages=3)
+    LaunchShape(block_m=128, block_n=128, warps=8, stages=2, edge=32)
     """
     if dtype == torch.float32:  # no tensor cores at full precision: small tiles
         return LaunchShape(32, 32, 8, 1)
+    # wgmma reads the operands from shared memory; older instructions need registers for them.
+    has_wgmma = 90 <= arch < 120
     if kernel in ("dkv", "fused"):
-        if has_bits:  # their addresses take registers: a chunk of 64 keys leaves enough
-            return LaunchShape(32 if kernel == "dkv" else 64, 64, 8, 2)
-        # wgmma reads the operands from shared memory; older instructions need registers for them.
-        return LaunchShape(64 if 90 <= arch < 120 else 32, 128, 8, 2)
-    return LaunchShape(128, 32 if has_bits else 64, 8, 3 if kernel == "forward" else 2)
+        # The product for dq takes 64 rows at least.
+        return LaunchShape(64 if has_wgmma else 32, 128, 8, 2, 64 if kernel == "fused" else 32)
+    if has_wgmma:
+        return LaunchShape(128, 128, 8, 2)
+    return LaunchShape(128, 64, 8, 3 if kernel == "forward" else 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -80,8 +87,8 @@ class _DeviceTable:
         return len(self.runs[0]) * heads, tiles
 
 
-_Place: TypeAlias = tuple[str, str, int]
-"""Of a device table: the kernel that reads it, the device, and the keys of a step."""
+_Place: TypeAlias = tuple[str, str, LaunchShape]
+"""Of a device table: the kernel that reads it, the device, and the tiles that it is cut for."""
 
 
 class TritonKernel(Kernel):
@@ -94,6 +101,7 @@ class TritonKernel(Kernel):
     name = "triton"
     segment_rows = 128
     _backward: tuple[str, ...] = ("dq", "dkv")
+    _has_tiles = False  # whether the copy engine brings whole tiles of keys
 
     def __init__(self, softcap: float | None = None) -> None:
         self._softcap = softcap
@@ -119,15 +127,15 @@ class TritonKernel(Kernel):
         }
         for (kernel, table), runs in zip(new, there[len(shared) :], strict=True):
             longest = int(table.q_len.max(initial=0))
-            self._tables.setdefault(table, {})[_place(kernel, table, kind)] = _DeviceTable(
+            self._tables.setdefault(table, {})[_place(kernel, kind)] = _DeviceTable(
                 runs, masks[id(table.row_lo)], longest, _has_bits(table)
             )
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
         """Count the pairs of the tiles of forward, which `load` cuts anew."""
-        shape = launch_shape("forward", kind.dtype, has_bits=_has_bits(table))
+        shape = _shape("forward", kind.dtype, kind.device)
         runs = query_runs(table, shape.block_n)
-        keys = -(-(runs.end - runs.begin) // shape.block_n) * shape.block_n
+        keys = -(-(runs.end - runs.begin) // shape.edge) * shape.edge
         until = np.append(0, np.cumsum(keys, dtype=np.int64))
         rows = -(-table.q_len.astype(np.int64) // shape.block_m) * shape.block_m
         first, masked, last = (
@@ -142,10 +150,13 @@ class TritonKernel(Kernel):
         if not table.num_segments:
             return
         found = self._table("forward", table, q)
-        shape = _shape("forward", q, found)
+        shape = _shape("forward", q.dtype, q.device)
+        constants = self._constants(q, kv, found, shape)
+        tile = [shape.block_n, 1, 1, constants["DIM_PAD"]]
+        tiles = TensorDescriptor.from_tensor(kv, tile) if self._has_tiles else None
         triton_source.forward_kernel[found.grid(q.shape[1], shape)](
-            q, kv, state.out, state.lse, *found.runs, *found.masks, scale, self._softcap or 1.0,
-            q.stride(0), kv.stride(0), kv.stride(1), **self._constants(q, kv, found, shape),
+            q, kv, tiles, state.out, state.lse, *found.runs, *found.masks, scale,
+            self._softcap or 1.0, q.stride(0), kv.stride(0), kv.stride(1), **constants,
         )  # fmt: skip
 
     def backward(
@@ -159,7 +170,7 @@ class TritonKernel(Kernel):
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
         for kernel in self._backward:
             found = self._table(kernel, table, q)
-            shape = _shape(kernel, q, found)
+            shape = _shape(kernel, q.dtype, q.device)
             tables = (*found.runs, *found.masks, scale, self._softcap or 1.0)
             constants = self._constants(q, kv, found, shape)
             if kernel == "dq":
@@ -172,6 +183,17 @@ class TritonKernel(Kernel):
                 FUSED=kernel == "fused", **constants,
             )  # fmt: skip
 
+    def delta(self, out: Tensor, dout: Tensor) -> Tensor:
+        """Return the row sums of ``dout * out``, read once: torch would write them wide first."""
+        dim = out.shape[-1]
+        delta = torch.empty(out.shape[:-1], dtype=accumulator_dtype(out.dtype), device=out.device)
+        if delta.numel():
+            triton_source.delta_kernel[(-(-delta.numel() // DELTA_ROWS),)](
+                out.contiguous(), dout.contiguous(), delta, delta.numel(), DIM=dim,
+                DIM_PAD=1 << (dim - 1).bit_length(), ROWS=DELTA_ROWS,
+            )  # fmt: skip
+        return delta
+
     def _constants(
         self, q: Tensor, kv: Tensor, table: _DeviceTable, shape: LaunchShape
     ) -> dict[str, int]:
@@ -179,7 +201,7 @@ class TritonKernel(Kernel):
         return {
             "HEADS": heads, "GROUP": heads // kv.shape[2], "DIM": dim,
             "DIM_PAD": 1 << (dim - 1).bit_length(), "BLOCK_M": shape.block_m,
-            "BLOCK_N": shape.block_n, "HAS_BITS": table.has_bits,
+            "BLOCK_N": shape.block_n, "EDGE": shape.edge, "HAS_BITS": table.has_bits,
             "CAPPED": self._softcap is not None, "num_warps": shape.warps,
             "num_stages": shape.stages,
         }  # fmt: skip
@@ -187,7 +209,7 @@ class TritonKernel(Kernel):
     def _table(self, kernel: str, table: TileTable, q: Tensor) -> _DeviceTable:
         """Return a table on the device of `q`; moved on first use if `load` was not called."""
         kind = TensorKind(q.dtype, q.device, q.shape[2])
-        key = _place(kernel, table, kind)
+        key = _place(kernel, kind)
         if key not in self._tables.get(table, {}):
             self.load(*(([table], []) if kernel == "forward" else ([], [table])), kind)
         return self._tables[table][key]
@@ -203,23 +225,31 @@ class FusedTritonKernel(TritonKernel):
     _backward = ("fused",)
 
 
-def _shape(kernel: str, q: Tensor, table: _DeviceTable) -> LaunchShape:
-    major, minor = torch.cuda.get_device_capability(q.device) if q.is_cuda else (9, 0)
-    return launch_shape(kernel, q.dtype, has_bits=table.has_bits, arch=10 * major + minor)
+class TmaTritonKernel(TritonKernel):
+    """The same with whole tiles of keys and values brought to forward by Hopper's copy engine."""
+
+    name = "triton_tma"
+    _has_tiles = True
+
+
+def _shape(kernel: str, dtype: torch.dtype, device: torch.device) -> LaunchShape:
+    is_cuda = device.type == "cuda"
+    major, minor = torch.cuda.get_device_capability(device) if is_cuda else (9, 0)
+    return launch_shape(kernel, dtype, 10 * major + minor)
 
 
 def _has_bits(table: TileTable) -> bool:
     return bool((table.kind == PieceKind.BITS).any())
 
 
-def _place(kernel: str, table: TileTable, kind: TensorKind) -> _Place:
-    shape = launch_shape(kernel, kind.dtype, has_bits=_has_bits(table))
-    return kernel, str(kind.device), shape.block_n
+def _place(kernel: str, kind: TensorKind) -> _Place:
+    return kernel, str(kind.device), _shape(kernel, kind.dtype, kind.device)
 
 
 def _runs_of(
     kernel: str, table: TileTable, kind: TensorKind
 ) -> "Sequence[NDArray[Any]]":  # Any: of different types
-    *_, block = _place(kernel, table, kind)
-    cut = query_runs if kernel in ("forward", "dq") else key_runs
-    return cut(table, block)
+    shape = _shape(kernel, kind.dtype, kind.device)
+    if kernel in ("forward", "dq"):
+        return query_runs(table, shape.block_n)
+    return key_runs(table, shape.block_n, shape.block_m)

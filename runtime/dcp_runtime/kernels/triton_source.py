@@ -61,22 +61,29 @@ def squashed(scores, squash):
 
 @triton.jit
 def attend_runs(
-    query, acc, top, total, rows, key_at, kv_row, kv_half, first_run, last_run, scale, squash,
+    query, acc, top, total, rows, key_at, kv_tiles, kv_head, kv_row, kv_half, first_run, last_run,
+    scale, squash,
     kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
     CAPPED: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Continue the online softmax of a tile of queries over runs of keys."""
+    """Continue the online softmax of a tile of queries over runs of keys.
+
+    The copy engine brings whole steps where `kv_tiles` describes their tiles.
+    """
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
     for run in range(first_run, last_run):
         origin, begin, end = tl.load(kv_start + run), tl.load(run_from + run), tl.load(run_to + run)
         for at in range(begin, end, BLOCK_N):
-            tile_at = key_at + (origin + at).to(tl.int64) * kv_row
-            inside = (d < DIM)[None, :]
-            if MASKED:
-                inside = inside & (at + lane < end)[:, None]
-            offset = lane[:, None] * kv_row + d[None, :]
-            keys = tl.load(tile_at + offset, mask=inside, other=0.0)
+            if MASKED or kv_tiles is None:
+                tile_at = key_at + (origin + at).to(tl.int64) * kv_row
+                inside = (d < DIM)[None, :]
+                if MASKED:
+                    inside = inside & (at + lane < end)[:, None]
+                offset = lane[:, None] * kv_row + d[None, :]
+                keys = tl.load(tile_at + offset, mask=inside, other=0.0)
+            else:
+                keys = kv_tiles.load([origin + at, 0, kv_head, 0]).reshape(BLOCK_N, DIM_PAD)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
             if CAPPED:
                 scores = squashed(scores, squash)
@@ -93,7 +100,10 @@ def attend_runs(
             weights = tl.exp2(scores * scale - base[:, None])
             keep = tl.exp2(top - base)
             total = total * keep + tl.sum(weights, 1)
-            values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
+            if MASKED or kv_tiles is None:
+                values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
+            else:
+                values = kv_tiles.load([origin + at, 1, kv_head, 0]).reshape(BLOCK_N, DIM_PAD)
             acc = acc * keep[:, None]
             acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
             top = new_top
@@ -103,10 +113,12 @@ def attend_runs(
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns"])
 def forward_kernel(
-    q, kv, out, lse, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from, run_to, kind,
-    mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row, kv_row, kv_half,
+    q, kv, kv_tiles, out, lse, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
+    run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
+    kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Continue the online softmax of rows of a segment, for one head, over its runs of keys."""
     segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
@@ -125,20 +137,22 @@ def forward_kernel(
     acc = tl.load(out_at, mask=inside, other=0.0)
     top = tl.load(lse_at, mask=is_row, other=float("-inf")) * LOG2_E
     total = tl.where(top > float("-inf"), 1.0, 0.0)
-    key_at = kv + (head // GROUP) * DIM
+    kv_head = head // GROUP
+    key_at = kv + kv_head * DIM
     scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     rows = tl.where(is_row, r, -1)
     whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
     acc, top, total = attend_runs(
-        query, acc, top, total, rows, key_at, kv_row, kv_half, whole, masked, scale2, squash,
+        query, acc, top, total, rows, key_at, kv_tiles, kv_head, kv_row, kv_half, whole, masked,
+        scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
         DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, False,
     )  # fmt: skip
     acc, top, total = attend_runs(
-        query, acc, top, total, rows, key_at, kv_row, kv_half, masked,
+        query, acc, top, total, rows, key_at, kv_tiles, kv_head, kv_row, kv_half, masked,
         tl.load(row_ptr + segment + 1), scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
-        DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, True,
+        DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, True,
     )  # fmt: skip
     is_seen = total > 0
     divisor = tl.where(is_seen, total, 1.0)
@@ -193,7 +207,8 @@ def dq_kernel(
     run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
     dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradient of rows of a segment, for one query head."""
     segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
@@ -227,7 +242,7 @@ def dq_kernel(
         query, upper, acc, row_lse, row_delta, rows, key_at, kv_row, kv_half, masked,
         tl.load(row_ptr + segment + 1), scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
-        DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, True,
+        DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, True,
     )  # fmt: skip
     dq_at = dq + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + d[None, :]
     tl.store(dq_at, tl.load(dq_at, mask=inside, other=0.0) + acc * scale, mask=inside)
@@ -250,7 +265,9 @@ def dkv_runs(
             head = kv_head * GROUP + member
             for begin in range(0, num_rows, BLOCK_M):
                 row = start + begin
-                is_row = begin + lane < num_rows
+                is_row = tl.full([BLOCK_M], True, tl.int1)
+                if MASKED:
+                    is_row = begin + lane < num_rows
                 inside = is_row[:, None] & (d < DIM)[None, :]
                 query_at = q + row * q_row + head * DIM
                 query = tl.load(
@@ -311,8 +328,8 @@ def dkv_kernel(
     kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns, scale, softcap,
     num_keys, q_row, dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
-    FUSED: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
+    CAPPED: tl.constexpr, FUSED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a chunk of keys and values and one kv head, over all that see them.
 
@@ -344,7 +361,7 @@ def dkv_kernel(
     dk, dv = dkv_runs(
         keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, masked,
         last, scale2, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
-        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, FUSED,
+        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, FUSED,
         True,
     )  # fmt: skip
     # Rows of the chunk in no run may be on their way to another rank: leave them alone.
@@ -355,3 +372,18 @@ def dkv_kernel(
     tl.store(dk_at, tl.load(dk_at, mask=at, other=0.0) + dk * scale, mask=at)
     dv_at = dk_at + width
     tl.store(dv_at, tl.load(dv_at, mask=at, other=0.0) + dv, mask=at)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def delta_kernel(
+    out, dout, delta, num_rows, DIM: tl.constexpr, DIM_PAD: tl.constexpr, ROWS: tl.constexpr
+):
+    """Store the sums of products of rows of out and dout."""
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
+    is_row = first + row < num_rows
+    inside = is_row[:, None] & (d < DIM)[None, :]
+    at = first * DIM + row[:, None] * DIM + d[None, :]
+    ours = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
+    product = ours * tl.load(dout + at, mask=inside, other=0.0)
+    tl.store(delta + first + row, tl.sum(product, 1), mask=is_row)
