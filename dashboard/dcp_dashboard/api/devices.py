@@ -83,6 +83,7 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         ).tolist(),
     }
     columns = {
+        # Rounded outwards: an event is never shorter than it was, and never nothing.
         "start": ((trace.start_ns - base) // unit).astype(np.uint32),
         "end": (-(-(trace.end_ns - base) // unit)).astype(np.uint32),
         "bytes": narrow(trace.size_bytes),
@@ -90,6 +91,7 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "peer": narrow(trace.peer),
         "name": narrow(trace.name),
         "transfer": narrow(trace.transfer),
+        # Events without a transfer have -1, which reads what is appended.
         "block": narrow(np.append(plan.transfers.block, -1)[trace.transfer]),
         "device": narrow(trace.device),
         "lane": trace.lane,
@@ -143,6 +145,7 @@ def memory_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "limit_bytes": plan.cluster.memory_bytes,
     }
     columns: dict[str, NDArray[np.generic]] = {
+        # Exact up to 2**53 bytes; numbers of a browser are float64, too.
         "saved": levels.saved.astype(np.float64),
         "forward": levels.forward.astype(np.float64),
         "backward": levels.backward.astype(np.float64),

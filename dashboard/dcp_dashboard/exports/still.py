@@ -191,6 +191,7 @@ def _draw_timeline(
 ) -> None:
     devices, left = loaded.plan.num_devices, MARGIN + GUTTER
     width, height = WIDTH - MARGIN - left, timeline_height(devices)
+    # One span for all traces: prediction and run are compared by their lengths.
     span = max(length_ns(trace) for trace in loaded.traces.values())
     length = quantities.duration(loaded.summary.seconds[source])
     sheet.text((left, top + 24), f"{SOURCE_LABELS[source]} · {length}", colours.ink)
@@ -208,6 +209,7 @@ def _draw_timeline(
     pixels = timeline_pixels(trace, devices, size, span, kinds, colours.canvas)
     sheet.paste((left, top + ROW_HEAD - 6), pixels)
     row = height / devices
+    # Numbers closer than 14 units would overlap.
     for device in range(0, devices, max(1, round(14 / row))):
         at = (left - 8, top + ROW_HEAD - 6 + (device + 0.5) * row + 4)
         sheet.text(at, str(device), colours.muted, size=10, anchor="rs")

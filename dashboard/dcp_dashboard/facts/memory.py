@@ -67,6 +67,7 @@ def memory_over_time(plan: Plan, trace: Trace) -> MemoryCurves:
     transfers, devices = expanded.transfers, plan.num_devices
     arrives = np.flatnonzero((trace.lane == RECEIVE) & (trace.transfer >= 0))
     row = trace.transfer[arrives]
+    # A transfer that the trace lacks never starts, and is left out below.
     start = np.full(len(transfers), np.iinfo(np.int64).max)
     np.minimum.at(start, row, trace.start_ns[arrives])
     end = _last_need(expanded, trace)
@@ -109,6 +110,7 @@ def _ends_of_attention(plan: Plan, trace: Trace) -> Ints:
     ends = np.zeros((2, plan.num_devices, divisions), np.int64)
     way = trace.is_backward[events].astype(int)
     place = way, trace.device[events], trace.division[events]
+    # A division comes in every layer; its inputs are needed until the last one.
     np.maximum.at(ends, place, trace.end_ns[events])
     of_tiles = (tiles.division, tiles.backward_division)
     return np.stack([ends[way, tiles.device, of_tiles[way]] for way in (0, 1)])

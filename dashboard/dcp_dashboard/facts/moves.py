@@ -86,6 +86,7 @@ def find_moves(first: Plan, second: Plan) -> Moves:
     keys, tiles = zip(*(_sorted_tiles(plan, groups, blocks) for plan in plans), strict=True)
     union = np.union1d(*keys)
     rows = [np.append(tile, -1)[_rows(union, key)] for key, tile in zip(keys, tiles, strict=True)]
+    # A tile that a plan lacks has row -1 there, which reads what is appended.
     a, b = (np.append(p.tiles.device, -1)[row] for p, row in zip(plans, rows, strict=True))
     ours, theirs = (np.append(p.tiles.pairs, 0)[row] for p, row in zip(plans, rows, strict=True))
     pairs, on_both = np.where(a >= 0, ours, theirs), (a >= 0) & (b >= 0)

@@ -133,12 +133,14 @@ def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
         number = re.search(pattern, text, re.IGNORECASE | re.ASCII)
         if number:
             keep &= columns[column] == int(number[1])
+            # What was read as a number is no part of a name.
             text = text.replace(number[0], " ", 1)
     for word, is_backward in (("forward", False), ("backward", True)):
         if re.search(rf"\b{word}\b", text, re.IGNORECASE):
             keep &= trace.is_backward == is_backward
             text = re.sub(rf"\b{word}\b", " ", text, count=1, flags=re.IGNORECASE)
     wanted = re.escape(" ".join(text.split()).lower())
+    # `kv 1` does not mean `kv 12`.
     end = r"(?![0-9])" if re.search(r"[0-9]$", wanted) else ""
     is_named = [bool(re.search(wanted + end, name.lower())) for name in trace.names]
     return keep & np.array(is_named, np.bool_)[trace.name]
@@ -185,6 +187,7 @@ def find_waits(
     waits = np.flatnonzero(chosen)
     if not len(waits):
         return []
+    # One number for device and division, which may be -1, so that one `unique` groups.
     place = trace.device[waits].astype(np.int64) << 32 | (trace.division[waits] + 1)
     _, group = np.unique(place * 2 + trace.is_backward[waits], return_inverse=True)
     length = (trace.end_ns - trace.start_ns)[waits]

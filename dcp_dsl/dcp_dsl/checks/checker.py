@@ -69,6 +69,7 @@ def _measure(
     if key in sizes:
         return sizes[key]
     mask = scope.masks[name]
+    # A mask of an imported file is measured, too, but its errors are told there.
     if name in path and scope is checker.scope:
         cycle = " -> ".join((*path[path.index(name) :], name))
         hint = cycle if len(cycle) < 100 else ""

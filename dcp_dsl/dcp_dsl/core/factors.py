@@ -192,6 +192,7 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
                     np.broadcast_to(v, grid.shape).ravel() for v in (bound.low, bound.surely)
                 ]
             of_q, of_k = found["q"], found["k"]
+            # With few stretches the comparison itself is short, as slabs.
             if max(np.count_nonzero(np.diff(v)) for v, _ in (of_q, of_k)) < MIN_STRETCHES**2:
                 return None
             _, label = np.unique(np.concatenate([of_q[0], of_k[0]]), return_inverse=True)

@@ -114,6 +114,7 @@ def parse_all(
         except BuildError as error:
             follower = groups[index + 1][0] if index + 1 < len(groups) else None
             cut = _cut_by_keyword(error, text, group, follower)
+            # A statement cut in two by a misplaced keyword is one mistake, not two.
             if not was_cut:
                 errors.append(_diagnose(cut or error, text, name))
             lost.update(_defined_names(group))
@@ -122,6 +123,7 @@ def parse_all(
             was_cut = False
         if len(errors) >= MAX_FINDINGS:
             break
+    # In place: the caller keeps the mapping from one version of the text to the next.
     if known is not None:
         known.clear()
         known.update(fresh)

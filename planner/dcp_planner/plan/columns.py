@@ -82,10 +82,10 @@ def plan_of_columns(
         ValueError: if values do not fit their columns.
     """
     sequences = tables["sequences"]
-    _check_count("sequences.sequence", sequences["sequence"])
+    _check_numbers("sequences.sequence", sequences["sequence"])
     # Row i of our tables is number i and no column says so; that of a file could differ.
     for name, key in (("blocks", "block"), ("transfers", "transfer")):
-        _check_count(f"{name}.{key}", tables[name][key])
+        _check_numbers(f"{name}.{key}", tables[name][key])
     cu = np.append(0, sequences["end"])
     if not np.array_equal(cu[:-1], sequences["start"]):
         raise ValueError("sequences: expected each start at the end before it")
@@ -206,6 +206,6 @@ def _without(columns: Columns, key: str) -> Columns:
     return {name: column for name, column in columns.items() if name != key}
 
 
-def _check_count(name: str, column: Indices) -> None:
+def _check_numbers(name: str, column: Indices) -> None:
     if not np.array_equal(column, np.arange(len(column))):
         raise ValueError(f"{name}: expected 0, 1, 2, ...")

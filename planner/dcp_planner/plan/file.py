@@ -291,6 +291,7 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool
         sizes = [_member(trace, "events", int) for trace in kept]
         sources = [_member(trace, "source", str) for trace in kept]
         traces = traces_of_columns(tables["events"], sources, sizes, plan)
+        # A file may be anybody's: what follows relies on every invariant.
         validate(plan)
     except (ValueError, PlanError, DatasetError) as error:
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error

@@ -89,6 +89,7 @@ def figures_of(plan: Plan, plan_s: float | None = None) -> BatchFigures:
         forward_inter_bytes=found.forward.inter_node_bytes,
         backward_bytes=found.backward.total_bytes,
         backward_inter_bytes=found.backward.inter_node_bytes,
+        # Sums of both directions first: the device that sends most need not lead in either.
         max_send_bytes=max(map(sum, zip(*sent, strict=True))),
         max_recv_bytes=max(map(sum, zip(*received, strict=True))),
         compute_imbalance=found.compute_imbalance,

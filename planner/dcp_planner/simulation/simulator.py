@@ -198,6 +198,7 @@ class DirectionModel:
         busy, latency = _message_times(self.transfers.size_bytes, self.link, cluster)
         if evenness != "as placed":
             duration = _levelled(duration, self.programs.device, cluster, evenness)
+        # Everything one after the other bounds the end, which int64 nanoseconds must hold.
         total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
         if not total * 1e9 < _END_OF_TIME_NS - start_ns:
             raise PlanError(
@@ -205,6 +206,7 @@ class DirectionModel:
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
             )
         busy_ns, latency_ns = np.maximum(_nanoseconds(busy), 1), _nanoseconds(latency)
+        # Multiprocessors that move messages are not there for attention meanwhile.
         slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
         steps = self.steps._replace(duration=_nanoseconds(duration))
         messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
