@@ -5,9 +5,7 @@ import socket
 from pathlib import Path
 
 import pytest
-import torch.distributed.run
 
-AGENT = torch.distributed.run.__file__
 SCRIPT = Path(__file__).with_name("torchrun_script.py")
 
 
@@ -20,12 +18,12 @@ def free_port():
 @pytest.mark.dist
 @pytest.mark.timing
 def test_the_same_script_runs_on_two_nodes(tmp_path, start_python):
-    """The agents are forks; each starts its ranks as it does everywhere, with all their imports."""
+    """Options, meeting point and environment are torchrun's; agents and ranks are forks."""
     options = ["--nnodes", 2, "--nproc-per-node", 2, "--master-addr", "127.0.0.1"]
     options += ["--master-port", free_port()]
     agents = [
         start_python(
-            AGENT, *options, "--node-rank", node, SCRIPT, tmp_path,
+            SCRIPT, *options, "--node-rank", node, SCRIPT, tmp_path,
             folder=tmp_path, OMP_NUM_THREADS="1",
         )
         for node in range(2)

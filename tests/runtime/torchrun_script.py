@@ -1,4 +1,4 @@
-"""A script for torchrun on several nodes: ``torchrun ... torchrun_script.py FOLDER``."""
+"""One agent of torchrun, whose ranks are its forks: ``torchrun_script.py OPTIONS SCRIPT FOLDER``."""
 
 import json
 import sys
@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.launcher.api import elastic_launch
+from torch.distributed.run import config_from_args, parse_args
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import MASKS, assert_as_exact_as_eager, random_qkv
@@ -33,7 +35,7 @@ def step(executor, plan, group, mask):
     assert_as_exact_as_eager(whole, q, kv, dout, mask)
 
 
-def main():
+def rank_main(folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mask = MASKS["causal"](120)
@@ -56,10 +58,12 @@ def main():
     assert (alone.count, alone.context_ranks) == (1, 2)
     assert alone.device == mesh["cp"].get_local_rank() == dist.get_rank() % 2
     hops = int(both_nodes.transfers.hop.max())
-    result = Path(sys.argv[1]) / f"rank-{dist.get_rank()}.json"
+    result = Path(folder) / f"rank-{dist.get_rank()}.json"
     result.write_text(json.dumps({"ok": True, "hops": hops}))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    config, _, (*_, folder) = config_from_args(parse_args(None))
+    config.start_method = "fork"
+    elastic_launch(config, rank_main)(folder)
