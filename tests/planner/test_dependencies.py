@@ -38,10 +38,16 @@ def measured(trace):
 
 @settings(max_examples=30)
 @given(st.data())
-def test_the_critical_path_of_a_prediction_has_no_holes(strategies, data):
+def test_critical_path_dependencies_and_accounts_of_any_plan_agree(strategies, data):
     plan = data.draw(strategies.placed_plans())
     trace = simulate(plan)
     found = find_dependencies(plan, trace)
+    check_the_critical_path_has_no_holes(trace, found)
+    check_every_event_follows_what_ended_before_it(trace, found)
+    check_the_time_of_every_device_is_accounted_for(plan, trace)
+
+
+def check_the_critical_path_has_no_holes(trace, found):
     path = critical_path(trace, found)
     if trace.seconds() == 0:
         return
@@ -64,12 +70,7 @@ def test_nor_has_it_holes_where_messages_travel_in_order(strategies, order, data
     assert (path.step != STEPS.index("launches")).all()
 
 
-@settings(max_examples=30)
-@given(st.data())
-def test_every_event_follows_what_ended_before_it(strategies, data):
-    plan = data.draw(strategies.placed_plans())
-    trace = simulate(plan)
-    found = find_dependencies(plan, trace)
+def check_every_event_follows_what_ended_before_it(trace, found):
     known = np.flatnonzero(found.predecessor >= 0)
     before = found.predecessor[known]
     assert (found.end_ns[before] <= found.begin_ns[known]).all()
@@ -81,11 +82,8 @@ def test_every_event_follows_what_ended_before_it(strategies, data):
     assert np.isin(found.reason[known][waits], [Reason.MESSAGE, Reason.BARRIER]).all()
 
 
-@settings(max_examples=30)
-@given(st.data())
-def test_the_time_of_every_device_is_accounted_for(strategies, data):
-    plan = data.draw(strategies.placed_plans())
-    trace, devices = simulate(plan), plan.num_devices
+def check_the_time_of_every_device_is_accounted_for(plan, trace):
+    devices = plan.num_devices
     kind = trace.kind.copy()
     computes = np.flatnonzero(kind == KINDS["attention"])
     kind[computes[::2]] = KINDS["reduction"]  # the simulator makes none

@@ -49,15 +49,6 @@ def test_the_chosen_divisions_are_no_slower_than_the_coarsest(workload, routing)
     assert predict_placement(workload, placement, SLOW, config) == chosen
 
 
-@given(st.data())
-def test_predictions_are_the_end_of_the_simulated_timeline(strategies, data):
-    plan = data.draw(strategies.placed_plans())
-    trace, found = simulate(plan), predict(plan)
-    events = trace.end_ns[~trace.is_backward]
-    assert found.forward_s == events.max(initial=0) / 1e9
-    assert found.seconds == pytest.approx(trace.end_ns.max(initial=0) / 1e9, rel=1e-12)
-
-
 def needed(plan):
     return int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max())
 
@@ -73,8 +64,22 @@ def occupied(plan):
 
 
 @given(st.data())
-def test_stated_bytes_are_the_rows_of_the_buffers_by_the_size_of_a_token(strategies, data):
+def test_predicted_ends_are_those_of_the_timeline_and_stated_bytes_those_of_the_rows(
+    strategies, data
+):
     plan = data.draw(strategies.placed_plans())
+    check_predictions_are_the_end_of_the_simulated_timeline(plan)
+    check_stated_bytes_are_the_rows_of_the_buffers_by_the_size_of_a_token(plan)
+
+
+def check_predictions_are_the_end_of_the_simulated_timeline(plan):
+    trace, found = simulate(plan), predict(plan)
+    events = trace.end_ns[~trace.is_backward]
+    assert found.forward_s == events.max(initial=0) / 1e9
+    assert found.seconds == pytest.approx(trace.end_ns.max(initial=0) / 1e9, rel=1e-12)
+
+
+def check_stated_bytes_are_the_rows_of_the_buffers_by_the_size_of_a_token(plan):
     shape = plan.shape
     q = shape.q_heads * shape.head_dim * shape.dtype_bytes
     kv = 2 * shape.kv_heads * shape.head_dim * shape.dtype_bytes

@@ -1,8 +1,6 @@
 """The Pareto front of a batch: nothing on it is beaten, caps hold, everybody finds the same."""
 
 import json
-import subprocess
-import sys
 import threading
 from dataclasses import replace
 
@@ -106,7 +104,7 @@ def figures():
     return [list(point.figures().values()) for point in front]
 
 
-def test_threads_and_processes_find_the_same_front():
+def test_threads_and_processes_find_the_same_front(start_python, tmp_path):
     found = {}
     threads = [
         threading.Thread(target=lambda at=at: found.__setitem__(at, figures())) for at in (0, 1)
@@ -115,9 +113,9 @@ def test_threads_and_processes_find_the_same_front():
         thread.start()
     for thread in threads:
         thread.join()
-    command = [sys.executable, __file__]
-    other = subprocess.run(command, capture_output=True, text=True, check=True, timeout=100)
-    assert found[0] == found[1] == json.loads(other.stdout)
+    other = start_python(__file__, folder=tmp_path)
+    assert other.wait(100) == 0, other.err.read_text()
+    assert found[0] == found[1] == json.loads(other.out.read_text())
     assert len(found[0]) > 1
 
 

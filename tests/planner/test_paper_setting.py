@@ -83,16 +83,13 @@ def test_the_model_reproduces_the_ring_bars_it_was_not_fitted_to(paper):
     assert np.median(errors) < 0.1
 
 
-def test_bench_paper_puts_predictions_beside_bars(tmp_path):
-    import subprocess
-
+def test_bench_paper_puts_predictions_beside_bars(tmp_path, start_python):
     out = tmp_path / "paper.json"
-    command = [
-        sys.executable, BENCHMARKS / "bench_paper.py", "--batches", "1", "--limit", "1",
-        "--block", "8192", "--ours", "static:ring", "--json", out,
-    ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False)
-    assert done.returncode == 0, done.stderr
+    fork = start_python(
+        BENCHMARKS / "bench_paper.py", "--batches", 1, "--limit", 1, "--block", 8192,
+        "--ours", "static:ring", "--json", out, folder=tmp_path,
+    )  # fmt: skip
+    assert fork.wait(250) == 0, fork.err.read_text()
     document = json.loads(out.read_text())
     rows = {row["method"]: row for row in document["rows"]}
     assert rows["dcp-like"]["bar_forward_s"] == pytest.approx(8.03e-3)
@@ -105,4 +102,4 @@ def test_bench_paper_puts_predictions_beside_bars(tmp_path):
     ]
     assert errors["predicted_over_bar"] == pytest.approx(float(np.sqrt(np.prod(ratios))))
     assert errors["bars"] == 2
-    assert "ldc x 0.5, causal" in done.stdout
+    assert "ldc x 0.5, causal" in fork.out.read_text()

@@ -64,8 +64,15 @@ def test_bytes_sent_equal_bytes_placed(strategies, data):
 
 
 @given(st.data())
-def test_an_input_has_the_first_division_that_needs_it_and_a_result_the_last(strategies, data):
+def test_blocks_that_travel_once_cross_into_each_node_once_and_as_late_as_they_may(
+    strategies, data
+):
     plan = data.draw(strategies.placed_plans(ways=strategies.manners(is_fetched_again=False)))
+    check_an_input_has_the_first_division_that_needs_it_and_a_result_the_last(plan)
+    check_a_routed_block_crosses_into_each_node_once(plan)
+
+
+def check_an_input_has_the_first_division_that_needs_it_and_a_result_the_last(plan):
     tiles, table = plan.tiles, plan.transfers
     for x in range(len(table)):
         kind = TransferKind(int(table.kind[x]))
@@ -93,9 +100,7 @@ def behind(table, x):
         found = more
 
 
-@given(st.data())
-def test_a_routed_block_crosses_into_each_node_once(strategies, data):
-    plan = data.draw(strategies.placed_plans(ways=strategies.manners(is_fetched_again=False)))
+def check_a_routed_block_crosses_into_each_node_once(plan):
     table, tiles, per_node = plan.transfers, plan.tiles, plan.cluster.devices_per_node
     owner = plan.blocks.owner.tolist()
     needs = {
@@ -135,8 +140,11 @@ def test_a_routed_block_crosses_into_each_node_once(strategies, data):
 
 
 @given(st.data())
-def test_transfers_are_sorted_as_documented(strategies, data):
-    table = data.draw(strategies.placed_plans()).transfers
+def test_transfers_are_sorted_as_documented_and_the_program_table_gives_programs_back(
+    strategies, data
+):
+    plan = data.draw(strategies.placed_plans())
+    table = plan.transfers
     keys = [
         (bool(b), k >= TransferKind.OUT, d, hop, block, s, t, k)
         for b, k, d, hop, block, s, t in zip(
@@ -146,11 +154,6 @@ def test_transfers_are_sorted_as_documented(strategies, data):
         )
     ]  # fmt: skip
     assert keys == sorted(keys)
-
-
-@given(st.data())
-def test_the_program_table_gives_the_programs_back(strategies, data):
-    plan = data.draw(strategies.placed_plans())
     assert restore_programs(tabulate_programs(plan), plan.num_devices) == (
         plan.forward,
         plan.backward,

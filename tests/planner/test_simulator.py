@@ -98,9 +98,16 @@ def test_messages_through_one_port_follow_each_other_and_ports_work_at_once(mask
 
 
 @given(st.data())
-def test_no_plan_is_faster_than_its_compute_or_its_busiest_link(strategies, data):
+def test_devices_and_links_do_one_thing_at_a_time_at_their_speed(strategies, data):
     plan = data.draw(strategies.placed_plans())
-    trace, table, cluster = simulate(plan), plan.transfers, plan.cluster
+    trace = simulate(plan)
+    check_no_plan_is_faster_than_its_compute_or_its_busiest_link(plan, trace)
+    check_every_transfer_is_sent_and_received_once_with_its_latency(plan, rows(trace))
+    check_no_lane_of_a_device_does_two_things_at_once(plan, rows(trace))
+
+
+def check_no_plan_is_faster_than_its_compute_or_its_busiest_link(plan, trace):
+    table, cluster = plan.transfers, plan.cluster
     for is_backward, ratio in ((False, 1.0), (True, 2.5)):
         seconds = trace.seconds(is_backward=is_backward)
         flops = np.bincount(plan.tiles.device, weights=plan.tiles.pairs, minlength=plan.num_devices)
@@ -118,10 +125,8 @@ def test_no_plan_is_faster_than_its_compute_or_its_busiest_link(strategies, data
                 assert seconds >= sizes.max(initial=0) / rate - 1e-15
 
 
-@given(st.data())
-def test_every_transfer_is_sent_and_received_once_with_its_latency(strategies, data):
-    plan = data.draw(strategies.placed_plans())
-    table, events = plan.transfers, rows(simulate(plan))
+def check_every_transfer_is_sent_and_received_once_with_its_latency(plan, events):
+    table = plan.transfers
     latency = round(plan.cluster.latency_s * 1e9)
     sent = sorted((r[0], r[5], r[2], r[6], r[7], r[3], r[4]) for r in events if r[1] == "send")
     received = sorted(
@@ -138,12 +143,10 @@ def test_every_transfer_is_sent_and_received_once_with_its_latency(strategies, d
     )  # fmt: skip
 
 
-@given(st.data())
-def test_no_lane_of_a_device_does_two_things_at_once(strategies, data):
-    plan = data.draw(strategies.placed_plans())
+def check_no_lane_of_a_device_does_two_things_at_once(plan, events):
     busy = {}
     per_node = plan.cluster.devices_per_node
-    for device, lane, _, start, end, peer, *_ in rows(simulate(plan)):
+    for device, lane, _, start, end, peer, *_ in events:
         port = peer >= 0 and peer // per_node != device // per_node
         busy.setdefault((device, lane, port), []).append((start, end))
     for device in range(plan.num_devices):  # a device computes or waits

@@ -10,13 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
 from dcp_planner import Cluster, PlanConfig, PlanError, build_plan, predict, preset
-from dcp_planner.commands.step import step as step_command
 from dcp_planner.errors import PlanFileError
 from dcp_planner.step.assignment import Assignment, Documents, StepMesh
 from dcp_planner.step.dataset import steps_of_dataset
@@ -301,90 +299,6 @@ def test_work_is_dealt_more_evenly_than_packs() -> None:
     assert packs.seconds > 1.2 * ours.seconds
 
 
-def run(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(step_command, list(arguments))
-    return result.exit_code, result.output if result.exception is None else (
-        result.output or str(result.exception)
-    )
-
-
-@pytest.fixture
-def files(tmp_path):
-    spec, lengths = tmp_path / "causal.dcpm", tmp_path / "lengths.json"
-    spec.write_text("mask m = causal\n")
-    rng = np.random.default_rng(2)
-    lengths.write_text(json.dumps(rng.integers(500, 20_000, 200).tolist()))
-    return str(spec), str(lengths)
-
-
-def test_command_reports_policies(files: tuple[str, str]) -> None:
-    spec, lengths = files
-    common = (spec, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536")
-    code, text = run(*common, "--against", "all", "--json")
-    assert code == 0, text
-    report = json.loads(text)
-    assert report["schema"] == 1
-    assert report["steps"] > 1
-    names = [policy["name"] for policy in report["policies"]]
-    assert names[0] == "plan_step"
-    assert {rival.name for rival in RIVALS} < set(names)
-    assert report["chosen"] in names
-    steps = {policy["name"]: policy["step_s"] for policy in report["policies"]}
-    fastest = min(steps[name] for name in names if "groups" in name)
-    assert steps["plan_step"] <= 1.05 * fastest
-    code, text = run(*common)
-    assert code == 0
-    assert "x round-robin" in text
-
-
-def test_masks_decide_the_work(files: tuple[str, str], tmp_path) -> None:
-    spec, lengths = files
-    local = tmp_path / "local.dcpm"
-    local.write_text("mask m = causal and q - k < 256\n")
-    attention = []
-    for path in (spec, str(local)):
-        _, text = run(path, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536", "--json")
-        attention.append(json.loads(text)["policies"][0]["attention_s"])
-    assert attention[1] < 0.2 * attention[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--mesh", "8"), "replicas x context ranks"),
-        (("--mesh", "3x3"), "multiple of the 8 devices of a node"),
-        (("--model", "lama-8b"), "did you mean `llama-8b`"),
-        (("--against", "wlb"), "--against: expected all or one of"),
-        (("--tokens", "100"), "token budget is 100"),
-        (("--mesh", "64x64"), "fill no step"),
-        (("--dataset", "x.parquet"), "either --dataset or --lengths"),
-    ],
-)
-def test_bad_input_is_named(files: tuple[str, str], arguments: tuple[str, ...], words: str) -> None:
-    spec, lengths = files
-    code, text = run(spec, "--lengths", lengths, *arguments)
-    assert code != 0
-    assert words in " ".join(text.split())
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{}", "JSON list"),
-        ("[1, 0]", "entry 1"),
-        ("[1, true]", "entry 1"),
-        ("[1", "JSON list"),
-        ("[]", "JSON list"),
-    ],
-)
-def test_bad_lengths_are_named(files: tuple[str, str], tmp_path, text: str, words: str) -> None:
-    bad = tmp_path / "bad.json"
-    bad.write_text(text)
-    code, said = run(files[0], "--lengths", str(bad))
-    assert code != 0
-    assert words in said
-
-
 def test_steps_that_cannot_run_are_refused() -> None:
     wrong = replace(setting_of(StepMesh(2, 4)), mesh=StepMesh(3, 4))
     with pytest.raises(PlanError, match="hold 2000 in one micro-batch; raise the token"):
@@ -489,15 +403,3 @@ def test_bad_files_of_steps_are_named(tmp_path, name: str, value: object, words:
         read_step(path)
     with pytest.raises(PlanFileError, match=words):
         read_step(path)
-
-
-def test_command_writes_the_first_step(files: tuple[str, str], tmp_path) -> None:
-    spec, lengths = files
-    out = tmp_path / "first.dcpstep.json"
-    common = (spec, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536", "--steps", "1")
-    code, text = run(*common, "--out", str(out))
-    assert code == 0, text
-    assert read_step(out).devices == 16
-    code, text = run(*common, "--out", str(tmp_path / "first.json"))
-    assert code != 0
-    assert "ends in .dcpstep.json" in text

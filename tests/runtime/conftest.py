@@ -198,7 +198,7 @@ def start_ranks(start_python) -> Callable[..., list[str]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def ranks_are_forks(forked_workers):
-    """Ranks and planner processes have their imports; `test_torchrun` starts those that do not."""
+    """Ranks and planner processes have their imports."""
 
 
 @pytest.fixture(scope="package", autouse=True)

@@ -62,8 +62,9 @@ def test_a_single_rank_that_never_ends_is_named(lab, tmp_path, monkeypatch):
     (tmp_path / "endless_worker.py").write_text(
         "import dcp_runtime.kernels.cpu as cpu\n"
         "from dcp_runtime.launch.worker import start\n"
+        "from time import sleep\n"
         "def loop(*arguments):\n"
-        "    while True: pass\n"
+        "    while True: sleep(1)\n"
         "cpu.CpuKernel.forward = loop\n"
     )
     monkeypatch.setattr("dcp_runtime.launch.world.ENTRY", "endless_worker:start")

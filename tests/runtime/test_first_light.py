@@ -1,7 +1,6 @@
 """The first stages of a GPU, run as far as a CPU can run them."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -161,11 +160,11 @@ def test_a_plan_runs_where_neither_numba_nor_pyarrow_is_installed(plans):
     assert row["case"] == "streaming_llm-1024-2-64"
 
 
-def test_stages_that_need_a_gpu_say_so_and_leave_a_document(tmp_path):
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, str(GPU / "first_light.py"), "--stage", "speed", "--out", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-    assert "skipped" in done.stdout
+def test_stages_that_need_a_gpu_say_so_and_leave_a_document(tmp_path, start_python):
+    arguments = (GPU / "first_light.py", "--stage", "speed", "--out", tmp_path)
+    fork = start_python(*arguments, folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    assert fork.wait(250) == 0, fork.err.read_text()
+    assert "skipped" in fork.out.read_text()
     document = json.loads((tmp_path / "speed.json").read_text())
     assert (document["stage"], document["status"]) == ("speed", "skipped")
     assert document["reason"] == "torch sees no CUDA device"

@@ -4,12 +4,10 @@ import errno
 import gc
 import os
 import signal
-import subprocess
 import sys
 import warnings
 from concurrent import futures
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from loader_options import make_loader
@@ -256,14 +254,13 @@ for _ in loader:
 """
 
 
-def test_processes_end_with_a_script_that_leaves_its_loop():
-    done = subprocess.run(
-        [sys.executable, "-c", UNFINISHED],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False, timeout=250,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert "Error" not in done.stderr
-    assert not is_running(int(done.stdout))
+def test_processes_end_with_a_script_that_leaves_its_loop(tmp_path, start_python):
+    script = tmp_path / "unfinished.py"
+    script.write_text(UNFINISHED)
+    fork = start_python(script, folder=tmp_path, PYTHONPATH=os.pathsep.join(sys.path))
+    assert fork.wait(250) == 0, fork.err.read_text()
+    assert "Error" not in fork.err.read_text()
+    assert not is_running(int(fork.out.read_text()))
 
 
 @pytest.mark.parametrize("program", ["/bin/false", "/no/such/program"])

@@ -1,7 +1,5 @@
 """Transports, failure registries and store barriers when a rank fails, one step at a time."""
 
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -156,11 +154,10 @@ def test_barriers_leave_nothing_behind():
 
 
 @pytest.mark.dist
-def test_a_rank_that_ends_while_a_message_is_under_way_keeps_its_exit_code(tmp_path):
+def test_a_rank_that_ends_while_a_message_is_under_way_keeps_its_exit_code(tmp_path, start_python):
     script = Path(__file__).with_name("exit_scenario.py")
-    command = [sys.executable, str(script), str(tmp_path / "store")]
-    with subprocess.Popen([*command, "1"]):
-        done = subprocess.run(
-            [*command, "0"], capture_output=True, text=True, timeout=200, check=False
-        )
-    assert done.returncode == 7, done.stderr
+    other, rank = (
+        start_python(script, tmp_path / "store", number, folder=tmp_path) for number in (1, 0)
+    )
+    assert rank.wait(200) == 7, rank.err.read_text()
+    assert other.wait(200) == 0, other.err.read_text()

@@ -1,4 +1,4 @@
-"""One agent of torchrun, whose ranks are its forks: ``torchrun_script.py OPTIONS SCRIPT FOLDER``."""
+"""An agent of torchrun whose ranks are its forks: ``torchrun_script.py OPTIONS SCRIPT FOLDER``."""
 
 import json
 import sys

@@ -55,7 +55,9 @@ CONFIGS = {
     ),
 }
 """For each model its stack of masks; the scores of Gemma 2 are capped, GPT-OSS has sinks."""
-STEPS, ACCUMULATED, RATE, NORM = 5, 2, 0.2, 0.5
+STEPS = dict.fromkeys(CONFIGS, 2) | {"llama": 5}
+"""An epoch has two; the Llama is saved within its second, and goes on into a third."""
+ACCUMULATED, RATE, NORM = 2, 0.2, 0.5
 
 
 class MaskTrainer(DCPTrainerMixin, Trainer):
@@ -88,17 +90,17 @@ def model_of(name, attention):
     return AutoModelForCausalLM.from_config(config(**sizes), attn_implementation=attention)
 
 
-def arguments(folder):
+def arguments(name, folder):
     return TrainingArguments(
-        str(folder), max_steps=STEPS, gradient_accumulation_steps=ACCUMULATED, learning_rate=RATE,
-        max_grad_norm=NORM, optim="sgd", lr_scheduler_type="constant", logging_steps=1,
-        save_steps=3, use_cpu=True, ddp_backend="gloo", report_to=[], disable_tqdm=True,
-        remove_unused_columns=False, dataloader_pin_memory=False,
+        str(folder), max_steps=STEPS[name], gradient_accumulation_steps=ACCUMULATED,
+        learning_rate=RATE, max_grad_norm=NORM, optim="sgd", lr_scheduler_type="constant",
+        logging_steps=1, save_steps=3, use_cpu=True, ddp_backend="gloo", report_to=[],
+        disable_tqdm=True, remove_unused_columns=False, dataloader_pin_memory=False,
     )  # fmt: skip
 
 
 def trained(name, folder, resume=None):
-    options_of = arguments(folder)  # makes the process group
+    options_of = arguments(name, folder)  # makes the process group
     loader = loader_of(CONFIGS[name][0], options_of.world_size)
     trainer = MaskTrainer(model_of(name, "dcp"), options_of, train_dataset=loader)
     trainer.train(resume_from_checkpoint=resume)
