@@ -189,6 +189,7 @@ def main():
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     flex._validate_device = lambda *_: None  # its backward on the CPU is there, and works
+    flex._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG = True  # the same formula, not traced
     FlexAttention._compiled_flex_attn = staticmethod(flex.flex_attention)
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("cp",))

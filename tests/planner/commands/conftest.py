@@ -1,8 +1,10 @@
 """A folder of examples, and plans made there, for the tests of the commands."""
 
 import json
+import shutil
 import signal
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -36,13 +38,20 @@ def run_main(folder, monkeypatch, capsys):
     return run
 
 
-@pytest.fixture
-def pair(folder):
-    """Two plans of one batch: contiguous and zigzag."""
+@pytest.fixture(scope="session")
+def pair_made_once(tmp_path_factory):
+    made = tmp_path_factory.mktemp("pair")
+    (made / "a.dcpm").write_text(SPEC)
     for name in ("contiguous", "zigzag"):
         result = run(
-            plan_command, folder / "a.dcpm", "--sample", '{"len": 400}', *SMALL, "--mask", "causal",
-            "--backend", f"static:{name}", "--out", folder / f"{name}.dcpplan",
+            plan_command, made / "a.dcpm", "--sample", '{"len": 400}', *SMALL, "--mask", "causal",
+            "--backend", f"static:{name}", "--out", made / f"{name}.dcpplan",
         )  # fmt: skip
         assert result.exit_code == 0, result.output
-    return folder / "contiguous.dcpplan", folder / "zigzag.dcpplan"
+    return made / "contiguous.dcpplan", made / "zigzag.dcpplan"
+
+
+@pytest.fixture
+def pair(folder, pair_made_once):
+    """Two plans of one batch: contiguous and zigzag."""
+    return tuple(Path(shutil.copy(path, folder)) for path in pair_made_once)
