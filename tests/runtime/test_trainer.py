@@ -107,9 +107,10 @@ def targets(stack, batch):
 
 
 def test_what_cannot_be_trained_is_refused():
-    trainer = SimpleNamespace(model=model_of("llama", "eager"), train_dataset=rows())
-    with pytest.raises(RunError, match=r"to be a DCPDataloader.* got list and 'eager'"):
-        DCPTrainerMixin.train(trainer)
+    for name in ("eager", "dcp"):
+        trainer = SimpleNamespace(model=model_of("llama", name), train_dataset=rows())
+        with pytest.raises(RunError, match=rf"to be a DCPDataloader.* got list and '{name}'"):
+            DCPTrainerMixin.train(trainer)
     batches = iter([{"data": data} for data, _ in loader_of("one", 1, rank=0, micro_batches=3)])
     with pytest.raises(RunError, match="a step of 2 batches ends within a global batch of 3"):
         DCPTrainerMixin.get_batch_samples(trainer, batches, 2, "cpu")

@@ -232,7 +232,7 @@ class RunLog:
         size = os.fstat(self._file).st_size
         start = max(0, size - MOST_TAIL_BYTES)
         tail = os.pread(self._file, size - start, start)
-        last = max((_step_of(line) for line in tail.split(b"\n")), default=-1)
+        last = max(map(_step_of, tail.split(b"\n")))
         self._step = last + 1
         # A process that was killed may have left half a line.
         head = _line({"schema": SCHEMA, "started": round(time.time(), 3), **self._header})
