@@ -32,7 +32,7 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.placement import PlanWarning
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
-from dcp_planner.plan.file import META_LIMIT_BYTES, check_file, read_meta
+from dcp_planner.plan.file import META_LIMIT_BYTES, check_file, decode_plan, read_meta
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 
@@ -117,6 +117,13 @@ def test_more_names_than_a_file_takes_are_left_out(sparsity, plan, tmp_path, mon
     monkeypatch.setattr("dcp_planner.plan.file._NAMES_LIMIT_BYTES", 20)
     write_plan(tmp_path / "x", replace(plan, sequence_names=("row 1", "row 2", "row 3")))
     assert read_plan(tmp_path / "x").plan.sequence_names == ()
+
+
+def test_bytes_of_this_process_are_decoded_in_it(sparsity, tmp_path, monkeypatch):
+    plan = build_plan(sparsity, ModelShape(), Cluster(1, 2), PlanConfig("static:zigzag"))
+    write_plan(tmp_path / "a.dcpplan", plan)
+    monkeypatch.delattr("dcp_planner.plan.file.decode_foreign")
+    assert digest(decode_plan((tmp_path / "a.dcpplan").read_bytes()).plan) == digest(plan)
 
 
 def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(sparsity, tmp_path):
