@@ -26,7 +26,7 @@ from dcp_planner.tables.head_groups import expand_placement
 
 RUNGS = (1.0, 0.5, 0.25)
 """Shares of the tolerances that a ladder goes down, one after the other."""
-_FAR = 0.4  # of a node's tokens
+_FAR = 0.6  # of the tokens of a node
 
 
 @dataclass(frozen=True, slots=True)
