@@ -3,7 +3,7 @@
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_planner.jit import compiled
+from dcp_planner.jit import compiled, inlined
 from dcp_planner.sorting import order_by
 
 
@@ -63,9 +63,7 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
                 gap_rows[at - 1] += rows[j]
                 if joins_right:
                     gap_rows[at - 1] += gap_rows[at]
-                    for k in range(at, gaps - 1):
-                        gap_at[k], gap_rows[k] = gap_at[k + 1], gap_rows[k + 1]
-                    gaps -= 1
+                    gaps = _without(gap_at, gap_rows, gaps, at)
             elif joins_right:
                 gap_at[at] = slot[j]
                 gap_rows[at] += rows[j]
@@ -84,9 +82,7 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
             gap_at[at] += rows[i]
             gap_rows[at] -= rows[i]
             if gap_rows[at] == 0:
-                for k in range(at, gaps - 1):
-                    gap_at[k], gap_rows[k] = gap_at[k + 1], gap_rows[k + 1]
-                gaps -= 1
+                gaps = _without(gap_at, gap_rows, gaps, at)
         elif gaps and gap_at[gaps - 1] + gap_rows[gaps - 1] == top:
             slot[i] = gap_at[gaps - 1]  # the last gap and some new rows
             top = slot[i] + rows[i]
@@ -94,6 +90,14 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
         else:
             slot[i] = top
             top += rows[i]
+
+
+@inlined
+def _without(gap_at: Ints, gap_rows: Ints, gaps: int, at: int) -> int:
+    """Take a gap out of the list of gaps; return how many are left."""
+    for k in range(at, gaps - 1):
+        gap_at[k], gap_rows[k] = gap_at[k + 1], gap_rows[k + 1]
+    return gaps - 1
 
 
 def find_shared_rows(
