@@ -17,38 +17,23 @@ settings.load_profile("dcp")
 TIMES_AS_MANY = 10  # examples at night, when they are drawn anew
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """Leave out scripts that tests start: looking for doctests there imports much for nothing."""
-    is_script = collection_path.suffix == ".py" and not collection_path.name.startswith("test_")
-    return is_script or None
-
-
-TOGETHER = (
-    (
-        "tests/runtime/",
-        "tests/dashboard/demo/",
-        "tests/planner/test_benchmarks.py",
-        "tests/test_readmes.py",
-    ),
-    ("tests/dashboard/browser/",),
-)
-"""Tests that share what takes long to start: the fork server, the browser and its servers."""
+BROWSER = "tests/dashboard/browser/"
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:  # Any: xdist's
-    """Schedule the tests of `TOGETHER` on one of two workers, other files on whoever is free.
+    """Schedule the tests of the browser on one worker, other files on whoever is free.
 
-    Many tests come first: a file with one long test at the end would keep one worker waiting.
+    Files run in the order of their names (`--no-loadscope-reorder`), so that doctests are the last:
+    a file with one long test at the end would keep one worker busy alone.
     """
-    if config.getoption("dist") != "loadfile" or config.getoption("numprocesses") != 2:
+    if config.getoption("dist") != "loadfile":
         return None
     from xdist.scheduler import LoadFileScheduling
 
     class Together(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            starts = (each[0] for each in TOGETHER if nodeid.startswith(each))
-            return next(starts, super()._split_scope(nodeid))
+            return BROWSER if nodeid.startswith(BROWSER) else super()._split_scope(nodeid)
 
     return Together(config, log)
 

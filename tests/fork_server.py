@@ -1,8 +1,9 @@
 """Run Python programs as forks of one process that has imported torch and the product already.
 
 Each import costs two seconds of CPU, loading what numba has compiled another, and tests start some
-hundred processes. Who starts a program sends a line of JSON, a pipe for its number and status, and
-the files that it gets, with their numbers in the JSON. A fork behaves as `python PROGRAM` does: its
+hundred processes. Every worker of pytest that connects gets a fork of that process to itself, and
+asks it for programs: it sends a line of JSON, a pipe for the program's number and status, and the
+files that it gets, with their numbers in the JSON. A fork behaves as `python PROGRAM` does: its
 own arguments, folder, environment and exit. Of what Python reads from the environment at its start
 only PYTHONPATH and PYTHONWARNINGS=error have an effect.
 """
@@ -19,6 +20,25 @@ from contextlib import suppress
 from pathlib import Path
 
 MOST_FILES = 16
+
+
+def accept(listener: socket.socket) -> socket.socket:
+    """Fork for every process that connects, until all have left; return its connection there."""
+    listener.settimeout(60)
+    while True:
+        with suppress(TimeoutError):
+            connection, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                connection.send(b"ready")
+                return connection
+            connection.close()
+        listener.settimeout(1)
+        try:
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        except ChildProcessError:
+            sys.exit()
 
 
 def serve(requests: socket.socket) -> list[str]:
@@ -83,8 +103,6 @@ if __name__ == "__main__":
     warm_up()
     gc.collect()
     gc.freeze()  # a fork that looks for garbage would copy every page of these modules
-    asked = socket.socket(fileno=int(sys.argv[1]))
-    asked.send(b"ready")
-    sys.argv = serve(asked)
+    sys.argv = serve(accept(socket.socket(fileno=int(sys.argv[1]))))
     del sys.modules["__main__"].__dict__["__file__"]
     runpy.run_path(sys.argv[0], run_name="__main__")

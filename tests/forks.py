@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -75,14 +76,24 @@ class ForkServer:
         assert self._server
 
     @cached_property
-    def _server(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [sys.executable, Path(__file__).with_name("fork_server.py"), str(theirs.fileno())]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        server = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
-        theirs.close()
+    def _server(self) -> socket.socket:
+        """Our connection to the process, which all workers of pytest share."""
+        address = f"\0dcp-forks-{os.environ.get('PYTEST_XDIST_TESTRUNUID', os.getpid())}"
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with listener, suppress(OSError):  # another worker has the address
+            listener.bind(address)
+            listener.listen()
+            listener.set_inheritable(True)
+            program = Path(__file__).with_name("fork_server.py")
+            command = [sys.executable, str(program), str(listener.fileno())]
+            os.posix_spawn(sys.executable, command, {**os.environ, "OMP_NUM_THREADS": "1"})
+        ours = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        limit_s = time.monotonic() + 20
+        while ours.connect_ex(address):  # who has the address does not listen yet
+            assert time.monotonic() < limit_s, "no fork server listens"
+            time.sleep(0.01)
         assert ours.recv(16) == b"ready"
-        return server, ours
+        return ours
 
     def start(
         self,
@@ -102,7 +113,7 @@ class ForkServer:
             "session": session,
         }
         told, telling = os.pipe()
-        socket.send_fds(self._server[1], [json.dumps(request).encode()], [telling, *files.values()])
+        socket.send_fds(self._server, [json.dumps(request).encode()], [telling, *files.values()])
         os.close(telling)
         self.started.append(Fork(told))
         return self.started[-1]
@@ -113,9 +124,7 @@ class ForkServer:
             fork.kill()
             fork.wait()
         if "_server" in vars(self):
-            server, ours = self._server
-            ours.close()
-            server.wait()
+            self._server.close()
 
 
 class OwnForks(ForkServer):
@@ -143,8 +152,8 @@ class OwnForks(ForkServer):
             os._exit(status)
 
     @cached_property
-    def _server(self) -> tuple[None, socket.socket]:
-        return None, self._socket
+    def _server(self) -> socket.socket:
+        return self._socket
 
 
 def fork_workers(server: ForkServer, replace: Callable[[object, str, object], None]) -> None:

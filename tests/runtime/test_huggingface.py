@@ -1,19 +1,12 @@
 """A Hugging Face model under DCP computes what it computes with dense masks, or refuses."""
 
+import importlib
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GptOssConfig,
-    LlamaConfig,
-)
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
@@ -45,12 +38,17 @@ LLAMA = {
 }  # fmt: skip
 
 
+def transformers():
+    """The library, whose import takes two seconds: not while tests are collected."""
+    return importlib.import_module("transformers")
+
+
 def llama():
-    return LlamaConfig(**LLAMA)
+    return transformers().LlamaConfig(**LLAMA)
 
 
 def gemma():
-    return Gemma3TextConfig(
+    return transformers().Gemma3TextConfig(
         **{**LLAMA, "num_hidden_layers": 3}, head_dim=8, sliding_window=8, query_pre_attn_scalar=5,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     )  # fmt: skip
@@ -64,12 +62,16 @@ LOCAL_AND_GLOBAL = {
 
 def gemma_2():
     """Scores are capped, and scaled by another number than the head's."""
-    return Gemma2Config(**LOCAL_AND_GLOBAL, attn_logit_softcapping=0.5, query_pre_attn_scalar=5)
+    return transformers().Gemma2Config(
+        **LOCAL_AND_GLOBAL, attn_logit_softcapping=0.5, query_pre_attn_scalar=5
+    )
 
 
 def gpt_oss():
     """Every head has a sink, a learned logit."""
-    return GptOssConfig(**LOCAL_AND_GLOBAL, num_local_experts=2, num_experts_per_tok=2)
+    return transformers().GptOssConfig(
+        **LOCAL_AND_GLOBAL, num_local_experts=2, num_experts_per_tok=2
+    )
 
 
 @pytest.fixture
@@ -93,7 +95,9 @@ def plan_of(mask: str, config):
 def model_of(config, implementation):
     register_dcp()
     torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=implementation)
+    return transformers().AutoModelForCausalLM.from_config(
+        config, attn_implementation=implementation
+    )
 
 
 def dense_bias(mask: str):
@@ -177,7 +181,8 @@ def test_what_the_plan_does_not_do_is_refused(executor):
         model(tokens, position_ids=positions, attention_mask=dense_bias("causal"), dcp=layers)
     with pytest.raises(RunError, match="expected a batch of 1"):
         model(tokens.repeat(2, 1), position_ids=positions.repeat(2, 1), dcp=layers)
-    dropping = model_of(LlamaConfig(**{**LLAMA, "attention_dropout": 0.1}), "dcp").train()
+    config = transformers().LlamaConfig(**{**LLAMA, "attention_dropout": 0.1})
+    dropping = model_of(config, "dcp").train()
     with pytest.raises(RunError, match=r"expected attention dropout 0, got 0\.1"):
         dropping(tokens, position_ids=positions, use_cache=False, dcp=layers)
     with pytest.raises(RunError, match="owns 48 tokens of this plan: expected q"):
@@ -230,7 +235,7 @@ def test_checkpointed_batches_keep_their_plans_while_others_are_open(executor, u
 
 
 def test_a_model_with_dropout_by_default_is_refused(executor):
-    config = GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50)
+    config = transformers().GPT2Config(n_embd=32, n_head=4, n_layer=1, vocab_size=50)
     layers = LayerPlans.prepare(executor, plan_of("causal", llama()))
     tokens, _ = inputs()
     with pytest.raises(RunError, match="expected attention dropout 0"):
