@@ -22,9 +22,12 @@ from dcp_planner import (
     predict,
     validate,
 )
+from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.plan.build import PlanStack
 from dcp_planner.search.partitioners import place
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
 
 CONFIG = PlanConfig("static:zigzag")
 CLUSTER = Cluster(2, 2)
@@ -56,6 +59,23 @@ def test_a_refusal_names_the_least_memory_that_all_masks_fit(cut, order):
             build_stack(stack, ModelShape(), CLUSTER, config)
         least = [refused.value.least]
     build_stack(stack, ModelShape(), CLUSTER, replace(CONFIG, memory_limit_bytes=least[0]))
+
+
+def test_a_stack_that_is_too_fast_for_a_limit_is_placed_otherwise():
+    spec = Spec.from_text("mask near = causal and q - k < 7")
+    forms = [[spec.mask(call).bind(Sample(length=n)) for n in (30, 17)]
+             for call in ("near", "causal")]  # fmt: skip
+    entries = list(zip(cut_stack(forms, 8), (1, 2), strict=True))
+    free, needs = build_stack(entries, ModelShape(), CLUSTER, CONFIG), []
+    for plan, (sparsity, _) in zip(free.plans, entries, strict=True):
+        workload = build_workload(sparsity, ModelShape())
+        placement = Placement(plan.blocks.owner, plan.tiles.device)
+        with pytest.raises(BufferLimitError) as refused:
+            make_schedule(workload, placement, CLUSTER, replace(CONFIG, memory_limit_bytes=0))
+        needs.append(refused.value.least)
+    short = replace(CONFIG, memory_limit_bytes=max(needs) - 1)
+    for plan in build_stack(entries, ModelShape(), CLUSTER, short).plans:
+        assert int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max()) < max(needs)
 
 
 def test_a_stack_takes_the_time_of_its_layers(cut):

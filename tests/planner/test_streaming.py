@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from second_validator import check
 
+from dcp_dsl import Sample, Spec
 from dcp_planner import (
     BufferLimitError,
     Cluster,
@@ -18,15 +19,20 @@ from dcp_planner import (
     PlanConfig,
     PlanError,
     build_plan,
+    cut_stack,
     digest,
     read_plan,
     validate,
     write_plan,
 )
+from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.model.placement import Placement
 from dcp_planner.model.workload import build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule, Streaming, cut_streamed
 from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.native import ladder
+from dcp_planner.simulation.schedules import make_schedule
+from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=8, dtype_bytes=2)
 CLUSTER = Cluster(2, 2, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9, flops_per_s=1e9)
@@ -88,6 +94,48 @@ def test_a_limit_that_is_accepted_is_held_and_one_that_is_refused_names_the_leas
     assert most_held(plan) <= limit
     enough = replace(config, memory_limit_bytes=most_held(free))
     assert digest(build_plan(sparsity, SHAPE, CLUSTER, enough)) == digest(free)
+
+
+@settings(max_examples=3)
+@given(st.data())
+def test_nothing_that_was_found_under_the_caps_fits_a_limit_that_is_refused(
+    strategies, masks, data
+):
+    draws = [masks.causal, lambda n: masks.sliding_window(n, 7), lambda n: np.ones((n, n), bool)]
+    lengths = data.draw(st.lists(st.integers(9, 28), min_size=1, max_size=2))
+    sparsity = masks.pack([data.draw(st.sampled_from(draws))(n) for n in lengths], 8)
+    tolerance = data.draw(st.sampled_from([0.0, 0.1, 0.5]))
+    config = PlanConfig(budget="fast", token_tolerance=tolerance, partials="input")
+    try:
+        build_plan(sparsity, SHAPE, CLUSTER, replace(config, memory_limit_bytes=0))
+    except BufferLimitError as error:
+        least = error.least
+    else:
+        return  # nothing needs to travel
+    enough = build_plan(sparsity, SHAPE, CLUSTER, replace(config, memory_limit_bytes=least))
+    assert most_held(enough) <= least
+    short = replace(config, memory_limit_bytes=least - 1)
+    with pytest.raises(BufferLimitError):
+        build_plan(sparsity, SHAPE, CLUSTER, short)
+    workload = build_workload(sparsity, SHAPE)
+    layouts = (StaticLayout(kind).place(workload, CLUSTER, config) for kind in STATIC_KINDS)
+    most = (1 + tolerance) * workload.block_tokens.sum() / CLUSTER.num_devices
+    for found in (*ladder(workload, CLUSTER, config), *layouts):
+        if np.bincount(found.device_of_data, workload.block_tokens).max() <= most:
+            with pytest.raises(BufferLimitError):
+                make_schedule(workload, found, CLUSTER, short)
+
+
+def test_a_tolerance_is_missed_rather_than_a_limit():
+    spec = Spec.from_text("mask none = causal and q < k")
+    calls = ("strided(13)", 58), ("full", 28), ("causal", 1)
+    forms = [spec.mask(call).bind(Sample(length=n)) for call, n in calls]
+    (sparsity,) = cut_stack([forms], 24)
+    config = PlanConfig(token_tolerance=0, partials="input", budget="fast")
+    limit = replace(config, memory_limit_bytes=200_000)
+    plan = build_plan(sparsity, ModelShape(8, 2, 128, 2), Cluster(3, 3), limit)
+    assert int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max()) <= 200_000
+    assert {"tokens_above_tolerance", "placed_by_layout"} <= {w.code for w in plan.warnings}
 
 
 @pytest.fixture

@@ -7,25 +7,28 @@ tiles are placed anew, and the ownership that takes least time summed over all l
 portfolio looks at the static layouts as well, so that a stack is never slower than they are.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 
 from dcp_dsl import BlockSparsity
-from dcp_dsl.arrays import Indices
+from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.forms import BlockKind
 from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import Placement, PlanWarning
+from dcp_planner.model.config import PlanConfig, tolerances_of
+from dcp_planner.model.placement import Placement, PlanWarning, caps_of, loads_on
 from dcp_planner.model.workload import Workload, build_workload
 from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
-from dcp_planner.search.native import find_shortfalls, tiles_placed
+from dcp_planner.search.native import Native, find_shortfalls, ladder, tiles_placed
 from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
 from dcp_planner.simulation.schedules import predict_placement, schedules_kept
 from dcp_planner.simulation.simulator import predict
+from dcp_planner.tables.memory import own_bytes_per_token
 from dcp_planner.tables.plan import Plan, Provenance
 
 MOST_TILES = 1 << 22
@@ -48,7 +51,8 @@ def build_plan(
 
     If the plan does not fit ``config.memory_limit_bytes``, its blocks are streamed: they come late,
     leave early and may be fetched twice. If that is not enough, or the portfolio finds it faster, a
-    static layout takes the place of what the partitioner found, which ``Plan.warnings`` says.
+    static layout takes the place of what the partitioner found, which ``Plan.warnings`` says; if
+    nothing else fits, one that exceeds the tolerances, its tokens above the cap counted as memory.
 
     Raises:
         BufferLimitError: if nothing fits the memory limit; it says the smallest one that works.
@@ -87,25 +91,28 @@ def build_front(
 
 
 def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:
-    """Place and schedule; where memory is short, a static layout may fit or be faster."""
+    """Place and schedule; where memory is short, another placement may fit or be faster."""
     found = place(workload, cluster, config)
+    fitting: list[tuple[tuple[int, float], Arranged]] = []
+    refused = []
     try:
         first = Arranged.of(workload, found, cluster, config)
     except BufferLimitError as error:
-        fitting, refused = [], [error]
+        refused.append(error)
         reason = f"with {config.partitioner} {error}"
     else:
         if config.partitioner != PORTFOLIO or not first.schedule.is_streamed:
             return first
-        fitting, refused = [(first.seconds(cluster), first)], []
+        fitting.append(((0, first.seconds(cluster)), first))
         reason = "it is faster within memory_limit_bytes"
-    for chosen, layout in _layouts(workload, cluster, config, has_found=bool(fitting)):
-        unlimited = predict_placement(workload, layout, cluster, config).seconds
-        if any(seconds <= unlimited for seconds, _ in fitting):
+    for chosen, other in _others(workload, cluster, config, has_found=bool(fitting)):
+        spent = _spent(other, workload, cluster, config)
+        unlimited = predict_placement(workload, other, cluster, config).seconds
+        if any(rank <= (int(spent.max()), unlimited) for rank, _ in fitting):
             continue
         try:
-            arranged = Arranged.of(workload, layout, cluster, chosen)
-            fitting.append((arranged.seconds(cluster), arranged))
+            arranged = Arranged.of(workload, other, cluster, chosen, spent)
+            fitting.append(((int(spent.max()), arranged.seconds(cluster)), arranged))
         except BufferLimitError as error:
             refused.append(error)
     if not fitting:
@@ -118,16 +125,30 @@ def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arrang
     return replace(best, placement=replace(best.placement, warnings=warnings))
 
 
-def _layouts(
+def _others(
     workload: Workload, cluster: Cluster, config: PlanConfig, *, has_found: bool
 ) -> Iterator[tuple[PlanConfig, Placement]]:
-    """Yield the static layouts that hold the cap on tokens; all caps, if a plan was found."""
+    """Yield static layouts that hold all caps; if nothing was found, all of them, and all rungs."""
+    if not has_found and config.partitioner in _SEARCHED and config.head_groups in (1, "auto"):
+        for found in ladder(workload, cluster, config):
+            missed = find_shortfalls(found, workload, cluster, config)
+            yield config, replace(found, warnings=missed)
     for kind in sorted(STATIC_KINDS):
         chosen = replace(config, partitioner=f"static:{kind}")
         found = place(workload, cluster, chosen)
-        # The memory saved would go to one device's extra tokens.
-        if not any(has_found or w.code == "tokens_above_tolerance" for w in found.warnings):
+        if not (has_found and found.warnings):
             yield chosen, found
+
+
+def _spent(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Ints:
+    """Compute the bytes of each device's tokens above the cap, int64 ``[R]``.
+
+    They count within the memory limit: what a layout saves must not go to one device's tokens.
+    """
+    devices = cluster.num_devices
+    cap = max(caps_of(workload, devices, tried).tokens for tried in tolerances_of(config))
+    above = np.maximum(loads_on(found, workload, cluster)[1] - cap, 0)
+    return np.asarray(above * sum(own_bytes_per_token(workload.shape)))
 
 
 def check_size(workload: Workload, config: PlanConfig) -> None:
@@ -146,6 +167,7 @@ def check_size(workload: Workload, config: PlanConfig) -> None:
 
 
 PORTFOLIO = Portfolio().name
+_SEARCHED = (PORTFOLIO, Native().name)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -213,22 +235,51 @@ def build_stack(
         check_size(workload, config)
     layers = [count for _, count in masks]
 
-    def seconds(placed: Sequence[Placement]) -> float:
+    def seconds(ranked: _Ranked) -> float:
         return sum(
-            count * layer_seconds(p, w, cluster, config)
-            for w, p, count in zip(workloads, placed, layers, strict=True)
+            count * layer_seconds(tried[0], w, cluster, config)
+            for w, tried, count in zip(workloads, ranked, layers, strict=True)
         )
 
-    best = min(_candidates(workloads, layers, cluster, config), key=seconds)
-    arranged, refused = [], list[BufferLimitError]()
-    for workload, placement in zip(workloads, best, strict=True):
+    candidates = sorted(_candidates(workloads, layers, cluster, config), key=seconds)
+    refused = []
+    for ranked in itertools.chain(candidates, _frugal(workloads, layers, cluster, config)):
         try:
-            arranged.append(Arranged.of(workload, placement, cluster, config))
+            arranged = _arrange_all(workloads, ranked, cluster, config)
         except BufferLimitError as error:
             refused.append(error)
+        else:
+            return PlanStack(emit_plans(arranged, layers, cluster, config), tuple(layers))
+    raise min(refused, key=lambda error: error.least)
+
+
+_Ranked: TypeAlias = "list[list[Placement]]"
+"""Placements of every mask over one ownership, those of a mask from the fastest to the slowest."""
+
+
+def _arrange_all(
+    workloads: Sequence[Workload], ranked: _Ranked, cluster: Cluster, config: PlanConfig
+) -> list[Arranged]:
+    """Schedule the fastest placement of every mask that fits the memory limit.
+
+    Raises:
+        BufferLimitError: if none of a mask fits, with what all masks fit.
+    """
+    arranged, refused = [], []
+    for workload, tried in zip(workloads, ranked, strict=True):
+        errors = []
+        for found in tried:
+            try:
+                spent = _spent(found, workload, cluster, config)
+                arranged.append(Arranged.of(workload, found, cluster, config, spent))
+                break
+            except BufferLimitError as error:
+                errors.append(error)
+        else:
+            refused.append(min(errors, key=lambda error: error.least))
     if refused:
         raise max(refused, key=lambda error: error.least)
-    return PlanStack(emit_plans(arranged, layers, cluster, config), tuple(layers))
+    return arranged
 
 
 def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
@@ -247,21 +298,41 @@ def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
 
 def _candidates(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
-) -> Iterator[list[Placement]]:
+) -> Iterator[_Ranked]:
     """Yield placements of all masks, each time over one ownership; the first of equals is kept."""
     for owner in _ownerships(workloads, layers, cluster, config):
         yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
-    if config.partitioner != PORTFOLIO:
-        return
+    if config.partitioner == PORTFOLIO:
+        for found in _shared_layouts(workloads, cluster, config):
+            if not any(tried[0].warnings for tried in found):
+                yield found
+
+
+def _frugal(
+    workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
+) -> Iterator[_Ranked]:
+    """Yield what is tried where no other candidate fits the memory limit.
+
+    All that the search finds for all masks together, then all static layouts.
+    """
+    for found in ladder(_union(workloads, layers), cluster, config):
+        owner = found.device_of_data
+        yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
+    yield from _shared_layouts(workloads, cluster, config)
+
+
+def _shared_layouts(
+    workloads: Sequence[Workload], cluster: Cluster, config: PlanConfig
+) -> Iterator[_Ranked]:
+    """Yield the static layouts whose owners are the same under all masks, with their warnings."""
     for kind in STATIC_KINDS:
         found = [StaticLayout(kind).place(workload, cluster, config) for workload in workloads]
         owner = found[0].device_of_data
-        is_shared = all(np.array_equal(owner, other.device_of_data) for other in found[1:])
-        if is_shared and not any(
-            find_shortfalls(p, workload, cluster, config)
-            for p, workload in zip(found, workloads, strict=True)
-        ):
-            yield found
+        if all(np.array_equal(owner, other.device_of_data) for other in found[1:]):
+            yield [
+                [replace(one, warnings=find_shortfalls(one, workload, cluster, config))]
+                for one, workload in zip(found, workloads, strict=True)
+            ]
 
 
 def _ownerships(
@@ -306,8 +377,8 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
 
 def _place_tiles(
     workload: Workload, owner: Indices, cluster: Cluster, config: PlanConfig
-) -> Placement:
-    """Place the tiles of one mask, the tokens being where they are; the fastest way wins.
+) -> list[Placement]:
+    """Place the tiles of one mask, the tokens being where they are; the fastest way first.
 
     Where the queries are is a way as well, if that holds the caps.
     """
@@ -315,5 +386,7 @@ def _place_tiles(
     candidates = list(tiles_placed(owner, workload, cluster, config))
     if not find_shortfalls(start, workload, cluster, config):
         candidates.append(start)
-    best = min(candidates, key=lambda p: predict_placement(workload, p, cluster, config).seconds)
-    return replace(best, warnings=find_shortfalls(best, workload, cluster, config))
+    candidates.sort(key=lambda p: predict_placement(workload, p, cluster, config).seconds)
+    return [
+        replace(one, warnings=find_shortfalls(one, workload, cluster, config)) for one in candidates
+    ]

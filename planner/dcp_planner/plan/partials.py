@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from dcp_dsl.arrays import Ints
 from dcp_planner.model.cluster import FLOAT32_BYTES, Cluster, ModelShape
 from dcp_planner.model.config import MOST_COST, PlanConfig
 from dcp_planner.model.placement import Placement, loads_of
@@ -34,14 +35,19 @@ class Arranged:
 
     @classmethod
     def of(
-        cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+        cls,
+        workload: Workload,
+        placement: Placement,
+        cluster: Cluster,
+        config: PlanConfig,
+        spent: Ints | int = 0,
     ) -> "Arranged":
-        """Schedule a placement of ``config.partitioner``.
+        """Schedule a placement of ``config.partitioner``; see `make_schedule`.
 
         Raises:
             BufferLimitError: if no schedule fits the memory limit.
         """
-        schedule = make_schedule(workload, placement, cluster, config)
+        schedule = make_schedule(workload, placement, cluster, config, spent)
         return cls(workload, placement, schedule, config.partitioner)
 
     def seconds(self, cluster: Cluster) -> float:

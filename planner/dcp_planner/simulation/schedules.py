@@ -86,6 +86,7 @@ class _Trial:
         needs: which devices need which blocks.
         work: what prices the tiles, forward and backward.
         limit: of the memory of a direction, bytes, or ``None``.
+        spent: int64 ``[R]``, bytes of it that are spent on something else.
     """
 
     workload: Workload
@@ -95,6 +96,7 @@ class _Trial:
     needs: Needs
     work: Mapping[Direction, KernelWork]
     limit: int | None
+    spent: Ints | int = 0
 
     @classmethod
     def of(
@@ -144,12 +146,12 @@ class _Trial:
         return _Cut(division, manner, emitted, played.arrived, played.end_ns / 1e9)
 
     def memory(self, direction: Direction, transfers: Transfers) -> int:
-        """Return the most bytes that a device needs for what it receives and sums up."""
+        """Return the most bytes that a device needs: what it receives, sums up, or spent before."""
         work = self.workload
         needed = buffer_bytes(
             transfers, work.block_tokens, work.shape, direction, self.cluster.num_devices
         )
-        return int(needed.max(initial=0))
+        return int((needed + self.spent).max(initial=0))
 
     def streamed(self, direction: Direction, limit: int) -> _Cut:
         """Find the fastest cut within a limit of memory.
@@ -271,11 +273,16 @@ def _chosen(
 
 
 def make_schedule(
-    workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
+    workload: Workload,
+    placement: Placement,
+    cluster: Cluster,
+    config: PlanConfig,
+    spent: Ints | int = 0,
 ) -> Schedule:
     """Assign every tile to a division, forward and backward each in its own divisions.
 
-    A direction that needs more than the memory limit is streamed.
+    A direction that needs more than the memory limit is streamed. Bytes that each device has spent
+    on something else, int64 ``[R]``, are not there.
 
     Raises:
         BufferLimitError: if no schedule of this placement fits the limit.
@@ -287,7 +294,7 @@ def make_schedule(
     trial, best = _chosen(workload, placement, cluster, config)
     limit = config.memory_limit_bytes
     if limit is not None:
-        best = _within(trial, best, limit)
+        best = _within(replace(trial, spent=spent), best, limit)
     return _schedule_of(best)
 
 

@@ -125,7 +125,8 @@ def measure_memory(plan: Plan) -> DeviceMemory:
     """Compute the memory of every device; O(X + D)."""
     devices = plan.num_devices
     tokens = loads_of(plan.blocks.owner, plan.blocks.num_tokens, devices)
-    saved = tokens * (plan.shape.q_bytes + plan.shape.kv_bytes + _lse_and_out(plan.shape))
+    kept, moving = own_bytes_per_token(plan.shape)
+    saved = tokens * kept
     own = tokens * plan.head_groups  # rows of one head group each
     shape = group_shape(plan.shape, plan.head_groups)
     buffers = receive_buffer_bytes(plan)
@@ -133,13 +134,20 @@ def measure_memory(plan: Plan) -> DeviceMemory:
         saved + buffers[side] + _buffers(receive_rows(plan, direction), own, shape, direction)
         for side, direction in enumerate(DIRECTIONS)
     )
-    # dout, its product with out, and the gradients of q, k and v.
-    moving = 2 * plan.shape.q_bytes + plan.shape.kv_bytes + FLOAT32_BYTES * plan.shape.q_heads
     return DeviceMemory(saved, forward, backward + tokens * moving)
 
 
-def _lse_and_out(shape: ModelShape) -> int:
-    return shape.q_bytes + FLOAT32_BYTES * shape.q_heads
+def own_bytes_per_token(shape: ModelShape) -> tuple[int, int]:
+    """Compute the bytes of an own token: what is saved, and what backward holds beside it.
+
+    Saved are q, k, v, out and log-sum-exp; backward adds dout, its product with out, and the
+    gradients of q, k and v.
+
+    >>> own_bytes_per_token(ModelShape(32, 8, 128, 2))
+    (20608, 20608)
+    """
+    row = 2 * shape.q_bytes + shape.kv_bytes + FLOAT32_BYTES * shape.q_heads
+    return row, row
 
 
 def _buffers(rows: Ints, own: Ints, shape: ModelShape, direction: Direction) -> Ints:
