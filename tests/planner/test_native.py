@@ -107,7 +107,8 @@ def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
 
     assert bytes_of(state) == counted()
     assert excess_of(state) == 0
-    over = state._replace(limits=np.array([[2.0], [3.0]]), prices=np.array([5.0, 7.0]))
+    limits = np.repeat([[2.0], [3.0]], devices, axis=1)
+    over = state._replace(limits=limits, prices=np.array([5.0, 7.0]))
     beyond = [5 * max(w - 2, 0) + 7 * max(n - 3, 0) for w, n in state.loads.T]
     assert excess_of(over) == sum(beyond)
     assert _cost(over) == counted() + sum(beyond)

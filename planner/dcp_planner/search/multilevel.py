@@ -25,7 +25,14 @@ from dcp_planner.search.bottleneck import load_state_of, relieve
 from dcp_planner.search.caps import hold_caps, level_work
 from dcp_planner.search.problem import Problem, Split, coarsen, problem_of, restrict, seeds
 from dcp_planner.search.refinement import descend
-from dcp_planner.search.state import State, bytes_of, excess_of, state_of_split
+from dcp_planner.search.state import (
+    State,
+    bytes_of,
+    excess_of,
+    repeated,
+    restarted,
+    state_of_split,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +68,7 @@ class Effort:
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
         "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 30_000),
-        "balanced": Effort(4, 8, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 150_000),
+        "balanced": Effort(4, 10, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 150_000),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""
@@ -166,7 +173,7 @@ class Search:
         affordable = effort.polish_work // max(1, self.problem.num_tiles * width)
         sweeps = int(min(effort.polish_sweeps, affordable))
         if sweeps > 0 and self._is_small:
-            _, split = self._descend(self.state_of(split), sweeps, effort.fine_noise, self.problem)
+            split = self._descend(self.state_of(split), sweeps, effort.fine_noise, self.problem)
         return self.hold(split)
 
     def hold(self, split: Split) -> Split:
@@ -271,56 +278,55 @@ class Search:
         for (finer, _, _), (_, tile, block) in zip(pictures[-2::-1], pictures[:0:-1], strict=True):
             owner = np.where(finer.is_owned, best.owner[block], np.int32(-1))
             state = _flat_state(finer, Split(best.part[tile], owner), limits, self.seed)
-            best = self._descend(state, effort.fine_sweeps, effort.fine_noise, finer)[1]
+            best = self._descend(state, effort.fine_sweeps, effort.fine_noise, finer)
         state = _flat_state(problem, best, limits, self.seed)
         hold_caps(state, 1)
         return Split(state.part, state.owner)
 
     def _best_start(self, problem: Problem, limits: Floats) -> Split:
-        """Search from several seeds and return the cheapest result."""
+        """Search from several seeds and return the cheapest result.
+
+        The noise falls step by step while what exceeds a cap gets dearer: loose caps, then tight,
+        so that documents may pass through parts that are full. After every step the cheaper half of
+        the runs goes on, at least two.
+        """
         effort, parts = self.effort, limits.shape[1]
         # Every part brings tiles, each of which is priced for every part: the work is their square.
         share = min(1.0, _WIDE / parts)
         runs = max(effort.starts, int(effort.runs * share))
         sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
+        first, *others = seeds(problem, parts)
+        blank = _flat_state(problem, first, limits, 0)
         # A stable sort: among equals the most promising kind of seed stays first.
-        starts = sorted(
-            seeds(problem, parts), key=lambda start: _cost(_flat_state(problem, start, limits, 0))
-        )
-        results = []
-        for run in range(runs):
-            start = starts[run % min(effort.starts, len(starts))]
-            state = _flat_state(problem, start, limits, self.seed + run)
-            results.append(self._tighten(state, sweeps, problem))
-        return min(results, key=lambda found: found[0])[1]
-
-    def _tighten(self, state: State, sweeps: int, problem: Problem) -> tuple[float, Split]:
-        """Search while the noise falls and what exceeds a cap gets dearer: loose caps, then tight.
-
-        So documents may pass through parts that are full.
-        """
-        prices = state.prices.copy()
+        starts = sorted([blank, *(restarted(blank, other) for other in others)], key=_cost)
+        starts = starts[: effort.starts]
+        states = [repeated(starts[run % len(starts)], self.seed + run) for run in range(runs)]
+        prices, unit = blank.prices.copy(), effort.noise * _unit(problem)
         for share, noise in _RAMP:
-            state.prices[:] = share * prices
-            self._descend(state, sweeps // len(_RAMP) + 1, noise * self.effort.noise, problem)
-        return _cost(state), Split(state.part, state.owner)
+            blank.prices[:] = share * prices  # all states share them
+            for state in states:
+                descend(state, sweeps // len(_RAMP) + 1, noise * unit, effort.longest)
+            blank.prices[:] = prices
+            states = sorted(states, key=_cost)[: max(2, (len(states) + 1) // 2)]
+        return Split(states[0].part, states[0].owner)
 
-    def _descend(
-        self, state: State, sweeps: int, noise: float, problem: Problem
-    ) -> tuple[float, Split]:
-        """Search; return the cost and the split, or those before if the noise led astray.
+    def _descend(self, state: State, sweeps: int, noise: float, problem: Problem) -> Split:
+        """Search; return the split, or the one before if the noise led astray.
 
         The noise is in bytes of a median row.
         """
-        before = _cost(state), Split(state.part.copy(), state.owner.copy())
-        unit = float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
-        descend(state, sweeps, noise * unit, self.effort.longest)
-        after = _cost(state), Split(state.part, state.owner)
-        return min(before, after, key=lambda found: found[0])
+        split = Split(state.part.copy(), state.owner.copy())
+        before, after = descend(state, sweeps, noise * _unit(problem), self.effort.longest)
+        return split if before <= after else Split(state.part, state.owner)
 
 
 def _cost(state: State) -> float:
-    return float(bytes_of(state) + excess_of(state))
+    return bytes_of(state) + excess_of(state)
+
+
+def _unit(problem: Problem) -> float:
+    """Compute the bytes of a median row."""
+    return float(np.median(problem.weight[0])) if problem.num_blocks else 0.0
 
 
 def prices_of(problem: Problem, parts: int) -> Floats:

@@ -16,6 +16,8 @@ from dcp_planner.search.state import (
     State,
     assign_owner,
     assign_tile,
+    bytes_of,
+    excess_of,
     gather,
     pin,
     price_net,
@@ -211,7 +213,7 @@ def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: floa
     return moves
 
 
-def descend(state: State, sweeps: int, noise: float, longest: int) -> None:
+def descend(state: State, sweeps: int, noise: float, longest: int) -> tuple[float, float]:
     """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
 
     Args:
@@ -219,16 +221,20 @@ def descend(state: State, sweeps: int, noise: float, longest: int) -> None:
         sweeps: at most; ends earlier once nothing moves without noise.
         noise: largest at the beginning, cost units.
         longest: longest range of rows or columns before whole sequences; 1: single ones only.
+
+    Returns:
+        The cost before and after.
     """
     tiles, blocks = np.arange(len(state.part)), np.arange(len(state.tokens))
-    _descend(state, tiles, blocks, sweeps, float(noise), longest)
+    return _descend(state, tiles, blocks, sweeps, float(noise), longest)
 
 
 @compiled
 def _descend(
     state: State, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
-) -> None:
+) -> tuple[float, float]:
     length, offset, still = 2, 0, 0
+    before = bytes_of(state) + excess_of(state)
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
         now = noise * left * left if left > 0.0 else 0.0
@@ -253,3 +259,4 @@ def _descend(
         still = still + 1 if now == 0.0 and moves == 0 else 0
         if still == 3:
             break
+    return before, bytes_of(state) + excess_of(state)

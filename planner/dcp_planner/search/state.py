@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Floats, Indices, Ints
-from dcp_planner.jit import FloatTable, IndexTable, IntTable, inlined
+from dcp_planner.jit import FloatTable, IndexTable, IntTable, compiled, inlined
 from dcp_planner.search.problem import Problem, Split
 
 
@@ -150,19 +150,32 @@ def fill(state: State) -> None:
     state.loads[1] = np.bincount(owner, state.tokens[owned], parts)
 
 
+@compiled
 def bytes_of(state: State) -> float:
     """Compute the cost of all nets, without what exceeds caps."""
-    parts = len(state.group)
-    touched = np.count_nonzero(state.counts[:, :parts], axis=1)
-    groups = np.count_nonzero(state.counts[:, parts:], axis=1)
-    cost = state.weight[:-1] * (touched - 1 + state.weight[-1] * (groups - 1))
-    return float(cost[touched > 0].sum())
+    counts, weight, parts = state.counts, state.weight, len(state.group)
+    far, total = weight[len(weight) - 1], 0.0
+    for net in range(len(counts)):
+        touched, groups = 0, 0
+        for part in range(parts):
+            touched += counts[net, part] > 0
+        for group in range(parts, counts.shape[1]):
+            groups += counts[net, group] > 0
+        if touched > 0:
+            total += weight[net] * (touched - 1 + far * (groups - 1))
+    return total
 
 
+@compiled
 def excess_of(state: State) -> float:
     """Compute the cost of what exceeds the caps."""
-    over = state.prices[:, None] * np.maximum(state.loads - state.limits, 0.0)
-    return float(np.cumsum(over)[-1])  # one by one: the same bits however wide the machine
+    total = 0.0
+    for kind in range(2):
+        for part in range(len(state.group)):
+            over = state.loads[kind, part] - state.limits[kind, part]
+            if over > 0.0:
+                total += state.prices[kind] * over
+    return total
 
 
 def tiles_of_nets(tile_q: Indices, tile_kv: Indices, blocks: int) -> tuple[IntTable, IntTable]:
@@ -207,7 +220,34 @@ def state_of_split(
         blocks=np.zeros(blocks + 1, np.int64),
         pins=np.zeros(2 * blocks, np.int64),
         nets=np.zeros(2 * blocks, np.int64),
-        random=np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], np.uint64),
+        random=_seeded(seed),
     )
     fill(state)
     return state
+
+
+def restarted(state: State, split: Split) -> State:
+    """Lay another split of the same problem out; only what moves change is not shared."""
+    fresh = state._replace(
+        part=split.part.astype(np.int32),
+        owner=split.owner.astype(np.int32),
+        counts=np.zeros_like(state.counts),
+        loads=np.zeros_like(state.loads),
+    )
+    fill(fresh)
+    return fresh
+
+
+def repeated(state: State, seed: int) -> State:
+    """Copy what moves change, to search once more from here with other random numbers."""
+    return state._replace(
+        part=state.part.copy(),
+        owner=state.owner.copy(),
+        counts=state.counts.copy(),
+        loads=state.loads.copy(),
+        random=_seeded(seed),
+    )
+
+
+def _seeded(seed: int) -> NDArray[np.uint64]:
+    return np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], np.uint64)
