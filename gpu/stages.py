@@ -32,14 +32,15 @@ from timing import device, has_cuda, seconds, timed
 from torch import Tensor
 
 from dcp_dsl import dense_mask
-from dcp_planner.plan import decode_part
+from dcp_planner.plan import PlanPart, decode_part
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KERNELS, TRITON, choose_kernel
 from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.transport import NoOverlapTransport
+from dcp_runtime.transport.symmetric_memory import OVERLAPPING
+from dcp_runtime.transport.transport import NoOverlapTransport, Transport
 
 Json = dict[str, Any]  # Any: a JSON document
 BACKWARD_OVER_FORWARD = 2.5
@@ -262,15 +263,23 @@ def _time_executor(case: Case) -> Json:
 
 
 def overlap() -> Iterator[Json]:
-    """Run ranks as processes: NCCL on all GPUs, and gloo between two ranks; what do they wait?"""
+    """Run ranks as processes: NCCL on all GPUs, and gloo between two ranks; what do they wait?
+
+    Symmetric memory comes last, on as many GPUs; on one, two ranks share it, which torch allows if
+    a variable says so: their results count there, and no times.
+    """
     worlds = [("gloo", SPREAD[0] if has_cuda() else SHARED[0])]
     if has_cuda():
         most = torch.cuda.device_count()
         cases = [TIMED[0], *SPREAD]  # one rank too: communicators, streams and threads of NCCL
         worlds = [("nccl", case) for case in cases if case.ranks <= most] + worlds
+        shared = SPREAD if most > 1 else SHARED[:1]
+        worlds += [("symmetric", case) for case in shared if case.ranks <= max(2, most)]
     for backend, case in worlds:
         row: Json = {"backend": backend, "case": case.name}
         yield row | attempt(partial(_run_processes, case, backend))
+    if not has_cuda():
+        yield {"backend": "symmetric", "skipped": "torch sees no CUDA device"}
 
 
 def _run_processes(case: Case, backend: str) -> Json:
@@ -285,13 +294,23 @@ def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
     if has_cuda():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = torch.distributed.FileStore(f"{folder}/store", case.ranks)
+    if backend == "symmetric" and case.ranks > torch.cuda.device_count():
+        os.environ[OVERLAPPING] = "1"  # torch reads it when memory is mapped
+    backend, asked = ("gloo", backend) if backend == "symmetric" else (backend, None)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=case.ranks)
     part = decode_part(case.parts()[rank])
     mine = torch.from_numpy(part.local_tokens(rank)).to(device())
     q, kv, dout = (x[mine] for x in inputs(case, torch.bfloat16 if has_cuda() else torch.float32))
-    found = {}
+    found: Json = {}
+    if asked:
+        ours, theirs = (
+            _results(part, make_transport(None, 60, x), q, kv, dout) for x in (asked, None)
+        )
+        is_same = torch.tensor([all(map(torch.equal, ours, theirs))])
+        torch.distributed.all_reduce(is_same, torch.distributed.ReduceOp.MIN)
+        found["ok"] = bool(is_same)  # the bits of gloo
     for name in ("overlap", "no overlap"):
-        transport = make_transport(None, 60)
+        transport = make_transport(None, 60, asked)
         used = transport if name == "overlap" else NoOverlapTransport(transport)
         with DCPExecutor(transport=used) as runs:
             for turn in range(3 if has_cuda() else 1):
@@ -313,6 +332,18 @@ def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
+
+
+def _results(
+    part: PlanPart, transport: Transport, q: Tensor, kv: Tensor, dout: Tensor
+) -> list[Tensor]:
+    """Run a layer twice, forward and backward, with a kernel that repeats its bits."""
+    with DCPExecutor(kernel="triton" if has_cuda() else None, transport=transport) as runs:
+        prepared = runs.prepare(part)
+        for _ in range(2):
+            out, lse = prepared.forward(q, kv)
+            gradients = prepared.backward(q, kv, out, lse, dout)
+        return [out, lse, *gradients]
 
 
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {

@@ -24,9 +24,9 @@ DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 HEADS = ((2, 2), (4, 2), (3, 1), (8, 4), (4, 1), (1, 1), (6, 3))
 
 
-def random_plan(lab, masks, shape, rng):
-    """Return a plan of random owners, or None for a mask without pairs."""
-    cluster = Cluster(int(rng.integers(1, 4)), int(rng.integers(1, 4)))
+def random_plan(lab, masks, shape, rng, cluster=None):
+    """Return a plan of random owners, on a cluster of random size if none is given."""
+    cluster = cluster or Cluster(int(rng.integers(1, 4)), int(rng.integers(1, 4)))
     config = PlanConfig(
         "static:zigzag",
         routing=str(rng.choice(["direct", "node"])),

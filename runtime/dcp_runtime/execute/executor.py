@@ -19,7 +19,7 @@ from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, d
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.run_log.log import RunLog
-from dcp_runtime.transport.choice import make_transport
+from dcp_runtime.transport.choice import TransportName, make_transport
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
@@ -48,7 +48,8 @@ class DCPExecutor:
         kernel: name of the kernel, ``None`` for the fastest that can compute.
         timeout_s: how long a rank may keep another one waiting before it counts as stalled.
         check_finite: raise if a tensor that arrives or results is not finite; costs a pass over it.
-        transport: moves messages instead of one of the group's own.
+        transport: ``"symmetric"`` for symmetric memory between the GPUs of a machine, which has
+            not run on a GPU yet; or moves messages instead of one of the group's own.
         micro_batches: how many batches may be prepared before a layer runs the first of them: the
             micro-batches of a pipeline's step.
         trace_every: record the events of every so many batches, from the first; ``None`` for the
@@ -72,7 +73,7 @@ class DCPExecutor:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         check_finite: bool = False,
-        transport: Transport | None = None,
+        transport: Transport | TransportName | None = None,
         micro_batches: int = 1,
         trace_every: int | None = None,
         run_log: RunLog | None = None,
@@ -85,14 +86,16 @@ class DCPExecutor:
         if kernel is not None:
             known_kernel(kernel)  # a misspelt name fails here, not in forward
         self._kernel, self._check_finite = kernel, check_finite
-        self._transport = transport or make_transport(_group_of(group), timeout_s)
+        given = transport if isinstance(transport, Transport) else None
+        asked = None if isinstance(transport, Transport) else transport
+        self._transport = given or make_transport(_group_of(group), timeout_s, asked)
         self._prepared: PreparedPlan | None = None
         # On CUDA only recorded events say how long a batch took.
         self._batches = OpenBatches(trace_every if rates is None else 1)
         self._micro_batches = micro_batches
         self._watch: StepWatch | None = None
         if run_log is not None or rates is not None:
-            ranks = [0] if transport else dist.get_process_group_ranks(_group_of(group))
+            ranks = [0] if given else dist.get_process_group_ranks(_group_of(group))
             self._watch = StepWatch(
                 run_log, rates, self._transport, ranks[0], micro_batches, trace_every
             )

@@ -45,6 +45,7 @@ class Interpreter:
         """Execute the program of the direction of `current`."""
         flight, division = _Flight(), 0
         try:
+            self.transport.begin(self.part, current.direction, current.row_bytes)
             for instruction, table in self.part.of(current.direction).steps:
                 if not isinstance(instruction, Copy):
                     division = instruction.division

@@ -91,9 +91,22 @@ class Pass(ABC):
         self._clear(transfer)
         return self._inputs(transfer)
 
+    def row_bytes(self, kind: TransferKind) -> tuple[int, ...]:
+        """Return the bytes of a token in each tensor that travels as one kind."""
+        return tuple(x.stride(0) * x.element_size() for x in self._buffers(kind))
+
+    def _buffers(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        if kind.is_result:
+            return self._partials_of(kind)
+        return (self._kv,) if kind == TransferKind.KV else self._queries
+
     def _inputs(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        buffers = (self._kv,) if transfer.kind == TransferKind.KV else self._queries
-        return tuple(buffer[transfer.rows] for buffer in buffers)
+        return tuple(buffer[transfer.rows] for buffer in self._buffers(transfer.kind))
+
+    def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Return where a partial result arrives."""
+        rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
+        return tuple(buffer[rows] for buffer in self._buffers(transfer.kind))
 
     @abstractmethod
     def attend(self, kernel: Kernel, table: TileTable) -> None:
@@ -107,9 +120,9 @@ class Pass(ABC):
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Return the result so far of a transfer's block."""
 
-    @abstractmethod
-    def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return where a partial result arrives."""
+    def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        """Return the buffers where partial results of a kind arrive."""
+        return self._partials
 
     @abstractmethod
     def _clear(self, transfer: Transfer) -> None:
@@ -157,10 +170,6 @@ class ForwardPass(Pass):
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         rows = transfer.rows
         return self._state.lse[rows], self._state.out[rows].to(self._partial_type)
-
-    def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
-        return tuple(tensor[rows] for tensor in self._partials)
 
     def _clear(self, transfer: Transfer) -> None:
         if transfer.kind == TransferKind.Q:
@@ -211,9 +220,8 @@ class BackwardPass(Pass):
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         return (self._sum(transfer)[transfer.rows].to(self._partial_type),)
 
-    def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        buffer = self._partials[transfer.kind == TransferKind.DKV]
-        return (buffer[transfer.slot : transfer.slot + transfer.num_tokens],)
+    def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        return (self._partials[kind == TransferKind.DKV],)
 
     def _clear(self, transfer: Transfer) -> None:
         self._sum(transfer)[transfer.rows] = 0

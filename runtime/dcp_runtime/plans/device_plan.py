@@ -145,7 +145,7 @@ class DirectionPlan:
         return tuple(table for _, table in self.steps if table is not None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class DevicePlan:
     """One device's part of a plan, ready to run forward and backward.
 

@@ -61,12 +61,17 @@ class FailureRegistry:
 
     def is_marked(self) -> bool:
         """Return whether some rank wrote that it cannot go on."""
-        return self._read("marked") is not None
+        return self.marked_by() is not None
+
+    def marked_by(self) -> int | None:
+        """Return the latest rank that wrote that it cannot go on, if any."""
+        rank = self._read("marked")
+        return None if rank is None else int(rank)
 
     def post(self, status: Status) -> None:
         """Write this rank's status; ignore a lost store."""
         self._write(f"status/{self._rank}", json.dumps(asdict(status)))
-        self._write("marked", "1")
+        self._write("marked", str(self._rank))
 
     def raised(self, place: str, division: int, error: Exception) -> None:
         """Write that this rank raised an error."""

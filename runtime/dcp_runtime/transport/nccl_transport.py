@@ -3,9 +3,10 @@
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,14 +31,29 @@ NAP_S = 200e-6
 """Seconds between looks at a batch: the ends of messages are known to that in a trace."""
 
 
+class Work(Protocol):
+    """Work of a device, as torch's ``dist.Work`` describes it."""
+
+    def is_completed(self) -> bool:
+        """Return whether the device has done it."""
+
+    def wait(self) -> object:
+        """Put the current stream behind it."""
+
+
 @dataclass(slots=True, eq=False)
-class _Batch:
-    """Parcels that started together, of one division and hop."""
+class Batch:
+    """Parcels that started together, of one division and hop.
+
+    `blamed` tells which ranks may be late; by default all that the parcels come from or go to.
+    """
 
     parcels: Sequence[Parcel]
-    works: list[dist.Work]
+    works: Sequence[Work]
+    blamed: Callable[[], Sequence[int]] | None = None
 
     def is_over(self) -> bool:
+        """Return whether the device has done all of it."""
         return all(work.is_completed() for work in self.works)
 
     def wait(self) -> None:
@@ -45,13 +61,19 @@ class _Batch:
         for work in self.works:
             work.wait()
 
+    def peers(self) -> Sequence[int]:
+        """Return the ranks that it may be waiting for."""
+        if self.blamed is not None:
+            return self.blamed()
+        return list(dict.fromkeys(parcel.transfer.peer for parcel in self.parcels))
+
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
     """Parcels that a stream waits for, with their batches."""
 
     parcels: Sequence[Parcel]
-    batches: Sequence[_Batch]
+    batches: Sequence[Batch]
     direction: Direction
 
 
@@ -79,26 +101,29 @@ class NcclTransport(GroupTransport):
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
         super().__init__(group, timeout_s)
-        # NCCL's watchdog ends the process; it counts from the start of a message, we from the wait.
-        watchdog_s = 2 * timeout_s + 60
-        self._groups = [make_group(self._ranks, "nccl", watchdog_s) for _ in ("inputs", "results")]
+        self._groups = self._make_groups()
         self._control = make_group(self._ranks, "gloo", timeout_s)
         for made in self._groups:  # NCCL wants all ranks in the first operation of a communicator
             dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
-        self._batches: dict[Parcel, _Batch] = {}
+        self._batches: dict[Parcel, Batch] = {}
         self._awaited: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
         self._watcher: threading.Thread | None = None
         self._latest: Parcel | None = None
         self._is_over = threading.Event()  # nothing is watched any more
         self._blaming = threading.Lock()
 
+    def _make_groups(self) -> list[dist.ProcessGroup]:
+        limit_s = last_limit_s(self._timeout_s)
+        return [make_group(self._ranks, "nccl", limit_s) for _ in ("inputs", "results")]
+
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, those of one division and hop as one batch."""
         self._check()
         for (is_result, *_), chosen in groupby(parcels, _batch_of):
-            self._start_batch(self._groups[int(is_result)], list(chosen))
+            self._start_batch(is_result, list(chosen))
 
-    def _start_batch(self, group: dist.ProcessGroup, parcels: Sequence[Parcel]) -> None:
+    def _start_batch(self, is_result: bool, parcels: Sequence[Parcel]) -> None:
+        group = self._groups[int(is_result)]
         operations = [
             dist.P2POp(
                 dist.isend if parcel.transfer.is_send else dist.irecv,
@@ -110,7 +135,7 @@ class NcclTransport(GroupTransport):
             for tensor in parcel.tensors
         ]
         start_ns = time.perf_counter_ns()
-        batch = _Batch(parcels, dist.batch_isend_irecv(operations))
+        batch = Batch(parcels, dist.batch_isend_irecv(operations))
         for parcel in parcels:
             parcel.start_ns = start_ns
             self._batches[parcel] = batch
@@ -132,7 +157,8 @@ class NcclTransport(GroupTransport):
                 batch.wait()
             except RuntimeError as error:
                 self._is_told = True
-                raise self._give_up(batch, parcels[0], direction, str(error)) from error
+                division = parcels[0].division
+                raise self._give_up(batch, direction, division, str(error)) from error
         self._check()
 
     def exchange_notes(self, note: str, place: str) -> list[str]:
@@ -162,44 +188,46 @@ class NcclTransport(GroupTransport):
     def _follow_all(self, device: int) -> None:
         torch.cuda.set_device(device)  # asking about another device would make a context there
         while (awaited := self._awaited.get()) is not None:
-            error = next(filter(None, (self._follow(b, awaited) for b in awaited.batches)), None)
+            where = awaited.direction, awaited.parcels[0].division
+            error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
             for parcel in awaited.parcels:
                 parcel.finish(error)
 
-    def _follow(self, batch: _Batch, awaited: _Awaited) -> str | None:
+    def _follow(self, batch: Batch, place: str, division: int) -> str | None:
         """Look until a batch is over; return why it never will be."""
         deadline = time.monotonic() + self._timeout_s
         looks_s = time.monotonic() + POLL_S
-        blame = awaited.parcels[0], awaited.direction
         try:
             while not batch.is_over():
                 if self._is_over.wait(NAP_S):
                     return "the executor is closed, or has failed"
                 now = time.monotonic()
                 if now > deadline or (now > looks_s and self._failures.is_marked()):
-                    return str(self._give_up(batch, *blame))
+                    return str(self._give_up(batch, place, division))
                 looks_s = now + POLL_S if now > looks_s else looks_s
             batch.wait()  # a communicator that failed counts as completed
         except RuntimeError as error:
-            return str(self._give_up(batch, *blame, str(error)))
+            return str(self._give_up(batch, place, division, str(error)))
         return None
 
-    def _give_up(
-        self, batch: _Batch, parcel: Parcel, direction: Direction, text: str = ""
-    ) -> PeerError:
-        """Agree on the rank to blame, and end the communicators: their kernels wait on the GPU.
+    def _give_up(self, batch: Batch, place: str, division: int, text: str = "") -> PeerError:
+        """Agree on the rank to blame, and end what waits on the GPU.
 
         All peers of a batch count, since NCCL does not tell which of its messages are missing.
         """
         with self._blaming:
             if self._failure is None:
-                peer, *others = dict.fromkeys(other.transfer.peer for other in batch.parcels)
-                status = Status("waiting", peer, direction, parcel.division, text, others)
+                peer, *others = batch.peers()
+                status = Status("waiting", peer, place, division, text, others)
                 self._failure = self._failures.settle(status)
                 self._is_over.set()
-                for group in self._groups:  # last: streams go on, to a host that knows why
-                    abort_group(group)
+                self._release()  # last: streams go on, to a host that knows why
             return self._failure
+
+    def _release(self) -> None:
+        """End the kernels that wait on the GPU for messages."""
+        for group in self._groups:
+            abort_group(group)
 
     def report(self, place: str, division: int, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
@@ -237,6 +265,14 @@ class NcclTransport(GroupTransport):
             self._step_hook.remove()
         if self._watcher is not None:
             self._watcher.join(timeout=1)
+
+
+def last_limit_s(timeout_s: float) -> float:
+    """Return the limit of waits on the GPU, which ends the process: longer than ours.
+
+    It counts from the start of a message, ours from the wait.
+    """
+    return 2 * timeout_s + 60
 
 
 def _batch_of(parcel: Parcel) -> tuple[bool, int, int]:

@@ -12,18 +12,20 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
-from dcp_planner import Direction
+from dcp_planner import Direction, TransferKind
 from dcp_planner.model import MessageOrder
 from dcp_runtime.errors import PeerError, RunError
-from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
+
+Bytes: TypeAlias = tuple[int, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -92,6 +94,15 @@ class Transport(ABC):
         self.rank, self.size, self._timeout_s = rank, size, timeout_s
         self.store, self._failures = store, FailureRegistry(store, rank)
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
+
+    def begin(  # noqa: B027 - most transports need not know
+        self, part: DevicePlan, direction: Direction, row_bytes: Callable[[TransferKind], Bytes]
+    ) -> None:
+        """Begin a call of a plan; `row_bytes` gives the bytes of a token in each tensor of a kind.
+
+        Raises:
+            RunError: if ranks cannot agree where blocks lie.
+        """
 
     @abstractmethod
     def start(self, parcels: Sequence[Parcel]) -> None:
@@ -165,6 +176,12 @@ class NoOverlapTransport(Transport):
         self.rank, self.size, self.store = inner.rank, inner.size, inner.store
         self._failures, self._barrier, self._inner = inner._failures, inner._barrier, inner
         self._held: list[Parcel] = []
+
+    def begin(
+        self, part: DevicePlan, direction: Direction, row_bytes: Callable[[TransferKind], Bytes]
+    ) -> None:
+        """Begin a call of a plan."""
+        self._inner.begin(part, direction, row_bytes)
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Keep the parcels for the next wait."""

@@ -1,0 +1,262 @@
+"""One rank of the tests of symmetric memory: ``symmetric_scenarios.py FOLDER NODES``.
+
+Runs every scenario on one process group and prints a JSON object: scenario to "ok" or an error.
+"""
+
+import json
+import sys
+import traceback
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+
+sys.path.insert(0, str(Path(__file__).parent))
+from conftest import MASKS, assert_as_exact_as_eager, random_qkv, striped
+from dense_blocks import sparsity_of
+from symmetric_stand_in import ThreadStream, install, whole
+from test_random_placements import DTYPES, HEADS, random_plan
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner.plan import decode_part, encode_parts
+from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime.transport.choice import make_transport
+from dcp_runtime.transport.symmetric_transport import SymmetricTransport
+from dcp_runtime.transport.transport import NoOverlapTransport
+
+TIMEOUT_S = 60.0
+
+
+class Lab:
+    """What `random_plan` takes of the fixture of that name."""
+
+    masks, sparsity_of = MASKS, staticmethod(sparsity_of)
+
+
+def results_of(executor, plan, qkv, layers=1):
+    """Run layers, all forward and then all backward; return the rows and results of the last."""
+    prepared = executor.prepare(plan)
+    rows = torch.tensor(plan.local_tokens(executor.rank))
+    q, kv, dout = (x[rows] for x in qkv)
+    results = [prepared.forward(q, kv) for _ in range(layers)]
+    for out, lse in results:
+        dq, dkv = prepared.backward(q, kv, out, lse, dout)
+    return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}
+
+
+def random_plans_are_exact_and_have_the_bits_of_gloo(nodes):
+    """One executor over many plans: its window grows with them."""
+    size, rank = dist.get_world_size(), dist.get_rank()
+    cluster, capacities, hops = Cluster(nodes, size // nodes), [], set()
+    with (
+        DCPExecutor(transport="symmetric", timeout_s=TIMEOUT_S, check_finite=True) as executor,
+        DCPExecutor(timeout_s=TIMEOUT_S) as other,
+    ):
+        for seed in range(8 if nodes > 1 else 3):
+            rng = np.random.default_rng(seed)
+            names = sorted(MASKS)
+            lengths = [
+                int(rng.integers(2 + 4 * seed, 8 + 8 * seed)) for _ in range(rng.integers(1, 4))
+            ]
+            masks = [MASKS[names[rng.integers(len(names))]](n) for n in lengths]
+            dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
+            if not dense.any():
+                continue
+            heads, dim = HEADS[rng.integers(len(HEADS))], 8 if seed < 6 else 32
+            plan = random_plan(Lab, masks, ModelShape(*heads, dim, 4), rng, cluster)
+            if seed in (3, 6) and plan.head_groups == 1:
+                plan = striped(plan)
+            qkv = random_qkv(seed, len(dense), *heads, dim, DTYPES[rng.integers(len(DTYPES))])
+            hops |= set(plan.transfers.hop.tolist())
+            given = decode_part(encode_parts(plan)[rank]) if seed % 2 else plan
+            rows, mine = results_of(executor, given, qkv, layers=1 + seed % 3)
+            _, theirs = results_of(other, plan, qkv)
+            for name, tensor in mine.items():
+                assert torch.equal(tensor, theirs[name]), (seed, name)
+            got = whole(rows, mine, len(dense))
+            if got is not None:
+                assert_as_exact_as_eager(got, *qkv, dense)
+            capacities.append(sum(executor._transport._capacity))
+    assert executor._transport._window is None
+    assert sorted(capacities) == capacities
+    assert len(set(capacities)) > 1, f"the window never grew: {capacities}"
+    assert nodes == 1 or hops >= {0, 1, 2}, "nothing was passed on, near and far"
+
+
+def the_bits_are_the_same_without_overlap(nodes):
+    plan, qkv = plan_of("static:zigzag"), random_qkv(0, 96, 4, 2, 8, torch.float32)
+    found = []
+    for is_held in (True, False):
+        transport = make_transport(None, TIMEOUT_S, "symmetric")
+        used = NoOverlapTransport(transport) if is_held else transport
+        with DCPExecutor(transport=used) as executor:
+            found.append(results_of(executor, plan, qkv)[1])
+    assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
+
+
+def plan_of(partitioner, mask="full", tokens=96):
+    sparsity = sparsity_of([MASKS[mask](tokens)], 8)
+    shape, cluster = ModelShape(4, 2, 8, 4), Cluster(1, dist.get_world_size())
+    return build_plan(sparsity, shape, cluster, PlanConfig(partitioner))
+
+
+def a_block_is_copied_once_for_all_its_targets(nodes):
+    if nodes > 1:
+        return
+    plan = plan_of("static:zigzag")
+    copies = []
+    kept = SymmetricTransport._copy_all
+
+    def counted(self, lane, parcel, rank):
+        if rank == self.rank and not lane.is_result:
+            copies.append(parcel.transfer.block)
+        kept(self, lane, parcel, rank)
+
+    SymmetricTransport._copy_all = counted
+    try:
+        with DCPExecutor(transport="symmetric", timeout_s=TIMEOUT_S) as executor:
+            prepared = executor.prepare(plan)
+            rows = torch.tensor(plan.local_tokens(executor.rank))
+            q, kv, _ = random_qkv(0, 96, 4, 2, 8, torch.float32)
+            prepared.forward(q[rows], kv[rows])
+            transfers = prepared.part.transfers.values()
+            sends = [
+                x for x in transfers if x.is_send and x.index in executor._transport._layout.places
+            ]
+    finally:
+        SymmetricTransport._copy_all = kept
+    targets = dist.get_world_size() - 1
+    assert len(copies) == len(set(copies)) > 0
+    assert len(sends) == targets * len(copies)
+
+
+@contextmanager
+def held_back(gate, *, is_guarded):
+    """Hold rank 1's first pull back until rank 0's third call has come so far.
+
+    That is to the guard of its half; or, with a guard that looks too late, past the copies.
+    """
+    kept, calls, pulls = vars(SymmetricTransport).copy(), count(1), count(1)
+
+    def free_half(self, lane, window, half):
+        if lane.is_result or next(calls) != 3:
+            return kept["_free_half"](self, lane, window, half)
+        if is_guarded:
+            gate.set("reached", "1")
+            return kept["_free_half"](self, lane, window, half)
+        return ()
+
+    def receive(self, lane, source, parcels):
+        if source == 0 and next(pulls) == 1:
+            lane.into.run(lambda: gate.wait(["reached"]))
+        kept["_receive"](self, lane, source, parcels)
+
+    if dist.get_rank() == 0:
+        SymmetricTransport._free_half = free_half
+    if dist.get_rank() == 1:
+        SymmetricTransport._receive = receive
+    yield
+    SymmetricTransport._free_half = kept["_free_half"]
+    SymmetricTransport._receive = kept["_receive"]
+
+
+def layers_run_ahead(*, is_guarded):
+    """Let rank 0 run ahead of rank 1's first pull; return whether all layers here are right.
+
+    Rank 0 sends blocks and needs none, so only the guard of its window holds it up: the blocks of
+    its third call take the place of the first's.
+    """
+    plan, rank = plan_of("static:contiguous", "causal"), dist.get_rank()
+    gate = dist.PrefixStore(f"gate {is_guarded}", dist.distributed_c10d._get_default_store())
+    rows, got = torch.tensor(plan.local_tokens(rank)), []
+    layers = [random_qkv(seed, 96, 4, 2, 8, torch.float32)[:2] for seed in range(4)]
+    with (
+        held_back(gate, is_guarded=is_guarded),
+        DCPExecutor(transport="symmetric", timeout_s=TIMEOUT_S) as executor,
+    ):
+        prepared = executor.prepare(plan)
+        for number, (q, kv) in enumerate(layers):
+            got.append(prepared.forward(q[rows], kv[rows])[0])
+            if rank == 0 and number == 2 and not is_guarded:
+                gate.set("reached", "1")
+                ours = executor._transport
+                ours._free_half(
+                    ours._lanes[0], ours._window, ours._lanes[0].half
+                )  # too late: behind the copies
+    with DCPExecutor(timeout_s=TIMEOUT_S) as other:
+        prepared = other.prepare(plan)
+        expected = [prepared.forward(q[rows], kv[rows])[0] for q, kv in layers]
+    return all(map(torch.equal, got, expected))
+
+
+def a_block_stays_until_all_have_read_it(nodes):
+    if nodes > 1:
+        return
+    assert layers_run_ahead(is_guarded=True)
+    is_right = layers_run_ahead(is_guarded=False)
+    assert dist.get_rank() != 1 or not is_right, "nothing was overwritten: what does it guard?"
+
+
+def a_rank_that_failed_is_told_before_a_step(nodes):
+    """Its last blocks may be void, although they came."""
+    executor = DCPExecutor(transport="symmetric", timeout_s=TIMEOUT_S)
+    results_of(executor, plan_of("static:zigzag"), random_qkv(0, 96, 4, 2, 8, torch.float32))
+    executor._transport.exchange_notes("", "all have come")
+    if dist.get_rank() == 1:
+        executor._transport.report("forward", 2, ValueError("out of memory"))
+    dist.barrier()
+    if dist.get_rank() == 1:
+        executor.close()
+        return
+    weight = torch.ones(1, requires_grad=True)
+    weight.grad = torch.ones(1)
+    optimizer = torch.optim.SGD([weight], lr=0.25)
+    with pytest.raises(RunError, match="rank 1 failed in division 2 of forward: ValueError"):
+        optimizer.step()
+    executor.close()
+    assert weight.item() == 1
+
+
+def graphs_are_refused(nodes):
+    """A replay would take signals that belong to other calls."""
+    executor = DCPExecutor(transport="symmetric", timeout_s=TIMEOUT_S)
+    torch.cuda.is_current_stream_capturing = lambda: True
+    plan, qkv = plan_of("static:zigzag"), random_qkv(0, 96, 4, 2, 8, torch.float32)
+    with pytest.raises(RunError, match="expected a call outside of CUDA graphs"):
+        results_of(executor, plan, qkv)
+    torch.cuda.is_current_stream_capturing = lambda: False
+    executor.close()
+
+
+def main():
+    folder, nodes = Path(sys.argv[1]), int(sys.argv[2])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    install(folder, nodes)
+    found = {}
+    for scenario in (
+        random_plans_are_exact_and_have_the_bits_of_gloo,
+        the_bits_are_the_same_without_overlap,
+        a_block_is_copied_once_for_all_its_targets,
+        a_block_stays_until_all_have_read_it,
+        a_rank_that_failed_is_told_before_a_step,
+        graphs_are_refused,
+    ):
+        try:
+            scenario(nodes)
+            dist.barrier()
+            found[scenario.__name__] = "ok"
+        except Exception:
+            found[scenario.__name__] = traceback.format_exc()
+            break  # the others may wait for this rank
+    print(json.dumps(found), flush=True)
+    ThreadStream.longest_nap_s = 0
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Blocks through symmetric memory: real processes, a stand-in for what needs a GPU."""
+
+import json
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dcp_runtime import DCPExecutor, RunError
+from dcp_runtime.transport import symmetric_memory
+from dcp_runtime.transport.symmetric_memory import CopyStream, check_device
+
+SCRIPT = Path(__file__).with_name("symmetric_scenarios.py")
+
+
+@pytest.mark.dist
+@pytest.mark.timing
+@pytest.mark.parametrize(("ranks", "nodes"), [(3, 1), (4, 2)])
+def test_scenarios_on_real_processes(tmp_path, start_ranks, ranks, nodes):
+    for said in start_ranks(ranks, SCRIPT, tmp_path, tmp_path, nodes):
+        found = json.loads(said.splitlines()[-1])
+        assert len(found) == 6
+        assert set(found.values()) == {"ok"}, found
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    """Two GPUs that reach each other, as torch and the environment tell of them."""
+    for name in (symmetric_memory.OVERLAPPING, symmetric_memory.QUEUES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.cuda, "can_device_access_peer", lambda mine, other: other < 2)
+    monkeypatch.setattr(symmetric_memory.symm_mem, "get_backend", lambda device: "CUDA")
+    return monkeypatch
+
+
+def test_gpus_that_reach_each_other_are_taken(machine):
+    check_device(0, [1])
+    machine.setenv(symmetric_memory.OVERLAPPING, "1")
+    machine.setenv(symmetric_memory.QUEUES, "32")
+    check_device(0, [0, 1])
+
+
+@pytest.mark.parametrize(
+    ("mine", "others", "says"),
+    [
+        (-1, [0], "needs CUDA, and torch sees no device"),
+        (0, [], "needs ranks that share a machine"),
+        (0, [1, 0], "expected a GPU for each rank, got cuda:0 for two"),
+        (0, [1, 2], "cuda:0 cannot read the memory of cuda:2"),
+    ],
+)
+def test_other_machines_are_refused(machine, mine, others, says):
+    with pytest.raises(RunError, match=says):
+        check_device(mine, others)
+
+
+def test_another_backend_and_few_queues_are_refused(machine):
+    machine.setenv(symmetric_memory.QUEUES, "1")
+    with pytest.raises(RunError, match="expected CUDA_DEVICE_MAX_CONNECTIONS of at least 8, got 1"):
+        check_device(0, [1])
+    machine.setattr(symmetric_memory.symm_mem, "get_backend", lambda device: "NVSHMEM")
+    with pytest.raises(RunError, match="on the backend CUDA, got NVSHMEM"):
+        check_device(0, [1])
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("symmetric", "needs CUDA"),
+        ("nvlink", "expected transport 'symmetric', a Transport or None"),
+    ],
+)
+def test_an_executor_without_cuda_refuses(tmp_path, name, says):
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(RunError, match=says):
+            DCPExecutor(transport=name)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_streams_wait_for_each_other_as_they_say(monkeypatch):
+    """What CUDA is told, in order; its streams do not wait for anything else."""
+    told, current = [], ["compute"]
+
+    class Stream:
+        def __init__(self, priority):
+            told.append(("priority", priority))
+
+        def wait_stream(self, other):
+            told.append(("copies wait for", other))
+
+    @contextmanager
+    def entered(stream):
+        current.append("copies")
+        yield
+        current.pop()
+
+    def event():
+        return SimpleNamespace(record=lambda stream: told.append("marked"), query=lambda: True)
+
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "Event", event)
+    monkeypatch.setattr(torch.cuda, "stream", entered)
+    monkeypatch.setattr(
+        torch.cuda,
+        "current_stream",
+        lambda: SimpleNamespace(
+            name=current[-1], wait_event=lambda event, who=current[-1]: told.append((who, "waits"))
+        ),
+    )
+    stream = CopyStream()
+    stream.follow()
+    assert told.pop()[1].name == "compute"
+    stream.run(lambda: told.append(("copied on", current[-1])))
+    mark = stream.mark()
+    mark.wait()
+    stream.run(mark.wait)
+    assert mark.is_completed()
+    assert told == [
+        ("priority", -1), ("copied on", "copies"), "marked", ("compute", "waits"),
+        ("copies", "waits"),
+    ]  # fmt: skip
