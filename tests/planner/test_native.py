@@ -21,7 +21,7 @@ from dcp_planner.search.multilevel import (
     prices_of,
 )
 from dcp_planner.search.partitioners import place
-from dcp_planner.search.problem import Split, coarsen, deal_columns, problem_of, restrict
+from dcp_planner.search.problem import Split, coarsen, problem_of, restrict
 from dcp_planner.search.refinement import descend
 from dcp_planner.search.state import bytes_of, excess_of, fill, state_of_split
 
@@ -222,45 +222,6 @@ def test_parts_of_a_split_hold_every_tile_once_and_every_block_at_its_owner(mask
         owned += blocks[inner.is_owned].tolist()
     assert sorted(seen) == list(range(problem.num_tiles))
     assert sorted(owned) == list(range(problem.num_blocks))
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_columns_are_dealt_inside_each_node_evenly_and_in_one_piece(strategies, data):
-    problem = problem_of(build_workload(data.draw(strategies.sparsities()), ModelShape()))
-    cluster = Cluster(3, 3, devices=((1.0, 1.0, 1.0), (1.0,), (1.0, 1.0)))
-    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
-    nodes = Split(
-        rng.integers(0, 3, problem.num_tiles, np.int32),
-        rng.integers(0, 3, problem.num_blocks, np.int32),
-    )
-    dealt, node = deal_columns(problem, nodes, cluster), cluster.node_of_device
-    assert np.array_equal(node[dealt.part], nodes.part)
-    assert np.array_equal(node[dealt.owner], nodes.owner)
-    largest, devices = problem.work.max(initial=0), cluster.num_devices
-    work = np.bincount(dealt.part, problem.work, devices)
-    owned = np.bincount(dealt.owner, minlength=devices)
-    for number in range(3):
-        inside = node == number
-        assert np.ptp(owned[inside]) <= 1
-        assert np.ptp(work[inside]) <= 2 * largest
-        # Cutting a line of columns into so many pieces cuts at most one column at each border.
-        tiles = nodes.part == number
-        column = problem.sequence[problem.tile_q] * problem.num_blocks + problem.tile_kv
-        pairs = {*zip(column[tiles].tolist(), dealt.part[tiles].tolist(), strict=True)}
-        assert len(pairs) <= len({key for key, _ in pairs}) + inside.sum() - 1
-
-
-def test_whole_rows_stay_in_a_node_as_far_as_the_caps_allow(masks):
-    workload = build_workload(masks.pack([masks.causal(256)], 4), ModelShape())
-    search, few = Search.of(workload, Cluster(8, 2), PlanConfig()), {}
-    for name, split in (("bytes", search.few_bytes()), ("rows", search.whole_rows())):
-        node = split.owner if name == "rows" else split.owner // 2
-        part = split.part if name == "rows" else split.part // 2
-        few[name] = (part != node[workload.compute_q]).sum()
-        work = np.bincount(part, workload.compute_pairs)
-        assert work.max() <= 1.1 * work.mean()
-    assert few["rows"] < few["bytes"] / 4, few
 
 
 @pytest.fixture

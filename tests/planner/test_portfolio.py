@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_dsl import Slabs, block_sparsity
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -17,7 +16,6 @@ from dcp_planner import (
     PlanError,
     build_plan,
     digest,
-    find_cluster,
     measure,
     predict,
     validate,
@@ -26,9 +24,7 @@ from dcp_planner.baselines.layouts import STATIC_KINDS
 from dcp_planner.model.config import MOST_TOLERANCE, tolerances_of
 from dcp_planner.model.placement import caps_of, loads_of
 from dcp_planner.model.workload import build_workload
-from dcp_planner.search.native import ladder, sees_other_nodes
 from dcp_planner.search.partitioners import place
-from dcp_planner.simulation.schedules import predict_placement
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads
 
@@ -81,22 +77,6 @@ def test_a_layout_above_the_compute_cap_is_taken_only_if_the_tolerance_allows_it
     assert measure(level).compute_imbalance <= 1.1
     asked = PlanConfig(compute_tolerance=1.0, partials="input")
     assert seconds_of(sparsity, cluster, asked) <= predict(level).seconds
-
-
-def test_a_long_document_is_faster_in_columns_than_in_any_layout_or_placement_of_few_bytes(masks):
-    cluster = replace(find_cluster("a100-p4de"), nodes=4, devices_per_node=4)
-    slabs = Slabs(65_536, [0], [65_536], [0], [1], [0], [1])
-    workload = build_workload(block_sparsity([slabs], 2048, 2048), ModelShape(8, 2, 128))
-    config = PlanConfig(partials="input")
-    assert sees_other_nodes(workload, cluster)
-    placed = [place(workload, cluster, replace(config, partitioner=name)) for name in WHOLE]
-    rivals = [*ladder(workload, cluster, config), *placed]
-    seconds = [predict_placement(workload, p, cluster, config).seconds for p in rivals]
-    chosen = place(workload, cluster, config)
-    assert predict_placement(workload, chosen, cluster, config).seconds < min(seconds)
-    assert not chosen.warnings
-    window = build_workload(masks.pack([masks.sliding_window(400, 20)], 8), ModelShape())
-    assert not sees_other_nodes(window, cluster)
 
 
 def test_unknown_budgets_are_refused():

@@ -313,11 +313,12 @@ def _frugal(
 ) -> Iterator[_Ranked]:
     """Yield what is tried where no other candidate fits the memory limit.
 
-    All that the search finds for all masks together, then all static layouts.
+    All that the search finds for all masks together, if it was asked; then all static layouts.
     """
-    for found in ladder(_union(workloads, layers), cluster, config):
-        owner = found.device_of_data
-        yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
+    if config.partitioner in _SEARCHED:
+        for found in ladder(_union(workloads, layers), cluster, config):
+            owner = found.device_of_data
+            yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
     yield from _shared_layouts(workloads, cluster, config)
 
 

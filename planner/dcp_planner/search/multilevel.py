@@ -9,7 +9,7 @@ both kinds of links, and whatever is still above a cap is moved.
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -74,7 +74,6 @@ EFFORTS: Mapping[str, Effort] = MappingProxyType(
 """Presets by the name that ``PlanConfig.budget`` takes."""
 _MOST_PARTS = 16
 _WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
-_WHOLE = 4.0  # times that a row weighs where results of other nodes should be few
 _PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
 _RAMP = ((0.25, 1.0), (0.5, 0.5), (1.0, 0.25))  # of the prices and the noise, one after the other
 _MARGIN = 2.0  # times the bytes of tiles in squares
@@ -149,20 +148,8 @@ class Search:
 
     def few_bytes(self) -> Split:
         """Split the problem over all devices of the cluster; deterministic."""
-        return self.polish(self._recurse(self.problem, device_tree(self.cluster), self._room))
-
-    def whole_rows(self) -> Split:
-        """Split the problem over nodes, so that few of them compute for the rows of another.
-
-        Results that cross between nodes leave after all else, so a row weighs more than its bytes.
-        Whole rows leave less to choose: half of the work finds placements that are as fast.
-        """
-        room = np.add.reduceat(self._room, self.cluster.node_ptr[:-1], axis=1)
-        weight = self.problem.weight * np.array([[_WHOLE], [1.0]])
-        half = {name: getattr(self.effort, name) // 2 for name in ("runs", "sweeps", "fine_sweeps")}
-        search = replace(self, effort=replace(self.effort, **half))
-        tree = _grouped(list(range(self.cluster.nodes)))
-        return search._recurse(replace(self.problem, weight=weight), tree, room)
+        tree = device_tree(self.cluster)
+        return self.polish(self._recurse(self.problem, tree, self.cluster.work_of_device))
 
     def polish(self, split: Split) -> Split:
         """Search on all devices together under the cost of both kinds of links, then hold the caps.
@@ -219,22 +206,18 @@ class Search:
         """Lay out all devices together, those of other nodes farther away."""
         cluster, devices = self.cluster, self.cluster.num_devices
         far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
-        limits = self._limits(self._room)
+        limits = self._limits(np.stack([cluster.work_of_device, np.ones(devices)]), is_last=True)
         prices, node = prices_of(self.problem, devices) * (1 + far), cluster.node_of_device
         return state_of_split(self.problem, split, limits, prices, node, far, self.seed)
 
-    @property
-    def _room(self) -> Floats:
-        """Mean devices that each device is worth: in work, in tokens, float64 ``[2, R]``."""
-        return np.stack([self.cluster.work_of_device, np.ones(self.cluster.num_devices)])
+    def _limits(self, room: Floats, *, is_last: bool) -> Floats:
+        """Compute the limits of parts; inner levels need room of their own.
 
-    def _limits(self, room: Floats) -> Floats:
-        """Compute the limits of parts; those of several devices leave them room of their own.
-
-        `room` is float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
+        Args:
+            room: float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
+            is_last: whether every part is one device.
         """
-        devices = self.cluster.num_devices
-        share = 1.0 if room[1].max() <= 1 else 0.5
+        share, devices = 1.0 if is_last else 0.5, self.cluster.num_devices
         limits = np.empty(room.shape)
         held = (self.caps.pairs, self.problem.work), (self.caps.tokens, self.problem.tokens)
         for row, (cap, sizes) in enumerate(held):
@@ -242,25 +225,23 @@ class Search:
             limits[row] = (mean + share * (cap - mean)) * room[row]
         return limits
 
-    def _recurse(self, problem: Problem, tree: Tree, room: Floats) -> Split:
-        """Split into the parts of the first level, each of them into those of the next.
-
-        `room` is that of the leaves of the whole tree.
-        """
+    def _recurse(self, problem: Problem, tree: Tree, work: Floats) -> Split:
+        """Split into the parts of the first level, each of them into those of the next."""
         if isinstance(tree, int):
             part = np.full(problem.num_tiles, tree, np.int32)
             return Split(part, np.where(problem.is_owned, tree, -1).astype(np.int32))
         leaves = [_leaves(part) for part in tree]
-        of_parts = np.stack([room[:, own].sum(axis=1) for own in leaves], axis=1)
-        split = self._split_once(problem, self._limits(of_parts))
+        room = np.array([[work[own].sum() for own in leaves], [len(own) for own in leaves]])
+        is_last = all(len(own) == 1 for own in leaves)
+        split = self._split_once(problem, self._limits(room, is_last=is_last))
         first = np.array([own[0] for own in leaves], np.int32)
         part = first[split.part]
         owner = np.where(split.owner >= 0, first[split.owner], np.int32(-1))
-        if all(len(own) == 1 for own in leaves):
+        if is_last:
             return Split(part, owner)
         for number, branch in enumerate(tree):
             inner, tiles, blocks = restrict(problem, split, number)
-            found = self._recurse(inner, branch, room)
+            found = self._recurse(inner, branch, work)
             part[tiles] = found.part
             owner[blocks] = np.where(found.owner >= 0, found.owner, owner[blocks])
         return Split(part, owner)

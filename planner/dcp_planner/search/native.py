@@ -20,13 +20,12 @@ from dcp_planner.model.placement import (
 from dcp_planner.model.workload import Workload
 from dcp_planner.search.caps import exchange_owners
 from dcp_planner.search.multilevel import Search
-from dcp_planner.search.problem import Split, deal_columns
+from dcp_planner.search.problem import Split
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.tables.head_groups import expand_placement
 
 RUNGS = (1.0, 0.5, 0.25)
 """Shares of the tolerances that a ladder goes down, one after the other."""
-_FAR = 0.6  # of the tokens of a node
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,28 +62,6 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
             split = search.hold(split)
         split = search.relieve(split, int(rung * search.effort.relief))
         yield Placement(split.owner, split.part)
-
-
-def in_columns(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-    """Give nodes whole rows and their devices columns, hold the caps, then search for a short time.
-
-    More bytes inside nodes than `ladder`, but keys enter a node at the device that computes with
-    them, and only sums over keys leave it.
-    """
-    search = Search.of(workload, cluster, config)
-    split = search.hold(deal_columns(search.problem, search.whole_rows(), cluster))
-    split = search.relieve(split, search.effort.relief // 4)
-    return Placement(split.owner, split.part)
-
-
-def sees_other_nodes(workload: Workload, cluster: Cluster) -> bool:
-    """Check whether the mean query sees so many keys that most nodes need those of others.
-
-    That is so where few long documents make up a batch: `in_columns` is worth its time there.
-    """
-    tokens = float(workload.block_tokens.sum())
-    seen = float(workload.compute_pairs.sum()) / max(1.0, tokens)
-    return cluster.nodes > 1 and seen > _FAR * tokens / cluster.nodes
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:

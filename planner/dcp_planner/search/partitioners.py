@@ -3,9 +3,8 @@
 The portfolio is the default. It predicts the time of several candidates, each with the schedule
 that it would get, and takes the fastest of those that hold the caps. Candidates are the static
 layouts and all that the native search finds (`native.ladder`): for few bytes, then for a short time
-under the caps and under tighter ones; with few long documents also columns (`native.in_columns`),
-if they are worth their bytes. So its result is never slower in simulation than a static layout that
-holds the caps too.
+under the caps and under tighter ones. So its result is never slower in simulation than a static
+layout that holds the caps too.
 
 The front of a batch are the candidates that no other one equals or beats in every figure. Time,
 bytes between nodes, balance and memory pull apart: tighter caps send more bytes. An objective takes
@@ -34,17 +33,8 @@ from dcp_planner.model.config import Objective, PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
 from dcp_planner.model.placement import Caps, Partitioner, Placement, caps_of, loads_on
 from dcp_planner.model.workload import Workload
-from dcp_planner.search.bottleneck import RATE
 from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
-from dcp_planner.search.native import (
-    Native,
-    find_shortfalls,
-    hold_tokens,
-    in_columns,
-    ladder,
-    refine,
-    sees_other_nodes,
-)
+from dcp_planner.search.native import Native, find_shortfalls, hold_tokens, ladder, refine
 from dcp_planner.simulation.schedules import predict_placement, weigh_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
 
@@ -151,25 +141,9 @@ def _candidates(workload: Workload, cluster: Cluster, config: PlanConfig) -> Ite
 
     Layouts come last: most of them compute for longer than the search's results take.
     """
-    found = []
-    for one in ladder(workload, cluster, config):
-        found.append(one)
-        yield one
-    if sees_other_nodes(workload, cluster):
-        columns = in_columns(workload, cluster, config)
-        least = min(_priced_seconds(one, workload, cluster, config) for one in found)
-        if _priced_seconds(columns, workload, cluster, config) < least:
-            yield columns
+    yield from ladder(workload, cluster, config)
     for layout in _LAYOUTS:
         yield layout.place(workload, cluster, config)
-
-
-def _priced_seconds(
-    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
-) -> float:
-    """Predict a placement, busy ports at the price that the search for time pays for them."""
-    weighed = weigh_placement(workload, found, cluster, config)
-    return weighed.seconds + RATE * weighed.port_seconds
 
 
 def fastest(

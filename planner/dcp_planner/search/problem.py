@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Floats, Indices, Ints
-from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.workload import Workload
-from dcp_planner.sorting import order_by
 
 _SLACK = 0.03  # of a part's share, that whole documents may exceed it by
 
@@ -149,41 +147,6 @@ def seeds(problem: Problem, parts: int) -> Iterator[Split]:
         np.minimum(run, 2 * parts - 1 - run),  # zigzag: part p has runs p and 2K-1-p
     ):
         yield Split(row[problem.tile_q], np.where(problem.is_owned, row, -1).astype(np.int32))
-
-
-def deal_columns(problem: Problem, split: Split, cluster: Cluster) -> Split:
-    """Deal what nodes own and compute to their devices; at most two share the keys of a sequence.
-
-    Blocks go to the devices of a node in turn, there and back. Tiles go by the place of their keys'
-    owner in its node, each device getting equal work: what enters and leaves a node is spread over
-    its ports, and hardly any key block is passed on or summed up inside the node. O(W log W).
-
-    Args:
-        problem: all tiles and blocks.
-        split: of them over the nodes.
-        cluster: the machine.
-    """
-    ptr, order = cluster.node_ptr, np.argsort(split.owner, kind="stable")
-    home, size = split.owner[order], np.diff(ptr)[split.owner[order]]
-    turn, place = np.divmod(np.arange(len(order)) - np.searchsorted(home, home), size)
-    place = np.where(turn % 2 == 1, size - 1 - place, place)
-    owner = np.empty(len(order), np.int32)
-    owner[order] = ptr[home] + place
-
-    keys = problem.tile_kv
-    place = owner[keys] - ptr[split.owner[keys]]
-    order = order_by(split.part, problem.sequence[problem.tile_q], place, keys, problem.tile_q)
-    node, work = split.part[order], problem.work[order].astype(np.float64)
-    done = np.append(0.0, np.cumsum(work))
-    bounds = done[np.searchsorted(node, np.arange(len(ptr)))]
-    start, end = bounds[:-1], bounds[1:]
-    middle = (done[1:] - work / 2 - start[node]) / np.maximum(end - start, 1.0)[node]
-    room = np.append(0.0, np.cumsum(cluster.work_of_device))
-    first, last = room[ptr[node]], room[ptr[node + 1]]
-    device = np.searchsorted(room, first + middle * (last - first), "right") - 1
-    part = np.empty(len(order), np.int32)
-    part[order] = np.clip(device, ptr[node], ptr[node + 1] - 1)
-    return Split(part, owner)
 
 
 def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:

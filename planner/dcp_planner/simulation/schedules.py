@@ -263,7 +263,7 @@ def schedules_kept() -> Iterator[None]:
         _chosen.cache_clear()  # it holds whole workloads
 
 
-@lru_cache(maxsize=6)
+@lru_cache(maxsize=4)
 def _chosen(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
 ) -> tuple[_Trial, list[_Cut]]:
@@ -344,13 +344,11 @@ class Weighed:
 
     Attributes:
         seconds: predicted, forward and backward.
-        port_seconds: in which the ports of the mean device send or receive.
         inter_bytes: sent between nodes, forward and backward.
         memory_bytes: most that a device needs for what it receives and for partial results.
     """
 
     seconds: float
-    port_seconds: float
     inter_bytes: tuple[int, int]
     memory_bytes: int
 
@@ -358,16 +356,13 @@ class Weighed:
 def weigh_placement(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
 ) -> Weighed:
-    """Predict time, use of ports and memory of a placement; no plan is made."""
+    """Predict time, bytes between nodes and memory of a placement; no plan is made."""
     trial, cuts = _chosen(workload, placement, cluster, config)
-    sent, inside = [], 0
+    sent = []
     for moves in (cut.emitted.transfers for cut in cuts):
         crosses = cluster.link_class(moves.source, moves.target) > 0
         sent.append(int(moves.size_bytes[crosses].sum()))
-        inside += int(moves.size_bytes[~crosses].sum())
-    busy = 2 * (sum(sent) / cluster.inter_bytes_per_s + inside / cluster.intra_bytes_per_s)
     memory = max(
         trial.memory(d, c.emitted.transfers) for d, c in zip(DIRECTIONS, cuts, strict=True)
     )
-    seconds = sum(cut.seconds for cut in cuts)
-    return Weighed(seconds, busy / cluster.num_devices, (sent[0], sent[1]), memory)
+    return Weighed(sum(cut.seconds for cut in cuts), (sent[0], sent[1]), memory)
