@@ -1,6 +1,8 @@
 """Blocks through symmetric memory: real processes, a stand-in for what needs a GPU."""
 
+import importlib.util
 import json
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.transport import symmetric_memory
+from dcp_runtime.transport import choice, symmetric_memory
 from dcp_runtime.transport.symmetric_memory import CopyStream, check_device
 
 SCRIPT = Path(__file__).with_name("symmetric_scenarios.py")
@@ -124,3 +126,9 @@ def test_streams_wait_for_each_other_as_they_say(monkeypatch):
         ("priority", -1), ("copied on", "copies"), "marked", ("compute", "waits"),
         ("copies", "waits"),
     ]  # fmt: skip
+
+
+def test_other_transports_do_without_symmetric_memory(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dcp_runtime.transport.symmetric_transport", None)
+    found = importlib.util.spec_from_file_location("choice_again", choice.__file__)
+    found.loader.exec_module(importlib.util.module_from_spec(found))

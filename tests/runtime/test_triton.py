@@ -49,7 +49,8 @@ def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path, start
         assert whole["mma"] == masked["mma"] == 0, entry
         assert (whole["tma"] > 0) == (entry["kernel"] == "forward_tma"), entry
         # Five products at once need some more registers than there are; 15 of 588 instructions.
-        assert whole["spills"] <= (16 if entry["kernel"] == "fused" else 0), entry
+        is_short_of_registers = entry["kernel"] == "fused" and entry["head_dim"] == 128
+        assert whole["spills"] <= (16 if is_short_of_registers else 0), entry
         # Of one row or key: the loops would be alike if whole runs were masked after all.
         size = entry["shape"][entry["kernel"] in ("forward", "forward_tma", "dq")]
         assert whole["instructions"] / size < masked["instructions"] / entry["edge"] / 2, entry

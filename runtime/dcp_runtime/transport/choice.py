@@ -9,7 +9,6 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.group_transport import member_ranks
 from dcp_runtime.transport.nccl_transport import NcclTransport
-from dcp_runtime.transport.symmetric_transport import SymmetricTransport
 from dcp_runtime.transport.transport import Transport
 
 TransportName: TypeAlias = Literal["symmetric"]
@@ -25,6 +24,9 @@ def make_transport(
     """
     member_ranks(group)  # get_backend_config would not say which group it is
     if name == "symmetric":
+        # It needs parts of torch that are not public: no other transport must miss them.
+        from dcp_runtime.transport.symmetric_transport import SymmetricTransport
+
         return SymmetricTransport(group, timeout_s)
     if name is not None:
         raise RunError(f"expected transport 'symmetric', a Transport or None, got {name!r}")
