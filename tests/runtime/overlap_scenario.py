@@ -17,6 +17,7 @@ import torch.distributed as dist
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.kernels.kernel import Kernel
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.transport import NoOverlapTransport
@@ -30,7 +31,7 @@ ATTEMPTS = 6
 """A busy machine adds to what is exposed; it cannot make overlap out of none."""
 
 
-class SleepingKernel:
+class SleepingKernel(Kernel):
     """Takes the time of the visible pairs and computes nothing."""
 
     name, segment_rows = "sleep", 1024

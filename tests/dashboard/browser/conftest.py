@@ -87,6 +87,7 @@ class Visit:
                 return self.page
             self.leave()
             self.page.evaluate("(path) => dcp.navigation.open(path)", f"/{path}")
+            self.page.wait_for_selector("main >> text=got /nowhere", state="detached")
         else:
             self.page.goto(self.base + path)
         return self.page

@@ -226,6 +226,7 @@ def test_a_folder_without_plans_says_what_to_type(visit, tmp_path):
         assert "dcpm demo" in page.locator("main").inner_text()
 
 
+@pytest.mark.parametrize("visit", ["fresh"], indirect=True)  # nothing has the focus yet
 def test_the_page_can_be_used_without_a_mouse(visit):
     page = visit.open_plan("small.dcpplan")
     assert page.evaluate("document.documentElement.lang") == "en"
