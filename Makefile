@@ -38,7 +38,7 @@ check:
 	$(BIN)/lint-imports
 
 compiled: setup-dev ## compile the planner once: the processes of tests would each do it, side by side
-	$(BIN)/python -c "from dcp_dashboard.editing.planning import warm_up; warm_up()"
+	$(BIN)/python .ci/compile_ahead.py --here
 
 mypy:
 	$(BIN)/mypy

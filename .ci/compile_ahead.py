@@ -1,7 +1,8 @@
-"""Compile the planner for any processor of this architecture, into the package.
+"""Compile the planner, for any processor of this architecture into the package, or for this one.
 
 `make wheel` runs it with each Python that the wheel shall bring compiled code for; numba reads such
-code only with the Python (3.x), the numba and the architecture that it was made with.
+code only with the Python (3.x), the numba and the architecture that it was made with. `make
+compiled` runs it with `--here`: numba keeps the code, for this processor, where it always does.
 """
 
 import os
@@ -10,7 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-os.environ |= {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+os.environ |= (
+    {} if "--here" in sys.argv else {"NUMBA_CPU_NAME": "generic", "NUMBA_CPU_FEATURES": ""}
+)
 
 from click.testing import CliRunner
 from numba.core.registry import CPUDispatcher
@@ -35,10 +38,24 @@ def keep(cache: Any, sig: Any, data: Any) -> None:  # Any: numba has no types
 
 
 def main() -> None:
-    """Run commands that reach every compiled function; fail if one is left out."""
+    """Compile everything, and into the package where it is for a release."""
+    if "--here" in sys.argv:
+        reach_all()
+        return
     jit.SHIPPED.mkdir(parents=True, exist_ok=True)
     jit._Cache.load_overload = lambda *_: None  # compile everything
     jit._Cache.save_overload = keep
+    reach_all()
+    modules = [m for name, m in sys.modules.items() if name.startswith("dcp_planner.")]
+    made = {v for m in modules for v in vars(m).values() if isinstance(v, CPUDispatcher)}
+    lacking = [d.py_func.__qualname__ for d in made if not d.signatures]
+    assert not lacking, f"no command reaches {sorted(lacking)}"
+    size = sum(file.stat().st_size for file in jit.SHIPPED.iterdir())
+    print(f"{jit.SHIPPED}: {len(made)} functions, {size / 1e6:.2f} MB")
+
+
+def reach_all() -> None:
+    """Run commands that reach every compiled function."""
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         Path("a.dcpm").write_text("mask m = causal and (k < 64 or q - k < 4k)\n")
@@ -48,12 +65,6 @@ def main() -> None:
             assert result.exit_code == 0, f"{command}: {result.output}\n{result.exception!r}"
         content = read_plan("a.dcpplan")
         find_causes_of_run(content.plan, content.traces[0])
-    modules = [m for name, m in sys.modules.items() if name.startswith("dcp_planner.")]
-    made = {v for m in modules for v in vars(m).values() if isinstance(v, CPUDispatcher)}
-    lacking = [d.py_func.__qualname__ for d in made if not d.signatures]
-    assert not lacking, f"no command reaches {sorted(lacking)}"
-    size = sum(file.stat().st_size for file in jit.SHIPPED.iterdir())
-    print(f"{jit.SHIPPED}: {len(made)} functions, {size / 1e6:.2f} MB")
 
 
 if __name__ == "__main__":

@@ -71,7 +71,8 @@ class Dependencies(Record):
         )
         reasons = np.repeat([edge.reason for edge in edges], [len(edge.target) for edge in edges])
         holds = end_ns[source] <= begin_ns[target]
-        table = np.stack([target, source, reasons])[:, holds]
+        # Columns picked from a table may lie in another order, for which numba compiles again.
+        table = np.ascontiguousarray(np.stack([target, source, reasons])[:, holds])
         edge_ptr = np.append(0, np.cumsum(np.bincount(table[0], minlength=len(begin_ns))))
         ordered = np.zeros(len(table[0]), np.int32)
         predecessor = np.full(len(begin_ns), -1, np.int32)
