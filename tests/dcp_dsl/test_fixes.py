@@ -12,6 +12,7 @@ from dcp_dsl.commands.check import check
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostic_formats import format_github, format_sarif
 from dcp_dsl.syntax.diagnostics import (
+    MAX_PASSES,
     Diagnostic,
     Edit,
     Fix,
@@ -105,7 +106,16 @@ def test_fixes_end_even_if_they_turn_in_circles():
     def found(text: str, name: str) -> tuple[Diagnostic, ...]:
         return (fake(0, 1, "ba"["ab".index(text[0])], code={"a": "E003", "b": "E004"}[text[0]]),)
 
-    assert len(fix_text("a", "<text>", found).fixed) == 10
+    assert len(fix_text("a", "<text>", found).fixed) == MAX_PASSES
+
+
+def test_all_mistakes_of_a_kind_are_mended_though_a_statement_tells_one_at_a_time():
+    text = "mask a = q >= k & k > 3 & q < 9 | k == 0\nmask b = !causal & !a"
+    mended = fix_text(text, "<text>", check_text)
+    assert mended.text == (
+        "mask a = q >= k and k > 3 and q < 9 or k == 0\nmask b = not causal and not a"
+    )
+    assert len(mended.fixed) == 6
 
 
 def test_edits_apply_from_the_back():

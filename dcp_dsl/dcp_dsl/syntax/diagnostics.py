@@ -13,7 +13,7 @@ from dcp_dsl.syntax.ast import Span
 
 MAX_FINDINGS = 100  # nobody reads more at once, and locating them all is slow
 MAX_CANDIDATES = 300
-MAX_PASSES = 10  # a mended error may uncover the next one
+MAX_PASSES = 30  # a mended error may uncover the next one
 CERTAIN = 0.75  # how alike two words are before one is put in place of the other
 
 UNDECIDED = frozenset({"W290", "W291", "W293"})  # what `--strict` does not let pass
@@ -256,8 +256,9 @@ CheckText = Callable[[str, str], tuple[Diagnostic, ...]]
 def fix_text(text: str, name: str, check: CheckText) -> FixedText:
     """Mend a text pass by pass until no finding carries a fix.
 
-    A pass after which the same codes are found as often as before is taken back. Mending may
-    uncover findings of other codes: names are only looked at where the syntax is right.
+    A pass after which the same codes are found as often as before is taken back, unless all of
+    them lie behind what was mended: a statement tells its first mistake only. Mending may uncover
+    findings of other codes: names are only looked at where the syntax is right.
 
     Args:
         text: source.
@@ -274,18 +275,27 @@ def fix_text(text: str, name: str, check: CheckText) -> FixedText:
         chosen = choose_fixes(found, name)
         if not chosen:
             break
-        after = apply_edits(text, [e for d in chosen if d.fix is not None for e in d.fix.edits])
+        edits = [e for d in chosen if d.fix is not None for e in d.fix.edits]
+        after = apply_edits(text, edits)
         left = check(after, name)
         mended = {d.code for d in chosen}
-        if _count(left, mended) >= _count(found, mended):
+        before, now = ([d.start for d in all_ if d.code in mended] for all_ in (found, left))
+        if len(now) > len(before) or (len(now) == len(before) and not _are_behind(now, edits)):
             break
         text, found = after, left
         fixed += chosen
     return FixedText(text, tuple(fixed), found)
 
 
-def _count(found: Sequence[Diagnostic], codes: set[str]) -> int:
-    return sum(d.code in codes for d in found)
+def _are_behind(starts: Sequence[int], edits: Sequence[Edit]) -> bool:
+    """Return whether each place in a mended text lies behind an edit of its own."""
+    ends, shift = [], 0
+    for edit in sorted(edits, key=lambda e: e.start):
+        shift += len(edit.text) - (edit.end - edit.start)
+        ends.append(edit.end + shift)
+    return len(starts) <= len(ends) and all(
+        start >= end for start, end in zip(sorted(starts), ends, strict=False)
+    )
 
 
 def choose_fixes(found: Sequence[Diagnostic], name: str) -> list[Diagnostic]:
