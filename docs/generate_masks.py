@@ -11,8 +11,7 @@ from pathlib import Path
 
 from dcp_dsl import Mask, Picture, Sample, Spec, load
 from dcp_dsl.syntax import ast as tree
-from dcp_dsl.syntax.unparse import unparse
-from dcp_dsl.syntax.walk import walk
+from dcp_dsl.syntax.trees import unparse, walk
 from dcp_grammar import MASKS
 
 DOCS = Path(__file__).resolve().parent

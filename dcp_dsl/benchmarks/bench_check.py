@@ -24,9 +24,8 @@ import numpy as np
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
 from dcp_dsl.budget import Budget
-from dcp_dsl.claims.check_statements import claim_steps
 from dcp_dsl.claims.static_checks import mask_steps
-from dcp_dsl.claims.testing import Testing
+from dcp_dsl.claims.testing import Testing, claim_steps
 from dcp_dsl.syntax.parser import parse_all
 
 FIFTY = Path(__file__).parent / "data" / "fifty.dcpm"

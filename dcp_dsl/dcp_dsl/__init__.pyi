@@ -1,10 +1,8 @@
 from .claims.guard import Guard
-from .core.dense import dense_mask
 from .core.mask import HeadError, Mask, Stack
-from .core.paths import TokenPaths, token_paths
+from .core.per_token import TokenPaths, dense_mask, token_paths
 from .core.sample import Sample
-from .data.dataset import Dataset, read_dataset, row_name
-from .data.packing import pack
+from .data.dataset import Dataset, pack, read_dataset, row_name
 from .errors import DatasetError, DCPError, ExchangeError, printable
 from .forms.form import Form
 from .forms.slabs import Slabs
@@ -14,7 +12,7 @@ from .pictures.picture import Picture, preview
 from .specs.attachment import Attachment
 from .specs.spec import Spec, check, check_report, load, sample_from_argument
 from .syntax.diagnostics import Diagnostic, SpecError, did_you_mean
-from .syntax.formatter import format_source
+from .syntax.source import format_source
 
 __all__ = [
     "Attachment",

@@ -18,8 +18,8 @@ if not HAS_NUMPY:
 from reference import Reference  # noqa: E402  # imports what was just replaced
 
 from dcp_dsl.checks.scope import library_names  # noqa: E402
-from dcp_dsl.core.dense import dense_mask  # noqa: E402
 from dcp_dsl.core.mask import Mask  # noqa: E402
+from dcp_dsl.core.per_token import dense_mask  # noqa: E402
 from dcp_dsl.core.sample import Sample  # noqa: E402
 from dcp_dsl.elaboration import nodes  # noqa: E402
 from dcp_dsl.errors import DatasetError, DCPError  # noqa: E402
@@ -32,7 +32,7 @@ from dcp_dsl.specs.spec import (  # noqa: E402
 )
 from dcp_dsl.syntax import ast  # noqa: E402
 from dcp_dsl.syntax.diagnostics import Diagnostic, SpecError  # noqa: E402
-from dcp_dsl.syntax.formatter import format_source  # noqa: E402
+from dcp_dsl.syntax.source import format_source  # noqa: E402
 from dcp_grammar import MASKS  # noqa: E402
 
 MAX_TOKENS = 4096 if HAS_NUMPY else 512

@@ -13,7 +13,7 @@ from typing import Any
 
 NUMERIC = (  # loaded by what checks texts, though it works on arrays
     "numpy", "dcp_dsl.forms", "dcp_dsl.symbolic", "dcp_dsl.core.columns",
-    "dcp_dsl.core.dense", "dcp_dsl.core.frame", "dcp_dsl.core.layout",
+    "dcp_dsl.core.per_token", "dcp_dsl.core.frame", "dcp_dsl.core.layout",
 )  # fmt: skip
 
 

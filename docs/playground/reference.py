@@ -18,9 +18,8 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import laid_statements
 
 if TYPE_CHECKING:
-    from dcp_dsl.core.cross import Rectangle
     from dcp_dsl.core.mask import Mask
-    from dcp_dsl.core.sample import Sample
+    from dcp_dsl.core.sample import Rectangle, Sample
 
 Value: TypeAlias = int | None  # None: undefined at this position
 Values: TypeAlias = Value | list[Value]  # of all keys alike, or one for each
@@ -73,7 +72,7 @@ class Reference:
     @classmethod
     def of_mask(cls, mask: "Mask", sample: "Sample") -> "Reference":
         """Return that of the sample of a mask, whose keys may be another sequence."""
-        from dcp_dsl.core.cross import Rectangle  # without numpy its imports read this module
+        from dcp_dsl.core.sample import Rectangle  # without numpy its imports read this module
 
         if mask.keys is None:
             return cls.of(sample.columns, sample.length)

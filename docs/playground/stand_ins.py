@@ -113,7 +113,7 @@ def integers(value: object, shape: tuple[int, ...], where: str) -> None:
 
 STAND_INS: Mapping[str, Mapping[str, Any]] = {  # Any: functions and classes
     "numpy": {"flatnonzero": flatnonzero, "argwhere": argwhere},
-    "dcp_dsl.core.dense": {"dense_mask": dense_mask},
+    "dcp_dsl.core.per_token": {"dense_mask": dense_mask},
     "dcp_dsl.core.layout": {"natural_length": length_of},
     "dcp_dsl.core.frame": {"Frame": Frame},
     "dcp_dsl.core.columns": {"bind_columns": bind_columns, "integers": integers},

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl.commands.check import check
+from dcp_dsl.commands.texts import check
 
 BAD = sorted((Path(__file__).parents[1] / "fixtures" / "bad").glob("*.dcpm"))
 

@@ -8,8 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import Sample, dense_mask, load
-from dcp_dsl.commands.blocks import blocks
-from dcp_dsl.commands.diff import diff
+from dcp_dsl.commands.masks import blocks, diff
 
 SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
 COLUMNS = {

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
-from dcp_dsl.commands.check import check
+from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage import dataset_checker
 from dcp_dsl.coverage.dataset_checker import Distribution, check_dataset
 from dcp_dsl.data.nesting import column_depth, flatten_column

@@ -7,11 +7,10 @@ import pytest
 
 from dcp_dsl import check_report
 from dcp_dsl.language_server.completion import signature_at
-from dcp_dsl.language_server.document import Document
+from dcp_dsl.language_server.document import Checks, Document, Session
 from dcp_dsl.language_server.names import RenameError, coloured, references, rename
-from dcp_dsl.language_server.session import Checks, Session
 from dcp_dsl.syntax.parser import parse_all
-from dcp_dsl.syntax.walk import walk
+from dcp_dsl.syntax.trees import walk
 
 FIFTY = Path(__file__).parents[2] / "dcp_dsl" / "benchmarks" / "data" / "fifty.dcpm"
 TEXT = FIFTY.read_text(encoding="utf-8")

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Sample, Spec, dense_mask
 from dcp_dsl.cli import dcpm
-from dcp_dsl.commands.explain import explain
 from dcp_dsl.commands.mask_report import report_mask
+from dcp_dsl.commands.masks import explain
 from dcp_dsl.syntax.diagnostic_formats import explanations
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import check as check_text
-from dcp_dsl.commands.check import check
+from dcp_dsl.commands.texts import check
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostic_formats import format_github, format_sarif
 from dcp_dsl.syntax.diagnostics import (

@@ -10,7 +10,7 @@ import pytest
 import random_masks as written
 
 from dcp_dsl import DatasetError, Form, Sample, Slabs, Spec, SpecError, block_sparsity, dense_mask
-from dcp_dsl.core import dense as dense_module
+from dcp_dsl.core import per_token as dense_module
 from dcp_dsl.forms import (
     Rows,
     as_slabs,

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, load, read_dataset
-from dcp_dsl.commands.check import check
+from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage.dataset_checker import check_dataset
 from dcp_dsl.forms import is_equal
 

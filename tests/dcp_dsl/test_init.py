@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl.cli import dcpm
-from dcp_dsl.commands.check import check
 from dcp_dsl.commands.init import init
+from dcp_dsl.commands.texts import check
 
 
 def write_rows(folder, *rows):

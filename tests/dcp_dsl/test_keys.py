@@ -22,7 +22,7 @@ from dcp_dsl import (
 )
 from dcp_dsl.cli import dcpm
 from dcp_dsl.forms import Rows
-from dcp_dsl.forms.cross import CrossForm
+from dcp_dsl.forms.form import CrossForm
 from dcp_dsl.interchange import ExportConfig, write_export
 
 PREFILL = "segment cache = entry[kv_len] @keys(cache, {corner}) @partial mask m = {mask}"

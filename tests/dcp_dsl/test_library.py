@@ -10,7 +10,7 @@ import pytest
 from second_oracle import dense
 
 from dcp_dsl import Sample, Spec, dense_mask, load
-from dcp_dsl.forms.cross import square_slabs
+from dcp_dsl.forms.conversion import square_slabs
 from dcp_grammar import MASKS
 
 ROOT = Path(__file__).parents[2]

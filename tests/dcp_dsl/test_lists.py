@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, block_sparsity, dense_mask
-from dcp_dsl.commands.check import check
+from dcp_dsl.commands.texts import check
 
 FOUR_LISTS = "expected 4 lists of 3 integers, one per token, got"
 TEXT = """

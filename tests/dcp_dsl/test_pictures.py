@@ -14,7 +14,7 @@ from PIL import Image
 
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
 from dcp_dsl.checks.scope import library_names
-from dcp_dsl.commands.show import show
+from dcp_dsl.commands.masks import show
 from dcp_dsl.pictures import svg as svg_writer
 from dcp_dsl.pictures.frame import LIGHT
 

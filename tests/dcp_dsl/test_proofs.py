@@ -7,8 +7,8 @@ import pytest
 from random_masks import LAYOUTS, draw_masks, write_sample
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check_report, dense_mask
-from dcp_dsl.proof.formula import INFINITE, Bound, Var, all_of, any_of, has_case, negate
 from dcp_dsl.proof.proving import never
+from dcp_dsl.proof.worlds import INFINITE, Bound, Var, all_of, any_of, has_case, negate
 
 SPEC = Spec.from_text(LAYOUTS)
 PER = {"same": np.eye, "behind": lambda n: np.tri(n, k=-1), "before": lambda n: 1 - np.tri(n)}

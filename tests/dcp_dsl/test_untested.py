@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Guard, Sample, Spec, check, check_report, load
-from dcp_dsl.commands.check import check as check_command
+from dcp_dsl.commands.texts import check as check_command
 
 LEAK = "segment img = flags(is_image)\nmask a = causal or (q in img and k in img)\n"
 KEPT = "token evict\nmask a = causal and q < k.evict\n"

@@ -9,7 +9,7 @@ import pytest
 from pygments import lexers
 from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Text, Token
 
-from dcp_dsl.checks.kinds import BUILTINS, PARAM_TYPES
+from dcp_dsl.checks.findings import BUILTINS, PARAM_TYPES
 from dcp_dsl.syntax.tokens import scan
 from dcp_grammar import GRAMMAR, MASKS, WORDS, words_of
 from dcp_grammar.pygments_lexer import DcpmLexer

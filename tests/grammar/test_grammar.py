@@ -14,7 +14,7 @@ from dcp_dsl import SpecError, check, format_source, load
 from dcp_dsl.syntax.mistakes import MISTAKES
 from dcp_dsl.syntax.parser import parse, parse_expression
 from dcp_dsl.syntax.tokens import KEYWORDS
-from dcp_dsl.syntax.unparse import unparse
+from dcp_dsl.syntax.trees import unparse
 from dcp_grammar import GRAMMAR, MASKS
 
 TESTS = Path(__file__).parents[1]

@@ -4,13 +4,13 @@ from dataclasses import replace
 from functools import reduce
 from typing import cast
 
-from dcp_dsl.checks.findings import Checker
-from dcp_dsl.checks.kinds import (
+from dcp_dsl.checks.findings import (
     BUILTINS,
     MASK,
     SEGMENT,
     SEGMENT_FUNCTIONS,
     UNKNOWN,
+    Checker,
     Function,
     Kind,
     Names,

@@ -19,7 +19,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.walk import children, mentioned_names, rewritten, walk
+from dcp_dsl.syntax.trees import children, mentioned_names, rewritten, walk
 
 MAX_LIST = 2**14  # numbers in a list of a token
 

@@ -4,11 +4,11 @@ from itertools import pairwise
 from typing import cast
 
 from dcp_dsl.checks.calls import call_mask, check_call
-from dcp_dsl.checks.findings import Checker
-from dcp_dsl.checks.kinds import (
+from dcp_dsl.checks.findings import (
     INT,
     MASK,
     UNKNOWN,
+    Checker,
     Function,
     Kind,
     KindName,

@@ -139,7 +139,7 @@ def _read(
         check_scope,  # checking a file needs its imports resolved first
     )
     from dcp_dsl.syntax.parser import parse_all
-    from dcp_dsl.syntax.text_file import SpecFileError, read_text
+    from dcp_dsl.syntax.source import SpecFileError, read_text
 
     span = statement.path.span
     if len(reader.scopes) + len(reader.broken) >= MAX_FILES:

@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 from dcp_dsl.checks.calls import check_argument
 from dcp_dsl.checks.expressions import ExpressionChecker
-from dcp_dsl.checks.kinds import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
+from dcp_dsl.checks.findings import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
 from dcp_dsl.checks.scope import Body, Scope, keys_of, keys_of_mask
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.keys import ALIGNMENTS, KeySequence, facts_of_keys
-from dcp_dsl.elaboration.programs import reads_length
+from dcp_dsl.elaboration.programs import ALIGNMENTS, KeySequence, facts_of_keys, reads_length
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError, did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.walk import mentioned_names, walk
+from dcp_dsl.syntax.trees import mentioned_names, walk
 
 MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
 MAX_EXPANDED_DEPTH = 128

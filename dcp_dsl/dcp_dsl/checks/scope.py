@@ -6,11 +6,10 @@ from functools import cache
 from typing import Any
 
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.keys import ALIGNMENTS, KeySequence
-from dcp_dsl.elaboration.programs import has_branches
+from dcp_dsl.elaboration.programs import ALIGNMENTS, KeySequence, has_branches
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
-from dcp_dsl.syntax.walk import LayoutParts, walk_parts
+from dcp_dsl.syntax.trees import LayoutParts, walk_parts
 from dcp_grammar import MASKS
 
 

@@ -19,7 +19,7 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import Reader, column_readers, layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import walk
+from dcp_dsl.syntax.trees import walk
 
 _LENGTHS = ((1, 4), (0, 2), (0, 3), (0, 1))  # of one part, fewest and most tokens, by style
 _MAX_COUNT = 3  # elements of a list

@@ -16,8 +16,7 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
-from dcp_dsl.syntax.unparse import unparse
-from dcp_dsl.syntax.walk import mentioned_names, walk
+from dcp_dsl.syntax.trees import mentioned_names, unparse, walk
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
 MAX_PARTS = 6  # of a conjunction that is looked through for redundant ones

@@ -16,7 +16,7 @@ from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
 from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import walk
+from dcp_dsl.syntax.trees import walk
 
 MAX_SAMPLE_TOKENS = 256
 GENERATED = 32
@@ -201,9 +201,7 @@ def shrink(
 
 
 def _steps(
-    sample: Sample,
-    per_token: Collection[str],
-    layouts: Sequence[tuple[ast.Segment, ast.Layout]],
+    sample: Sample, per_token: Collection[str], layouts: Sequence[tuple[ast.Segment, ast.Layout]]
 ) -> Iterator[Sample]:
     """Yield the samples that are one step smaller, shorter ones first."""
     own = {name: sample.columns[name] for name in per_token if name in sample.columns}
@@ -231,9 +229,7 @@ def _cut(
 
 
 def _new_length(
-    columns: Mapping[str, Column],
-    before: int,
-    layouts: Sequence[tuple[ast.Segment, ast.Layout]],
+    columns: Mapping[str, Column], before: int, layouts: Sequence[tuple[ast.Segment, ast.Layout]]
 ) -> int | None:
     """Return the length that the layouts say, else the one before; None if they disagree."""
     try:

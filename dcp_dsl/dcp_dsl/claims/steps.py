@@ -11,12 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from dcp_dsl.checks.scope import Scope, defined_names
-from dcp_dsl.claims.check_statements import claim_steps
 from dcp_dsl.claims.lints import lint_steps
-from dcp_dsl.claims.report import Verdict
-from dcp_dsl.claims.stack_leaks import leak_steps
-from dcp_dsl.claims.static_checks import mask_steps
-from dcp_dsl.claims.testing import Step, Testing
+from dcp_dsl.claims.static_checks import leak_steps, mask_steps
+from dcp_dsl.claims.testing import Step, Testing, Verdict, claim_steps
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, make_diagnostic
 

@@ -6,8 +6,7 @@ import numpy as np
 
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.forms.cross import CrossForm, num_keys
-from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.form import CrossForm, Form, num_keys
 from dcp_dsl.forms.parts import regions_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.forms.sparsity import BlockKind, block_sparsity

@@ -24,7 +24,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])  # Any: options and argum
 
 def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes] | None:
     """Read a file or standard input as text and bytes; if that fails, print why and remember it."""
-    from dcp_dsl.syntax.text_file import MAX_BYTES, SpecFileError, decode_text, read_bytes
+    from dcp_dsl.syntax.source import MAX_BYTES, SpecFileError, decode_text, read_bytes
 
     try:
         data = sys.stdin.buffer.read(MAX_BYTES + 1) if name == "-" else read_bytes(name)
@@ -37,7 +37,7 @@ def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes
 
 def replace_source(name: str, data: bytes, unreadable: list[dict[str, str]]) -> None:
     """Replace a .dcpm file; if that fails, print why and remember it."""
-    from dcp_dsl.syntax.text_file import SpecFileError, replace_bytes
+    from dcp_dsl.syntax.source import SpecFileError, replace_bytes
 
     try:
         replace_bytes(name, data)
@@ -106,7 +106,7 @@ def load_spec(path: str | None) -> "Spec":
     from dcp_dsl.specs.spec import Spec, load
 
     if path == "-":
-        from dcp_dsl.syntax.text_file import MAX_BYTES, decode_text
+        from dcp_dsl.syntax.source import MAX_BYTES, decode_text
 
         return Spec.from_text(decode_text("-", sys.stdin.buffer.read(MAX_BYTES + 1)), "-")
     return Spec.from_text("", "<library>") if path is None else load(path)

@@ -15,17 +15,15 @@ import numpy as np
 
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.core.columns import Column
-from dcp_dsl.core.cross import Rectangle
 from dcp_dsl.core.factors import factorise
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
+from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.keys import KeySequence
-from dcp_dsl.elaboration.programs import column_readers, laid_statements, show_mask
+from dcp_dsl.elaboration.programs import KeySequence, column_readers, laid_statements, show_mask
 from dcp_dsl.forms.conversion import slabs_of, to_form
-from dcp_dsl.forms.cross import CrossForm
-from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.form import CrossForm, Form
 from dcp_dsl.forms.parts import DecidedPart, Parts, step_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.symbolic.intervals import Grid

@@ -334,9 +334,7 @@ def _ids(
     number = values[begin]
     total = len(source.names) or int(number.max(initial=-1)) + 1
     flat = np.zeros(len(begin), np.int64)
-    found = {
-        segment.name.text: Instances(begin, end, number, flat + total, flat, is_named=True),
-    }
+    found = {segment.name.text: Instances(begin, end, number, flat + total, flat, is_named=True)}
     for which, ident in enumerate(source.names):
         own = number == which
         found[ident.text] = Instances.of(begin[own], end[own])

@@ -9,10 +9,9 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import Budget
 from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_row, read_tokens
-from dcp_dsl.core.cross import Rectangle
-from dcp_dsl.core.instances import Instances, tile
+from dcp_dsl.core.instances import Instances, Tree, tile
 from dcp_dsl.core.layout import bind_layout
-from dcp_dsl.core.tree import Tree
+from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import show_segment
 from dcp_dsl.errors import DatasetError

@@ -13,8 +13,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.checks.scope import part_names
 from dcp_dsl.core.columns import Column, LayoutColumns, list_names
-from dcp_dsl.core.instances import Instances, Nesting, join
-from dcp_dsl.core.tree import Places, Tree, TreeBuilder
+from dcp_dsl.core.instances import Instances, Nesting, Places, Tree, TreeBuilder, join
 from dcp_dsl.elaboration.programs import layout_columns, reads_length
 from dcp_dsl.syntax import ast
 

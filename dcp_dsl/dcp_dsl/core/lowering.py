@@ -10,18 +10,11 @@ import numpy as np
 from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame
-from dcp_dsl.core.instances import Instances
-from dcp_dsl.core.tree import Tree
+from dcp_dsl.core.instances import Instances, Tree
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
 from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, hull, listed
-from dcp_dsl.symbolic.piecewise import (
-    MAX_VALUE,
-    Bands,
-    TooManyPieces,
-    ValueTooLarge,
-    limit_pieces,
-)
+from dcp_dsl.symbolic.piecewise import MAX_VALUE, Bands, TooManyPieces, ValueTooLarge, limit_pieces
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import (
     Cyclic,

@@ -12,14 +12,13 @@ from dcp_dsl.checks.masks import write_out, write_out_segment
 from dcp_dsl.checks.scope import Scope, find_definition, given_arguments, keys_of
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.keys import KeySequence
-from dcp_dsl.elaboration.programs import column_readers, key_columns, laid_statements
+from dcp_dsl.elaboration.programs import KeySequence, column_readers, key_columns, laid_statements
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
-from dcp_dsl.syntax.unparse import unparse
+from dcp_dsl.syntax.trees import unparse
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Bools, Ints, expand
 from dcp_dsl.budget import MAX_TOKENS
+from dcp_dsl.claims.guard import Guard, MaskRule
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
-from dcp_dsl.coverage.batch_proof import prove_rows
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths, row_sizes
 from dcp_dsl.data.nesting import (
     NestedColumn,
@@ -32,12 +32,14 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import column_depths, column_readers, layout_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_rows
+from dcp_dsl.proof.proving import never
 from dcp_dsl.specs.attachment import Attachment
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 MAX_REMEMBERED = 100_000
 UNKNOWN = np.iinfo(np.int64).min
@@ -312,3 +314,86 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, SpecError) and error.diagnostics:
         return error.diagnostics[0].message
     return str(error)
+
+
+MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row or two
+SMALLEST = 8  # rows that are rather bound than proved
+
+
+def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) -> Bools:
+    """Return for each of some rows of a batch whether the rules of a guard are proved to hold.
+
+    Rows must be free of missing values, and their token columns as long as the rows; `columns` go
+    by the mask's names.
+    """
+
+    def holds(chosen: Ints) -> bool:
+        return all(_holds(rule, columns, chosen) for rule in guard.rules)
+
+    is_proved = np.zeros(len(rows), np.bool_)
+    pending, proofs_left = [(0, len(rows))], MAX_PROOFS
+    while pending:
+        first, last = pending.pop()
+        if last - first < SMALLEST or proofs_left <= 0:
+            continue
+        proofs_left -= 1
+        if holds(rows[first:last]):
+            is_proved[first:last] = True
+            continue
+        if last - first == len(rows) and not any(map(holds, _single_rows(rows))):
+            break  # else all proofs would be spent on halves, in vain
+        middle = (first + last) // 2
+        pending += [(middle, last), (first, middle)]
+    return is_proved
+
+
+def _single_rows(rows: Ints) -> Iterator[Ints]:
+    """Yield three rows, each alone: facts about columns that prove nothing there help nowhere."""
+    for row in rows[:: max(1, len(rows) // 3)][:3]:
+        yield np.array([row])
+
+
+def _holds(rule: MaskRule, columns: Mapping[str, NestedColumn], rows: Ints) -> bool:
+    mask = rule.mask.core
+    facts = tuple(_facts(mask, columns, rows))
+    blind = nodes.And((nodes.Not(mask), *facts))
+    if not (rule.is_total_proved or never(blind, ("same",))):
+        return False
+    ahead = mask if rule.leaks is None else rule.leaks.core
+    return rule.is_causal_proved or never(nodes.And((ahead, *facts)), ("before",))
+
+
+def _facts(
+    mask: nodes.Mask, columns: Mapping[str, NestedColumn], rows: Ints
+) -> Iterator[nodes.Mask]:
+    """Yield the facts that hold on all of these rows, as masks."""
+    for name, column in columns.items():
+        if column.depth == 0:
+            yield _between(nodes.RowColumn(name), column.values[rows])
+    tokens = {
+        n.column for n in nodes.walk(mask)
+        if isinstance(n, nodes.TokenColumn) and n.size is None and n.segment is None
+    }  # fmt: skip
+    for name in sorted(tokens):
+        per_token = columns.get(name)
+        if per_token is None or per_token.depth != 1:
+            continue
+        chosen, position = _tokens_of(per_token, rows)
+        if not len(chosen):
+            continue
+        for at in (nodes.Pos("q"), nodes.Pos("k")):
+            value = nodes.Lookup(nodes.TokenColumn(name, name), "number", at)
+            yield _between(value, chosen)
+            yield _between(nodes.Arithmetic("-", value, at), chosen - position)
+
+
+def _between(value: nodes.Number, values: Ints) -> nodes.Mask:
+    low, high = nodes.Const(int(values.min())), nodes.Const(int(values.max()))
+    return nodes.And((nodes.Compare("<=", low, value), nodes.Compare("<=", value, high)))
+
+
+def _tokens_of(column: NestedColumn, rows: Ints) -> tuple[Ints, Ints]:
+    """Return the values of a column with one integer per token, and their positions in the row."""
+    starts, ends = column.offsets[0][rows], column.offsets[0][rows + 1]
+    row, position = expand(0, ends - starts)
+    return column.values[starts[row] + position], position

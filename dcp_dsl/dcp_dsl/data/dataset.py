@@ -1,14 +1,14 @@
-"""Hold a user's data set in memory, file by file: its rows, their lengths, their tokens.
+"""Hold a user's data set in memory, file by file: rows, lengths, tokens, batches of rows.
 
 The length of a row is stated in its file, or added up by a layout.
 """
 
 import reprlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from dcp_dsl.syntax.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
 
 TOKEN_COLUMNS = ("tokens", "input_ids")
 LENGTH_COLUMNS = ("len", "length")
@@ -335,3 +336,69 @@ def _column(file: DataFile, mask_column: str, column: str, depth: int, reader: s
         found.type, depth, source=file.name, column=column, mask_column=mask_column, reader=reader
     )
     return flatten_column(found)
+
+
+def pack(
+    lengths: Sequence[int],
+    token_budget: int,
+    *,
+    order: Literal["in_order", "decreasing"] = "in_order",
+) -> tuple[tuple[int, ...], ...]:
+    """Choose which samples share a batch.
+
+    Args:
+        lengths: tokens of each sample.
+        token_budget: most tokens of a batch.
+        order: ``"in_order"`` fills a batch until the next sample does not fit and keeps the order
+            of the data set; ``"decreasing"`` takes the longest sample first and puts it into the
+            first batch with room (fewer batches, at most 11/9 of the best number).
+
+    Returns:
+        Indices of the samples of each batch; every sample is in exactly one.
+
+    Raises:
+        DatasetError: if a sample alone exceeds the budget.
+
+    >>> pack([3, 5, 2, 4], 7)
+    ((0,), (1, 2), (3,))
+    >>> pack([3, 5, 2, 4], 7, order="decreasing")
+    ((1, 2), (3, 0))
+    """
+    sizes = [int(length) for length in lengths]
+    for index, size in enumerate(sizes):
+        if size > token_budget:
+            raise DatasetError(
+                f"sample {index} has {size} tokens, the token budget is {token_budget}; raise the "
+                f"budget or leave the sample out"
+            )
+    if order not in ("in_order", "decreasing"):
+        raise ValueError(f"order: expected 'in_order' or 'decreasing', got {order!r}")
+    batches = (_in_order if order == "in_order" else _decreasing)(sizes, token_budget)
+    return tuple(map(tuple, batches))
+
+
+def _in_order(sizes: list[int], budget: int) -> list[list[int]]:
+    batches: list[list[int]] = []
+    room = 0
+    for index, size in enumerate(sizes):
+        if not batches or size > room:
+            batches.append([])
+            room = budget
+        batches[-1].append(index)
+        room -= size
+    return batches
+
+
+def _decreasing(sizes: list[int], budget: int) -> list[list[int]]:
+    """First fit: a batch's room is looked up with one vectorised comparison per sample."""
+    batches: list[list[int]] = []
+    room = np.zeros(len(sizes), np.int64)
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        fits = np.flatnonzero(room[: len(batches)] >= sizes[index])
+        at = int(fits[0]) if len(fits) else len(batches)
+        if at == len(batches):
+            batches.append([])
+            room[at] = budget
+        batches[at].append(index)
+        room[at] -= sizes[index]
+    return batches

@@ -18,7 +18,7 @@ from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.elaboration.programs import layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import walk_parts
+from dcp_dsl.syntax.trees import walk_parts
 
 _SHAPES = {0: "one integer per row", 1: "a list of integers per row", 2: "lists of lists per row"}
 

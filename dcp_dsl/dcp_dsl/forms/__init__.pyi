@@ -1,7 +1,6 @@
 from .algebra import compare_masks, is_empty, is_equal
-from .conversion import as_rows, as_slabs
+from .conversion import as_rows, as_slabs, form_of, items_of
 from .form import PlacedForm, ranges_of_tile
-from .items import form_of, items_of
 from .parts import Parts, RegionPart, regions_of
 from .slabs import Rows
 from .sparsity import BatchShape, BlockKind

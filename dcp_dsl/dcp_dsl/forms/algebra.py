@@ -12,8 +12,7 @@ import numpy as np
 from dcp_dsl.arrays import Ints
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.forms.conversion import as_regions, to_form
-from dcp_dsl.forms.cross import CrossForm
-from dcp_dsl.forms.form import Form, ranges_of_tile, row_chunks
+from dcp_dsl.forms.form import CrossForm, Form, ranges_of_tile, row_chunks
 from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.piecewise import TooManyPieces

@@ -1,4 +1,12 @@
-"""Convert exact forms: regions to the shortest form, every form to slabs or rows, or transposed."""
+"""Convert exact forms: to the shortest one, to slabs or rows, transposed, to integers for files.
+
+| kind of integers | what they are |
+|---|---|
+| `slabs` | the six columns of `Slabs.table`, slab after slab |
+| `rows` | ranges of each of the T rows, then the starts of all ranges, then their ends |
+| `cols:slabs`, `cols:rows` | the same of the transposed mask |
+| `strided` | the period, then for each part: remainders M, slabs N, the M remainders, the N slabs |
+"""
 
 from dataclasses import replace
 
@@ -6,12 +14,13 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints, expand, sealed
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.forms.form import Form, row_chunks
+from dcp_dsl.forms.form import CrossForm, Form, row_chunks
 from dcp_dsl.forms.parts import Parts, RegionPart, keys_of, regions_of
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.classes import Classes, MaskValue
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
+from dcp_dsl.symbolic.terms import MAX_PERIOD
 
 
 def transpose(region: Region) -> Region:
@@ -159,6 +168,18 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
     return slabs_of(region)
 
 
+def square_slabs(form: Form) -> Slabs:
+    """Return any form as slabs, of a `CrossForm` in a square of its longer side, query 0 in row 0.
+
+    Raises:
+        DatasetError: if it falls into more than a million slabs.
+    """
+    if not isinstance(form, CrossForm):
+        return as_slabs(form)
+    found, size, up = as_slabs(form.square), max(form.num_tokens, form.num_kv), form.first_row
+    return replace(found, num_tokens=size, q_start=found.q_start - up, q_end=found.q_end - up)
+
+
 def _transposed(form: Form) -> Region | None:
     """Return a mask of few slabs seen from the keys as slabs; None if it is none, or too many."""
     if not isinstance(keys_of(form), Slabs):
@@ -271,3 +292,99 @@ def _without(low: Ints, high: Ints, shift: int) -> tuple[Ints, Ints]:
     marks, is_in = marks[is_final], cover[is_final] == 1
     was_in = np.concatenate([[False], is_in[:-1]])[: len(is_in)]
     return marks[is_in & ~was_in], marks[was_in & ~is_in]
+
+
+KINDS = ("slabs", "rows", "cols:slabs", "cols:rows", "strided")
+
+
+def items_of(form: Form) -> tuple[str, Ints]:
+    """Return a form as its kind and integers; `form_of` makes it again.
+
+    Raises:
+        DatasetError: for a form of tiles, which is made of a predicate and not of arrays.
+
+    >>> kind, items = items_of(Slabs(4, [0], [4], [0], [1], [0], [1]))
+    >>> kind, items.tolist()
+    ('slabs', [0, 4, 0, 1, 0, 1])
+    """
+    if isinstance(form, Slabs):
+        return "slabs", form.table().ravel()
+    if isinstance(form, Rows):
+        return "rows", np.concatenate([np.diff(form.row_ptr), form.kv_start, form.kv_end])
+    if (keys := keys_of(form)) is not None:
+        kind, items = items_of(keys)
+        return f"cols:{kind}", items
+    if form.form == "strided":
+        own = regions_of(form)
+        parts = [np.array([own[0].period])]
+        for part in own:
+            parts.append(np.array([len(part.remainders), len(part.region)]))
+            parts += [part.remainders, items_of(part.region)[1]]
+        return "strided", np.concatenate(parts)
+    raise DatasetError(
+        f"a mask of form `{form.form}` on {form.num_tokens:_} tokens cannot be kept in a file: "
+        f"expected slabs, rows, cols or strided; use a shorter sample"
+    )
+
+
+def form_of(kind: str, num_tokens: int, items: Ints) -> Form:
+    """Make the form that `items_of` took apart; whatever is in `items` is checked.
+
+    Raises:
+        ValueError: if the integers are no such form of `num_tokens` tokens.
+    """
+    match kind:
+        case "slabs":
+            return _read_slabs(num_tokens, items)
+        case "rows":
+            return _read_rows(num_tokens, items)
+        case "cols:slabs":
+            return Parts.of_keys(_read_slabs(num_tokens, items))
+        case "cols:rows":
+            return Parts.of_keys(_read_rows(num_tokens, items))
+        case "strided":
+            return _read_strided(num_tokens, items)
+    raise ValueError(f"form: expected a kind among {', '.join(KINDS)}, got {kind!r:.60}")
+
+
+def _read_slabs(num_tokens: int, items: Ints) -> Slabs:
+    if len(items) % 6:
+        raise ValueError(f"form `slabs`: expected six integers a slab, got {len(items)} in all")
+    table = items.reshape(-1, 6)
+    if ((table < 0) | (table > num_tokens)).any() or (table[:, 4:] > 1).any():
+        raise ValueError(f"form `slabs`: expected slabs inside {num_tokens} tokens, slopes 0 or 1")
+    return Slabs(num_tokens, *table[:, :4].T, *table[:, 4:].T.astype(np.uint8))
+
+
+def _read_rows(num_tokens: int, items: Ints) -> Rows:
+    ranges, odd = divmod(len(items) - num_tokens, 2)
+    counts, start, end = np.split(items, [num_tokens, num_tokens + max(ranges, 0)])
+    if ranges < 0 or odd or (counts < 0).any() or (counts > ranges).any() or counts.sum() != ranges:
+        raise ValueError(
+            f"form `rows`: expected the ranges of {num_tokens} rows, their starts and ends, got "
+            f"{len(items)} integers that are none"
+        )
+    row = np.repeat(np.arange(num_tokens), counts)
+    follows = row[1:] == row[:-1]
+    if (start < 0).any() or (end > num_tokens).any() or (follows & (start[1:] <= end[:-1])).any():
+        raise ValueError(f"form `rows`: expected rising ranges apart, inside {num_tokens} tokens")
+    return Rows(num_tokens, np.append(0, np.cumsum(counts)), start, end)
+
+
+def _read_strided(num_tokens: int, items: Ints) -> Form:
+    period, at, parts = int(items[0]) if len(items) else 0, 1, []
+    if not 2 <= period <= MAX_PERIOD:
+        raise ValueError(f"form `strided`: expected a period of 2 to {MAX_PERIOD}, got {period}")
+    while at < len(items):
+        sizes = items[at : at + 2]
+        left = len(items) - at - 2
+        if left < 0 or (sizes < 0).any() or (sizes > left).any() or sizes[0] + 6 * sizes[1] > left:
+            raise ValueError(f"form `strided`: expected a part at {at}, got {sizes.tolist()}")
+        first, end = at + 2 + int(sizes[0]), at + 2 + int(sizes[0] + 6 * sizes[1])
+        slabs = _read_slabs(num_tokens, items[first:end])
+        parts.append(RegionPart(slabs, False, period, items[at + 2 : first]))
+        at = end
+    every = np.concatenate([np.empty(0, np.int64), *(part.remainders for part in parts)])
+    if len(np.unique(every)) != len(every):
+        raise ValueError("form `strided`: expected every remainder once, got one twice")
+    return Parts(num_tokens, tuple(parts)) if parts else _read_slabs(num_tokens, items[:0])

@@ -1,4 +1,4 @@
-"""The exact forms of a bound mask: what all of them can do, and a form placed in a batch.
+"""The exact forms of a bound mask: what all can do, in a rectangle of keys, at a place in a batch.
 
 A mask bound to a sample is one of three values, chosen by what describes it shortest: `Slabs`,
 `Rows` (key ranges of each row), or `Parts`, a sum of regions seen from the keys (`cols`), of slabs
@@ -132,6 +132,77 @@ def row_chunks(num_rows: int, width: int, at_once: int = 2**24) -> Iterator[tupl
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class CrossForm:
+    """A mask of so many queries and so many keys; what a form can do, it can.
+
+    Attributes:
+        square: a form that holds no pair outside the rectangle.
+        num_tokens: queries, rows of the mask.
+        num_kv: keys.
+        first_row: the row of `square` that is query 0; rows below 0 see nothing.
+
+    >>> from dcp_dsl import Slabs
+    >>> causal = Slabs(4, [2], [4], [0], [3], [0], [1])
+    >>> CrossForm(causal, 2, 4, first_row=2).tile(0, 2, 0, 4).astype(int).tolist()
+    [[1, 1, 1, 0], [1, 1, 1, 1]]
+    """
+
+    square: Form
+    num_tokens: int
+    num_kv: int
+    first_row: int = 0
+
+    @property
+    def form(self) -> FormName:
+        """The name of the square form."""
+        return self.square.form
+
+    @property
+    def num_pairs(self) -> int:
+        """Visible (query, key) pairs."""
+        return self.square.num_pairs
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the value in hex; equal digests mean equal masks."""
+        shape = np.array([self.num_kv, self.first_row])
+        return digest_of(f"cross {self.square.digest}", self.num_tokens, shape)
+
+    def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
+        """Return the mask of queries ``[q_start, q_end)`` and keys ``[kv_start, kv_end)``."""
+        seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
+        lead, low, high = self._rows(q_start, q_end)
+        seen[lead:] = self.square.tile(low, high, kv_start, kv_end)
+        return seen
+
+    def row_ranges(self, q_start: int, q_end: int) -> RowRanges:
+        """Return the maximal key ranges of rows: ``(row_ptr [R+1], starts [P], ends [P])``."""
+        lead, low, high = self._rows(q_start, q_end)
+        row_ptr, starts, ends = self.square.row_ranges(low, high)
+        return np.concatenate([np.zeros(lead, np.int64), row_ptr]), starts, ends
+
+    def _rows(self, q_start: int, q_end: int) -> tuple[int, int, int]:
+        """Return how many queries stand before the square, and the rows of the others."""
+        low = max(0, q_start + self.first_row)
+        high = max(low, q_end + self.first_row)
+        return q_end - q_start - (high - low), low, high
+
+    def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
+        """Count the visible pairs of every non-empty block; see `Form`."""
+        size = self.square.num_tokens
+        own = np.clip(q_bounds + self.first_row, 0, size)
+        rows, keys = (np.unique(np.append(bounds, [0, size])) for bounds in (own, kv_bounds))
+        found = self.square.count_blocks(rows, keys)
+        row = np.searchsorted(own, rows[found.row], side="right") - 1
+        return BlockCounts(row, found.col, found.pairs)
+
+
+def num_keys(form: Form) -> int:
+    """Return the keys of a mask, which has as many as queries if it is no `CrossForm`."""
+    return form.num_kv if isinstance(form, CrossForm) else form.num_tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlacedForm:
     """An exact mask and where its sequence lies in a packed batch.
 
@@ -158,8 +229,7 @@ class PlacedForm:
     @property
     def kv_end(self) -> int:
         """The end of the sequence's keys in the batch."""
-        keys: int = getattr(self.form, "num_kv", self.form.num_tokens)
-        return self.kv_start + keys
+        return self.kv_start + num_keys(self.form)
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Return the mask of some queries and keys of the batch, bool ``[queries, keys]``."""

@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed
-from dcp_dsl.forms.cross import CrossForm, num_keys
-from dcp_dsl.forms.form import BlockCounts, Form, PlacedForm
+from dcp_dsl.forms.form import BlockCounts, CrossForm, Form, PlacedForm, num_keys
 from dcp_dsl.forms.slabs import Slabs, areas, count_slab_blocks
 
 

@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Indices, Ints, expand
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.forms.cross import CrossForm, num_keys, square_slabs
-from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.conversion import square_slabs
+from dcp_dsl.forms.form import CrossForm, Form, num_keys
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 from dcp_dsl.interchange.export import Export, ExportConfig

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.forms.cross import CrossForm, square_slabs
-from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.conversion import square_slabs
+from dcp_dsl.forms.form import CrossForm, Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.interchange.block_sparse import to_flash4, to_flex
 from dcp_dsl.interchange.export import Export, ExportConfig

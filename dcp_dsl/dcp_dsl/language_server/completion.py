@@ -10,7 +10,7 @@ from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken
-from dcp_dsl.syntax.unparse import unparse
+from dcp_dsl.syntax.trees import unparse
 from dcp_grammar import WORDS, Role
 
 CompletionKind: TypeAlias = Literal[

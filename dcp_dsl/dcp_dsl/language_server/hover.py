@@ -12,7 +12,7 @@ from dcp_dsl.language_server.document import Definition, Document, definition_at
 from dcp_dsl.pictures.picture import Picture, preview
 from dcp_dsl.specs.spec import Spec
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.unparse import unparse
+from dcp_dsl.syntax.trees import unparse
 from dcp_grammar import WORDS
 
 MAX_TEXT_TOKENS = 40  # a wider picture does not fit a hover

@@ -10,7 +10,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.walk import walk, walk_parts
+from dcp_dsl.syntax.trees import walk, walk_parts
 
 Space: TypeAlias = Literal["statement", "sample", "column", "local"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -15,7 +15,7 @@ from pygls.lsp.server import LanguageServer
 from pygls.uris import to_fs_path
 
 from dcp_dsl.language_server.completion import complete, signature_at
-from dcp_dsl.language_server.document import Document, definition_at
+from dcp_dsl.language_server.document import Checks, Document, Session, definition_at
 from dcp_dsl.language_server.hover import describe
 from dcp_dsl.language_server.names import (
     MODIFIERS,
@@ -26,11 +26,10 @@ from dcp_dsl.language_server.names import (
     rename,
     symbol_at,
 )
-from dcp_dsl.language_server.session import Checks, Session
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostic_formats import explanations
 from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes
-from dcp_dsl.syntax.formatter import format_source
+from dcp_dsl.syntax.source import format_source
 
 SLICE_S = 0.02  # proofs run this long before they look whether the text has changed
 PROGRESS_AFTER_S = 0.5  # shorter waits need no progress bar

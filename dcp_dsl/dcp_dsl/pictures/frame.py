@@ -7,15 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dcp_dsl.arrays import Bytes, Floats
-from dcp_dsl.core.cross import Rectangle
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
-from dcp_dsl.core.sample import Sample
+from dcp_dsl.core.sample import Rectangle, Sample
 from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.sparsity import block_sparsity
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.walk import walk_parts
+from dcp_dsl.syntax.trees import walk_parts
 
 
 @dataclass(frozen=True, slots=True)

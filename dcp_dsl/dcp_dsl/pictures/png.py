@@ -6,8 +6,7 @@ import numpy as np
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from dcp_dsl.arrays import Bytes
-from dcp_dsl.forms.cross import num_keys
-from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.form import Form, num_keys
 from dcp_dsl.pictures.frame import LIGHT, PictureFrame, condense, lay_out_legend, measure_coverage
 
 MARGIN = 14

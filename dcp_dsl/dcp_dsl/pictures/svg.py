@@ -10,9 +10,8 @@ from html import escape
 from itertools import groupby
 
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.forms.conversion import as_slabs
-from dcp_dsl.forms.cross import CrossForm, num_keys
-from dcp_dsl.forms.form import Form
+from dcp_dsl.forms.conversion import as_slabs, square_slabs
+from dcp_dsl.forms.form import CrossForm, Form, num_keys
 from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.pictures.frame import (
@@ -175,7 +174,7 @@ def _slabs_of(form: Form) -> Slabs | None:
     if isinstance(keys, Slabs):
         slabs = keys
     elif isinstance(form, CrossForm) and form.square.num_tokens <= MAX_CONVERTED:
-        slabs = form.slabs()
+        slabs = square_slabs(form)
     elif not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
         return None
     else:

@@ -5,18 +5,20 @@ from dataclasses import dataclass, field, replace
 from math import floor, gcd
 from typing import Literal, TypeAlias
 
-from dcp_dsl.proof.formula import (
+from dcp_dsl.proof.worlds import (
     INFINITE,
     Bound,
     Formula,
+    Level,
+    Placing,
     Range,
+    Relation,
     Var,
     add_ranges,
     all_of,
     negate,
     scale_range,
 )
-from dcp_dsl.proof.worlds import Level, Placing, Relation
 
 TokenRef: TypeAlias = Literal["q", "k", "t", ""]  # t: query and key at once; "": of no token
 

@@ -15,17 +15,6 @@ from typing import Any, TypeVar
 
 from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.proof.formula import (
-    INFINITE,
-    Formula,
-    Range,
-    Undecided,
-    Var,
-    all_of,
-    any_of,
-    has_case,
-    negate,
-)
 from dcp_dsl.proof.numbers import (
     Facts,
     Sum,
@@ -37,12 +26,21 @@ from dcp_dsl.proof.numbers import (
     view_tiles,
 )
 from dcp_dsl.proof.worlds import (
+    INFINITE,
     MAX_WORLDS,
+    Formula,
+    Range,
     Relation,
+    Undecided,
+    Var,
     World,
+    all_of,
+    any_of,
     count_worlds,
     find_level,
+    has_case,
     is_along,
+    negate,
     worlds,
 )
 from dcp_dsl.syntax import ast

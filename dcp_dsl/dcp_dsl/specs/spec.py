@@ -13,7 +13,7 @@ from dcp_dsl.checks.checker import check_scope
 from dcp_dsl.checks.findings import UNKNOWN_HINT
 from dcp_dsl.checks.imports import build_scope
 from dcp_dsl.checks.scope import Scope, library_names
-from dcp_dsl.claims.report import Report, Verdict
+from dcp_dsl.claims.testing import Report, Verdict
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
 from dcp_dsl.core.sample import (
@@ -28,7 +28,7 @@ from dcp_dsl.specs.attachment import Attachment, attach_alike, attach_files
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Diagnostic, MaskCallError, SpecError, did_you_mean
 from dcp_dsl.syntax.parser import parse, parse_all, parse_expression
-from dcp_dsl.syntax.text_file import read_text
+from dcp_dsl.syntax.source import read_text
 
 if TYPE_CHECKING:
     from dcp_dsl.data.dataset import Dataset

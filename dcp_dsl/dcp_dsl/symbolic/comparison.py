@@ -10,13 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints, expand
-from dcp_dsl.symbolic.piecewise import (
-    Bands,
-    Piecewise,
-    limit_pieces,
-    overlaps,
-    sorted_unique,
-)
+from dcp_dsl.symbolic.piecewise import Bands, Piecewise, limit_pieces, overlaps, sorted_unique
 from dcp_dsl.symbolic.region import MAX_CELLS, MAX_PAIRS, Region
 from dcp_dsl.symbolic.runs import Runs
 from dcp_dsl.symbolic.shortcuts import trimmed

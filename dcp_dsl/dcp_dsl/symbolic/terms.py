@@ -7,12 +7,7 @@ from typing import TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.symbolic.piecewise import (
-    MAX_VALUE,
-    Piecewise,
-    ValueTooLarge,
-    limit_pieces,
-)
+from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge, limit_pieces
 
 MAX_PERIOD = 2**16  # remainders of a distance
 

@@ -39,7 +39,7 @@ from dcp_dsl.syntax.tokens import (
     split_at_misspelt,
     split_statements,
 )
-from dcp_dsl.syntax.walk import moved
+from dcp_dsl.syntax.trees import moved
 from dcp_grammar import GRAMMAR
 
 __all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]

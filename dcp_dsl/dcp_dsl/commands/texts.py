@@ -1,6 +1,7 @@
-"""`dcpm check`: all findings of texts, and of the rows of a data set."""
+"""Work on .dcpm texts: `dcpm check` and `fmt`, and `lsp` for editors."""
 
 import json
+import os
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ import click
 from dcp_dsl.commands.options import read_source, replace_source, show_changes
 
 if TYPE_CHECKING:
-    from dcp_dsl.claims.report import Verdict
+    from dcp_dsl.claims.testing import Verdict
     from dcp_dsl.coverage.dataset_checker import DatasetCoverage
     from dcp_dsl.specs.spec import Spec
     from dcp_dsl.syntax.diagnostics import Diagnostic
@@ -145,7 +146,7 @@ def _check_file(name: str, checked: _Checked, *, fixes: bool, diffs: bool) -> No
         checked.verdicts[name] = report.verdicts
         return
     from dcp_dsl.syntax.diagnostics import fix_text
-    from dcp_dsl.syntax.text_file import encode_text
+    from dcp_dsl.syntax.source import encode_text
 
     mended = fix_text(text, name, lambda text, name: check_report(text, name).diagnostics)
     checked.texts[name] = mended.text
@@ -212,7 +213,7 @@ def _sarif(checked: _Checked) -> dict[str, object]:
 
 
 def _summarise(files: int, checked: _Checked, verb: str) -> None:
-    from dcp_dsl.claims.report import count_outcomes
+    from dcp_dsl.claims.testing import count_outcomes
 
     unreadable, errors = len(checked.unreadable), checked.errors
     parts = [
@@ -229,3 +230,78 @@ def _summarise(files: int, checked: _Checked, verb: str) -> None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+SCHEMA_FMT = "dcp.fmt/1"
+
+
+@click.command()
+@click.argument("files", nargs=-1, required=True, metavar="FILES...")
+@click.option(
+    "--check", "only_check", is_flag=True, help="Write nothing; exit 1 if a file would change."
+)
+@click.option("--diff", "show_diff", is_flag=True, help="Write nothing; show what would change.")
+@click.option("--json", "as_json", is_flag=True, help="Report as one JSON document.")
+def fmt(files: tuple[str, ...], only_check: bool, show_diff: bool, as_json: bool) -> None:
+    """Lay out .dcpm files in the house style; comments and line breaks stay.
+
+    `-` formats standard input to standard output. Exit status: 0, 1 if --check or --diff found
+    something to change, 2 if a file cannot be read or does not parse (it is left as it is).
+    """
+    changed: list[str] = []
+    unreadable: list[dict[str, str]] = []
+    diffs: dict[str, str] = {}
+    writes = not only_check and not show_diff
+    for name in files:
+        found = _format(name, unreadable)
+        if found is None:
+            continue
+        before, after = found
+        if after != before:
+            changed.append(name)
+            diffs[name] = show_changes(before.decode(), after.decode(), name, "formatted")
+        if show_diff and not as_json:
+            click.echo(diffs.get(name, ""), nl=False)
+        if writes and name != "-" and after != before:
+            replace_source(name, after, unreadable)
+        elif writes and name == "-" and not as_json:
+            click.echo(after, nl=False)
+    if as_json:
+        document = {
+            "schema": SCHEMA_FMT, "changed": changed, "written": writes, "unreadable": unreadable,
+        }  # fmt: skip
+        click.echo(json.dumps(document | ({"diffs": diffs} if show_diff else {}), indent=2))
+    verb = "changed" if writes else "would change"
+    click.echo(f"{len(changed)} of {len(files)} files {verb}", err=True)
+    sys.exit(2 if unreadable else int(bool(changed) and not writes))
+
+
+def _format(name: str, unreadable: list[dict[str, str]]) -> tuple[bytes, bytes] | None:
+    """Return a text before and after formatting; if that fails, print why and remember it."""
+    from dcp_dsl.syntax.diagnostics import SpecError
+    from dcp_dsl.syntax.source import encode_text, format_source
+
+    given = read_source(name, unreadable)
+    if given is None:
+        return None
+    text, data = given
+    try:
+        result = format_source(text)
+    except SpecError as error:
+        click.echo(str(error).replace("--> <text>:", f"--> {name}:"), err=True)
+        unreadable.append({"file": name, "message": "does not parse"})
+        return None
+    return data, encode_text(result, data)
+
+
+@click.command()
+def lsp() -> None:
+    """Serve an editor: the language server on standard input and output.
+
+    Editors start it themselves; see docs/editors.md.
+    """
+    from dcp_dsl.language_server.server import make_server
+
+    # The server closes what it writes to, and the group flushes standard output at its end.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
+        make_server().start_io(stdout=output)
