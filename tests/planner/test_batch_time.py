@@ -49,6 +49,18 @@ def test_dear_tokens_are_even_and_cheap_ones_follow_the_attention() -> None:
     assert not any("tokens" in warning.code for warning in cheap.warnings)
 
 
+def test_tokens_above_the_largest_tried_tolerance_are_told_though_they_have_a_price() -> None:
+    """Eight devices cannot share nine whole blocks evenly."""
+    config = PlanConfig(budget="fast", token_seconds=1e-6, token_tolerance=0.01)
+    sparsity = block_sparsity([SPEC.mask("m").compile(Sample({}, 512 * 9))], 512, 512)
+    (told,) = (
+        warning
+        for warning in build_plan(sparsity, SHAPE, CLUSTER, config).warnings
+        if warning.code == "tokens_above_tolerance"
+    )
+    assert "more than the tolerated 1.020" in told.message  # twice the tolerance, as is tried
+
+
 def test_masks_of_a_stack_pay_for_their_tokens_together() -> None:
     price = 1e-6
     masks = [(batch("w"), 3), (batch("m"), 1)]

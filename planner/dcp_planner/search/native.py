@@ -111,7 +111,10 @@ def _split_of(found: Placement) -> Split:
 def find_shortfalls(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[PlanWarning, ...]:
-    """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it."""
+    """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it.
+
+    Where tokens have a price, that is the largest tolerance which is tried.
+    """
     pairs, tokens = loads_on(found, workload, cluster)
     sizes = np.tile(workload.compute_pairs, found.head_groups)
     warnings = []
@@ -119,10 +122,9 @@ def find_shortfalls(
     if work.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
         text = _shortfall("tile", work, sizes, config.compute_tolerance)
         warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
-    most = (1 + config.token_tolerance) * float(tokens.mean())
-    is_priced = len(tolerances_of(config)) > 1
-    if not is_priced and tokens.max(initial=0) > most:
-        text = _shortfall("block", tokens, workload.block_tokens, config.token_tolerance)
+    tolerance = max(tried.token_tolerance for tried in tolerances_of(config))
+    if tokens.max(initial=0) > (1 + tolerance) * float(tokens.mean()):
+        text = _shortfall("block", tokens, workload.block_tokens, tolerance)
         warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
     return tuple(warnings)
 
