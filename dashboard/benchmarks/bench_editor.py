@@ -24,7 +24,7 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from dcp_dashboard import start_server
-from dcp_dashboard.editing.tasks import make_worker
+from dcp_dashboard.editing.routes import make_worker
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import check_report
 

@@ -69,7 +69,7 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
 
     from dcp_dashboard import DashboardError, serve
     from dcp_dashboard.demo.pipeline import DemoConfig, run_demo
-    from dcp_dashboard.demo.tables import print_report, summary
+    from dcp_dashboard.demo.report import print_report, summary
 
     err = Console(stderr=True)
     with err.status("") as status:
@@ -134,10 +134,9 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     `dcpm dashboard FOLDER`.
     """
     from dcp_dashboard import DashboardError
+    from dcp_dashboard.exports.files import devices_csv, tiles_csv
+    from dcp_dashboard.exports.overview import standalone_page, still
     from dcp_dashboard.exports.pictures import mask_svg
-    from dcp_dashboard.exports.standalone import standalone_page
-    from dcp_dashboard.exports.still import still
-    from dcp_dashboard.exports.tables import devices_csv, tiles_csv
     from dcp_dashboard.library.plans import load_file
     from dcp_dsl.files import check_writable, replacing
 

@@ -17,17 +17,16 @@ from dash import html
 from dash.development.base_component import Component
 from PIL import Image
 
-from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.encoding import KIND_COLOURS
+from dcp_dashboard.exports.overview import THEMES, Theme, standalone_page, timeline_height
 from dcp_dashboard.exports.pictures import timeline_pixels
-from dcp_dashboard.exports.standalone import standalone_page
-from dcp_dashboard.exports.still import THEMES, Theme, timeline_height
 from dcp_dashboard.facts.quantities import count, duration, ratio
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import PlanEntry, plan_key
 from dcp_dashboard.library.plans import loaded_plan
-from dcp_dashboard.pages.markup import markup
-from dcp_dashboard.pages.step import PARTS
+from dcp_dashboard.pages.layout import markup
+from dcp_dashboard.pages.reports import PARTS
 from dcp_dashboard.web.server import RunningServer, start_server
 from dcp_planner import Plan, Trace, write_plan
 from dcp_planner.simulation import EVENT_KINDS

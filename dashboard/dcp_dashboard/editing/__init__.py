@@ -1,1 +1,61 @@
-"""The editor of the page `/edit`: worker processes check, draw and plan texts from a browser."""
+"""The editor of the page `/edit`: the tasks of its worker processes, by the names in requests."""
+
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any, TypeAlias
+
+from dcp_dashboard.library.folder import DashboardError
+
+MAX_DATA_BYTES = 2 * 2**30
+"""Memory of a worker: beyond it, Python raises, and the machine goes on."""
+
+# Any, below: JSON values
+Request: TypeAlias = dict[str, Any]
+Answer: TypeAlias = tuple[dict[str, Any], bytes]
+
+
+def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer]:
+    """Load what a worker of this kind needs and return what answers its requests."""
+    loaded = import_module(f"{__name__}.{_LOADED[kind]}")
+    if kind == "plan":
+        loaded.warm_up()
+    return answer
+
+
+def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer:
+    """Answer a request; its key ``task`` names the task, ``blob`` becomes a key of its own.
+
+    Raises:
+        DCPError: whatever a person can cause.
+    """
+    module, name, tells = _TASKS[request["task"]]
+    asked = {**request, "blob": blob}
+    try:
+        task = getattr(import_module(f"{__name__}.{module}"), name)
+        found: Answer | Request = task(asked, tell) if tells else task(asked)
+        return found if isinstance(found, tuple) else (found, b"")
+    except RecursionError:
+        message = "expected a shallower text: it is nested too deeply"
+    except MemoryError:
+        message = (
+            f"expected a smaller batch: the worker's {MAX_DATA_BYTES >> 30} GiB of memory are "
+            "full; plan larger ones with: dcpm plan"
+        )
+    raise DashboardError(message)
+
+
+_LOADED = {"check": "texts", "plan": "planning", "query": "querying"}
+_TASKS = {
+    "check": ("texts", "check_text", False),
+    "hover": ("texts", "describe_word", False),
+    "complete": ("texts", "propose", False),
+    "format": ("texts", "format_text", False),
+    "picture": ("texts", "draw_text", False),
+    "svg": ("texts", "draw_svg", False),
+    "preview": ("planning", "preview_plan", False),
+    "plan": ("planning", "make_plan", True),
+    "suggest": ("planning", "suggest_plans", True),
+    "front": ("planning", "plan_front", True),
+    "query": ("querying", "run_query", False),
+}
+"""Module, function, whether it tells its stages. Loaded when asked: a checker needs no numpy."""

@@ -12,8 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dcp_dashboard.api.devices import MAX_EVENTS
-from dcp_dashboard.facts.event_table import event_table
-from dcp_dashboard.facts.traces import track_order
+from dcp_dashboard.facts.traces import event_table, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.extras import install_line

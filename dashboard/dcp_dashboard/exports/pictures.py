@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from dcp_dashboard.api.palette import cluster_colours
+from dcp_dashboard.api.encoding import cluster_colours
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import caption_of_first_group, tiles_of_group

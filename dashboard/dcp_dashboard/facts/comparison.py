@@ -1,9 +1,10 @@
-"""Compares two plans, or the prediction and the run of one, in figures and per device.
+"""Compares two plans, or the prediction and the run of one: figures, devices, kinds of events.
 
 Times and bytes of different batches stand side by side without a judgement; `Comparison.limits`
 explains why.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,7 +13,6 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dashboard.facts.moves import has_same_blocks
 from dcp_dashboard.facts.quantities import (
     Text,
     count,
@@ -24,10 +24,13 @@ from dcp_dashboard.facts.quantities import (
     signed,
     size,
 )
+from dcp_dashboard.facts.text import DIRECTIONS
+from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import Source, Trace
+from dcp_dsl.arrays import Floats
+from dcp_planner import Direction, Plan, Source, Trace
 from dcp_planner.report import Difference, compare_figures
-from dcp_planner.simulation import Lane
+from dcp_planner.simulation import EVENT_KINDS, Lane
 
 EQUAL = 0.0005
 """Changes below this share are called equal: they vanish in three digits."""
@@ -187,6 +190,19 @@ class Comparison:
         return tuple(found)
 
 
+def has_same_blocks(first: Plan, second: Plan) -> bool:
+    """Return whether two plans cut the same tokens, and heads, into the same blocks."""
+    a, b = first.blocks, second.blocks
+    if common_groups(first, second) > 1 and first.shape.q_heads != second.shape.q_heads:
+        return False
+    return np.array_equal(a.start, b.start) and np.array_equal(a.end, b.end)
+
+
+def common_groups(first: Plan, second: Plan) -> int:
+    """Return the number of head groups that both plans' groups can be cut into."""
+    return math.lcm(first.head_groups, second.head_groups)
+
+
 def compare_rows(comparison: Comparison) -> tuple[FigureRow, ...]:
     """Return the table of figures, in reading order; of one plan only what a run can change."""
     a, b = comparison.first, comparison.second
@@ -320,3 +336,44 @@ def _batch(side: Side) -> str:
 def _cluster(side: Side) -> str:
     cluster = side.loaded.plan.cluster
     return f"{cluster.name}, {counted(cluster.nodes, 'node')} of {cluster.devices_per_node}"
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """Time of one kind of event in one direction.
+
+    Attributes:
+        kind: of `EVENT_KINDS`.
+        direction: of the events.
+        first, second: seconds of the mean device on either side.
+    """
+
+    kind: str
+    direction: Direction
+    first: float
+    second: float
+
+    @property
+    def ratio(self) -> float | None:
+        """The second time over the first; ``None`` if there is no first."""
+        return self.second / self.first if self.first else None
+
+
+def compare_kinds(comparison: Comparison) -> tuple[KindRow, ...]:
+    """Return the times of all kinds that either side has, forward first; O(E)."""
+    rows = []
+    for direction in DIRECTIONS:
+        first, second = (
+            _kind_seconds(side, direction) for side in (comparison.first, comparison.second)
+        )
+        for kind, a, b in zip(EVENT_KINDS, first.tolist(), second.tolist(), strict=True):
+            if a or b:
+                rows.append(KindRow(kind, direction, a, b))
+    return tuple(rows)
+
+
+def _kind_seconds(side: Side, direction: Direction) -> Floats:
+    trace = phase_of(side.trace, direction)
+    total = np.zeros(len(EVENT_KINDS))
+    np.add.at(total, trace.kind, (trace.end_ns - trace.start_ns) / (1e9 * side.num_devices))
+    return total

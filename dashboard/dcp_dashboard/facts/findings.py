@@ -1,4 +1,4 @@
-"""Findings: why a trace takes as long as it does, as sentences with their rules.
+"""The figures shown of a plan, and sentences with rules: why it takes long, which is faster.
 
 The causes of its time come from the planner, which predicts the plan again without each of them, or
 moves the events of a run. The longest waits are read off the trace.
@@ -8,13 +8,205 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from dcp_dashboard.facts.path import longest_step
-from dcp_dashboard.facts.quantities import duration, percent
-from dcp_dashboard.facts.text import device_selection, division_selection
-from dcp_dashboard.facts.traces import Wait, find_waits
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.comparison import Comparison, Side
+from dcp_dashboard.facts.quantities import count, duration, percent, ratio
+from dcp_dashboard.facts.text import (
+    SOURCE_LABELS,
+    TIMES,
+    DetailLink,
+    device_selection,
+    division_selection,
+)
+from dcp_dashboard.facts.tiles import event_selection
+from dcp_dashboard.facts.traces import Wait, find_waits, track_place
 from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import PlanSummary
 from dcp_planner import Source, Trace
-from dcp_planner.causes import Cause, Step, cause_sentence, three_sentences, worth_saying
+from dcp_planner.causes import (
+    CAUSE_RULE,
+    STEPS,
+    Cause,
+    Explanation,
+    Step,
+    cause_sentence,
+    explain_difference,
+    three_sentences,
+    worth_saying,
+)
+from dcp_planner.report import bound_ratios
+
+DEFINITIONS = (
+    ("Visible pairs",
+     "(query, key) pairs that the mask lets attend. The percentage is over the pairs of a causal "
+     "mask on each whole sequence."),
+    ("Block, tile",
+     "Tokens are cut into blocks; each block has one owner, a device. A tile is the part of the "
+     "mask where the queries of one block meet the keys of another; one device computes it."),
+    ("Division",
+     "A step of the schedule: a device computes one while the inputs of the next travel. Division "
+     "0 needs nothing from others."),
+    ("Compute max/mean",
+     "Visible pairs computed by the busiest device over the mean of all; 1 is level. Compute takes "
+     f"at least the mean, so 1.10 is 1.10{TIMES} of the compute bound."),
+    ("Token max/mean",
+     "Tokens owned by the device that owns most over the mean of all; 1 is level."),
+    ("Bytes moved",
+     "Sum over all transfers between two devices: keys, values, queries, partial results and "
+     "gradients, forward and backward."),
+    ("Buffers",
+     "What a device allocates for what it receives and for partial sums, in the direction that "
+     "needs more; its own tokens are not in it."),
+    ("Predicted, measured",
+     "From the first start to the last end of the trace, forward and backward together. Predicted: "
+     "the simulator's; measured: taken while the plan ran."),
+    ("Waiting",
+     "Time in which a device stands still until a message has arrived or left, over devices times "
+     "the length of the run. It is communication that nothing hides."),
+    ("Lower bound",
+     "What no plan at the same balance can beat. Bytes: every device must see the tokens that its "
+     "pairs need. Time: the larger of compute at perfect balance and the bytes between nodes over "
+     f"all network ports. 1.08{TIMES} means 8 % above it; the bound itself may be out of reach."),
+)  # fmt: skip
+
+ROWS = (
+    ("pairs", "Compute", "Visible pairs that the device computes, over its rate where rates differ",
+     "count", "attention"),
+    ("tokens", "Tokens", "Tokens that the device owns", "count", "neutral"),
+    ("sent", "Bytes sent", "Bytes that leave the device", "bytes", "send"),
+    ("received", "Bytes received", "Bytes that arrive at the device", "bytes", "receive"),
+    ("memory", "Buffers", "Receive buffers and partial sums that the device allocates, forward or "
+     "backward, whichever needs more", "bytes", "copy"),
+    ("wait_simulated", "Waiting, predicted", "Time that the device stands still", "seconds",
+     "wait"),
+    ("wait_measured", "Waiting, measured", "Time that the device stood still", "seconds", "wait"),
+)  # fmt: skip
+
+
+def plan_caption(loaded: LoadedPlan) -> str:
+    """Return the line below a plan's name: file, who placed it, cluster, float32 or not, origin."""
+    summary, is_wide = loaded.summary, loaded.plan.shape.float32_partials
+    parts = (
+        loaded.entry.relative,
+        f"placed by {summary.metrics.partitioner}",
+        loaded.plan.cluster.name,
+        "partial results in float32" if is_wide else "",
+        summary.origin,
+    )
+    return " · ".join(filter(None, parts))
+
+
+def metric_cards(
+    summary: PlanSummary, bounds: "dict[str, float] | None" = None
+) -> list[tuple[str, str, str]]:
+    """Return (name, value, note) of the key metrics, in reading order.
+
+    Args:
+        summary: of the plan.
+        bounds: ratios to the lower bounds as `above_bounds` gives them.
+    """
+    q, metrics, known = quantities, summary.metrics, bounds or {}
+    moved = f"{q.percent(summary.inter_node_share)} between nodes"
+    cards = [
+        ("Tokens", q.count(metrics.tokens), "in " + q.counted(summary.num_sequences, "sequence")),
+        ("Visible pairs", q.count(metrics.pairs), f"{q.percent(metrics.density)} of causal"),
+        ("Devices", q.count(summary.num_devices),
+         f"{q.counted(summary.num_nodes, 'node')}, {q.counted(summary.num_divisions, 'division')}"),
+        ("Compute max/mean", q.ratio(metrics.compute_imbalance), "busiest / mean"),
+        ("Token max/mean", q.ratio(metrics.token_imbalance), "fullest / mean"),
+        ("Bytes moved", q.size(summary.total_bytes), moved),
+    ]  # fmt: skip
+    if summary.num_head_groups > 1:
+        note = f"in {summary.num_head_groups} groups of heads"
+        cards.insert(3, ("Heads", q.count(summary.num_heads), note))
+    for source, label in SOURCE_LABELS.items():
+        if source in summary.seconds:
+            waits = f"{q.percent(summary.wait_share[source])} waiting"
+            cards.append((label, q.duration(summary.seconds[source]), waits))
+    if "time" in known:
+        note = "time / lower bound"
+        if "bytes" in known:
+            note = f"time; bytes {q.ratio(known['bytes'])}{TIMES}"
+        cards.append(("Over the bound", f"{q.ratio(known['time'])}{TIMES}", note))
+    return cards
+
+
+def above_bounds(loaded: LoadedPlan) -> dict[str, float]:
+    """Compute predicted time and bytes over their lower bounds; 1 is the bound.
+
+    Forward and backward are added up. A figure without a bound, or with one of 0, is left out.
+    """
+    metrics, trace = loaded.summary.metrics, loaded.traces["simulated"]
+    moved = (metrics.forward.total_bytes, metrics.backward.total_bytes)
+    seconds = (trace.seconds(is_backward=False), trace.seconds(is_backward=True))
+    ratios = bound_ratios(loaded.plan, seconds)
+    found = {}
+    for name, values in (("bytes", moved), ("time", seconds)):
+        known = (ratios.get(f"forward_{name}"), ratios.get(f"backward_{name}"))
+        # A ratio is a value over its bound.
+        bounds = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
+        if len(bounds) == len(values) and sum(bounds) > 0:
+            found[name] = sum(values) / sum(bounds)
+    return found
+
+
+def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
+    """Return the values of each row of the balance chart that the plan has, float64 ``[R]``."""
+    totals, size = loaded.totals, loaded.plan.num_devices
+    columns = {"pairs": totals.pairs, "tokens": totals.tokens, "sent": totals.sent_bytes,
+               "received": totals.received_bytes, "memory": totals.memory_bytes}  # fmt: skip
+    floats = {name: values.astype(np.float64) for name, values in columns.items()}
+    for source, trace in loaded.traces.items():
+        floats[f"wait_{source}"] = trace.lane_seconds("wait", size)
+    return floats
+
+
+def chart_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
+    """Return `device_columns` for bars: compute over the rate, so that equal bars last equally."""
+    columns = device_columns(loaded)
+    return columns | {"pairs": columns["pairs"] / loaded.plan.cluster.work_of_device}
+
+
+STEP_WORDS: Mapping[Step, str] = MappingProxyType(
+    {
+        "computing": "computing",
+        "reducing": "merging results",
+        "links": "bytes on links",
+        "latency": "messages on their way",
+        "launches": "starting work",
+    }
+)
+
+
+def path_shares(loaded: LoadedPlan, source: Source) -> list[DetailLink]:
+    """Write the share of every kind of step, the largest first; each selects its longest step."""
+    shares = loaded.paths[source].shares()
+    links = []
+    for step in sorted(shares, key=lambda name: -shares[name]):
+        place = longest_step(loaded, source, step)
+        if place is not None:
+            selected, time_ns = place
+            text = f"{STEP_WORDS[step]} {percent(shares[step])}"
+            links.append(DetailLink(text, selected, time_ns, source))
+    return links
+
+
+def longest_step(
+    loaded: LoadedPlan, source: Source, step: Step
+) -> tuple[str, tuple[int, int]] | None:
+    """Return selection and time of the longest step of a kind, ``None`` if the path has none."""
+    path = loaded.paths[source]
+    spent = (path.end_ns - path.start_ns) * (path.step == STEPS.index(step))
+    if not spent.any():
+        return None
+    longest = int(spent.argmax())
+    event, trace = int(path.event[longest]), loaded.traces[source]
+    selected = event_selection(loaded.plan, trace, event, int(track_place(trace)[event]))
+    return selected, (int(path.start_ns[longest]), int(path.end_ns[longest]))
+
 
 MIN_SHARE = 0.005
 """Waits below this share of the run are worth no sentence."""
@@ -124,4 +316,36 @@ def _wait_finding(wait: Wait) -> Finding:
         "of that device and direction that ends last within its longest wait.",
         chosen,
         (wait.start_ns, wait.end_ns),
+    )
+
+
+def explain(comparison: Comparison) -> Finding:
+    """Explain which side is faster, and why."""
+    first, second = comparison.first, comparison.second
+    if not comparison.is_same_batch:
+        return _explain_rates(first, second)
+    names = ("A", "B")
+    if comparison.is_same_plan and first.source != second.source:
+        words = {"measured": "the run", "simulated": "the prediction"}
+        names = (words[first.source], words[second.source])
+    if all(side.loaded.is_predicted(side.source) for side in (first, second)):
+        found = Explanation(*(side.loaded.predicted.diagnosis for side in (first, second)))
+        return Finding(explain_difference(found, names, duration, percent), CAUSE_RULE)
+    recorded = (side.loaded.recorded[side.source].diagnosis for side in (first, second))
+    text = explain_difference(Explanation(*recorded), names, duration, percent)
+    return Finding(text, f"{RUN_RULE} {CAUSE_RULE}")
+
+
+def _explain_rates(first: Side, second: Side) -> Finding:
+    times = f"A takes {duration(first.trace.seconds())}, B {duration(second.trace.seconds())}"
+    if not first.rate or not second.rate:
+        return Finding(f"{times}, for different batches.", "One of them has no event or no pair.")
+    factor = second.rate / first.rate
+    name, other = ("B", "A") if factor > 1 else ("A", "B")
+    more = max(factor, 1 / factor)
+    times_more = ratio(more) if more < 10 else count(more)
+    return Finding(
+        f"{times}, for different batches; per second and device, {name} computes {times_more} "
+        f"times the pairs of {other}.",
+        "Visible pairs over time and number of devices.",
     )

@@ -1,12 +1,13 @@
-"""Details of a tile, of a message, and of all messages between two devices.
+"""Details of a tile, of a message, of all messages between two devices, and of an event of a trace.
 
-A number that the plan does not have raises `DashboardError`.
+A number that the plan or the trace does not have raises `DashboardError`.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.sequences import sequence_link
+from dcp_dashboard.facts.devices import sequence_link
 from dcp_dashboard.facts.text import (
     KIND_WORDS,
     SOURCE_LABELS,
@@ -22,18 +23,20 @@ from dcp_dashboard.facts.text import (
     list_row,
     pair_selection,
     row,
+    selection,
     spent_text,
     tile_selection,
     transfer_selection,
 )
-from dcp_dashboard.facts.traces import SEND
+from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_place
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import group_labels
 from dcp_dsl.arrays import Ints
 from dcp_dsl.forms import BlockKind
-from dcp_planner import Plan, TransferKind
+from dcp_planner import LANES, Plan, Source, Trace, TransferKind
 
-MAX_SERVING, MAX_LISTED = 12, 8
+MAX_SERVING, MAX_LISTED, MOST_STEPS = 12, 8, 12
+"""Most messages of a tile, tiles or messages of a pair, and events of a chain that are listed."""
 
 
 def tile_facts(loaded: LoadedPlan, tile: int) -> Details:
@@ -252,3 +255,134 @@ def _largest_rows(plan: Plan, source: int, target: int) -> list[DetailRow]:
         direction = direction_word(table.is_backward[transfer])
         rows.append(row(quantities.size(table.size_bytes[transfer]), link, f", {direction}"))
     return rows
+
+
+def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
+    """Collect the details of an event, counted as the timeline's payload counts; O(E log E)."""
+    plan, trace = loaded.plan, loaded.traces[source]
+    check_index(loaded, "an event", index, len(trace), f" in the {source} trace")
+    place = track_place(trace)
+    event = int(np.flatnonzero(place == index)[0])
+    device, lane, name = int(trace.device[event]), trace.lane[event], trace.name_of(event)
+    span = _span_link(plan, trace, event, index)
+    rows = [row("Device", device_link(device)), row(SOURCE_LABELS[source], span)]
+    division, word = int(trace.division[event]), direction_word(trace.is_backward[event])
+    if division >= 0:
+        chosen = division_selection(division, word, device)
+        rows.append(row("In", DetailLink(f"division {division} {word}", chosen)))
+    is_message, chain = lane in (SEND, RECEIVE), []
+    if is_message:
+        rows += [*_message_rows(plan, trace, event), *_other_end_rows(plan, trace, event, place)]
+    elif lane == WAIT:
+        rows.append(_release_row(trace, event))
+        chain = chain_behind(loaded, source, event)
+    return Details(
+        f"{f'{LANES[lane].capitalize()} of {name}' if is_message else name.capitalize()} on device "
+        f"{device}",
+        span.selected,
+        [
+            Section("", rows),
+            Section(
+                "The chain that ends it, backwards in time",
+                [_chain_row(plan, trace, step, int(place[step])) for step in chain],
+            ),
+        ],
+        {
+            "event": index, "source": source, "name": name, "device": device, "lane": LANES[lane],
+            "start_ns": int(trace.start_ns[event]), "end_ns": int(trace.end_ns[event]),
+            "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
+            "chain": place[chain].tolist(),
+        },
+    )  # fmt: skip
+
+
+def chain_behind(loaded: LoadedPlan, source: Source, wait: int) -> list[int]:
+    """Return the rows of the events that held up the end of a wait, the last one first.
+
+    Each began when the next one had ended; the chain goes back to the begin of the wait.
+    """
+    trace, found = loaded.traces[source], loaded.recorded[source].dependencies
+    chain: list[int] = []
+    at = int(found.predecessor[wait])
+    while at >= 0 and found.end_ns[at] > trace.start_ns[wait] and len(chain) < MOST_STEPS:
+        chain.append(at)
+        at = int(found.predecessor[at])
+    return chain
+
+
+def _span_link(plan: Plan, trace: Trace, event: int, index: int) -> DetailLink:
+    """Build a link with the time of an event; `index` as the timeline's payload counts."""
+    start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
+    chosen = event_selection(plan, trace, event, index)
+    return DetailLink(spent_text(start, end), chosen, (start, end), trace.source)
+
+
+def _chain_row(plan: Plan, trace: Trace, event: int, index: int) -> DetailRow:
+    verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[event]), "on ")
+    span = _span_link(plan, trace, event, index)
+    return row(trace.name_of(event), f"{verb}device {trace.device[event]}: ", span)
+
+
+def _peer_link(trace: Trace, message: int) -> DetailLink:
+    """Build a link to what a message's two devices send each other, named by the peer."""
+    device, peer = int(trace.device[message]), int(trace.peer[message])
+    ends = (device, peer) if trace.lane[message] == SEND else (peer, device)
+    return DetailLink(f"device {peer}", pair_selection(*ends))
+
+
+def _message_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
+    if trace.peer[event] < 0:
+        return []
+    rows = [row("To" if trace.lane[event] == SEND else "From", _peer_link(trace, event))]
+    transfer, size = int(trace.transfer[event]), int(trace.size_bytes[event])
+    if transfer >= 0:
+        text = f"{trace.name_of(event)}, {quantities.size(size)}"
+        length_ns = int(trace.end_ns[event] - trace.start_ns[event])
+        rate = f" at {quantities.size(size * 1e9 / length_ns)}/s" if length_ns else ""
+        rows.append(row("Message", DetailLink(text, transfer_selection(plan, transfer)), rate))
+    return rows
+
+
+def event_selection(plan: Plan, trace: Trace, event: int, index: int) -> str:
+    """Select an event with all known ids; `index` as the timeline's payload counts."""
+    ids: dict[str, int | str] = {
+        "event": index, "source": trace.source, "device": int(trace.device[event]),
+        "backward": int(trace.is_backward[event]),
+    }  # fmt: skip
+    if trace.division[event] >= 0:
+        ids["division"] = int(trace.division[event])
+    if trace.peer[event] >= 0:
+        ids["peer"] = int(trace.peer[event])
+    if trace.transfer[event] >= 0:
+        ids["block"] = int(plan.transfers.block[trace.transfer[event]])
+    return selection("event", **ids)
+
+
+def _other_end_rows(
+    plan: Plan, trace: Trace, event: int, place: NDArray[np.intp]
+) -> list[DetailRow]:
+    """Link the receive of a send or the send of a receive; O(E log E).
+
+    Layers use a transfer again: its n-th send belongs to its n-th receive.
+    """
+    lane, transfer = trace.lane[event], trace.transfer[event]
+    if transfer < 0:
+        return []
+    ends = np.flatnonzero(trace.transfer == transfer)
+    ends = ends[np.argsort(trace.start_ns[ends], kind="stable")]
+    here, others = ends[trace.lane[ends] == lane], ends[trace.lane[ends] == SEND + RECEIVE - lane]
+    number = int(np.flatnonzero(here == event)[0])
+    if number >= len(others):
+        return []
+    other = int(others[number])
+    text = spent_text(int(trace.start_ns[other]), int(trace.end_ns[other]))
+    chosen = event_selection(plan, trace, other, int(place[other]))
+    return [row("Its receive" if lane == SEND else "Its send", DetailLink(text, chosen))]
+
+
+def _release_row(trace: Trace, event: int) -> DetailRow:
+    message = released_by(trace, event)
+    if message is None:
+        return row("Ends with", "no message of the trace")
+    verb = "to" if trace.lane[message] == SEND else "from"
+    return row("Ends with", f"{trace.name_of(message)} {verb} ", _peer_link(trace, message))

@@ -1,4 +1,4 @@
-"""Orders, filters and searches the events of a trace, and finds its longest waits.
+"""Orders, filters and searches the events of a trace, tabulates them, and finds its longest waits.
 
 The page filters events in the browser, the export on the server; a test holds both to the same
 meaning of the words.
@@ -7,8 +7,10 @@ meaning of the words.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from dcp_dashboard.facts.text import DIRECTIONS, direction_word
@@ -31,6 +33,13 @@ def track_order(trace: Trace) -> NDArray[np.intp]:
     """Sort the events by (device, lane, start), intp ``[E]``: the rows of the payload."""
     order: NDArray[np.intp] = np.lexsort((trace.start_ns, trace.lane, trace.device))
     return order
+
+
+def track_place(trace: Trace) -> NDArray[np.intp]:
+    """Return the row of the payload of each event, intp ``[E]``: the inverse of `track_order`."""
+    place = np.empty(len(trace), np.intp)
+    place[track_order(trace)] = np.arange(len(trace))
+    return place
 
 
 def length_ns(trace: Trace) -> int:
@@ -220,3 +229,33 @@ def released_by(trace: Trace, wait: int) -> int | None:
     is_of_pass = trace.is_backward == trace.is_backward[wait]
     chosen = np.flatnonzero(is_message & ends_inside & is_own & is_of_pass)
     return int(chosen[trace.end_ns[chosen].argmax()]) if len(chosen) else None
+
+
+def event_table(trace: Trace, rows: NDArray[np.integer]) -> pa.Table:
+    """Build the table of some events; `event` counts as the timeline's payload, texts are words.
+
+    `peer` is null where there is none; O(E log E).
+    """
+    peer, start, end = trace.peer[rows], trace.start_ns[rows], trace.end_ns[rows]
+    return pa.table(
+        {
+            "source": _words(np.zeros(len(rows), np.uint8), (trace.source,)),
+            "event": track_place(trace)[rows],
+            "device": trace.device[rows],
+            "lane": _words(trace.lane[rows], LANES),
+            "kind": _words(trace.kind[rows], EVENT_KINDS),
+            "name": _words(trace.name[rows], trace.names),
+            "direction": _words(trace.is_backward[rows].astype(np.uint8), DIRECTIONS),
+            "division": trace.division[rows],
+            "peer": pa.array(peer, mask=peer < 0),
+            "bytes": trace.size_bytes[rows],
+            "ready_ns": trace.ready_ns[rows],
+            "start_ns": start,
+            "end_ns": end,
+            "duration_ns": end - start,
+        }
+    )
+
+
+def _words(codes: NDArray[np.integer], texts: tuple[str, ...]) -> "pa.Array[Any]":
+    return pa.array(texts, pa.string()).take(pa.array(codes))

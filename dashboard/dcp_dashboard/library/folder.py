@@ -1,18 +1,29 @@
-"""Files of the served folder, found by opaque keys; no file outside the folder is ever opened.
+"""The shown files, found by opaque keys: those of the served folder, and plans of this session.
 
 A key is a digest of the path relative to the folder. A text from a URL is only looked up among the
-keys of the names that a walk through the folder found; it never becomes a path.
+keys of the names that a walk through the folder found; it never becomes a path, so no file outside
+the folder is ever opened. A folder is read again only once its time of change is another: a known
+key costs one `stat` of its file, an unknown key and a list one `stat` of each folder, a list one of
+each of its files, too.
 
-A folder is read again only once its time of change is another: a known key costs one `stat` of its
-file, an unknown key and a list one `stat` of each folder, a list one of each of its files, too.
+Plans that were dropped on a page or planned there are files in a private temporary folder, so
+everything that reads a plan file works on them; they are gone when the server ends. The folder is
+locked while its process lives; the kernel drops the lock however that ends, and whoever makes the
+next folder removes those of the same user that nobody holds.
 """
 
+import fcntl
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
 import threading
 import time
+import weakref
+from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -216,3 +227,163 @@ def _entry(root: Path, path: Path) -> PlanEntry | None:
         return None
     relative = path.relative_to(root).as_posix()
     return PlanEntry(plan_key(relative), relative, resolved, status.st_size, status.st_mtime_ns)
+
+
+PREFIX = "dcpm-plans-"
+
+
+class SessionFolder:
+    """A folder that only this user can enter, removed with this object or after its process.
+
+    Attributes:
+        path: where it is; somebody may have removed it.
+
+    Raises:
+        OSError: if it cannot be made.
+    """
+
+    def __init__(self) -> None:
+        _sweep(Path(tempfile.gettempdir()))
+        self.path, lock = _made()
+        self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+        weakref.finalize(self, os.close, lock)
+
+    @property
+    def is_there(self) -> bool:
+        """Return whether it has neither been closed nor removed by somebody."""
+        return self.path.is_dir()
+
+
+def _made() -> tuple[Path, int]:
+    """Make a folder and lock it; another one if somebody's sweep takes it before that."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=PREFIX))
+        try:
+            lock = _locked(path)
+        except (BlockingIOError, FileNotFoundError):
+            continue
+        except OSError:
+            path.rmdir()
+            raise
+        if path.is_dir():  # else it was opened, removed, and locked as nobody's
+            return path, lock
+        os.close(lock)
+
+
+def _locked(folder: Path) -> int:
+    """Open and lock a folder; the lock lasts until the file is closed.
+
+    Raises:
+        OSError: if another process holds it, or it is gone.
+    """
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders of this user that no process holds."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with suppress(OSError):
+            if folder.lstat().st_uid == os.geteuid():
+                lock = _locked(folder)
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+MAX_PLANS = 32
+MAX_TOTAL_BYTES = 10**9
+MAX_NAME = 80
+
+
+class SessionPlans:
+    """A bounded set of plan files by key; safe to use from several threads.
+
+    >>> store = SessionPlans()
+    >>> entry = store.add(b"kept, although no plan: its reader refuses it", "mine.dcpplan")
+    >>> entry.relative, store.find(entry.key) == entry, store.find("0" * 16)
+    ('mine.dcpplan', True, None)
+    >>> store.close()
+    """
+
+    def __init__(self, max_plans: int = MAX_PLANS, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
+        self._max_plans, self._max_total_bytes = max_plans, max_total_bytes
+        self._entries: OrderedDict[str, PlanEntry] = OrderedDict()
+        self._lock = threading.Lock()
+        self._folder: SessionFolder | None = None
+
+    def add(self, content: bytes, name: str) -> PlanEntry:
+        """Keep the unchecked bytes of a plan file; the same bytes have the same key.
+
+        `name` is shown to people and never used as a path. `PlanLibrary.keep` also reads the file.
+
+        Raises:
+            DashboardError: if they cannot be kept.
+        """
+        key = hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()
+        with self._lock:
+            shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or f"{key}.dcpplan"
+            try:
+                entry = self._written(key, shown, content)
+            except OSError as error:
+                raise DashboardError(
+                    f"expected room for {len(content):,} bytes in a folder for temporary files, "
+                    f"got: {error.strerror or error}; make room, or set TMPDIR, and try again",
+                    shown,
+                ) from error
+            self._entries[key] = entry
+            self._entries.move_to_end(key)
+            # A plan that is too large alone stays: its reader refuses it.
+            while len(self._entries) > 1 and self._is_full():
+                self._remove(next(iter(self._entries)))
+        return entry
+
+    def find(self, key: str) -> PlanEntry | None:
+        """Return the plan with this key, or ``None``."""
+        with self._lock:
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
+
+    def entries(self) -> tuple[PlanEntry, ...]:
+        """Return the kept plans, the most recently used first."""
+        with self._lock:
+            return tuple(reversed(self._entries.values()))
+
+    def discard(self, key: str) -> None:
+        """Forget a plan; an unknown key is no error."""
+        with self._lock:
+            self._remove(key)
+
+    def close(self) -> None:
+        """Forget everything and remove the folder."""
+        with self._lock:
+            self._entries.clear()
+            if self._folder is not None:
+                self._folder.close()
+                self._folder = None
+
+    def _written(self, key: str, shown: str, content: bytes) -> PlanEntry:
+        if self._folder is None or not self._folder.is_there:
+            self._folder = SessionFolder()
+        path = self._folder.path / f"{key}.dcpplan"
+        try:
+            path.write_bytes(content)
+            status = path.stat()
+        except OSError:
+            path.unlink(missing_ok=True)  # a part of a file takes room
+            raise
+        return PlanEntry(key, shown, path, status.st_size, status.st_mtime_ns)
+
+    def _is_full(self) -> bool:
+        total = sum(entry.size_bytes for entry in self._entries.values())
+        return len(self._entries) > self._max_plans or total > self._max_total_bytes
+
+    def _remove(self, key: str) -> None:
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            entry.path.unlink(missing_ok=True)

@@ -13,8 +13,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from dcp_dashboard.library.dataset_report import DatasetReport, read_report
 from dcp_dashboard.library.folder import (
+    MAX_PLANS,
     REPORT_SUFFIX,
     RUN_SUFFIX,
     STEP_SUFFIX,
@@ -22,10 +22,17 @@ from dcp_dashboard.library.folder import (
     DashboardError,
     Folder,
     PlanEntry,
+    SessionPlans,
     plan_key,
 )
-from dcp_dashboard.library.index import FileRow, PlanIndex, PlanRow, plan_row
-from dcp_dashboard.library.session_plans import MAX_PLANS, SessionPlans
+from dcp_dashboard.library.index import (
+    DatasetReport,
+    FileRow,
+    PlanIndex,
+    PlanRow,
+    plan_row,
+    read_report,
+)
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
 from dcp_planner import Plan, Provenance, Source, Trace, measure, read_plan, simulate

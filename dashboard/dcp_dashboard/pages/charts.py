@@ -14,10 +14,10 @@ from dash.development.base_component import Component
 from numpy.typing import NDArray
 from plotly.subplots import make_subplots
 
-from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
+from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts.comparison import Deltas
 from dcp_dashboard.facts.quantities import count, duration, percent, ratio, signed, size
-from dcp_dashboard.library.dataset_report import BatchLine, DatasetReport
+from dcp_dashboard.library.index import BatchLine, DatasetReport
 from dcp_dashboard.pages.layout import FONT
 
 GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it

@@ -5,8 +5,17 @@ from collections.abc import Sequence
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.mask import moves_modes
-from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.encoding import KIND_COLOURS
+from dcp_dashboard.api.mask import (
+    CHANGES,
+    MOVED,
+    ONLY_FIRST,
+    ONLY_SECOND,
+    SAME,
+    Moves,
+    find_moves,
+    moves_modes,
+)
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import (
     Comparison,
@@ -14,21 +23,12 @@ from dcp_dashboard.facts.comparison import (
     FigureRow,
     Judgement,
     Side,
+    common_groups,
     compare_devices,
+    compare_kinds,
     compare_rows,
 )
-from dcp_dashboard.facts.explanation import explain
-from dcp_dashboard.facts.kinds import compare_kinds
-from dcp_dashboard.facts.moves import (
-    CHANGES,
-    MOVED,
-    ONLY_FIRST,
-    ONLY_SECOND,
-    SAME,
-    Moves,
-    common_groups,
-    find_moves,
-)
+from dcp_dashboard.facts.findings import explain
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.summary import head_labels

@@ -3,9 +3,9 @@
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.api.mask import FETCH_COLOURS, FETCHES
-from dcp_dashboard.api.palette import KIND_COLOURS
-from dcp_dashboard.facts.metrics import DEFINITIONS
+from dcp_dashboard.facts.findings import DEFINITIONS
 from dcp_dashboard.pages.layout import attributes, framed, plain_link, swatches, terms
 
 PAGES = (

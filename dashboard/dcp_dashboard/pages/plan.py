@@ -7,10 +7,17 @@ import numpy as np
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
+from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.findings import Finding, answers, findings, leading_source
-from dcp_dashboard.facts.metrics import ROWS, above_bounds, metric_cards
+from dcp_dashboard.facts.findings import (
+    ROWS,
+    Finding,
+    above_bounds,
+    answers,
+    findings,
+    leading_source,
+    metric_cards,
+)
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.help import definitions_panel
@@ -24,8 +31,8 @@ from dcp_dashboard.pages.layout import (
     panel,
     swatches,
     table,
+    written,
 )
-from dcp_dashboard.pages.markup import written
 from dcp_dashboard.pages.plan_views import (
     frame,
     inspector,

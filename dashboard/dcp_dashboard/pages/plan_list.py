@@ -3,16 +3,15 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import numpy as np
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.editing.specs import EXAMPLES
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.library.dataset_report import DatasetReport
 from dcp_dashboard.library.folder import PlanEntry
-from dcp_dashboard.library.index import PlanLine, PlanRow
+from dcp_dashboard.library.index import DatasetReport, PlanLine, PlanRow
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages.layout import attributes, box, headings, plain_link, table, terms
 from dcp_dashboard.pages.plan_views import run_badge
@@ -27,6 +26,36 @@ from dcp_dashboard.pages.tables import (
     sort_items,
     sortable_heads,
 )
+
+PACKED = """# Packed documents: causal, and nothing crosses a document's border.
+segment doc = branch [doc_lens]*
+mask document = causal and same(doc)
+"""
+
+LAMBDA = """# The first tokens stay visible beside a sliding window (StreamingLLM).
+mask streaming(sink: tokens = 64, window: tokens = 4k) = causal and (k < sink or q - k < window)
+"""
+
+DOCUMENTS = (9000, 400, 5200, 1300, 700, 11000, 2600, 2568)
+
+EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
+    {
+        "label": f"example: {name}",
+        "text": text,
+        "mask": mask,
+        "sample": json.dumps(sample),
+        "nodes": 2,
+        "devices_per_node": 4,
+        "method": method,
+        "budget": "fast",
+    }
+    for name, text, mask, sample, method in (
+        ("documents", PACKED, "document", {"doc_lens": DOCUMENTS}, "portfolio"),
+        ("documents, zigzag", PACKED, "document", {"doc_lens": DOCUMENTS}, "static:zigzag"),
+        ("streaming", LAMBDA, "streaming", {"len": 32_768}, "portfolio"),
+    )
+)
+"""Bodies of requests, each with the `label` that the list shows."""
 
 COLUMNS: tuple[Column[PlanLine], ...] = (
     Column("tokens", "Tokens", "Tokens of the packed batch", lambda s: s.tokens,

@@ -11,8 +11,8 @@ from dcp_dashboard.api.devices import MAX_EVENTS
 from dcp_dashboard.api.mask import mask_modes
 from dcp_dashboard.editing.querying import READY
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.metrics import plan_caption
-from dcp_dashboard.facts.sequences import count_kinds
+from dcp_dashboard.facts.devices import count_kinds
+from dcp_dashboard.facts.findings import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions, group_labels
 from dcp_dashboard.pages.layout import (

@@ -1,25 +1,46 @@
-"""The Dash application over one folder of plans, with the routes of its data, files and editor."""
+"""The Dash application over one folder of plans: its pages by path, its routes, its scripts.
+
+A page raises `DCPError` for what it cannot show; `render_page` turns it into a message.
+
+A server keeps its Python in memory. After an update of its installation a browser would get the new
+scripts, which read answers that the old code does not give, and worker processes would run the new
+code. So the server sends the scripts that it started with, and its pages say that it is outdated.
+"""
 
 import gzip
 import hashlib
+import mimetypes
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
+from urllib.parse import unquote
 
-from dash import Dash, Input, Output
+from dash import Dash, Input, Output, html
 from dash.development.base_component import Component
-from flask import Flask, Response, request
+from flask import Flask, Response, abort, request
+from werkzeug.wrappers import Response as WSGIResponse
 
-from dcp_dashboard.api.routes import data_api
+import dcp_dsl
+import dcp_grammar
+import dcp_planner
+import dcp_runtime
+from dcp_dashboard.api.routes import answer, data_api, upload_api
 from dcp_dashboard.editing.routes import DESK, Desk, edit_api
-from dcp_dashboard.exports.routes import export_api
+from dcp_dashboard.exports.files import export_api
 from dcp_dashboard.library.folder import open_folder
-from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
-from dcp_dashboard.pages.compare import add_compare_callbacks
-from dcp_dashboard.pages.help import keyboard_dialog
-from dcp_dashboard.pages.layout import INDEX, shell
-from dcp_dashboard.pages.routes import render_page
-from dcp_dashboard.pages.run import add_run_callbacks
-from dcp_dashboard.web.installation import ASSETS, Installation
-from dcp_dashboard.web.uploads import upload_api
+from dcp_dashboard.library.plans import BoundedCache, LoadedPlan, PlanLibrary
+from dcp_dashboard.pages.compare import add_compare_callbacks, compare_page, front_page
+from dcp_dashboard.pages.edit import edit_page
+from dcp_dashboard.pages.help import help_page, keyboard_dialog
+from dcp_dashboard.pages.layout import INDEX, error_page, shell
+from dcp_dashboard.pages.plan import plan_page
+from dcp_dashboard.pages.plan_list import plan_list_page
+from dcp_dashboard.pages.plan_views import mask_page, timeline_page
+from dcp_dashboard.pages.reports import dataset_page, step_page
+from dcp_dashboard.pages.run import add_run_callbacks, run_page
+from dcp_dsl import DCPError
 
 CODE_TYPES = ("text/javascript", "application/javascript", "text/css", "image/svg+xml")
 LEAST_COMPRESSED_BYTES = 1_000
@@ -96,3 +117,120 @@ def compress_code(server: Flask) -> None:
             response.set_data(packed)
             response.headers["Content-Encoding"] = "gzip"
         return response
+
+
+PACKAGE = Path(__file__).parents[1]
+ASSETS = PACKAGE / "assets"
+PACKAGES = (
+    PACKAGE,
+    *(Path(p.__path__[0]) for p in (dcp_grammar, dcp_dsl, dcp_planner, dcp_runtime)),
+)
+"""Folders whose code this server, its workers and its pages run."""
+
+
+class Installation:
+    """The files of some packages as they were when this was made.
+
+    Args:
+        packages: their folders.
+        assets: the folder of the scripts and styles.
+    """
+
+    def __init__(self, packages: Iterable[Path] = PACKAGES, assets: Path = ASSETS) -> None:
+        self._packages = tuple(packages)
+        self._known = self._versions()
+        self._assets = {path.name: path.read_bytes() for path in assets.iterdir()}
+
+    def _versions(self) -> dict[Path, tuple[int, int]]:
+        """Return size and time of change of every file of code; some 400 of them, 6 ms."""
+        found = {}
+        walks = (walk for package in self._packages for walk in os.walk(package))
+        for file in (Path(folder, name) for folder, _, names in walks for name in names):
+            if file.suffix in (".py", ".js", ".css"):
+                with suppress(FileNotFoundError):  # an update is under way
+                    status = file.stat()
+                    found[file] = status.st_size, status.st_mtime_ns
+        return found
+
+    @property
+    def is_outdated(self) -> bool:
+        """Return whether a file of code is another by now."""
+        return self._versions() != self._known
+
+    def serve_assets(self, server: Flask) -> None:
+        """Send the scripts and styles that were there at the start, whatever the disk holds now."""
+
+        def asset(filename: str) -> WSGIResponse:
+            content = self._assets.get(filename)
+            if content is None:
+                abort(404)
+            return answer(content, mimetypes.guess_type(filename)[0] or "text/plain")
+
+        server.view_functions["_dash_assets.static"] = asset
+
+    def told(self, page: Component) -> Component:
+        """Put a notice above a page if the installation was updated meanwhile."""
+        if not self.is_outdated:
+            return page
+        text = (
+            "dcp-dsl was updated while this server runs. It shows plans with the code that it "
+            "started with, but checks, draws and plans texts with the new one, which may fail: end "
+            "it with Ctrl-C and start `dcpm dashboard` again."
+        )
+        return html.Div([html.Div(text, className="dcp-panel dcp-picked", role="status"), page])
+
+
+PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = MappingProxyType(
+    {"": plan_page, "mask": mask_page, "timeline": timeline_page}
+)
+"""Pages of a plan by the last part of `/plan/<key>/...`."""
+
+Page = Callable[[PlanLibrary, str, tuple[str, ...]], Component | None]
+"""Takes the library, the query and the later parts of the path; ``None`` means no such page."""
+
+
+def _plan(library: PlanLibrary, _query: str, parts: tuple[str, ...]) -> Component | None:
+    page = PLAN_PAGES.get("".join(parts[1:])) if len(parts) in (1, 2) else None
+    return page(library.load(parts[0])) if page else None
+
+
+def _alone(page: Callable[[PlanLibrary, str], Component]) -> Page:
+    """Return a page that has no parts below its own path."""
+    return lambda library, query, parts: None if parts else page(library, query)
+
+
+ROUTES: Mapping[str, Page] = MappingProxyType(
+    {
+        "": _alone(plan_list_page),
+        "compare": _alone(compare_page),
+        "dataset": lambda library, query, parts: (
+            dataset_page(library, parts[0], query) if len(parts) == 1 else None
+        ),
+        "edit": _alone(edit_page),
+        "front": _alone(front_page),
+        "help": _alone(lambda _library, _query: help_page()),
+        "plan": _plan,
+        "run": lambda library, _query, parts: (
+            run_page(library, *parts) if 1 <= len(parts) <= 2 else None
+        ),
+        "step": lambda library, _query, parts: (
+            step_page(library, parts[0]) if len(parts) == 1 else None
+        ),
+    }
+)
+"""Pages by the first part of the path."""
+
+
+def render_page(library: PlanLibrary, path: str, query: str) -> Component:
+    """Build the page of a URL; an error becomes a page with its message."""
+    first, *rest = [unquote(part) for part in path.strip("/").split("/")]
+    page = ROUTES.get(first)
+    try:
+        shown = page(library, query, tuple(rest)) if page else None
+    except DCPError as error:
+        return error_page("This cannot be shown", str(error))
+    if shown is None:
+        known = ", ".join(f"/{name}" for name in sorted(ROUTES))
+        text = f"expected a path that begins with one of {known}; got {path[:80]}"
+        return error_page("No such page", text)
+    return shown

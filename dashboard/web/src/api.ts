@@ -1,4 +1,4 @@
-// What the server is asked, and the reading half of the wire format in dcp_dashboard/api/columns.py: "DCPC", u32 header
+// What the server is asked, and the reading half of the wire format in dcp_dashboard/api/encoding.py: "DCPC", u32 header
 // size, JSON header, then little-endian columns at multiples of 8. Typed arrays look straight into the response.
 import { isAbort } from "./kit/dom.ts";
 

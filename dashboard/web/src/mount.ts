@@ -34,7 +34,7 @@ export function plain(Made: new (host: HTMLElement) => View): Maker {
   return (host) => Promise.resolve(new Made(host));
 }
 
-/** Makes what is inside of elements that bring it along as HTML (dcp_dashboard/pages/markup.py): no scripts run in it. */
+/** Makes what is inside of elements that bring it along as HTML (dcp_dashboard/pages/layout.py): no scripts run in it. */
 function fill(host: HTMLElement): void {
   const { body } = new DOMParser().parseFromString(host.dataset.html ?? "", "text/html");
   host.replaceChildren(...body.childNodes);

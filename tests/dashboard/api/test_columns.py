@@ -4,7 +4,7 @@ import struct
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode, encode, narrow
+from dcp_dashboard.api.encoding import decode, encode, narrow
 
 COLUMNS = {
     "bytes": np.arange(5, dtype=np.uint8),

@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import dcp_dashboard
-from dcp_dashboard.api.palette import KIND_COLOURS, NEUTRAL
-from dcp_dashboard.exports.still import THEMES
+from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
+from dcp_dashboard.exports.overview import THEMES
 
 TOKENS = (Path(dcp_dashboard.__file__).parent / "assets" / "tokens.css").read_text()
 

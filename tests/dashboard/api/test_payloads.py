@@ -3,10 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.devices import timeline_payload
+from dcp_dashboard.api.encoding import KIND_COLOURS, decode, oklch
 from dcp_dashboard.api.mask import FETCHES, mask_payload
-from dcp_dashboard.api.palette import KIND_COLOURS, oklch
 from dcp_planner import LANES, Trace
 
 

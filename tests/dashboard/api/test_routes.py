@@ -1,6 +1,6 @@
 import pytest
 
-from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.library.folder import plan_key
 
 SMALL = plan_key("small.dcpplan")

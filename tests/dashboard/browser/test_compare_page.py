@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import start_server
+from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.api.mask import CHANGE_COLOURS
-from dcp_dashboard.api.palette import KIND_COLOURS
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES, read_plan, simulate
 

@@ -181,7 +181,7 @@ def planner_processes():
             stat = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        if b"dcp_dashboard.editing.tasks:start" in command and int(stat[1]) == os.getpid():
+        if b"dcp_dashboard.editing:start" in command and int(stat[1]) == os.getpid():
             found.append((int(stat[11]), int(folder.name)))
     return [pid for _, pid in sorted(found, reverse=True)]
 

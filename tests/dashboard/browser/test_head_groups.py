@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import start_server
-from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.api.encoding import device_colours
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import write_plan
 

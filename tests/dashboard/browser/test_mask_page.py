@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from dcp_dashboard.api.palette import device_colours
+from dcp_dashboard.api.encoding import device_colours
 from dcp_dashboard.library.folder import plan_key
 
 BACKGROUND = (0xF3, 0xF4, 0xF7)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES, Plan, Trace, simulate
 

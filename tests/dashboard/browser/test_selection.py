@@ -4,7 +4,7 @@ import re
 
 import numpy as np
 
-from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
 from dcp_dashboard.facts.findings import findings
 from dcp_dashboard.facts.tiles import tile_facts
 from dcp_dashboard.facts.traces import track_order

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from dcp_dashboard.api.palette import device_colours
-from dcp_dashboard.exports.standalone import standalone_page
+from dcp_dashboard.api.encoding import device_colours
+from dcp_dashboard.exports.overview import standalone_page
 from dcp_dashboard.library.plans import load_file
 
 

@@ -7,7 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.palette import KIND_COLOURS
+from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import Sample, Spec, block_sparsity

@@ -16,10 +16,15 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from dcp_dashboard.demo import pipeline
-from dcp_dashboard.demo.documents import read_documents
-from dcp_dashboard.demo.pipeline import methods, planned_setting
-from dcp_dashboard.demo.report import BatchReport, DemoReport, MaskResult, MethodReport
-from dcp_dashboard.demo.tables import print_report, summary
+from dcp_dashboard.demo.pipeline import methods, planned_setting, read_documents
+from dcp_dashboard.demo.report import (
+    BatchReport,
+    DemoReport,
+    MaskResult,
+    MethodReport,
+    print_report,
+    summary,
+)
 from dcp_dsl.cli import dcpm
 from dcp_planner import preset, read_plan, validate
 from dcp_runtime import TensorError

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dcp_dashboard.demo.documents import (
+from dcp_dashboard.demo.pipeline import (
     MAX_TOKENS,
     choose_batch,
     read_documents,

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import create_app
-from dcp_dashboard.editing import querying, routes
-from dcp_dashboard.editing.tasks import answer
+from dcp_dashboard.editing import answer, querying, routes
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import load_file
 from dcp_dsl import DCPError

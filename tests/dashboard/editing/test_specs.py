@@ -5,9 +5,10 @@ from urllib.parse import urlencode
 
 import pytest
 
-from dcp_dashboard.editing.specs import batch_of, folder_files, home_of, library_texts, start_of
+from dcp_dashboard.editing.routes import batch_of, home_of
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages.edit import folder_files, library_texts, start_of
 from dcp_dsl import DCPError, check
 
 

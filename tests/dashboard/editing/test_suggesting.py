@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 
 from dcp_dashboard import create_app
+from dcp_dashboard.editing import answer
 from dcp_dashboard.editing.routes import DESK
-from dcp_dashboard.editing.tasks import answer
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import digest, predict, read_plan
 from dcp_planner.plan import decode_plan

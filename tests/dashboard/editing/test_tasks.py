@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dcp_dashboard.api.columns import decode
-from dcp_dashboard.editing.checking import check_text, describe_word, format_text, propose
-from dcp_dashboard.editing.pictures import draw_text
+from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.editing.planning import make_plan, preview_plan
-from dcp_dashboard.editing.source import MAX_TEXT
+from dcp_dashboard.editing.texts import (
+    MAX_TEXT,
+    check_text,
+    describe_word,
+    draw_text,
+    format_text,
+    propose,
+)
 from dcp_dsl import DCPError, Spec, check, dense_mask
 
 TEXT = """segment part = question[question_len] answer[answer_lens]*

@@ -12,8 +12,7 @@ import pytest
 
 from dcp_dashboard import create_app, start_server
 from dcp_dashboard.editing import routes
-from dcp_dashboard.editing.jobs import Jobs
-from dcp_dashboard.editing.tasks import make_worker
+from dcp_dashboard.editing.routes import Jobs, make_worker
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError, Spec
 from dcp_planner import (
@@ -142,7 +141,10 @@ def workers_of_this_process():
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid() and b"editing.tasks" in (folder / "cmdline").read_bytes():
+            if (
+                int(parent) == os.getpid()
+                and b"dcp_dashboard.editing:start" in (folder / "cmdline").read_bytes()
+            ):
                 found.add(folder.name)
     return found
 

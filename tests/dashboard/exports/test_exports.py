@@ -14,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from dcp_dashboard.api.palette import KIND_COLOURS, device_colours
+from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
 from dcp_dashboard.commands import view
+from dcp_dashboard.exports import overview
 from dcp_dashboard.exports import pictures as mask_svg_module
-from dcp_dashboard.exports import standalone
+from dcp_dashboard.exports.files import devices_csv, tiles_csv
+from dcp_dashboard.exports.overview import Sheet, standalone_page, still
 from dcp_dashboard.exports.pictures import (
     covered,
     mask_pixels,
@@ -26,13 +28,10 @@ from dcp_dashboard.exports.pictures import (
     tile_of_pixel,
     timeline_pixels,
 )
-from dcp_dashboard.exports.standalone import standalone_page
-from dcp_dashboard.exports.still import Sheet, still
-from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan, load_file
-from dcp_dashboard.pages.markup import markup
+from dcp_dashboard.pages.layout import markup
 from dcp_planner.simulation import EVENT_KINDS as KINDS
 
 
@@ -166,13 +165,13 @@ def test_a_page_of_its_own_has_the_scripts_that_were_there_at_the_start(
     loaded, tmp_path, monkeypatch
 ):
     text = standalone_page(loaded)
-    monkeypatch.setattr(standalone, "ASSETS", tmp_path)  # an update that is under way
+    monkeypatch.setattr(overview, "ASSETS", tmp_path)  # an update that is under way
     assert standalone_page(loaded) == text
 
 
 def test_the_data_of_a_page_cannot_end_or_open_its_script(loaded, monkeypatch):
     hostile = {"/api": "</script><!--<script>\u2028&"}
-    monkeypatch.setattr(standalone, "_facts", lambda _: hostile)
+    monkeypatch.setattr(overview, "_facts", lambda _: hostile)
     text = standalone_page(loaded)
     ((bundle),) = re.findall(r'id="dcp-bundle">(.*)</script>', text)
     assert "<" not in bundle

@@ -10,11 +10,16 @@ import pytest
 from plotly.utils import PlotlyJSONEncoder
 
 from dcp_dashboard import create_app
-from dcp_dashboard.api.columns import decode
-from dcp_dashboard.facts.comparison import FIGURES, Comparison, compare_devices, compare_rows
-from dcp_dashboard.facts.explanation import explain
-from dcp_dashboard.facts.kinds import compare_kinds
-from dcp_dashboard.facts.moves import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
+from dcp_dashboard.api.encoding import decode
+from dcp_dashboard.api.mask import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
+from dcp_dashboard.facts.comparison import (
+    FIGURES,
+    Comparison,
+    compare_devices,
+    compare_kinds,
+    compare_rows,
+)
+from dcp_dashboard.facts.findings import explain
 from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library import plans as library_module
@@ -22,7 +27,7 @@ from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
-from dcp_dashboard.pages.routes import render_page
+from dcp_dashboard.web.app import render_page
 from dcp_dsl import DCPError
 from dcp_planner import LANES, predict, simulate, write_plan
 from dcp_planner.causes import compare_with_run

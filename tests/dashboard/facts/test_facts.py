@@ -7,13 +7,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode
+from dcp_dashboard.api.encoding import cluster_colours, decode
 from dcp_dashboard.api.mask import MAX_PAIRS, read_window
-from dcp_dashboard.api.palette import cluster_colours
-from dcp_dashboard.facts.event import event_facts
-from dcp_dashboard.facts.metrics import above_bounds
+from dcp_dashboard.facts.devices import count_kinds
+from dcp_dashboard.facts.findings import above_bounds
 from dcp_dashboard.facts.quantities import duration, percent
-from dcp_dashboard.facts.sequences import count_kinds
+from dcp_dashboard.facts.tiles import event_facts
 from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary

@@ -3,8 +3,8 @@ import re
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode
 from dcp_dashboard.api.devices import path_payload
+from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.facts.findings import answers, findings, longest_waits
 from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.facts.traces import find_waits

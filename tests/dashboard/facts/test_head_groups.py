@@ -7,16 +7,14 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode
-from dcp_dashboard.api.mask import mask_payload, moves_payload
+from dcp_dashboard.api.encoding import decode
+from dcp_dashboard.api.mask import MOVED, find_moves, mask_payload, moves_payload
 from dcp_dashboard.editing.planning import figures
+from dcp_dashboard.exports.files import devices_csv, tiles_csv
+from dcp_dashboard.exports.overview import standalone_page, still
 from dcp_dashboard.exports.pictures import mask_svg, pair_shares, tile_of_pixel
-from dcp_dashboard.exports.standalone import standalone_page
-from dcp_dashboard.exports.still import still
-from dcp_dashboard.exports.tables import devices_csv, tiles_csv
 from dcp_dashboard.facts.devices import division_facts
-from dcp_dashboard.facts.metrics import metric_cards
-from dcp_dashboard.facts.moves import MOVED, find_moves
+from dcp_dashboard.facts.findings import metric_cards
 from dcp_dashboard.facts.text import transfer_selection
 from dcp_dashboard.facts.tiles import tile_facts, transfer_facts
 from dcp_dashboard.library.plans import load_file
@@ -63,7 +61,7 @@ def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
     q, kv = plan.tiles.q_block[first], plan.tiles.kv_block[first]
     drawn = area[plan.blocks.start[q], plan.blocks.start[kv]]
     assert drawn.tolist() == plan.tiles.device[first].tolist()
-    draw = "dcp_dashboard.exports.still.Sheet.text"
+    draw = "dcp_dashboard.exports.overview.Sheet.text"
     monkeypatch.setattr(draw, lambda _sheet, _at, text, *_rest, **_more: texts.append(text))
     still(grouped, scale=1)
     assert any(text.endswith(caption_of_first_group(plan)) for text in texts)

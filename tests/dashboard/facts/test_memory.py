@@ -5,9 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dcp_dashboard.api.columns import decode
-from dcp_dashboard.api.devices import memory_payload
-from dcp_dashboard.facts.memory import memory_over_time
+from dcp_dashboard.api.devices import memory_over_time, memory_payload
+from dcp_dashboard.api.encoding import decode
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import (
     LANES,

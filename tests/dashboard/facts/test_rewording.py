@@ -4,9 +4,8 @@ import pytest
 
 from dcp_dashboard.facts.comparison import Comparison, Side, compare_devices, compare_rows
 from dcp_dashboard.facts.devices import device_facts, division_facts
-from dcp_dashboard.facts.event import event_facts
 from dcp_dashboard.facts.findings import findings
-from dcp_dashboard.facts.tiles import transfer_facts
+from dcp_dashboard.facts.tiles import event_facts, transfer_facts
 from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import PlanLibrary, load_file

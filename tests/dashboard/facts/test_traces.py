@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dcp_dashboard import DashboardError, create_app
-from dcp_dashboard.exports.tables import events_csv
+from dcp_dashboard.exports.files import events_csv
 from dcp_dashboard.facts.traces import EventFilter, matching, read_filter
 from dcp_dashboard.library.folder import plan_key
 from dcp_planner import LANES

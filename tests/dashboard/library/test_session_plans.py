@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dcp_dashboard.library import session_folder
+from dcp_dashboard.library import folder as folder_module
+from dcp_dashboard.library.folder import SessionPlans
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.library.session_plans import SessionPlans
 from dcp_dsl import DCPError
 from dcp_planner import digest
 
@@ -88,7 +88,7 @@ def test_where_a_plan_cannot_be_kept_it_is_said_and_the_next_one_is(tmp_path, mo
 
 KILLED = """
 import os, signal, sys
-from dcp_dashboard.library.session_plans import SessionPlans
+from dcp_dashboard.library.folder import SessionPlans
 store = SessionPlans()
 print(store.add(b"bytes", "a").path.parent, flush=True)
 if sys.argv[1] == "killed":
@@ -143,12 +143,12 @@ def test_a_new_folder_that_another_server_sweeps_before_it_is_locked_is_made_aga
     def mkdtemp(**names):
         path = make(**names)
         if is_struck("made"):
-            session_folder._sweep(tmp_path)
+            folder_module._sweep(tmp_path)
         return path
 
     def flock(file, how):
         if is_struck("opened"):
-            session_folder._sweep(tmp_path)
+            folder_module._sweep(tmp_path)
         if is_struck("being removed"):
             sweeper = os.open(swept[0], os.O_RDONLY)
             lock(sweeper, how)
@@ -164,7 +164,7 @@ def test_a_new_folder_that_another_server_sweeps_before_it_is_locked_is_made_aga
     store = SessionPlans()
     entry = store.add(b"bytes", "a")
     assert len(swept) == 1
-    session_folder._sweep(tmp_path)
+    folder_module._sweep(tmp_path)
     assert entry.path.read_bytes() == b"bytes"
     store.close()
     assert list(tmp_path.iterdir()) == []

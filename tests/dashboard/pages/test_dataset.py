@@ -6,8 +6,8 @@ import statistics
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from dcp_dashboard.library.dataset_report import parse_report, read_report
 from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.index import parse_report, read_report
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import (
     histogram,
@@ -15,9 +15,9 @@ from dcp_dashboard.pages.charts import (
     speedup_figure,
     spread_figure,
 )
-from dcp_dashboard.pages.dataset import matches, sort_batches, summary_sentence
-from dcp_dashboard.pages.routes import render_page
+from dcp_dashboard.pages.reports import matches, sort_batches, summary_sentence
 from dcp_dashboard.pages.tables import PAGE_ROWS, Query, read_query
+from dcp_dashboard.web.app import render_page
 from dcp_dsl import DCPError
 from dcp_planner import write_plan
 

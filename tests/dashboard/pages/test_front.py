@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.front import MOST_PLANS, front_page, unbeaten
-from dcp_dashboard.pages.routes import render_page
+from dcp_dashboard.pages.compare import MOST_PLANS, front_page, unbeaten
+from dcp_dashboard.web.app import render_page
 from dcp_planner import measure, predict
 
 

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
-from dcp_dashboard.api.palette import KIND_COLOURS, device_colours, ramp
+from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours, ramp
 from dcp_dashboard.exports.pictures import SIDE, thumbnail
-from dcp_dashboard.facts.metrics import DEFINITIONS
+from dcp_dashboard.facts.findings import DEFINITIONS
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.help import help_page
 from dcp_dashboard.pages.plan_list import COLUMNS, sort_rows
-from dcp_dashboard.pages.routes import render_page
 from dcp_dashboard.pages.tables import Query
+from dcp_dashboard.web.app import render_page
 from dcp_planner import simulate, write_plan
 
 

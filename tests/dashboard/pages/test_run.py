@@ -8,9 +8,8 @@ from dash import no_update
 
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.routes import render_page
-from dcp_dashboard.pages.run import extremes, read_click, read_zoom
-from dcp_dashboard.pages.run_compare import Pair
+from dcp_dashboard.pages.run import Pair, extremes, read_click, read_zoom
+from dcp_dashboard.web.app import render_page
 from dcp_runtime import RunHistory
 
 

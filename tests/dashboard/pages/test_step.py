@@ -5,8 +5,8 @@ import pytest
 
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.routes import render_page
-from dcp_dashboard.pages.step import documents_text, step_bars
+from dcp_dashboard.pages.reports import documents_text, step_bars
+from dcp_dashboard.web.app import render_page
 from dcp_planner.step import StepFile, StepGroup
 
 

@@ -3,8 +3,8 @@ import os
 from flask import Flask
 
 from dcp_dashboard import create_app
-from dcp_dashboard.pages.markup import markup
-from dcp_dashboard.web.installation import ASSETS, Installation
+from dcp_dashboard.pages.layout import markup
+from dcp_dashboard.web.app import ASSETS, Installation
 
 BUNDLE = "/assets/dashboard.bundle.js"
 

@@ -8,13 +8,13 @@ import pytest
 from mortal_reader import make_deadly
 
 from dcp_dashboard import create_app
+from dcp_dashboard.api.routes import BINARY, MAX_OPEN, MAX_UPLOAD_BYTES, Uploads
 from dcp_dashboard.editing.planning import make_plan
-from dcp_dashboard.editing.specs import EXAMPLES
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import DashboardError, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.layout import changed_notice
-from dcp_dashboard.web.uploads import BINARY, MAX_OPEN, MAX_UPLOAD_BYTES, Uploads
+from dcp_dashboard.pages.plan_list import EXAMPLES
 from dcp_planner import write_plan
 
 

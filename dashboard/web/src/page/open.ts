@@ -1,5 +1,5 @@
 // Opening a plan file of one's own: the button "Open a file", or a file dropped on the page of plans.
-// The file travels in small pieces (see dcp_dashboard/web/uploads.py) and is shown from this session only.
+// The file travels in small pieces (see dcp_dashboard/api/routes.py) and is shown from this session only.
 import { loadJson } from "../api.ts";
 import { closest, make, messageOf } from "../kit/dom.ts";
 import { openPage } from "./navigation.ts";

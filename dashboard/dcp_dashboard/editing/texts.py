@@ -1,15 +1,33 @@
-"""Reads text, mask and samples of a request from the editor, and checks their bounds.
+"""Reads a text of the editor with its mask and samples; checks, describes and draws it.
 
 A request that is wrong raises `DCPError`, whose message the page shows.
 """
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dashboard.api.encoding import encode
 from dcp_dashboard.library.folder import DashboardError
-from dcp_dsl import DCPError, Mask, Sample, Spec, sample_from_argument
-from dcp_dsl.language_server import example_call
+from dcp_dsl import (
+    DCPError,
+    Diagnostic,
+    Form,
+    Mask,
+    Picture,
+    Sample,
+    Spec,
+    SpecError,
+    block_sparsity,
+    check_report,
+    format_source,
+    sample_from_argument,
+)
+from dcp_dsl.language_server import complete_at, describe_at, example_call
 
 MAX_TEXT = 200_000
 MAX_TOKENS = 1 << 22
@@ -159,3 +177,130 @@ def outline(spec: Spec) -> dict[str, Any]:
             samples.append({"name": name, "tokens": sample.length, "columns": columns})
     masks = [_outline_mask(spec, name) for name in spec.masks[:200]]
     return {"masks": masks, "samples": samples}
+
+
+MAX_PROPOSALS = 200
+
+
+def check_text(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Check a text; `Any`: JSON values.
+
+    Returns:
+        ``findings``: what `dcpm check` prints, with ``start`` and ``end`` in characters of the
+        text and its ``fix``; ``claims``: one line on what was proved; ``masks`` and ``samples`` of
+        a text without errors.
+    """
+    text, name = text_of(request)
+    report = check_report(text, name)
+    findings = [_finding(found, name) for found in report.diagnostics]
+    answer: dict[str, Any] = {
+        "schema": "dcp.edit_check/1",
+        "findings": findings,
+        "claims": report.summary() if report.verdicts else "",
+        "is_usable": False,
+    }
+    try:
+        spec = Spec.from_text(text, name)
+    except SpecError:
+        return answer
+    return answer | outline(spec) | {"is_usable": True}
+
+
+def _finding(found: Diagnostic, name: str) -> dict[str, Any]:
+    is_here = found.name == name
+    return found.to_json() | {
+        "file": "" if is_here else found.name,
+        "start": found.start if is_here else 0,
+        "end": found.end if is_here else 0,
+        "fix": asdict(found.fix) if found.fix is not None and is_here else None,
+    }
+
+
+def describe_word(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hover text of a place as Markdown, empty if there is none."""
+    text, name = text_of(request)
+    offset = whole(request, "offset", 0, 0, len(text))
+    return {"markdown": describe_at(text, offset, name) or ""}
+
+
+def propose(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Propose words for a place."""
+    text, name = text_of(request)
+    offset = whole(request, "offset", 0, 0, len(text))
+    found = complete_at(text, offset, name)[:MAX_PROPOSALS]
+    return {"proposals": [asdict(proposal) for proposal in found]}
+
+
+def format_text(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Format the text as `dcpm fmt` does."""
+    return {"text": format_source(text_of(request)[0])}
+
+
+MAX_CELLS = 512
+"""Cells along a side; up to so many tokens a cell is one pair."""
+MAX_ROWS_COUNTED = 1 << 17
+MAX_STRIPES = 512
+
+
+def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
+    """Draw a mask of a text on a sample; `Any`: JSON values.
+
+    Returns:
+        An empty object, and columns as `api.encoding` packs them: ``share``, u1 ``[C * C]``
+        row by row, the visible pairs of a cell over all of its pairs, 255 only if all and 0 only if
+        none is visible; stripes of the kinds along the axes as ``stripe_start``, ``stripe_end``,
+        ``stripe_kind``, ``stripe_number``.
+
+    Raises:
+        DCPError: if mask or sample are not right.
+    """
+    picture = picture_of(request)
+    form = picture.bound
+    cell = -(-form.num_tokens // MAX_CELLS)
+    stripes = picture.stripes[:MAX_STRIPES] if len(picture.stripes) <= MAX_STRIPES else ()
+    kinds = list(dict.fromkeys(stripe.kind for stripe in stripes))
+    header = {
+        "title": picture.title,
+        "tokens": form.num_tokens,
+        "cell": cell,
+        "pairs": form.num_pairs,
+        "form": form.form,
+        "empty_rows": count_empty_rows(form),
+        "kinds": kinds,
+    }
+    columns: dict[str, NDArray[Any]] = {  # Any: one dtype each
+        "share": picture.shares(cell).ravel(),
+        "stripe_start": np.array([s.start for s in stripes], np.uint32),
+        "stripe_end": np.array([s.end for s in stripes], np.uint32),
+        "stripe_kind": np.array([kinds.index(s.kind) for s in stripes], np.uint16),
+        "stripe_number": np.array([s.number for s in stripes], np.uint32),
+    }
+    return {}, encode("dcp.edit_picture/1", header, columns)
+
+
+def draw_svg(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Draw the picture as `dcpm show --svg` does, with the name of a file; `Any`: JSON values."""
+    picture = picture_of(request)
+    words = "".join(c if c.isalnum() else " " for c in picture.title).split()
+    return {"svg": picture.svg(), "name": "_".join(words)[:60] + ".svg"}
+
+
+def picture_of(request: Mapping[str, Any]) -> Picture:
+    """Bind the mask of a request to its sample, of a batch to the first one."""
+    text, name = text_of(request)
+    spec = Spec.from_text(text, name)
+    mask = mask_of(spec, request)
+    texts = request.get("samples")
+    shown = {**request, "sample": texts[0]} if isinstance(texts, list) and texts else request
+    return Picture.of(mask, sample_of(spec, mask, shown))
+
+
+def count_empty_rows(form: Form) -> int | None:
+    """Count queries that see no key; ``None`` where that takes long."""
+    if form.num_tokens > MAX_ROWS_COUNTED:
+        return None
+    try:
+        blocks = block_sparsity([form], 1, form.num_tokens)
+    except DCPError:  # a form that is counted slowly at such blocks refuses it
+        return None
+    return int((np.diff(blocks.row_ptr) == 0).sum())
