@@ -25,7 +25,7 @@ from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.transport import symmetric_transport
 
-VICTIM, TIMEOUT_S, TOKENS = 1, 6.0, 96
+VICTIM, TIMEOUT_S, TOKENS, EXIT_CODE = 1, 6.0, 96, 7
 ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stall": lambda: time.sleep(600),
@@ -47,11 +47,10 @@ def plan_of(ranks):
 
 def break_at(phase, action):
     """Let this rank's kernel, or its next call, do the action."""
-    name = {"forward": "forward", "backward": "backward"}.get(phase)
-    if name is None:
-        return action()
-    setattr(CpuKernel, name, lambda *arguments: action())
-    return None
+    if phase in ("forward", "backward"):
+        setattr(CpuKernel, phase, lambda *arguments: action())
+    else:
+        action()
 
 
 def run(executor, plan, at_phase):
@@ -96,7 +95,7 @@ def main():
             break_at(phase, ACTIONS[action])
 
     if transport:
-        install(folder, 1)
+        install(folder, 1).arrive = at_phase
     start = time.monotonic()
     try:
         at_phase("make")
@@ -119,7 +118,9 @@ def main():
         restart(folder, rank)
         said["restarted"] = True
     (folder / f"said-{rank}.json").write_text(json.dumps(said))
-    os._exit(0)  # a broken group would wait for its peers
+    if rank == VICTIM:
+        os._exit(0)  # a broken group would wait for its peers
+    sys.exit(EXIT_CODE)
 
 
 if __name__ == "__main__":

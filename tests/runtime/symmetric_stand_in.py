@@ -3,7 +3,8 @@
 A signal is a 32-bit word: `put_signal` waits until it is 0 and sets it, `wait_signal` waits until
 it is 1 and clears it, as CUDA's do; past its limit of time it ends the process, as their trap does.
 A stream is a thread that does what is queued, in order, each piece after a short random while; the
-host is the stream that computes. What goes over NCCL between nodes goes over gloo.
+host is the stream that computes. What goes over NCCL between nodes goes over gloo. A graph notes
+what the host computes and queues, and does it again.
 """
 
 import itertools
@@ -19,6 +20,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from dcp_runtime.transport import nccl_transport, symmetric_memory, symmetric_transport
 from dcp_runtime.transport.group_transport import make_group
@@ -28,14 +32,73 @@ TRAPPED = 86
 
 
 class ThreadMark:
-    def __init__(self):
-        self.event = threading.Event()
+    def __init__(self, stream):
+        self.event, self.stream, self.graph = threading.Event(), stream, Graph.capturing
+        self.place = stream.queued
 
     def is_completed(self):
+        assert self.graph is None, "CUDA refuses: the event is part of a graph"
         return self.event.is_set()
 
     def wait(self):
-        self.event.wait()
+        if Graph.capturing and threading.current_thread() is threading.main_thread():
+            assert self.graph is Graph.capturing, "CUDA refuses: the event is not of this graph"
+            Graph.capturing.note(lambda: self.event.wait())
+            Graph.capturing.joined[self.stream] = self.place
+        else:
+            self.event.wait()
+
+
+class Graph(TorchDispatchMode):
+    """What the host does while it captures: tensors computed on the CPU, work queued on streams.
+
+    Nothing that is queued is done before a replay, as on CUDA. What the host computes is done, on
+    whatever the blocks that did not come hold, and written into the same tensors in each replay.
+    """
+
+    capturing = None
+
+    def __init__(self):
+        super().__init__()
+        self.steps, self.forked, self.joined = [], set(), {}
+
+    def __enter__(self):
+        Graph.capturing = self
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        Graph.capturing = None
+        super().__exit__(*error)
+        late = [stream for stream in self.forked if self.joined.get(stream) != stream.queued]
+        assert error[0] or not late, "CUDA refuses: a stream of the graph goes on beyond its end"
+
+    def note(self, step):
+        self.steps.append(step)
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        options = options or {}
+        made = function(*arguments, **options)
+        results = made if isinstance(made, tuple | list) else (made,)
+        given = [x for x in tree_leaves((arguments, options)) if isinstance(x, torch.Tensor)]
+        new = [x for x in results if isinstance(x, torch.Tensor) and all(x is not y for y in given)]
+
+        def again():
+            found = function(*arguments, **options)
+            found = found if isinstance(found, tuple | list) else (found,)
+            for old, fresh in zip(results, found, strict=True):
+                if not isinstance(old, torch.Tensor):
+                    assert old == fresh, "the host would not know"
+                elif old is not fresh:
+                    old.copy_(fresh)
+
+        places = {x.untyped_storage().data_ptr() for x in given}
+        if all(x.untyped_storage().data_ptr() not in places for x in new):  # views stay as they are
+            self.note(again)
+        return made
+
+    def replay(self):
+        for step in self.steps:
+            step()
 
 
 class ThreadStream:
@@ -44,7 +107,7 @@ class ThreadStream:
     longest_nap_s = 1e-3
 
     def __init__(self):
-        self.queue = queue.SimpleQueue()
+        self.queue, self.queued = queue.SimpleQueue(), 0
         self.random = random.Random(os.getpid())
         threading.Thread(target=self.serve, daemon=True).start()
 
@@ -56,13 +119,26 @@ class ThreadStream:
 
     def follow(self):
         """Nothing to wait for: what the host has queued so far, it has done."""
+        if Graph.capturing:
+            Graph.capturing.forked.add(self)
 
     def run(self, work):
-        self.queue.put(work)
+        self.queued += 1
+        graph = Graph.capturing
+        if graph is None:
+            self.queue.put(work)
+        else:
+            assert self in graph.forked, "the graph would not hold it"
+            graph.note(lambda: self.queue.put(work))
 
     def mark(self):
-        mark = ThreadMark()
-        self.queue.put(mark.event.set)
+        mark = ThreadMark(self)
+        if Graph.capturing:
+            assert self in Graph.capturing.forked, "CUDA refuses: the event is of no graph"
+            Graph.capturing.note(mark.event.clear)
+            Graph.capturing.note(lambda: self.queue.put(mark.event.set))
+        else:
+            self.queue.put(mark.event.set)
         return mark
 
     @contextmanager
@@ -114,14 +190,23 @@ class SharedFiles:
         self.number = next(self.counter)
         return self.map(dist.get_rank(), "buffer", size[0], torch.uint8)
 
-    def rendezvous(self, memory, group):
+    def rendezvous(self, memory, name):
+        """Meet through the store of a group, as torch does in C++: a gathering, then a barrier."""
+        group = _resolve_process_group(name)
+        store = dist.PrefixStore(f"meeting {self.number}", group.get_group_store())
         self.map(dist.get_rank(), "pad", PAD_WORDS, torch.int32)
-        dist.barrier(group=group)
-        ranks = dist.get_process_group_ranks(group)
+        self.arrive("before meeting")
+        store.set(str(group.rank()), str(dist.get_rank()))
+        ranks = [int(rank) for rank in store.multi_get([str(n) for n in range(group.size())])]
+        self.arrive("before barrier")
+        store.barrier("mapped", group.size())
         buffers = [self.map(rank, "buffer", memory.numel(), torch.uint8) for rank in ranks]
         pads = [self.map(rank, "pad", PAD_WORDS, torch.int32) for rank in ranks]
         assert all(len(buffer) == len(memory) for buffer in buffers)
         return Handle(group.rank(), buffers, pads)
+
+    def arrive(self, place):
+        """Nothing fails here, unless a test says so."""
 
     def map(self, rank, name, size, dtype):
         path = str(self.folder / f"{name}-{self.number}-{rank}")
@@ -156,7 +241,10 @@ def batch_isend_irecv(operations):
 
 
 def install(folder, nodes):
-    """Replace what needs a GPU in this process; ranks lie on so many nodes, in order."""
+    """Replace what needs a GPU in this process; ranks lie on so many nodes, in order.
+
+    What is given back calls `arrive` with the places in a meeting for a window, for faults there.
+    """
     node, device = divmod(dist.get_rank(), dist.get_world_size() // nodes)
     files = SharedFiles(folder)
     symmetric_memory._SymmetricMemory = symmetric_memory.symm_mem = files
@@ -168,13 +256,14 @@ def install(folder, nodes):
     symmetric_transport.check_device = lambda mine, others: None
     torch.cuda.current_device = lambda: device
     torch.cuda.set_device = lambda device: None
-    torch.cuda.is_current_stream_capturing = lambda: False
+    torch.cuda.is_current_stream_capturing = lambda: Graph.capturing is not None
     nccl_transport.torch = SimpleNamespace(
         cuda=torch.cuda, zeros=lambda count, device: torch.zeros(count)
     )
     nccl_transport.make_group = lambda ranks, backend, limit_s: make_group(ranks, "gloo", limit_s)
     nccl_transport.abort_group = lambda group: None
     dist.batch_isend_irecv = batch_isend_irecv
+    return files
 
 
 def whole(rows, tensors, tokens):

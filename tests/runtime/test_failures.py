@@ -9,7 +9,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import RunConfig, RunError, run_plan
 
 SCRIPT = Path(__file__).with_name("failure_scenario.py")
-RANKS, VICTIM = 3, 1
+RANKS, VICTIM, EXIT_CODE = 3, 1, 7
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
@@ -31,6 +31,8 @@ SLOW = pytest.mark.slow  # each case starts three processes
         pytest.param("raise", "backward", "division 0 of backward", marks=SLOW),
         ("kill", "gather", "gathering the trace"),
         pytest.param("stall", "gather", "gathering the trace", marks=SLOW),
+        ("kill symmetric", "before meeting", "laying out blocks"),
+        pytest.param("stall symmetric", "before barrier", "laying out blocks", marks=SLOW),
         ("kill symmetric", "forward", "of forward"),
         pytest.param("kill symmetric", "backward", "of backward", marks=SLOW),
         pytest.param("raise symmetric", "forward", "division 0 of forward", marks=SLOW),
@@ -45,8 +47,7 @@ def test_every_other_rank_names_the_lost_one_in_time_and_the_job_restarts(
         for rank in range(RANKS)
     ]
     try:
-        for rank in (0, 2):
-            forks[rank].wait(250)
+        codes = [forks[rank].wait(250) for rank in (0, 2)]
     finally:
         for fork in forks:
             fork.kill()
@@ -61,6 +62,7 @@ def test_every_other_rank_names_the_lost_one_in_time_and_the_job_restarts(
         assert said.get("freed") is (True if transport else None)
         if place.startswith("of"):
             assert said["division"] is not None
+    assert codes == [EXIT_CODE] * 2
 
 
 def test_a_single_rank_that_never_ends_is_named(lab, tmp_path, monkeypatch):

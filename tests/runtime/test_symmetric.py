@@ -23,7 +23,7 @@ SCRIPT = Path(__file__).with_name("symmetric_scenarios.py")
 def test_scenarios_on_real_processes(tmp_path, start_ranks, ranks, nodes):
     for said in start_ranks(ranks, SCRIPT, tmp_path, tmp_path, nodes):
         found = json.loads(said.splitlines()[-1])
-        assert len(found) == 6
+        assert len(found) == 7
         assert set(found.values()) == {"ok"}, found
 
 
@@ -85,7 +85,7 @@ def test_an_executor_without_cuda_refuses(tmp_path, name, says):
 
 
 def test_streams_wait_for_each_other_as_they_say(monkeypatch):
-    """What CUDA is told, in order; its streams do not wait for anything else."""
+    """CUDA is told this, in order; its streams do not wait for anything else."""
     told, current = [], ["compute"]
 
     class Stream:

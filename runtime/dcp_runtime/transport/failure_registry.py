@@ -16,6 +16,7 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Literal
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
@@ -52,12 +53,16 @@ class Status:
 
 
 class FailureRegistry:
-    """Statuses and the agreed failure of a group, as keys in its store."""
+    """Statuses and the agreed failure of a group, as keys in its store.
+
+    Attributes:
+        is_settled: whether this rank has got the error that all agree to raise.
+    """
 
     def __init__(self, store: Store, rank: int) -> None:
         self._store = store
         self._rank = rank
-        self._is_reachable = True
+        self._is_reachable, self.is_settled = True, False
 
     def is_marked(self) -> bool:
         """Return whether some rank wrote that it cannot go on."""
@@ -81,6 +86,7 @@ class FailureRegistry:
     def settle(self, own: Status) -> PeerError:
         """Post the status of this rank, and return the error that all ranks agree to raise."""
         self.post(own)
+        self.is_settled = True
         deadline = time.monotonic() + GRACE_S
         while True:
             if (known := self._read("failure")) is not None:
@@ -252,13 +258,36 @@ class StoreBarrier:
         return FAN * rank + 1 < self._size
 
     def _wait(self, keys: list[str], deadline: float, place: str) -> None:
+        if not self._have_come(keys, deadline):
+            self._give_up(place)
+
+    def _have_come(self, keys: list[str], deadline: float) -> bool:
+        """Wait for keys; return whether they came before the deadline and any failure."""
         nap_s = FIRST_NAP_S
         while not self._store.check(keys):
             is_over = time.monotonic() > deadline
             if is_over or (nap_s == LONGEST_NAP_S and self._failures.is_marked()):
-                self._give_up(place)
+                return False
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
+        return True
+
+    def wait_for(self, keys: list[str], ranks: Sequence[int], place: str) -> None:
+        """Wait for keys that some of the ranks write; blame the one that does not come.
+
+        Raises:
+            PeerError: names it.
+        """
+        text = ""
+        try:
+            if self._have_come(keys, time.monotonic() + self._timeout_s):
+                return
+        except RuntimeError as error:  # the process that serves the store is gone
+            text = str(error).splitlines()[0]
+        # All that still live say that they wait: the one that is silent is to blame.
+        peer, *others = (rank for rank in ranks if rank != self._rank)
+        status = Status("waiting", peer, place, -1, text, others)
+        raise self._failures.settle(status)
 
     @contextmanager
     def waiting_for(self, peer: int, place: str) -> Iterator[None]:
@@ -279,6 +308,49 @@ class StoreBarrier:
         if peer in (None, self._rank):  # only the mark of another failure made us look
             peer = (self._rank + 1) % self._size
         raise self._failures.settle(Status("waiting", peer, place, -1, ""))
+
+
+class MeetingStore(Store):
+    """A store for meetings of torch's own, which ends them by our deadline and names a rank.
+
+    torch would wait for minutes, hold Python's lock all the while, and name nobody.
+
+    Args:
+        store: of all ranks.
+        barrier: of this rank.
+        ranks: those that meet, this one among them.
+        place: the step that needs the meeting.
+    """
+
+    def __init__(
+        self, store: Store, barrier: StoreBarrier, ranks: Sequence[int], place: str
+    ) -> None:
+        super().__init__()
+        self._store, self._barrier, self._ranks, self._place = store, barrier, ranks, place
+
+    def _own(self, key: str) -> str:
+        return f"meeting of {self._ranks[0]}/{key}"  # other ranks meet beside them
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._store.set(self._own(key), value)  # type: ignore[arg-type]  # bytes as well
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number and give the sum."""
+        return self._store.add(self._own(key), value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for values; the limit is ours, whatever torch asks for."""
+        self._barrier.wait_for(list(map(self._own, keys)), self._ranks, self._place)
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value and read it."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for values and read them."""
+        self.wait(keys)
+        return self._store.multi_get(list(map(self._own, keys)))
 
 
 def _key(meeting: int, rank: int, *, is_sum: bool = False) -> str:

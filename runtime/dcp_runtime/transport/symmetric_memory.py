@@ -1,27 +1,41 @@
-"""Memory that all ranks of a node can read, its signals, and streams that copy beside kernels.
+"""Memory that all ranks of a machine read: places of blocks, signals, streams that copy.
 
-A window is one symmetric buffer (``torch.distributed._symmetric_memory``): each rank writes into
-its own part and reads those of the others. A signal is one bit per channel and pair of ranks: `put`
-waits until it is 0 and sets it, `wait` waits until it is 1 and clears it. Both wait on the device,
-in the current stream, while the host goes on.
+A shared window is one symmetric buffer (``torch.distributed._symmetric_memory``): each rank writes
+into its own part and reads those of the others. A signal is one bit per channel and pair of ranks:
+`put` waits until it is 0 and sets it, `wait` waits until it is 1 and clears it. Both wait on the
+device, in the current stream, while the host goes on.
 """
 
 import os
 import socket
-import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Self
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import _SymmetricMemory
+from torch._C._distributed_c10d import (
+    ProcessGroup,
+    Store,
+    _register_process_group,
+    _SymmetricMemory,
+    _unregister_process_group,
+)
 from torch.distributed import _symmetric_memory as symm_mem
+from torch.distributed.distributed_c10d import GroupName
 
+from dcp_planner import Direction, TransferKind
+from dcp_planner.tables import CommLaunch
 from dcp_runtime.errors import RunError
+from dcp_runtime.plans.device_plan import DevicePlan, Transfer
+from dcp_runtime.transport.transport import Bytes
 
+HALVES = 2
+"""Turns that results of one division after another take in their region."""
 ALIGNMENT = 16
 """Bytes at whose multiples tensors begin."""
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
@@ -69,22 +83,41 @@ class CopyStream:
         return Mark(self._stream)
 
 
-class Window:
+class WindowGroup:
+    """The ranks of a group that share windows; torch finds them by `name`.
+
+    torch's meeting for a window goes through `store`, of which it knows that half in C++ alone.
+    """
+
+    def __init__(self, group: ProcessGroup, store: Store) -> None:
+        self.rank, self.size, self._store = group.rank(), group.size(), store
+        self.name, cpu = GroupName(f"{group.group_name} windows"), torch.device("cpu")
+        self._group = ProcessGroup(store, self.rank, self.size)
+        # torch takes the names in its records from a backend.
+        self._group._register_backend(cpu, ProcessGroup.BackendType.GLOO, group._get_backend(cpu))
+        _register_process_group(self.name, self._group)
+
+    def close(self) -> None:
+        """Make no more windows."""
+        _unregister_process_group(self.name)
+
+
+class SharedWindow:
     """Symmetric memory of the ranks of a group, `size_bytes` on each; collective.
 
     Ranks count within the group. `limit_s` ends a wait for a signal, and with it the process.
     """
 
-    def __init__(self, size_bytes: int, group: dist.ProcessGroup, limit_s: float) -> None:
+    def __init__(self, size_bytes: int, group: WindowGroup, limit_s: float) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
         # `symm_mem.empty` takes it from a pool, which would keep it when a window grows.
         self._memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, device)
-        self._handle = symm_mem.rendezvous(self._memory, group)
+        self._handle = symm_mem.rendezvous(self._memory, group.name)
         self._limit_ms = int(1000 * limit_s)
-        self._rank, ranks = group.rank(), range(group.size())
+        self._rank, ranks = group.rank, range(group.size)
         self.parts = [self._handle.get_buffer(r, (size_bytes,), torch.uint8) for r in ranks]
         self._pads = [self._handle.get_signal_pad(r, dtype=torch.int32) for r in ranks]
-        self.num_channels = self._pads[0].numel() // group.size()
+        self.num_channels = self._pads[0].numel() // group.size
 
     def put(self, rank: int, channel: int) -> None:
         """Signal a rank what the current stream has done."""
@@ -94,18 +127,78 @@ class Window:
         """Put the current stream behind a signal of a rank."""
         self._handle.wait_signal(rank, channel, self._limit_ms)
 
-    def release(self, stream: CopyStream, is_over: Callable[[], bool], limit_s: float) -> None:
-        """Answer all signals of this rank by those it waits for, until its streams have ended."""
-        deadline = time.monotonic() + limit_s
-        while not is_over() and time.monotonic() < deadline:
-            for rank, pad in enumerate(self._pads):
-                if rank == self._rank:
-                    stream.run(partial(pad.fill_, 1))
-                else:
-                    mine = pad[: self.num_channels * len(self._pads)]
-                    mine = mine.view(self.num_channels, -1)[:, self._rank]
-                    stream.run(mine.zero_)
-            time.sleep(1e-3)
+    def release(self, stream: CopyStream) -> None:
+        """Answer the signals of this rank by those it waits for, on a stream of their own."""
+        for rank, pad in enumerate(self._pads):
+            if rank == self._rank:
+                stream.run(partial(pad.fill_, 1))
+            else:
+                mine = pad[: self.num_channels * len(self._pads)].view(self.num_channels, -1)
+                stream.run(mine[:, self._rank].zero_)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowPlaces:
+    """Places of the blocks of one plan and direction in the regions of a window.
+
+    Attributes:
+        places: by the index of a transfer, also of what near ranks send: its first byte in the
+            region or the half, and the half of a result.
+        copied: transfers that take a block into the window, for all its targets.
+        unsent: numbers of inputs and of results that go to near ranks.
+        awaited: inputs that come from each near rank.
+        count: transfers to and from near ranks.
+        needed: bytes of the region of inputs, and of a half of that of results.
+    """
+
+    places: Mapping[int, tuple[int, int]]
+    copied: Set[int]
+    unsent: Counter[bool]
+    awaited: Counter[int]
+    count: int
+    needed: tuple[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        part: DevicePlan,
+        direction: Direction,
+        row_bytes: Callable[[TransferKind], Bytes],
+        near: Container[int],
+    ) -> Self:
+        """Lay out what a rank sends to near ranks; those tell it the places of their own blocks."""
+        places, known = dict[int, tuple[int, int]](), dict[tuple[int, ...], tuple[int, int]]()
+        ends, turns = Counter[int](), dict[tuple[int, int], int]()
+        copied, unsent, awaited, count = set[int](), Counter[bool](), Counter[int](), 0
+        for launch, x in _near_launches(part, direction, near):
+            count += 1
+            if not x.is_send:
+                awaited[x.peer] += not x.kind.is_result
+                continue
+            unsent[x.kind.is_result] += 1
+            # A result has one target; all targets of an input get the same.
+            copy: tuple[int, ...] = -1, x.kind, x.block, x.brought_by
+            turn = -1
+            if x.kind.is_result:
+                copy, turn = (x.index,), turns.setdefault((launch.division, x.hop), len(turns))
+            if copy not in known:
+                copied.add(x.index)
+                known[copy] = ends[turn], max(0, turn) % HALVES
+                ends[turn] += sum(aligned(x.num_tokens * width) for width in row_bytes(x.kind))
+            places[x.index] = known[copy]
+        needed = ends.pop(-1, 0), max(ends.values(), default=0)
+        return cls(places, copied, unsent, awaited, count, needed)
+
+
+def _near_launches(
+    part: DevicePlan, direction: Direction, near: Container[int]
+) -> Iterator[tuple[CommLaunch, Transfer]]:
+    """Yield what a program sends to near ranks and takes from them, in order."""
+    for step, _ in part.of(direction).steps:
+        if isinstance(step, CommLaunch):
+            for index in step.transfers:
+                if part.transfers[index].peer in near:
+                    yield step, part.transfers[index]
 
 
 def places(part: Tensor, offset: int, tensors: Sequence[Tensor]) -> list[Tensor]:
