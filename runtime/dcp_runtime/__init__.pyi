@@ -16,13 +16,12 @@ from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
 from .execute.executor import DCPExecutor
 from .execute.prepared_plan import PreparedPlan
-from .launch.config import RunConfig
-from .launch.launcher import open_world, run_plan
+from .launch.launcher import RunConfig, open_world, run_plan
 from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, StackedPlans
 from .plans.device_rates import DeviceRates
-from .run_log.history import RunHistory
 from .run_log.log import MLflowLog, PrometheusLog, RunLog, TensorBoardLog, WandbLog
+from .run_log.records import RunHistory
 from .verify.verification import TensorError
 
 __all__ = [

@@ -1,8 +1,9 @@
-"""The command `dcpm run`."""
+"""The commands `dcpm run`, `dcpm calibrate` and `dcpm top`."""
 
 import json
 import math
 import sys
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,10 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from dcp_planner import Plan, Trace
-    from dcp_runtime.launch.config import RunConfig
-    from dcp_runtime.launch.launcher import RunResult
+    from dcp_runtime.launch.launcher import RunConfig, RunResult
 
-SCHEMA = "dcp.run/1"
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
 MAX_DEFAULT_RANKS = 16
 """Processes that are started without being asked for by number."""
@@ -74,8 +73,7 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_dsl.files import check_writable
     from dcp_planner import read_plan
     from dcp_runtime.errors import RunError
-    from dcp_runtime.launch.config import RunConfig
-    from dcp_runtime.launch.launcher import check_ranks, run_plan
+    from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
     from dcp_runtime.transport.limits import LinkLimit
 
     if trace is not None:
@@ -140,7 +138,7 @@ def _check_name(trace: str) -> None:
 def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
     """Return the document that ``--json`` prints."""
     return {
-        "schema": SCHEMA,
+        "schema": "dcp.run/1",
         "ranks": config.ranks,
         "transport": config.transport,
         "dtype": config.dtype,
@@ -195,3 +193,98 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
         what = "verified" if result.verified else "NOT VERIFIED"
         lines.append(f"{what} against dense float64 attention; mask from {source}")
     return "\n".join(lines)
+
+
+@click.command()
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
+              help="What computes.")  # fmt: skip
+@click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True,
+              help="Processes that share this machine; with --device cuda as many as there are "
+              "devices.")  # fmt: skip
+@click.option("--out", type=click.Path(), help="Write the cluster file here.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
+    """Measure attention, messages and memory of this machine; write a cluster file.
+
+    The file is what `--cluster FILE` of `dcpm plan` and `dcpm simulate` takes.
+    """
+    from dcp_dsl.files import check_writable
+    from dcp_planner import write_cluster
+    from dcp_planner.model import format_cluster
+    from dcp_runtime.errors import RunError
+    from dcp_runtime.launch.calibration import calibrate_cpu, calibrate_cuda
+
+    if out is not None:
+        check_writable(out, RunError)
+
+    def say(text: str) -> None:
+        click.echo(f"measuring {text}", err=True)
+
+    found = calibrate_cpu(ranks, say) if device == "cpu" else calibrate_cuda(say)
+    if out is not None:
+        write_cluster(out, found.cluster, found.sources)
+        click.echo(f"wrote {out}", err=True)
+    if as_json:
+        click.echo(
+            json.dumps({"schema": "dcp.calibrate/1", "file": out, **found.to_json()}, indent=1)
+        )
+    elif out is None:
+        click.echo(format_cluster(found.cluster, found.sources), nl=False)
+    for check in found.checks:
+        click.echo(
+            f"check: {check.plan}: predicted {check.predicted_s * 1e3:.1f} ms, measured "
+            f"{check.measured_s * 1e3:.1f} ms, {check.error:.0%} off",
+            err=True,
+        )
+    if found.is_busy:
+        click.echo(
+            f"this machine is busy: repeated measurements differ by {found.noise:.0%} in the "
+            "median, so the constants are worth little; end what else runs, and repeat",
+            err=True,
+        )
+
+
+PERIOD_S = 1.0
+
+
+@click.command()
+@click.argument("folder", metavar="RUN_DIR", type=click.Path())
+@click.option("--once", is_flag=True, help="Print the present state and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+def top(folder: str, *, once: bool, as_json: bool) -> None:
+    """Watch a training run: its newest step, read from the log in RUN_DIR, until Ctrl-C.
+
+    `DCPExecutor(run_log=RunLog(RUN_DIR))` writes the log.
+    """
+    from rich.console import Console, Group
+    from rich.live import Live
+    from rich.table import Table
+    from rich.text import Text
+
+    from dcp_runtime.run_log.records import RunHistory, find_logs
+
+    runs = {path: RunHistory(path) for path in find_logs(folder)}
+
+    def show() -> Group:
+        parts = []
+        for path, run in runs.items():
+            run.update()
+            lines = Table("", "", box=None, show_header=False, title=Text(path.name))
+            for name, text in run.sentences():
+                lines.add_row(name, Text(text))
+            parts.append(lines)
+        return Group(*parts)
+
+    console = Console()
+    if as_json:
+        for run in runs.values():
+            run.update()
+        found = {path.name: run.summary() for path, run in runs.items()}
+        click.echo(json.dumps({"schema": "dcp.top/1", "runs": found}, indent=1))
+    elif once or not console.is_terminal:
+        console.print(show())
+    else:
+        with Live(show(), console=console, auto_refresh=False) as live:
+            while True:
+                time.sleep(PERIOD_S)
+                live.update(show(), refresh=True)

@@ -10,7 +10,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, find_cluste
 from dcp_planner.model.cost_model import link_seconds
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import RunError
-from dcp_runtime.commands_calibrate import calibrate
+from dcp_runtime.commands import calibrate
 from dcp_runtime.launch import calibration
 from dcp_runtime.launch.calibration import Line, fit_messages, fit_nonnegative
 

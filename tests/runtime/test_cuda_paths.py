@@ -13,7 +13,7 @@ from dcp_planner import TransferKind
 from dcp_runtime import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.launch import worker
-from dcp_runtime.launch.config import RunConfig
+from dcp_runtime.launch.launcher import RunConfig
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import choice, gloo_transport, group_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport

@@ -8,8 +8,7 @@ import pytest
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, preset, simulate
 from dcp_planner.simulation import EVENT_KINDS
-from dcp_runtime.launch.config import RunConfig
-from dcp_runtime.launch.launcher import open_world, run_plan
+from dcp_runtime.launch.launcher import RunConfig, open_world, run_plan
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.nccl_transport import NcclTransport

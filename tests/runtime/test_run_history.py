@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_runtime import RunError, RunHistory, RunLog
-from dcp_runtime.commands_top import top
+from dcp_runtime.commands import top
 from dcp_runtime.run_log import history
 
 

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dcp_planner import digest, predict, read_plan
 from dcp_runtime import MLflowLog, PrometheusLog, RunError, RunLog, TensorBoardLog, WandbLog
-from dcp_runtime.run_log.record import (
+from dcp_runtime.run_log.records import (
     NUMBERS,
     RankTotals,
     as_record,

@@ -37,7 +37,7 @@ from dcp_runtime.data.plan_messages import (
 from dcp_runtime.data.rows import SKIP_HINT
 from dcp_runtime.data.sequence_masks import hidden_from_next, truncate
 from dcp_runtime.plans.batch_plans import plan_facts
-from dcp_runtime.run_log.record import PlanFacts
+from dcp_runtime.run_log.records import PlanFacts
 
 MOST_LAYERS = 4096
 """Layers after which the cycles of a batch have to repeat."""

@@ -17,7 +17,7 @@ from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.data.sequence_masks import Runs
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
-from dcp_runtime.run_log.record import PlanFacts
+from dcp_runtime.run_log.records import PlanFacts
 
 
 class MaskText(NamedTuple):

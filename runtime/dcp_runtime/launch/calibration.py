@@ -32,8 +32,7 @@ from dcp_planner import (
 from dcp_planner.model import BACKWARD_FLOPS_RATIO, tile_seconds
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.config import RunConfig
-from dcp_runtime.launch.launcher import check_torch, machine_bytes, open_world, run_plan
+from dcp_runtime.launch.launcher import RunConfig, check_torch, machine_bytes, open_world, run_plan
 from dcp_runtime.launch.world import ProcessWorld
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.nccl_transport import NcclTransport

@@ -28,7 +28,8 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.launch.config import RunConfig, TransportName
+from dcp_runtime.launch.launcher import RunConfig
+from dcp_runtime.launch.world import TransportName
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit, describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld

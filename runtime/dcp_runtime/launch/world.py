@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from dcp_planner.workers import Worker, WorkerLost, WorkerProgram
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.config import TransportName
+
+TransportName: TypeAlias = Literal["gloo", "nccl", "loopback"]
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""

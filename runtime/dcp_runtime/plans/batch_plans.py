@@ -14,7 +14,7 @@ from dcp_dsl.forms import RegionPart, Rows, regions_of
 from dcp_planner import Plan, digest
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
-from dcp_runtime.run_log.record import PlanFacts
+from dcp_runtime.run_log.records import PlanFacts
 
 _notes: "WeakKeyDictionary[BatchPlan, BatchNote]" = WeakKeyDictionary()
 

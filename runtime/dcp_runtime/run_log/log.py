@@ -20,7 +20,7 @@ from typing import Any
 from dcp_dsl.files import replacing
 from dcp_planner import Plan, Trace
 from dcp_runtime.errors import RunError
-from dcp_runtime.run_log.record import NUMBERS, SCHEMA, Record, as_record
+from dcp_runtime.run_log.records import NUMBERS, SCHEMA, SUFFIX, Record, as_record
 
 Sink = Callable[[Record], None]
 
@@ -92,7 +92,6 @@ def _package(module: str, name: str) -> Any:  # Any: a module without types
         raise RunError(f"this sink needs {name}, which is missing: pip install {name}") from error
 
 
-SUFFIX = ".dcprun.jsonl"
 MOST_WAITING = 256
 """Steps that wait for the thread; further ones are dropped and counted."""
 MOST_TAIL_BYTES = 1 << 16
