@@ -14,7 +14,7 @@ from dcp_planner.tables import receive_buffer_bytes
 from dcp_planner.tables.head_groups import possible_groups
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
-from dcp_runtime.execute.passes import BackwardPass, ForwardPass
+from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
 from dcp_runtime.plans.device_plan import HeadLayout, prepare_device
 from dcp_runtime.transport.loopback import LoopbackWorld

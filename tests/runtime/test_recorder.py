@@ -11,7 +11,7 @@ import torch
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, DeviceRates, RunError
-from dcp_runtime.execute.open_batches import TRACED_BATCHES
+from dcp_runtime.execute.executor import TRACED_BATCHES
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, HostClock, Recorder, StreamClock, make_clock
 

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from dcp_runtime import RunError, RunHistory, RunLog
 from dcp_runtime.commands import top
-from dcp_runtime.run_log import history
+from dcp_runtime.run_log import records
 
 
 def append(path, *lines):
@@ -64,12 +64,12 @@ def test_what_is_no_record_is_passed_over(tmp_path, line):
 
 
 def test_a_line_that_never_ends_costs_no_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "CHUNK_BYTES", 1000)
+    monkeypatch.setattr(records, "CHUNK_BYTES", 1000)
     path = tmp_path / "run.dcprun.jsonl"
     append(path, {"step": 0}, "x" * 100_000)
     run = RunHistory(path)
     run.update()
-    assert len(run._rest) < 3 * history.MOST_LINE_BYTES
+    assert len(run._rest) < 3 * records.MOST_LINE_BYTES
     append(path, "\n", {"step": 1})
     run.update()
     assert run.column("step").tolist() == [0, 1]
@@ -91,7 +91,7 @@ def test_a_rotated_log_is_followed_without_a_gap(tmp_path):
 
 
 def test_old_steps_are_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(history, "MOST_RECORDS", 10)
+    monkeypatch.setattr(records, "MOST_RECORDS", 10)
     path = tmp_path / "run.dcprun.jsonl"
     append(path, *({"step": step, "name": "n"} for step in range(25)))
     run = RunHistory(path)

@@ -19,9 +19,8 @@ from dcp_planner import Plan
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
-from dcp_runtime.execute.open_batches import OpenCall, find
-from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.execute.tensor_checks import Keys, Softmax
+from dcp_runtime.execute.interpreter import Keys
+from dcp_runtime.execute.prepared_plan import OpenCall, PreparedPlan, Softmax, find
 from dcp_runtime.kernels.kernel import accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
+import torch
 import torch.distributed as dist
 
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.open_batches import TRACED_BATCHES, OpenBatches
-from dcp_runtime.execute.prepared_plan import Engine, PreparedPlan
+from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, digest_of
@@ -26,6 +26,15 @@ from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
 from dcp_runtime.transport.transport import Topic, Transport, agree
 
 DEFAULT_TIMEOUT_S = 600.0
+
+TRACED_BATCHES = 16
+"""Batches whose events are recorded in any case, the first of an executor."""
+
+_GIVE_THE_PLAN = (
+    "give every layer the prepared plan: prepared = executor.prepare(plan), then "
+    "DCPAttn.apply(prepared, q, kv); with layers = LayerPlans.prepare(executor, plan), "
+    "layers.of(layer)"
+)
 
 _BATCH = Topic(
     "batch of the data loader",
@@ -273,3 +282,58 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
             "(torchrun sets what it needs), also for a single process"
         )
     return process_group(group)
+
+
+class OpenBatches:
+    """The batches of one executor that are not finished, and the latest."""
+
+    def __init__(self, trace_every: int | None) -> None:
+        self._count, self._trace_every = 0, trace_every
+        self._batches: list[PreparedBatch] = []
+
+    def add(self, name: str, num_plans: int) -> PreparedBatch:
+        """Note a batch that was prepared."""
+        every = self._trace_every
+        is_traced = self._count < TRACED_BATCHES or (every and self._count % every == 0)
+        self._count += 1
+        name = name or f"prepared batch {self._count}"
+        batch = PreparedBatch(name, num_plans, is_traced=bool(is_traced))
+        self._batches = [b for b in self._batches if not b.is_finished]
+        self._batches.append(batch)
+        return batch
+
+    def check_waiting(self, most: int) -> None:
+        """Check that at most so many batches wait for their first layer; else forget those."""
+        waiting = [b for b in self._batches if not b.is_reached]
+        if len(waiting) <= most:
+            return
+        self._batches = [b for b in self._batches if b.is_reached]
+        if sys.exception() is not None:  # an error is under way: it says why nothing ran
+            return
+        raise RunError(
+            f"no layer ran the plan of {waiting[0].name}, so no layer attended under its mask: "
+            "does the model use this attention? Layers call DCPAttn.apply(prepared, q, kv), "
+            "Hugging Face models are made with attn_implementation='dcp'. Prepare no plan that is "
+            "left out; a pipeline that prepares several batches before it runs them says how many: "
+            "DCPExecutor(micro_batches=...)"
+        )
+
+    def check_only_one(self) -> None:
+        """Check that the executor can mean one plan alone."""
+        if torch._C._current_graph_task_id() != -1:
+            raise RunError(
+                "a layer asked the executor for its plan inside a backward pass, where activation "
+                "checkpointing runs layers again: the executor holds the plan that was prepared "
+                f"last, which may be another batch's by then; {_GIVE_THE_PLAN}"
+            )
+        latest = self._batches[-1]
+        if latest.num_plans > 1:
+            raise RunError(
+                f"the executor holds {latest.num_plans} plans of {latest.name}, one per mask, and "
+                f"a layer must say which one is its own; {_GIVE_THE_PLAN}"
+            )
+        if others := [b for b in self._batches[:-1] if not b.is_finished]:
+            raise RunError(
+                f"a layer asked the executor for its plan while {' and '.join(map(str, others))} "
+                f"and {latest.name} are open: each of them may be meant; {_GIVE_THE_PLAN}"
+            )

@@ -1,23 +1,250 @@
 """The interpreter runs one device's program, instruction by instruction, and decides nothing.
 
-Everything that belongs to one call lives in its `Pass`, so several layers, and several plans, may
-stand between their forward and their backward at once.
+Everything that belongs to one call, its buffers and what instructions do to them, lives in its
+`Pass`, so several layers, and several plans, may stand between their forward and their backward at
+once.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
+import torch
+from torch import Tensor
+
+from dcp_planner import Direction, TransferKind
 from dcp_planner.simulation import EventKind, wait_name
 from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Instruction, Reduction
-from dcp_runtime.errors import PeerError
-from dcp_runtime.execute.passes import Pass
-from dcp_runtime.execute.tensor_checks import check_arrived, poison
-from dcp_runtime.kernels.kernel import Kernel
-from dcp_runtime.plans.device_plan import DevicePlan
+from dcp_runtime.errors import PeerError, RunError
+from dcp_runtime.kernels.kernel import (
+    AttentionState,
+    Gradients,
+    Kernel,
+    QueryRows,
+    accumulator_dtype,
+)
+from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.plans.tile_table import TileTable
 from dcp_runtime.transport.recorder import Activity, Event, Recorder
 from dcp_runtime.transport.transport import Parcel, Transport
+
+Keys: TypeAlias = Tensor | tuple[Tensor, Tensor]
+"""kv ``[T, 2, Hkv, D]``, or k and v ``[T, Hkv, D]`` apart."""
+
+
+def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
+    """Return a buffer for own rows and received ones; the own tensor itself if nothing arrives.
+
+    >>> own = torch.ones(2, 3)
+    >>> working_buffer(own, 0) is own, working_buffer(own, 4).shape
+    (True, torch.Size([6, 3]))
+    """
+    if receive_rows == 0:
+        return own.contiguous()
+    return own.new_empty(len(own) + receive_rows, *own.shape[1:])
+
+
+def own_rows(buffer: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
+    """Return the first rows, in memory that holds nothing else: layers keep their results."""
+    rows = buffer[:count]
+    is_whole = rows.nbytes == buffer.untyped_storage().nbytes()
+    return rows.to(dtype or rows.dtype, copy=not is_whole, memory_format=torch.contiguous_format)
+
+
+class Pass(ABC):
+    """One call in one direction, with its send and receive buffers.
+
+    `queries` are the tensors of the local tokens that travel with a block of queries; `scale` is
+    that of the softmax, ``None`` for ``1 / sqrt(D)``.
+    """
+
+    direction: Direction
+
+    def __init__(
+        self, part: DevicePlan, queries: tuple[Tensor, ...], kv: Keys, scale: float | None
+    ) -> None:
+        self._plan, self._num_local = part.of(self.direction), part.num_local
+        received = self._plan.receive_rows
+        self._queries = tuple(working_buffer(own, received[TransferKind.Q]) for own in queries)
+        self._is_packed, rows = isinstance(kv, Tensor), received[TransferKind.KV]
+        keys: tuple[tuple[Tensor, Tensor], ...]
+        if isinstance(kv, Tensor):
+            self._kv = working_buffer(kv, rows)
+            keys = ((self._kv, kv),)
+        else:  # apart: brought together where all keys of the call are
+            k, v = kv
+            self._kv = k.new_empty(len(k) + rows, 2, *k.shape[1:])
+            keys = ((self._kv[:, 0], k), (self._kv[:, 1], v))
+        self._own = (*zip(self._queries, queries, strict=True), *keys)
+        self._scale = self._kv.shape[-1] ** -0.5 if scale is None else scale
+        self._sum_type = accumulator_dtype(self._kv.dtype)
+        is_wide = part.plan.shape.float32_partials
+        self._partial_type = self._sum_type if is_wide else self._kv.dtype
+        self._partials: tuple[Tensor, ...] = ()  # where partial results arrive
+
+    @property
+    def receive_bytes(self) -> int:
+        """Bytes of the receive buffers, as ``receive_buffer_bytes`` of the planner counts them."""
+        arriving = (tensor[self._num_local :] for tensor in (*self._queries, self._kv))
+        return sum(tensor.nbytes for tensor in (*arriving, *self._partials))
+
+    def copy(self) -> None:
+        """Copy the own blocks into the working buffers."""
+        for buffer, own in self._own:
+            if buffer is not own:
+                buffer[: len(own)] = own
+
+    def outgoing(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Return the contiguous tensors to send: inputs as they lie, or a result so far."""
+        return self._result(transfer) if transfer.kind.is_result else self._inputs(transfer)
+
+    def incoming(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Return the contiguous tensors to receive into; the results of a block start anew."""
+        if transfer.kind.is_result:
+            return self._partial(transfer)
+        self._clear(transfer)
+        return self._inputs(transfer)
+
+    def row_bytes(self, kind: TransferKind) -> tuple[int, ...]:
+        """Return the bytes of a token in each tensor that travels as one kind."""
+        return tuple(x.stride(0) * x.element_size() for x in self._buffers(kind))
+
+    def _buffers(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        if kind.is_result:
+            return self._partials_of(kind)
+        return (self._kv,) if kind == TransferKind.KV else self._queries
+
+    def _inputs(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        return tuple(buffer[transfer.rows] for buffer in self._buffers(transfer.kind))
+
+    def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Return where a partial result arrives."""
+        rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
+        return tuple(buffer[rows] for buffer in self._buffers(transfer.kind))
+
+    @abstractmethod
+    def attend(self, kernel: Kernel, table: TileTable) -> None:
+        """Compute the tiles of a table."""
+
+    @abstractmethod
+    def reduce(self, transfer: Transfer) -> None:
+        """Merge a partial result that has arrived."""
+
+    @abstractmethod
+    def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Return the result so far of a transfer's block."""
+
+    def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        """Return the buffers where partial results of a kind arrive."""
+        return self._partials
+
+    @abstractmethod
+    def _clear(self, transfer: Transfer) -> None:
+        """Forget the results of the block that was in these rows before."""
+
+
+class ForwardPass(Pass):
+    """Buffers of a forward call on q ``[T_local, Hq, D]`` and kv, or k and v.
+
+    A partial result travels as lse, in the type of the sums, and out, in that of q or of the sums.
+    """
+
+    direction: Direction = "forward"
+
+    def __init__(self, part: DevicePlan, q: Tensor, kv: Keys, scale: float | None = None) -> None:
+        super().__init__(part, (q,), kv, scale)
+        (self._q,) = self._queries
+        self._state = AttentionState.empty(
+            len(self._q), q.shape[1], q.shape[2], self._sum_type, device=q.device
+        )
+        rows = self._plan.receive_rows[TransferKind.OUT]
+        self._partials = (
+            q.new_empty(rows, q.shape[1], dtype=self._sum_type),
+            q.new_empty(rows, *q.shape[1:], dtype=self._partial_type),
+        )
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Return out ``[T_local, Hq, D]`` in the dtype of q and lse ``[T_local, Hq]``."""
+        out, lse = self._state.out, self._state.lse
+        return own_rows(out, self._num_local, self._q.dtype), own_rows(lse, self._num_local)
+
+    def add_sinks(self, sinks: Tensor) -> None:
+        """Merge keys of these scores ``[T_local, Hq]`` and value 0, once all others are merged."""
+        self._state.merge(0, sinks.new_zeros(()).expand(*sinks.shape, self._q.shape[-1]), sinks)
+
+    def attend(self, kernel: Kernel, table: TileTable) -> None:
+        """Merge the tiles of a table into the state."""
+        kernel.forward(self._q, self._kv, table, self._scale, self._state)
+
+    def reduce(self, transfer: Transfer) -> None:
+        """Merge a partial result by log-sum-exp."""
+        lse, out = self._partial(transfer)
+        self._state.merge(transfer.row, out, lse)
+
+    def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        rows = transfer.rows
+        return self._state.lse[rows], self._state.out[rows].to(self._partial_type)
+
+    def _clear(self, transfer: Transfer) -> None:
+        if transfer.kind == TransferKind.Q:
+            self._state.out[transfer.rows] = 0
+            self._state.lse[transfer.rows] = -torch.inf
+
+
+class BackwardPass(Pass):
+    """Buffers of a backward call on the `QueryRows` of the local tokens and kv, or k and v.
+
+    Queries travel as lse, delta, q, dout. Gradients are summed in float32 (float64 for float64) and
+    travel home in the dtype of q or, where the plan says so, as they are summed.
+    """
+
+    direction: Direction = "backward"
+
+    def __init__(
+        self, part: DevicePlan, rows: QueryRows, kv: Keys, scale: float | None = None
+    ) -> None:
+        super().__init__(part, (rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
+        lse, delta, q, dout = self._queries
+        self._query_rows = QueryRows(q, dout, lse, delta)
+        self._sums = Gradients(
+            torch.zeros(q.shape, dtype=self._sum_type, device=q.device),
+            torch.zeros(self._kv.shape, dtype=self._sum_type, device=q.device),
+        )
+        received, home = self._plan.receive_rows, self._partial_type
+        self._partials = (
+            q.new_empty(received[TransferKind.DQ], *q.shape[1:], dtype=home),
+            q.new_empty(received[TransferKind.DKV], *self._kv.shape[1:], dtype=home),
+        )
+
+    def result(self) -> tuple[Tensor, ...]:
+        """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv, as k and v came; dtype of q."""
+        dkv = (self._sums.dkv,) if self._is_packed else self._sums.dkv.unbind(1)
+        sums = (self._sums.dq, *dkv)
+        return tuple(own_rows(rows, self._num_local, self._kv.dtype) for rows in sums)
+
+    def attend(self, kernel: Kernel, table: TileTable) -> None:
+        """Add the gradients of the tiles of a table."""
+        kernel.backward(self._query_rows, self._kv, table, self._scale, self._sums)
+
+    def reduce(self, transfer: Transfer) -> None:
+        """Add a partial sum."""
+        (partial,) = self._partial(transfer)
+        self._sum(transfer)[transfer.rows].add_(partial)  # += would copy it back, too
+
+    def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        return (self._sum(transfer)[transfer.rows].to(self._partial_type),)
+
+    def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        return (self._partials[kind == TransferKind.DKV],)
+
+    def _clear(self, transfer: Transfer) -> None:
+        self._sum(transfer)[transfer.rows] = 0
+
+    def _sum(self, transfer: Transfer) -> Tensor:
+        is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)
+        return self._sums.dkv if is_kv else self._sums.dq
 
 
 @dataclass(slots=True)
@@ -107,7 +334,8 @@ class Interpreter:
             else:
                 parcel = Parcel(transfer, current.incoming(transfer), launch.division)
                 if self.guard:
-                    poison(parcel.tensors)  # whoever reads too early is found out
+                    for tensor in parcel.tensors:
+                        tensor.fill_(torch.nan)  # whoever reads too early is found out
                 flight.arriving[index] = parcel
                 parcels.append(parcel)
         flight.by_key.setdefault(launch.key, []).extend(parcels)
@@ -126,7 +354,7 @@ class Interpreter:
                 is_backward = current.direction == "backward"
                 parcel.then(partial(self._record, parcel, is_backward=is_backward))
             if self.guard and not parcel.transfer.is_send:
-                check_arrived(parcel, current.direction)
+                _check_arrived(parcel, current.direction)
 
     def _record(self, parcel: Parcel, *, is_backward: bool) -> None:
         transfer, division = parcel.transfer, parcel.division
@@ -140,3 +368,16 @@ class Interpreter:
     def _reduce(self, current: Pass, reduction: Reduction) -> None:
         for index in reduction.transfers:
             current.reduce(self.part.transfers[index])
+
+
+def _check_arrived(parcel: Parcel, direction: Direction) -> None:
+    """Check what another rank sent; -inf is what the lse of a row without keys looks like."""
+    for tensor in parcel.tensors:
+        if (torch.isnan(tensor) | (tensor == torch.inf)).any():
+            transfer = parcel.transfer
+            raise RunError(
+                f"rank {transfer.peer} sent {transfer.name} with NaN or infinite values in "
+                f"division {parcel.division} of {direction}; look at the inputs of its attention",
+                rank=transfer.peer,
+                division=parcel.division,
+            )

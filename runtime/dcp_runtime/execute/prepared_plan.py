@@ -1,31 +1,147 @@
-"""`PreparedPlan`: a plan that is ready on this rank, and the calls that layers make on it."""
+"""`PreparedPlan`: a plan that is ready on this rank, and the calls that layers make on it.
+
+Tensors are checked against the plan in every call. Their values are checked if
+``DCPExecutor(check_finite=True)`` asks for it, as that reads every tensor once more: receive
+buffers are then filled with NaN before anything arrives, so that a row that is read too early, or
+never written, is found as well.
+
+Plans and open calls are known by tensors that hold their number, which a compiled graph passes
+along.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import count
+from math import inf
+from typing import NamedTuple
+from weakref import WeakValueDictionary
 
+import torch
 from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.interpreter import Interpreter
-from dcp_runtime.execute.open_batches import PreparedBatch, handle_of
-from dcp_runtime.execute.passes import BackwardPass, ForwardPass
-from dcp_runtime.execute.tensor_checks import (
-    PLAIN,
-    Keys,
-    Softmax,
-    check_gradient,
-    check_result,
-    check_tensors,
-)
+from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Interpreter, Keys
 from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.recorder import Recorder, make_clock
 from dcp_runtime.transport.transport import Topic, Transport, agree
+
+_numbers = count()
+_objects: "WeakValueDictionary[int, object]" = WeakValueDictionary()
+
+
+def handle_of(plan: object) -> Tensor:
+    """Return a tensor that stands for a plan as long as that lives."""
+    number = next(_numbers)
+    _objects[number] = plan
+    return torch.tensor([number])
+
+
+def find(handle: Tensor) -> object:
+    """Return what a handle stands for."""
+    return _objects[int(handle)]
+
+
+class OpenCall(bytearray):
+    """A forward call that awaits its backward, as the memory of its handle.
+
+    The autograd graph alone holds the handle, also a compiled graph; the call ends when that memory
+    is freed. It keeps its plan alive.
+    """
+
+    def __init__(self, plan: object) -> None:
+        number = next(_numbers)
+        super().__init__(number.to_bytes(8, "little"))
+        self.plan = plan
+        _objects[number] = self
+
+    def handle(self) -> Tensor:
+        """Return the tensor over this memory."""
+        return torch.frombuffer(self, dtype=torch.int64)
+
+
+class PreparedBatch:
+    """The plans that were prepared together: one, or those of a stack."""
+
+    def __init__(self, name: str, num_plans: int, *, is_traced: bool) -> None:
+        self.name, self.num_plans, self.is_traced = name, num_plans, is_traced
+        self.is_reached = False  # whether a layer ran one of them, or tried to
+        self._calls: WeakValueDictionary[int, OpenCall] = WeakValueDictionary()
+
+    def note_call(self, call: OpenCall) -> None:
+        """Note a forward call that waits for its backward."""
+        self._calls[id(call)] = call
+
+    @property
+    def is_finished(self) -> bool:
+        """Return whether layers ran and no call of theirs waits for its backward."""
+        return self.is_reached and not self._calls
+
+    def __str__(self) -> str:
+        """Return the name and what the batch waits for."""
+        missing = "its backward" if self.is_reached else "its first layer"
+        return f"{self.name} (waits for {missing})"
+
+
+class Softmax(NamedTuple):
+    """The choices of a layer's softmax; see `DCPAttn.apply`."""
+
+    scale: float | None = None
+    cap: float | None = None
+    sinks: Tensor | None = None
+
+    def check(self, q: Tensor) -> None:
+        """Check them beside the queries."""
+        if self.scale is not None and not 0 < self.scale < inf:
+            raise RunError(f"expected a softmax_scale above 0, got {self.scale}")
+        if self.cap is not None and not 0 < self.cap < inf:
+            raise RunError(f"expected a soft cap above 0, got {self.cap}")
+        sinks = self.sinks
+        if sinks is not None and (tuple(sinks.shape), sinks.device) != (q.shape[1:2], q.device):
+            raise RunError(
+                f"expected a sink per query head, {list(q.shape[1:2])} on {q.device}, got "
+                f"{list(sinks.shape)} on {sinks.device}"
+            )
+
+
+PLAIN = Softmax()
+
+
+def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
+    """Check what a forward call gets. Any strides will do; so will a mixed ``requires_grad``."""
+    shape, tokens = part.heads.shape, part.num_local // part.heads.groups
+    given = {"q": q, **(dict(zip("kv", kv, strict=True)) if isinstance(kv, tuple) else {"kv": kv})}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise RunError(f"expected {name} to be a tensor, got {type(value).__name__}")
+    packed = (2,) if len(given) == 2 else ()
+    want_keys = (tokens, *packed, shape.kv_heads, shape.head_dim)
+    wanted = dict.fromkeys(given, want_keys) | {"q": (tokens, shape.q_heads, shape.head_dim)}
+    last = [*given.values()][-1]
+    if any(tuple(given[name].shape) != wanted[name] for name in given):
+        way_out = "take the rows plan.local_tokens(rank) of the packed batch"
+        if (q.ndim, last.ndim, len(q), len(last)) == (3, len(want_keys), tokens, tokens):
+            way_out = (
+                "plan for the heads of your model: Planning(ModelShape("
+                f"q_heads={q.shape[1]}, kv_heads={last.shape[-2]}, head_dim={q.shape[2]}))"
+            )
+        raise RunError(
+            f"rank {part.device} owns {tokens} tokens of this plan: expected "
+            f"{' and '.join(f'{name} {list(wanted[name])}' for name in given)}, got "
+            f"{' and '.join(str(list(value.shape)) for value in given.values())}; {way_out}"
+        )
+    if len({(value.dtype, value.device) for value in given.values()}) > 1:
+        raise RunError(
+            f"{' and '.join(given)} must share dtype and device, got "
+            f"{' and '.join(f'{value.dtype} on {value.device}' for value in given.values())}; "
+            "convert one of them"
+        )
+
 
 _KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
 
@@ -148,9 +264,13 @@ class PreparedPlan:
             RunError: if dout does not fit out, or another rank fails.
         """
         with self._telling("backward"):
-            check_gradient(self.part, out, dout)
+            if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
+                raise RunError(
+                    f"rank {self.part.device}: expected dout as out, {list(out.shape)} {out.dtype} "
+                    f"on {out.device}, got {list(dout.shape)} {dout.dtype} on {dout.device}"
+                )
         heads = self.part.heads
-        tensors = (q, dout, lse, self._kernel_of_layers().delta(out, dout))
+        tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
         rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
         current = BackwardPass(self.part, rows, self._split(kv), softmax_scale)
         self._interpreter().run(current)
@@ -167,6 +287,7 @@ class PreparedPlan:
     def _check_tensors(self, q: Tensor, kv: Keys, softmax: Softmax = PLAIN) -> None:
         if self._engine is None:
             propose = partial(self._propose_engine, q, kv, softmax)
+            # Collective: no rank computes with a kernel that another one does not.
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
             # Only now it is known where the tensors are, and so by which clock work is timed.
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
@@ -183,30 +304,37 @@ class PreparedPlan:
         softmax.check(q)
         kind = _kind_of(q, softmax)
         scaled = "" if softmax.scale is None else f" with softmax_scale {softmax.scale:.9g}"
-        return (f"{kind}{scaled}",), self._choose(kind)
-
-    def _choose(self, kind: TensorKind) -> Engine:
         if self._expected is not None and self._expected.kind == kind:
-            return self._expected
-        return Engine.make(kind, self._kernel, self.part)
+            engine = self._expected
+        else:
+            engine = Engine.make(kind, self._kernel, self.part)
+        return (f"{kind}{scaled}",), engine
 
+    @property
     def _kernel_of_layers(self) -> Kernel:
         assert self._engine is not None, "the first forward chose it"
         return self._engine.kernel
 
     def _interpreter(self) -> Interpreter:
-        return Interpreter(
-            self.part,
-            self._kernel_of_layers(),
-            self._transport,
-            self.recorder,
-            self._check_finite,
-        )
+        kernel = self._kernel_of_layers
+        return Interpreter(self.part, kernel, self._transport, self.recorder, self._check_finite)
 
     def _check(self, direction: Direction, **results: Tensor) -> None:
-        if self._check_finite:
-            with self._telling(direction):
-                check_result(self.part.device, direction, **results)
+        """Check that results are finite, if that was asked for."""
+        if not self._check_finite:
+            return
+        rank = self.part.device
+        with self._telling(direction):
+            for name, tensor in results.items():
+                wrong = ~torch.isfinite(tensor)
+                if wrong.any():
+                    raise RunError(
+                        f"rank {rank}: {name} has {int(wrong.sum())} values that are not finite "
+                        f"after {direction}, the first one at local token "
+                        f"{int(wrong.nonzero()[0, 0])}; look at the inputs of this layer",
+                        rank=rank,
+                        division=0,
+                    )
 
     @contextmanager
     def _telling(self, direction: Direction) -> Iterator[None]:
