@@ -97,7 +97,7 @@ if __name__ == "__main__":
 
     from dcp_dashboard.editing.planning import warm_up
     from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, run_plan  # noqa: F401
-    from dcp_runtime.data import planner_pool  # noqa: F401
+    from dcp_runtime.data import make_plans  # noqa: F401
     from dcp_runtime.launch import worker  # noqa: F401
 
     warm_up()

@@ -49,7 +49,7 @@ from dcp_planner import (
 from dcp_planner.batches.batch import batch_of_samples
 from dcp_planner.batches.report_file import read_batches
 from dcp_planner.workers import worker as worker_module
-from dcp_runtime.data import dataloader
+from dcp_runtime.data import plan_sources
 
 Armed = Callable[[], AbstractContextManager[None]]
 FILE_CALLS = ("open", "read", "write", "rename", "mkdir")
@@ -309,7 +309,7 @@ class _Training(Place):
         os.environ["TMPDIR"] = str(self.vanishing)
         os.chdir(self.vanishing)
         if self.stops:
-            dataloader.PLAN_TIME_LIMIT_S = LIMIT_S
+            plan_sources.PLAN_TIME_LIMIT_S = LIMIT_S
             worker_module.START_LIMIT_S = LIMIT_S if self.starts_armed else 300.0
         with warnings.catch_warnings(record=True):
             warnings.simplefilter("always")

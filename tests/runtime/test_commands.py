@@ -142,7 +142,7 @@ def test_missing_torch_names_the_extra(plan_file, monkeypatch):
 def test_help_the_face_and_planner_processes_load_no_torch():
     code = (
         "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launch.launcher,"
-        " dcp_runtime.data.planner_pool;"
+        " dcp_runtime.data.make_plans;"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

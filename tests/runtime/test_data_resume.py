@@ -13,8 +13,7 @@ from loader_options import Stream, make_loader
 from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import RunError
-from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.sequence_masks import truncate_slabs
+from dcp_runtime.data.make_plans import plan_request, truncate_slabs
 
 SPEC = Spec.from_text(
     "segment s = part[parts]*\n"

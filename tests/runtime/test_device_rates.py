@@ -11,7 +11,7 @@ from dcp_dsl import Spec
 from dcp_planner import Cluster, PlanConfig
 from dcp_runtime import DeviceRates, Packing, Planning, RunError
 from dcp_runtime.adapters.megatron import PlannedBatches, PlannedSequences
-from dcp_runtime.data.replicas import find_replicas
+from dcp_runtime.data.choices import find_replicas
 
 SCRIPT = Path(__file__).with_name("rates_scenario.py")
 

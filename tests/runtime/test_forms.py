@@ -8,7 +8,7 @@ from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_dsl.forms import PlacedForm
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, cut_blocks
 from dcp_planner.plan import decode_part, encode_parts
-from dcp_runtime.data.sequence_masks import truncate
+from dcp_runtime.data.make_plans import truncate
 from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.tile_pieces import Cells, PieceKind, _rasterise
 

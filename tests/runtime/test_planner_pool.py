@@ -19,8 +19,7 @@ from dcp_planner.workers import WorkerLost
 from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_messages import MicroBatch, PlanRequest
-from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
+from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, MicroBatch, PlannerPool, PlanRequest
 from dcp_runtime.plans.batch_plans import batch_note
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]

@@ -16,7 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from dcp_dsl import DatasetError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
 from dcp_runtime import Packing, Planning, RunError
-from dcp_runtime.data.replicas import find_replicas
+from dcp_runtime.data.choices import find_replicas
 
 SPEC = Spec.from_text(
     "segment s = part[parts]*\n"

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Slabs, Spec, dense_mask
 from dcp_dsl.forms import Parts, RegionPart, Rows
-from dcp_runtime.data.sequence_masks import hidden_from_next, sees_previous
+from dcp_runtime.data.make_plans import hidden_from_next, sees_previous
 
 N = 150  # more than two of the tiles that are looked at together
 SPEC = Spec.from_text("""

@@ -17,7 +17,7 @@ from dense_blocks import sparsity_of
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, Packing, Planning, RunError
-from dcp_runtime.data.replicas import find_replicas
+from dcp_runtime.data.choices import find_replicas
 
 
 def step(executor, plan, group, mask):

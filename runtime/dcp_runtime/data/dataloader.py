@@ -17,45 +17,53 @@ import numpy as np
 from torch.utils.data import IterableDataset, get_worker_info
 
 from dcp_dsl import Dataset, DatasetError
-from dcp_runtime.data.batches import (
-    MaskFunction,
-    PackedSequence,
-    Packs,
-    RowReader,
-    make_resolver,
-    open_rows,
-    pack_epoch,
+from dcp_runtime.data.choices import (
+    LookAhead,
+    Packing,
+    Planning,
+    RowRules,
+    check_count,
+    dealing_of,
+    find_replicas,
 )
-from dcp_runtime.data.choices import LookAhead, Packing, Planning, RowRules, check_count, check_kind
 from dcp_runtime.data.local_data import (
+    DealingWindow,
     LocalData,
     Pack,
     Position,
     TargetFinder,
-    Window,
     WindowPlans,
     without_last,
 )
 from dcp_runtime.data.make_plans import make_plans
-from dcp_runtime.data.plan_messages import MaskText, PlanReply, PlanRequest, SequenceRequest
 from dcp_runtime.data.plan_sources import (
-    OwnPlans,
     PendingPlan,
-    PlanExchange,
     PlanningMetrics,
-    PlanSource,
-    SharedPlans,
+    make_plan_source,
 )
-from dcp_runtime.data.planner_pool import PlannerPool
-from dcp_runtime.data.replicas import Replicas, dealing_of, find_replicas
-from dcp_runtime.data.rows import IndexedRows, Row, Screening, StreamedRows
+from dcp_runtime.data.planner_pool import (
+    MaskText,
+    PlanReply,
+    PlanRequest,
+    SequenceRequest,
+)
+from dcp_runtime.data.rows import (
+    IndexedRows,
+    MaskFunction,
+    Packs,
+    Row,
+    StreamedRows,
+    make_resolver,
+    open_rows,
+    pack_epoch,
+)
+from dcp_runtime.data.sequences import PackedSequence, RowReader, Screening
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
 
 SCHEMA = "dcp.dataloader/2"
-PLAN_TIME_LIMIT_S = 120.0
 
 logger = logging.getLogger(__name__)
 
@@ -107,10 +115,17 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         planning: Planning = Planning(),  # noqa: B008 - frozen
         look_ahead: LookAhead = LookAhead(),  # noqa: B008 - frozen
     ) -> None:
-        check_kind("packing", packing, Packing)
-        check_kind("rows", rows, RowRules)
-        check_kind("planning", planning, Planning)
-        check_kind("look_ahead", look_ahead, LookAhead)
+        for name, given, kind in (
+            ("packing", packing, Packing),
+            ("rows", rows, RowRules),
+            ("planning", planning, Planning),
+            ("look_ahead", look_ahead, LookAhead),
+        ):
+            if not isinstance(given, kind):
+                raise RunError(
+                    f"{name}: expected a {kind.__name__}, got {given!r:.60}; give {name}="
+                    f"{kind.__name__}(...), which holds the choices of this kind"
+                )
         self._replicas = find_replicas(packing, planning)
         self._packing, self._planning, self._look_ahead = packing, planning, look_ahead
         self._dealing = dealing_of(packing, planning, self._replicas)
@@ -120,8 +135,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         room = self._dealing.room(self._dealing.widest)
         self._reader = RowReader(resolve, room, self._way_out(), self.screening, rows)
         self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
-        self._plans = _plan_source(look_ahead, self._replicas)
-        self._waiting: deque[Window] = deque()
+        self._plans = make_plan_source(look_ahead, self._replicas)
+        self._waiting: deque[DealingWindow] = deque()
         self._position = Position()  # behind the micro-batch that was yielded last
         self._next: Position | None = None  # where the next iteration begins, if somebody said it
         self._iterations = 0
@@ -300,7 +315,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 "one at a time; make a loader for each"
             )
 
-    def _coming(self) -> Iterator[Window]:
+    def _coming(self) -> Iterator[DealingWindow]:
         """Return windows from the present position on, each with its plans under way."""
         start, packs = self._position, self._packs()
         size = self._dealing.packs
@@ -309,7 +324,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             after = Position(start.epoch, start.step + steps, found[-1].behind)
             sequences = tuple(sequence for pack in found for sequence in pack.sequences)
             if sequences:  # all rows may have been left out
-                yield Window(sequences, self._start_plan(sequences, steps), start, after)
+                yield DealingWindow(sequences, self._start_plan(sequences, steps), start, after)
             start = after
 
     def _packs(self) -> Iterator[Pack]:
@@ -423,23 +438,3 @@ def _sequence_request(
     own = [number[id(mask.scope), mask.call] for mask in sequence.masks]
     cycle = tuple(own[index] if index >= 0 else index for index in sequence.cycle)
     return SequenceRequest(sequence.row, cycle, sequence.sample.to_json(), len(sequence.tokens))
-
-
-def _plan_source(look_ahead: LookAhead, replicas: Replicas) -> PlanSource:
-    processes = look_ahead.num_processes
-    if look_ahead.planner == "each":
-        return OwnPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if processes else None)
-    if replicas.count > 1 and replicas.group is None:
-        raise RunError(
-            f"planner='first': which ranks are one of the {replicas.count} replicas? Give "
-            "Planning.group the DeviceMesh of all of them, with dims named dp and cp"
-        )
-    # Twice: a planner that is lost at its limit is followed by a static plan of the first rank.
-    exchange = PlanExchange(replicas.group, 2 * PLAN_TIME_LIMIT_S)
-    if exchange.size != replicas.context_ranks:
-        raise RunError(
-            f"planner='first': a replica has {replicas.context_ranks} devices, the group "
-            f"{exchange.size} ranks; give the group of the ranks that share a batch"
-        )
-    is_planner = processes and exchange.rank == 0
-    return SharedPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if is_planner else None, exchange)

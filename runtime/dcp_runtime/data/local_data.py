@@ -14,13 +14,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from dcp_dsl.arrays import Ints
-from dcp_runtime.data.batches import PackedSequence
 from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.plan_messages import PlanReply
 from dcp_runtime.data.plan_sources import PendingPlan
-from dcp_runtime.data.rows import Screening
-from dcp_runtime.data.sequence_masks import Runs
-from dcp_runtime.data.token_columns import IGNORE_LABEL, join
+from dcp_runtime.data.planner_pool import PlanReply, Runs
+from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Screening, Values
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchNote, BatchPlan, note_batch
 
@@ -199,7 +196,9 @@ def take_local(
     order = np.argsort(rows, kind="stable")
     mine, rows = mine[order], rows[order]
     weights = np.concatenate([own.weights for own in columns])
-    extra = {name: join(name, [own.extra[name] for own in columns]) for name in like.columns.extra}
+    extra = {
+        name: join_extra(name, [own.extra[name] for own in columns]) for name in like.columns.extra
+    }
     return LocalData(
         tokens=torch.from_numpy(tokens[local]),
         labels=torch.from_numpy(labels[local]),
@@ -214,6 +213,24 @@ def take_local(
         extra={name: torch.from_numpy(values[local]) for name, values in extra.items()},
         target_extra={name: torch.from_numpy(values[mine]) for name, values in extra.items()},
     )
+
+
+def join_extra(name: str, parts: Sequence[Values]) -> Values:
+    """Concatenate an extra column of several rows; floats in one row make floats of all.
+
+    >>> join_extra("x", [np.array([1, 2]), np.array([0.5], np.float32)]).dtype
+    dtype('float32')
+    """
+    joined: Values = np.concatenate(parts)
+    if not any(part.dtype == np.float32 for part in parts):
+        return joined
+    kept = joined.astype(np.float32)
+    if any(part.dtype == np.int64 and (part.astype(np.float32) != part).any() for part in parts):
+        raise RunError(
+            f"column `{name}` holds floats in one row of a batch and in another integers that "
+            "float32 cannot hold; make all its values floats, or all integers"
+        )
+    return kept
 
 
 def next_token_loss(
@@ -307,7 +324,7 @@ class Pack:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class DealingWindow:
     """Global batches that are dealt together, of all replicas, whose plans are under way.
 
     It lies between the positions `start` and `after`.
@@ -327,7 +344,7 @@ class WindowPlans:
     `facts` what the record of each step says about planning the window.
     """
 
-    window: Window
+    window: DealingWindow
     planned: PlanReply
     kept: Sequence[PackedSequence]
     targets: Sequence[Ints]

@@ -19,13 +19,20 @@ import torch.distributed as dist
 from dcp_dsl import DatasetError, DCPError
 from dcp_planner.compile_clock import stopwatch
 from dcp_planner.workers import WorkerLost
+from dcp_runtime.data.choices import LookAhead, Replicas
 from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_messages import PlanReply, PlanRequest, decode_reply, encode_parts_of
-from dcp_runtime.data.planner_pool import PlannerPool
+from dcp_runtime.data.planner_pool import (
+    PlannerPool,
+    PlanReply,
+    PlanRequest,
+    decode_reply,
+    encode_parts_of,
+)
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import SERVER, open_store
 
 MAX_CACHED_PLANS = 32
+PLAN_TIME_LIMIT_S = 120.0
 
 OwnPlanner: TypeAlias = Callable[[], PlanReply]
 """Makes the same plans in this process."""
@@ -314,3 +321,24 @@ class SharedPlans(PlanSource):
             self._exchange.fail(number, error)
             return
         self._exchange.publish(number, parts)
+
+
+def make_plan_source(look_ahead: LookAhead, replicas: Replicas) -> PlanSource:
+    """Return the source that a user's choices ask for; collective where one rank plans for all."""
+    processes = look_ahead.num_processes
+    if look_ahead.planner == "each":
+        return OwnPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if processes else None)
+    if replicas.count > 1 and replicas.group is None:
+        raise RunError(
+            f"planner='first': which ranks are one of the {replicas.count} replicas? Give "
+            "Planning.group the DeviceMesh of all of them, with dims named dp and cp"
+        )
+    # Twice: a planner that is lost at its limit is followed by a static plan of the first rank.
+    exchange = PlanExchange(replicas.group, 2 * PLAN_TIME_LIMIT_S)
+    if exchange.size != replicas.context_ranks:
+        raise RunError(
+            f"planner='first': a replica has {replicas.context_ranks} devices, the group "
+            f"{exchange.size} ranks; give the group of the ranks that share a batch"
+        )
+    is_planner = processes and exchange.rank == 0
+    return SharedPlans(PlannerPool(processes, PLAN_TIME_LIMIT_S) if is_planner else None, exchange)

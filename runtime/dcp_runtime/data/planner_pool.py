@@ -1,33 +1,213 @@
-"""Planner processes: batches are planned there while this process trains.
+"""Planner processes, and the messages between them and a rank.
 
-The processes are started as programs of their own, not forked and not by importing the user's
+A request to plan global batches travels as a line of JSON, a reply as the same and the plans behind
+it. The processes are started as programs of their own, not forked and not by importing the user's
 script again, so that a training script needs no ``if __name__ == "__main__"``.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, pairwise
-from typing import Any, Literal, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
-from dcp_dsl import DatasetError, DCPError
-from dcp_planner import Plan
-from dcp_planner.compile_clock import stopwatch
-from dcp_planner.plan import decode_plan, encode_plan
+from dcp_dsl import DatasetError, DCPError, Mask
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig
+from dcp_planner.plan import PlanPart, decode_part, decode_plan, encode_parts
 from dcp_planner.workers import TaskError, Worker, WorkerLost, WorkerPool, WorkerProgram
-from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_messages import (
-    PlanReply,
-    PlanRequest,
-    decode_reply,
-    encode_parts_of,
-    encode_reply,
-)
+from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.errors import RunError
+from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
+from dcp_runtime.run_log.records import PlanFacts
+
+SKIP_HINT = "policy='skip' leaves such rows out and counts them"
+
+Runs: TypeAlias = tuple[tuple[int, int], ...]
+"""Half-open runs of packed positions, rising."""
 
 MOST_FAILED_STARTS = 2
 """Processes in a row that end before they are ready, after which none is started."""
 
 _T = TypeVar("_T")
+
+
+class MaskText(NamedTuple):
+    """A mask as text: that of its spec, whose path, its call, path and text of what is imported."""
+
+    spec: str
+    name: str
+    call: str
+    files: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, mask: Mask) -> "MaskText":
+        """Write down what makes a mask."""
+        program, imported = mask.scope.program, mask.scope.imported
+        return cls(program.text, program.name, mask.call, tuple(imported.files.items()))
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceRequest:
+    """One sequence of a global batch."""
+
+    row: int
+    cycle: tuple[int, ...]
+    sample: str
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """Global batches that are dealt together, to plan for one replica; see `Planning`.
+
+    Attributes:
+        sequences: in packed order, of all replicas.
+        dealing: how they become micro-batches of groups of devices.
+        may_skip: whether sequences that do not fit their mask are left out; else they are an error.
+    """
+
+    masks: tuple[MaskText, ...]
+    sequences: tuple[SequenceRequest, ...]
+    dealing: Dealing
+    replica: int
+    may_skip: bool
+    block_size: int | None
+    shape: ModelShape
+    cluster: Cluster
+    config: PlanConfig
+
+    def to_json(self) -> str:
+        """Return one line; equal requests give equal lines."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "PlanRequest":
+        """Read what `to_json` wrote."""
+        values = json.loads(text)
+        values["masks"] = tuple(
+            MaskText(spec, name, call, tuple((path, text) for path, text in files))
+            for spec, name, call, files in values["masks"]
+        )
+        values["sequences"] = tuple(
+            SequenceRequest(**{**s, "cycle": tuple(s["cycle"])}) for s in values["sequences"]
+        )
+        values["dealing"] = Dealing.from_json(values["dealing"])
+        values["shape"] = ModelShape(**values["shape"])
+        values["cluster"] = Cluster(**values["cluster"])
+        values["config"] = PlanConfig(**values["config"])
+        return cls(**values)
+
+    @property
+    def own_devices(self) -> range:
+        """Devices of the replica, among those of all."""
+        first = self.replica * self.dealing.context_ranks
+        return range(first, first + self.dealing.context_ranks)
+
+    @property
+    def key(self) -> str:
+        """Name of the plans in a cache: sha256 of the request without the rows it came from."""
+        # Equal batches of different rows have the same plan; only the names of rows differ.
+        same = asdict(replace(self, sequences=tuple(replace(s, row=0) for s in self.sequences)))
+        return hashlib.sha256(json.dumps(same).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """One micro-batch of a group of devices.
+
+    Attributes:
+        members: its sequences in packed order, by their number among those that are kept.
+        first: the group's first device, which is device 0 of the plans.
+        plans: one per distinct mask of its layers.
+        cycle: for each layer the number of its plan.
+        facts: numbers of each plan, with the prediction.
+    """
+
+    members: tuple[int, ...]
+    first: int
+    plans: tuple[Plan | PlanPart, ...]
+    cycle: tuple[int, ...]
+    facts: tuple[PlanFacts, ...]
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The plan of all layers, or the plans of a stack."""
+        return self.plans[0] if len(self.plans) == 1 else StackedPlans(self.plans, self.cycle)
+
+    def named(self, names: tuple[str, ...]) -> "MicroBatch":
+        """Return it with plans, or parts of plans, of its own that name their sequences."""
+        return replace(self, plans=tuple(_named(plan, names) for plan in self.plans))
+
+
+def _named(plan: Plan | PlanPart, names: tuple[str, ...]) -> Plan | PlanPart:
+    if isinstance(plan, PlanPart):
+        return replace(plan, plan=replace(plan.plan, sequence_names=names))
+    return replace(plan, sequence_names=names)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlanReply:
+    """The micro-batches of a replica, and the rows that turned out not to fit their mask.
+
+    Attributes:
+        batches: none if no sequence is left.
+        left_out: number within the request of each sequence that does not fit its mask, and why.
+        hidden: runs of tokens of all kept sequences, one behind the other, that the next token of
+            their sequence does not see in any layer.
+        steps: of each kept sequence the number of its global batch.
+        overflow: as of `Dealt`.
+    """
+
+    batches: tuple[MicroBatch, ...]
+    left_out: tuple[tuple[int, str], ...] = ()
+    hidden: Runs = ()
+    steps: tuple[int, ...] = ()
+    overflow: int = 0
+
+
+def encode_reply(reply: PlanReply, plans: Sequence[bytes]) -> bytes:
+    """Write a reply down: a line of JSON, and behind it its plans, or a device's parts of them."""
+    batches = [[b.members, b.first, b.cycle, b.facts] for b in reply.batches]
+    beside = ("left_out", "hidden", "steps", "overflow")
+    head = {"sizes": [*map(len, plans)], "batches": batches}
+    head |= {name: getattr(reply, name) for name in beside}
+    return json.dumps(head).encode() + b"\n" + b"".join(plans)
+
+
+def encode_parts_of(reply: PlanReply, devices: range) -> list[bytes]:
+    """Return the reply for each of some devices, which all micro-batches share."""
+    parts: list[list[bytes]] = [[] for _ in devices]
+    for batch in reply.batches:
+        for plan in batch.plans:
+            assert isinstance(plan, Plan), "parts are cut from whole plans"
+            # Devices are numbered over all groups of the replica, plans from 0 in their own.
+            own = encode_parts(plan)
+            for place, device in enumerate(devices):
+                parts[place].append(own[device - batch.first])
+    return [encode_reply(reply, mine) for mine in parts]
+
+
+def decode_reply(
+    data: bytes, decode: Callable[[bytes], Plan | PlanPart] = decode_part
+) -> PlanReply:
+    """Read one device's part of a reply, or with another `decode` what else its plans are."""
+    head, _, rest = data.partition(b"\n")
+    try:
+        found = json.loads(head)
+        ends = pairwise(accumulate([int(size) for size in found["sizes"]], initial=0))
+        plans = iter([decode(rest[start:end]) for start, end in ends])
+        batches = []
+        for members, first, cycle, told in found["batches"]:
+            own, facts = [next(plans) for _ in told], tuple(PlanFacts(*each) for each in told)
+            batches.append(MicroBatch(tuple(members), first, tuple(own), tuple(cycle), facts))
+        left_out = tuple((int(number), str(text)) for number, text in found["left_out"])
+        hidden = tuple((int(start), int(end)) for start, end in found["hidden"])
+        steps, overflow = tuple(found["steps"]), found["overflow"]
+        return PlanReply(tuple(batches), left_out, hidden, steps, overflow)
+    except (ValueError, KeyError, TypeError, StopIteration) as error:
+        raise RunError(f"expected a part of a planned batch, got {len(data)} bytes") from error
 
 
 class PlannerPool:
@@ -41,7 +221,7 @@ class PlannerPool:
     """
 
     def __init__(self, size: int, time_limit_s: float) -> None:
-        program = WorkerProgram(f"{__name__}:start")
+        program = WorkerProgram("dcp_runtime.data.make_plans:start")
         self._pool = WorkerPool(
             [Worker(program, "the planner", MOST_FAILED_STARTS) for _ in range(size)]
         )
@@ -113,20 +293,3 @@ class PlannerPool:
         """Process numbers of the planners that run."""
         pids = [worker.pid for worker in self._pool.workers]
         return tuple(pid for pid in pids if pid is not None)
-
-
-def start() -> Callable[..., tuple[dict[str, Any], bytes]]:
-    """Return what answers the requests in a planner process; see `WorkerProgram`."""
-    return _answer
-
-
-def _answer(message: dict[str, Any], *_: object) -> tuple[dict[str, Any], bytes]:
-    request = PlanRequest.from_json(message["request"])
-    with stopwatch() as watch:
-        reply = plan_request(request)
-        if message["kind"] == "parts":
-            parts = encode_parts_of(reply, request.own_devices)
-        else:  # planned here, they are whole
-            plans = [plan for batch in reply.batches for plan in batch.plans]
-            parts = [encode_reply(reply, [encode_plan(p) for p in plans if isinstance(p, Plan)])]
-    return {"seconds": watch.seconds, "sizes": [*map(len, parts)]}, b"".join(parts)

@@ -1,89 +1,39 @@
-"""Rows of a data set, whatever holds it: ours, Hugging Face's, a list of dictionaries, a stream.
+"""Rows of a data set, whatever holds it; packed by epoch, each matched with its mask.
 
-Those that cannot be trained on raise an error, or are left out and counted. This module loads no
-torch: planner processes need it, and start in a tenth of the time without.
+The data set is ours, Hugging Face's, a list of dictionaries or a stream. Masks are compiled by
+whoever plans: a rank that is sent its part of a plan never needs them.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from itertools import islice
-from typing import Any, Literal, TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+from torch.utils.data import DataLoader
 
-from dcp_dsl import Dataset, DatasetError
+from dcp_dsl import (
+    Attachment,
+    Dataset,
+    DatasetError,
+    Mask,
+    Sample,
+    Spec,
+    Stack,
+    pack,
+)
 from dcp_dsl.arrays import Ints
-
-RowPolicy: TypeAlias = Literal["error", "skip", "truncate"]
-Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
-
-KEPT_EXAMPLES = 20
-SKIP_HINT = "policy='skip' leaves such rows out and counts them"
-
-
-@dataclass(slots=True)
-class Screening:
-    """Applies a policy and keeps the record; nothing is left out without being in it.
-
-    Attributes:
-        policy: ``"error"`` raises for the first bad row; ``"skip"`` leaves bad rows out;
-            ``"truncate"`` cuts rows longer than the budget and raises for the others.
-        counts: rows left out or cut, by reason.
-        examples: what was wrong with the first `KEPT_EXAMPLES` of them.
-        hidden_targets: targets left out because they do not see the token before them.
-    """
-
-    policy: RowPolicy = "error"
-    counts: dict[str, int] = field(default_factory=dict)
-    examples: list[str] = field(default_factory=list)
-    hidden_targets: int = 0
-    _known: set[tuple[int, str]] = field(default_factory=set)
-
-    def leave_out(self, row: int, reason: Reason, what: str) -> None:
-        """Record that a row is left out.
-
-        Raises:
-            DatasetError: unless the policy is to skip such rows.
-        """
-        if self.policy != "skip":
-            raise DatasetError(f"{what}; {SKIP_HINT}")
-        self._record(row, reason, what)
-
-    def shorten(self, row: int, length: int, budget: int, way_out: str) -> int:
-        """Return how many tokens of a row longer than the budget are used; 0 leaves it out.
-
-        Args:
-            row: its number.
-            length: its tokens.
-            budget: most tokens of a row.
-            way_out: how the row would fit.
-
-        Raises:
-            DatasetError: if the policy is to raise.
-        """
-        what = f"row {row} has {length} tokens, the token budget is {budget}"
-        if self.policy == "error":
-            raise DatasetError(f"{what}; {way_out}, or choose policy='truncate' or policy='skip'")
-        self._record(row, "too_long", what)
-        return budget if self.policy == "truncate" else 0
-
-    def leave_out_targets(self, row: int, count: int) -> None:
-        """Record that a row is used without some of its targets."""
-        if (row, "hidden") not in self._known:
-            self._known.add((row, "hidden"))
-            self.hidden_targets += count
-
-    def _record(self, row: int, reason: Reason, what: str) -> None:
-        if (row, reason) in self._known:  # a second epoch finds the same rows
-            return
-        self._known.add((row, reason))
-        self.counts[reason] = self.counts.get(reason, 0) + 1
-        if len(self.examples) < KEPT_EXAMPLES:
-            self.examples.append(what)
-
+from dcp_runtime.data.choices import Packing
+from dcp_runtime.data.dealing import Dealing
 
 Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
 Tokens: TypeAlias = Ints
+
+Packs: TypeAlias = tuple[tuple[int, ...], ...]
+MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
+Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
+"""From the number and the columns of a row to its mask, or those of its layers, and its sample."""
 
 ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
@@ -251,3 +201,97 @@ def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any
             return None  # read one by one, they are refused by number
         lengths.append(pc.list_value_length(column).to_numpy().astype(np.int64))
     return np.concatenate(lengths)
+
+
+def open_rows(
+    dataset: Any, token_column: str | None
+) -> IndexedRows | StreamedRows:  # Any: a user's
+    """Wrap a data set by what it can do: give rows by number, or one behind the other."""
+    if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
+        raise DatasetError(
+            "expected a data set of rows, got batches of torch's DataLoader; DCPDataloader packs "
+            "rows into batches itself: give it the DataLoader's dataset, or a DataLoader with "
+            "batch_size=None"
+        )
+    if isinstance(dataset, str | bytes | Path):
+        raise DatasetError(
+            f"expected a data set, got {dataset!r:.60}; read_dataset(path) reads a file or folder"
+        )
+    if hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
+        return IndexedRows(dataset, token_column)
+    if hasattr(dataset, "__iter__"):
+        return StreamedRows(dataset, token_column)
+    raise DatasetError(
+        f"expected a data set of rows, got {type(dataset).__name__}; it needs rows by number (len "
+        "and []) or to be iterable"
+    )
+
+
+def make_resolver(
+    rows: IndexedRows | StreamedRows, dataset: object, mask_fn: MaskFunction, path: str
+) -> Resolver:
+    """Return the function that finds mask and sample of a row."""
+    if isinstance(mask_fn, Spec):
+        return _attached(rows, dataset, mask_fn, path)
+    if isinstance(mask_fn, Mask | Stack):
+        always = mask_fn
+        return lambda _, row: (always, Sample.of(row, always))
+    if not callable(mask_fn):
+        raise DatasetError(
+            "expected mask_fn to be a loaded spec, a mask or a function from a row to a mask (or a "
+            f"stack of masks), got {mask_fn!r:.60}; load(path) gives a spec, spec.mask(call) a "
+            "mask, spec.stack(name) a stack"
+        )
+    choose = mask_fn
+
+    def resolve(_: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        chosen = choose(row)
+        if not isinstance(chosen, Mask | Stack):
+            raise DatasetError(f"mask_fn must give a Mask or a Stack for each row, got {chosen!r}")
+        return chosen, Sample.of(row, chosen)
+
+    return resolve
+
+
+def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
+    """Resolve through the first ``for`` that matches: a row's file, in memory its columns."""
+    if isinstance(dataset, Dataset):
+        attachments, files = spec.attachments_of(dataset), dataset
+
+        def find(index: int, row: Row) -> Attachment:
+            return attachments[files.part_of(index)]
+
+    else:
+        of_columns = cache(partial(spec.attachment, path))
+        if isinstance(rows, IndexedRows):
+            of_columns(rows.columns)  # what matches nothing is said now
+
+        def find(index: int, row: Row) -> Attachment:
+            return of_columns(frozenset(row))
+
+    def resolve(index: int, row: Row) -> tuple[Mask | Stack, Sample]:
+        attachment = find(index, row)
+        return attachment.value, attachment.sample(row)
+
+    return resolve
+
+
+def pack_epoch(
+    rows: Sequence[int], lengths: Sequence[int], packing: Packing, dealing: Dealing, epoch: int
+) -> Packs:
+    """Return the rows of every pack of one epoch; each row is in exactly one, unless left out last.
+
+    `dealing` says how large a pack is, and how many a global batch takes.
+    """
+    # Of seed and epoch alone, so that all ranks and a resumed run shuffle alike.
+    rng = np.random.default_rng([packing.seed, epoch])
+    order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
+    packed = pack(
+        [int(lengths[i]) for i in order], dealing.room(dealing.widest), order=packing.order
+    )
+    packs = [tuple(int(rows[order[i]]) for i in own) for own in packed]
+    if packing.drop_last:
+        packs = packs[: max(0, len(packs) - 1) // dealing.packs * dealing.packs]
+    if packing.shuffle and packing.order == "decreasing":
+        packs = [packs[i] for i in rng.permutation(len(packs))]
+    return tuple(packs)

@@ -1,17 +1,34 @@
-"""Columns of a row that hold one value per token: targets, positions, and a user's own."""
+"""Sequences of a batch: rows that were screened, with their masks and a value per token by column.
+
+Rows that cannot be trained on raise an error, or are left out and counted. Columns hold targets,
+positions, and what a user wants beside them.
+"""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import DatasetError, TokenPaths
+from dcp_dsl import (
+    DatasetError,
+    Mask,
+    Sample,
+    Stack,
+    TokenPaths,
+    row_name,
+    token_paths,
+)
 from dcp_dsl.arrays import Ints
-from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.rows import Row, Tokens
+from dcp_runtime.data.choices import RowPolicy, RowRules
+from dcp_runtime.data.planner_pool import SKIP_HINT
+from dcp_runtime.data.rows import Resolver, Row, Tokens
 from dcp_runtime.errors import RunError
+
+Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
+
+KEPT_EXAMPLES = 20
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
@@ -25,6 +42,67 @@ UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_ma
 """Columns of other tools that leave tokens out; ignored, they would train on prompts or padding."""
 
 Values: TypeAlias = NDArray[np.generic]
+
+
+@dataclass(slots=True)
+class Screening:
+    """Applies a policy and keeps the record; nothing is left out without being in it.
+
+    Attributes:
+        policy: ``"error"`` raises for the first bad row; ``"skip"`` leaves bad rows out;
+            ``"truncate"`` cuts rows longer than the budget and raises for the others.
+        counts: rows left out or cut, by reason.
+        examples: what was wrong with the first `KEPT_EXAMPLES` of them.
+        hidden_targets: targets left out because they do not see the token before them.
+    """
+
+    policy: RowPolicy = "error"
+    counts: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+    hidden_targets: int = 0
+    _known: set[tuple[int, str]] = field(default_factory=set)
+
+    def leave_out(self, row: int, reason: Reason, what: str) -> None:
+        """Record that a row is left out.
+
+        Raises:
+            DatasetError: unless the policy is to skip such rows.
+        """
+        if self.policy != "skip":
+            raise DatasetError(f"{what}; {SKIP_HINT}")
+        self._record(row, reason, what)
+
+    def shorten(self, row: int, length: int, budget: int, way_out: str) -> int:
+        """Return how many tokens of a row longer than the budget are used; 0 leaves it out.
+
+        Args:
+            row: its number.
+            length: its tokens.
+            budget: most tokens of a row.
+            way_out: how the row would fit.
+
+        Raises:
+            DatasetError: if the policy is to raise.
+        """
+        what = f"row {row} has {length} tokens, the token budget is {budget}"
+        if self.policy == "error":
+            raise DatasetError(f"{what}; {way_out}, or choose policy='truncate' or policy='skip'")
+        self._record(row, "too_long", what)
+        return budget if self.policy == "truncate" else 0
+
+    def leave_out_targets(self, row: int, count: int) -> None:
+        """Record that a row is used without some of its targets."""
+        if (row, "hidden") not in self._known:
+            self._known.add((row, "hidden"))
+            self.hidden_targets += count
+
+    def _record(self, row: int, reason: Reason, what: str) -> None:
+        if (row, reason) in self._known:  # a second epoch finds the same rows
+            return
+        self._known.add((row, reason))
+        self.counts[reason] = self.counts.get(reason, 0) + 1
+        if len(self.examples) < KEPT_EXAMPLES:
+            self.examples.append(what)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,24 +153,6 @@ def read_columns(
         weights=weights.astype(np.float32),
         extra={name: _extra(name, row, length) for name in rules.extra_columns},
     )
-
-
-def join(name: str, parts: Sequence[Values]) -> Values:
-    """Concatenate an extra column of several rows; floats in one row make floats of all.
-
-    >>> join("x", [np.array([1, 2]), np.array([0.5], np.float32)]).dtype
-    dtype('float32')
-    """
-    joined: Values = np.concatenate(parts)
-    if not any(part.dtype == np.float32 for part in parts):
-        return joined
-    kept = joined.astype(np.float32)
-    if any(part.dtype == np.int64 and (part.astype(np.float32) != part).any() for part in parts):
-        raise RunError(
-            f"column `{name}` holds floats in one row of a batch and in another integers that "
-            "float32 cannot hold; make all its values floats, or all integers"
-        )
-    return kept
 
 
 def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
@@ -233,3 +293,92 @@ def _refusal(name: str, wanted: str, row: Row, length: int) -> DatasetError:
         f"column `{name}`: expected {length} {wanted}, one per token, got "
         f"{count}{str(value)[:60]}{way_out}"
     )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PackedSequence:
+    """One row of a batch.
+
+    Attributes:
+        row: its number in the data set.
+        name: as `row_name` makes it, for people.
+        tokens: int64 ``[n]``, those that take part.
+        columns: what the row's columns say about each of them.
+        masks: the different ones of its layers.
+        cycle: for each layer the number of its mask; repeats over the layers of a model.
+        sample: what they are made of; may be longer than ``n``.
+    """
+
+    row: int
+    name: str
+    tokens: Tokens
+    columns: TokenColumns
+    masks: tuple[Mask, ...]
+    cycle: tuple[int, ...]
+    sample: Sample
+
+
+@dataclass(slots=True)
+class RowReader:
+    """Makes rows ready, one at a time; `way_out` says what to do about one longer than `room`."""
+
+    resolve: Resolver
+    room: int
+    way_out: str
+    screening: Screening
+    rules: RowRules
+
+    def usable_tokens(self, row: int, length: int) -> int:
+        """Return how many tokens of a row take part by its length alone; 0 leaves it out.
+
+        Raises:
+            DatasetError: if the row cannot be used and the policy is to raise.
+        """
+        if length == 0:
+            self.screening.leave_out(row, "empty", f"row {row} has no tokens")
+            return 0
+        if length > self.room:
+            return self.screening.shorten(row, length, self.room, self.way_out)
+        return length
+
+    def read(self, index: int, row: Row, tokens: Tokens) -> PackedSequence | None:
+        """Find the masks of a row; ``None`` leaves it out.
+
+        Raises:
+            DatasetError: naming the row, if its columns do not fit and the policy is to raise.
+            RunError: naming the row, if it shows a fault of the whole data set.
+        """
+        count = self.usable_tokens(index, len(tokens))
+        if not count:
+            return None
+        try:
+            found, sample = self.resolve(index, _with_length(row, len(tokens)))
+            stack = Stack.of(found) if isinstance(found, Mask) else found
+            masks, cycle = stack.masks, stack.cycle()
+            columns = read_columns(self.rules, row, tokens, find_paths(masks, sample))
+        except DatasetError as error:
+            self.screening.leave_out(index, "unfit", f"row {index}: {error}")
+            return None
+        except RunError as error:
+            raise RunError(f"row {index}: {error}") from error
+        name, used = row_name(index, row), tokens[:count]
+        return PackedSequence(index, name, used, columns.first(count), masks, cycle, sample)
+
+
+def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
+    """Find positions and targets in the layout with branches that the masks of a row read."""
+    found = [paths for mask in masks if (paths := token_paths(mask, sample)) is not None]
+    if any((paths.previous != found[0].previous).any() for paths in found):
+        raise DatasetError(
+            "the masks of two layers read layouts with different branches; one layout must say "
+            "which token predicts which"
+        )
+    return found[0] if found else None
+
+
+def _with_length(row: Row, length: int) -> Row:
+    """Add the length to a row with a user-named token column."""
+    for name in ("len", "length"):
+        if row.get(name) is not None and row[name] != length:
+            raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")
+    return row if row.get("len") is not None else {**row, "len": length}
