@@ -18,8 +18,7 @@ from .execute.executor import DCPExecutor
 from .execute.prepared_plan import PreparedPlan
 from .launch.launcher import RunConfig, open_world, run_plan
 from .launch.world import ProcessWorld
-from .plans.batch_plans import BatchPlan, StackedPlans
-from .plans.device_rates import DeviceRates
+from .plans.batch_plans import BatchPlan, DeviceRates, StackedPlans
 from .run_log.log import MLflowLog, PrometheusLog, RunLog, TensorBoardLog, WandbLog
 from .run_log.records import RunHistory
 from .verify.verification import TensorError

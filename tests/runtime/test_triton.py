@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dcp_runtime.kernels.triton_inputs import key_runs, query_runs
+from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
-from dcp_runtime.plans.tile_table import TileTable
 
 HERE = Path(__file__).parent
 BENCHMARK = HERE.parents[1] / "runtime" / "benchmarks" / "bench_kernels.py"

@@ -17,7 +17,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.step import StepModel
 from dcp_runtime.data.dealing import Balance, Dealing
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.device_rates import DeviceRates
+from dcp_runtime.plans.batch_plans import DeviceRates
 from dcp_runtime.transport.group_store import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]

@@ -15,9 +15,14 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
-from dcp_runtime.plans.batch_plans import BatchNote, StackedPlans, batch_note, digest_of
+from dcp_runtime.plans.batch_plans import (
+    BatchNote,
+    DeviceRates,
+    StackedPlans,
+    batch_note,
+    digest_of,
+)
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
-from dcp_runtime.plans.device_rates import DeviceRates
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.transport.choice import TransportName, make_transport
 from dcp_runtime.transport.group_store import Group, process_group

@@ -25,8 +25,7 @@ from dcp_runtime.kernels.kernel import (
     QueryRows,
     accumulator_dtype,
 )
-from dcp_runtime.plans.device_plan import DevicePlan, Transfer
-from dcp_runtime.plans.tile_table import TileTable
+from dcp_runtime.plans.device_plan import DevicePlan, TileTable, Transfer
 from dcp_runtime.transport.recorder import Activity, Event, Recorder
 from dcp_runtime.transport.transport import Parcel, Transport
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.plans.batch_plans import BatchNote, own_work, plan_facts
-from dcp_runtime.plans.device_rates import DeviceRates
+from dcp_runtime.plans.batch_plans import BatchNote, DeviceRates, own_work, plan_facts
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.run_log.records import RankTotals, Record, measured_figures, planned_figures
 from dcp_runtime.transport.transport import Transport

@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from dcp_runtime.plans.tile_table import TileTable
+from dcp_runtime.plans.device_plan import TileTable
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dcp_dsl.arrays import Indices, Ints, expand
+from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
-from dcp_runtime.plans.tile_table import TileTable
 
 ALIGNMENT = 16
 """Bytes: every array begins where any type may begin."""

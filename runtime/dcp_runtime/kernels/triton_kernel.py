@@ -27,8 +27,8 @@ from dcp_runtime.kernels.kernel import (
     accumulator_dtype,
 )
 from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
+from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
-from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)

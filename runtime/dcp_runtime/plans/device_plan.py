@@ -1,8 +1,9 @@
-"""Prepare one device's part of a plan: block positions, and a tile table per instruction.
+"""One device's part of a plan: where blocks lie in its buffers, and a tile table per instruction.
 
 The working buffers of a device hold its own tokens first, in local order, then its receive buffers.
 Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
-used again.
+used again. A plan speaks of blocks of a packed batch, a kernel of rows of these buffers:
+`tile_pieces` cuts the tiles to those of the kernel once, a `TileTable` says where they lie.
 
 A plan in head groups is made ready as the plan of a batch G times as long
 (`dcp_planner.expand_head_groups`): tokens, blocks and rows below are that batch's.
@@ -11,16 +12,18 @@ Only on the way in and out of a layer does anybody see whole tokens (`HeadLayout
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from torch import Tensor
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner import Direction, ModelShape, Plan, TransferKind
 from dcp_planner.simulation import message_names
 from dcp_planner.tables import (
     Attention,
+    Blocks,
+    ComputeBlocks,
     Instruction,
     Transfers,
     expand_head_groups,
@@ -30,8 +33,111 @@ from dcp_planner.tables import (
     inputs_of_tiles,
 )
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
-from dcp_runtime.plans.tile_table import TableBuilder, TileTable
+from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces, cut_pieces
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class TileTable(Record):
+    """Work of one attention instruction: S segments of queries, each with its pieces of keys.
+
+    All positions are rows of the device's working buffers; ranges are half-open.
+
+    Attributes:
+        q_start, q_len: int32 ``[S]``, the queries of each segment; no query is in two segments.
+        row_ptr: int32 ``[S+1]``, segment i has the pieces ``row_ptr[i]:row_ptr[i+1]``.
+        kv_start, kv_len: int32 ``[P]``, the keys of each piece.
+        kind: uint8 ``[P]``, `PieceKind`.
+        mask_start: int64 ``[P]``: first column of `row_lo` and `row_hi` of a `RANGES` piece, first
+            byte of `bits` of a `BITS` piece, else -1.
+        row_lo, row_hi: int32 ``[MAX_RANGES, M]``: row r of a `RANGES` piece sees the keys
+            ``[row_lo[k, mask_start + r], row_hi[k, mask_start + r])`` of the piece, for every k; an
+            unused range is ``[0, 0)``.
+        bits: uint8 ``[Z]``: row r of a `BITS` piece is ``ceil(kv_len / 8)`` bytes, key 0 in the
+            highest bit (`numpy.packbits`). All tables of a device share these three arrays.
+        pairs: visible (query, key) pairs of the whole table.
+    """
+
+    q_start: Annotated[Indices, "S"]
+    q_len: Annotated[Indices, "S"]
+    row_ptr: Annotated[Indices, "S+1"]
+    kv_start: Annotated[Indices, "P"]
+    kv_len: Annotated[Indices, "P"]
+    kind: Annotated[Bytes, "P"]
+    mask_start: Annotated[Ints, "P"]
+    row_lo: Annotated[Indices, MAX_RANGES, "M"]
+    row_hi: Annotated[Indices, MAX_RANGES, "M"]
+    bits: Annotated[Bytes, "Z"]
+    pairs: int
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of queries S."""
+        return len(self.q_start)
+
+    def piece_mask(self, piece: int, rows: int) -> Bools:
+        """Return the mask inside a piece of `rows` rows, bool ``[rows, kv_len]``."""
+        length = int(self.kv_len[piece])
+        if self.kind[piece] == PieceKind.FULL:
+            return np.ones((rows, length), bool)
+        first = int(self.mask_start[piece])
+        if self.kind[piece] == PieceKind.BITS:
+            width = -(-length // 8)
+            packed = self.bits[first : first + rows * width].reshape(rows, width)
+            return np.unpackbits(packed, axis=1, count=length).astype(bool)
+        keys = np.arange(length, dtype=np.int32)
+        seen = np.zeros((rows, length), bool)
+        for lo, hi in zip(self.row_lo, self.row_hi, strict=True):
+            lo_row, hi_row = lo[first : first + rows, None], hi[first : first + rows, None]
+            if hi_row.any():
+                seen |= (keys >= lo_row) & (keys < hi_row)
+        return seen
+
+
+class TableBuilder:
+    """Builds the tables of one device and direction.
+
+    `rows` are the first rows of each tile's queries and of its keys in the device's working
+    buffers, int64 ``[W]`` each.
+    """
+
+    def __init__(
+        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: tuple[Ints, Ints]
+    ) -> None:
+        self._pieces = pieces
+        q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
+        self._q_row = rows[0][pieces.tile] + pieces.q_start - blocks.start[q_block]
+        self._kv_row = rows[1][pieces.tile] + pieces.kv_start - blocks.start[kv_block]
+        self._is_chosen = np.zeros(len(tiles), bool)
+
+    def build(self, tiles: tuple[int, ...]) -> TileTable:
+        """Build the table of the given tiles; O(pieces of the device)."""
+        # One array for all calls, cleared again: a new one per table would cost O(tiles) each.
+        self._is_chosen[list(tiles)] = True
+        chosen = np.flatnonzero(self._is_chosen[self._pieces.tile])
+        self._is_chosen[list(tiles)] = False
+        kv_row, kv_len = self._kv_row[chosen], self._pieces.kv_len[chosen]
+        kind = self._pieces.kind[chosen]
+        opens_segment = np.diff(self._pieces.q_start[chosen], prepend=-1) != 0
+        # A full piece that begins where the full one before it ends is one piece with it.
+        opens = opens_segment.copy()
+        opens[1:] |= (kind[1:] != PieceKind.FULL) | (kind[:-1] != PieceKind.FULL)
+        opens[1:] |= kv_row[:-1] + kv_len[:-1] != kv_row[1:]
+        first = np.flatnonzero(opens)
+        segment = np.flatnonzero(opens_segment)
+        masks = self._pieces.masks
+        return TileTable(
+            q_start=self._q_row[chosen[segment]].astype(np.int32),
+            q_len=self._pieces.q_len[chosen[segment]].astype(np.int32),
+            row_ptr=np.append(np.cumsum(opens)[segment] - 1, len(first)).astype(np.int32),
+            kv_start=kv_row[first].astype(np.int32),
+            kv_len=(np.add.reduceat(kv_len, first) if len(first) else kv_len).astype(np.int32),
+            kind=kind[first],
+            mask_start=self._pieces.mask_start[chosen[first]],
+            row_lo=masks.row_lo,
+            row_hi=masks.row_hi,
+            bits=masks.bits,
+            pairs=int(self._pieces.pairs[chosen].sum()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +280,11 @@ def prepare_device(plan: Plan, device: int, segment_rows: int) -> DevicePlan:
     heads, plan = HeadLayout(plan.shape, plan.head_groups), expand_head_groups(plan)
     tiles = np.flatnonzero(plan.tiles.device == device)
     pieces = cut_pieces(plan.blocks, plan.tiles, plan.slabs, tiles, segment_rows, plan.forms)
-    local = plan.local_blocks(device)
     return DevicePlan(
         plan=plan,
         heads=heads,
         device=device,
-        num_local=int(plan.blocks.num_tokens[local].sum()),
+        num_local=_local_rows(plan, device)[1],
         forward=_direction_plan(plan, device, "forward", pieces),
         backward=_direction_plan(plan, device, "backward", pieces),
         transfers=_transfers(plan, device, heads.groups),
@@ -230,8 +335,7 @@ def _rows_of_transfers(plan: Plan, table: Transfers, device: int) -> Ints:
         is_result, np.where(is_send, input_of, np.where(into >= 0, input_of[into], -1)),
         np.where(is_send, feeder, np.arange(len(table))),
     )  # fmt: skip
-    local = _local_rows(plan, device)
-    own = plan.blocks.num_tokens[plan.local_blocks(device)].sum()
+    local, own = _local_rows(plan, device)
     return np.where(arrived >= 0, own + table.slot[arrived], local[table.block])
 
 
@@ -260,9 +364,8 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints,
 
     -1 for a tile whose block is never on this device.
     """
-    tiles, local = plan.tiles, _local_rows(plan, device)
+    tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
-    own = plan.blocks.num_tokens[plan.local_blocks(device)].sum()
     q, kv = (
         np.where(x >= 0, own + table.slot[x] if len(table) else -1, local[block])
         for x, block in zip(
@@ -274,13 +377,13 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints,
     return q, kv
 
 
-def _local_rows(plan: Plan, device: int) -> Ints:
-    """Return the first row of every own block, -1 for those of others."""
+def _local_rows(plan: Plan, device: int) -> tuple[Ints, int]:
+    """Return the first row of every own block, -1 for those of others, and the number of rows."""
     local = plan.local_blocks(device)
     tokens = plan.blocks.num_tokens[local]
     rows = np.full(len(plan.blocks), -1, np.int64)
     rows[local] = np.cumsum(tokens) - tokens
-    return rows
+    return rows, int(tokens.sum())
 
 
 def _check_tiles(plan: Plan, pieces: TilePieces, rows: tuple[Ints, Ints], device: int) -> None:

@@ -3,7 +3,7 @@
 A plan's block is cut into segments of at most `segment_rows` queries, and each tile is trimmed to
 the keys that its segment sees: the kernel's tile does not depend on the plan's blocks, so coarse
 planning blocks waste no work on a narrow window. Done once per plan and device, in packed
-coordinates; `tile_table` moves the pieces to where the blocks lie in buffers.
+coordinates; `device_plan` moves the pieces to where the blocks lie in buffers.
 
 Slabs are cut to the segments first and expanded to rows last, in a few passes over flat arrays:
 nothing loops over rows, slabs or segments.
