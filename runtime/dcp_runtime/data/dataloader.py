@@ -36,17 +36,8 @@ from dcp_runtime.data.local_data import (
     without_last,
 )
 from dcp_runtime.data.make_plans import make_plans
-from dcp_runtime.data.plan_sources import (
-    PendingPlan,
-    PlanningMetrics,
-    make_plan_source,
-)
-from dcp_runtime.data.planner_pool import (
-    MaskText,
-    PlanReply,
-    PlanRequest,
-    SequenceRequest,
-)
+from dcp_runtime.data.plan_sources import PendingPlan, PlanningMetrics, make_plan_source
+from dcp_runtime.data.planner_pool import MaskText, PlanReply, PlanRequest, SequenceRequest
 from dcp_runtime.data.rows import (
     IndexedRows,
     MaskFunction,

@@ -13,16 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch.utils.data import DataLoader
 
-from dcp_dsl import (
-    Attachment,
-    Dataset,
-    DatasetError,
-    Mask,
-    Sample,
-    Spec,
-    Stack,
-    pack,
-)
+from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import Packing
 from dcp_runtime.data.dealing import Dealing

@@ -11,15 +11,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl import (
-    DatasetError,
-    Mask,
-    Sample,
-    Stack,
-    TokenPaths,
-    row_name,
-    token_paths,
-)
+from dcp_dsl import DatasetError, Mask, Sample, Stack, TokenPaths, row_name, token_paths
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowPolicy, RowRules
 from dcp_runtime.data.planner_pool import SKIP_HINT

@@ -19,16 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import (
-    LANES,
-    Cluster,
-    ModelShape,
-    Plan,
-    PlanConfig,
-    Trace,
-    build_plan,
-    simulate,
-)
+from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, Trace, build_plan, simulate
 from dcp_planner.model import BACKWARD_FLOPS_RATIO, tile_seconds
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime.errors import RunError
