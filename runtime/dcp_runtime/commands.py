@@ -77,7 +77,12 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_runtime.transport.limits import LinkLimit
 
     if trace is not None:
-        _check_name(trace)
+        if Path(trace).suffix not in TRACE_SUFFIXES:
+            raise click.BadParameter(
+                f"expected a name that ends in {' or '.join(TRACE_SUFFIXES)}, got {trace!r}; "
+                ".dcpplan holds the plan and the trace, .pftrace is for ui.perfetto.dev",
+                param_hint="--trace",
+            )
         check_writable(trace, RunError)
     content = read_plan(plan)
     is_many = content.plan.num_devices > MAX_DEFAULT_RANKS
@@ -124,15 +129,6 @@ def _write_trace(path: str, plan: "Plan", traces: "tuple[Trace, ...]") -> None:
             draft.write_bytes(to_perfetto(traces[-1]))
     else:
         write_plan(path, plan, traces)
-
-
-def _check_name(trace: str) -> None:
-    if Path(trace).suffix not in TRACE_SUFFIXES:
-        raise click.BadParameter(
-            f"expected a name that ends in {' or '.join(TRACE_SUFFIXES)}, got {trace!r}; .dcpplan "
-            "holds the plan and the trace, .pftrace is for ui.perfetto.dev",
-            param_hint="--trace",
-        )
 
 
 def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:

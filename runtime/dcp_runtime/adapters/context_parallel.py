@@ -98,21 +98,20 @@ class DCPLoadBalancer(_LoadBalancer):
             [Slabs(self.tokens, *as_slabs(mask).table().T) for mask in masks] for masks in rows
         ]
         self._blocks = [[block_sparsity([m], block, block) for m in masks] for masks in padded]
-        dealt = [self._deal(row, tolerance) for row in range(len(rows))]
-        self._order = [np.argsort(rank, kind="stable") for rank in dealt]
+        count = self.tokens // block
+        self._order = []
+        for masks in self._blocks:
+            sees = np.zeros((count, count), np.bool_)
+            for blocks in masks:
+                sees[blocks.row_idx, blocks.col_idx] = True
+            work = np.stack([np.diff(blocks.row_ptr).astype(np.float64) for blocks in masks])
+            rank = deal_blocks(work, sees, self.num_ranks, tolerance)
+            self._order.append(np.argsort(rank, kind="stable"))
 
     @property
     def device(self) -> str:
         """The device of the mesh; without one the CPU."""
         return "cpu" if isinstance(self.mesh, int) else self.mesh.device_type
-
-    def _deal(self, row: int, tolerance: float) -> Ints:
-        count, masks = self.tokens // self.block, self._blocks[row]
-        sees = np.zeros((count, count), np.bool_)
-        for blocks in masks:
-            sees[blocks.row_idx, blocks.col_idx] = True
-        work = np.stack([np.diff(blocks.row_ptr).astype(np.float64) for blocks in masks])
-        return deal_blocks(work, sees, self.num_ranks, tolerance)
 
     @cached_property
     def _indices(self) -> Tensor:

@@ -312,15 +312,9 @@ class PlannedCPScheduler:
                     documents, replace(self.setting, mesh=mesh, token_budget=room, widths=widths)
                 )
                 held = plan.time.max_tokens * documents.tokens.sum() / (self.devices * count)
-                if held <= self.most and _keeps_all_busy(plan):
+                busy = np.zeros((count, self.devices), np.bool_)
+                for group, first, width, _ in plan.assignment.groups():
+                    busy[group, first : first + width] = True
+                if held <= self.most and busy.all(1).any():  # a group that no rank is idle in
                     return plan
         raise AssertionError("a group for each sample, on all ranks, holds it")  # else plan_step
-
-
-def _keeps_all_busy(plan: StepPlan) -> bool:
-    """Return whether there is a group that no rank is idle in."""
-    mesh = plan.assignment.mesh
-    busy = np.zeros((mesh.micro_batches, mesh.devices), np.bool_)
-    for group, first, width, _ in plan.assignment.groups():
-        busy[group, first : first + width] = True
-    return bool(busy.all(1).any())

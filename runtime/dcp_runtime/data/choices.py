@@ -241,17 +241,12 @@ class LookAhead:
         """
         if self.processes is not None:
             return self.processes
-        ranks = _ranks_of_this_machine()
+        told = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun says how many share this machine
+        ranks = dist.get_world_size() if dist.is_initialized() else 1  # else all might
+        if told.isdecimal() and int(told) > 0:
+            ranks = int(told)
         planners = ranks if self.planner == "each" else 1
         return int(self.batches > 0 and len(os.sched_getaffinity(0)) >= ranks + planners)
-
-
-def _ranks_of_this_machine() -> int:
-    """Return how many ranks share its cores; torchrun says it, else all ranks might."""
-    told = os.environ.get("LOCAL_WORLD_SIZE", "")
-    if told.isdecimal() and int(told) > 0:
-        return int(told)
-    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def check_count(name: str, value: object, least: int) -> None:

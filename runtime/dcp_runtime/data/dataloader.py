@@ -243,7 +243,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         if self._next is not None:
             return self._next
         position = self._position
-        return Position(position.epoch + 1) if position.is_begun else position
+        is_begun = position.step > 0 or position.micro_batch > 0
+        return Position(position.epoch + 1) if is_begun else position
 
     def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches from the present position to the end of its epoch."""
@@ -320,15 +321,15 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _packs(self) -> Iterator[Pack]:
         """Return packs from the present position on."""
-        if isinstance(self._rows, IndexedRows):
-            return self._indexed(self._rows)
-        packs = self._streamed(self._rows)
-        return without_last(packs, self._dealing.packs) if self._packing.drop_last else packs
-
-    def _indexed(self, rows: IndexedRows) -> Iterator[Pack]:
+        if isinstance(self._rows, StreamedRows):
+            packs = self._streamed(self._rows)
+            yield from (
+                without_last(packs, self._dealing.packs) if self._packing.drop_last else packs
+            )
+            return
         start = self._position
         for pack in self._packs_of(start.epoch)[start.step * self._dealing.packs :]:
-            read = (self._reader.read(index, *rows.read(index)) for index in pack)
+            read = (self._reader.read(index, *self._rows.read(index)) for index in pack)
             yield Pack(tuple(sequence for sequence in read if sequence is not None))
 
     def _streamed(self, rows: StreamedRows) -> Iterator[Pack]:
@@ -350,9 +351,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     def _start_plan(self, sequences: tuple[PackedSequence, ...], steps: int) -> PendingPlan:
         masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks}
         number, rates = {key: index for index, key in enumerate(masks)}, self._planning.rates
+        asked = []
+        for s in sequences:
+            own = [number[id(mask.scope), mask.call] for mask in s.masks]
+            cycle = tuple(own[index] if index >= 0 else index for index in s.cycle)
+            asked.append(SequenceRequest(s.row, cycle, s.sample.to_json(), len(s.tokens)))
         request = PlanRequest(
             masks=tuple(map(MaskText.of, masks.values())),
-            sequences=tuple(_sequence_request(s, number) for s in sequences),
+            sequences=tuple(asked),
             dealing=self._dealing.over(steps),
             replica=self._replicas.replica,
             may_skip=self.screening.policy == "skip",
@@ -420,12 +426,3 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         if isinstance(self._rows, IndexedRows):
             sha.update(np.ascontiguousarray(self._rows.lengths, "<i8").tobytes())
         return sha.hexdigest()[:16]
-
-
-def _sequence_request(
-    sequence: PackedSequence, number: Mapping[tuple[int, str], int]
-) -> SequenceRequest:
-    """Describe a sequence; `number` finds its masks among those of the request."""
-    own = [number[id(mask.scope), mask.call] for mask in sequence.masks]
-    cycle = tuple(own[index] if index >= 0 else index for index in sequence.cycle)
-    return SequenceRequest(sequence.row, cycle, sequence.sample.to_json(), len(sequence.tokens))

@@ -145,16 +145,14 @@ class LocalData:
         return self._each(Tensor.pin_memory)
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> "LocalData":
-        return LocalData(**{f.name: _changed(getattr(self, f.name), change) for f in fields(self)})
-
-
-def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:  # Any: a field
-    """Apply a change to a tensor, or to those of a mapping; other values stay."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {name: change(tensor) for name, tensor in value.items()}
-    return value
+        changed: dict[str, Any] = {}  # Any: a field
+        for name in (each.name for each in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor):
+                changed[name] = change(value)
+            elif isinstance(value, Mapping):
+                changed[name] = {key: change(tensor) for key, tensor in value.items()}
+        return replace(self, **changed)
 
 
 def take_local(
@@ -308,11 +306,6 @@ class Position:
     step: int = 0
     row: int = 0
     micro_batch: int = 0
-
-    @property
-    def is_begun(self) -> bool:
-        """True once a micro-batch of the epoch has been yielded."""
-        return self.step > 0 or self.micro_batch > 0
 
 
 @dataclass(frozen=True, slots=True)

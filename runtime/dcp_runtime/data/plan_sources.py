@@ -165,19 +165,16 @@ class OwnPlans(PlanSource):
             plan, seconds = pending.future.result()
         except WorkerLost as error:
             if self.pool is not None:  # else they were given up
-                self._lose(self.pool, error)
+                self.metrics.lost += 1
+                what = "the batch is planned again here"
+                if self.pool.cannot_start:
+                    self.close()
+                    what = "from now on this process plans, when a batch is needed"
+                # Up through `_result`, `take` and `_epoch` to the line of the training loop.
+                warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=5)
             return pending.in_own_process(), None
         assert isinstance(plan, PlanReply), "this pool was asked for whole plans"
         return plan, seconds
-
-    def _lose(self, pool: PlannerPool, error: WorkerLost) -> None:
-        """Count a lost process and say what comes of it; give up processes that never start."""
-        self.metrics.lost += 1
-        what = "the batch is planned again here"
-        if pool.cannot_start:
-            self.close()
-            what = "from now on this process plans, when a batch is needed"
-        warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=6)
 
 
 FALLBACK = "static:contiguous"

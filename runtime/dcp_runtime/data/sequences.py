@@ -369,7 +369,7 @@ def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
 
 
 def _with_length(row: Row, length: int) -> Row:
-    """Add the length to a row with a user-named token column."""
+    """Add the length to a row: masks read it whatever the column of the tokens is called."""
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")

@@ -105,21 +105,20 @@ def _refuse(*_: Any) -> None:
 
 
 _QKV = "Tensor q, Tensor k, Tensor? v, Tensor? sinks"
-_SCHEMAS = {
-    "attention": (
-        f"(Tensor plan, {_QKV}, float? scale, float? softcap) -> (Tensor, Tensor, Tensor)"
+for _name, _schema, _run, _shapes in (
+    (
+        "attention",
+        f"(Tensor plan, {_QKV}, float? scale, float? softcap) -> (Tensor, Tensor, Tensor)",
+        _forward, _forward_shapes,
     ),
-    "attention_backward": (
+    (
+        "attention_backward",
         f"(Tensor call, {_QKV}, Tensor out, Tensor lse, Tensor dout, float? scale)"
-        " -> (Tensor, Tensor, Tensor, Tensor)"
+        " -> (Tensor, Tensor, Tensor, Tensor)",
+        _backward, _backward_shapes,
     ),
-}
-for _name, _schema in _SCHEMAS.items():
+):  # fmt: skip
     torch.library.define(f"dcp_runtime::{_name}", _schema, tags=(torch.Tag.pt2_compliant_tag,))
-for _name, _run, _shapes in (
-    ("attention", _forward, _forward_shapes),
-    ("attention_backward", _backward, _backward_shapes),
-):
     torch.library.impl(f"dcp_runtime::{_name}", "CompositeExplicitAutograd", _run)
     torch.library.register_fake(f"dcp_runtime::{_name}", _shapes)
 torch.library.register_autograd("dcp_runtime::attention", _gradients, setup_context=_save)

@@ -180,16 +180,15 @@ class DCPExecutor:
         self, plans: Sequence[Plan | PlanPart], name: str
     ) -> tuple[Sequence[str], tuple[str, list[tuple[DevicePlan, Engine | None]]]]:
         self._batches.check_waiting(self._micro_batches - 1)
-        parts = [self._make_ready(plan) for plan in plans]
+        engine = None if self._prepared is None else self._prepared.latest_engine
+        parts: list[tuple[DevicePlan, Engine | None]] = []
+        for plan in plans:
+            self._check_plan(plan)
+            whole = plan.plan if isinstance(plan, PlanPart) else plan
+            part = prepare_device(whole, self.rank, segment_rows(self._kernel))
+            parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
         return (name, digests), (digests, parts)
-
-    def _make_ready(self, plan: Plan | PlanPart) -> tuple[DevicePlan, Engine | None]:
-        self._check_plan(plan)
-        whole = plan.plan if isinstance(plan, PlanPart) else plan
-        part = prepare_device(whole, self.rank, segment_rows(self._kernel))
-        engine = None if self._prepared is None else self._prepared.latest_engine
-        return part, None if engine is None else engine.take(part, self._kernel)
 
     def _check_plan(self, plan: Plan | PlanPart) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:

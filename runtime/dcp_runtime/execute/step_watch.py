@@ -12,7 +12,7 @@ from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.plans.batch_plans import BatchNote, DeviceRates, own_work, plan_facts
 from dcp_runtime.run_log.log import RunLog
-from dcp_runtime.run_log.records import RankTotals, Record, measured_figures, planned_figures
+from dcp_runtime.run_log.records import RankTotals, StepRecord, measured_figures, planned_figures
 from dcp_runtime.transport.transport import Transport
 
 SLOTS = 64
@@ -99,8 +99,11 @@ class StepWatch:
         if self._open:
             self._open[-1].ended_s = time.monotonic()
         if len(self._open) == self._lag:
-            if self._untimed is not None:
-                self._update_rates(self._untimed)
+            if self._untimed is not None and self._rates is not None:
+                own = self._untimed.totals(self._transport.rank)
+                period = self._rates.add(own.work, own.attention_s)
+                if period is not None:  # it ends on all ranks at once
+                    self._rates.update(self._transport.exchange_notes(period, "rates"))
             self._untimed = self._open.popleft()
             self._hand_over(self._untimed)
         every = self._trace_every
@@ -120,15 +123,6 @@ class StepWatch:
         if self._log is not None:
             self._log.flush()
 
-    def _update_rates(self, batch: WatchedBatch) -> None:
-        """Count a batch for the rates; at the end of a period, with all ranks at once."""
-        if self._rates is None:
-            return
-        own = batch.totals(self._transport.rank)
-        note = self._rates.add(own.work, own.attention_s)
-        if note is not None:
-            self._rates.update(self._transport.exchange_notes(note, "rates"))
-
     def _hand_over(self, batch: WatchedBatch) -> None:
         log, timeline = self._log, None
         if log is None:
@@ -145,7 +139,7 @@ class StepWatch:
         if rank:
             self._transport.store.set(f"run/{slot}/{rank}", json.dumps([batch.number, *own]))
             return
-        figures: Record = {"at": round(time.time(), 3), **batch.note.facts}
+        figures: StepRecord = {"at": round(time.time(), 3), **batch.note.facts}
         figures |= {"name": batch.note.name, "digest": batch.digest}
         figures["tokens"] = batch.plans[0].num_tokens
         plans = [plan for plan in batch.plans if isinstance(plan, Plan)]

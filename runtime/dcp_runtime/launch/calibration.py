@@ -240,7 +240,11 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, f
         )
     rates = float(1 / fits[0][1]), float(1 / fits[1][1])
     launch = float(np.mean([fit[0] for fit in fits]))
-    return rates, launch, statistics.median(beside[2:]), _noise(seconds)
+    spreads = []  # between two measurements of one length; each has two, after the first run
+    for took_s in seconds:
+        pairs = zip(took_s[1::2], took_s[2::2], strict=True)
+        spreads += [abs(a - b) / ((a + b) / 2) for a, b in pairs]
+    return rates, launch, statistics.median(beside[2:]), statistics.median(spreads)
 
 
 def _beside(trace: Trace, *, is_backward: bool) -> float:
@@ -253,15 +257,6 @@ def _beside(trace: Trace, *, is_backward: bool) -> float:
         took = (trace.end_ns[busy] - trace.start_ns[busy]).sum()
         spans.append(float(trace.end_ns[own].max() - trace.start_ns[own].min() - took) / 1e9)
     return max(spans)
-
-
-def _noise(seconds: Sequence[Sequence[float]]) -> float:
-    """Compute how far two measurements of the same length lie apart, in the median."""
-    spreads = []
-    for side in seconds:
-        pairs = zip(side[1::2], side[2::2], strict=True)  # each length twice, after the first run
-        spreads += [abs(a - b) / ((a + b) / 2) for a, b in pairs]
-    return statistics.median(spreads)
 
 
 def _flops(length: int, *, is_backward: bool) -> float:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal, TypeAlias
 
 from dcp_planner.workers import Worker, WorkerLost, WorkerProgram
@@ -91,11 +90,17 @@ class ProcessWorld:
     def __enter__(self) -> "ProcessWorld":
         # Where the ranks find each other: no name that could be taken, gone with its processes.
         self._store = os.memfd_create("dcp-store")
+        # One thread per rank, and gloo on the loopback device whatever the host's name resolves to.
+        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         size = 1 if self.transport == "loopback" else self.ranks
         try:
             for rank in range(size):
                 place = (rank, size, self.timeout_s, self.transport, self._store)
-                worker = Worker(self._program(*map(str, place)), f"rank {rank}")
+                program = WorkerProgram(
+                    ENTRY, tuple(map(str, place)), environment=environment, files=(self._store,),
+                    is_quiet=True,
+                )  # fmt: skip
+                worker = Worker(program, f"rank {rank}")
                 self._members.append(_Rank(rank, worker))
                 worker.start()
         except BaseException:
@@ -103,25 +108,13 @@ class ProcessWorld:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
     def pids(self) -> tuple[int | None, ...]:
         """Process of each rank; empty once the world has ended."""
         return tuple(member.worker.pid for member in self._members)
-
-    def _program(self, *place: str) -> WorkerProgram:
-        # One thread per rank, and gloo on the loopback device whatever the host's name resolves to.
-        environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-        return WorkerProgram(
-            ENTRY, place, environment=environment, files=(self._store,), is_quiet=True
-        )
 
     def run(self, job: Mapping[str, object], blob: bytes = b"") -> list[_Answer]:
         """Send a job to all processes and return their answers in rank order.
@@ -160,9 +153,13 @@ class ProcessWorld:
                 return
 
     def _has_failed(self, member: _Rank, now: float) -> bool:
+        """Return whether a rank has ended or failed, is silent, or is late though it computes."""
         if member.future.done():
             return member.lost is not None or member.failure is not None
-        return self._is_silent(member, now) or self._is_stuck(member, now)
+        allowed = self.timeout_s + (0.0 if member.has_spoken else STARTUP_S)
+        # A rank that waits for another one does nothing of its own that could be late.
+        is_late = member.doing is not None and now - member.last_step_s > self.timeout_s
+        return now - member.last_sign_s > allowed or is_late
 
     def _is_explained(self) -> bool:
         """Return whether all missing replies are those of ranks that others blame."""
@@ -170,14 +167,6 @@ class ProcessWorld:
         blamed = {failure["rank"] for failure in failures if failure["rank"] is not None}
         open_ranks = {m.number for m in self._members if not m.future.done()}
         return bool(blamed) and open_ranks <= blamed
-
-    def _is_silent(self, member: _Rank, now: float) -> bool:
-        allowed = self.timeout_s + (0.0 if member.has_spoken else STARTUP_S)
-        return now - member.last_sign_s > allowed
-
-    def _is_stuck(self, member: _Rank, now: float) -> bool:
-        """Return whether a rank that waits for no other rank is late with its next instruction."""
-        return member.doing is not None and now - member.last_step_s > self.timeout_s
 
     def _find_error(self) -> RunError | None:
         """Return what went wrong, the most certain evidence first."""

@@ -243,17 +243,14 @@ class DeviceRates:
         if not (total > 0).all():
             self._before = None
             return
-        if not self._is_off(total):
+        used = _relative(self.cluster.speed_of_device)
+        if (np.abs(_relative(total[0] / total[1]) / used - 1) <= self._change).all():
             self._before = None
         elif self._before is None:
             self._before = total
         else:
             self._adopt(total + self._before)
             self._before = None
-
-    def _is_off(self, total: Floats) -> bool:
-        used = _relative(self.cluster.speed_of_device)
-        return bool((np.abs(_relative(total[0] / total[1]) / used - 1) > self._change).any())
 
     def _adopt(self, total: Floats) -> None:
         speed = _relative(total[0] / total[1])

@@ -20,12 +20,12 @@ from typing import Any
 from dcp_dsl.files import replacing
 from dcp_planner import Plan, Trace
 from dcp_runtime.errors import RunError
-from dcp_runtime.run_log.records import NUMBERS, SCHEMA, SUFFIX, Record, as_record
+from dcp_runtime.run_log.records import NUMBERS, SCHEMA, SUFFIX, StepRecord, as_record
 
-Sink = Callable[[Record], None]
+Sink = Callable[[StepRecord], None]
 
 
-def scalars(record: Record) -> dict[str, float]:
+def scalars(record: StepRecord) -> dict[str, float]:
     """Return the numbers that a record has, under names that begin with ``dcp/``.
 
     >>> scalars({"step": 3, "step_s": 0.5, "queued": None})
@@ -42,7 +42,7 @@ class TensorBoardLog:
         module = _package("torch.utils.tensorboard", "tensorboard")
         self._writer = module.SummaryWriter(str(folder))
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Write one record."""
         for name, value in scalars(record).items():
             self._writer.add_scalar(name, value, record["step"])
@@ -54,7 +54,7 @@ class WandbLog:
     def __init__(self, run: Any = None) -> None:  # Any: a run of wandb
         self._log = _package("wandb", "wandb").log if run is None else run.log
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Log one record; steps of the training loop stay its own."""
         self._log(scalars(record) | {"dcp/step": record["step"]})
 
@@ -65,7 +65,7 @@ class MLflowLog:
     def __init__(self, run_id: str) -> None:
         self._client, self._run_id = _package("mlflow", "mlflow").MlflowClient(), run_id
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Log one record."""
         for name, value in scalars(record).items():
             self._client.log_metric(self._run_id, name, value, step=record["step"])
@@ -77,7 +77,7 @@ class PrometheusLog:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
 
-    def __call__(self, record: Record) -> None:
+    def __call__(self, record: StepRecord) -> None:
         """Replace the file; whoever reads it sees one record."""
         numbers = {name.replace("/", "_"): value for name, value in scalars(record).items()}
         lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in numbers.items()]
@@ -173,15 +173,10 @@ class RunLog:
                 if not self.is_off:
                     job()
             except Exception as error:  # no error of a log may end a training run
-                self.turn_off(error)
+                self.is_off = True
+                logger.warning("%s: the log of the run ends here: %s", self.path, error)
             finally:
                 self._jobs.task_done()
-
-    def turn_off(self, error: Exception) -> None:
-        """Write nothing from now on, and say so once."""
-        if not self.is_off:  # without a lock: two threads at worst warn twice
-            self.is_off = True
-            logger.warning("%s: the log of the run ends here: %s", self.path, error)
 
     def flush(self, timeout_s: float = 2.0) -> None:
         """Wait until all jobs are done, not longer than the timeout."""
@@ -254,7 +249,7 @@ class RunLog:
         self._step = step
 
 
-def _line(document: Record) -> bytes:
+def _line(document: StepRecord) -> bytes:
     return json.dumps(document, allow_nan=False).encode() + b"\n"
 
 

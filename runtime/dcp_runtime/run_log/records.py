@@ -25,7 +25,7 @@ SCHEMA = "dcp.run_log/1"
 SUFFIX = ".dcprun.jsonl"
 """Ends the names of logs."""
 
-Record: TypeAlias = dict[str, Any]  # Any: fit for JSON
+StepRecord: TypeAlias = dict[str, Any]  # Any: fit for JSON
 
 NUMBERS = (
     "at", "step_s", "predicted_s", "measured_s", "attention_s", "other_s", "waiting_s", "idle_s",
@@ -83,10 +83,10 @@ class PlanFacts(NamedTuple):
     predicted_s: tuple[float, ...] = ()
 
 
-def planned_figures(facts: Sequence[PlanFacts], calls: Sequence[tuple[int, int]]) -> Record:
+def planned_figures(facts: Sequence[PlanFacts], calls: Sequence[tuple[int, int]]) -> StepRecord:
     """Add up what the plans of a batch foresee, for so many forward and backward calls of each."""
     called = list(zip(facts, calls, strict=True))
-    found: Record = {
+    found: StepRecord = {
         "bytes": sum(n * size for f, c in called for n, size in zip(c, f.size_bytes, strict=True)),
         "token_imbalance": _ratio(facts[0].most_tokens, facts[0].mean_tokens),
         "compute_imbalance": _ratio(
@@ -100,14 +100,14 @@ def planned_figures(facts: Sequence[PlanFacts], calls: Sequence[tuple[int, int]]
     return found
 
 
-def measured_figures(totals: Sequence[RankTotals]) -> Record:
+def measured_figures(totals: Sequence[RankTotals]) -> StepRecord:
     """Put the totals of all ranks together.
 
     ``measured_s`` is the time that the slowest rank spent in attention calls. The means over the
     ranks of ``attention_s``, ``other_s``, ``waiting_s`` and ``idle_s`` add up to it; a rank is idle
     once its calls are done and before those of the slowest one are.
     """
-    found: Record = {"step_s": max((t.step_s for t in totals), default=None)}
+    found: StepRecord = {"step_s": max((t.step_s for t in totals), default=None)}
     if not totals or any(t.attention_s is None for t in totals):
         return found
     calls = [t.busy_s + t.waiting_s for t in totals]
@@ -126,7 +126,7 @@ def measured_figures(totals: Sequence[RankTotals]) -> Record:
     return found | explain(totals)
 
 
-def explain(totals: Sequence[RankTotals]) -> Record:
+def explain(totals: Sequence[RankTotals]) -> StepRecord:
     """Name the rank that the others wait for, and why.
 
     >>> explain([RankTotals(1, 10, 0.2, 0, 0.2, 1, 0.2), RankTotals(1, 30, 0.6)])["why"]
@@ -154,9 +154,9 @@ def explain(totals: Sequence[RankTotals]) -> Record:
     return {"slowest": slowest, "cause": cause, "why": why}
 
 
-def as_record(step: int, figures: Mapping[str, Any]) -> Record:
+def as_record(step: int, figures: Mapping[str, Any]) -> StepRecord:
     """Return a record with every field, in order, numbers to six digits."""
-    found: Record = {"step": step}
+    found: StepRecord = {"step": step}
     for name in (*NUMBERS, *TEXTS):
         value = figures.get(name)
         is_long = isinstance(value, float) and name != "at"
@@ -263,7 +263,33 @@ class RunHistory:
 
     def sentences(self) -> list[tuple[str, str]]:
         """Write `summary` for people: what, and its figures."""
-        return _sentences(self.summary())
+        summary = self.summary()
+        last, medians = summary["last"], summary["medians"]
+        if not last:
+            return [("Step", "none yet")]
+
+        def seconds(name: str) -> str:
+            return f"{_seconds(last[name])}, median {_seconds(medians.get(name))}"
+
+        measured, predicted = last["measured_s"], last["predicted_s"]
+        is_known = measured and predicted
+        ratio = f", {measured / predicted:.3g} times the predicted" if is_known else ""
+        share, slowest = last["exposed_share"], last["slowest"]
+        planning = f"{_seconds(last['planning_s'])}, waited for {seconds('waited_s')}"
+        return [
+            ("Step", f"{last['step']} · {last.get('name', '')}"),
+            ("Step time", seconds("step_s")),
+            ("Attention, measured", seconds("measured_s") + ratio),
+            ("Attention, predicted", seconds("predicted_s")),
+            ("Waiting, most of a rank", "-" if share is None else f"{share:.1%} of its attention"),
+            ("Slowest rank", "-" if slowest is None else f"{slowest:.0f}: {last.get('why', '')}"),
+            (
+                "Plans under way",
+                f"{_count(last['queued'])}; processes lost: {_count(last['lost'])}",
+            ),
+            ("Planning the batch", planning),
+            ("Rows left out", _count(last["skipped"])),
+        ]
 
     def _read(self, inode: int, file: BinaryIO) -> None:
         """Read on in a file, or from its start; what another one left of a line is lost."""
@@ -308,30 +334,6 @@ def find_logs(folder: str | Path) -> list[Path]:
             "DCPExecutor(run_log=RunLog(FOLDER)) writes one"
         )
     return found
-
-
-def _sentences(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
-    last, medians = summary["last"], summary["medians"]
-    if not last:
-        return [("Step", "none yet")]
-
-    def seconds(name: str) -> str:
-        return f"{_seconds(last[name])}, median {_seconds(medians.get(name))}"
-
-    measured, predicted = last["measured_s"], last["predicted_s"]
-    ratio = f", {measured / predicted:.3g} times the predicted" if measured and predicted else ""
-    exposed, slowest = last["exposed_share"], last["slowest"]
-    return [
-        ("Step", f"{last['step']} · {last.get('name', '')}"),
-        ("Step time", seconds("step_s")),
-        ("Attention, measured", seconds("measured_s") + ratio),
-        ("Attention, predicted", seconds("predicted_s")),
-        ("Waiting, most of a rank", "-" if exposed is None else f"{exposed:.1%} of its attention"),
-        ("Slowest rank", "-" if slowest is None else f"{slowest:.0f}: {last.get('why', '')}"),
-        ("Plans under way", f"{_count(last['queued'])}; processes lost: {_count(last['lost'])}"),
-        ("Planning the batch", f"{_seconds(last['planning_s'])}, waited for {seconds('waited_s')}"),
-        ("Rows left out", _count(last["skipped"])),
-    ]
 
 
 def _count(number: float | None) -> str:
