@@ -5,7 +5,6 @@ from .adapters.flex_mask import (
     flex_mask_mod,
     import_mask_mod,
 )
-from .adapters.fsdp import sum_gradients
 from .adapters.huggingface import DCPTrainerMixin, prefill, register_dcp
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
@@ -13,7 +12,7 @@ from .data.local_data import LocalData, next_token_loss
 from .data.plan_sources import PlanningMetrics
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
-from .execute.dispatch import dispatch, undispatch
+from .execute.dispatch import dispatch, sum_gradients, undispatch
 from .execute.executor import DCPExecutor
 from .execute.prepared_plan import PreparedPlan
 from .launch.launcher import RunConfig, open_world, run_plan

@@ -1,1 +1,1 @@
-"""Offer the runtime and its masks to other libraries: transformers, FSDP and FlexAttention."""
+"""Offer the runtime and its masks to other libraries: transformers, Megatron and FlexAttention."""

@@ -19,7 +19,7 @@ from dcp_planner.plan import PlanPart, decode_part, decode_plan, encode_parts
 from dcp_planner.workers import TaskError, Worker, WorkerLost, WorkerPool, WorkerProgram
 from dcp_runtime.data.dealing import Dealing
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
+from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans, whole_plan
 from dcp_runtime.run_log.records import PlanFacts
 
 SKIP_HINT = "policy='skip' leaves such rows out and counts them"
@@ -138,13 +138,11 @@ class MicroBatch:
 
     def named(self, names: tuple[str, ...]) -> "MicroBatch":
         """Return it with plans, or parts of plans, of its own that name their sequences."""
-        return replace(self, plans=tuple(_named(plan, names) for plan in self.plans))
-
-
-def _named(plan: Plan | PlanPart, names: tuple[str, ...]) -> Plan | PlanPart:
-    if isinstance(plan, PlanPart):
-        return replace(plan, plan=replace(plan.plan, sequence_names=names))
-    return replace(plan, sequence_names=names)
+        plans: list[Plan | PlanPart] = []
+        for plan in self.plans:
+            named = replace(whole_plan(plan), sequence_names=names)
+            plans.append(replace(plan, plan=named) if isinstance(plan, PlanPart) else named)
+        return replace(self, plans=tuple(plans))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

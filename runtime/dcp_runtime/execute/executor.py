@@ -21,6 +21,7 @@ from dcp_runtime.plans.batch_plans import (
     StackedPlans,
     batch_note,
     digest_of,
+    whole_plan,
 )
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.run_log.log import RunLog
@@ -184,8 +185,7 @@ class DCPExecutor:
         parts: list[tuple[DevicePlan, Engine | None]] = []
         for plan in plans:
             self._check_plan(plan)
-            whole = plan.plan if isinstance(plan, PlanPart) else plan
-            part = prepare_device(whole, self.rank, segment_rows(self._kernel))
+            part = prepare_device(whole_plan(plan), self.rank, segment_rows(self._kernel))
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
         return (name, digests), (digests, parts)

@@ -13,7 +13,6 @@ from typing import TypeAlias
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl import Form
 from dcp_dsl.arrays import Floats, Indices, Ints
@@ -65,13 +64,15 @@ class StackedPlans:
                 f"expected a cycle over {count} plans, got {self.cycle}; give for each layer the "
                 "number of its plan"
             )
-        blocks, *others = (blocks_of(plan) for plan in self.plans)
-        for other in others:
-            if any(not np.array_equal(a, b) for a, b in zip(other, blocks, strict=True)):
-                raise RunError(
-                    "the plans of a stack place tokens on different ranks; plan all masks of a "
-                    "stack in one build_stack call, which gives them one placement"
-                )
+        first, *others = (whole_plan(plan).blocks for plan in self.plans)
+        placed = ("start", "end", "owner")
+        if not all(
+            np.array_equal(getattr(b, x), getattr(first, x)) for b in others for x in placed
+        ):
+            raise RunError(
+                "the plans of a stack place tokens on different ranks; plan all masks of a stack "
+                "in one build_stack call, which gives them one placement"
+            )
 
     @property
     def num_devices(self) -> int:
@@ -107,10 +108,9 @@ def digest_of(plan: Plan | PlanPart) -> str:
     return plan.digest if isinstance(plan, PlanPart) else digest(plan)
 
 
-def blocks_of(plan: Plan | PlanPart) -> tuple[NDArray[np.generic], ...]:
-    """Return the borders and owners of a plan's token blocks."""
-    blocks = plan.plan.blocks if isinstance(plan, PlanPart) else plan.blocks
-    return blocks.start, blocks.end, blocks.owner
+def whole_plan(plan: Plan | PlanPart) -> Plan:
+    """Return a plan; of a part the plan inside it, which says what its device needs to know."""
+    return plan.plan if isinstance(plan, PlanPart) else plan
 
 
 def note_batch(plan: BatchPlan, note: BatchNote) -> BatchPlan:
@@ -148,9 +148,8 @@ def plan_facts(plan: Plan, predicted_s: tuple[float, ...] = ()) -> PlanFacts:
 
 def own_work(plan: Plan | PlanPart, device: int) -> int:
     """Count the visible pairs that a device computes forward."""
-    whole = plan.plan if isinstance(plan, PlanPart) else plan
-    tiles = whole.tiles
-    return int(tiles.pairs[tiles.device == device].sum()) // whole.head_groups
+    whole = whole_plan(plan)
+    return int(whole.tiles.pairs[whole.tiles.device == device].sum()) // whole.head_groups
 
 
 def look_back(plan: Plan) -> int:
