@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
-from dcp_dsl.budget import Budget
 from dcp_dsl.claims.static_checks import mask_steps
 from dcp_dsl.claims.testing import Testing, claim_steps
+from dcp_dsl.errors import Budget
 from dcp_dsl.syntax.parser import parse_all
 
 FIFTY = Path(__file__).parent / "data" / "fifty.dcpm"

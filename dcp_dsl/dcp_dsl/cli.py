@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 GROUP = "dcpm.commands"
 MODULES = {  # of the language's own commands, below `dcp_dsl.commands`
     "blocks": "masks", "check": "texts", "diff": "masks", "explain": "masks", "export": "exchange",
-    "fmt": "texts", "import": "exchange", "init": "init", "lsp": "texts", "show": "masks",
+    "fmt": "texts", "import": "exchange", "init": "exchange", "lsp": "texts", "show": "masks",
 }  # fmt: skip
 INTERRUPTED = 130  # what a shell gives for a process ended by Ctrl-C
 FEW_COLLECTIONS = 50_000  # new objects between two; with Python's 700 they take a tenth of `show`

@@ -1,4 +1,4 @@
-"""Errors that a person can cause; their messages are printed as they are.
+"""Errors that a person can cause, whose messages are printed as they are; limits of work.
 
 ```
 DCPError                a message with what was expected, what was found, where, and the way out
@@ -9,10 +9,13 @@ DCPError                a message with what was expected, what was found, where,
 └── (planner, runtime and dashboard derive their own)
 ```
 The command line prints a `DCPError` as one message and exits with `exit_code`; anything else is
-a bug.
+a bug. Work that one text or sample may cause is counted in steps, not timed, so that all machines
+refuse the same input.
 """
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 # C0 and C1 but tabs and ends of lines, and what turns the direction of writing round.
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
@@ -25,6 +28,15 @@ def printable(text: str) -> str:
     'a\\x1b[31mb\n'
     """
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def list_names(names: Iterable[str], none: str = "") -> str:
+    """List names for a message; `none` stands for an empty list.
+
+    >>> list_names(["doc", "lens"]), list_names([], "no columns")
+    ('`doc`, `lens`', 'no columns')
+    """
+    return ", ".join(f"`{name}`" for name in names) or none
 
 
 class DCPError(Exception):
@@ -63,3 +75,33 @@ class ExchangeError(DCPError):
     def exit_code(self) -> int:  # type: ignore[override]  # a refusal is a finding, bad input is not
         """Return 1 for a refusal, 2 for wrong input."""
         return 1 if self.code else 2
+
+
+MAX_TOKENS = 2**31 - 1  # of a sample
+
+
+class OverBudget(Exception):
+    """The work allowed is used up."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """The elementary steps still allowed; everything that one call evaluates shares them.
+
+    >>> budget = Budget(10)
+    >>> budget.spend(7)
+    >>> budget.left
+    3
+    """
+
+    left: int
+
+    def spend(self, steps: int) -> None:
+        """Use steps up.
+
+        Raises:
+            OverBudget: if fewer are left.
+        """
+        self.left -= steps
+        if self.left < 0:
+            raise OverBudget

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from dcp_dsl.cli import dcpm
-from dcp_dsl.commands.init import init
+from dcp_dsl.commands.exchange import init
 from dcp_dsl.commands.texts import check
 
 

@@ -16,7 +16,7 @@ from dcp_dsl.checks.findings import (
     Names,
     are_comparable,
     param_kind,
-)  # fmt: skip
+)
 from dcp_dsl.checks.scope import Scope, keys_of_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
@@ -81,9 +81,8 @@ def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:
     wanted = f"{low}" if low == high else f"{low} to {high}"
     wanted += f" argument{'' if high == 1 else 's'}"
     checker.report(
-        "E106", f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}",
-        value.span,
-    )  # fmt: skip
+        "E106", f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}", value.span
+    )
     return False
 
 
@@ -233,7 +232,7 @@ def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Che
             "E107",
             f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
             value.span,
-        )  # fmt: skip
+        )
     elif kind.depends and wanted.is_plain:
         checker.report(
             "E107", f"parameter `{param.name.text}` may not depend on a position", value.span

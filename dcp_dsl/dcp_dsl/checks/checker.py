@@ -37,7 +37,7 @@ def check_definitions(program: Program, checker: ExpressionChecker) -> None:
                 )  # fmt: skip
             first = seen.setdefault((is_sample, ident.text), ident)
             if first is not ident:
-                line = program.text.count("\n", 0, first.span.start) + 1
+                line = first.span.line(program.text)
                 checker.report(
                     "E108", f"`{ident.text}` is defined twice", ident.span, f"first in line {line}"
                 )
@@ -51,20 +51,16 @@ class _Size:
     nodes: int
 
 
-def check_recursion(scope: Scope, checker: ExpressionChecker) -> None:
-    """Report masks that call themselves, and masks too large when written out."""
-    sizes: _Sizes = {}
-    for name in scope.masks:
-        _measure(name, scope, checker, sizes, ())
-
-
 _Sizes: TypeAlias = dict[tuple[int, str], _Size]  # by scope and name
 
 
 def _measure(
     name: str, scope: Scope, checker: ExpressionChecker, sizes: _Sizes, path: tuple[str, ...]
 ) -> _Size:
-    """Return the size of a mask of a scope; `path` holds the masks being measured."""
+    """Return the size of a mask of a scope; `path` holds the masks being measured.
+
+    Reports masks that call themselves, and masks too large when written out.
+    """
     key = id(scope), name
     if key in sizes:
         return sizes[key]
@@ -217,7 +213,9 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
     program = scope.program
     checker = MaskChecker(scope, program, lost | _missing_imports(scope))
     check_definitions(program, checker)
-    check_recursion(scope, checker)
+    sizes: _Sizes = {}
+    for name in scope.masks:
+        _measure(name, scope, checker, sizes, ())
     for statement in program.statements:
         _check_statement(statement, checker)
     return tuple(checker.found)
@@ -262,9 +260,6 @@ def _missing_imports(scope: Scope) -> frozenset[str]:
     }
     known = {*scope.imported.masks, *scope.imported.stacks, *scope.imported.segments}
     return frozenset(names - known - scope.imported.tokens.keys())
-
-
-# ---- statements ----------------------------------------------------------------------------------
 
 
 def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:

@@ -16,7 +16,7 @@ from dcp_dsl.checks.findings import (
     are_comparable,
     combine,
     has_one_parent,
-)  # fmt: skip
+)
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast

@@ -24,9 +24,7 @@ from dcp_dsl.syntax.diagnostics import (
 from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, position_hint, segment_hint
 from dcp_dsl.syntax.trees import walk_parts
 
-KindName: TypeAlias = Literal[
-    "pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"
-]  # fmt: skip
+KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"]
 
 # Functions of the language, with the fewest and the most arguments they take.
 BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
@@ -292,7 +290,8 @@ class Checker(ABC):
         if kind == UNKNOWN or (kind is None and ident.text in self.lost):
             return LOST
         known = [*self.scope.segments, *(n for n in names if self.is_segment(n, names))]
-        if kind is not None or self._names_something_else(ident.text):
+        is_other = ident.text in ("q", "k", "len") or self.scope.find_mask(ident.text) is not None
+        if kind is not None or is_other:
             hint = segment_hint(ident.text, known)
             self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
         else:
@@ -321,9 +320,6 @@ class Checker(ABC):
         size = self.constant(every.size, names, at_least=1)
         parent = None if every.parent is None else self.segment_name(every.parent, names)
         return nodes.Tiles(size, parent, place=self.place(every.size.span))
-
-    def _names_something_else(self, name: str) -> bool:
-        return name in ("q", "k", "len") or self.scope.find_mask(name) is not None
 
     def unknown(
         self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""

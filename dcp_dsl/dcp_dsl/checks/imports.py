@@ -47,8 +47,9 @@ def build_scope(
     imports = _imports(program)
     if not imports:
         return Scope.of(program), ()
-    home = _home(program.name) if files is None else _NO_FOLDER / "<text>"
-    if home is None:
+    name = program.name
+    home = Path(name) if files is None else _NO_FOLDER / "<text>"
+    if files is None and (name.startswith("<") or not name.endswith(".dcpm")):
         why = "a text that is no file cannot import"
         hint = "save it as a .dcpm file beside the one it imports"
         return Scope.of(program), tuple(
@@ -63,12 +64,6 @@ def build_scope(
 
 def _imports(program: Program) -> list[ast.Import]:
     return [s for s in program.statements if isinstance(s, ast.Import)]
-
-
-def _home(name: str) -> Path | None:
-    """Return the file a text was read from, None for texts such as ``<text>`` and ``-``."""
-    is_file = name != "-" and not name.startswith("<") and name.endswith(".dcpm")
-    return Path(name) if is_file else None
 
 
 def _report(

@@ -11,13 +11,12 @@ from itertools import pairwise
 from random import Random
 from typing import Literal, TypeAlias
 
-from dcp_dsl.budget import Budget
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import Reader, column_readers, layout_columns
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import Budget, DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import walk
 

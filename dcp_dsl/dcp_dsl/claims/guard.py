@@ -126,16 +126,11 @@ class Guard:
         """
         for rule in self.rules:
             if rule.is_causal_proved and rule.is_total_proved:
-                check_layouts(rule.mask, sample)
+                rule.mask.require(sample)
+                for statement, layout in rule.mask.layouts:  # much cheaper than binding the mask
+                    bind_layout(statement, layout, sample.columns, sample.length)
             else:
                 rule.check(sample)
-
-
-def check_layouts(mask: Mask, sample: Sample) -> None:
-    """Refuse a sample that the layouts a mask reads do not fill, without binding the mask."""
-    mask.require(sample)
-    for statement, layout in mask.layouts:
-        bind_layout(statement, layout, sample.columns, sample.length)
 
 
 def read_decorators(

@@ -42,11 +42,8 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_decorators(mask, testing, is_one=is_one)
 
 
-# ---- W201 ----------------------------------------------------------------------------------------
-
-
 def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
-    """Find `q - k <= 4k`, which sees one token more than a window of 4k."""
+    """Find `q - k <= 4k`, which sees one token more than a window of 4k (W201)."""
     sizes = {p.name.text: p.default.value for p in mask.params if isinstance(p.default, ast.Number)}
     for node in walk(mask):
         if not isinstance(node, ast.Compare):
@@ -72,11 +69,8 @@ def _report_window(left: ast.Expr, op: str, right: ast.Expr, value: int, testing
     testing.report("W201", message, span, f"write `{op[0]}` for {value} tokens", fix)
 
 
-# ---- W202, W203 ----------------------------------------------------------------------------------
-
-
 def _check_parameters(mask: ast.MaskDef, testing: Testing) -> None:
-    """Find parameters and bindings that nothing reads."""
+    """Find parameters and bindings that nothing reads (W202)."""
     for part in mask.locals:
         others = [p.default for p in mask.params if p is not part]
         others += [b for b in mask.bindings if b is not part]  # type: ignore[misc]  # any node
@@ -106,7 +100,7 @@ def _used_names(scope: Scope) -> set[str] | None:
 
 
 def _check_unused(testing: Testing) -> None:
-    """Find segments and token columns that no mask reads; a file of definitions alone is fine."""
+    """Find segments and columns that no mask reads (W203); definitions alone are fine."""
     used = _used_names(testing.scope)
     if used is None:
         return
@@ -120,18 +114,15 @@ def _check_unused(testing: Testing) -> None:
             testing.report("W203", message, statement.name.span, "use it or remove it")
 
 
-# ---- W204, W210 ----------------------------------------------------------------------------------
-
-
 def _check_attachments(testing: Testing) -> None:
-    """Find `for` statements behind one that takes all their data sets, or with masks of two."""
+    """Find `for` statements behind one that takes all their data sets (W204)."""
     earlier: list[ast.Attach] = []
     for statement in testing.scope.program.statements:
         if not isinstance(statement, ast.Attach):
             continue
         for first in earlier:
             if _takes_all(first, statement):
-                line = testing.scope.program.text.count("\n", 0, first.span.start) + 1
+                line = first.span.line(testing.scope.program.text)
                 message = f'`for "{statement.pattern.text}"` is never reached'
                 hint = f'`for "{first.pattern.text}"` in line {line} takes its data sets'
                 testing.report("W204", message, statement.pattern.span, hint)
@@ -141,7 +132,7 @@ def _check_attachments(testing: Testing) -> None:
 
 
 def _check_keys(statement: ast.Attach, testing: Testing) -> None:
-    """Find masks with keys of another sequence, which no row of a data set can have."""
+    """Find masks with keys of another sequence, which no row of a data set can have (W210)."""
     stack = testing.scope.find_stack(unparse(statement.value))
     definition, scope = stack or (statement, testing.scope)
     for value in used_masks(definition, scope):
@@ -164,11 +155,8 @@ def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
     return pattern == other or (is_plain and "[" not in other and fnmatchcase(other, pattern))
 
 
-# ---- W205, W206 ----------------------------------------------------------------------------------
-
-
 def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:
-    """Find rules that say the same twice."""
+    """Find rules that say the same twice (W205)."""
     for node in walk(mask.value):
         if not isinstance(node, ast.Rules):
             continue
@@ -182,7 +170,7 @@ def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:
 
 
 def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
-    """Find conditions that the others imply, for every value of the parameters."""
+    """Find conditions that the others imply, for every value of the parameters (W206)."""
     for node in walk(mask.value):
         if not isinstance(node, ast.And | ast.Or) or len(node.items) > MAX_PARTS:
             continue
@@ -198,13 +186,10 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
             testing.report("W206", message, span, "remove it, or mend the others")
 
 
-# ---- W207, W208 ----------------------------------------------------------------------------------
-
-
 def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> None:
     """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself.
 
-    No token is later than one of another sequence.
+    That is W207. No token is later than one of another sequence.
     """
     (core,) = write_out_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
@@ -226,7 +211,7 @@ def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> N
 
 
 def _check_documents(mask: ast.MaskDef, core: nodes.Mask, testing: Testing) -> None:
-    """Find masks over packed documents that let one document see another."""
+    """Find masks over packed documents that let one document see another (W208)."""
     mentioned = {name for name, _ in mentioned_names(mask)}
     for segment, document in _packed(testing):
         inner = {name.text for name in segment_names(segment)}

@@ -7,14 +7,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from random import Random
 from typing import TypeVar
 
-from dcp_dsl.budget import Budget
 from dcp_dsl.checks.scope import Scope
 from dcp_dsl.claims.column_samples import column_kinds, complete_samples, draw_columns
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
 from dcp_dsl.elaboration.programs import layout_columns
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import Budget, DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import walk
 
@@ -129,7 +128,8 @@ def _generate(
             budget.spend(STEPS_PER_PART * size)
             drawn = draw_columns(read, index, rng)
             values = {name: drawn[name] for name in sorted(columns)}
-            total = _length(values, laid, REST_TOKENS[index % len(REST_TOKENS)])
+            rest = REST_TOKENS[index % len(REST_TOKENS)]
+            total = _length(values, laid, max(0, _sum(list(values.values()))) + rest)
             shown = repr((values, total))
             if total and total <= longest and shown not in found:
                 found.add(shown)
@@ -145,16 +145,14 @@ def count_parts(layout: ast.Layout) -> int:
 
 
 def _length(
-    values: Mapping[str, Column], laid: list[tuple[ast.Segment, ast.Layout]], rest: int
+    values: Mapping[str, Column], laid: Sequence[tuple[ast.Segment, ast.Layout]], otherwise: int
 ) -> int | None:
-    """Return the tokens of a generated sample, None if its columns do not fit together."""
+    """Return the tokens that layouts say, `otherwise` if none does; None if columns do not fit."""
     try:
         lengths = {length for _, length in layout_lengths(values, laid)}
     except DatasetError:  # a length below 0, say, by `a - b`
         return None
-    if lengths:
-        return lengths.pop() if len(lengths) == 1 else None
-    return max(0, _sum(list(values.values()))) + rest
+    return otherwise if not lengths else lengths.pop() if len(lengths) == 1 else None
 
 
 def _sum(value: Column) -> int:
@@ -212,7 +210,7 @@ def _steps(
             yield Sample({**rest, **values}, sample.length - tokens)
         tokens //= 2
     for columns in _smaller_columns(rest):
-        length = _new_length(columns, sample.length, layouts)
+        length = _length(columns, layouts, sample.length)
         if length is not None and length <= sample.length:
             for values in _cut(own, sample.length, sample.length - length):
                 yield Sample({**columns, **values}, length)
@@ -226,19 +224,6 @@ def _cut(
     """Yield the columns per token without so many neighbouring tokens, at every so many places."""
     for at in range(0, length - tokens + 1, every) if own and tokens else range(1):
         yield {name: [*value[:at], *value[at + tokens :]] for name, value in own.items()}
-
-
-def _new_length(
-    columns: Mapping[str, Column], before: int, layouts: Sequence[tuple[ast.Segment, ast.Layout]]
-) -> int | None:
-    """Return the length that the layouts say, else the one before; None if they disagree."""
-    try:
-        lengths = {length for _, length in layout_lengths(columns, layouts)}
-    except DatasetError:
-        return None
-    if len(lengths) > 1:
-        return None
-    return lengths.pop() if lengths else before
 
 
 def _smaller_columns(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Column]]:

@@ -36,15 +36,12 @@ from dcp_dsl.syntax.trees import unparse
 
 def layouts_of_paths(core: nodes.Mask) -> list[nodes.Laid]:
     """Return the layouts whose paths a mask speaks of, each once."""
-    found = {id(layout.statement): layout for layout in _path_readers(core)}
-    return list(found.values())
-
-
-def _path_readers(core: nodes.Mask) -> Iterator[nodes.Laid]:
+    found: dict[int, nodes.Laid] = {}
     for node in nodes.walk(core):
         match node:
             case nodes.Along(layout) | nodes.Lookup(nodes.Laid() as layout, "path"):
-                yield layout
+                found[id(layout.statement)] = layout
+    return list(found.values())
 
 
 def is_same_alone(core: nodes.Mask) -> bool:

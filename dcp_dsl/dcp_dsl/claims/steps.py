@@ -130,7 +130,7 @@ class Memory:
         if _has_room(left, spent) and len(testing.found) < MAX_FINDINGS:
             self._used[key] = self._records[key] = _Record(
                 around if any(spent[1:]) else None, spent,
-                step.statement.span.start, _line(step.statement, testing),
+                step.statement.span.start, step.statement.span.line(testing.scope.program.text),
                 tuple(testing.found[found:]), tuple(testing.verdicts[verdicts:]),
             )  # fmt: skip
         return False
@@ -150,17 +150,13 @@ def _has_room(left: tuple[int, ...], spent: tuple[int, ...]) -> bool:
     return is_enough and left[0] > spent[0]
 
 
-def _line(statement: ast.Statement, testing: Testing) -> int:
-    return testing.scope.program.text.count("\n", 0, statement.span.start) + 1
-
-
 def _repeat(record: _Record, statement: ast.Statement, testing: Testing) -> None:
     """Repeat the findings of a step, about the statement where it now stands."""
     budgets = testing.proofs, testing.budget, testing.shrinking
     for budget, spent in zip(budgets, record.spent, strict=True):
         budget.left -= spent
     distance = statement.span.start - record.start
-    lines = _line(statement, testing) - record.line
+    lines = statement.span.line(testing.scope.program.text) - record.line
     room = MAX_FINDINGS - len(testing.found)
     testing.found += [move(d, distance, testing.scope.program) for d in record.found[:room]]
     testing.verdicts += [replace(v, line=v.line + lines) for v in record.verdicts]

@@ -12,7 +12,6 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.checks.scope import Scope, keys_of
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.samples import (
@@ -28,7 +27,7 @@ from dcp_dsl.core.mask import Mask, on_keys, read_mask
 from dcp_dsl.core.per_token import dense_mask
 from dcp_dsl.core.sample import NoLengthError, Sample, declared_sample
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import Budget, DatasetError, OverBudget
 from dcp_dsl.proof.proving import MAX_TEXT_STEPS, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, SpecError, make_diagnostic
@@ -133,7 +132,7 @@ class Testing:
         self, what: str, outcome: Outcome, span: ast.Span, samples: int = 0, reason: str = ""
     ) -> None:
         """Add a verdict."""
-        line = self.scope.program.text.count("\n", 0, span.start) + 1
+        line = span.line(self.scope.program.text)
         self.verdicts.append(Verdict(what, outcome, line, samples, reason))
 
 

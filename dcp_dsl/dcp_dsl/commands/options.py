@@ -84,9 +84,8 @@ def knows_ascii_only() -> bool:
 def sample_options(command: Command) -> Command:
     """Add the options that choose a sample."""
     command = click.option(
-        "--len", "length", metavar="TOKENS",
-        help="Length of the sample; 4k is 4096, 1M is 1048576.",
-    )(command)  # fmt: skip
+        "--len", "length", metavar="TOKENS", help="Length of the sample; 4k is 4096, 1M is 1048576."
+    )(command)
     return click.option(
         "--sample", metavar="SAMPLE",
         help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]', JSON or a JSON "

@@ -173,9 +173,15 @@ def _print(checked: _Checked, files: tuple[str, ...], form: str, *, to_stderr: b
 
         for found in checked.findings:
             click.echo(format_github(found), err=to_stderr)
-    else:
-        document = _sarif(checked) if form == "sarif" else _document(checked, files)
+    elif form == "sarif":
+        from importlib.metadata import version
+
+        from dcp_dsl.syntax.diagnostic_formats import format_sarif
+
+        document = format_sarif(checked.findings, checked.texts, version("dcp-dsl"))
         click.echo(json.dumps(document, indent=2), err=to_stderr)
+    else:
+        click.echo(json.dumps(_document(checked, files), indent=2), err=to_stderr)
 
 
 def _document(checked: _Checked, files: tuple[str, ...]) -> dict[str, object]:
@@ -202,14 +208,6 @@ def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
             why = f": {verdict.reason}" if verdict.reason else ""
             place = f"{name}:{verdict.line}"
             click.echo(f"{place}: {verdict.outcome}{told}  {verdict.what}{why}", err=to_stderr)
-
-
-def _sarif(checked: _Checked) -> dict[str, object]:
-    from importlib.metadata import version
-
-    from dcp_dsl.syntax.diagnostic_formats import format_sarif
-
-    return format_sarif(checked.findings, checked.texts, version("dcp-dsl"))
 
 
 def _summarise(files: int, checked: _Checked, verb: str) -> None:

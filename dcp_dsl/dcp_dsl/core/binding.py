@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.factors import factorise
 from dcp_dsl.core.frame import Frame
@@ -22,6 +21,7 @@ from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import KeySequence, column_readers, laid_statements, show_mask
+from dcp_dsl.errors import Budget, OverBudget
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import CrossForm, Form
 from dcp_dsl.forms.parts import DecidedPart, Parts, step_of

@@ -13,7 +13,7 @@ from dcp_dsl.arrays import Ints
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import layout_columns, show_segment
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.symbolic.piecewise import MAX_VALUE
 from dcp_dsl.syntax import ast
 
@@ -23,11 +23,6 @@ Column: TypeAlias = (
 
 
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
-
-
-def list_names(names: list[str]) -> str:
-    """Write names of columns one behind the other."""
-    return ", ".join(f"`{n}`" for n in names)
 
 
 @dataclass(slots=True)
@@ -51,7 +46,7 @@ class LayoutColumns:
     def column(self, name: str, row: Mapping[str, Column]) -> Column:
         """Return a column where it must be."""
         if name not in row:
-            known = list_names(sorted(self.columns)) or "none"
+            known = list_names(sorted(self.columns), "none")
             segment = self.statement.name.text
             raise DatasetError(
                 f"segment `{segment}` needs the column `{name}`; the sample has {known}"
@@ -181,7 +176,7 @@ def bind_columns(
     """
     name, column = segment.name.text, source.column.text
     if column not in columns:
-        known = ", ".join(f"`{c}`" for c in sorted(columns)) or "none"
+        known = list_names(sorted(columns), "none")
         raise DatasetError(f"segment `{name}` needs the column `{column}`; the sample has {known}")
     where = f"segment `{name}`, column `{column}`"
     if source.kind.text == "spans":

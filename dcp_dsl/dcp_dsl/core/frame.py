@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.budget import Budget
 from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_row, read_tokens
 from dcp_dsl.core.instances import Instances, Tree, tile
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import show_segment
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import Budget, DatasetError
 from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.symbolic.terms import (
     Cyclic,
@@ -30,7 +29,7 @@ from dcp_dsl.symbolic.terms import (
     extreme,
     num_pieces,
     scale,
-)  # fmt: skip
+)
 from dcp_dsl.syntax import ast
 
 STEPS_PER_NODE = 250

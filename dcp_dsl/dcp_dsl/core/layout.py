@@ -10,11 +10,11 @@ from itertools import pairwise
 import numpy as np
 
 from dcp_dsl.arrays import Ints
-from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.checks.scope import part_names
-from dcp_dsl.core.columns import Column, LayoutColumns, list_names
+from dcp_dsl.core.columns import Column, LayoutColumns
 from dcp_dsl.core.instances import Instances, Nesting, Places, Tree, TreeBuilder, join
 from dcp_dsl.elaboration.programs import layout_columns, reads_length
+from dcp_dsl.errors import MAX_TOKENS, list_names
 from dcp_dsl.syntax import ast
 
 MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone
@@ -36,7 +36,7 @@ def bind_layout(
     end = binder.walk(layout.parts, 0, columns, top, is_top=True)
     top.close(binder.found)
     if end != length:
-        needed = list_names(sorted(layout_columns(layout))) or "the layout"
+        needed = list_names(sorted(layout_columns(layout)), "the layout")
         binder.fail(
             f"the layout has {end} tokens, the sample {length}; the lengths in {needed} must add "
             f"up to the sample's length"

@@ -8,10 +8,10 @@ from operator import and_, or_
 import numpy as np
 
 from dcp_dsl.arrays import Ints, expand
-from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame
 from dcp_dsl.core.instances import Instances, Tree
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.errors import OverBudget
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
 from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, hull, listed
 from dcp_dsl.symbolic.piecewise import MAX_VALUE, Bands, TooManyPieces, ValueTooLarge, limit_pieces
@@ -131,9 +131,8 @@ class Lowering:
         if len(parts) == 1:
             return self.narrowed(None, parts[0])
         narrow = Lowering(
-            self.frame, is_transposed=self.is_transposed, bands=self.bands,
-            max_jobs=MAX_NARROW_JOBS,
-        )  # fmt: skip
+            self.frame, is_transposed=self.is_transposed, bands=self.bands, max_jobs=MAX_NARROW_JOBS
+        )
         narrow.masks = self.masks
         found: MaskValue | None = None
         wide = []

@@ -13,7 +13,7 @@ from dcp_dsl.checks.scope import Scope, find_definition, given_arguments, keys_o
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import KeySequence, column_readers, key_columns, laid_statements
-from dcp_dsl.errors import DatasetError, DCPError
+from dcp_dsl.errors import DatasetError, DCPError, list_names
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
@@ -65,7 +65,7 @@ class Mask:
         """Raise a `DatasetError` if a sample lacks a column of the mask."""
         missing = sorted(self.columns - sample.columns.keys())
         if missing:
-            have = ", ".join(f"`{c}`" for c in sorted(sample.columns)) or "no columns"
+            have = list_names(sorted(sample.columns), "no columns")
             raise DatasetError(
                 f"mask `{self.name}` needs the column `{missing[0]}`; the sample has {have}"
             )

@@ -6,14 +6,13 @@ from typing import Annotated
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints, Record
-from dcp_dsl.budget import Budget
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.core.sample import Rectangle, Sample
 from dcp_dsl.elaboration.programs import has_branches
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import Budget, DatasetError
 from dcp_dsl.symbolic.intervals import Grid
 
 MAX_TOKENS = 2**15  # 1 GiB of pairs

@@ -10,11 +10,11 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.budget import OverBudget
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.errors import OverBudget
 from dcp_dsl.forms.conversion import to_form
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.parts import BlockDecision, decide_form

@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from dcp_dsl.arrays import settle
-from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.checks.scope import Scope, library_scopes
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import KeySequence, facts_of_keys, layout_columns
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import MAX_TOKENS, DatasetError, list_names
 from dcp_dsl.syntax import ast
 
 MAX_NESTING = 16
@@ -74,7 +73,7 @@ class Sample:
         """
         missing = sorted(name for name in mask.columns if name not in row)
         if missing:
-            have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
+            have = list_names(sorted(row), "no columns")
             raise DatasetError(
                 f"mask `{mask.name}` needs the column `{missing[0]}`; the row has {have}"
             )
@@ -127,7 +126,7 @@ def row_length(row: Mapping[str, Any]) -> int:
     """
     found = stated_length(row)
     if found is None:
-        have = ", ".join(f"`{name}`" for name in sorted(row)) or "no columns"
+        have = list_names(sorted(row), "no columns")
         raise DatasetError(
             f"a row needs its length: a column `len`, `length` or `tokens`; this one has {have}"
         )

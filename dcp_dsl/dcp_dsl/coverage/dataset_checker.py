@@ -347,7 +347,7 @@ class _Statement:
         masks = () if self.attachment is None else self.attachment.masks
         return StatementCoverage(
             statement=" ".join(self.statement.span.text(text).split()),
-            line=text.count("\n", 0, self.statement.span.start) + 1,
+            line=self.statement.span.line(text),
             masks=tuple(mask.call for mask in masks),
             sources=tuple((source.name, source.num_rows) for source in self.sources),
             lengths=Distribution.of(lengths, is_logarithmic=True),

@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints, expand
-from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.claims.guard import Guard, MaskRule
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask
@@ -30,7 +29,7 @@ from dcp_dsl.data.nesting import (
 from dcp_dsl.data.sources import Source, require_column
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import column_depths, column_readers, layout_columns
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import MAX_TOKENS, DatasetError
 from dcp_dsl.forms.conversion import as_rows
 from dcp_dsl.proof.proving import never
 from dcp_dsl.specs.attachment import Attachment
@@ -340,17 +339,13 @@ def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) ->
         if holds(rows[first:last]):
             is_proved[first:last] = True
             continue
-        if last - first == len(rows) and not any(map(holds, _single_rows(rows))):
-            break  # else all proofs would be spent on halves, in vain
+        # Facts that prove nothing about three single rows would spend all proofs on halves.
+        single = rows[:: max(1, len(rows) // 3)][:3, None]
+        if last - first == len(rows) and not any(map(holds, single)):
+            break
         middle = (first + last) // 2
         pending += [(middle, last), (first, middle)]
     return is_proved
-
-
-def _single_rows(rows: Ints) -> Iterator[Ints]:
-    """Yield three rows, each alone: facts about columns that prove nothing there help nowhere."""
-    for row in rows[:: max(1, len(rows) // 3)][:3]:
-        yield np.array([row])
 
 
 def _holds(rule: MaskRule, columns: Mapping[str, NestedColumn], rows: Ints) -> bool:

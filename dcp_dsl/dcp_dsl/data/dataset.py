@@ -24,7 +24,7 @@ from dcp_dsl.data.nesting import (
 )
 from dcp_dsl.data.sources import find_sources
 from dcp_dsl.elaboration.programs import column_depths, reads_length
-from dcp_dsl.errors import DatasetError, printable
+from dcp_dsl.errors import DatasetError, list_names, printable
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
 
@@ -83,7 +83,7 @@ class DataFile:
         if name is None:
             raise DatasetError(
                 f"{self.name} has no column `tokens` or `input_ids`; it has "
-                f"{join_names(self.columns)}"
+                f"{list_names(self.columns, 'no columns')}"
             )
         value = self.value(name, row)
         if value is None:
@@ -158,11 +158,6 @@ def require_lengths(source: str, name: str, kind: Any) -> None:  # Any: a pyarro
         is_right, expected = is_bytes or is_list(kind), "lists of integers or bytes"
     if not is_right:
         raise DatasetError(f"{source}: expected column `{name}` to hold {expected}, got {kind}")
-
-
-def join_names(names: Collection[str]) -> str:
-    """List columns for a message."""
-    return ", ".join(f"`{name}`" for name in names) or "no columns"
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -293,7 +288,7 @@ def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str
     raise DatasetError(
         f"{file.name}: rows need their length: a column `len`, `length`, `tokens` or `input_ids`, "
         "or a mask with a layout that adds up to it, such as `segment doc = text[lens]*`; this "
-        f"file has {join_names(file.columns)}"
+        f"file has {list_names(file.columns, 'no columns')}"
     )
 
 
@@ -329,7 +324,7 @@ def _column(file: DataFile, mask_column: str, column: str, depth: int, reader: s
         hint = did_you_mean(column, list(file.columns))
         raise DatasetError(
             f"{file.name}: {reader} needs the column `{column}`{'; ' + hint if hint else ''} "
-            f"(columns: {join_names(file.columns)})"
+            f"(columns: {list_names(file.columns, 'no columns')})"
         )
     found = file.table.column(column)
     require_depth(

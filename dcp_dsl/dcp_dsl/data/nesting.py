@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.budget import MAX_TOKENS
 from dcp_dsl.elaboration.programs import layout_columns, parent_columns
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import MAX_TOKENS, DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import walk_parts
 

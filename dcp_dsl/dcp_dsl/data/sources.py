@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.syntax.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def require_column(source: Source, column: str) -> Any:  # Any: a pyarrow type
     """Return the type of a column."""
     if column not in source.columns:
         hint = did_you_mean(column, list(source.columns))
-        have = ", ".join(f"`{name}`" for name in source.columns) or "none"
+        have = list_names(source.columns, "none")
         raise DatasetError(
             f"{source.name} has no column `{column}`{'; ' + hint if hint else ''} (columns: {have})"
         )

@@ -133,9 +133,7 @@ class Free(Node):
     type: str
 
 
-Number: TypeAlias = (
-    Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
-)  # fmt: skip
+Number: TypeAlias = Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
 
 
 def negated(number: Number) -> Number:
@@ -234,9 +232,7 @@ class Per(Node):
     body: "Mask"
 
 
-Mask: TypeAlias = (
-    Truth | Compare | Within | Same | Listed | Along | Not | And | Or | Per | Free
-)  # fmt: skip
+Mask: TypeAlias = Truth | Compare | Within | Same | Listed | Along | Not | And | Or | Per | Free
 
 LOST: Never = cast("Never", Free("", ""))  # any node with an error in it; its program is never used
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
@@ -278,9 +274,8 @@ def children(node: Node) -> tuple[Node, ...]:
     """Return the nodes that a node is made of, in the order of the text."""
     match node:
         case (
-            Count(segment) | Same(segment) | Along(segment)
-            | TokenColumn(segment=Node() as segment)
-        ):  # fmt: skip
+            Count(segment) | Same(segment) | Along(segment) | TokenColumn(segment=Node() as segment)
+        ):
             return (segment,)
         case Lookup(table, _, at) | Within(table, at):
             return at, table

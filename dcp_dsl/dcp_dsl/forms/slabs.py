@@ -215,11 +215,8 @@ class Slabs(Record):
     def table(self) -> NDArray[np.int64]:
         """Return all slabs as int64 ``[N, 6]``, columns in the order of the attributes."""
         return np.column_stack(
-            [
-                self.q_start, self.q_end, self.kv_start, self.kv_end,
-                self.start_slope, self.end_slope,
-            ]
-        ).astype(np.int64)  # fmt: skip
+            [self.q_start, self.q_end, self.kv_start, self.kv_end, self.start_slope, self.end_slope]
+        ).astype(np.int64)
 
     @property
     def num_pairs(self) -> int:

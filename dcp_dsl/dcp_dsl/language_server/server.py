@@ -34,9 +34,7 @@ from dcp_dsl.syntax.source import format_source
 SLICE_S = 0.02  # proofs run this long before they look whether the text has changed
 PROGRESS_AFTER_S = 0.5  # shorter waits need no progress bar
 SWITCH_S = 0.001  # how soon an answer interrupts proofs, which run in a thread
-_SEVERITIES = {
-    "error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning,
-}  # fmt: skip
+_SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning}
 _KINDS = {
     "keyword": lsp.CompletionItemKind.Keyword,
     "mask": lsp.CompletionItemKind.Function,
@@ -331,9 +329,6 @@ def _serve_changes(server: MaskServer) -> None:
                 )
             )  # fmt: skip
         return actions
-
-
-# ---- from our values to the protocol's ----------------------------------------------------------
 
 
 def _range(document: Document, start: int, end: int) -> lsp.Range:

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from typing import Any, TypeVar
 
-from dcp_dsl.budget import Budget, OverBudget
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.errors import Budget, OverBudget
 from dcp_dsl.proof.numbers import (
     Facts,
     Sum,

@@ -316,9 +316,6 @@ def _first_leaf(formula: Formula) -> Var | Bound:
     return formula
 
 
-# ---- ranges --------------------------------------------------------------------------------------
-
-
 def add_ranges(ranges: Iterable[Range]) -> Range:
     """Return the range of a sum.
 

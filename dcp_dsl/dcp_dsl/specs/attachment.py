@@ -176,17 +176,14 @@ def _say_different(
         whose = "no statement"
         if number is not None:
             statement = statements[number]
-            whose = f'`for "{statement.pattern.text}"` in line {_line(statement, scope)}'
+            line = statement.span.line(scope.program.text)
+            whose = f'`for "{statement.pattern.text}"` in line {line}'
         parts.append(f"{whose} matches {shown}{more}")
     return (
         f"{scope.program.name}: the files of {dataset_path} do not share one `for` statement: "
         f"{'; '.join(parts)}; a plan has one: give those of one statement at a time, or choose one "
         "mask for all (`--mask`, or `spec.mask(call)` in Python); `DCPDataloader` mixes statements"
     )
-
-
-def _line(statement: ast.Attach, scope: Scope) -> int:
-    return scope.program.text.count("\n", 0, statement.span.start) + 1
 
 
 def _attach(
@@ -203,7 +200,9 @@ def _attach(
                 f"{path} does not have{'; ' + hint if hint else ''} (columns: {have}); rename one "
                 f"with `with {column} = its_name`"
             )
-    return Attachment(value, renames, f"{scope.program.name}:{_line(statement, scope)}")
+    return Attachment(
+        value, renames, f"{scope.program.name}:{statement.span.line(scope.program.text)}"
+    )
 
 
 def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:

@@ -23,7 +23,7 @@ from dcp_dsl.core.sample import (
     declared_sample,
     read_columns,
 )
-from dcp_dsl.errors import DatasetError
+from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.specs.attachment import Attachment, attach_alike, attach_files
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Diagnostic, MaskCallError, SpecError, did_you_mean
@@ -165,7 +165,7 @@ class Spec:
         """
         found = self.scope.find_stack(name)
         if found is None:
-            have = ", ".join(f"`{known}`" for known in self.stacks) or "none"
+            have = list_names(self.stacks, "none")
             hint = did_you_mean(name, list(self.stacks))
             raise DatasetError(
                 f"{self.name}: no stack `{name}`{'; ' + hint if hint else ''} (stacks: {have})"
@@ -214,7 +214,7 @@ class Spec:
         Sample(columns={'lens': [3, 4]}, length=7)
         """
         if name not in self.scope.samples:
-            have = ", ".join(f"`{known}`" for known in self.samples) or "none"
+            have = list_names(self.samples, "none")
             hint = did_you_mean(name, list(self.samples))
             raise DatasetError(
                 f"{self.name}: no sample `{name}`{'; ' + hint if hint else ''} (samples: {have}); "
@@ -292,7 +292,7 @@ def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sa
     elif "=" in text:
         where, columns = _OPTION, _read_fields(text)
     else:
-        have = ", ".join(f"`{name}`" for name in spec.samples) or "none"
+        have = list_names(spec.samples, "none")
         raise DatasetError(
             f"{spec.name}: no sample `{text:.80}` (samples: {have}) and no such file; expected "
             "a sample of the text, columns such as 'len = 4096', a JSON object such as "

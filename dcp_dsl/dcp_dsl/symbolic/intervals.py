@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints
-from dcp_dsl.budget import Budget
+from dcp_dsl.errors import Budget
 from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.symbolic.terms import Cyclic, Extreme, Number, Quotient, Term
 

@@ -245,9 +245,6 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     return np.compress(cuts < knots[-1], cuts)
 
 
-# ---- gluing --------------------------------------------------------------------------------------
-
-
 def _glue_later(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
     """Glue slabs at once if that spares later steps more than it takes, else when asked for."""
     if len(columns[0]) not in GLUED_AT_ONCE:

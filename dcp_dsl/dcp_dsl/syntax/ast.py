@@ -26,6 +26,10 @@ class Span:
         """Return the characters it covers."""
         return source[self.start : self.end]
 
+    def line(self, source: str) -> int:
+        """Return the line of a text that it begins on, from 1."""
+        return source.count("\n", 0, self.start) + 1
+
 
 NO_SPAN = Span(0, 0)
 
@@ -42,9 +46,6 @@ class Ident(Node):
     """A name where it is defined or used as a bare word."""
 
     text: str
-
-
-# ---- expressions ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +194,6 @@ Expr: TypeAlias = (
 )  # fmt: skip
 
 
-# ---- data ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Leaf(Node):
     """``name[length]``, ``name[column]*`` or ``name[..]`` (the rest: `length` is None).
@@ -269,9 +267,6 @@ class Token(Node):
     segment: Ident | None = None
 
 
-# ---- masks ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Decorator(Node):
     """``@ahead``, ``@ahead(segment)``, ``@partial``, ``@keys(segment, corner)``."""
@@ -322,9 +317,6 @@ class MaskDef(Node):
     def locals(self) -> "tuple[Param | Binding, ...]":
         """Parameters and bindings: the names that its body alone knows."""
         return *self.params, *self.bindings
-
-
-# ---- models, data sets, tests --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ with thousands of nested brackets from overflowing Python's.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeGuard, cast
+from operator import attrgetter
+from typing import Any, TypeAlias, TypeGuard
 
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
@@ -17,6 +18,8 @@ COLUMN_KINDS = ("spans", "ids", "flags", "positions")
 
 Built: TypeAlias = Any  # Any: a node, a word, None or a tuple of them; each rule knows its own
 Builder: TypeAlias = Callable[[Sequence[Built], Span], Built]
+
+_text, _parts = attrgetter("text"), attrgetter("parts")
 
 
 class BuildError(Exception):
@@ -39,9 +42,6 @@ class ParsedWord:
     span: Span
 
 
-# ---- readers: what becomes of one child ----------------------------------------------------------
-
-
 def _same(child: Built) -> Built:
     return child
 
@@ -52,14 +52,6 @@ def _ident(word: ParsedWord | None) -> Built:  # None only where the grammar let
 
 def _string(word: ParsedWord) -> ast.Ident:
     return ast.Ident(word.text[1:-1], span=word.span)
-
-
-def _text(word: ParsedWord) -> str:
-    return word.text
-
-
-def _parts(layout: ast.Layout) -> tuple[ast.Leaf | ast.Group, ...]:
-    return layout.parts
 
 
 def _items(child: Built) -> tuple[Built, ...]:
@@ -84,9 +76,6 @@ def integer(word: ParsedWord) -> int:
     return int(digits or "0") * scale
 
 
-# ---- rules ---------------------------------------------------------------------------------------
-
-
 def _node(
     make: Callable[..., ast.Node], *readers: Callable[[Built], Built], **fixed: bool
 ) -> Builder:
@@ -109,18 +98,6 @@ def _list_node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built]
     return build
 
 
-def _first(children: Sequence[Built], span: Span) -> Built:
-    return children[0]
-
-
-def _tuple(children: Sequence[Built], span: Span) -> tuple[Built, ...]:
-    return tuple(children)
-
-
-def _nothing(children: Sequence[Built], span: Span) -> None:
-    return None
-
-
 def _and(children: Sequence[Built], span: Span) -> ast.Expr:
     """Fold ``a and b minus c and d`` from the left; runs of `and` stay flat."""
     items: list[ast.Expr] = [children[0]]
@@ -139,18 +116,21 @@ def _join(items: list[ast.Expr], span: Span) -> ast.Expr:
     return ast.And(tuple(items), span=Span(span.start, items[-1].span.end))
 
 
-def _chain(children: Sequence[Built], span: Span) -> ast.Compare:
-    ops: Any = tuple(word.text for word in children[1::2])  # Any: Literals from the lexer
-    return ast.Compare(tuple(children[::2]), ops, span=span)
+def _first(children: Sequence[Built], span: Span) -> Built:
+    return children[0]
+
+
+def _tuple(children: Sequence[Built], span: Span) -> tuple[Built, ...]:
+    return tuple(children)
+
+
+def _nothing(children: Sequence[Built], span: Span) -> None:
+    return None
 
 
 def _binary(children: Sequence[Built], span: Span) -> ast.Binary:
     left, operator, right = children
     return ast.Binary(operator.text, left, right, span=span)
-
-
-def _paren(children: Sequence[Built], span: Span) -> ast.Expr:
-    return cast("ast.Expr", replace(children[0], span=span))
 
 
 def _target(children: Sequence[Built], span: Span) -> ast.Target:
@@ -161,11 +141,6 @@ def _target(children: Sequence[Built], span: Span) -> ast.Target:
         raise BuildError("E010", "a qualifier is written twice", span, hint)
     is_causal = len(qualifiers) > len(within)
     return ast.Target(_ident(name), is_causal, within[0] if within else None, span=span)
-
-
-def _import(children: Sequence[Built], span: Span) -> ast.Import:
-    *names, path = children
-    return ast.Import(_names(names, span), _string(path), span=span)
 
 
 def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Builder:
@@ -196,10 +171,6 @@ def _token(children: Sequence[Built], span: Span) -> ast.Token:
     return ast.Token(_ident(name), _ident(column or name), *own, span=span)
 
 
-def _names(children: Sequence[Built], span: Span) -> tuple[ast.Ident, ...]:
-    return tuple(map(_ident, children))
-
-
 def _mask(children: Sequence[Built], span: Span) -> ast.MaskDef:
     decorators = tuple(c for c in children if isinstance(c, ast.Decorator))
     name, params, value, bindings = children[len(decorators) :]
@@ -218,35 +189,6 @@ def _layer(children: Sequence[Built], span: Span) -> ast.Layer:
     return ast.Layer(repeat, None if is_heads else value, value if is_heads else (), span=span)
 
 
-def _head_group(children: Sequence[Built], span: Span) -> ast.HeadGroup:
-    (first, last), value = children
-    return ast.HeadGroup(first, last, value, span=span)
-
-
-def _head_range(children: Sequence[Built], span: Span) -> tuple[int | None, int | None]:
-    if children[0].type == "REST":
-        return None, None
-    return integer(children[0]), integer(children[-1])
-
-
-def _negative(children: Sequence[Built], span: Span) -> int:
-    sign, digits = children
-    return -integer(digits) if sign.text == "-" else integer(digits)
-
-
-def _list(children: Sequence[Built], span: Span) -> ast.Literals:
-    return tuple(_literal(c) for c in children if c is not None)
-
-
-def _check(children: Sequence[Built], span: Span) -> ast.Check:
-    left, (claim, right), sample = children
-    return ast.Check(left, claim, right, sample, span=span)
-
-
-def _claim(children: Sequence[Built], span: Span) -> tuple[str, ast.Expr | None]:
-    return children[0].text, children[1] if len(children) > 1 else None
-
-
 _RULES: Mapping[str, Builder] = {
     # expressions
     "or_": _list_node(ast.Or),
@@ -255,7 +197,9 @@ _RULES: Mapping[str, Builder] = {
     "per": _node(ast.Per, _same, _ident),
     "in_": _node(ast.In, _same, _same, negated=False),
     "not_in": _node(ast.In, _same, _same, negated=True),
-    "chain": _chain,
+    "chain": lambda children, span: ast.Compare(
+        tuple(children[::2]), tuple(word.text for word in children[1::2]), span=span
+    ),
     "sum": _binary,
     "product": _binary,
     "sign": _node(ast.Sign, _text, _same),
@@ -265,7 +209,7 @@ _RULES: Mapping[str, Builder] = {
     "call": _node(ast.Call, _ident, _items),
     "arguments": _tuple,
     "argument": _node(ast.Argument, _ident, _same),
-    "paren": _paren,
+    "paren": lambda children, span: replace(children[0], span=span),
     "true_": _node(ast.Bool, value=True),
     "false_": _node(ast.Bool, value=False),
     "rules": _list_node(ast.Rules),
@@ -277,7 +221,9 @@ _RULES: Mapping[str, Builder] = {
     # statements
     "statement": _first,
     "version": _node(ast.Version, integer),
-    "import_statement": _import,
+    "import_statement": lambda children, span: ast.Import(
+        tuple(map(_ident, children[:-1])), _string(children[-1]), span=span
+    ),
     "segment": _node(ast.Segment, _ident, _same),
     "layout": _list_node(ast.Layout),
     "leaf": _part(ast.Leaf, _same),
@@ -285,7 +231,7 @@ _RULES: Mapping[str, Builder] = {
     "rest": _nothing,
     "every": _node(ast.Every, _same, _ident),
     "columns": _columns,
-    "names": _names,
+    "names": lambda children, _: tuple(map(_ident, children)),
     "token": _token,
     "column": _token,
     "mask": _mask,
@@ -301,19 +247,27 @@ _RULES: Mapping[str, Builder] = {
     "layer": _layer,
     "heads": _tuple,
     "linear": _nothing,
-    "head_group": _head_group,
-    "head_range": _head_range,
+    "head_group": lambda children, span: ast.HeadGroup(
+        children[0][0], children[0][1], children[1], span=span
+    ),
+    "head_range": lambda children, _: (
+        (None, None)
+        if children[0].type == "REST"
+        else (integer(children[0]), integer(children[-1]))
+    ),
     "attach": _node(ast.Attach, _string, _items, _same, _items),
     "having": _first,
     "with_": _tuple,
     "rename": _node(ast.Rename, _ident, _ident),
     "sample": _list_node(ast.SampleDef, _ident),
     "field": _node(ast.Field, _ident, _literal),
-    "negative": _negative,
-    "list_": _list,
-    "check": _check,
-    "check_relation": _claim,
-    "check_property": _claim,
+    "negative": lambda children, _: integer(children[1]) * (-1 if children[0].text == "-" else 1),
+    "list_": lambda children, _: tuple(_literal(c) for c in children if c is not None),
+    "check": lambda children, span: ast.Check(
+        children[0], children[1][0], children[1][1], children[2], span=span
+    ),
+    "check_relation": lambda children, _: (children[0].text, children[1]),
+    "check_property": lambda children, _: (children[0].text, None),
     "on": lambda children, _: _ident(children[0]),
 }
 

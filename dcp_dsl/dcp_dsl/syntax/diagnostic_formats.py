@@ -16,6 +16,7 @@ from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, did_you_mean
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
+_ESCAPES = {ord(character): f"%{ord(character):02X}" for character in "%\r\n:,"}
 _TITLE = re.compile(r"^## ([EWCX]\d{3}) (.+)$", re.MULTILINE)
 
 
@@ -87,15 +88,9 @@ def format_github(diagnostic: Diagnostic) -> str:
         "title": f"dcpm {diagnostic.code}", "file": diagnostic.name, "line": diagnostic.line,
         "endLine": diagnostic.line, "col": diagnostic.column, "endColumn": diagnostic.end_column,
     }  # fmt: skip
-    properties = ",".join(f"{key}={_escape(str(value))}" for key, value in place.items())
+    properties = ",".join(f"{key}={str(value).translate(_ESCAPES)}" for key, value in place.items())
     message = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{diagnostic.severity} {properties}::{message}"
-
-
-def _escape(value: str) -> str:
-    for character in "%\r\n:,":
-        value = value.replace(character, f"%{ord(character):02X}")
-    return value
 
 
 def format_sarif(

@@ -218,9 +218,6 @@ def _fail_fraction(at: int, tokens: Sequence[RawToken]) -> None:
     )  # fmt: skip
 
 
-# ---- `x in [1, 2]` -------------------------------------------------------------------------------
-
-
 def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
     """Raise for `in` and a list of numbers."""
     for index in range(min(at, len(tokens) - 1), 0, -1):
@@ -293,9 +290,6 @@ def _operand_start(last: int, tokens: Sequence[RawToken]) -> int:
             break
         first = index
     return first
-
-
-# ---- `doc_id[q]` ---------------------------------------------------------------------------------
 
 
 def _fail_index(at: int, tokens: Sequence[RawToken], text: str) -> None:

@@ -238,7 +238,10 @@ def _lark() -> lark.Lark:
     with suppress(OSError, UnicodeDecodeError):
         stamp, _, tables = _TABLES.read_text(encoding="utf-8").partition("\n")
         if stamp == _stamp(grammar, tables):
-            kept = json.loads(tables, object_hook=_with_numbers)
+            # JSON keeps the numbers of states and terminals as texts.
+            kept = json.loads(
+                tables, object_hook=lambda t: {int(k) if k.isdigit() else k: t[k] for k in t}
+            )
             return _quick(lark.Lark._load_from_dict(**kept))  # type: ignore[no-untyped-call]
     built = lark.Lark(
         grammar,
@@ -279,14 +282,6 @@ def _keep(parser: lark.Lark, grammar: str) -> None:
 
 def _stamp(grammar: str, tables: str) -> str:
     return hashlib.sha256(f"{lark.__version__}\0{grammar}\0{tables}".encode()).hexdigest()
-
-
-def _with_numbers(table: dict[str, Any]) -> dict[str | int, Any]:  # Any: what JSON holds
-    """Restore the numbers of states and terminals, which JSON keeps as texts."""
-    return {int(key) if key.isdigit() else key: value for key, value in table.items()}
-
-
-# ---- errors --------------------------------------------------------------------------------------
 
 
 def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> NoReturn:
