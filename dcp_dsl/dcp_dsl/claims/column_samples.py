@@ -238,6 +238,7 @@ def _draw(
             return rng.choice([*range(1, length + 2), *(n for n in literals if n > 0)])
     borders = [0, length] if is_uniform else _borders(length, rng)
     if kind.source == "spans":
+        # Some tokens lie in no span.
         return [[a, b] for a, b in pairwise(borders) if is_uniform or rng.random() < 0.7]
     return [at - a for a, b in pairwise(borders) for at in range(a, b)]
 

@@ -151,6 +151,7 @@ def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
     if not asked <= {column.text for column in second.having}:
         return False
     pattern, other = first.pattern.text, second.pattern.text
+    # Matching a pattern with another decides only where its sole wildcard is a star.
     is_plain = not any(c in pattern.replace("*", "") for c in "?[")
     return pattern == other or (is_plain and "[" not in other and fnmatchcase(other, pattern))
 

@@ -18,7 +18,6 @@ from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
     Finder,
-    Outcome,
     Step,
     Testing,
     Tried,
@@ -30,7 +29,7 @@ from dcp_dsl.core.mask import Mask, on_keys, read_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Outcome
 from dcp_dsl.syntax.trees import unparse
 
 

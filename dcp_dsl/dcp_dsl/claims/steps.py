@@ -13,9 +13,9 @@ from typing import TypeAlias
 from dcp_dsl.checks.scope import Scope, defined_names
 from dcp_dsl.claims.lints import lint_steps
 from dcp_dsl.claims.static_checks import leak_steps, mask_steps
-from dcp_dsl.claims.testing import Step, Testing, Verdict, claim_steps
+from dcp_dsl.claims.testing import Step, Testing, claim_steps
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, make_diagnostic
+from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, Verdict, make_diagnostic
 
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _Key: TypeAlias = tuple[str, str, frozenset[str]]
@@ -129,6 +129,7 @@ class Memory:
         spent = tuple(a - b for a, b in zip(left, after, strict=True))
         if _has_room(left, spent) and len(testing.found) < MAX_FINDINGS:
             self._used[key] = self._records[key] = _Record(
+                # Only what tested samples depends on the layouts and samples around.
                 around if any(spent[1:]) else None, spent,
                 step.statement.span.start, step.statement.span.line(testing.scope.program.text),
                 tuple(testing.found[found:]), tuple(testing.verdicts[verdicts:]),

@@ -4,10 +4,10 @@ A claim that fails is shown with the smallest sample and the first pair that bre
 says whether a claim that holds is proved or tested.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,63 +30,16 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import Budget, DatasetError, OverBudget
 from dcp_dsl.proof.proving import MAX_TEXT_STEPS, is_total, never
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, SpecError, make_diagnostic
+from dcp_dsl.syntax.diagnostics import (
+    MAX_FINDINGS,
+    Diagnostic,
+    Fix,
+    Outcome,
+    SpecError,
+    Verdict,
+    make_diagnostic,
+)
 from dcp_dsl.syntax.trees import unparse
-
-Outcome: TypeAlias = Literal["proved", "tested", "failed", "untested"]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The decision about a statement: proved, tested, failed or untested.
-
-    Attributes:
-        what: the statement, such as ``mask packed: no look-ahead`` or the text of a `check`.
-        outcome: *proved* for every sample; *tested* on `samples` small ones that fit the layouts;
-            *failed* on one, which the diagnostic of that line shows; or *untested*.
-        line: of the text, from 1.
-        samples: how many samples were tried.
-        reason: why it is untested, else empty.
-    """
-
-    what: str
-    outcome: Outcome
-    line: int
-    samples: int = 0
-    reason: str = ""
-
-    def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
-        """Return the fields as JSON values."""
-        return {
-            "what": self.what, "outcome": self.outcome, "line": self.line,
-            "samples": self.samples, "reason": self.reason,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All findings of a text in its order, and all verdicts.
-
-    >>> from dcp_dsl import check_report
-    >>> check_report("mask near = causal and q - k < 4").summary()
-    '2 statements: 2 proved'
-    """
-
-    diagnostics: tuple[Diagnostic, ...]
-    verdicts: tuple[Verdict, ...]
-
-    def summary(self) -> str:
-        """Count in one line the statements proved, tested, failed and not tested."""
-        return count_outcomes(self.verdicts, "statement") or "0 statements: none"
-
-
-def count_outcomes(verdicts: Sequence[Verdict], noun: str) -> str:
-    """Count how many were proved, tested, failed and not tested; empty without any."""
-    outcomes = [verdict.outcome for verdict in verdicts]
-    counts = [f"{outcomes.count(o)} {o}" for o in get_args(Outcome) if o in outcomes]
-    count = f"{len(outcomes)} {noun}{'' if len(outcomes) == 1 else 's'}"
-    return f"{count}: {', '.join(counts)}" if outcomes else ""
-
 
 MAX_STEPS = 2**28  # of numpy on one pair; about half a second
 SHRINKING_STEPS = 2**27  # for making counter-examples smaller; a quarter of a second

@@ -11,10 +11,9 @@ import click
 from dcp_dsl.commands.options import read_source, replace_source, show_changes
 
 if TYPE_CHECKING:
-    from dcp_dsl.claims.testing import Verdict
     from dcp_dsl.coverage.dataset_checker import DatasetCoverage
     from dcp_dsl.specs.spec import Spec
-    from dcp_dsl.syntax.diagnostics import Diagnostic
+    from dcp_dsl.syntax.diagnostics import Diagnostic, Verdict
 
 
 def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool) -> int:
@@ -211,7 +210,7 @@ def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
 
 
 def _summarise(files: int, checked: _Checked, verb: str) -> None:
-    from dcp_dsl.claims.testing import count_outcomes
+    from dcp_dsl.syntax.diagnostics import count_outcomes
 
     unreadable, errors = len(checked.unreadable), checked.errors
     parts = [

@@ -322,6 +322,7 @@ def _ids(
     if source.names and (values >= len(source.names)).any():
         shown = ", ".join(f"{i} = `{n.text}`" for i, n in enumerate(source.names))
         raise DatasetError(f"{where}: id {values.max()} has no name ({shown})")
+    # No id is -2, so a stretch begins at the first token, too.
     begin = np.flatnonzero(np.diff(values, prepend=-2))
     end = np.append(begin[1:], len(values))[: len(begin)]
     inside = values[begin] >= 0

@@ -164,6 +164,7 @@ class Frame:
             number = None
         if isinstance(number, int):
             return number
+        # A length of a frame further out varies there: that frame is the one to name.
         for inner in nodes.walk(node):
             if isinstance(inner, nodes.Outside):
                 self.up(inner.levels).constant(inner.value)

@@ -92,6 +92,7 @@ class _LayoutBinder(LayoutColumns):
         """Return the tokens of `[..]`: those that the other parts leave."""
         if not any(isinstance(p, ast.Leaf) and p.length is None for p in parts):
             return 0
+        # Laid out once with nothing for `[..]`, to learn what the others take; then thrown away.
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
         self.found.clear()
         self.groups, self.step, self.tree = 0, 0, TreeBuilder()

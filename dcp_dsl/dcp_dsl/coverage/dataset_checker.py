@@ -82,6 +82,7 @@ def _doubling(values: "NDArray[Any]") -> NDArray[Any]:
     last = int(np.log2(max(1, values.max()))) + 1
     step = -(-(last - first) // MAX_BINS)
     edges = 2.0 ** np.arange(first, last + step, step)
+    # A length of 0 lies below every power of two.
     edges[0] = min(edges[0], values.min())
     return edges
 

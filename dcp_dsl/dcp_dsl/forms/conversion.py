@@ -177,6 +177,7 @@ def square_slabs(form: Form) -> Slabs:
     if not isinstance(form, CrossForm):
         return as_slabs(form)
     found, size, up = as_slabs(form.square), max(form.num_tokens, form.num_kv), form.first_row
+    # The square holds no pair outside the rectangle, so no slab moves to a row below 0.
     return replace(found, num_tokens=size, q_start=found.q_start - up, q_end=found.q_end - up)
 
 

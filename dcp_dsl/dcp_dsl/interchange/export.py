@@ -168,6 +168,7 @@ def _from_json(path: Path, wanted: str | None) -> Export:
 
 def _from_numpy(path: Path, wanted: str | None) -> Export:
     with path.open("rb") as file:
+        # np.load calls every other file a pickle.
         if not file.read(8).startswith((b"PK", b"\x93NUMPY")):
             raise ExchangeError(
                 f"{path}: expected arrays of numpy (.npz or .npy), or JSON in a file named .json"

@@ -85,6 +85,7 @@ def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
     for span in spans:
         text, at = text + document.text[at : span.start] + name, span.end
     after = Document(text + document.text[at:], document.name, document.encoding)
+    # A name that is captured now means the same as another one, or no longer the same.
     if _groups(after) != _groups(document):
         raise RenameError(f"`{name}` already means something where it would stand")
     return spans

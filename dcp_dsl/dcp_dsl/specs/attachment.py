@@ -83,6 +83,7 @@ class Attachment:
         for new, column in self.renames.items():
             if column in row:
                 renamed[new] = row[column]
+        # A layout needs the columns by their names, and a sample needs some length.
         if stated_length(renamed) is None:
             columns = Sample.of({**renamed, "len": 0}, self.value).columns
             for segment, layout in summed_layouts(self.masks)[:1]:

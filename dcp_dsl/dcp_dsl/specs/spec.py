@@ -13,7 +13,6 @@ from dcp_dsl.checks.checker import check_scope
 from dcp_dsl.checks.findings import UNKNOWN_HINT
 from dcp_dsl.checks.imports import build_scope
 from dcp_dsl.checks.scope import Scope, library_names
-from dcp_dsl.claims.testing import Report, Verdict
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
 from dcp_dsl.core.sample import (
@@ -26,7 +25,14 @@ from dcp_dsl.core.sample import (
 from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.specs.attachment import Attachment, attach_alike, attach_files
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.diagnostics import Diagnostic, MaskCallError, SpecError, did_you_mean
+from dcp_dsl.syntax.diagnostics import (
+    Diagnostic,
+    MaskCallError,
+    Report,
+    SpecError,
+    Verdict,
+    did_you_mean,
+)
 from dcp_dsl.syntax.parser import parse, parse_all, parse_expression
 from dcp_dsl.syntax.source import read_text
 

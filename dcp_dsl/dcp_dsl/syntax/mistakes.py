@@ -300,6 +300,7 @@ def _fail_index(at: int, tokens: Sequence[RawToken], text: str) -> None:
     column, position = read
     span = Span(tokens[at - 1].span.start, tokens[at + 2].span.end)
     meant = f"{position}.{column}"
+    # `column[position]` has four tokens, of which `at` is the second; then comes `==`.
     other = _index_at(at + 4, tokens) if at + 3 < len(tokens) else None
     is_known = ("token", column) in _definitions(text)
     fix: str | None = meant if is_known else None
