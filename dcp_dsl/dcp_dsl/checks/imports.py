@@ -19,6 +19,14 @@ _NO_FOLDER = Path("/<text>")  # stands for the folder of a text that comes with 
 _CHECK_IT = "check that file by itself"
 
 
+class _Refused(Exception):
+    """The reason why the file of an `import` is not read."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        self.code, self.message, self.hint = code, message, hint
+        super().__init__(message)
+
+
 @dataclass(slots=True)
 class _Reader:
     """Files read so far on behalf of one text."""
@@ -76,8 +84,11 @@ def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic
     imported = Imported()
     found: list[Diagnostic] = []
     for statement in _imports(program):
-        other = _open(statement, program, reader, found)
-        if other is None:
+        try:
+            other = _open(statement.path.text, reader)
+        except _Refused as why:
+            span = statement.path.span
+            found.append(_report(program, why.code, why.message, span, why.hint))
             continue
         for name in statement.names:
             problem = _bring(name.text, other, imported)
@@ -89,26 +100,20 @@ def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic
     return Scope.of(program, imported), tuple(found)
 
 
-def _open(
-    statement: ast.Import, program: Program, reader: _Reader, found: list[Diagnostic]
-) -> Scope | None:
-    """Read the file that an `import` names; report why not."""
-    span, shown = statement.path.span, f'"{statement.path.text}"'
-    path, problem = _locate(statement.path.text, reader)
+def _open(text: str, reader: _Reader) -> Scope:
+    """Return the definitions of the file that a quoted path names, read once."""
+    path, problem = _locate(text, reader)
     if path is None:
         hint = 'write a relative path such as "masks/common.dcpm"'
-        found.append(_report(program, "E130", f"{shown} {problem}", span, hint))
-    elif path in reader.open_files:
+        raise _Refused("E130", f'"{text}" {problem}', hint)
+    if path in reader.open_files:
         names = [p.name for p in (*reader.open_files[reader.open_files.index(path) :], path)]
-        message = f"{shown} imports this file in turn"
-        found.append(_report(program, "E132", message, span, " -> ".join(names)))
-    elif path in reader.scopes:
-        return reader.scopes[path]
-    elif path in reader.broken:
-        found.append(_report(program, "E133", reader.broken[path], span, _CHECK_IT))
-    else:
-        return _read(path, statement, program, reader, found)
-    return None
+        raise _Refused("E132", f'"{text}" imports this file in turn', " -> ".join(names))
+    if path in reader.broken:
+        raise _Refused("E133", reader.broken[path], _CHECK_IT)
+    if path not in reader.scopes:
+        reader.scopes[path] = _read(path, reader)
+    return reader.scopes[path]
 
 
 def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:
@@ -127,19 +132,14 @@ def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:
     return path, ""
 
 
-def _read(
-    path: Path, statement: ast.Import, program: Program, reader: _Reader, found: list[Diagnostic]
-) -> Scope | None:
-    from dcp_dsl.checks.checker import (
-        check_scope,  # checking a file needs its imports resolved first
-    )
+def _read(path: Path, reader: _Reader) -> Scope:
+    # Loaded on use: checking a file needs its imports resolved first.
+    from dcp_dsl.checks.checker import check_scope
     from dcp_dsl.syntax.parser import parse_all
     from dcp_dsl.syntax.source import SpecFileError, read_text
 
-    span = statement.path.span
     if len(reader.scopes) + len(reader.broken) >= MAX_FILES:
-        found.append(_report(program, "E130", f"more than {MAX_FILES} files are imported", span))
-        return None
+        raise _Refused("E130", f"more than {MAX_FILES} files are imported")
     try:
         below = path.relative_to(reader.root).as_posix()
         text = read_text(path) if reader.given is None else reader.given[below]
@@ -147,8 +147,7 @@ def _read(
     except (SpecFileError, KeyError) as error:
         is_missing = isinstance(error, KeyError)
         why = f"the text of {error} was not given" if is_missing else str(error)
-        found.append(_report(program, "E130", why, span))
-        return None
+        raise _Refused("E130", why) from None
     reader.texts[below] = text
     # Files being read: an import of one of them closes a cycle.
     reader.open_files.append(path)
@@ -158,17 +157,14 @@ def _read(
     if not problems:
         problems = check_scope(scope, parsed.lost_names)
     errors = [d for d in problems if d.severity == "error"]
-    if any(d.code == "E132" for d in errors):  # said where the cycle closes; once is enough
-        first = next(d for d in errors if d.code == "E132")
-        found.append(_report(program, "E132", first.message, span, first.hint))
-        return None
+    for found in errors:
+        if found.code == "E132":  # said where the cycle closes; once is enough
+            raise _Refused("E132", found.message, found.hint)
     if errors:
         what = f"{path.name}:{errors[0].line}: {errors[0].code} {errors[0].message}"
         more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
         reader.broken[path] = f"the imported file has errors: {what}{more}"
-        found.append(_report(program, "E133", reader.broken[path], span, _CHECK_IT))
-        return None
-    reader.scopes[path] = scope
+        raise _Refused("E133", reader.broken[path], _CHECK_IT)
     return scope
 
 

@@ -19,26 +19,21 @@ if TYPE_CHECKING:
 def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool) -> int:
     """Report what the spec does to a data set, and return the exit status."""
     from dcp_dsl.specs.spec import load
+    from dcp_dsl.syntax.ast import Attach
 
     if len(files) != 1:
         raise click.UsageError("--dataset takes one spec: dcpm check SPEC --dataset PATH")
     spec = load(files[0])
-    _require_statements(spec)
-    coverage = _check_rows(spec, dataset)
-    click.echo(json.dumps(coverage.to_json()) if as_json else coverage.text())
-    good = coverage.num_rows - coverage.num_refused
-    click.echo(f"{good:,} of {coverage.num_rows:,} rows accepted", err=True)
-    return int(coverage.num_refused > 0)
-
-
-def _require_statements(spec: "Spec") -> None:
-    from dcp_dsl.syntax.ast import Attach
-
     if not any(isinstance(s, Attach) for s in spec.scope.program.statements):
         masks = ", ".join(spec.masks) or "causal"
         raise click.UsageError(
             f'{spec.name} attaches no mask to data; add `for "*" use MASK` (masks: {masks})'
         )
+    coverage = _check_rows(spec, dataset)
+    click.echo(json.dumps(coverage.to_json()) if as_json else coverage.text())
+    good = coverage.num_rows - coverage.num_refused
+    click.echo(f"{good:,} of {coverage.num_rows:,} rows accepted", err=True)
+    return int(coverage.num_refused > 0)
 
 
 def _check_rows(spec: "Spec", dataset: str) -> "DatasetCoverage":

@@ -17,10 +17,7 @@ from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.symbolic.piecewise import MAX_VALUE
 from dcp_dsl.syntax import ast
 
-Column: TypeAlias = (
-    Any  # Any: an integer, a list of integers or a list of such lists; checked on use
-)
-
+Column: TypeAlias = Any  # Any: an integer, a list of them, a list of such lists; checked on use
 
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 

@@ -48,9 +48,7 @@ class Sample:
     '{"answer_lens": [3, 1], "question_len": 2, "len": 6}'
     """
 
-    columns: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # Any: integers or nested lists of them
+    columns: Mapping[str, Any] = field(default_factory=dict)  # Any: integers, lists of them
     length: int = 0
 
     def __post_init__(self) -> None:
@@ -160,9 +158,7 @@ def stated_length(row: Mapping[str, Any]) -> int | None:
     return next(iter(found.values()), None)
 
 
-def _plain(
-    name: str, value: Any, depth: int = 0
-) -> Any:  # Any: whatever a file format gives; the result is plain
+def _plain(name: str, value: Any, depth: int = 0) -> Any:  # Any: whatever a file format gives
     """Turn numpy and tuple values into integers and lists; refuse everything else."""
     if hasattr(value, "tolist"):
         value = value.tolist()

@@ -188,9 +188,9 @@ def _from_numpy(path: Path, wanted: str | None) -> Export:
     return _export(path, meta, arrays, wanted)
 
 
-def _export(
+def _export(  # Any: JSON
     path: Path, meta: dict[str, Any], arrays: dict[str, Any], wanted: str | None
-) -> Export:  # Any: JSON
+) -> Export:
     found = meta.get("format", wanted)
     if found is None:
         raise ExchangeError(f"{path}: does not say its format; say --format")

@@ -1,6 +1,6 @@
 """Do the arithmetic of proofs: numbers as sums of unknowns with known bounds, and segments."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, gcd
 from typing import Literal, TypeAlias
@@ -110,6 +110,16 @@ class Facts:
             is_before = self.relation == "before"
             self.differences[family] = (-INFINITE, -step) if is_before else (step, INFINITE)
         return Sum.of({Unknown(family, place): 1}, 0)
+
+    def opaque(
+        self, what: str, of: Sequence[Sum], values: Range, *, is_rising: bool = False
+    ) -> Sum:
+        """Return an unknown that is some function of sums."""
+        places = set().union(*(each.places() for each in of))
+        family: tuple[Hashable, ...] = (what, *(each.family() for each in of))
+        if len(places) > 1:  # a function of both tokens is a number of the world
+            family, places = (*family, *of), set()
+        return self.add(family, next(iter(places), ""), values, step=0 if is_rising else None)
 
     def is_rising(self, value: Sum) -> bool:
         """Return whether a sum depends on one token and never falls from it to a later one."""
@@ -329,10 +339,5 @@ def divide(value: Sum, by: Sum, facts: Facts) -> Sum:
     is_positive = low >= 1
     if is_positive:
         values = divide_range(facts.range_of(value), (low, high))
-    places = value.places() | by.places()
-    family = ("divided", value.family(), by.family())
-    if len(places) > 1:
-        return facts.add((*family, value, by), "", values)
-    place: TokenRef = next(iter(places), "")
     is_rising = is_positive and not by.places() and facts.is_rising(value)
-    return facts.add(family, place, values, step=0 if is_rising else None)
+    return facts.opaque("divided", (value, by), values, is_rising=is_rising)

@@ -217,7 +217,7 @@ class Evaluation:
                 values = (1, INFINITE)
             case "%" if ranges[1][0] >= 1:
                 values = (0, ranges[1][1] - 1)
-        return self.opaque(op, [a, b], values)
+        return self.facts.opaque(op, (a, b), values)
 
     def extreme(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
         """Return the smaller or the larger of two sums."""
@@ -233,19 +233,8 @@ class Evaluation:
                 lows = max(lows, ceil(both.constant / 2))
             else:
                 highs = min(highs, both.constant // 2)
-        result = self.opaque(op, [a, b], (lows, highs))
-        (unknown, _), *_ = result.terms
-        if all(self.facts.is_rising(each) or not each.places() for each in (a, b)):
-            self.facts.add(unknown.family, unknown.place, (lows, highs), step=0)
-        return result
-
-    def opaque(self, what: str, of: list[Sum], values: Range) -> Sum:
-        """Return an unknown that is some function of sums."""
-        places = set().union(*(each.places() for each in of))
-        family = (what, *(each.family() for each in of))
-        if len(places) > 1:
-            return self.facts.add((*family, *of), "", values)
-        return self.facts.add(family, next(iter(places), ""), values)
+        is_rising = all(self.facts.is_rising(each) or not each.places() for each in (a, b))
+        return self.facts.opaque(op, (a, b), (lows, highs), is_rising=is_rising)
 
     def look_up(
         self, table: nodes.Segment | nodes.TokenColumn, fact: nodes.Fact, place: TokenRef

@@ -145,10 +145,7 @@ class Verdict:
 
     def to_json(self) -> dict[str, Any]:  # Any: texts and numbers, ready for json.dumps
         """Return the fields as JSON values."""
-        return {
-            "what": self.what, "outcome": self.outcome, "line": self.line,
-            "samples": self.samples, "reason": self.reason,
-        }  # fmt: skip
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)

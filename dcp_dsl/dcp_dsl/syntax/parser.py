@@ -214,9 +214,7 @@ def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
     return statement
 
 
-def _run(
-    text: str, tokens: list[RawToken], start: str
-) -> Any:  # Any: lark.Tree, or a Token at a leaf
+def _run(text: str, tokens: list[RawToken], start: str) -> Any:  # Any: Lark's tree or token
     if not tokens:
         raise BuildError("E005", MESSAGES["E005"].message, Span(0, 0), MESSAGES["E005"].hint)
     offset, end = tokens[0].span.start, tokens[-1].span.end
