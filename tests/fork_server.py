@@ -5,9 +5,11 @@ hundred processes. Every worker of pytest that connects gets a fork of that proc
 asks it for programs: it sends a line of JSON, a pipe for the program's number and status, and the
 files that it gets, with their numbers in the JSON. A fork behaves as `python PROGRAM` does: its
 own arguments, folder, environment and exit. Of what Python reads from the environment at its start
-only PYTHONPATH and PYTHONWARNINGS=error have an effect.
+only PYTHONPATH and PYTHONWARNINGS=error have an effect. Where it ends without an error its modules
+are not taken apart, which takes a third of a second, unless the variable TAKE_APART is set.
 """
 
+import atexit
 import fcntl
 import gc
 import json
@@ -15,6 +17,7 @@ import os
 import runpy
 import socket
 import sys
+import threading
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -91,6 +94,27 @@ def begin(request: dict, files: list[int]) -> list[str]:
     return request["arguments"]
 
 
+def run(program: str) -> None:
+    """Run a program to its end, with what is left for the end, and leave its modules as they are.
+
+    An error, or a sentence for `sys.exit`, is left to Python.
+    """
+    status = 0
+    try:
+        runpy.run_path(program, run_name="__main__")
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    if "TAKE_APART" in os.environ:
+        sys.exit(status)
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
     import torch._dynamo  # FSDP and FlexAttention load it
     import torch.distributed.tensor  # noqa: F401
@@ -105,4 +129,4 @@ if __name__ == "__main__":
     gc.freeze()  # a fork that looks for garbage would copy every page of these modules
     sys.argv = serve(accept(socket.socket(fileno=int(sys.argv[1]))))
     del sys.modules["__main__"].__dict__["__file__"]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    run(sys.argv[0])

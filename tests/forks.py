@@ -5,6 +5,7 @@ The fork server starts with the first program.
 
 import json
 import os
+import resource
 import runpy
 import select
 import signal
@@ -157,9 +158,10 @@ class OwnForks(ForkServer):
 
 
 def fork_workers(server: ForkServer, replace: Callable[[object, str, object], None]) -> None:
-    """Have the product start its workers as forks, unless their memory has a limit.
+    """Have the product start its workers as forks.
 
-    Numbers of files, session and environment are as in `WorkerProgram.start`.
+    Numbers of files, session, environment and limit are as in `WorkerProgram.start`; what a fork
+    has from the beginning is not counted.
     """
     import dcp_planner.workers.program
     from dcp_planner.workers import WorkerProgram
@@ -167,7 +169,7 @@ def fork_workers(server: ForkServer, replace: Callable[[object, str, object], No
     python, start_process = sys.executable, WorkerProgram.start
 
     def start(program: WorkerProgram, number: int) -> Any:
-        if sys.executable != python or program.memory_bytes is not None:
+        if sys.executable != python:
             return start_process(program, number)
         (its_input, our_end), (our_output, its_output) = os.pipe(), os.pipe()
         files = {0: its_input, 1: its_output, 2: its_output}
@@ -183,6 +185,12 @@ def fork_workers(server: ForkServer, replace: Callable[[object, str, object], No
         finally:
             os.close(its_input)
             os.close(its_output)
+        if program.memory_bytes is not None:
+            with suppress(ProcessLookupError, FileNotFoundError):  # it has ended
+                status = Path(f"/proc/{fork.pid}/status").read_text(encoding="utf-8")
+                has = 1024 * int(status.partition("VmData:")[2].split()[0])
+                limit = program.memory_bytes + has
+                resource.prlimit(fork.pid, resource.RLIMIT_DATA, (limit, limit))
         fork.stdin, fork.stdout = os.fdopen(our_end, "wb", 0), os.fdopen(our_output, "rb", 0)
         return fork
 

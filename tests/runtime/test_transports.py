@@ -157,7 +157,8 @@ def test_barriers_leave_nothing_behind():
 def test_a_rank_that_ends_while_a_message_is_under_way_keeps_its_exit_code(tmp_path, start_python):
     script = Path(__file__).with_name("exit_scenario.py")
     other, rank = (
-        start_python(script, tmp_path / "store", number, folder=tmp_path) for number in (1, 0)
+        start_python(script, tmp_path / "store", number, folder=tmp_path, TAKE_APART="1")
+        for number in (1, 0)
     )
     assert rank.wait(200) == 7, rank.err.read_text()
     assert other.wait(200) == 0, other.err.read_text()
