@@ -83,6 +83,7 @@ def run(  # noqa: PLR0913 - one argument per option
                 ".dcpplan holds the plan and the trace, .pftrace is for ui.perfetto.dev",
                 param_hint="--trace",
             )
+        # Before the run, which may take minutes and whose trace would be lost.
         check_writable(trace, RunError)
     content = read_plan(plan)
     is_many = content.plan.num_devices > MAX_DEFAULT_RANKS

@@ -62,6 +62,7 @@ def register_dcp() -> None:
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, refuse_padding)
     get_interface = AttentionInterface.get_interface
+    # A second guard around the first would refuse the same calls.
     if not hasattr(get_interface, "__wrapped__"):
         AttentionInterface.get_interface = _guarded(get_interface)  # type: ignore[method-assign]
 

@@ -268,6 +268,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     # Before it is yielded: a state saved in the loop is behind this micro-batch.
                     self._position = parts.behind(number)
                     yield parts.of(number)
+                    # Meanwhile the training loop may have begun another iteration.
                     self._check_newest(iteration)
                 self._position = window.after  # all rows of a window may have been left out
             self._position = Position(self._position.epoch + 1)

@@ -118,6 +118,7 @@ def deal_documents(
     The micro-batches of a global batch are neighbours. `pairs` gives the visible pairs of each
     document, the mean over the layers; it is asked where work counts.
     """
+    # Most loaders: no pairs need to be counted.
     if dealing.is_trivial:
         return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])
     overflow = 0

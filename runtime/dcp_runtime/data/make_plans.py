@@ -212,6 +212,7 @@ def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> F
     return {number: truncate(form, sequence.num_tokens) for number, form in found.items()}
 
 
+# The same few masks come batch after batch.
 @lru_cache(maxsize=64)
 def _mask(mask: MaskText) -> Mask:
     return Spec.from_text(mask.spec, mask.name, dict(mask.files)).mask(mask.call)

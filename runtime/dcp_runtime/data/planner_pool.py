@@ -22,6 +22,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans, whole_plan
 from dcp_runtime.run_log.records import PlanFacts
 
+# Here, where no torch is loaded: planner processes say it as well.
 SKIP_HINT = "policy='skip' leaves such rows out and counts them"
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
@@ -219,6 +220,7 @@ class PlannerPool:
     """
 
     def __init__(self, size: int, time_limit_s: float) -> None:
+        # By name: that module imports this one, and only a planner process runs it.
         program = WorkerProgram("dcp_runtime.data.make_plans:start")
         self._pool = WorkerPool(
             [Worker(program, "the planner", MOST_FAILED_STARTS) for _ in range(size)]

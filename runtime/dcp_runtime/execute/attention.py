@@ -40,6 +40,7 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepared = cast(PreparedPlan, find(plan))
     with torch.autocast(q.device.type, enabled=False):
+        # `DCPAttn.apply` has cast its arguments; sums must stay as wide as they are.
         out, lse = prepared.forward(q, _keys(k, v), Softmax(scale, softcap, sinks))
     call = OpenCall(prepared)
     prepared.batch.note_call(call)
@@ -87,6 +88,7 @@ def _backward_shapes(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, *tensors, scale, _ = inputs
     out, lse, call = output
+    # lse and the call have no gradient, and no zeros need to stand for one.
     ctx.set_materialize_grads(False)
     ctx.scale = scale
     ctx.save_for_backward(call, *tensors, out, lse)

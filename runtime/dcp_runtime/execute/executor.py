@@ -171,6 +171,7 @@ class DCPExecutor:
         )
         if self._prepared is not None:
             for each in prepared:
+                # The layers before ran on some device; work there is timed by its own clock.
                 each.recorder.clock = self._prepared.recorder.clock
         self._prepared = prepared[-1]
         if self._watch is not None:

@@ -280,6 +280,7 @@ class Interpreter:
                     flight.launched = []
                 self.recorder.begin(Activity(instruction, division, current.direction))
                 self._execute(current, instruction, table, flight)
+        # Its cause is another rank's failure, which all ranks know already.
         except PeerError:
             raise
         except Exception as error:

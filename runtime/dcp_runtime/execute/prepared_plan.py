@@ -32,6 +32,7 @@ from dcp_runtime.transport.recorder import Recorder, make_clock
 from dcp_runtime.transport.transport import Topic, Transport, agree
 
 _numbers = count()
+# Weak: a number in a compiled graph must not keep a plan of a past batch alive.
 _objects: "WeakValueDictionary[int, object]" = WeakValueDictionary()
 
 

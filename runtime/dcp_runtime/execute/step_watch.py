@@ -106,6 +106,7 @@ class StepWatch:
                     self._rates.update(self._transport.exchange_notes(period, "rates"))
             self._untimed = self._open.popleft()
             self._hand_over(self._untimed)
+        # All ranks count alike, so that they come together to gather a trace.
         every = self._trace_every
         is_traced = every is not None and self._count % every == 0
         batch = WatchedBatch(self._count, note, plans, digest, prepared, is_traced)

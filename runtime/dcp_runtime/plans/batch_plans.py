@@ -24,6 +24,7 @@ from dcp_runtime.run_log.records import PlanFacts
 
 logger = logging.getLogger(__name__)
 
+# Beside the plans, which are frozen and have digests; a note goes with its plan.
 _notes: "WeakKeyDictionary[BatchPlan, BatchNote]" = WeakKeyDictionary()
 
 

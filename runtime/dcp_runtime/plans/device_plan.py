@@ -305,6 +305,7 @@ def _transfers(plan: Plan, device: int, groups: int) -> dict[int, Transfer]:
             f"device {device} forwards {TransferKind(int(table.kind[x])).name} of block "
             f"{table.block[x]}, but nothing brings it there; build the plan again"
         )
+    # A feeder of -1 would index the last row; `where` does not take it.
     brought_by = np.where(is_send & (feeder >= 0), mine[feeder], -1)
     columns = (
         mine, table.kind, table.block, plan.blocks.num_tokens[table.block],
@@ -367,6 +368,7 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints,
     tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
     q, kv = (
+        # A device without transfers has no slot that could be indexed.
         np.where(x >= 0, own + table.slot[x] if len(table) else -1, local[block])
         for x, block in zip(
             (read[int(direction == "backward")] for read in inputs_of_tiles(tiles, table)),

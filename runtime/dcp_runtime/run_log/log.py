@@ -143,6 +143,7 @@ class RunLog:
         self._rotate_bytes, self._keep, self._traces = rotate_bytes, keep, traces
         self._sinks = tuple(sinks)
         self._header: dict[str, Any] = {}  # Any: fit for JSON
+        # Bounded: a disk that hangs must not fill the memory of the training process.
         self._jobs: queue.Queue[Callable[[], None]] = queue.Queue(MOST_WAITING)
         self._thread: threading.Thread | None = None
         self._file, self._step, self._dropped = -1, 0, 0
