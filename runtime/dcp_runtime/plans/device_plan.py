@@ -363,12 +363,11 @@ def _direction_plan(
 def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints, Ints]:
     """Return the first rows of queries and keys of tiles: own blocks in order, then slots.
 
-    -1 for a tile whose block is never on this device.
+    -1 for a tile whose block is never on this device; without transfers there is no slot to index.
     """
     tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
     q, kv = (
-        # A device without transfers has no slot that could be indexed.
         np.where(x >= 0, own + table.slot[x] if len(table) else -1, local[block])
         for x, block in zip(
             (read[int(direction == "backward")] for read in inputs_of_tiles(tiles, table)),
