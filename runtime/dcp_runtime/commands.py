@@ -144,8 +144,8 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
         "verified": result.verified,
         "mask_source": result.mask_source,
         "errors": {
-            e.tensor: {
-                name: value if isinstance(value, bool) else _finite(value)
+            e.tensor: {  # JSON cannot say NaN and infinity
+                name: value if math.isfinite(value) else None
                 for name, value in asdict(e).items()
                 if name != "tensor"
             }
@@ -159,11 +159,6 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
         "bytes": result.sent_bytes,
         "clock_uncertainty_s": result.clock_uncertainty_s,
     }
-
-
-def _finite(value: float) -> float | None:
-    """Return ``None`` for NaN and infinity, which JSON cannot say."""
-    return value if math.isfinite(value) else None
 
 
 def to_text(config: "RunConfig", result: "RunResult") -> str:

@@ -125,7 +125,12 @@ def deal_documents(
     if dealing.balance == "order" or len(tokens) < dealing.micro_batches:
         assignment = _in_turn(dealing, tokens)
     else:
-        assignment = _by_work(dealing, tokens, pairs(), cluster)
+        setting = StepSetting(
+            _mesh(dealing), dealing.model, cluster, dealing.token_budget,
+            widths=dealing.widths or None,
+        )  # fmt: skip
+        counted = Documents(np.asarray(tokens, np.int64), pairs())
+        assignment = plan_step(counted, setting).assignment
         overflow = _overflow(dealing, tokens, assignment)
         if overflow:
             assignment = _in_turn(dealing, tokens)
@@ -133,16 +138,6 @@ def deal_documents(
     for micro_batch, first, width, documents in assignment.groups():
         found[micro_batch].append(Share(tuple(documents.tolist()), first, width))
     return Dealt([found[number] for number in _order(dealing)], overflow)
-
-
-def _by_work(
-    dealing: Dealing, tokens: Sequence[int], pairs: Floats, cluster: Cluster
-) -> Assignment:
-    """Deal by predicted time."""
-    setting = StepSetting(
-        _mesh(dealing), dealing.model, cluster, dealing.token_budget, widths=dealing.widths or None
-    )
-    return plan_step(Documents(np.asarray(tokens, np.int64), pairs), setting).assignment
 
 
 def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -> int:

@@ -233,11 +233,9 @@ class PlannerPool:
         The future raises `WorkerLost` if the process is lost, and `DatasetError` or `RunError` with
         the planner's message if it refuses the batch.
         """
-
-        def read(parts: list[bytes]) -> PlanReply:
-            return decode_reply(parts[0], lambda data: decode_plan(data).plan)
-
-        return self._submit(request, "plans", read)
+        return self._submit(
+            request, "plans", lambda parts: decode_reply(parts[0], lambda x: decode_plan(x).plan)
+        )
 
     def submit_parts(self, request: PlanRequest) -> "Future[tuple[list[bytes], float]]":
         """Plan and cut the plans into one part per device of the replica, for `decode_reply`.

@@ -25,10 +25,6 @@ from dcp_runtime.kernels.kernel import accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
-def _keys(k: Tensor, v: Tensor | None) -> Tensor | tuple[Tensor, Tensor]:
-    return k if v is None else (k, v)
-
-
 def _forward(
     plan: Tensor,
     q: Tensor,
@@ -38,10 +34,10 @@ def _forward(
     scale: float | None,
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    prepared = cast(PreparedPlan, find(plan))
+    prepared, kv = cast(PreparedPlan, find(plan)), k if v is None else (k, v)
     with torch.autocast(q.device.type, enabled=False):
         # `DCPAttn.apply` has cast its arguments; sums must stay as wide as they are.
-        out, lse = prepared.forward(q, _keys(k, v), Softmax(scale, softcap, sinks))
+        out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
     call = OpenCall(prepared)
     prepared.batch.note_call(call)
     return out, lse, call.handle()
@@ -59,8 +55,9 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     prepared = cast(PreparedPlan, cast(OpenCall, find(call)).plan)
+    kv = k if v is None else (k, v)
     with torch.autocast(q.device.type, enabled=False):
-        dq, *dkv = prepared.backward(q, _keys(k, v), out, lse, dout, scale)
+        dq, *dkv = prepared.backward(q, kv, out, lse, dout, scale)
         dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, out, dout)
     return dq, dkv[0], dkv[1] if v is not None else q.new_empty(0), dsinks
 
