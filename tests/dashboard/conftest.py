@@ -73,6 +73,11 @@ def as_measured(trace: Trace) -> Trace:
 NAMES = ("row 70", "row 7: <script>alert(1)</script>", "row 12: chat-9f3a")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def workers_are_forks(forked_workers: None) -> None:
+    """Processes that check, plan, query and read files have their imports."""
+
+
 @pytest.fixture(scope="session")
 def small_plan() -> Plan:
     plan = causal_plan([1000, 560, 488], 128, Cluster(nodes=2, devices_per_node=2))

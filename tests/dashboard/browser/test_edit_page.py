@@ -1,8 +1,6 @@
 """The editor in a real browser: what it finds, mends, draws and plans."""
 
-import os
 import re
-import signal
 from pathlib import Path
 
 import numpy as np
@@ -172,33 +170,19 @@ def test_the_text_of_a_plan_is_planned_again_for_its_batch_against_it(visit, sma
     assert page.locator(".dcp-edit-results p").count() == 0
 
 
-def planner_processes():
-    """Worker processes of this server that plan, those that have computed longest first."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().split(b"\0")
-            stat = (folder / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if b"dcp_dashboard.editing:start" in command and int(stat[1]) == os.getpid():
-            found.append((int(stat[11]), int(folder.name)))
-    return [pid for _, pid in sorted(found, reverse=True)]
-
-
-def test_a_plan_can_be_cancelled_and_a_killed_process_is_reported(visit):
+def test_a_plan_can_be_cancelled_and_a_killed_process_is_reported(visit, fork_server):
     settings = "sample=own&own=4096&nodes=8&per=8&block=2048&effort=fast"
     page = open_editor(visit, f"edit?spec=mask+long+%3D+causal#{settings}")
     wait_for_title(page, "long")
     page.click("#edit-plan")
     page.wait_for_selector("#edit-job >> text=/placing/", timeout=60_000)
-    before = set(planner_processes())
+    before = len(fork_server.started)
     page.click("#edit-cancel")
     page.wait_for_selector("#edit-job >> text=Cancelled")
     page.click("#edit-plan")
     page.wait_for_selector("#edit-job >> text=/placing/", timeout=60_000)
-    (started,) = set(planner_processes()) - before
-    os.kill(started, signal.SIGKILL)
+    (started,) = fork_server.started[before:]
+    started.kill()
     page.wait_for_selector("#edit-job >> text=/the planner .* was killed by SIGKILL/")
     assert page.locator("#edit-plan").is_enabled()
 

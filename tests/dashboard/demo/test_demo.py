@@ -33,7 +33,6 @@ DEMO = ("demo", "--no-serve", "--json", "--ranks", "2", "--tokens", "1024")
 
 
 @pytest.mark.dist
-@pytest.mark.usefixtures("forked_workers")
 def test_demo_verifies_four_masks_and_leaves_readable_plans(tmp_path: Path, monkeypatch):
     setting = planned_setting()
     assert (setting.tokens, setting.cluster.num_devices) == (131_072, 32)

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import time
-from contextlib import suppress
-from pathlib import Path
 from urllib.request import Request, urlopen
 
 import pytest
@@ -122,31 +120,19 @@ def test_a_job_whose_process_is_killed_says_so(planner, tmp_path):
     assert "was killed by SIGKILL; the next request starts another" in job.message
 
 
-def test_the_workers_end_with_their_server(tmp_path):
-    before = workers_of_this_process()
+def test_the_workers_end_with_their_server(tmp_path, fork_server):
+    before = len(fork_server.started)
     with start_server(tmp_path) as server:
         body = json.dumps({"text": TEXT}).encode()
         asked = Request(f"{server.url}api/edit/check", body, {"Content-Type": "application/json"})
         with urlopen(asked, timeout=250) as answer:
             assert json.load(answer)["is_usable"]
         deadline = time.monotonic() + 250
-        while len(started := workers_of_this_process() - before) < 2:
+        while len(started := fork_server.started[before:]) < 2:
             assert time.monotonic() < deadline  # one checks, one gets ready to preview
             time.sleep(0.02)
-    assert not started & workers_of_this_process()
-
-
-def workers_of_this_process():
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if (
-                int(parent) == os.getpid()
-                and b"dcp_dashboard.editing:start" in (folder / "cmdline").read_bytes()
-            ):
-                found.add(folder.name)
-    return found
+        assert [worker.poll() for worker in started] == [None, None]
+    assert None not in [worker.poll() for worker in started]
 
 
 def test_a_slow_text_in_one_tab_keeps_no_other_waiting(tmp_path):

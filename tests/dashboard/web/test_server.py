@@ -4,7 +4,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 import time
 import urllib.error
@@ -151,11 +150,6 @@ def test_the_command_reports_a_missing_folder(tmp_path):
     assert isinstance(result.exception, DashboardError)
 
 
-# A shell's background processes ignore Ctrl-C, and so would those that they start.
-DCPM = (
-    "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    "from dcp_dsl.cli import main; main()"
-)
 SLOW = {
     "text": "mask m = causal", "sample": "4194304", "block": 2048, "nodes": 8,
     "devices_per_node": 8, "method": "native", "budget": "balanced",
@@ -167,21 +161,6 @@ def ask(url, body, content_type="application/json"):
     request = urllib.request.Request(url, data, {"Content-Type": content_type})
     with urllib.request.urlopen(request, timeout=100) as answer:
         return json.load(answer)
-
-
-@contextmanager
-def command(folder):
-    """`dcpm dashboard` in a process of its own, and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", DCPM, "dashboard", str(folder)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    try:
-        yield process, process.stdout.readline().strip()
-    finally:
-        process.kill()
-        process.communicate()
 
 
 def children_of(number):
@@ -215,17 +194,19 @@ def open_connections(url):
     [(signal.SIGINT, 130, "\ndcpm: interrupted\n"), (signal.SIGTERM, 143, "")],
     ids=["ctrl-c", "terminate"],
 )
-def test_a_signal_ends_the_command_quietly_with_all_it_does(tmp_path, number, status, message):
-    with command(tmp_path) as (process, url), open_connections(url):
+def test_a_signal_ends_the_command_quietly_with_all_it_does(
+    tmp_path, start_dcpm, number, status, message
+):
+    process, url = start_dcpm("dashboard", tmp_path, PYTHONWARNINGS="error")
+    with open_connections(url):
         assert url.startswith("http://127.0.0.1:")
         assert ask(f"{url}api/edit/check", {"text": "mask m = causal"})["is_usable"]
         assert ask(f"{url}api/edit/plan", SLOW)["state"] in ("waiting", "running")
         assert ask(f"{url}api/edit/plan", SLOW)["state"] == "waiting"
         workers = children_of(process.pid)
         assert len(workers) >= 2
-        process.send_signal(number)
-        rest, errors = process.communicate(timeout=200)
-        assert process.returncode == status
-        assert rest == ""
-        assert errors == f"Press Ctrl-C to stop.\n{message}"
-        assert [worker for worker in workers if worker.exists()] == []
+        os.kill(process.pid, number)
+        assert process.wait(200) == status
+    assert process.out.read_text(encoding="utf-8") == f"{url}\n"
+    assert process.err.read_text(encoding="utf-8") == f"Press Ctrl-C to stop.\n{message}"
+    assert [worker for worker in workers if worker.exists()] == []

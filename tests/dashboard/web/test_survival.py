@@ -2,9 +2,8 @@
 
 import json
 import os
+import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 import zipfile
@@ -15,7 +14,6 @@ import pytest
 from dcp_dashboard.library.folder import plan_key
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
-DCPM = "from dcp_dsl.cli import main; main()"
 GROWTH_BYTES = 300 * 2**20
 RAW = [
     b"\0" * 4096,
@@ -82,19 +80,12 @@ def write_hostile_files(folder: Path, good: Path) -> None:
 
 
 @pytest.fixture
-def started(tmp_path, served_folder):
+def started(tmp_path, served_folder, start_dcpm):
     """The process of `dcpm dashboard` over a folder with one good plan, and its address."""
     good = tmp_path / "good.dcpplan"
     good.write_bytes((served_folder / "small.dcpplan").read_bytes())
     write_hostile_files(tmp_path, good)
-    process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", DCPM, "dashboard", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-    )  # fmt: skip
-    yield process, process.stdout.readline().strip()
-    process.kill()
-    process.communicate()
+    return start_dcpm("dashboard", tmp_path, PYTHONWARNINGS="error")
 
 
 def ask(url, body=None, content_type="application/json"):
@@ -162,5 +153,6 @@ def test_the_server_refuses_every_hostile_file_and_request_and_serves_the_next(s
     assert json.loads(checked[1])["is_usable"]
     assert peak_bytes(process.pid) - before < GROWTH_BYTES
     assert process.poll() is None
-    process.terminate()
-    assert process.communicate(timeout=20)[1] == "Press Ctrl-C to stop.\n"
+    os.kill(process.pid, signal.SIGTERM)
+    process.wait(20)
+    assert process.err.read_text(encoding="utf-8") == "Press Ctrl-C to stop.\n"
