@@ -37,10 +37,7 @@ def accept(listener: socket.socket) -> socket.socket:
                 return connection
             connection.close()
         listener.settimeout(1)
-        try:
-            while os.waitpid(-1, os.WNOHANG)[0]:
-                pass
-        except ChildProcessError:
+        if not forget_ended(os.WNOHANG):
             sys.exit()
 
 
@@ -48,7 +45,7 @@ def serve(requests: socket.socket) -> list[str]:
     """Fork for every request; return the program and its arguments in the fork."""
     while True:
         message, files, *_ = socket.recv_fds(requests, 2**20, MOST_FILES)
-        _forget_ended(0 if not message else os.WNOHANG)
+        forget_ended(0 if not message else os.WNOHANG)
         if not message:
             sys.exit()
         if os.fork() == 0:
@@ -58,10 +55,14 @@ def serve(requests: socket.socket) -> list[str]:
             os.close(file)
 
 
-def _forget_ended(how: int) -> None:
-    with suppress(ChildProcessError):
+def forget_ended(how: int) -> bool:
+    """Forget forks that have ended, whose processes tell how; return whether others are left."""
+    try:
         while os.waitpid(-1, how)[0]:
-            pass
+            continue
+    except ChildProcessError:
+        return False
+    return True
 
 
 def begin(request: dict, files: list[int]) -> list[str]:

@@ -25,7 +25,7 @@ from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.transport import symmetric_transport
 
-VICTIM, TIMEOUT_S, TOKENS, EXIT_CODE = 1, 6.0, 96, 7
+VICTIM, TIMEOUT_S, TOKENS, EXIT_CODE = 1, 4.0, 96, 7
 ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stall": lambda: time.sleep(600),

@@ -1,11 +1,9 @@
 """One rank of the tests of symmetric memory: ``symmetric_scenarios.py FOLDER NODES``.
 
-Runs every scenario on one process group and prints a JSON object: scenario to "ok" or an error.
+Runs every scenario on one process group and prints its name once it has passed.
 """
 
-import json
 import sys
-import traceback
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
@@ -25,7 +23,7 @@ from test_random_placements import DTYPES, HEADS, random_plan
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPExecutor, RunError
-from dcp_runtime.transport.choice import make_transport
+from dcp_runtime.execute.executor import make_transport
 from dcp_runtime.transport.symmetric_memory import CopyStream
 from dcp_runtime.transport.symmetric_transport import SymmetricTransport
 from dcp_runtime.transport.transport import NoOverlapTransport
@@ -238,8 +236,8 @@ def graphs_replay_with_new_inputs(nodes):
     """Replays are exact whatever runs between them, also once the window has grown."""
     if nodes > 1:
         return
-    plans = [plan_of("static:zigzag"), plan_of("static:contiguous", "causal")]
-    layers = [random_qkv(seed, 96, 4, 2, 8, torch.float32) for seed in range(5)]
+    plans = [plan_of("static:zigzag", tokens=48), plan_of("static:contiguous", "causal", 48)]
+    layers = [random_qkv(seed, 48, 4, 2, 8, torch.float32) for seed in range(4)]
     with (
         DCPExecutor(transport="symmetric", timeout_s=TIMEOUT_S) as executor,
         DCPExecutor(timeout_s=TIMEOUT_S) as other,
@@ -260,13 +258,13 @@ def graphs_replay_with_new_inputs(nodes):
             with graph:
                 found = run_layers(prepared, *mine)
             graphs.append((plan, mine, graph, found))
-        for number in range(1, 5):
+        for number in range(1, 4):
             for plan, mine, graph, found in graphs:
                 for old, new in zip(mine, rows_of(plan, number), strict=True):
                     old.copy_(new)
                 graph.replay()
                 check(found, plan, number)
-            tokens = 96 if number < 3 else 144
+            tokens = 48 if number < 2 else 144  # the last replays follow a larger window
             between = plan_of("static:zigzag", tokens=tokens)
             qkv = random_qkv(number, tokens, 4, 2, 8, torch.float32)
             mine, theirs = (results_of(each, between, qkv)[1] for each in (executor, other))
@@ -288,29 +286,26 @@ def graphs_are_refused(nodes):
     executor.close()
 
 
+SCENARIOS = (
+    random_plans_are_exact_and_have_the_bits_of_gloo,
+    the_bits_are_the_same_without_overlap,
+    a_block_is_copied_once_for_all_its_targets,
+    a_block_stays_until_all_have_read_it,
+    a_rank_that_failed_is_told_before_a_step,
+    graphs_replay_with_new_inputs,
+    graphs_are_refused,
+)
+
+
 def main():
     folder, nodes = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     install(folder, nodes)
-    found = {}
-    for scenario in (
-        random_plans_are_exact_and_have_the_bits_of_gloo,
-        the_bits_are_the_same_without_overlap,
-        a_block_is_copied_once_for_all_its_targets,
-        a_block_stays_until_all_have_read_it,
-        a_rank_that_failed_is_told_before_a_step,
-        graphs_replay_with_new_inputs,
-        graphs_are_refused,
-    ):
-        try:
-            scenario(nodes)
-            dist.barrier()
-            found[scenario.__name__] = "ok"
-        except Exception:
-            found[scenario.__name__] = traceback.format_exc()
-            break  # the others may wait for this rank
-    print(json.dumps(found), flush=True)
+    for scenario in SCENARIOS:
+        scenario(nodes)
+        dist.barrier()
+        print(scenario.__name__, flush=True)
     ThreadStream.longest_nap_s = 0
     dist.destroy_process_group()
 

@@ -104,7 +104,7 @@ class Graph(TorchDispatchMode):
 class ThreadStream:
     """Takes the place of `CopyStream`, method by method."""
 
-    longest_nap_s = 1e-3
+    longest_nap_s = 5e-4
 
     def __init__(self):
         self.queue, self.queued = queue.SimpleQueue(), 0

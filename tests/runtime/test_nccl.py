@@ -24,7 +24,7 @@ from dcp_runtime.transport import group_store, group_transport, nccl_transport
 from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.transport import NoOverlapTransport
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 2.0
 SEND, RECEIVE = "send", "receive"
 
 

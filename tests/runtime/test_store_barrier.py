@@ -79,10 +79,15 @@ def test_the_store_works_for_1024_ranks_as_for_each_of_them():
     assert store.bytes < 300 * size
 
 
+@pytest.fixture
+def short_grace(monkeypatch):
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.4)
+
+
 @pytest.mark.parametrize(("size", "away"), [(3, 2), (40, 39), (40, 1)])
-def test_the_rank_that_does_not_come_is_named(size, away):
+def test_the_rank_that_does_not_come_is_named(short_grace, size, away):
     store = HashStore()
-    barriers = barriers_of(store, size, timeout_s=1.0)
+    barriers = barriers_of(store, size, timeout_s=0.4)
     with ThreadPoolExecutor(size) as pool:
         runs = [
             pool.submit(barrier.exchange_notes, "", "prepare")
@@ -95,9 +100,9 @@ def test_the_rank_that_does_not_come_is_named(size, away):
         assert caught.value.rank == away
 
 
-def test_a_rank_that_dies_between_its_note_and_the_sum_is_named():
+def test_a_rank_that_dies_between_its_note_and_the_sum_is_named(short_grace):
     store, size = HashStore(), 20
-    barriers = barriers_of(store, size, timeout_s=1.0)
+    barriers = barriers_of(store, size, timeout_s=0.4)
     next(barriers[1].meet(""))  # its children are 17, 18 and 19
     with ThreadPoolExecutor(size) as pool:
         runs = [

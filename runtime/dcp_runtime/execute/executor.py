@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -25,11 +25,15 @@ from dcp_runtime.plans.batch_plans import (
 )
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.run_log.log import RunLog
-from dcp_runtime.transport.choice import TransportName, make_transport
+from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.group_store import Group, process_group
+from dcp_runtime.transport.group_transport import member_ranks
 from dcp_runtime.transport.limits import check_timeout
+from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
 from dcp_runtime.transport.transport import Topic, Transport, agree
+
+TransportName: TypeAlias = Literal["symmetric"]
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -342,3 +346,25 @@ class OpenBatches:
                 f"a layer asked the executor for its plan while {' and '.join(map(str, others))} "
                 f"and {latest.name} are open: each of them may be meant; {_GIVE_THE_PLAN}"
             )
+
+
+def make_transport(
+    group: dist.ProcessGroup | None, timeout_s: float, name: TransportName | None = None
+) -> Transport:
+    """Make the transport of a group: NCCL where that moves its CUDA tensors, else gloo.
+
+    A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``. Where `name` asks for it,
+    blocks inside a machine travel through symmetric memory.
+    """
+    member_ranks(group)  # get_backend_config would not say which group it is
+    if name == "symmetric":
+        # It needs parts of torch that are not public: no other transport must miss them.
+        from dcp_runtime.transport.symmetric_transport import SymmetricTransport
+
+        return SymmetricTransport(group, timeout_s)
+    if name is not None:
+        raise RunError(f"expected transport 'symmetric', a Transport or None, got {name!r}")
+    backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
+    if backends.get("cuda") == "nccl" and torch.cuda.is_available():
+        return NcclTransport(group, timeout_s)
+    return GlooTransport(group, timeout_s)

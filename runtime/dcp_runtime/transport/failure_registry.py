@@ -16,7 +16,6 @@ import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from typing import Literal
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
@@ -308,49 +307,6 @@ class StoreBarrier:
         if peer in (None, self._rank):  # only the mark of another failure made us look
             peer = (self._rank + 1) % self._size
         raise self._failures.settle(Status("waiting", peer, place, -1, ""))
-
-
-class MeetingStore(Store):
-    """A store for meetings of torch's own, which ends them by our deadline and names a rank.
-
-    torch would wait for minutes, hold Python's lock all the while, and name nobody.
-
-    Args:
-        store: of all ranks.
-        barrier: of this rank.
-        ranks: those that meet, this one among them.
-        place: the step that needs the meeting.
-    """
-
-    def __init__(
-        self, store: Store, barrier: StoreBarrier, ranks: Sequence[int], place: str
-    ) -> None:
-        super().__init__()
-        self._store, self._barrier, self._ranks, self._place = store, barrier, ranks, place
-
-    def _own(self, key: str) -> str:
-        return f"meeting of {self._ranks[0]}/{key}"  # other ranks meet beside them
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
-        self._store.set(self._own(key), value)  # type: ignore[arg-type]  # bytes as well
-
-    def add(self, key: str, value: int) -> int:
-        """Add to a number and give the sum."""
-        return self._store.add(self._own(key), value)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for values; the limit is ours, whatever torch asks for."""
-        self._barrier.wait_for(list(map(self._own, keys)), self._ranks, self._place)
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value and read it."""
-        return self.multi_get([key])[0]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for values and read them."""
-        self.wait(keys)
-        return self._store.multi_get(list(map(self._own, keys)))
 
 
 def _key(meeting: int, rank: int, *, is_sum: bool = False) -> str:

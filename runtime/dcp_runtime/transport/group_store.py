@@ -1,4 +1,4 @@
-"""The store of a process group, which fails instead of waiting when its server does not answer.
+"""Stores of a process group that fail instead of waiting: for a server, or for a rank.
 
 torch's client reads the answers of a `TCPStore` without a limit: where the serving process is
 stopped, or its machine out of reach, looking up a key would never return.
@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -101,6 +102,43 @@ class DeadlineStore(Store):
             except TimeoutError:
                 self._is_lost = True
         raise RuntimeError("the store of the process group does not answer")
+
+
+class MeetingStore(Store):
+    """A store for meetings of torch's own, which end by our deadline and name the rank that misses.
+
+    torch would wait for minutes, hold Python's lock all the while, and name nobody.
+
+    Args:
+        store: of all ranks.
+        name: of the meetings; others may be held at the same time.
+        wait_for: waits until keys of `store` are there, or raises.
+    """
+
+    def __init__(self, store: Store, name: str, wait_for: Callable[[list[str]], None]) -> None:
+        super().__init__()
+        self._store, self._name, self._wait_for = store, name, wait_for
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """Write a value."""
+        self._store.set(f"{self._name}/{key}", value)  # type: ignore[arg-type]  # bytes as well
+
+    def add(self, key: str, value: int) -> int:
+        """Add to a number and give the sum."""
+        return self._store.add(f"{self._name}/{key}", value)
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        """Wait for values; the limit is ours, whatever torch asks for."""
+        self._wait_for([f"{self._name}/{key}" for key in keys])
+
+    def get(self, key: str) -> bytes:
+        """Wait for a value and read it."""
+        return self.multi_get([key])[0]
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Wait for values and read them."""
+        self.wait(keys)
+        return self._store.multi_get([f"{self._name}/{key}" for key in keys])
 
 
 def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:

@@ -1,4 +1,4 @@
-"""`GroupTransport`: parcels between the ranks of a process group, over groups of its own."""
+"""Transports between the ranks of a process group, over groups of their own."""
 
 import atexit
 from collections.abc import Iterator

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from dcp_planner import Direction, TransferKind
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.device_plan import DevicePlan
-from dcp_runtime.transport.failure_registry import MeetingStore
+from dcp_runtime.transport.group_store import MeetingStore
 from dcp_runtime.transport.group_transport import make_group
 from dcp_runtime.transport.nccl_transport import NAP_S, Batch, NcclTransport, last_limit_s
 from dcp_runtime.transport.symmetric_memory import (
@@ -115,8 +115,8 @@ class SymmetricTransport(NcclTransport):
         node = self._control
         if len(self._near) < self.size:
             node = make_group([self._ranks[r] for r in self._near], "gloo", timeout_s)
-        meeting = MeetingStore(self.store, self._barrier, list(self._near), _PLACE)
-        self._node = WindowGroup(node, meeting)
+        meet = partial(self._barrier.wait_for, ranks=list(self._near), place=_PLACE)
+        self._node = WindowGroup(node, MeetingStore(self.store, f"node of {min(self._near)}", meet))
         self._windows: list[SharedWindow] = []  # the last one, and those that graphs may use
         self._has_graphs = False
         self._capacity = [0, 0]  # bytes for inputs, and of a half for results
