@@ -63,7 +63,7 @@ class Factors:
         found = cls({}, {}, {})
         reader = Predicate(frame, is_symbolic=False)
         for node in _conditions(core):
-            sides = _sides(node)
+            sides = {"q", "k"} if isinstance(node, nodes.Same) else _positions(node)
             if len(sides) == 1:
                 grid = _line(frame.num_tokens, *sides)
                 holds: Bools = reader.mask(node)(grid)[1].ravel()
@@ -150,13 +150,6 @@ def _conditions(core: nodes.Mask) -> list[nodes.Mask]:
             case nodes.Compare() | nodes.Within() | nodes.Same():
                 found[node] = None
     return list(found)
-
-
-def _sides(node: nodes.Mask) -> set[nodes.Side]:
-    """Return whether a condition reads the query, the key or both."""
-    if isinstance(node, nodes.Same):
-        return {"q", "k"}
-    return _positions(node)
 
 
 def _positions(node: nodes.Node) -> set[nodes.Side]:

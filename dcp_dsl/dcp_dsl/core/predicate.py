@@ -120,14 +120,11 @@ class Predicate:
     def _listed(self, node: nodes.Listed) -> Decide:
         """Return what decides whether a number is in a list: each place of the list is compared."""
         index, values = self.frame.lists(node)
-        row, item, any_ = (
-            self._look_up(index, node.at),
-            self.number(node.item),
-            _constant(UNBOUNDED),
-        )
+        row, item = self._look_up(index, node.at), self.number(node.item)
+        most = Interval.constant(UNBOUNDED)
 
         def decide(grid: Grid) -> BlockDecision:
-            rows, wanted, most = row(grid), item(grid), any_(grid)
+            rows, wanted = row(grid), item(grid)
             always = ever = np.zeros((1, 1), np.bool_)
             for place in values.T if len(values) else ():
                 found = wanted.compare("==", rows.look_up(place).below(most))

@@ -44,9 +44,6 @@ class Node:
     place: Place = field(repr=False, kw_only=True, default=NOWHERE)
 
 
-# ---- numbers -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Const(Node):
     """An integer."""
@@ -144,9 +141,6 @@ def negated(number: Number) -> Number:
     return Arithmetic("*", minus, number, place=number.place)
 
 
-# ---- masks ---------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Truth(Node):
     """All pairs of the frame, or none."""
@@ -237,8 +231,6 @@ Mask: TypeAlias = Truth | Compare | Within | Same | Listed | Along | Not | And |
 LOST: Never = cast("Never", Free("", ""))  # any node with an error in it; its program is never used
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
 
-# ---- segments ------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Laid(Node):
@@ -266,8 +258,6 @@ class Chosen(Node):
 
 
 Segment: TypeAlias = Laid | Tiles | Chosen
-
-# ---- walking -------------------------------------------------------------------------------------
 
 
 def children(node: Node) -> tuple[Node, ...]:

@@ -69,8 +69,8 @@ class _Facts:
         """Refuse a layout of the queries where both tokens are of the keys' sequence."""
         is_own = node.statement == self.keys.statement
         if isinstance(node.statement.source, ast.Layout) and not is_own:
-            self.fail(
-                node.place, f"`{node.name}` is no part of `{self.name}`, which lays the keys out",
+            node.place.fail(
+                "E126", f"`{node.name}` is no part of `{self.name}`, which lays the keys out",
                 f"with `{self.keys.alignment}` queries are tokens of `{self.name}` too: ask about "
                 f"its parts, or write `@keys({self.name})`",
             )  # fmt: skip
@@ -88,11 +88,11 @@ class _Facts:
                 word = words[type(node)]
                 self.unaligned(node.place, f"`{word}` needs two tokens of one sequence")
             case nodes.Length():
-                self.fail(node.place, "`len` could be that of the queries or of the keys",
-                          "count a part, or give the number a column: `row.name`")  # fmt: skip
+                hint = "count a part, or give the number a column: `row.name`"
+                node.place.fail("E126", "`len` could be that of the queries or of the keys", hint)
             case nodes.Count(segment) if not _is_layout(segment):
-                self.fail(node.place, "this counts instances of queries or of keys",
-                          "read the count at a token: `q.S.count` or `k.S.count`")  # fmt: skip
+                hint = "read the count at a token: `q.S.count` or `k.S.count`"
+                node.place.fail("E126", "this counts instances of queries or of keys", hint)
 
     def side_of(self, at: nodes.Number) -> nodes.Side:
         """Return the side that a position belongs to."""
@@ -114,7 +114,7 @@ class _Facts:
                 self.belongs(parent, side, place)
             case nodes.Tiles():
                 hint = "divide the position: `k // 64`, or tile a part: `every 64 in S`"
-                self.fail(place, "tiles could be cut from the queries or from the keys", hint)
+                place.fail("E126", "tiles could be cut from the queries or from the keys", hint)
             case nodes.Laid(statement, name):
                 if isinstance(statement.source, ast.Layout):
                     is_key = statement == self.keys.statement
@@ -126,22 +126,18 @@ class _Facts:
         known = self.sides.setdefault(fact, side)
         if known != side:
             words = {"q": "queries", "k": "keys"}
-            self.fail(
-                place, f"{what} belongs to the {words[known]}, `{side}` to the {words[side]}",
+            place.fail(
+                "E126", f"{what} belongs to the {words[known]}, `{side}` to the {words[side]}",
                 f"ask about `{known}`, or declare another one for the {words[side]}",
             )  # fmt: skip
 
     def unaligned(self, place: nodes.Place, message: str) -> NoReturn:
         """Fail for want of an alignment."""
-        self.fail(
-            place, f"{message}; `@keys({self.name})` does not say how the sequences lie",
+        place.fail(
+            "E126", f"{message}; `@keys({self.name})` does not say how the sequences lie",
             f"if queries are the last tokens of `{self.name}`, write "
             f"`@keys({self.name}, bottom_right)`; if the first ones, `top_left`",
         )  # fmt: skip
-
-    def fail(self, place: nodes.Place, message: str, hint: str) -> NoReturn:
-        """Raise E126."""
-        place.fail("E126", message, hint)
 
 
 def _is_layout(segment: nodes.Segment) -> bool:

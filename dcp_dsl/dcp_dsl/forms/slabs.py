@@ -27,15 +27,6 @@ MANY = 2**10  # tokens whose blocks are found by division
 SPARE_CELLS = 4  # blocks of that array for each entry, at most
 
 
-def count_slab_blocks(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
-    """Count the pairs of every block that slabs touch; O(slabs + blocks)."""
-    pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
-    row, col, pairs = slab_entries(pieces, kv_bounds)
-    if (pieces[1][1:] > pieces[1][:-1]).all():  # each alone in its row of blocks, and in order
-        return BlockCounts(row, col, pairs)
-    return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
-
-
 def areas(rows: Ints, counts: Ints, kv_bounds: Ints, col: Ints) -> Ints:
     """Return the pairs of blocks, so many of each height one after the other, by their columns."""
     widths = kv_bounds[1:] - kv_bounds[:-1]
@@ -249,8 +240,12 @@ class Slabs(Record):
         return paint_ranges(self.row_ranges(q_start, q_end), kv_start, kv_end)
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
-        """Count the visible pairs of every block; see `Form`."""
-        return count_slab_blocks(self, q_bounds, kv_bounds)
+        """Count the visible pairs of every block; O(slabs + blocks); see `Form`."""
+        pieces = cut_at_rows(self, q_bounds, kv_bounds)
+        row, col, pairs = slab_entries(pieces, kv_bounds)
+        if (pieces[1][1:] > pieces[1][:-1]).all():  # each alone in its row of blocks, and in order
+            return BlockCounts(row, col, pairs)
+        return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
 
 ROW_CELLS_AT_ONCE = 2**22  # blocks counted at once, to bound memory

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed
 from dcp_dsl.forms.form import BlockCounts, CrossForm, Form, PlacedForm, num_keys
-from dcp_dsl.forms.slabs import Slabs, areas, count_slab_blocks
+from dcp_dsl.forms.slabs import Slabs, areas
 
 
 class BlockKind(IntEnum):
@@ -243,7 +243,7 @@ def _pack(sequences: Sequence[Form], batch: BatchShape) -> Slabs:
 
 def _count(others: Sequence[PlacedForm], slabs: Slabs, bounds: tuple[Ints, Ints]) -> BlockCounts:
     """Count the blocks of all slabs at once and those of other forms one by one."""
-    found = count_slab_blocks(slabs, *bounds)
+    found = slabs.count_blocks(*bounds)
     if not others:
         return found
     parts = [found, *(placed.count_blocks(*bounds) for placed in others)]

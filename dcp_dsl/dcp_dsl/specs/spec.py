@@ -171,11 +171,7 @@ class Spec:
         """
         found = self.scope.find_stack(name)
         if found is None:
-            have = list_names(self.stacks, "none")
-            hint = did_you_mean(name, list(self.stacks))
-            raise DatasetError(
-                f"{self.name}: no stack `{name}`{'; ' + hint if hint else ''} (stacks: {have})"
-            )
+            raise DatasetError(self._none("stack", name, self.stacks))
         return build_stack(*found)
 
     def mask(self, call: str) -> Mask:
@@ -220,16 +216,19 @@ class Spec:
         Sample(columns={'lens': [3, 4]}, length=7)
         """
         if name not in self.scope.samples:
-            have = list_names(self.samples, "none")
-            hint = did_you_mean(name, list(self.samples))
             raise DatasetError(
-                f"{self.name}: no sample `{name}`{'; ' + hint if hint else ''} (samples: {have}); "
+                f"{self._none('sample', name, self.samples)}; "
                 f"add one with `sample {name}(column = ..., len = ...)`"
             )
         try:
             return declared_sample(self.scope.samples[name], self.scope)
         except DatasetError as error:
             raise DatasetError(f"{self.name}: {error}") from None
+
+    def _none(self, kind: str, name: str, known: tuple[str, ...]) -> str:
+        hint = did_you_mean(name, known)
+        near = f"; {hint}" if hint else ""
+        return f"{self.name}: no {kind} `{name}`{near} ({kind}s: {list_names(known, 'none')})"
 
     def attachment(self, dataset_path: str | Path, columns: Collection[str]) -> "Attachment":
         """Find the mask or stack that the first matching `for` statement attaches to a data set.
