@@ -135,6 +135,7 @@ def _generate(
                 found.add(shown)
                 yield Sample(values, total)
             fitting += total is not None
+            # Where few samples are possible the same ones come again and again.
             if len(found) == wanted or fitting == 2 * wanted:
                 break
 

@@ -311,6 +311,7 @@ class Rectangle:
         """Return a mask without the pairs of the square that are outside the rectangle."""
         q, k = nodes.Pos("q"), nodes.Pos("k")
         bounds = (
+            # Queries before all keys have rows below 0, which the square does not have.
             nodes.Compare(">=", q, nodes.Const(max(0, self.first_row))),
             nodes.Compare("<", q, nodes.Const(self.first_row + self.num_q)),
             nodes.Compare("<", k, nodes.Const(self.num_kv)),

@@ -276,6 +276,7 @@ class _Substitution:
         for name in type(node).__slots__:
             old = getattr(node, name)
             if isinstance(old, nodes.Node):
+                # The body of a `Per` alone lies one frame further in.
                 new = self.put(old, depth + (name == "body"))
                 if new is not old:
                     changed[name] = new

@@ -91,6 +91,7 @@ class LabelledPart(Record):
         """Count what slabs have of blocks that they end in, row by row, int64 ``[blocks]``."""
         row, col = place
         most = self.k_label.max(initial=-1)
+        # Labels above those of all keys meet none.
         labelled = np.flatnonzero((self.q_label >= 0) & (self.q_label <= most))
         low = np.maximum(q_bounds[row], self.slabs.q_start[slab])
         high = np.minimum(q_bounds[row + 1], self.slabs.q_end[slab])

@@ -322,6 +322,7 @@ def add_ranges(ranges: Iterable[Range]) -> Range:
     >>> add_ranges([(1, 2), (-1, INFINITE)])
     (0, inf)
     """
+    # The zeros are the sum of no ranges.
     lows, highs = zip((0, 0), *ranges, strict=True)
     return sum(lows), sum(highs)
 
