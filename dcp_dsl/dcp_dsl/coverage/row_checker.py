@@ -322,6 +322,9 @@ SMALLEST = 8  # rows that are rather bound than proved
 def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) -> Bools:
     """Return for each of some rows of a batch whether the rules of a guard are proved to hold.
 
+    ``causal and q - k < row.window`` has empty rows for a window of 0, so nothing is proved in
+    general; in a batch of windows from 1 on it has none. Halving finds the rows that spoil it.
+
     Rows must be free of missing values, and their token columns as long as the rows; `columns` go
     by the mask's names.
     """
