@@ -107,11 +107,9 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
         loaded = library.load(key)
         trace = trace_of(loaded, request.args.get("source", "simulated"))
         longest = max(length_ns(each) for each in loaded.traces.values())
-
-        def make(item: LoadedPlan) -> bytes:
-            return memory_payload(trace, item.plan, longest)
-
-        return answer(library.payload(loaded, f"memory {trace.source}", make), BINARY)
+        name = f"memory {trace.source}"
+        made = library.payload(loaded, name, lambda it: memory_payload(trace, it.plan, longest))
+        return answer(made, BINARY)
 
     @api.get("/plan/<key>/timeline")
     def timeline(key: str) -> WSGIResponse:
@@ -119,12 +117,12 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
         trace = trace_of(loaded, request.args.get("source", "simulated"))
         asked = request.args.get("phase", "")
         phase = asked if asked in DIRECTIONS else ""
+        name = f"timeline {trace.source} {phase}"
         longest = max(length_ns(phase_of(each, phase)) for each in loaded.traces.values())
-
-        def make(item: LoadedPlan) -> bytes:
-            return timeline_payload(phase_of(trace, phase), item.plan, longest)
-
-        return answer(library.payload(loaded, f"timeline {trace.source} {phase}", make), BINARY)
+        made = library.payload(
+            loaded, name, lambda it: timeline_payload(phase_of(trace, phase), it.plan, longest)
+        )
+        return answer(made, BINARY)
 
     @api.get("/plan/<key>/path")
     def path(key: str) -> WSGIResponse:
@@ -218,7 +216,7 @@ MAX_OPEN = 4
 
 @dataclass(slots=True)
 class Upload:
-    """A file being uploaded: its name, its length, and the bytes received so far."""
+    """A file being uploaded, with the bytes received so far."""
 
     name: str
     size_bytes: int

@@ -7,7 +7,7 @@ from typing import Any, Literal, TypeVar
 from dcp_dashboard.editing.texts import mask_of, samples_of, text_of, whole
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.summary import device_pairs
-from dcp_dsl import BlockSparsity, DCPError, Form, Spec, block_sparsity
+from dcp_dsl import BlockSparsity, DCPError, Spec, block_sparsity
 from dcp_planner import (
     PARTITIONERS,
     Cluster,
@@ -94,18 +94,14 @@ def read_batch(
     forms = {text: mask.compile(sample) for text, sample in distinct.items()}
     shape, cluster, config = _shape(request), _cluster(request), _config(request)
     tell("cutting blocks")
-    sparsity = _cut([forms[text] for text in texts], request, cluster, config)
+    every = [forms[text] for text in texts]
+    if request.get("block") is None:
+        sparsity = cut_blocks(every, choose_block_size(every, cluster, config))
+    else:
+        block = whole(request, "block", 1, 1, MAX_BLOCK)
+        sparsity = block_sparsity(every, block, block)
     provenance = Provenance(spec.source, mask.call, texts, "written in the editor")
     return EditedBatch(sparsity, shape, cluster, config, provenance)
-
-
-def _cut(
-    forms: list[Form], request: Mapping[str, Any], cluster: Cluster, config: PlanConfig
-) -> BlockSparsity:
-    if request.get("block") is None:
-        return cut_blocks(forms, choose_block_size(forms, cluster, config))
-    block = whole(request, "block", 1, 1, MAX_BLOCK)
-    return block_sparsity(forms, block, block)
 
 
 def _shape(request: Mapping[str, Any]) -> ModelShape:

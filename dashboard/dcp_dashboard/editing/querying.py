@@ -7,16 +7,13 @@ DuckDB that opens no file, loads no extension and keeps its settings.
 from decimal import Decimal
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from dcp_dashboard.api.devices import MAX_EVENTS
 from dcp_dashboard.facts.traces import event_table, track_order
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.extras import install_line
-from dcp_planner import Trace
 
 MAX_ROWS, MAX_COLUMNS, MAX_LETTERS = 1_000, 50, 200
 """Most that a page is shown of a result: rows, columns, letters of a cell."""
@@ -67,19 +64,17 @@ def events_arrow(loaded: LoadedPlan) -> bytes:
             f"expected at most {MAX_EVENTS} events for SQL, got {size}; take them as CSV"
         )
     node = loaded.plan.cluster.node_of_device
-    table = pa.concat_tables([_events(trace, node) for trace in loaded.traces.values()])
+    tables = []
+    for trace in loaded.traces.values():
+        rows = track_order(trace)  # rows as in the timeline
+        peer = trace.peer[rows]
+        of = event_table(trace, rows).append_column("node", pa.array(node[trace.device[rows]]))
+        tables.append(of.append_column("peer_node", pa.array(node[peer], mask=peer < 0)))
+    table = pa.concat_tables(tables)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     return sink.getvalue().to_pybytes()
-
-
-def _events(trace: Trace, node: NDArray[np.integer]) -> pa.Table:
-    """Build the table of one trace with the nodes of its devices; rows as in the timeline."""
-    rows = track_order(trace)
-    peer = trace.peer[rows]
-    found = event_table(trace, rows).append_column("node", pa.array(node[trace.device[rows]]))
-    return found.append_column("peer_node", pa.array(node[peer], mask=peer < 0))
 
 
 def run_query(request: dict[str, Any]) -> dict[str, Any]:

@@ -243,7 +243,16 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
     _add_text_routes(api, library, desk)
     _add_plan_routes(api, library, desk)
-    _add_query_route(api, library, desk)
+
+    @api.post("/query")
+    def query() -> WSGIResponse:
+        body = _request(library, "query")
+        loaded = library.load(str(body.get("plan", "")))
+        asked = {"task": "query", "sql": body.get("sql", "")}
+        try:
+            return _json(desk.database.call(asked, QUERY_LIMIT_S, blob=events_arrow(loaded))[0])
+        except WorkerOverdue as error:
+            raise DashboardError(f"{error}; ask for less, for example with WHERE") from None
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:
@@ -320,20 +329,6 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     @api.post("/plan/<job>/cancel")
     def cancel(job: str) -> WSGIResponse:
         return _json(desk.jobs.cancel(job).to_json())
-
-
-def _add_query_route(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
-    """Add the route that runs one SELECT over the events of a plan."""
-
-    @api.post("/query")
-    def query() -> WSGIResponse:
-        body = _request(library, "query")
-        loaded = library.load(str(body.get("plan", "")))
-        asked = {"task": "query", "sql": body.get("sql", "")}
-        try:
-            return _json(desk.database.call(asked, QUERY_LIMIT_S, blob=events_arrow(loaded))[0])
-        except WorkerOverdue as error:
-            raise DashboardError(f"{error}; ask for less, for example with WHERE") from None
 
 
 def _request(library: PlanLibrary, task: str) -> dict[str, Any]:

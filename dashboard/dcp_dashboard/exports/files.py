@@ -97,8 +97,19 @@ CSV = "text/csv; charset=utf-8"
 def export_api(library: PlanLibrary) -> Blueprint:
     """Build the routes; refusals are as in `data_api`."""
     api = Blueprint("dcp_exports", __name__, url_prefix="/api/plan/<key>")
-    _add_plan_routes(api, library)
     _add_trace_routes(api, library)
+
+    @api.get("/overview.png")
+    def picture(key: str) -> WSGIResponse:
+        theme: Theme = "dark" if request.args.get("theme") == "dark" else "light"
+        loaded = library.load(key)
+        return as_file(Response(still(loaded, theme), content_type="image/png"), loaded, "png")
+
+    @api.get(f"/<any({', '.join(repr(name) for name in FILES)}):name>")
+    def whole_file(key: str, name: str) -> WSGIResponse:
+        suffix, kind, make = FILES[name]
+        loaded = library.load(key)
+        return as_file(Response(make(loaded), content_type=kind), loaded, suffix)
 
     @api.get("/thumbnail.png")
     def small_picture(key: str) -> WSGIResponse:
@@ -125,20 +136,6 @@ FILES: dict[str, tuple[str, str, Callable[[LoadedPlan], bytes]]] = {
     "tiles.csv": ("tiles.csv", CSV, tiles_csv),
 }  # fmt: skip
 """Suffix, content type and maker of a file by the last part of its address."""
-
-
-def _add_plan_routes(api: Blueprint, library: PlanLibrary) -> None:
-    @api.get("/overview.png")
-    def picture(key: str) -> WSGIResponse:
-        theme: Theme = "dark" if request.args.get("theme") == "dark" else "light"
-        loaded = library.load(key)
-        return as_file(Response(still(loaded, theme), content_type="image/png"), loaded, "png")
-
-    @api.get(f"/<any({', '.join(repr(name) for name in FILES)}):name>")
-    def whole_file(key: str, name: str) -> WSGIResponse:
-        suffix, kind, make = FILES[name]
-        loaded = library.load(key)
-        return as_file(Response(make(loaded), content_type=kind), loaded, suffix)
 
 
 def _add_trace_routes(api: Blueprint, library: PlanLibrary) -> None:

@@ -15,7 +15,6 @@ from types import MappingProxyType
 from typing import Literal
 
 from dash import html
-from dash.development.base_component import Component
 from PIL import Image, ImageDraw, ImageFont
 
 from dcp_dashboard.api.devices import devices_payload, path_payload, timeline_payload
@@ -284,7 +283,10 @@ def standalone_page(loaded: LoadedPlan) -> str:
             f"{loaded.entry.relative}: expected at most {MOST_BYTES:,} bytes of mask and traces "
             f"for one page, got {size:,}; share the .dcpplan file and open it with dcpm dashboard"
         )
-    body = markup(_page(loaded))
+    name = f"{loaded.summary.mask} · {loaded.entry.relative}"
+    told = html.Span(plan_caption(loaded), className="dcp-muted dcp-facts")
+    title = html.Div([html.H1(loaded.summary.mask), told], className="dcp-title")
+    body = markup(html.Div([title, *overview(loaded)], **attributes(data_title=name)))
     for address, payload in data.items():
         url = f"data:application/octet-stream;base64,{base64.b64encode(payload).decode()}"
         body = body.replace(f'="{escape(address)}"', f'="{url}"')
@@ -292,27 +294,12 @@ def standalone_page(loaded: LoadedPlan) -> str:
     # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
     return PAGE.format(
-        title=escape(_name(loaded)),
+        title=escape(name),
         style=f"body {{ font-family: {FONT}; }}\n" + "\n".join(TEXTS[name] for name in STYLES),
         body=body,
         bundle=bundle,
         script=re.sub(r"</(script)", r"<\\/\1", TEXTS[SCRIPT], flags=re.IGNORECASE),
     )
-
-
-def _name(loaded: LoadedPlan) -> str:
-    return f"{loaded.summary.mask} · {loaded.entry.relative}"
-
-
-def _page(loaded: LoadedPlan) -> Component:
-    title = html.Div(
-        [
-            html.H1(loaded.summary.mask),
-            html.Span(plan_caption(loaded), className="dcp-muted dcp-facts"),
-        ],
-        className="dcp-title",
-    )
-    return html.Div([title, *overview(loaded)], **attributes(data_title=_name(loaded)))
 
 
 def _data(loaded: LoadedPlan) -> dict[str, bytes]:

@@ -7,7 +7,7 @@ explains why.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -30,7 +30,7 @@ from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.arrays import Floats
 from dcp_planner import Direction, Plan, Source, Trace
 from dcp_planner.report import Difference, compare_figures
-from dcp_planner.simulation import EVENT_KINDS, Lane
+from dcp_planner.simulation import EVENT_KINDS
 
 EQUAL = 0.0005
 """Changes below this share are called equal: they vanish in three digits."""
@@ -61,37 +61,6 @@ class Side:
         """Visible pairs per second and device: comparable between batches and clusters."""
         seconds = self.trace.seconds() * self.num_devices
         return self.loaded.summary.metrics.pairs / seconds if seconds else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class FigureRow:
-    """One line of the table of figures.
-
-    Attributes:
-        heading, meaning: shown.
-        difference: the two values; its name is the key of the figure.
-        text: how a value is written.
-        judgement: whether the second side is better.
-    """
-
-    heading: str
-    meaning: str
-    difference: Difference
-    text: Text
-    judgement: Judgement
-
-    @property
-    def change(self) -> str:
-        """The difference with its sign, in the figure's own unit and in per cent."""
-        first, second = self.difference.first, self.difference.second
-        if abs(second - first) <= EQUAL * abs(first):
-            return "equal"
-        if self.text is percent:  # per cent of per cent would be read as points
-            return f"{signed(100 * (second - first), digits)} points"
-        relative = self.difference.change
-        share = "" if relative is None else f" ({signed(relative, percent)})"
-        text = digits if self.text is ratio else self.text  # two decimals may show nothing
-        return signed(second - first, text) + share
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -203,6 +172,52 @@ def common_groups(first: Plan, second: Plan) -> int:
     return math.lcm(first.head_groups, second.head_groups)
 
 
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A compared figure: its source, and which direction is better.
+
+    Attributes:
+        name: of the planner's figure if `value` is ``None``.
+        heading, meaning: shown.
+        text: how a value is written.
+        goal: the better direction; ``None``: neither.
+        is_total: whether it grows with the batch, so that only equal batches are judged.
+        value: from a side.
+        is_of_run: whether two traces of one plan can differ in it.
+    """
+
+    name: str
+    heading: str
+    meaning: str
+    text: Text
+    goal: Goal
+    is_total: bool = True
+    value: Callable[[Side], float] | None = None
+    is_of_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FigureRow:
+    """One line of the table: a figure, its values on both sides, and whether B's is better."""
+
+    figure: Figure
+    difference: Difference
+    judgement: Judgement
+
+    @property
+    def change(self) -> str:
+        """The difference with its sign, in the figure's own unit and in per cent."""
+        first, second, text = self.difference.first, self.difference.second, self.figure.text
+        if abs(second - first) <= EQUAL * abs(first):
+            return "equal"
+        if text is percent:  # per cent of per cent would be read as points
+            return f"{signed(100 * (second - first), digits)} points"
+        relative = self.difference.change
+        share = "" if relative is None else f" ({signed(relative, percent)})"
+        # Two decimals of a ratio may show nothing of a small difference.
+        return signed(second - first, digits if text is ratio else text) + share
+
+
 def compare_rows(comparison: Comparison) -> tuple[FigureRow, ...]:
     """Return the table of figures, in reading order; of one plan only what a run can change."""
     a, b = comparison.first, comparison.second
@@ -215,7 +230,7 @@ def compare_rows(comparison: Comparison) -> tuple[FigureRow, ...]:
         difference = planned[figure.name] if of is None else Difference(figure.name, of(a), of(b))
         is_fair = comparison.is_same_batch or not figure.is_total
         judged = judge(difference, figure.goal) if is_fair else "none"
-        rows.append(FigureRow(figure.heading, figure.meaning, difference, figure.text, judged))
+        rows.append(FigureRow(figure, difference, judged))
     return tuple(rows)
 
 
@@ -239,9 +254,9 @@ def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
     """
     if not comparison.has_same_devices:
         return ()
-    lanes: tuple[Lane, ...] = ("compute", "wait")
     shown: list[tuple[str, Text, Callable[[Side], NDArray[np.generic]]]] = [
-        (lane.capitalize(), duration, partial(_lane_seconds, lane=lane)) for lane in lanes
+        ("Compute", duration, lambda side: side.trace.lane_seconds("compute", side.num_devices)),
+        ("Wait", duration, lambda side: side.trace.lane_seconds("wait", side.num_devices)),
     ]
     if not comparison.is_same_plan:
         shown += [
@@ -255,37 +270,6 @@ def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
     )
 
 
-def _lane_seconds(side: Side, lane: Lane) -> NDArray[np.float64]:
-    return side.trace.lane_seconds(lane, side.num_devices)
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A compared figure: its source, and which direction is better.
-
-    Attributes:
-        name: of the planner's figure if `value` is ``None``.
-        heading, meaning, text: as in `FigureRow`.
-        goal: the better direction; ``None``: neither.
-        is_total: whether it grows with the batch, so that only equal batches are judged.
-        value: from a side.
-        is_of_run: whether two traces of one plan can differ in it.
-    """
-
-    name: str
-    heading: str
-    meaning: str
-    text: Text
-    goal: Goal
-    is_total: bool = True
-    value: Callable[[Side], float] | None = None
-    is_of_run: bool = False
-
-
-def _rate(value: float) -> str:
-    return f"{count(value)}/s"
-
-
 FIGURES = (
     Figure("time", "Time", "From the first start to the last end, forward and backward", duration,
            "less", value=lambda s: s.trace.seconds(), is_of_run=True),
@@ -293,8 +277,9 @@ FIGURES = (
            value=lambda s: s.trace.seconds(is_backward=False), is_of_run=True),
     Figure("backward", "Backward", "The same, backward only", duration, "less",
            value=lambda s: s.trace.seconds(is_backward=True), is_of_run=True),
-    Figure("rate", "Pairs per second and device", "Visible pairs over time and devices", _rate,
-           "more", is_total=False, value=lambda s: s.rate, is_of_run=True),
+    Figure("rate", "Pairs per second and device", "Visible pairs over time and devices",
+           lambda value: f"{count(value)}/s", "more", is_total=False, value=lambda s: s.rate,
+           is_of_run=True),
     Figure("waiting", "Waiting", "Share of all devices' time that they wait for messages", percent,
            "less", is_total=False, value=lambda s: s.loaded.summary.wait_share[s.source],
            is_of_run=True),

@@ -100,15 +100,10 @@ def plan_caption(loaded: LoadedPlan) -> str:
 
 
 def metric_cards(
-    summary: PlanSummary, bounds: "dict[str, float] | None" = None
+    summary: PlanSummary, bounds: Mapping[str, float] = MappingProxyType({})
 ) -> list[tuple[str, str, str]]:
-    """Return (name, value, note) of the key metrics, in reading order.
-
-    Args:
-        summary: of the plan.
-        bounds: ratios to the lower bounds as `above_bounds` gives them.
-    """
-    q, metrics, known = quantities, summary.metrics, bounds or {}
+    """Return (name, value, note) of the key metrics; `bounds` as `above_bounds` gives them."""
+    q, metrics, known = quantities, summary.metrics, bounds
     moved = f"{q.percent(summary.inter_node_share)} between nodes"
     cards = [
         ("Tokens", q.count(metrics.tokens), "in " + q.counted(summary.num_sequences, "sequence")),

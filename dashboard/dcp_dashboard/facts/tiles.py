@@ -276,17 +276,16 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
     elif lane == WAIT:
         rows.append(_release_row(trace, event))
         chain = chain_behind(loaded, source, event)
+    steps = []
+    for step in chain:
+        verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[step]), "on ")
+        link = _span_link(plan, trace, step, int(place[step]))
+        steps.append(row(trace.name_of(step), f"{verb}device {trace.device[step]}: ", link))
     return Details(
         f"{f'{LANES[lane].capitalize()} of {name}' if is_message else name.capitalize()} on device "
         f"{device}",
         span.selected,
-        [
-            Section("", rows),
-            Section(
-                "The chain that ends it, backwards in time",
-                [_chain_row(plan, trace, step, int(place[step])) for step in chain],
-            ),
-        ],
+        [Section("", rows), Section("The chain that ends it, backwards in time", steps)],
         {
             "event": index, "source": source, "name": name, "device": device, "lane": LANES[lane],
             "start_ns": int(trace.start_ns[event]), "end_ns": int(trace.end_ns[event]),
@@ -315,12 +314,6 @@ def _span_link(plan: Plan, trace: Trace, event: int, index: int) -> DetailLink:
     start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
     chosen = event_selection(plan, trace, event, index)
     return DetailLink(spent_text(start, end), chosen, (start, end), trace.source)
-
-
-def _chain_row(plan: Plan, trace: Trace, event: int, index: int) -> DetailRow:
-    verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[event]), "on ")
-    span = _span_link(plan, trace, event, index)
-    return row(trace.name_of(event), f"{verb}device {trace.device[event]}: ", span)
 
 
 def _peer_link(trace: Trace, message: int) -> DetailLink:

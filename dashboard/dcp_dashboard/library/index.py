@@ -9,7 +9,7 @@ that is missing or no number is left out here, and every text and list is cut to
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
@@ -69,6 +69,14 @@ class FileRow(Generic[Value]):
     value: Value | None
     error: str = ""
 
+    @classmethod
+    def read(cls, entry: PlanEntry, read: Callable[[PlanEntry], Value]) -> "FileRow[Value]":
+        """Read a file; what is wrong with it becomes a text."""
+        try:
+            return FileRow(entry, read(entry))
+        except DCPError as error:
+            return FileRow(entry, None, str(error))
+
     @property
     def is_read(self) -> bool:
         """Tell whether somebody has looked into the file."""
@@ -109,7 +117,7 @@ class PlanIndex:
         return FileRow(entry, None) if known is None or known.entry != entry else known
 
     def _read(self, entry: PlanEntry) -> PlanRow:
-        row = self._rows[entry.key] = plan_row(entry)
+        row = self._rows[entry.key] = FileRow.read(entry, read_line)
         return row
 
     def _read_later(self, entries: list[PlanEntry]) -> None:
@@ -122,14 +130,6 @@ class PlanIndex:
         for entry in entries:
             if not self._row(entry).is_read:
                 self._read(entry)
-
-
-def plan_row(entry: PlanEntry) -> PlanRow:
-    """Read one file; what is wrong with it becomes a text."""
-    try:
-        return FileRow(entry, read_line(entry))
-    except DCPError as error:
-        return FileRow(entry, None, str(error))
 
 
 def read_line(entry: PlanEntry) -> PlanLine:

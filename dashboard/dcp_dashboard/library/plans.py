@@ -30,7 +30,7 @@ from dcp_dashboard.library.index import (
     FileRow,
     PlanIndex,
     PlanRow,
-    plan_row,
+    read_line,
     read_report,
 )
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
@@ -183,11 +183,13 @@ class PlanLibrary:
 
     def session_rows(self) -> list[PlanRow]:
         """Return a row for every plan of this session, the most recently used first."""
-        return [plan_row(entry) for entry in self.session.entries()]
+        return [FileRow.read(entry, read_line) for entry in self.session.entries()]
 
     def reports(self) -> list[ReportRow]:
         """Return a row for every report of a data set."""
-        return [self._report_row(entry) for entry in self.folder.files(REPORT_SUFFIX)]
+        return [
+            FileRow.read(entry, self._read_report) for entry in self.folder.files(REPORT_SUFFIX)
+        ]
 
     def report(self, key: str) -> tuple[PlanEntry, DatasetReport]:
         """Return the report with this key, and its file.
@@ -198,10 +200,6 @@ class PlanLibrary:
         entry = self._find(key, REPORT_SUFFIX)
         return entry, self._read_report(entry)
 
-    def steps(self) -> list[PlanEntry]:
-        """Return the files of planned steps."""
-        return self.folder.files(STEP_SUFFIX)
-
     def step(self, key: str) -> tuple[PlanEntry, StepFile]:
         """Return the planned step with this key, and its file.
 
@@ -210,10 +208,6 @@ class PlanLibrary:
         """
         entry = self._find(key, STEP_SUFFIX)
         return entry, read_step(entry.path)
-
-    def runs(self) -> list[PlanEntry]:
-        """Return the logs of training runs."""
-        return self.folder.files(RUN_SUFFIX)
 
     def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
         """Return what `read` makes of the log with this key, as far as it is written by now.
@@ -300,12 +294,6 @@ class PlanLibrary:
 
     def _read_report(self, entry: PlanEntry) -> DatasetReport:
         return self._reports.get(_content(entry), lambda: read_report(entry.path))
-
-    def _report_row(self, entry: PlanEntry) -> ReportRow:
-        try:
-            return FileRow(entry, self._read_report(entry))
-        except DCPError as error:
-            return FileRow(entry, None, str(error))
 
 
 def version_of(entry: PlanEntry) -> str:

@@ -36,9 +36,12 @@ from dcp_dashboard.pages.layout import (
     framed,
     headings,
     notes_list,
+    number_cells,
     panel,
     plain_link,
+    scrolling,
     table,
+    title_bar,
 )
 from dcp_dashboard.pages.tables import MAX_SEARCH, has_words
 from dcp_dsl import DCPError
@@ -132,19 +135,16 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
     return framed(f"{first.summary.mask} against {second.summary.mask}", *parts)
 
 
-def load_comparison(library: PlanLibrary, first: Choice, second: Choice) -> Comparison:
+def load_comparison(library: PlanLibrary, *choices: Choice) -> Comparison:
     """Load both sides."""
-    return Comparison(_side(library, first), _side(library, second))
-
-
-def _side(library: PlanLibrary, choice: Choice) -> Side:
-    loaded = library.load(choice.key)
-    if choice.source not in loaded.traces:
-        raise DCPError(
-            f"{loaded.entry.relative} holds no {choice.source} trace, only "
-            f"{', '.join(loaded.traces)}; record one with: dcpm run PLAN --trace"
-        )
-    return Side(loaded, choice.source)
+    sides = [Side(library.load(choice.key), choice.source) for choice in choices]
+    for side in sides:
+        if side.source not in side.loaded.traces:
+            raise DCPError(
+                f"{side.loaded.entry.relative} holds no {side.source} trace, only "
+                f"{', '.join(side.loaded.traces)}; record one with: dcpm run PLAN --trace"
+            )
+    return Comparison(*sides)
 
 
 def _values(*choices: Choice | None) -> list[str | None]:
@@ -280,12 +280,10 @@ def front_page(library: PlanLibrary, query: str) -> Component:
     best = unbeaten(values)
     others = {what for plan in plans[1:] for what in unlike_batches(first.plan, plan.plan)}
     notes = [f"Not all of one batch: plans for {', '.join(sorted(others))}."] if others else []
-    told = html.Span(sentence(first, values, best), className="dcp-muted dcp-facts")
-    crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
     return framed(
         f"Front · {first.summary.mask}",
         changed_notice(*(plan.entry for plan in plans)),
-        html.Div([crumb, html.H1(first.summary.mask), told], className="dcp-title"),
+        title_bar(first.summary.mask, sentence(first, values, best)),
         *([notes_list(notes)] if notes else []),
         panel("Time against bytes", [graph("front", front_figure(plans, values, best))]),
         panel("Plans", [_rows(plans, values, best)]),
@@ -350,8 +348,7 @@ def _rows(plans: Sequence[LoadedPlan], values: Floats, best: Bools) -> Component
     for letter, plan, row, kept in zip(ascii_uppercase, plans, values, best, strict=False):
         key = plan.entry.key
         name = dcc.Link(plan.entry.relative, href=f"/plan/{key}")
-        told = (text(value) for text, value in zip(texts, row, strict=True))
-        cells = [html.Td(each, className="dcp-number") for each in told]
+        cells = number_cells(text(value) for text, value in zip(texts, row, strict=True))
         address = f"/compare?a={first}&as=simulated&b={key}&bs=simulated"
         link = dcc.Link("with A", href=address) if key != first else ""
         rows.append(
@@ -362,4 +359,4 @@ def _rows(plans: Sequence[LoadedPlan], values: Floats, best: Bools) -> Component
         )  # fmt: skip
     names = ("", "Plan", *(name for name, _, _ in FIGURES), "On the front", "Compare")
     heads = headings(names, range(2, 2 + len(FIGURES)))
-    return html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
+    return scrolling(table(heads, rows))

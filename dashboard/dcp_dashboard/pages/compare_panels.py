@@ -40,8 +40,10 @@ from dcp_dashboard.pages.layout import (
     headings,
     hint,
     notes_list,
+    number_cells,
     panel,
     plain_link,
+    scrolling,
     swatches,
     table,
     terms,
@@ -75,7 +77,7 @@ def table_panel(comparison: Comparison) -> Component:
     rows = table(heads, [_table_row(row) for row in compare_rows(comparison)], "dcp-compare")
     named = (("A", comparison.first), ("B", comparison.second))
     sides = terms(((name, _side_text(side)) for name, side in named), "dcp-sides")
-    return panel("Figures", [sides, html.Div(rows, className="dcp-scroll", tabIndex=0)])
+    return panel("Figures", [sides, scrolling(rows)])
 
 
 def _side_text(side: Side) -> list[Component | str]:
@@ -90,11 +92,12 @@ def _side_text(side: Side) -> list[Component | str]:
 def _table_row(row: FigureRow) -> Component:
     first, second = row.difference.first, row.difference.second
     text = "" if row.change == "equal" else JUDGEMENTS[row.judgement]
-    numbers = (row.text(first), row.text(second), row.change)
+    figure = row.figure
+    numbers = (figure.text(first), figure.text(second), row.change)
     return html.Tr(
         [
-            html.Th(row.heading, scope="row", title=row.meaning),
-            *(html.Td(number, className="dcp-number") for number in numbers),
+            html.Th(figure.heading, scope="row", title=figure.meaning),
+            *number_cells(numbers),
             html.Td(text, className=f"dcp-judged dcp-judged-{row.judgement}"),
         ],
         **attributes(data_figure=row.difference.name),
@@ -110,13 +113,11 @@ def kinds_panel(comparison: Comparison) -> Component:
         numbers = (text(row.first), text(row.second), factor)
         rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", numbers))
     heads = headings(("Mean of the devices", "A", "B", "B / A"), (1, 2, 3))
-    body = html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
-    return panel("Time by kind of event", [body])
+    return panel("Time by kind of event", [scrolling(table(heads, rows))])
 
 
 def _numbers_row(name: str, numbers: Sequence[str], *texts: str) -> Component:
-    cells = [html.Td(number, className="dcp-number") for number in numbers]
-    return html.Tr([html.Th(name, scope="row"), *cells, *map(html.Td, texts)])
+    return html.Tr([html.Th(name, scope="row"), *number_cells(numbers), *map(html.Td, texts)])
 
 
 def constants_panel(comparison: Comparison) -> Component:
@@ -142,7 +143,7 @@ def constants_panel(comparison: Comparison) -> Component:
         numbers = (q.count(one.pieces), text(one.predicted_s), text(one.measured_s), factor)
         rows.append(_numbers_row(one.name, numbers, told))
     names = ("Class of work", "Pieces", "Predicted", "Measured", "Ratio", "Constant")
-    body = html.Div(table(headings(names, (1, 2, 3, 4)), rows), className="dcp-scroll", tabIndex=0)
+    body = scrolling(table(headings(names, (1, 2, 3, 4)), rows))
     fitted = "No one constant explains a difference."
     if any(one.constant for one in run.classes):
         fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
@@ -198,8 +199,7 @@ def device_panels(comparison: Comparison) -> Component:
     else:
         traffic = panel("Traffic, B minus A", [_slot("traffic-difference")], name="dcp-traffic")
         charts = html.Div([chart, traffic], className="dcp-columns")
-    numbers = _device_table(compare_devices(comparison))
-    scroll = html.Div(numbers, className="dcp-scroll dcp-tall", tabIndex=0)
+    scroll = scrolling(_device_table(compare_devices(comparison)), "dcp-tall")
     kind = "dcp-few-deltas" if comparison.is_same_plan else ""
     return html.Div([charts, panel("Every device in numbers", [scroll])], className=kind)
 
@@ -219,8 +219,7 @@ def _device_table(deltas: tuple[Deltas, ...]) -> Component:
         cells: list[Component] = [html.Th(str(device), scope="row", className="dcp-number")]
         for delta, text in zip(deltas, texts_of, strict=True):
             a, b = delta.first[device], delta.second[device]
-            texts = (text(a), text(b), quantities.signed(b - a, text))
-            cells += [html.Td(text, className="dcp-number") for text in texts]
+            cells += number_cells((text(a), text(b), quantities.signed(b - a, text)))
         rows.append(html.Tr(cells))
     head = html.Thead([html.Tr(groups), html.Tr(names)])
     return html.Table([head, html.Tbody(rows)], className="dcp-table dcp-device-deltas")

@@ -87,7 +87,13 @@ def start_of(library: PlanLibrary, query: str) -> Start:
     if not wanted:
         return Start("shared_question.dcpm", START)
     if wanted.startswith("std:"):
-        return _library_start(wanted.removeprefix("std:"))
+        name, texts = wanted.removeprefix("std:"), library_texts()
+        if name not in texts:
+            raise DashboardError(
+                f"expected a mask of the standard library, got {name[:40]!r}; there are "
+                f"{', '.join(texts)}"
+            )
+        return Start(f"{name}.dcpm", texts[name])
     if any(c in wanted for c in " =\n"):
         return Start("shared.dcpm", wanted[:MAX_BYTES])
     entry = library.folder.find(wanted, SPEC_SUFFIX)
@@ -118,16 +124,6 @@ def plan_settings(plan: Plan, provenance: Provenance, key: str) -> dict[str, str
         "b": key,
     }
     return found | ({"cluster": cluster.name} if cluster.name in PRESETS else {})
-
-
-def _library_start(name: str) -> Start:
-    texts = library_texts()
-    if name not in texts:
-        known = ", ".join(texts)
-        raise DashboardError(
-            f"expected a mask of the standard library, got {name[:40]!r}; there are {known}"
-        )
-    return Start(f"{name}.dcpm", texts[name])
 
 
 def _read(path: Path) -> str:

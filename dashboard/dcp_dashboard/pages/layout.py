@@ -1,5 +1,6 @@
 """The frame around every page, the small components that pages share, and components as HTML."""
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
 from typing import Any
@@ -134,6 +135,26 @@ def headings(texts: Iterable[str], numbers: Sequence[int] = ()) -> list[Componen
         html.Th(text, scope="col", className="dcp-number" if at in numbers else "")
         for at, text in enumerate(texts)
     ]
+
+
+def number_cells(texts: Iterable[str]) -> list[Component]:
+    """Build the cells of a row of numbers."""
+    return [html.Td(text, className="dcp-number") for text in texts]
+
+
+def scrolling(content: Any, kind: str = "") -> Component:
+    """Build a box that scrolls what is wider than the page; the keyboard reaches it."""
+    return html.Div(content, className=f"dcp-scroll {kind}".strip(), tabIndex=0)
+
+
+def title_bar(heading: str, *others: Component | str) -> Component:
+    """Build the title of a page below the list of plans; texts become grey facts beside it."""
+    parts = [
+        html.Span(part, className="dcp-muted dcp-facts") if isinstance(part, str) else part
+        for part in others
+    ]
+    crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
+    return html.Div([crumb, html.H1(heading), *parts], className="dcp-title")
 
 
 def terms(pairs: Iterable[tuple[Any, Any]], kind: str = "dcp-terms") -> Component:
@@ -278,9 +299,8 @@ def _attribute(name: str, value: Any) -> str:  # Any: a property of whatever typ
     if name in BOOLEAN:
         return f" {name}" if value else ""
     if name == "style":
-        value = ";".join(f"{_hyphened(key)}:{text}" for key, text in value.items())
+        value = ";".join(
+            f"{re.sub('[A-Z]', lambda c: f'-{c[0].lower()}', key)}:{text}"
+            for key, text in value.items()
+        )
     return f' {name}="{escape(str(value))}"'
-
-
-def _hyphened(name: str) -> str:
-    return "".join(f"-{char.lower()}" if char.isupper() else char for char in name)

@@ -18,7 +18,7 @@ from dcp_dashboard.facts.findings import (
     leading_source,
     metric_cards,
 )
-from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.text import SOURCE_LABELS, window_text
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.pages.help import definitions_panel
 from dcp_dashboard.pages.layout import (
@@ -28,6 +28,7 @@ from dcp_dashboard.pages.layout import (
     choice,
     framed,
     hint,
+    number_cells,
     panel,
     swatches,
     table,
@@ -154,8 +155,10 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     heads = [("Device", ""), *((text, meaning) for text, meaning, _, _ in columns)]
     rows = [
         html.Tr(
-            [html.Th(_device_link(device), scope="row", className="dcp-number")]
-            + [html.Td(text(of[device]), className="dcp-number") for _, _, text, of in columns],
+            [
+                html.Th(_device_link(device), scope="row", className="dcp-number"),
+                *number_cells(text(of[device]) for _, _, text, of in columns),
+            ],
             **attributes(data_device=str(device)),
         )
         for device in range(size)
@@ -169,16 +172,13 @@ def _device_panel(loaded: LoadedPlan) -> Component:
         tabIndex=0,
         **attributes(aria_label="Every device in numbers"),
     )
-    return panel("Every device in numbers", [scroll, *_of_head_groups(loaded.plan.head_groups)])
-
-
-def _of_head_groups(groups: int) -> list[Component]:
-    """Explain the counts of tiles and pairs where groups of heads are placed apart."""
-    text = (
-        f"Each of the {groups} groups of heads has tiles of its own. A visible pair counts "
-        f"1/{groups} in each, so that the pairs of all devices are those of the mask."
-    )
-    return [hint(text)] if groups > 1 else []
+    groups, notes = loaded.plan.head_groups, []
+    if groups > 1:
+        notes.append(hint(
+            f"Each of the {groups} groups of heads has tiles of its own. A visible pair counts "
+            f"1/{groups} in each, so that the pairs of all devices are those of the mask."
+        ))  # fmt: skip
+    return panel("Every device in numbers", [scroll, *notes])
 
 
 def _device_link(device: int) -> Component:
@@ -210,7 +210,7 @@ def answer_panel(loaded: LoadedPlan) -> Component:
         *(html.P(_told(finding, source)) for finding in rest),
     ]
     if rest:
-        parts += [*_accounting(loaded, source)]
+        parts += _accounting(loaded, source)
     title = "Why the run takes so long" if source == "measured" else "Why it would take so long"
     return panel(title, parts, name="dcp-answer")
 
@@ -258,7 +258,7 @@ def findings_panel(loaded: LoadedPlan) -> Component:
         warnings = [html.Li(warning.message) for warning in loaded.plan.warnings]
         lists.append(_list("The planner warns", warnings, "dcp-warnings"))
     for source in loaded.traces:
-        items = [_item(finding, source) for finding in findings(loaded, source)]
+        items = [html.Li(_told(finding, source)) for finding in findings(loaded, source)]
         if items:
             lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
     return box(lists, "Findings", "dcp-panel dcp-findings-row")
@@ -268,10 +268,6 @@ def _list(heading: str, items: Sequence[Component], name: str = "") -> Component
     return html.Div([html.H2(heading), html.Ul(items, className=name)], className="dcp-findings")
 
 
-def _item(finding: Finding, source: Source) -> Component:
-    return html.Li(_told(finding, source))
-
-
 def _told(finding: Finding, source: Source) -> list[Component | str]:
     """Build a finding, which selects its evidence, and its rule."""
     rule = html.Details([html.Summary("rule"), html.Span(finding.rule)], className="dcp-rule")
@@ -279,7 +275,7 @@ def _told(finding: Finding, source: Source) -> list[Component | str]:
         return [finding.text, " ", rule]
     place = {"data_sel": finding.selected, "data_jump": "#timelines", "data_source": source}
     if finding.time_ns is not None:
-        place["data_time"] = "-".join(str(max(0, value)) for value in finding.time_ns)
+        place["data_time"] = window_text(finding.time_ns)
     link = html.Button(
         finding.text, type="button", className="dcp-link dcp-finding",
         title="Select it everywhere and show it in the timeline", **attributes(**place),

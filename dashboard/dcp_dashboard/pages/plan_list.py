@@ -10,10 +10,18 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.library.folder import PlanEntry
-from dcp_dashboard.library.index import DatasetReport, PlanLine, PlanRow
+from dcp_dashboard.library.folder import RUN_SUFFIX, STEP_SUFFIX, PlanEntry
+from dcp_dashboard.library.index import PlanLine, PlanRow
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
-from dcp_dashboard.pages.layout import attributes, box, headings, plain_link, table, terms
+from dcp_dashboard.pages.layout import (
+    attributes,
+    box,
+    headings,
+    number_cells,
+    plain_link,
+    table,
+    terms,
+)
 from dcp_dashboard.pages.plan_views import run_badge
 from dcp_dashboard.pages.tables import (
     Column,
@@ -88,14 +96,15 @@ REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Ag
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
     """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
     rows, session, reports = library.index.rows(), library.session_rows(), library.reports()
-    steps, runs = library.steps(), library.runs()
+    steps, runs = library.folder.files(STEP_SUFFIX), library.folder.files(RUN_SUFFIX)
     if not (rows or session or reports or steps or runs):
         return empty_page(library.root)
     asked = read_query(query)
     found = [row for row in rows if matches(row, asked.q)]
     recent = [row for row in session if matches(row, asked.q)]
     sets = [row for row in reports if report_matches(row, asked.q)]
-    parts: list[Component] = [_title(library.root, rows), _tools(asked, len(found), len(rows))]
+    count = f"{len(found)} of {len(rows)}" if asked.q else ""
+    parts: list[Component] = [_title(library.root, rows), _tools(asked, count)]
     picked = next((row for row in (*session, *rows) if row.entry.key == asked.pick), None)
     if picked is not None:
         parts.append(_picked(picked, asked))
@@ -170,11 +179,10 @@ def _title(root: Path, rows: Sequence[PlanRow]) -> Component:
     )
 
 
-def _tools(asked: Query, found: int, total: int) -> Component:
-    parts = [search_box(asked, "Find plans by mask, file, origin or placement")]
-    if asked.q:
-        parts.append(html.Span(f"{found} of {total}", className="dcp-muted"))
-    return html.Div([*parts, *_open_button()], className="dcp-tools")
+def _tools(asked: Query, count: str) -> Component:
+    search = search_box(asked, "Find plans by mask, file, origin or placement")
+    told = [html.Span(count, className="dcp-muted")] if count else []
+    return html.Div([search, *told, *_open_button()], className="dcp-tools")
 
 
 def _open_button() -> tuple[Component, ...]:
@@ -291,21 +299,17 @@ def _report_row(row: ReportRow) -> Component:
         return html.Tr(cells, className="dcp-broken")
     title = PurePosixPath(report.dataset or report.spec or "samples").name
     state = "complete" if report.is_complete else "not complete"
-    return html.Tr(
-        [
-            _name(row.entry, href, title),
-            *(html.Td(text, className="dcp-number") for text in _report_numbers(report)),
-            html.Td(report.rival or "-"),
-            html.Td(html.Span(state, className="dcp-badge dcp-badge-none")),
-        ]
-    )
-
-
-def _report_numbers(report: DatasetReport) -> tuple[str, str, str]:
-    """Return the batches, the median tokens and the median speed-up as texts."""
     tokens, rival, q = report.column("tokens"), report.rival, quantities
-    return (
+    numbers = (
         q.count(len(report.batches)),
         q.count(float(np.median(tokens))) if len(tokens) else "-",
         q.ratio(float(np.median(report.speedups(rival)))) if rival else "-",
+    )
+    return html.Tr(
+        [
+            _name(row.entry, href, title),
+            *number_cells(numbers),
+            html.Td(rival or "-"),
+            html.Td(html.Span(state, className="dcp-badge dcp-badge-none")),
+        ]
     )

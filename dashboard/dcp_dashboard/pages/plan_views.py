@@ -4,7 +4,7 @@ import json
 from collections.abc import Container
 
 import numpy as np
-from dash import dcc, html
+from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard.api.devices import MAX_EVENTS
@@ -26,6 +26,7 @@ from dcp_dashboard.pages.layout import (
     panel,
     plain_link,
     swatches,
+    title_bar,
 )
 from dcp_planner import Source
 from dcp_planner.tables import measure_memory
@@ -72,26 +73,12 @@ FILES = (
 def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
     """Build the head of a page of a plan: notice of changes, title, and tabs with `tab` active."""
     summary, caption = loaded.summary, plan_caption(loaded)
-    title = [
-        dcc.Link("Plans", href="/", className="dcp-crumb"),
-        html.H1(summary.mask),
-        run_badge(summary.seconds),
-        html.Span(caption, className="dcp-muted dcp-facts", title=caption),
-        *_edit_link(loaded),
-        _export_menu(loaded),
-    ]
-    return [
-        changed_notice(loaded.entry),
-        html.Div(title, className="dcp-title"),
-        _tabs(loaded, tab),
-    ]
-
-
-def _edit_link(loaded: LoadedPlan) -> list[Component]:
-    """Build the link to the editor with this plan's batch, if the plan holds its text."""
-    if loaded.provenance is None:
-        return []
-    return [plain_link("Edit and plan again", f"/edit?spec={loaded.entry.key}")]
+    told = html.Span(caption, className="dcp-muted dcp-facts", title=caption)
+    others = [run_badge(summary.seconds), told]
+    if loaded.provenance is not None:  # only a plan that holds its text can be edited
+        others.append(plain_link("Edit and plan again", f"/edit?spec={loaded.entry.key}"))
+    title = title_bar(summary.mask, *others, _export_menu(loaded))
+    return [changed_notice(loaded.entry), title, _tabs(loaded, tab)]
 
 
 def run_badge(sources: Container[Source]) -> Component:

@@ -30,8 +30,11 @@ from dcp_dashboard.pages.layout import (
     headings,
     hint,
     notes_list,
+    number_cells,
     panel,
+    scrolling,
     table,
+    title_bar,
 )
 from dcp_dashboard.pages.tables import (
     Column,
@@ -122,9 +125,7 @@ def _title(entry: PlanEntry, report: DatasetReport) -> Component:
         report.cluster,
     ]
     name = PurePosixPath(report.dataset or report.spec or entry.relative).name
-    told = html.Span(" · ".join(filter(None, facts)), className="dcp-muted dcp-facts")
-    crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
-    return html.Div([crumb, html.H1(name), told], className="dcp-title")
+    return title_bar(name, " · ".join(filter(None, facts)))
 
 
 def _summary_panel(report: DatasetReport) -> Component:
@@ -149,21 +150,15 @@ def _summary_panel(report: DatasetReport) -> Component:
 
 
 def _chart_panels(report: DatasetReport) -> list[Component]:
-    lengths, speedups, spreads = dataset_charts(report)
+    """Draw the charts, or write a sentence where the report has no figures."""
+    lengths = _chart("lengths", lengths_figure(report), "The report has no lengths.")
+    nothing = "No other method was planned; plan again with --against static."
+    speedups = _chart("speedups", speedup_figure(report), nothing)
+    spreads = _chart("spreads", spread_figure(report), "The report holds no figures.")
     small = (("Lengths of sequences", lengths), ("Speed-up against each method", speedups))
     panels = [panel(title, [chart], name="dcp-small-chart") for title, chart in small]
     pair = html.Div(panels, className="dcp-columns")
     return [pair, panel("How batches differ", [spreads], name="dcp-spreads")]
-
-
-def dataset_charts(report: DatasetReport) -> tuple[Component, Component, Component]:
-    """Draw the charts, or write a sentence where the report has no figures."""
-    return (
-        _chart("lengths", lengths_figure(report), "The report has no lengths."),
-        _chart("speedups", speedup_figure(report),
-               "No other method was planned; plan again with --against static."),
-        _chart("spreads", spread_figure(report), "The report holds no figures."),
-    )  # fmt: skip
 
 
 def _chart(name: str, figure: go.Figure | None, nothing: str) -> Component:
@@ -189,7 +184,7 @@ def _table_panel(
     search = search_box(asked, "Find batches by mask, rows or warning")
     parts: list[Component] = [
         html.Div([search, html.Span(count, className="dcp-muted")], className="dcp-tools"),
-        html.Div(table(heads, shown), className="dcp-scroll", tabIndex=0),
+        scrolling(table(heads, shown)),
     ]
     if not found:
         parts.append(hint("No batch matches."))
@@ -265,15 +260,13 @@ def step_page(library: PlanLibrary, key: str) -> Component:
     """Build the page of one planned step."""
     entry, step = library.step(key)
     bars = step_bars(step)
-    crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
     facts = (
         f"{entry.relative} · {step.replicas} replicas of {step.context_ranks} devices · "
         f"{step.micro_batches} micro-batches · {step.policy}"
     )
-    told = html.Span(facts, className="dcp-muted dcp-facts")
     parts = [
         changed_notice(entry),
-        html.Div([crumb, html.H1("Training step"), told], className="dcp-title"),
+        title_bar("Training step", facts),
         box([html.P(step_sentence(step, bars), className="dcp-verdict")], "Summary"),
         panel("Time of each device", [graph("step", step_figure(bars[:MOST_BARS]))]),
     ]
@@ -361,8 +354,7 @@ def _stragglers(bars: list[StepBar]) -> Component:
         slowest = max(own, key=lambda bar: bar.busy_s)
         waiting = sum(b.waiting_s * b.width for b in own) / sum(b.width for b in own)
         numbers = (str(micro_batch), slowest.devices, text(slowest.busy_s), text(waiting))
-        cells = [html.Td(number, className="dcp-number") for number in numbers]
         named = documents_text(slowest).replace("<br>", "; ")
-        rows.append(html.Tr([*cells, html.Td(named, className="dcp-wraps")]))
+        rows.append(html.Tr([*number_cells(numbers), html.Td(named, className="dcp-wraps")]))
     names = ("Micro-batch", "Slowest devices", "Busy", "Others wait, mean", "Its documents")
-    return html.Div(table(headings(names, range(4)), rows), className="dcp-scroll", tabIndex=0)
+    return scrolling(table(headings(names, range(4)), rows))

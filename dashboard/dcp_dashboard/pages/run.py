@@ -14,10 +14,21 @@ from plotly.subplots import make_subplots
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts.quantities import count, duration, percent, ratio, signed, size
-from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
+from dcp_dashboard.library.folder import RUN_SUFFIX, SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import BLUE, MORE, TEMPLATE, annotate, graph
-from dcp_dashboard.pages.layout import box, framed, headings, hint, panel, table, terms
+from dcp_dashboard.pages.layout import (
+    box,
+    framed,
+    headings,
+    hint,
+    number_cells,
+    panel,
+    scrolling,
+    table,
+    terms,
+    title_bar,
+)
 from dcp_dsl import DCPError
 from dcp_dsl.arrays import Floats, Ints
 from dcp_runtime import RunHistory
@@ -28,18 +39,10 @@ COMPARED = frozenset(
      "waited_s")
 )  # fmt: skip
 """Fields of `FACTS` whose medians are compared."""
-MOST_STEPS = 5
-"""Steps that are listed."""
 
 
 class Pair(NamedTuple):
-    """Two runs, A and B, at the steps that both have.
-
-    Attributes:
-        a, b: the runs.
-        steps: numbers of the steps.
-        at_a, at_b: their places in the columns of each.
-    """
+    """Two runs, A and B, at the steps that both have, with the places of these in each."""
 
     a: RunHistory
     b: RunHistory
@@ -63,7 +66,7 @@ class Pair(NamedTuple):
         known = ~np.isnan(a + b)
         return (float(np.median(a[known])), float(np.median(b[known]))) if known.any() else None
 
-    def most_different(self, field: str = "step_s", most: int = MOST_STEPS) -> list[int]:
+    def most_different(self, field: str = "step_s", most: int = 5) -> list[int]:
         """Return the steps at which a figure differs most, the largest difference first."""
         a, b = self.values(field)
         apart = np.abs(b - a)
@@ -78,41 +81,35 @@ def comparison(
     pair = Pair.of(*runs)
     if not len(pair.steps):
         return [panel("A and B", [hint("The two runs have no step in common.")])]
-    rows = [
-        html.Tr([html.Th(heading, scope="row"), *map(_number, _told(*medians, text))])
-        for field, heading, text in FACTS
-        if field in COMPARED and (medians := pair.medians(field)) is not None
-    ]
+    rows = []
+    for field, heading, text in FACTS:
+        if field in COMPARED and (medians := pair.medians(field)) is not None:
+            a, b = medians
+            share = number_cells([signed(b / a - 1, percent) if a else "-"])
+            rows.append(html.Tr([html.Th(heading, scope="row"), *_numbers(a, b, text), *share]))
     heads = headings(("Median of a step", "A", "B", "B - A", "share"), (1, 2, 3, 4))
-    a, b = (entry.relative for entry in entries)
-    note = f"A is {a}, B is {b}; over the {count(len(pair.steps))} steps that both have."
-    medians_panel = panel("A and B", [hint(note), _scrolled(heads, rows)])
+    first, second = (entry.relative for entry in entries)
+    note = f"A is {first}, B is {second}; over the {count(len(pair.steps))} steps that both have."
+    medians_panel = panel("A and B", [hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
     if not steps:
         return [medians_panel]
     heads = headings(("Step", "A", "B", "B - A", "Slowest rank of A", "of B"), (0, 1, 2, 3))
-    return [medians_panel, panel("Steps that differ most in time", [_scrolled(heads, steps)])]
+    return [
+        medians_panel,
+        panel("Steps that differ most in time", [scrolling(table(heads, steps))]),
+    ]
 
 
-def _scrolled(heads: Sequence[Component], rows: Sequence[Component]) -> Component:
-    return html.Div(table(heads, rows), className="dcp-scroll", tabIndex=0)
-
-
-def _number(text: str) -> Component:
-    return html.Td(text, className="dcp-number")
-
-
-def _told(a: float, b: float, text: Text) -> list[str]:
-    share = signed(b / a - 1, percent) if a else "-"
-    return [text(a), text(b), signed(b - a, text), share]
+def _numbers(a: float, b: float, text: Text) -> list[Component]:
+    return number_cells((text(a), text(b), signed(b - a, text)))
 
 
 def _step_row(pair: Pair, step: int) -> Component:
     a, b = pair.a.record(step), pair.b.record(step)
     first, second = (float(one["step_s"] or 0) for one in (a, b))
-    times = (duration(first), duration(second), signed(second - first, duration))
     reasons = (html.Td(str(one.get("why") or "-")) for one in (a, b))
-    return html.Tr([*map(_number, (count(step), *times)), *reasons])
+    return html.Tr([*number_cells([count(step)]), *_numbers(first, second, duration), *reasons])
 
 
 EVERY_MS = 2_000
@@ -160,14 +157,12 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
     def build(entry: PlanEntry, run: RunHistory, second: Run | None) -> Component:
         name = PurePosixPath(entry.relative)
         told = html.Span(f"{entry.relative} · {count(len(run))} steps", className="dcp-muted")
-        crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
-        title = html.H1(name.parent.name or name.name)
         note = "Drag over steps to zoom, double click to see all; a click on a step says more."
         return framed(
             f"Run · {entry.relative}",
             dcc.Store(id="run-key", data=[key, other]), dcc.Store(id="run-range"),
             dcc.Interval(id="run-clock", interval=EVERY_MS),
-            html.Div([crumb, title, told], className="dcp-title"),
+            title_bar(name.parent.name or name.name, told),
             box([html.Div(_now(run), id="run-now")], "The newest step"),
             html.Div(_pair((entry, run), second), id="run-pair"),
             html.Div(id="run-step"),
@@ -201,14 +196,12 @@ def _read(
 
 
 def _pair(first: Run, second: Run | None) -> list[Component]:
-    if second is None:
-        return []
-    return comparison((first[0], second[0]), (first[1], second[1]))
+    return [] if second is None else comparison((first[0], second[0]), (first[1], second[1]))
 
 
 def _others(library: PlanLibrary, key: str, other: str) -> list[Component]:
     """Link to the comparisons with the other runs of the folder."""
-    found = [entry for entry in library.runs() if entry.key not in (key, other)]
+    found = [entry for entry in library.folder.files(RUN_SUFFIX) if entry.key not in (key, other)]
     links = [
         html.Li(dcc.Link(entry.relative, href=f"/run/{key}/{entry.key}"))
         for entry in found[:MOST_OTHERS]
