@@ -58,13 +58,7 @@ def methods() -> list[tuple[str, str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class EditedBatch:
-    """A batch and its settings, read from a request and checked.
-
-    Attributes:
-        sparsity: the batch, cut into blocks.
-        shape, cluster, config: as the planner takes them.
-        provenance: text, mask and samples of the batch.
-    """
+    """A batch, cut into blocks, and its settings as the planner takes them, all checked."""
 
     sparsity: BlockSparsity
     shape: ModelShape

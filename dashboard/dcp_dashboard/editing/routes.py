@@ -50,16 +50,9 @@ State = Literal["waiting", "running", "done", "failed", "cancelled"]
 
 @dataclass(slots=True)
 class Job:
-    """A plan in the making.
+    """A plan in the making; its key and figures are there once it is done.
 
-    Attributes:
-        number: 16 hexadecimal digits that nobody guesses.
-        state: where it is; the last three are final.
-        stage: what it does now, for people.
-        message: why it failed.
-        key: of the plan, once done.
-        figures: of the plan, once done; `Any`: JSON values.
-        began_s, ended_s: on the clock of ``time.monotonic``.
+    The number is 16 hexadecimal digits that nobody guesses; times are on ``time.monotonic``.
     """
 
     number: str
@@ -95,12 +88,7 @@ class Jobs:
         self._turn, self._lock = threading.Lock(), threading.Lock()
 
     def start(self, request: Mapping[str, Any], limit_s: float, name: str) -> Job:
-        """Start planning in a new thread.
-
-        Args:
-            request: for the worker; `Any`: JSON values.
-            limit_s: seconds after which it is given up.
-            name: of the plan, shown to people.
+        """Start planning in a new thread; give up after `limit_s`. `name` is shown to people.
 
         Raises:
             DashboardError: if too many are waiting.
@@ -126,11 +114,7 @@ class Jobs:
         return job
 
     def find(self, number: str) -> Job:
-        """Find a job by its number.
-
-        Raises:
-            DashboardError: if it is not known any more.
-        """
+        """Find a job by its number; `DashboardError` if it is not known any more."""
         with self._lock:
             job = self._jobs.get(number)
         if job is None:
@@ -200,10 +184,7 @@ MAX_PLAN_S = 600
 class Desk:
     """The workers of one server: some check and draw; one each previews, plans, runs SQL.
 
-    Attributes:
-        checkers: processes, started when first asked.
-        previewer, planner, database: processes, started when first asked.
-        jobs: the plans of `planner`.
+    Processes start when first asked. `jobs` are the plans of the planner.
     """
 
     def __init__(self, library: PlanLibrary) -> None:

@@ -8,10 +8,10 @@ import base64
 import io
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from types import MappingProxyType
 from typing import Literal
 
 from dash import html
@@ -110,12 +110,10 @@ class ThemeColours:
     line: str
 
 
-THEMES = MappingProxyType(
-    {
-        "light": ThemeColours("#f5f6f8", "#ffffff", "#f3f4f7", "#1b2027", "#59636f", "#dde1e6"),
-        "dark": ThemeColours("#101317", "#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
-    }
-)
+THEMES: Mapping[Theme, ThemeColours] = {
+    "light": ThemeColours("#f5f6f8", "#ffffff", "#f3f4f7", "#1b2027", "#59636f", "#dde1e6"),
+    "dark": ThemeColours("#101317", "#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
+}
 
 
 def still(loaded: LoadedPlan, theme: Theme = "light", scale: int = 2) -> bytes:

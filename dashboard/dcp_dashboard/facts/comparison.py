@@ -65,13 +65,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deltas:
-    """One quantity of all devices on both sides.
-
-    Attributes:
-        heading: shown.
-        first, second: ``[R]``.
-        text: how a value is written.
-    """
+    """One quantity of all devices on both sides, ``[R]`` each, and how a value is written."""
 
     heading: str
     first: NDArray[np.float64]
@@ -325,13 +319,7 @@ def _cluster(side: Side) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """Time of one kind of event in one direction.
-
-    Attributes:
-        kind: of `EVENT_KINDS`.
-        direction: of the events.
-        first, second: seconds of the mean device on either side.
-    """
+    """Seconds of the mean device on either side, of one kind of event in one direction."""
 
     kind: str
     direction: Direction

@@ -4,7 +4,6 @@ A number that the plan does not have raises `DashboardError`.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import (
@@ -171,11 +170,8 @@ def wait_row(wait: Wait, source: Source, *, is_own: bool) -> DetailRow:
     parts: list[str | DetailLink] = [DetailLink(place, chosen, window, source)]
     if wait.peer >= 0:
         ends = (wait.device, wait.peer) if wait.is_sent else (wait.peer, wait.device)
-        parts += [
-            " for ",
-            DetailLink(f"device {wait.peer}", pair_selection(*ends)),
-            f" ({wait.message})",
-        ]
+        peer = DetailLink(f"device {wait.peer}", pair_selection(*ends))
+        parts += [" for ", peer, f" ({wait.message})"]
     return row(f"waits {quantities.duration(wait.seconds)}", *parts)
 
 
@@ -246,8 +242,19 @@ def division_facts(
     check_index(loaded, "a division", division, last + 1, f" in {direction}")
     chosen = column == division
     pairs = device_pairs(loaded.plan, chosen)
-    load = _division_load_rows(loaded, division, direction, pairs, int(chosen.sum()))
-    sections = [Section("", [*load, _way(division, last, direction, device)])]
+    load = pairs / loaded.plan.cluster.work_of_device
+    busiest, q = int(load.argmax()), quantities
+    tiles_and_devices = (
+        f"{q.counted(int(chosen.sum()), 'tile')} on {q.counted(int((pairs > 0).sum()), 'device')}"
+    )
+    rows = [
+        row("Computes", f"{q.count(pairs.sum())} pairs in {tiles_and_devices}"),
+        row("Balance", f"max/mean {q.ratio(imbalance(load))}, most on ",
+            DetailLink(f"device {busiest}", division_selection(division, direction, busiest))),
+        _needs_row(loaded, division, direction),
+        _way(division, last, direction, device),
+    ]  # fmt: skip
+    sections = [Section("", rows)]
     for source in loaded.traces:
         rows = _division_time_rows(loaded, source, division, direction, device)
         sections.append(Section(SOURCE_LABELS[source], rows))
@@ -263,35 +270,20 @@ def division_facts(
         {
             "division": division, "direction": direction, "tiles": int(chosen.sum()),
             "pairs": round(pairs.sum()),
-            "max_over_mean": imbalance(pairs / loaded.plan.cluster.work_of_device),
+            "max_over_mean": imbalance(load),
         },
     )  # fmt: skip
 
 
-def _division_load_rows(
-    loaded: LoadedPlan,
-    division: int,
-    direction: Direction,
-    pairs: NDArray[np.float64],
-    num_tiles: int,
-) -> list[DetailRow]:
+def _needs_row(loaded: LoadedPlan, division: int, direction: Direction) -> DetailRow:
     table, q = loaded.plan.transfers, quantities
     arrives = (
         (table.is_backward == (direction == "backward"))
         & (table.division == division)
         & (table.kind < TransferKind.OUT)
     )
-    load = pairs / loaded.plan.cluster.work_of_device
-    busiest = int(load.argmax())
-    tiles = q.counted(num_tiles, "tile")
-    devices = q.counted(int((pairs > 0).sum()), "device")
     size = q.size(int(table.size_bytes[arrives].sum()))
-    return [
-        row("Computes", f"{q.count(pairs.sum())} pairs in {tiles} on {devices}"),
-        row("Balance", f"max/mean {q.ratio(imbalance(load))}, most on ",
-            DetailLink(f"device {busiest}", division_selection(division, direction, busiest))),
-        row("Needs", f"{size} in {q.counted(int(arrives.sum()), 'message')}"),
-    ]  # fmt: skip
+    return row("Needs", f"{size} in {q.counted(int(arrives.sum()), 'message')}")
 
 
 def _way(division: int, last: int, direction: Direction, device: int | None) -> DetailRow:

@@ -6,7 +6,6 @@ moves the events of a run. The longest waits are read off the trace.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,10 +99,10 @@ def plan_caption(loaded: LoadedPlan) -> str:
 
 
 def metric_cards(
-    summary: PlanSummary, bounds: Mapping[str, float] = MappingProxyType({})
+    summary: PlanSummary, bounds: Mapping[str, float] | None = None
 ) -> list[tuple[str, str, str]]:
     """Return (name, value, note) of the key metrics; `bounds` as `above_bounds` gives them."""
-    q, metrics, known = quantities, summary.metrics, bounds
+    q, metrics, known = quantities, summary.metrics, bounds or {}
     moved = f"{q.percent(summary.inter_node_share)} between nodes"
     cards = [
         ("Tokens", q.count(metrics.tokens), "in " + q.counted(summary.num_sequences, "sequence")),
@@ -165,15 +164,13 @@ def chart_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
     return columns | {"pairs": columns["pairs"] / loaded.plan.cluster.work_of_device}
 
 
-STEP_WORDS: Mapping[Step, str] = MappingProxyType(
-    {
-        "computing": "computing",
-        "reducing": "merging results",
-        "links": "bytes on links",
-        "latency": "messages on their way",
-        "launches": "starting work",
-    }
-)
+STEP_WORDS: Mapping[Step, str] = {
+    "computing": "computing",
+    "reducing": "merging results",
+    "links": "bytes on links",
+    "latency": "messages on their way",
+    "launches": "starting work",
+}
 
 
 def path_shares(loaded: LoadedPlan, source: Source) -> list[DetailLink]:
@@ -209,12 +206,10 @@ MIN_SHARE = 0.005
 NUM_WAITS = 2
 """Number of longest waits that are named."""
 
-EVIDENCE: Mapping[str, Step] = MappingProxyType(
-    {
-        "links": "links", "latency": "latency", "launches": "launches",
-        "waves": "computing", "tiles": "computing",
-    }
-)  # fmt: skip
+EVIDENCE: Mapping[str, Step] = {
+    "links": "links", "latency": "latency", "launches": "launches",
+    "waves": "computing", "tiles": "computing",
+}  # fmt: skip
 """Causes that the longest step of a kind on the critical path shows; others show at a device."""
 
 ACCOUNT_RULE = (
@@ -230,13 +225,7 @@ RUN_RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence, its rule, and its place.
-
-    Attributes:
-        text, rule: shown.
-        selected: selection of the thing that it names, empty if none.
-        time_ns: the part of the trace that it is about, or ``None``.
-    """
+    """One sentence, its rule, the selection that it names and its part of the trace, if any."""
 
     text: str
     rule: str

@@ -6,7 +6,6 @@ type of the selected thing, the others are known ids. `web/src/state.ts` reads t
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from dcp_dashboard.facts.quantities import duration
@@ -16,33 +15,28 @@ from dcp_planner import Direction, Plan, Source, TransferKind
 
 SCHEMA = "dcp.facts/1"
 
-SOURCE_LABELS: Mapping[Source, str] = MappingProxyType(
-    {"simulated": "Predicted", "measured": "Measured"}
-)
+SOURCE_LABELS: Mapping[Source, str] = {
+    "simulated": "Predicted",
+    "measured": "Measured",
+}
 
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 TIMES = "\u00d7"
 
-KIND_WORDS: Mapping[TransferKind, str] = MappingProxyType(
-    {
-        TransferKind.KV: "Keys and values",
-        TransferKind.Q: "Queries",
-        TransferKind.OUT: "Partial outputs",
-        TransferKind.DQ: "Gradients of queries",
-        TransferKind.DKV: "Gradients of keys and values",
-    }
-)
+KIND_WORDS: Mapping[TransferKind, str] = {
+    TransferKind.KV: "Keys and values",
+    TransferKind.Q: "Queries",
+    TransferKind.OUT: "Partial outputs",
+    TransferKind.DQ: "Gradients of queries",
+    TransferKind.DKV: "Gradients of keys and values",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class DetailLink:
-    """A text; a click on it selects something.
+    """A text; a click on it selects something, and shows its part of a trace's timeline.
 
-    Attributes:
-        text: the words.
-        selected: the selection; empty for plain words.
-        time_ns: part of the timeline to show, ns after the first event, or ``None``.
-        source: the trace that the time belongs to.
+    Plain words select nothing; `time_ns` counts from the first event.
     """
 
     text: str
@@ -79,19 +73,12 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Details:
-    """Contents of the details panel for one selection.
-
-    Attributes:
-        title: its name.
-        selected: its selection.
-        sections: in reading order.
-        values: the bare numbers, for programs.
-    """
+    """Contents of the details panel for one selection."""
 
     title: str
     selected: str
     sections: Sequence[Section]
-    values: dict[str, Any]  # Any: JSON values
+    values: dict[str, Any]  # the bare numbers, for programs; Any: JSON values
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
         """Return the answer of the data API."""

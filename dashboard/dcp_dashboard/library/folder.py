@@ -183,18 +183,11 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """Names in one folder.
+    """Names in one folder, and how many there are, others included."""
 
-    Attributes:
-        times: when they last changed; ``None`` if that was shortly before they were read.
-        names: paths below the root by key.
-        folders: paths of the folders in it, with ``/`` at the end.
-        size: number of all names.
-    """
-
-    times: tuple[int, int] | None
-    names: dict[str, str]
-    folders: list[str]
+    times: tuple[int, int] | None  # of the last change; None if that was just before the reading
+    names: dict[str, str]  # paths below the root by key
+    folders: list[str]  # with "/" at the end
     size: int
 
 
@@ -233,14 +226,7 @@ PREFIX = "dcpm-plans-"
 
 
 class SessionFolder:
-    """A folder that only this user can enter, removed with this object or after its process.
-
-    Attributes:
-        path: where it is; somebody may have removed it.
-
-    Raises:
-        OSError: if it cannot be made.
-    """
+    """A folder that only this user can enter, removed with this object or after its process."""
 
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))
@@ -271,11 +257,7 @@ def _made() -> tuple[Path, int]:
 
 
 def _locked(folder: Path) -> int:
-    """Open and lock a folder; the lock lasts until the file is closed.
-
-    Raises:
-        OSError: if another process holds it, or it is gone.
-    """
+    """Open and lock a folder until the file is closed; `OSError` if it is held or gone."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -338,7 +320,10 @@ class SessionPlans:
             self._entries[key] = entry
             self._entries.move_to_end(key)
             # A plan that is too large alone stays: its reader refuses it.
-            while len(self._entries) > 1 and self._is_full():
+            while len(self._entries) > 1 and (
+                len(self._entries) > self._max_plans
+                or sum(kept.size_bytes for kept in self._entries.values()) > self._max_total_bytes
+            ):
                 self._remove(next(iter(self._entries)))
         return entry
 
@@ -378,10 +363,6 @@ class SessionPlans:
             path.unlink(missing_ok=True)  # a part of a file takes room
             raise
         return PlanEntry(key, shown, path, status.st_size, status.st_mtime_ns)
-
-    def _is_full(self) -> bool:
-        total = sum(entry.size_bytes for entry in self._entries.values())
-        return len(self._entries) > self._max_plans or total > self._max_total_bytes
 
     def _remove(self, key: str) -> None:
         entry = self._entries.pop(key, None)

@@ -57,13 +57,7 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class FileRow(Generic[Value]):
-    """A row of the list: a file in numbers, or why it cannot be read; neither: not read yet.
-
-    Attributes:
-        entry: the file.
-        value: its content in numbers, ``None`` if it could not be read.
-        error: message for people, empty if all is well.
-    """
+    """A row of the list: a file in numbers, or why it cannot be read; neither: not read yet."""
 
     entry: PlanEntry
     value: Value | None
@@ -104,8 +98,10 @@ class PlanIndex:
         deadline = time.monotonic() + READ_S
         while unread and time.monotonic() < deadline:
             self._read(unread.pop())
-        if unread:
-            self._read_later(unread)
+        with self._lock:
+            if unread and (self._reader is None or not self._reader.is_alive()):
+                self._reader = threading.Thread(target=self._read_all, args=(unread,), daemon=True)
+                self._reader.start()
         return [self._row(entry) for entry in entries]
 
     def read(self, rows: Iterable[PlanRow]) -> list[PlanRow]:
@@ -119,12 +115,6 @@ class PlanIndex:
     def _read(self, entry: PlanEntry) -> PlanRow:
         row = self._rows[entry.key] = FileRow.read(entry, read_line)
         return row
-
-    def _read_later(self, entries: list[PlanEntry]) -> None:
-        with self._lock:
-            if self._reader is None or not self._reader.is_alive():
-                self._reader = threading.Thread(target=self._read_all, args=(entries,), daemon=True)
-                self._reader.start()
 
     def _read_all(self, entries: list[PlanEntry]) -> None:
         for entry in entries:
@@ -275,11 +265,7 @@ class DatasetReport:
 
 
 def read_report(path: Path) -> DatasetReport:
-    """Read a report.
-
-    Raises:
-        PlanFileError: if it is missing, too large, no JSON, or no such report.
-    """
+    """Read a report; `PlanFileError` if it is missing, too large, no JSON, or no such report."""
     return parse_report(read_batches(path))
 
 

@@ -64,11 +64,7 @@ Value = TypeVar("Value")
 class LoadedPlan:
     """A parsed plan file and the figures that the pages compute from it.
 
-    Attributes:
-        entry: the file.
-        plan: its plan.
-        traces: by source; `simulated` is always there, computed if the file does not carry it.
-        totals, summary: the plan in numbers, per device and as a whole.
+    Of its traces, `simulated` is always there, computed if the file does not carry it.
     """
 
     entry: PlanEntry
@@ -158,13 +154,7 @@ class BoundedCache(Generic[Value]):
 
 
 class PlanLibrary:
-    """Reads plan files for the pages and the data API; no other class opens them.
-
-    Attributes:
-        folder: the served folder.
-        index: the list of its plans.
-        session: plans that were dropped on a page or planned there.
-    """
+    """Reads plan files for the pages and the data API; no other class opens them."""
 
     def __init__(self, root: Path) -> None:
         self.folder = Folder(root)
@@ -192,28 +182,19 @@ class PlanLibrary:
         ]
 
     def report(self, key: str) -> tuple[PlanEntry, DatasetReport]:
-        """Return the report with this key, and its file.
-
-        Raises:
-            DCPError: if no file has this key, or the file is no readable report.
-        """
+        """Return the report with this key, and its file; errors as of `load`."""
         entry = self._find(key, REPORT_SUFFIX)
         return entry, self._read_report(entry)
 
     def step(self, key: str) -> tuple[PlanEntry, StepFile]:
-        """Return the planned step with this key, and its file.
-
-        Raises:
-            DCPError: if no file has this key, or the file is no readable step.
-        """
+        """Return the planned step with this key, and its file; errors as of `load`."""
         entry = self._find(key, STEP_SUFFIX)
         return entry, read_step(entry.path)
 
     def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
         """Return what `read` makes of the log with this key, as far as it is written by now.
 
-        Raises:
-            DCPError: if no file has this key, or the log cannot be read.
+        Errors are those of `load`.
         """
         entry = self._find(key, RUN_SUFFIX)
         history, lock = self._runs.get(
@@ -251,11 +232,7 @@ class PlanLibrary:
         return self._plans.get(_content(entry), lambda: _read(entry, limit))
 
     def thumbnail(self, key: str, make: Callable[[Plan], bytes]) -> bytes:
-        """Return the small picture of a plan; making it keeps the plans that people look at.
-
-        Raises:
-            DCPError: like `load`.
-        """
+        """Return the small picture of a plan; making it keeps the plans that people look at."""
         entry, limit = self._plan_file(key)
         return self._thumbnails.get(_content(entry), lambda: make(_read(entry, limit).plan))
 
@@ -276,10 +253,7 @@ class PlanLibrary:
         """Keep the bytes of a plan file for this session and return the plan.
 
         `name` is shown to people and never used as a path. Bytes that are no readable plan are not
-        kept.
-
-        Raises:
-            DCPError: if they are none.
+        kept; they raise `DCPError`.
         """
         entry = self.session.add(content, name)
         try:

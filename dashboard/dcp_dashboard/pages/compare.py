@@ -131,7 +131,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         parts.append(device_panels(comparison))
     if comparison.has_same_blocks and not comparison.is_same_plan:
         parts.append(moves_panel(comparison))
-    parts.append(dcc.Store(id="compare-sides", data=_values(*choices)))
+    parts.append(dcc.Store(id="compare-sides", data=[choices[0].value, choices[1].value]))
     return framed(f"{first.summary.mask} against {second.summary.mask}", *parts)
 
 
@@ -147,10 +147,6 @@ def load_comparison(library: PlanLibrary, *choices: Choice) -> Comparison:
     return Comparison(*sides)
 
 
-def _values(*choices: Choice | None) -> list[str | None]:
-    return [choice.value if choice else None for choice in choices]
-
-
 def _head(library: PlanLibrary, first: Choice | None, second: Choice | None) -> Component:
     swap: Component = html.Span()  # keeps the place between the two pickers
     if first and second:
@@ -159,7 +155,8 @@ def _head(library: PlanLibrary, first: Choice | None, second: Choice | None) -> 
     tools = [_picker(library, "a", "A", first), swap, _picker(library, "b", "B", second)]
     crumb = dcc.Link("Plans", href="/", className="dcp-crumb")
     title = html.Div([crumb, html.H1("Compare", className="dcp-plain")], className="dcp-title")
-    shown = dcc.Store(id="compare-shown", data=_values(first, second))
+    values = [choice.value if choice else None for choice in (first, second)]
+    shown = dcc.Store(id="compare-shown", data=values)
     return html.Div([title, html.Div(tools, className="dcp-pickers"), shown])
 
 

@@ -151,12 +151,9 @@ def constants_panel(comparison: Comparison) -> Component:
 
 
 def timelines_panel(comparison: Comparison, address: str, phase: str) -> Component:
-    """Build both timelines, one above the other, on one time axis.
+    """Build both timelines, one above the other, on one time axis, of a phase or of both.
 
-    Args:
-        comparison: the two sides.
-        address: of the page, for links to the other phases.
-        phase: ``"forward"`` or ``"backward"``, which then starts at 0 on both sides; else both.
+    One phase starts at 0 on both sides. `address` is the page's, for links to other phases.
     """
     sides = (("A", comparison.first), ("B", comparison.second))
     traces = [phase_of(side.trace, phase) for _, side in sides]

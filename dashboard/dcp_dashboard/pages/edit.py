@@ -36,20 +36,12 @@ check shared_question implies causal
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A text to begin with.
-
-    Attributes:
-        name: shown on the page.
-        text: of the language.
-        home: key of the file it comes from, empty if it lies in no served folder.
-        batch: key of the plan it comes from, empty if it comes from none.
-        settings: of the page, by name, as the address writes them.
-    """
+    """A text to begin with; its settings are the page's, by name, as the address writes them."""
 
     name: str
     text: str
-    home: str = ""
-    batch: str = ""
+    home: str = ""  # key of the file it comes from, empty if it lies in no served folder
+    batch: str = ""  # key of the plan it comes from, empty if it comes from none
     settings: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -108,12 +108,8 @@ def hint(text: Any) -> Component:  # Any: children as Dash takes them
 def canvas(kind: str, url: str, label: str, *, name: str = "", **values: str) -> Component:
     """Build the place of a canvas that a script fills with the data of a URL.
 
-    Args:
-        kind: class of the canvas, for example ``"dcp-timeline"``; `web/src/main.ts` knows them.
-        url: address of its data.
-        label: what it shows, for people who cannot see it; empty if the script writes it.
-        name: id of the element.
-        values: further attributes.
+    `kind` is its class, such as ``"dcp-timeline"``: `web/src/main.ts` knows them. `label` is for
+    people who cannot see it, empty if the script writes it.
     """
     if label:
         values["data_label"] = label
@@ -202,14 +198,9 @@ def swatches(items: Sequence[tuple[str, str]]) -> Component:
 def choice(
     key: str, options: Sequence[tuple[str, str]], default: str, label: str, *, name: str
 ) -> Component:
-    """Build a row of buttons, one of which is chosen; `page/choice.ts` connects them.
+    """Build a row of buttons, (value, text) each, one of which is chosen by `page/choice.ts`.
 
-    Args:
-        key: of the page's state, see `web/src/state.ts`.
-        options: (value, text) of each button.
-        default: the value while the state has none.
-        label: name of the choice for people who cannot see it.
-        name: id of the element.
+    `key` names the choice in the page's state, see `web/src/state.ts`.
     """
     buttons = [
         html.Button(

@@ -1,7 +1,6 @@
 """The page `/plan/<key>`: metrics, findings, mask, balance, timeline and traffic of a plan."""
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 import numpy as np
 from dash import html
@@ -187,17 +186,15 @@ def _device_link(device: int) -> Component:
     )
 
 
-ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = MappingProxyType(
-    {
-        "computing": ("computes", KIND_COLOURS["attention"]),
-        "reducing": ("merges results", KIND_COLOURS["reduction"]),
-        "links": ("waits for bytes on links", KIND_COLOURS["send"]),
-        "latency": ("waits for messages on their way", KIND_COLOURS["receive"]),
-        "others": ("waits for others' compute", KIND_COLOURS["wait"]),
-        "launches": ("starts work", KIND_COLOURS["copy"]),
-        "idle": ("has nothing left to do", NEUTRAL),
-    }
-)
+ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = {
+    "computing": ("computes", KIND_COLOURS["attention"]),
+    "reducing": ("merges results", KIND_COLOURS["reduction"]),
+    "links": ("waits for bytes on links", KIND_COLOURS["send"]),
+    "latency": ("waits for messages on their way", KIND_COLOURS["receive"]),
+    "others": ("waits for others' compute", KIND_COLOURS["wait"]),
+    "launches": ("starts work", KIND_COLOURS["copy"]),
+    "idle": ("has nothing left to do", NEUTRAL),
+}
 """Words and colour of what a device's time is spent on."""
 
 

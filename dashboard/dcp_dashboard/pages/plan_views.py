@@ -171,16 +171,11 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     picture = canvas(
         "dcp-mask", f"{base}/mask", "", name="mask", data_pairs=f"{base}/pairs", **size
     )
-    parts = [picture, _kind_choice(loaded), hint(MASK_HINT)]
-    return panel("Mask and placement", parts, tools=tools)
-
-
-def _kind_choice(loaded: LoadedPlan) -> Component:
-    """Build the counts of tiles by kind; the chosen kind keeps its colour."""
     counts = count_kinds(loaded.plan, np.ones(len(loaded.plan.blocks), np.bool_))
     options = [("all", quantities.counted(len(loaded.plan.tiles), "tile"))]
     options += [(kind, f"{quantities.count(number)} {kind}") for kind, number in counts.items()]
-    return choice("tiles", options, "all", "Kind of tiles to show", name="mask-kind")
+    kinds = choice("tiles", options, "all", "Kind of tiles to show", name="mask-kind")
+    return panel("Mask and placement", [picture, kinds, hint(MASK_HINT)], tools=tools)
 
 
 def mode_choice(

@@ -228,12 +228,9 @@ PARTS = (
 
 @dataclass(frozen=True, slots=True)
 class StepBar:
-    """A bar: neighbouring devices that share documents in one micro-batch.
+    """A bar: devices ``first`` to ``first + width - 1``, which share documents in a micro-batch.
 
-    Attributes:
-        micro_batch, first, width: the devices ``first`` to ``first + width - 1``.
-        linear_s, attention_s, waiting_s: seconds; they wait for the slowest of the micro-batch.
-        groups: whose documents they compute.
+    They wait for the slowest of the micro-batch. `groups` are those whose documents they compute.
     """
 
     micro_batch: int

@@ -245,8 +245,14 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
         step = read_click(click)
         if step is None:
             raise PreventUpdate
+
+        def make(entry: PlanEntry, run: RunHistory, second: Run | None) -> Component:
+            runs = ((entry, run), second) if second else ((entry, run),)
+            found = [_step_panel(library, *one, step) for one in runs if one[1].record(step)]
+            return html.Div(found)
+
         try:
-            return _read(library, keys, lambda *runs: _step_panels(library, step, *runs))
+            return _read(library, keys, make)
         except DCPError as error:
             return html.Div(str(error), role="alert")
 
@@ -375,13 +381,6 @@ def _now(run: RunHistory) -> Component:
     lost = f"{count(run.dropped)} steps were not written: the disk is too slow."
     notes = [hint(lost)] if run.dropped else []
     return html.Div([terms(run.sentences(), "dcp-terms"), *notes])
-
-
-def _step_panels(
-    library: PlanLibrary, step: int, entry: PlanEntry, run: RunHistory, second: Run | None
-) -> Component:
-    runs = ((entry, run), second) if second else ((entry, run),)
-    return html.Div([_step_panel(library, *one, step) for one in runs if one[1].record(step)])
 
 
 def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: int) -> Component:

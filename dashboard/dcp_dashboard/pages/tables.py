@@ -20,21 +20,13 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """Search, order and page of a table, as its URL holds them.
-
-    Attributes:
-        q: words to search for, empty for all.
-        sort: name of a column, empty for the table's own order.
-        desc: whether the largest come first.
-        page: from 0.
-        pick: key of a plan that waits for another one to be compared with.
-    """
+    """Search, order and page of a table, as its URL holds them."""
 
     q: str = ""
-    sort: str = ""
+    sort: str = ""  # name of a column, empty for the table's own order
     desc: bool = False
     page: int = 0
-    pick: str = ""
+    pick: str = ""  # key of a plan that waits for another one to be compared with
 
     def url(self, **changed: Any) -> str:  # Any: values of the attributes
         """Return the query of a link with some attributes changed.
@@ -91,21 +83,12 @@ def search_box(asked: Query, label: str) -> Component:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """One column of a table.
+    """One column of a table; its meaning shows when the mouse rests on the heading."""
 
-    Attributes:
-        name: of the column in the URL.
-        heading: shown above it.
-        meaning: shown when the mouse rests on the heading.
-        value: from an item; ``None`` if the item has none.
-        text: how a value is written.
-        kind: class of its cells.
-    """
-
-    name: str
+    name: str  # in the URL
     heading: str
     meaning: str
-    value: Callable[[Item], Any]  # Any: a number or a text
+    value: Callable[[Item], Any]  # Any: a number or a text; None if the item has none
     text: Callable[[Any], str] = str
     kind: str = "dcp-number"
 
@@ -143,11 +126,7 @@ def sortable_heads(
 ) -> list[Component]:
     """Build headings; a click sorts by a column, another click the other way round.
 
-    Args:
-        columns: of the table.
-        asked: present order of the table.
-        address: path of the page.
-        default: name of the column that sorts the table at first, rising; others begin falling.
+    `default` names the column that sorts the table at first, rising; others begin falling.
     """
     heads: list[Component] = []
     for column in columns:

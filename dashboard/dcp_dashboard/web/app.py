@@ -14,7 +14,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from urllib.parse import unquote
 
 from dash import Dash, Input, Output, html
@@ -129,12 +128,7 @@ PACKAGES = (
 
 
 class Installation:
-    """The files of some packages as they were when this was made.
-
-    Args:
-        packages: their folders.
-        assets: the folder of the scripts and styles.
-    """
+    """The files of some packages, scripts and styles as they were when this was made."""
 
     def __init__(self, packages: Iterable[Path] = PACKAGES, assets: Path = ASSETS) -> None:
         self._packages = tuple(packages)
@@ -180,9 +174,11 @@ class Installation:
         return html.Div([html.Div(text, className="dcp-panel dcp-picked", role="status"), page])
 
 
-PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = MappingProxyType(
-    {"": plan_page, "mask": mask_page, "timeline": timeline_page}
-)
+PLAN_PAGES: Mapping[str, Callable[[LoadedPlan], Component]] = {
+    "": plan_page,
+    "mask": mask_page,
+    "timeline": timeline_page,
+}
 """Pages of a plan by the last part of `/plan/<key>/...`."""
 
 Page = Callable[[PlanLibrary, str, tuple[str, ...]], Component | None]
@@ -199,25 +195,23 @@ def _alone(page: Callable[[PlanLibrary, str], Component]) -> Page:
     return lambda library, query, parts: None if parts else page(library, query)
 
 
-ROUTES: Mapping[str, Page] = MappingProxyType(
-    {
-        "": _alone(plan_list_page),
-        "compare": _alone(compare_page),
-        "dataset": lambda library, query, parts: (
-            dataset_page(library, parts[0], query) if len(parts) == 1 else None
-        ),
-        "edit": _alone(edit_page),
-        "front": _alone(front_page),
-        "help": _alone(lambda _library, _query: help_page()),
-        "plan": _plan,
-        "run": lambda library, _query, parts: (
-            run_page(library, *parts) if 1 <= len(parts) <= 2 else None
-        ),
-        "step": lambda library, _query, parts: (
-            step_page(library, parts[0]) if len(parts) == 1 else None
-        ),
-    }
-)
+ROUTES: Mapping[str, Page] = {
+    "": _alone(plan_list_page),
+    "compare": _alone(compare_page),
+    "dataset": lambda library, query, parts: (
+        dataset_page(library, parts[0], query) if len(parts) == 1 else None
+    ),
+    "edit": _alone(edit_page),
+    "front": _alone(front_page),
+    "help": _alone(lambda _library, _query: help_page()),
+    "plan": _plan,
+    "run": lambda library, _query, parts: (
+        run_page(library, *parts) if 1 <= len(parts) <= 2 else None
+    ),
+    "step": lambda library, _query, parts: (
+        step_page(library, parts[0]) if len(parts) == 1 else None
+    ),
+}
 """Pages by the first part of the path."""
 
 

@@ -37,8 +37,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class RunningServer:
     """A dashboard that is being served; leaving it as a context stops it.
 
-    Attributes:
-        url: address to open, with the token if there is one.
+    `url` is the address to open, with the token if there is one.
     """
 
     url: str
