@@ -67,13 +67,8 @@ MAX_EVENTS = 4_000_000
 def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     """Pack a trace for the timeline canvas; O(E log E), about 1 s for a million events.
 
-    Args:
-        trace: at most `MAX_EVENTS` events.
-        plan: the plan that it is a trace of.
-        longest_ns: length of the plan's longest trace, if that is not this one.
-
     Raises:
-        DashboardError: if a browser could not hold so many events.
+        DashboardError: if there are more than `MAX_EVENTS`, which a browser could not hold.
     """
     if len(trace) > MAX_EVENTS:
         raise DashboardError(
@@ -253,9 +248,14 @@ def memory_over_time(plan: Plan, trace: Trace) -> MemoryCurves:
     seen = np.flatnonzero(start < end)
     device = transfers.target[seen]
     ptr, time, filled = _steps(device, start[seen], end[seen], held[seen], devices)
-    began, ended = _spans(trace, devices)
+    # First start and last end of each device, forward and backward; a way without events is empty.
+    began = np.full((2, devices), np.iinfo(np.int64).max)
+    ended, way = np.zeros((2, devices), np.int64), trace.is_backward.astype(int)
+    np.minimum.at(began, (way, trace.device), trace.start_ns)
+    np.maximum.at(ended, (way, trace.device), trace.end_ns)
     buffers = receive_buffer_bytes(plan) + accumulator_bytes(plan)
-    return MemoryCurves(measure_memory(plan), buffers, began, ended, ptr, time, filled)
+    levels, began = measure_memory(plan), np.minimum(began, ended)
+    return MemoryCurves(levels, buffers, began, ended, ptr, time, filled)
 
 
 def _last_need(plan: Plan, trace: Trace) -> Ints:
@@ -336,13 +336,3 @@ def _steps(
     filled = np.cumsum(change)[kept]  # what a device holds ends at 0, so sums pass from one to next
     ptr = np.searchsorted(device[kept], np.arange(devices + 1))
     return ptr, time[kept], filled
-
-
-def _spans(trace: Trace, devices: int) -> tuple[Ints, Ints]:
-    """Find the first start and the last end of each device, forward and backward."""
-    most = np.iinfo(np.int64).max
-    began, ended = np.full((2, devices), most), np.zeros((2, devices), np.int64)
-    place = trace.is_backward.astype(int), trace.device
-    np.minimum.at(began, place, trace.start_ns)
-    np.maximum.at(ended, place, trace.end_ns)
-    return np.minimum(began, ended), ended

@@ -96,13 +96,10 @@ class MaskResult:
 
 @dataclass(frozen=True, slots=True)
 class DemoReport:
-    """All masks, in the order of the spec.
+    """All masks, in the order of the spec, and the folder of plans and data.
 
-    Attributes:
-        folder: where plans and data lie.
-        documents: files of the standard library that became the data set.
-        seconds: of the whole demonstration, without compiling the planner.
-        compile_s: seconds of compiling the planner, once per installation.
+    `documents` counts the files that became the data set. Compiling the planner, once per
+    installation, is not part of `seconds`.
     """
 
     folder: str

@@ -213,11 +213,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
 def make_plan(
     request: Mapping[str, Any], tell: Callable[[str], None]
 ) -> tuple[dict[str, Any], bytes]:
-    """Plan fully and return the figures and the bytes of the plan file.
-
-    Args:
-        request: as `read_batch` takes it; `Any`: JSON values.
-        tell: called with the name of each stage as it begins.
+    """Plan fully; return the figures and the bytes of the plan file. Arguments as of `read_batch`.
 
     Raises:
         DCPError: as `read_batch` and `build_plan`.
@@ -255,12 +251,7 @@ Answer = tuple[dict[str, Any], bytes]
 def suggest_plans(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answer:
     """Plan what may help; the best changes with their predicted gain, most saved first.
 
-    Args:
-        request: ``path`` of a plan file; `Any`: JSON values.
-        tell: called with the name of each stage as it begins.
-
-    Raises:
-        DCPError: if the file is no readable plan.
+    The request names the ``path`` of a plan file; `DCPError` if it is no readable plan.
     """
     tell("finding what costs most")
     plan = read_plan(request["path"]).plan

@@ -67,16 +67,10 @@ class Job:
     def to_json(self) -> dict[str, Any]:
         """Return the state as the page reads it; `Any`: JSON values."""
         end = time.monotonic() if self.ended_s is None else self.ended_s
-        return {
-            "schema": "dcp.edit_job/1",
-            "job": self.number,
-            "state": self.state,
-            "stage": self.stage,
-            "message": self.message,
-            "key": self.key,
-            "figures": self.figures,
-            "seconds": end - self.began_s,
-        }
+        shown = ("state", "stage", "message", "key", "figures")
+        values = {name: getattr(self, name) for name in shown}
+        times = {"seconds": end - self.began_s}
+        return {"schema": "dcp.edit_job/1", "job": self.number, **values, **times}
 
 
 class Jobs:

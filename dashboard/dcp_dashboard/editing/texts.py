@@ -265,7 +265,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
         "cell": cell,
         "pairs": form.num_pairs,
         "form": form.form,
-        "empty_rows": count_empty_rows(form),
+        "empty_rows": _empty_rows(form),
         "kinds": kinds,
     }
     columns: dict[str, NDArray[Any]] = {  # Any: one dtype each
@@ -295,7 +295,7 @@ def picture_of(request: Mapping[str, Any]) -> Picture:
     return Picture.of(mask, sample_of(spec, mask, shown))
 
 
-def count_empty_rows(form: Form) -> int | None:
+def _empty_rows(form: Form) -> int | None:
     """Count queries that see no key; ``None`` where that takes long."""
     if form.num_tokens > MAX_ROWS_COUNTED:
         return None

@@ -108,11 +108,6 @@ class Comparison:
         )
 
     @cached_property
-    def is_same_cluster(self) -> bool:
-        """Return whether both plans are for one cluster."""
-        return self.first.loaded.plan.cluster == self.second.loaded.plan.cluster
-
-    @cached_property
     def has_same_devices(self) -> bool:
         """Return whether both sides have as many nodes of as many devices."""
         a, b = (side.loaded.plan.cluster for side in (self.first, self.second))
@@ -138,7 +133,7 @@ class Comparison:
                 f"The clusters differ ({_cluster(a)} against {_cluster(b)}): devices are not "
                 "compared one by one."
             )
-        elif not self.is_same_cluster:
+        elif a.loaded.plan.cluster != b.loaded.plan.cluster:
             found.append(
                 f"The clusters have the same devices but other rates ({_cluster(a)} against "
                 f"{_cluster(b)}): a difference in time may come from the hardware."
@@ -168,26 +163,16 @@ def common_groups(first: Plan, second: Plan) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """A compared figure: its source, and which direction is better.
-
-    Attributes:
-        name: of the planner's figure if `value` is ``None``.
-        heading, meaning: shown.
-        text: how a value is written.
-        goal: the better direction; ``None``: neither.
-        is_total: whether it grows with the batch, so that only equal batches are judged.
-        value: from a side.
-        is_of_run: whether two traces of one plan can differ in it.
-    """
+    """A compared figure: its source, and which direction is better."""
 
     name: str
     heading: str
     meaning: str
     text: Text
     goal: Goal
-    is_total: bool = True
-    value: Callable[[Side], float] | None = None
-    is_of_run: bool = False
+    is_total: bool = True  # it grows with the batch, so that only equal batches are judged
+    value: Callable[[Side], float] | None = None  # None: the planner's figure of this name
+    is_of_run: bool = False  # two traces of one plan can differ in it
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,13 +221,11 @@ def _device_time_rows(trace: Trace, device: int) -> list[DetailRow]:
     mine = trace.device == device
     if not mine.any():
         return [row("", "Its trace has no event of this device.")]
-    compute = mine & (trace.lane == LANES.index("compute"))
-    wait = mine & (trace.lane == LANES.index("wait"))
     length = trace.end_ns - trace.start_ns
     total, done, q = max(1, int(trace.end_ns.max())), int(np.max(trace.end_ns[mine])), quantities
     rows = []
-    for label, chosen in (("Computing", compute), ("Waiting", wait)):
-        spent = float(length[chosen].sum())
+    for label, lane in (("Computing", "compute"), ("Waiting", "wait")):
+        spent = float(length[mine & (trace.lane == LANES.index(lane))].sum())
         rows.append(row(label, f"{q.duration(spent / 1e9)}, {q.percent(spent / total)}"))
     return [*rows, row("Done at", f"{q.duration(done / 1e9)} of {q.duration(total / 1e9)}")]
 

@@ -68,19 +68,12 @@ def phase_of(trace: Trace, direction: str) -> Trace:
 
 @dataclass(frozen=True, slots=True)
 class EventFilter:
-    """A choice of events and their order, as the filters and the search of the timeline have it.
+    """A choice of events and their order, as the filters and the search of the timeline have it."""
 
-    Attributes:
-        kinds: of `EVENT_KINDS`; an empty tuple means all, the word ``none`` no event.
-        longer_ns: least duration.
-        find: words as in the page's search: ``gpu 17``, ``division 3``, ``backward``, ``kv 12``.
-        sort: one of `SORTABLE`, with ``-`` in front for falling; empty: device, lane, start.
-    """
-
-    kinds: tuple[str, ...] = ()
+    kinds: tuple[str, ...] = ()  # of `EVENT_KINDS`; empty means all, the word "none" no event
     longer_ns: int = 0
-    find: str = ""
-    sort: str = ""
+    find: str = ""  # words as in the page's search: gpu 17, division 3, backward, kv 12
+    sort: str = ""  # one of `SORTABLE`, "-" in front for falling; empty: device, lane, start
 
     def __post_init__(self) -> None:
         unknown = [kind for kind in self.kinds if kind not in (*EVENT_KINDS, "none")]
@@ -157,16 +150,10 @@ def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The waits of one device in one division and direction.
+    """The waits of one device in one division and direction: their sum, and the longest of them.
 
-    Attributes:
-        device, division, direction: where.
-        seconds: their sum.
-        start_ns, end_ns: the longest of them.
-        peer: the other device of the message that ended the longest, -1 if none is known.
-        is_sent: whether that message went to the peer, instead of coming from it.
-        message: its name in the trace, for example ``"kv 12"``; empty if none is known.
-        event: its row in the trace, -1 if none is known.
+    The message that ended the longest went to the peer (`is_sent`) or came from it; `message` is
+    its name in the trace, such as ``"kv 12"``, `event` its row. -1 and empty if none is known.
     """
 
     device: int

@@ -33,13 +33,9 @@ Value = TypeVar("Value")
 class PlanLine:
     """Figures and texts of a plan that its line of the list shows.
 
-    Attributes:
-        mask, origin, partitioner: texts for people.
-        tokens, devices, pairs, total_bytes: counts; bytes move forward or backward.
-        density: pairs over those of a causal mask on each sequence.
-        compute_imbalance, token_imbalance: most over mean.
-        seconds: by the source of each trace; ``None`` if the file does not say: it may be older, or
-            leave its prediction to whoever opens it.
+    Bytes move forward or backward; the density is over the pairs of a causal mask on each sequence.
+    Seconds are by the source of each trace, ``None`` if the file does not say: it may be older, or
+    leave its prediction to whoever opens it.
     """
 
     mask: str
@@ -216,14 +212,9 @@ class BatchLine:
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
-    """Many planned batches of one data set.
+    """Many planned batches of one data set, in the file's order; texts are empty if unknown.
 
-    Attributes:
-        spec, dataset, cluster, mask: texts; empty if the file has none.
-        num_wanted, num_available: batches; ``None`` if unknown.
-        is_complete: false while planning goes on, or after it was stopped.
-        notes: sentences of the planner.
-        batches: in the file's order.
+    It is not complete while planning goes on, or after it was stopped.
     """
 
     spec: str

@@ -192,10 +192,7 @@ class PlanLibrary:
         return entry, read_step(entry.path)
 
     def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
-        """Return what `read` makes of the log with this key, as far as it is written by now.
-
-        Errors are those of `load`.
-        """
+        """Return what `read` makes of the log with this key, written so far; errors of `load`."""
         entry = self._find(key, RUN_SUFFIX)
         history, lock = self._runs.get(
             entry.path, lambda: (RunHistory(entry.path), threading.Lock())

@@ -36,16 +36,10 @@ class DeviceTotals(Record):
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """One plan in numbers.
+    """One plan in numbers, the planner's figures among them; times are by the source of a trace.
 
-    Attributes:
-        mask, origin: texts for people.
-        num_sequences, num_devices, num_nodes: counts.
-        num_heads, num_head_groups: query heads, and the groups of them that are placed apart.
-        num_divisions: divisions of the forward schedule.
-        metrics: the planner's figures.
-        seconds: per source of a trace, from first start to last end.
-        wait_share: per source, time that devices wait over devices times `seconds`.
+    Heads are query heads, head groups those that are placed apart, divisions those of forward.
+    ``wait_share`` is the time that devices wait over devices times ``seconds``.
     """
 
     mask: str

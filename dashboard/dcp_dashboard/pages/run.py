@@ -92,13 +92,9 @@ def comparison(
     note = f"A is {first}, B is {second}; over the {count(len(pair.steps))} steps that both have."
     medians_panel = panel("A and B", [hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
-    if not steps:
-        return [medians_panel]
     heads = headings(("Step", "A", "B", "B - A", "Slowest rank of A", "of B"), (0, 1, 2, 3))
-    return [
-        medians_panel,
-        panel("Steps that differ most in time", [scrolling(table(heads, steps))]),
-    ]
+    apart = panel("Steps that differ most in time", [scrolling(table(heads, steps))])
+    return [medians_panel, apart] if steps else [medians_panel]
 
 
 def _numbers(a: float, b: float, text: Text) -> list[Component]:
@@ -112,10 +108,9 @@ def _step_row(pair: Pair, step: int) -> Component:
     return html.Tr([*number_cells([count(step)]), *_numbers(first, second, duration), *reasons])
 
 
-EVERY_MS = 2_000
+EVERY_MS, HEIGHT = 2_000, 900
 STILL_S = 90.0
 """A page is drawn anew until its log has not grown for so long."""
-HEIGHT = 900
 MOST_OTHERS = 20
 """Other runs that a page links to."""
 SECOND = "#cc79a7"
@@ -292,7 +287,7 @@ def read_click(click: object) -> int | None:
 
 
 def extremes(values: Floats, most: int) -> Ints:
-    """Return places of at most so many values: the least and the most of equal stretches, in order.
+    """Return the places of the least and the most of equal stretches, at most so many, in order.
 
     NaN counts as unknown; a stretch without a value has none.
 

@@ -32,10 +32,8 @@ CALLBACK_PATH = "/_dash-update-component"
 def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
     """Install the checks and headers on the application's server; call once all layouts are set.
 
-    Args:
-        app: the application.
-        hosts: names that the `Host` header may carry; ``None`` takes any, for use with a token.
-        token: secret that the first request must bring as ``?token=``; ``None`` asks for none.
+    `hosts` are the names that the `Host` header may carry; ``None`` takes any, for use with a
+    `token`: a secret that the first request must bring as ``?token=``.
     """
     server: Flask = app.server
     server.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES

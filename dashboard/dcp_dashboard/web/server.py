@@ -35,10 +35,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 @dataclass(slots=True)
 class RunningServer:
-    """A dashboard that is being served; leaving it as a context stops it.
-
-    `url` is the address to open, with the token if there is one.
-    """
+    """A dashboard, served at `url`, token included; leaving it as a context stops it."""
 
     url: str
     _waitress: Any  # it ships no types
