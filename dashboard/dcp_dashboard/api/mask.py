@@ -35,6 +35,11 @@ FETCHES = ("nothing", "keys and values", "queries", "both")
 FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
 FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
 DENSITY_STEPS = 16
+MASK_MODES = {"device": "Device", "division": "Division", "fetch": "Fetched", "density": "Density"}
+MOVES_MODES = {
+    "change": "Moved", "fitted": "Moved, renumbered", "a": "Device in A", "b": "Device in B",
+}  # fmt: skip
+"""Ways to colour a mask, and the tiles of two plans: name and label."""
 
 CHANGE_COLOURS = ("#a9b4c0", "#d55e00", "#0072b2", "#cc79a7")
 """Grey for what stayed; Okabe & Ito (2008) for what did not."""
@@ -95,10 +100,10 @@ def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     of_density = [{"label": "visible pairs of the tile, few to all", "colours": blues}]
     shown = of_devices if len(colours) <= 8 else _node_legend(plan, colours)
     return [
-        _mode("device", "Device", "tile_device", colours, shown),
-        _mode("division", "Division", "tile_division", divisions, of_divisions),
-        _mode("fetch", "Fetched", "tile_fetch", FETCH_COLOURS, of_fetches),
-        _mode("density", "Density", "tile_density", blues, of_density),
+        _mode("device", colours, shown),
+        _mode("division", divisions, of_divisions),
+        _mode("fetch", FETCH_COLOURS, of_fetches),
+        _mode("density", blues, of_density),
     ]
 
 
@@ -133,11 +138,11 @@ def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any
     ]
 
 
-def _mode(
-    name: str, label: str, column: str, palette: Sequence[str], legend: list[Any]
-) -> dict[str, Any]:  # Any: JSON values
-    names = ("id", "label", "column", "palette", "legend")
-    return dict(zip(names, (name, label, column, list(palette), legend), strict=True))
+def _mode(name: str, palette: Sequence[str], legend: list[Any]) -> dict[str, Any]:
+    """Return a way to colour tiles by the column of its name; `Any`: JSON values."""
+    label, column = (MASK_MODES | MOVES_MODES)[name], f"tile_{name}"
+    colours = list(palette)
+    return {"id": name, "label": label, "column": column, "palette": colours, "legend": legend}
 
 
 def moves_payload(first: Plan, second: Plan) -> bytes:
@@ -197,10 +202,10 @@ def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON
     palette = [*colours, NEUTRAL]
     missing = _legend(("not on this side",), (NEUTRAL,))
     return [
-        _mode("change", "Moved", "tile_change", CHANGE_COLOURS, changes),
-        _mode("fitted", "Moved, renumbered", "tile_fitted", CHANGE_COLOURS, changes),
-        _mode("a", "Device in A", "tile_a", palette, nodes + missing),
-        _mode("b", "Device in B", "tile_b", palette, nodes + missing),
+        _mode("change", CHANGE_COLOURS, changes),
+        _mode("fitted", CHANGE_COLOURS, changes),
+        _mode("a", palette, nodes + missing),
+        _mode("b", palette, nodes + missing),
     ]
 
 

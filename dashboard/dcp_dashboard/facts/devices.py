@@ -25,12 +25,10 @@ from dcp_dashboard.facts.text import (
 from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import count_divisions, device_pairs, imbalance
-from dcp_dsl.arrays import Bools, Floats
-from dcp_dsl.forms import BlockKind
+from dcp_dashboard.library.summary import count_divisions, count_kinds, device_pairs, imbalance
+from dcp_dsl.arrays import Floats
 from dcp_planner import LANES, Direction, Plan, Source, Trace, TransferKind
 
-KINDS = {"full": BlockKind.FULL, "partial": BlockKind.PARTIAL}
 MAX_DEVICES, MAX_FOUND = 12, 50
 MAX_ROW_TEXT = 200
 
@@ -110,15 +108,6 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
             "tiles": kinds, "pairs": round(float(pairs.sum())), "bytes": moved,
         },
     )  # fmt: skip
-
-
-def count_kinds(plan: Plan, blocks: Bools) -> dict[str, int]:
-    """Count the full, partial and empty tiles of whole sequences by their blocks, bool ``[D]``."""
-    found = plan.tiles.kind[blocks[plan.tiles.q_block]]
-    kinds = {name: int((found == kind).sum()) for name, kind in KINDS.items()}
-    pairs = int((np.bincount(plan.blocks.sequence[blocks]) ** 2).sum())
-    kinds["empty"] = pairs * plan.head_groups - len(found)
-    return kinds
 
 
 def _devices(amounts: Floats, unit: str) -> list[DetailLink]:

@@ -19,8 +19,8 @@ from dcp_dashboard.facts.text import (
     DetailLink,
     device_selection,
     division_selection,
+    event_selection,
 )
-from dcp_dashboard.facts.tiles import event_selection
 from dcp_dashboard.facts.traces import Wait, find_waits, track_place
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import PlanSummary

@@ -11,7 +11,7 @@ from typing import Any
 from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_planner import Direction, Plan, Source, TransferKind
+from dcp_planner import Direction, Plan, Source, Trace, TransferKind
 
 SCHEMA = "dcp.facts/1"
 
@@ -187,6 +187,21 @@ def transfer_selection(plan: Plan, transfer: int) -> str:
         kind=int(table.kind[transfer]),
         **({} if table.group is None else {"group": int(table.group[transfer])}),
     )  # fmt: skip
+
+
+def event_selection(plan: Plan, trace: Trace, event: int, index: int) -> str:
+    """Select an event with all known ids; `index` as the timeline's payload counts."""
+    ids: dict[str, int | str] = {
+        "event": index, "source": trace.source, "device": int(trace.device[event]),
+        "backward": int(trace.is_backward[event]),
+    }  # fmt: skip
+    if trace.division[event] >= 0:
+        ids["division"] = int(trace.division[event])
+    if trace.peer[event] >= 0:
+        ids["peer"] = int(trace.peer[event])
+    if trace.transfer[event] >= 0:
+        ids["block"] = int(plan.transfers.block[trace.transfer[event]])
+    return selection("event", **ids)
 
 
 def direction_word(is_backward: bool) -> Direction:

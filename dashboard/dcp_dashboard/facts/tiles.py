@@ -20,10 +20,10 @@ from dcp_dashboard.facts.text import (
     device_link,
     direction_word,
     division_selection,
+    event_selection,
     list_row,
     pair_selection,
     row,
-    selection,
     spent_text,
     tile_selection,
     transfer_selection,
@@ -334,21 +334,6 @@ def _message_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
         rate = f" at {quantities.size(size * 1e9 / length_ns)}/s" if length_ns else ""
         rows.append(row("Message", DetailLink(text, transfer_selection(plan, transfer)), rate))
     return rows
-
-
-def event_selection(plan: Plan, trace: Trace, event: int, index: int) -> str:
-    """Select an event with all known ids; `index` as the timeline's payload counts."""
-    ids: dict[str, int | str] = {
-        "event": index, "source": trace.source, "device": int(trace.device[event]),
-        "backward": int(trace.is_backward[event]),
-    }  # fmt: skip
-    if trace.division[event] >= 0:
-        ids["division"] = int(trace.division[event])
-    if trace.peer[event] >= 0:
-        ids["peer"] = int(trace.peer[event])
-    if trace.transfer[event] >= 0:
-        ids["block"] = int(plan.transfers.block[trace.transfer[event]])
-    return selection("event", **ids)
 
 
 def _other_end_rows(

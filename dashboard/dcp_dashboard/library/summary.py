@@ -7,9 +7,12 @@ from typing import Annotated
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Floats, Ints, Record
+from dcp_dsl.arrays import Bools, Floats, Ints, Record
+from dcp_dsl.forms import BlockKind
 from dcp_planner import Direction, Plan, Source, Trace
 from dcp_planner.tables import PlanMetrics, accumulator_bytes, receive_buffer_bytes
+
+KINDS = {"full": BlockKind.FULL, "partial": BlockKind.PARTIAL}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -115,6 +118,15 @@ def count_divisions(plan: Plan, direction: Direction) -> int:
     tiles = plan.tiles
     division = tiles.division if direction == "forward" else tiles.backward_division
     return int(division.max(initial=-1)) + 1
+
+
+def count_kinds(plan: Plan, blocks: Bools) -> dict[str, int]:
+    """Count the full, partial and empty tiles of whole sequences by their blocks, bool ``[D]``."""
+    found = plan.tiles.kind[blocks[plan.tiles.q_block]]
+    kinds = {name: int((found == kind).sum()) for name, kind in KINDS.items()}
+    pairs = int((np.bincount(plan.blocks.sequence[blocks]) ** 2).sum())
+    kinds["empty"] = pairs * plan.head_groups - len(found)
+    return kinds
 
 
 def imbalance(values: Floats) -> float:

@@ -9,12 +9,12 @@ from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.api.mask import (
     CHANGES,
     MOVED,
+    MOVES_MODES,
     ONLY_FIRST,
     ONLY_SECOND,
     SAME,
     Moves,
     find_moves,
-    moves_modes,
 )
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import (
@@ -225,9 +225,8 @@ def _device_table(deltas: tuple[Deltas, ...]) -> Component:
 def moves_panel(comparison: Comparison) -> Component:
     """Build a sentence on the tiles that changed their device, and a canvas that shows them."""
     first, second = comparison.first.loaded, comparison.second.loaded
-    modes = [(str(m["id"]), str(m["label"])) for m in moves_modes(first.plan, second.plan)]
     groups = head_labels(first.plan.shape.q_heads, common_groups(first.plan, second.plan))
-    tools = mode_choice(modes, "moves-mode", "Colour the tiles by", groups)
+    tools = mode_choice([*MOVES_MODES.items()], "moves-mode", "Colour the tiles by", groups)
     url = f"/api/compare/{first.entry.key}/{second.entry.key}/moves"
     size = str(LARGE_SIDE)
     picture = canvas("dcp-mask-moves", url, "Tiles of both plans", name="moves", data_side=size)

@@ -164,11 +164,3 @@ def keyboard_dialog() -> Component:
         className="dcp-dialog",
         **attributes(aria_label="Keyboard"),
     )
-
-
-def definitions_panel() -> Component:
-    """Build the definitions, folded, for the bottom of a page."""
-    return html.Details(
-        [html.Summary("What the numbers mean"), terms(DEFINITIONS)],
-        className="dcp-panel dcp-definitions",
-    )

@@ -9,6 +9,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.findings import (
+    DEFINITIONS,
     ROWS,
     Finding,
     above_bounds,
@@ -19,7 +20,6 @@ from dcp_dashboard.facts.findings import (
 )
 from dcp_dashboard.facts.text import SOURCE_LABELS, window_text
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.pages.help import definitions_panel
 from dcp_dashboard.pages.layout import (
     attributes,
     box,
@@ -31,6 +31,7 @@ from dcp_dashboard.pages.layout import (
     panel,
     swatches,
     table,
+    terms,
     written,
 )
 from dcp_dashboard.pages.plan_views import (
@@ -87,7 +88,10 @@ def overview(loaded: LoadedPlan) -> list[Component]:
         html.Div([mask_panel(loaded), aside], className="dcp-columns"),
         _timeline_panel(loaded),
         html.Div([traffic, _device_panel(loaded)], className="dcp-columns"),
-        definitions_panel(),
+        html.Details(
+            [html.Summary("What the numbers mean"), terms(DEFINITIONS)],
+            className="dcp-panel dcp-definitions",
+        ),
     ]
 
 

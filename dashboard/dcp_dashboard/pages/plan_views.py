@@ -8,13 +8,12 @@ from dash import html
 from dash.development.base_component import Component
 
 from dcp_dashboard.api.devices import MAX_EVENTS
-from dcp_dashboard.api.mask import mask_modes
+from dcp_dashboard.api.mask import MASK_MODES
 from dcp_dashboard.editing.querying import READY
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.devices import count_kinds
 from dcp_dashboard.facts.findings import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import count_divisions, group_labels
+from dcp_dashboard.library.summary import count_divisions, count_kinds, group_labels
 from dcp_dashboard.pages.layout import (
     attributes,
     box,
@@ -165,8 +164,9 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     if instead:
         return panel("Mask and placement", [html.P(instead, role="status", className="dcp-hint")])
     base = f"/api/plan/{loaded.entry.key}"
-    modes = [(str(mode["id"]), str(mode["label"])) for mode in mask_modes(loaded.plan)]
-    tools = mode_choice(modes, "mask-mode", "Colour the mask by", group_labels(loaded.plan))
+    tools = mode_choice(
+        [*MASK_MODES.items()], "mask-mode", "Colour the mask by", group_labels(loaded.plan)
+    )
     size = {"data_side": str(side)} if side else {}
     picture = canvas(
         "dcp-mask", f"{base}/mask", "", name="mask", data_pairs=f"{base}/pairs", **size

@@ -9,13 +9,13 @@ import pytest
 
 from dcp_dashboard.api.encoding import cluster_colours, decode
 from dcp_dashboard.api.mask import MAX_PAIRS, read_window
-from dcp_dashboard.facts.devices import count_kinds
 from dcp_dashboard.facts.findings import above_bounds
 from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.facts.tiles import event_facts
 from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.library.summary import count_kinds
 from dcp_dashboard.web.app import create_app
 from dcp_planner import LANES, Cluster, TransferKind, write_plan
 from dcp_planner.report import bound_ratios
