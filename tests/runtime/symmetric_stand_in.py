@@ -50,7 +50,7 @@ class ThreadMark:
 
 
 class Graph(TorchDispatchMode):
-    """What the host does while it captures: tensors computed on the CPU, work queued on streams.
+    """Notes tensors that the host computes while it captures, and work that it queues on streams.
 
     Nothing that is queued is done before a replay, as on CUDA. What the host computes is done, on
     whatever the blocks that did not come hold, and written into the same tensors in each replay.
@@ -243,7 +243,7 @@ def batch_isend_irecv(operations):
 def install(folder, nodes):
     """Replace what needs a GPU in this process; ranks lie on so many nodes, in order.
 
-    What is given back calls `arrive` with the places in a meeting for a window, for faults there.
+    Returns the maker of windows, whose `arrive` is called at two places of a meeting: for faults.
     """
     node, device = divmod(dist.get_rank(), dist.get_world_size() // nodes)
     files = SharedFiles(folder)

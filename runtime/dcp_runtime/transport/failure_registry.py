@@ -32,7 +32,7 @@ _LOST_STORE = f"; the store is lost as well, so the cause may be {SERVER}"
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """Why a rank cannot go on.
+    """The reason why a rank cannot go on.
 
     Attributes:
         kind: ``"waiting"`` for a message of `peer`, or ``"raised"`` an error.
