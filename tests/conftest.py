@@ -100,9 +100,9 @@ def forked_workers(fork_server: ForkServer) -> Iterator[None]:
 @pytest.fixture
 def mortal_reader(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The worker that reads plan files is one that some files end (`mortal_reader`)."""
-    from dcp_planner.plan import foreign_tables
+    from dcp_planner.plan import arrow_tables
 
-    monkeypatch.setattr(foreign_tables, "ENTRY", "mortal_reader:start")
-    foreign_tables._worker.cache_clear()
+    monkeypatch.setattr(arrow_tables, "ENTRY", "mortal_reader:start")
+    arrow_tables._worker.cache_clear()
     yield
-    foreign_tables._worker.cache_clear()
+    arrow_tables._worker.cache_clear()

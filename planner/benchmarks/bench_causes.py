@@ -29,7 +29,7 @@ from dcp_planner.causes import (
     find_causes_of_run,
     find_dependencies,
 )
-from dcp_planner.causes.conditions import Free, seconds_without
+from dcp_planner.causes.alternatives import Free, seconds_without
 from dcp_planner.simulation.simulator import PlanModel
 
 SCHEMA = "dcp.bench_causes/1"

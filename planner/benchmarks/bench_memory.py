@@ -35,7 +35,7 @@ from dcp_planner import (
     preset,
 )
 from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
-from dcp_planner.tables.memory import measure_memory
+from dcp_planner.tables.metrics import measure_memory
 
 SCHEMA = "dcp.bench_memory/1"
 DATA = Path(__file__).parent / "data" / "workloads.json"

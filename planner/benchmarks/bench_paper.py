@@ -41,7 +41,7 @@ from dcp_planner import (
     predict,
     preset,
 )
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import static_layouts
 from dcp_planner.simulation.schedules import make_schedule

@@ -36,8 +36,7 @@ from dcp_planner import (
     measure,
     predict,
 )
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Workload, build_workload
+from dcp_planner.model.problem import Placement, Workload, build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 

@@ -23,7 +23,7 @@ from recording import machine, markdown, provenance, shown, stage_lines, stage_r
 
 from dcp_dsl import block_sparsity
 from dcp_planner import ModelShape, PlanConfig, predict, preset, simulate, validate
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule

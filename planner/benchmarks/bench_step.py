@@ -27,13 +27,11 @@ from recording import Row, machine, markdown, shown, write
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import PlanConfig, build_plan, predict, preset
-from dcp_planner.step.assignment import Documents, StepMesh
 from dcp_planner.step.iteration import Groups, attention_seconds, unevenness
-from dcp_planner.step.model import step_model
 from dcp_planner.step.plan_step import choose_level, even
-from dcp_planner.step.problem import StepProblem, StepSetting
+from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting
 from dcp_planner.step.report import PolicyReport, StepReport, compare_policies
-from dcp_planner.step.rivals import RIVALS
+from dcp_planner.step.setting import Documents, StepMesh, step_model
 
 SCHEMA = "dcp.bench_step/1"
 BUDGET = 131_072

@@ -25,8 +25,8 @@ from dcp_planner import (
     find_cluster,
 )
 from dcp_planner.report import figures_of
-from dcp_planner.step.model import step_model
 from dcp_planner.step.report import STEP, batch_seconds
+from dcp_planner.step.setting import step_model
 
 
 def main(cluster_name: str = "a100-p4de:4x8", heads: str = "8") -> None:

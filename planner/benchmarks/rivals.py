@@ -33,9 +33,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_planner import Cluster
-from dcp_planner.baselines.layouts import chunk_of_blocks, chunk_within_sequence
-from dcp_planner.model.placement import Placement, pack_largest_first
-from dcp_planner.model.workload import Workload
+from dcp_planner.baselines import chunk_of_blocks, chunk_within_sequence
+from dcp_planner.model.problem import Placement, Workload, pack_largest_first
 
 Owners = NDArray[np.int32]
 

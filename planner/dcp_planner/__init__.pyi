@@ -4,7 +4,7 @@ from .model.cluster import Cluster, ModelShape
 from .model.cluster_file import find_cluster, preset, write_cluster
 from .model.config import PlanConfig
 from .model.cuts import choose_block_size, cut_blocks, cut_stack
-from .model.workload import Direction
+from .model.problem import Direction
 from .plan.build import build_front, build_plan, build_stack
 from .plan.file import read_meta, read_plan, write_plan
 from .plan.validation import validate

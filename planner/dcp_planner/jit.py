@@ -1,29 +1,41 @@
 """Compile the loops of the planner: few specialisations, no reference counts, kept on disk.
 
 Releases bring the compiled code (`SHIPPED`) for the Python, numba and architecture that they were
-made with; elsewhere it is compiled once per installation, and whoever installs waits. Functions
-that only compiled code calls get one signature: without, numba makes a version for every mixture
-of int32, int64 and literal arguments that their callers write. None allocates, so that arrays need
-not be counted: that halves the code. What runs once per plan is numpy instead.
+made with; elsewhere it is compiled once per installation, at the first import or the first plan,
+and whoever installs waits: a line says so, and a clock counts that time apart from planning.
+Functions that only compiled code calls get one signature: without, numba makes a version for every
+mixture of int32, int64 and literal arguments that their callers write. None allocates, so that
+arrays need not be counted: that halves the code. What runs once per plan is numpy instead.
+
+If neither the package's folder nor HOME can be written, a private folder keeps the code. Whoever
+can write to that folder can make this process run their code. So it belongs to this user alone, and
+a folder that others could change is not used.
 """
 
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+import os
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from sysconfig import get_platform
+from time import perf_counter
 from typing import Annotated, Any, TypeAlias, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import numba
 import numpy as np
 from numba import from_dtype, njit, types
+from numba.core import caching, event
 from numba.core.caching import FunctionCache, IndexDataCacheFile
 from numba.extending import is_jitted
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Floats, Indices, Ints, element_type
-from dcp_planner.compile_cache import PrivateFolderLocator, unshared
-from dcp_planner.compile_clock import COMPILE_CLOCK
 
 IntTable: TypeAlias = Annotated[Ints, 2]
 IndexTable: TypeAlias = Annotated[Indices, 2]
@@ -109,6 +121,183 @@ def _numba_type(hint: Any) -> Any:  # Any: annotations, and numba's types
 def _njit(function: Callable[..., Any], **options: bool) -> Any:  # Any: numba has no types
     COMPILE_CLOCK.watch(function)
     return cast(Any, njit)(error_model="numpy", _nrt=False, **options)(function)
+
+
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def private_folder() -> Path:
+    """Return the folder of this user below the one for temporary files; make it if it is missing.
+
+    Raises:
+        OSError: if it cannot be made, or others could write there.
+    """
+    folder = Path(tempfile.gettempdir(), f"dcp-compiled-{os.geteuid()}")
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    check_private(folder)
+    return folder
+
+
+def check_private(folder: Path) -> None:
+    """Check that only this user and root can write to a folder or replace it.
+
+    Raises:
+        PermissionError: if somebody can, or it is no folder.
+    """
+    own, parent = folder.lstat(), folder.parent.stat()
+    if not stat.S_ISDIR(own.st_mode):
+        raise PermissionError(f"{folder}: expected a folder")
+    if own.st_uid != os.geteuid() or own.st_mode & _OTHERS:
+        raise PermissionError(f"{folder}: expected a folder of this user that others cannot enter")
+    is_shared = parent.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if is_shared and not parent.st_mode & stat.S_ISVTX:
+        raise PermissionError(f"{folder.parent}: others can replace what lies here (no sticky bit)")
+
+
+def check_unshared(folder: Path) -> None:
+    """Check that nobody can write code into a folder but its owner and this process's group.
+
+    Raises:
+        PermissionError: if others can, or can replace the folder.
+    """
+    for place, may_stick in ((folder, False), (folder.parent, True)):
+        found = place.stat()
+        is_open = found.st_mode & stat.S_IWOTH or (
+            found.st_mode & stat.S_IWGRP and found.st_gid != os.getegid()
+        )
+        if is_open and not (may_stick and found.st_mode & stat.S_ISVTX):
+            raise PermissionError(f"{place}: others can write compiled code here")
+
+
+def unshared(locator: Any) -> Any:
+    """Have one of numba's locators pass over folders that others can write to."""
+
+    def ensure_cache_path(self: Any) -> None:
+        locator.ensure_cache_path(self)
+        check_unshared(Path(self.get_cache_path()))
+
+    return type(locator.__name__, (locator,), {"ensure_cache_path": ensure_cache_path})
+
+
+# Any: numba's caches have no types.
+class PrivateFolderLocator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
+    """Keeps the compiled functions of a file in the private folder."""
+
+    def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
+        self._py_file = py_file
+        self._lineno = py_func.__code__.co_firstlineno
+        self._path: str | None = None
+
+    def ensure_cache_path(self) -> None:
+        """Make the folder for the file, inside the private one.
+
+        Raises:
+            OSError: if there is no private folder.
+        """
+        name = self.get_suitable_cache_subpath(self._py_file)  # type: ignore[no-untyped-call]
+        self._path = os.path.join(private_folder(), name)
+        super().ensure_cache_path()  # type: ignore[no-untyped-call]
+
+    def get_cache_path(self) -> str:
+        """Return the folder for the file."""
+        assert self._path is not None, "numba asks for the folder before it uses it"
+        return self._path
+
+
+SOME_SECONDS = "some 15 s on a free core"
+"""Time to compile everything."""
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Seconds of a piece of work.
+
+    Attributes:
+        seconds: without compiling.
+        compile_s: seconds of compiling.
+    """
+
+    seconds: float = 0.0
+    compile_s: float = 0.0
+
+
+class CompileClock(event.Listener):
+    """Hears when numba compiles a watched function; adds up the seconds, thread by thread.
+
+    Attributes:
+        is_kept: whether what is compiled stays for other processes.
+    """
+
+    def __init__(self) -> None:
+        self.is_kept = True
+        self._watched: set[Callable[..., Any]] = set()
+        self._has_told = False
+        self._own = threading.local()
+        event.register("numba:compile", self)  # type: ignore[no-untyped-call]
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of compiling on this thread so far."""
+        return getattr(self._own, "seconds", 0.0)
+
+    def watch(self, function: Callable[..., Any]) -> None:
+        """Count the compiling of a function."""
+        self._watched.add(function)
+
+    def on_start(self, event: event.Event) -> None:
+        """Begin to count; before the first function of this process is compiled, say so."""
+        if not event.data or event.data["dispatcher"].py_func not in self._watched:
+            return
+        if not self._has_told:
+            self._has_told = True
+            print(self._words(), file=sys.stderr, flush=True)
+        self._own.depth = getattr(self._own, "depth", 0) + 1
+        if self._own.depth == 1:  # one function may compile others
+            self._own.since = perf_counter()
+
+    def on_end(self, event: event.Event) -> None:
+        """Count a finished compilation."""
+        if not event.data or event.data["dispatcher"].py_func not in self._watched:
+            return
+        self._own.depth -= 1
+        if self._own.depth == 0:
+            self._own.seconds = self.seconds + perf_counter() - self._own.since
+
+    def _words(self) -> str:
+        if self.is_kept:
+            return f"compiling the planner once per installation, {SOME_SECONDS}"
+        return (
+            f"compiling the planner, {SOME_SECONDS}, in every process: it cannot be kept in "
+            f"{os.path.dirname(__file__)}, in HOME or in a private folder for temporary files; "
+            "set NUMBA_CACHE_DIR to a folder that can be written"
+        )
+
+
+COMPILE_CLOCK = CompileClock()
+
+
+def compile_seconds() -> float:
+    """Return the seconds that this thread has spent compiling the planner so far."""
+    return COMPILE_CLOCK.seconds
+
+
+@contextmanager
+def stopwatch() -> Iterator[Stopwatch]:
+    """Measure a piece of work; its seconds are there once it is done.
+
+    >>> with stopwatch() as watch:
+    ...     total = sum(range(1000))
+    >>> watch.seconds > 0, watch.compile_s
+    (True, 0.0)
+    """
+    found = Stopwatch()
+    start, compiled = perf_counter(), COMPILE_CLOCK.seconds
+    try:
+        yield found
+    finally:
+        found.compile_s = COMPILE_CLOCK.seconds - compiled
+        found.seconds = perf_counter() - start - found.compile_s
 
 
 _Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types

@@ -21,8 +21,7 @@ import pyarrow as pa
 from dcp_dsl import Sample, Spec
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, simulate
 from dcp_planner.batches.batch import batch_of_samples
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import DIRECTIONS, Workload, build_workload
+from dcp_planner.model.problem import DIRECTIONS, Placement, Workload, build_workload
 from dcp_planner.plan.file import encode_plan
 from dcp_planner.schedule.divisions import Manner, Schedule, Streaming, cut_streamed
 from dcp_planner.schedule.emission import assemble

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, validate
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import Hypergraph, build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.kahypar import Hypergraph
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables import expand_head_groups
 from dcp_planner.tables.head_groups import possible_groups

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pyarrow as pa
 
-from dcp_planner.plan import foreign_tables
+from dcp_planner.plan import arrow_tables
 
 DEADLY = b"this ends whoever reads it"
 
@@ -23,7 +23,7 @@ def start():
         return reader.open_stream(buffer)
 
     pa.ipc.MessageReader = SimpleNamespace(open_stream=open_stream)
-    return foreign_tables.start()
+    return arrow_tables.start()
 
 
 def make_deadly(good: Path, path: Path) -> None:

@@ -11,7 +11,7 @@ from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, build_stack, measure, predict
 from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
-from dcp_planner.step.model import step_model
+from dcp_planner.step.setting import step_model
 
 SPEC = Spec.from_text("mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m")
 CLUSTER, SHAPE = Cluster(2, 4), ModelShape(8, 2)

@@ -8,7 +8,7 @@ import pytest
 
 from dcp_dsl import Slabs, block_sparsity
 from dcp_planner import Cluster, ModelShape
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload
 
 pytestmark = pytest.mark.dist
 BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"

@@ -6,13 +6,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_planner.model.placement import Caps, Placement, loads_of
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Caps, Placement, build_workload, loads_of
 from dcp_planner.search.bottleneck import load_state_of, relieve
 from dcp_planner.search.load_state import LOADS
-from dcp_planner.search.multilevel import EFFORTS, Search
+from dcp_planner.search.native import EFFORTS, Search
 from dcp_planner.search.partitioners import place
-from dcp_planner.search.problem import Split, problem_of
+from dcp_planner.search.state import Split, problem_of
 from dcp_planner.simulation.schedules import predict_placement
 
 COMPUTE, INPUTS_IN, INPUTS_OUT, RESULTS_IN, RESULTS_OUT, NEAR_IN, NEAR_OUT = range(LOADS)
@@ -145,7 +144,7 @@ def test_a_second_of_ports_costs_what_the_rate_says(masks, monkeypatch):
 def test_states_too_wide_for_memory_are_left_alone(masks, monkeypatch):
     workload = build_workload(masks.pack([masks.causal(16)], 4), ModelShape())
     split = Split(np.zeros(workload.num_tiles, np.int32), np.zeros(4, np.int32))
-    monkeypatch.setattr("dcp_planner.search.multilevel._MOST_CELLS", 1)
+    monkeypatch.setattr("dcp_planner.search.native._MOST_CELLS", 1)
     assert search_under(Caps(1, 1), workload, Cluster(1, 2)).relieve(split, 100) is split
 
 

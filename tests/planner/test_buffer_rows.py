@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError, TransferKind, validate
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables import Attention, CommLaunch, CommWait

@@ -6,12 +6,10 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.cost_model import price_between_nodes
-from dcp_planner.model.placement import cap_of, pack_largest_first
-from dcp_planner.model.workload import build_workload
-from dcp_planner.search.caps import exchange_owners
-from dcp_planner.search.native import find_shortfalls, hold
-from dcp_planner.search.problem import Problem, Split, problem_of
-from dcp_planner.search.state import bytes_of, state_of_split
+from dcp_planner.model.problem import build_workload, cap_of, pack_largest_first
+from dcp_planner.search.caps import exchange_owners, find_shortfalls
+from dcp_planner.search.native import hold
+from dcp_planner.search.state import Problem, Split, bytes_of, problem_of, state_of_split
 
 
 def loads(part, sizes, parts):

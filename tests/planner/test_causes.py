@@ -31,8 +31,7 @@ from dcp_planner.causes import (
     explain_difference,
 )
 from dcp_planner.model.cluster import MOST_RATE
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from dcp_planner import Cluster, ClusterError, ModelShape, preset
 from dcp_planner.model import tile_seconds
 from dcp_planner.model.cost_model import link_seconds, reduction_seconds, workload_seconds
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload
 
 SHAPE = ModelShape(q_heads=2, kv_heads=1, head_dim=8, dtype_bytes=2)  # 64 FLOPs a pair
 

@@ -19,8 +19,7 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.model.cuts import count_pairs
-from dcp_planner.model.placement import loads_of, pack_largest_first
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload, loads_of, pack_largest_first
 
 
 def dense_of(slabs):

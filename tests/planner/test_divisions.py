@@ -19,8 +19,7 @@ from dcp_planner import (
     simulate,
     validate,
 )
-from dcp_planner.model.placement import PlanWarning
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import PlanWarning, build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule, predict_placement
@@ -138,7 +137,7 @@ def test_no_decision_reads_the_words_of_a_warning(masks, monkeypatch):
     sparsity = masks.pack([masks.causal(40), masks.sliding_window(22, 9)], 4)
     config = PlanConfig("static:zigzag", memory_limit_bytes=0)
     generous = replace(config, token_tolerance=100.0)
-    reworded = "dcp_planner.search.native.PlanWarning"
+    reworded = "dcp_planner.search.caps.PlanWarning"
     monkeypatch.setattr(reworded, lambda code, _: PlanWarning(code, "something else"))
     plan = build_plan(sparsity, ModelShape(), SLOW, generous)
     assert plan.partitioner == "static:documents"

@@ -22,11 +22,10 @@ from dcp_planner import (
 )
 from dcp_planner.commands.tables import HEIGHT, WIDTH, draw
 from dcp_planner.model.config import OBJECTIVES
-from dcp_planner.model.placement import caps_of
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload, caps_of
 from dcp_planner.search.native import ladder
 from dcp_planner.search.partitioners import weigh
-from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 
 NAMES = ("seconds", "compute", "tokens", "forward_inter", "backward_inter", "memory_bytes")
 FAST = PlanConfig(budget="fast", partials="input")

@@ -29,8 +29,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.commands.plan import plan as plan_command
-from dcp_planner.model.placement import caps_of
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload, caps_of
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_planner.report import bound_ratios
 from dcp_planner.search.partitioners import place, static_layouts

@@ -32,8 +32,8 @@ from dcp_planner.batches.batch import batch_of_samples
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.validate import validate
 from dcp_planner.commands.why import why
-from dcp_planner.model.placement import PlanWarning
-from dcp_planner.plan import columns, foreign_tables
+from dcp_planner.model.problem import PlanWarning
+from dcp_planner.plan import arrow_tables, columns
 from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
 from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
 from dcp_planner.plan.file import check_file
@@ -314,7 +314,7 @@ def test_tables_come_from_another_process_as_they_are_decoded_here(mask, groups,
     tables = {**columns_of_plan(plan), "events": columns_of_traces((simulate(plan),))}
     parts = {name: encode_table(name, table) for name, table in tables.items()}
     rows = {name: len(table[next(iter(TABLES[name]))]) for name, table in tables.items()}
-    there = foreign_tables.decode_foreign(parts, rows, 1 << 20, is_grouped=groups > 1)
+    there = arrow_tables.decode_foreign(parts, rows, 1 << 20, is_grouped=groups > 1)
     here = {
         name: decode_table(name, data, rows[name], 1 << 20, is_grouped=groups > 1)
         for name, data in parts.items()
@@ -340,9 +340,9 @@ def test_a_reader_that_a_file_took_over_can_send_nothing_but_columns(sent, monke
     np.savez(file, **good, **sent)
     answer = {"texts": {}}, file.getvalue()
     stand_in = SimpleNamespace(call=lambda *_, **__: answer)
-    monkeypatch.setattr(foreign_tables, "_worker", lambda _: stand_in)
+    monkeypatch.setattr(arrow_tables, "_worker", lambda _: stand_in)
     with pytest.raises(PlanFileError, match="it cannot be read: its reader sent no tables: "):
-        foreign_tables.decode_foreign({"blocks": b""}, {"blocks": 4}, 1 << 20, is_grouped=False)
+        arrow_tables.decode_foreign({"blocks": b""}, {"blocks": 4}, 1 << 20, is_grouped=False)
 
 
 def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path):

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import ModelShape
-from dcp_planner.model.workload import build_hypergraph, build_workload
+from dcp_planner.model.problem import build_workload
+from dcp_planner.search.kahypar import build_hypergraph
 
 
 def pins_of(graph, edge):

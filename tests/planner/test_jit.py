@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 from numba import njit, types
 
-from dcp_planner import compile_clock
+from dcp_planner import jit
 from dcp_planner.commands.plan import plan
-from dcp_planner.compile_cache import check_private
-from dcp_planner.compile_clock import COMPILE_CLOCK
-from dcp_planner.jit import compiled, inner
+from dcp_planner.jit import COMPILE_CLOCK, check_private, compiled, inner
 
 _COUNT = """
 import importlib, json, pkgutil
@@ -104,7 +102,7 @@ def test_every_compiled_function_is_compiled_once(tmp_path, run_python):
 _KERNEL = """
 import sys
 from dcp_planner.jit import compiled, inner
-from dcp_planner.compile_clock import compile_seconds, stopwatch
+from dcp_planner.jit import compile_seconds, stopwatch
 assert compile_seconds() == 0.0
 @inner
 def twice(x: int) -> int:
@@ -251,8 +249,8 @@ def test_nothing_is_compiled_before_it_is_told(clock, monkeypatch):
 
 def test_a_function_compiled_within_another_is_counted_once(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(compile_clock, "perf_counter", lambda: now[0])
-    clock = compile_clock.CompileClock()
+    monkeypatch.setattr(jit, "perf_counter", lambda: now[0])
+    clock = jit.CompileClock()
     numba.core.event.unregister("numba:compile", clock)
     outer, inside, foreign = (
         SimpleNamespace(data={"dispatcher": SimpleNamespace(py_func=name)})
@@ -291,8 +289,8 @@ def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
     options = ["--sample", '{"len": 64}', "--mask", "m", "--cluster", "1x2", "--json"]
     monkeypatch.setattr(planning, "build_plan", build_on_an_empty_cache)
     # A clock that stands still but while the kernel is compiled, which takes it 1000 s.
-    monkeypatch.setattr(compile_clock, "perf_counter", lambda: 1000.0 * len(kernel.signatures))
-    before = compile_clock.compile_seconds()
+    monkeypatch.setattr(jit, "perf_counter", lambda: 1000.0 * len(kernel.signatures))
+    before = jit.compile_seconds()
     run = click.testing.CliRunner().invoke(plan, [str(spec), *options])
     assert run.exit_code == 0, run.output
     document = json.loads(run.stdout)

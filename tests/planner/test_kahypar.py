@@ -20,9 +20,8 @@ from dcp_planner import (
     measure,
     validate,
 )
-from dcp_planner.model.placement import cap_of, caps_of
-from dcp_planner.model.workload import DIRECTIONS, build_hypergraph, build_workload
-from dcp_planner.search.kahypar import _both_directions, _encode
+from dcp_planner.model.problem import DIRECTIONS, build_workload, cap_of, caps_of
+from dcp_planner.search.kahypar import _both_directions, _encode, build_hypergraph
 from dcp_planner.search.partitioners import place
 
 pytestmark = [

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ClusterError, ModelShape, preset
-from dcp_planner.model.launches import KernelWork
+from dcp_planner.model.cost_model import KernelWork
 
 SHAPE = ModelShape(q_heads=2, kv_heads=1, head_dim=16)
 FLOPS = 4 * 2 * 16  # of a pair, both heads

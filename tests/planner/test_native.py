@@ -10,20 +10,27 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_planner.model.placement import Caps
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Caps, build_workload
+from dcp_planner.search.caps import prices_of
 from dcp_planner.search.load_state import root
-from dcp_planner.search.multilevel import (
+from dcp_planner.search.native import (
     EFFORTS,
     Search,
-    _cost,
     device_tree,
-    prices_of,
 )
 from dcp_planner.search.partitioners import place
-from dcp_planner.search.problem import Split, coarsen, problem_of, restrict
 from dcp_planner.search.refinement import descend
-from dcp_planner.search.state import bytes_of, excess_of, fill, state_of_split
+from dcp_planner.search.state import (
+    Split,
+    bytes_of,
+    coarsen,
+    cost_of,
+    excess_of,
+    fill,
+    problem_of,
+    restrict,
+    state_of_split,
+)
 
 
 def config(**choices):
@@ -111,7 +118,7 @@ def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
     over = state._replace(limits=limits, prices=np.array([5.0, 7.0]))
     beyond = [5 * max(w - 2, 0) + 7 * max(n - 3, 0) for w, n in state.loads.T]
     assert excess_of(over) == sum(beyond)
-    assert _cost(over) == counted() + sum(beyond)
+    assert cost_of(over) == counted() + sum(beyond)
     before = bytes_of(state)
     descend(state, 3, 0.0, 4)
     assert bytes_of(state) == counted() <= before

@@ -19,7 +19,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.plan import decode_part, encode_parts
-from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 
 SHAPE = ModelShape(4, 2, 16, dtype_bytes=2)
 CONFIG = PlanConfig("static:contiguous", divisions=3, routing="direct")

@@ -29,7 +29,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.placement import PlanWarning
+from dcp_planner.model.problem import PlanWarning
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
 from dcp_planner.plan.file import META_LIMIT_BYTES, check_file, decode_plan, read_meta

@@ -22,12 +22,11 @@ from dcp_planner import (
     predict,
     validate,
 )
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.plan.build import PlanStack
 from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 
 CONFIG = PlanConfig("static:zigzag")
 CLUSTER = Cluster(2, 2)
@@ -125,7 +124,7 @@ def test_every_mask_of_a_stack_holds_the_caps():
 
 
 def _at_queries(sparsity, owner):
-    from dcp_planner.model.placement import Placement
+    from dcp_planner.model.problem import Placement
     from dcp_planner.schedule.emission import assemble
     from dcp_planner.simulation.schedules import make_schedule
 

@@ -13,8 +13,7 @@ import pytest
 
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Trace, simulate
 from dcp_planner.causes import find_causes, find_causes_of_run
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule

@@ -20,10 +20,9 @@ from dcp_planner import (
     predict,
     validate,
 )
-from dcp_planner.baselines.layouts import STATIC_KINDS
+from dcp_planner.baselines import STATIC_KINDS
 from dcp_planner.model.config import MOST_TOLERANCE, tolerances_of
-from dcp_planner.model.placement import caps_of, loads_of
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload, caps_of, loads_of
 from dcp_planner.search.partitioners import place
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads

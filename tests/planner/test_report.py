@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, measure, simulate
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.report.figures import figures_of
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
@@ -69,7 +68,7 @@ def test_only_what_crosses_nodes_counts_as_between_nodes(by_hand):
 
 
 def build_again(plan):
-    from dcp_planner.model.workload import Workload
+    from dcp_planner.model.problem import Workload
 
     return Workload(
         plan.shape, plan.cu_seqlens, plan.blocks.sequence, plan.blocks.start, plan.blocks.end,

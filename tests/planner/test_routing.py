@@ -7,8 +7,7 @@ import pytest
 
 from dcp_planner import Cluster, ModelShape, PlanError, TransferKind, validate
 from dcp_planner.causes.alternatives import PlanInputs
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule import emission
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble

@@ -16,8 +16,7 @@ from dcp_planner import (
     predict,
     simulate,
 )
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.simulation.simulator import PlanModel

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_planner.baselines.layouts import chunk_of_blocks
-from dcp_planner.model.workload import build_workload
+from dcp_planner.baselines import chunk_of_blocks
+from dcp_planner.model.problem import build_workload
 from dcp_planner.search.partitioners import place
 
 

@@ -16,15 +16,13 @@ from hypothesis import strategies as st
 from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
 from dcp_planner import Cluster, PlanConfig, PlanError, build_plan, predict, preset
 from dcp_planner.errors import PlanFileError
-from dcp_planner.step.assignment import Assignment, Documents, StepMesh
-from dcp_planner.step.dataset import steps_of_dataset
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.file import read_step, write_step
 from dcp_planner.step.iteration import Groups, StepTime, attention_seconds, predict_step
-from dcp_planner.step.model import step_model
 from dcp_planner.step.plan_step import PACKS, choose_level, levels, nested, plan_step
-from dcp_planner.step.problem import StepProblem, StepSetting
-from dcp_planner.step.rivals import RIVALS, differencing, round_robin
+from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing, round_robin
+from dcp_planner.step.report import steps_of_dataset
+from dcp_planner.step.setting import Assignment, Documents, StepMesh, step_model
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
 LLAMA = step_model("llama-8b")

@@ -25,14 +25,13 @@ from dcp_planner import (
     validate,
     write_plan,
 )
-from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.baselines import STATIC_KINDS, StaticLayout
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule, Streaming, cut_streamed
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.native import ladder
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=8, dtype_bytes=2)
 CLUSTER = Cluster(2, 2, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9, flops_per_s=1e9)

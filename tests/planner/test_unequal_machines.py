@@ -22,9 +22,9 @@ from dcp_planner import (
     write_cluster,
     write_plan,
 )
-from dcp_planner.baselines.layouts import groups_worth_trying
+from dcp_planner.baselines import groups_worth_trying
 from dcp_planner.model.cluster_file import read_cluster
-from dcp_planner.search.multilevel import device_tree
+from dcp_planner.search.native import device_tree
 
 SHAPE = ModelShape(4, 4, 64, 2)
 CONFIG = PlanConfig(partitioner="native", budget="fast", compute_tolerance=0.01)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from dcp_planner.workers import worker as worker_module
-from dcp_planner.workers.frames import FrameBuffer, FrameError, pack_frame
 from dcp_planner.workers.process import WorkerProgram
+from dcp_planner.workers.program import FrameBuffer, FrameError, pack_frame
 from dcp_planner.workers.worker import TaskError, Worker, WorkerLost, WorkerOverdue, WorkerPool
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
@@ -147,7 +147,7 @@ def test_a_worker_that_prints_much_is_not_held_up(worker, capfd):
 
 
 def test_a_request_that_is_too_large_is_not_sent(worker, monkeypatch):
-    monkeypatch.setattr("dcp_planner.workers.frames.MAX_BLOB_BYTES", 10)
+    monkeypatch.setattr("dcp_planner.workers.program.MAX_BLOB_BYTES", 10)
     with pytest.raises(FrameError, match="10 of data, got 19 and 11"):
         worker.call({"do": "echo", "a": 1}, blob=bytes(11))
     assert worker.pid is None

@@ -11,7 +11,7 @@ from dense_blocks import slabs_of, sparsity_of
 
 from dcp_planner import Plan
 from dcp_planner.causes.alternatives import workload_of
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.problem import Placement
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_runtime.execute.executor import DCPExecutor

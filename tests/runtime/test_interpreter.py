@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import build_workload
 from dcp_planner.schedule.divisions import Manner
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import place

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, TransferKind, build_plan
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import build_workload
+from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_runtime import RunConfig, RunError, open_world, run_plan

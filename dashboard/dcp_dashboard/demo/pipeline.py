@@ -47,7 +47,7 @@ from dcp_planner import (
     static_layouts,
     write_plan,
 )
-from dcp_planner.compile_clock import compile_seconds, stopwatch
+from dcp_planner.jit import compile_seconds, stopwatch
 from dcp_planner.report import best_static, over_caps
 from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
 

@@ -27,7 +27,7 @@ from dcp_dsl import (
     read_dataset,
     row_name,
 )
-from dcp_planner.model.workload import as_arrays
+from dcp_planner.model.problem import as_arrays
 from dcp_planner.tables.plan import Provenance
 
 MOST_TOKENS = 2**31 - 1

@@ -9,7 +9,7 @@ import numpy as np
 
 from dcp_dsl import BlockSparsity, Form
 from dcp_planner.batches.batch import Batch, BlockSize, StackUse
-from dcp_planner.compile_clock import stopwatch
+from dcp_planner.jit import stopwatch
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.cuts import choose_block_size, cut_stack

@@ -14,19 +14,19 @@ from typing import Any
 from dcp_dsl.files import replacing
 from dcp_planner.batches.batch import StackUse
 from dcp_planner.batches.planning import BatchRow, PlanningChoices
-from dcp_planner.compile_clock import compile_seconds
 from dcp_planner.errors import PlanFileError
+from dcp_planner.jit import compile_seconds
 from dcp_planner.report.figures import (
     BatchFigures,
     Scope,
     Spread,
     best_static,
     distribution_of,
+    json_text,
     speedups_over,
     spread_of,
     spreads_over_best,
 )
-from dcp_planner.report.json_text import json_text
 
 SCHEMA = "dcp.batches/1"
 STACK_SCHEMA = "dcp.stack/1"

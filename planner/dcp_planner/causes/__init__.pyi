@@ -1,7 +1,18 @@
 from .constants import compare_with_run
 from .dependencies import Dependencies, Reason, find_dependencies
 from .diagnosis import KINDS, Cause, Diagnosis, Why, diagnose, find_causes, find_causes_of_run
-from .explanation import CAUSE_RULE, CLOSE, Explanation, explain, explain_difference, unlike_batches
+from .explanation import (
+    CAUSE_RULE,
+    CLOSE,
+    Explanation,
+    cause_sentence,
+    explain,
+    explain_difference,
+    headline,
+    three_sentences,
+    unlike_batches,
+    worth_saying,
+)
 from .path import (
     ACCOUNTS,
     STEPS,
@@ -10,12 +21,6 @@ from .path import (
     Step,
     account_for,
     critical_path,
-)
-from .sentences import (
-    cause_sentence,
-    headline,
-    three_sentences,
-    worth_saying,
 )
 from .suggestions import front_plans, suggest
 

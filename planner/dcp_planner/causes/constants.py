@@ -19,7 +19,7 @@ from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.causes.dependencies import COMPUTE, WAIT, PairedMessages
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import MOST_OVERHEAD_S, MOST_RATE, Cluster
-from dcp_planner.model.workload import DIRECTIONS, Direction
+from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.simulation.simulator import DirectionModel, PlanModel
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 from dcp_planner.tables.head_groups import expand_head_groups

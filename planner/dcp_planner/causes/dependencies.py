@@ -205,10 +205,10 @@ def _waits(trace: Trace, main: Ints) -> _Edges:
     """Let every message hold up the first event of its division that may have waited for it."""
     message = np.flatnonzero((trace.lane == SEND) | (trace.lane == RECEIVE))
     wait = main[trace.lane[main] == WAIT]
-    found = _first_from(
-        _division_of(trace, wait), trace.end_ns[wait], _division_of(trace, message),
-        trace.end_ns[message],
-    )  # fmt: skip
+    key, wanted = _division_of(trace, wait), _division_of(trace, message)
+    order, place, places = _by_key(key, trace.end_ns[wait], wanted, trace.end_ns[message])
+    first = np.searchsorted(place, places, side="left")
+    found = _checked(order, np.where(first < len(order), first, -1), key, wanted)
     known = found >= 0
     return _Edges.of(wait[found[known]], message[known], Reason.MESSAGE)
 
@@ -307,13 +307,6 @@ def _last_until(key: Ints, time_ns: Ints, wanted: Ints, until_ns: Ints) -> Ints:
     order, place, places = _by_key(key, time_ns, wanted, until_ns)
     found = np.searchsorted(place, places, side="right") - 1
     return _checked(order, found, key, wanted)
-
-
-def _first_from(key: Ints, time_ns: Ints, wanted: Ints, from_ns: Ints) -> Ints:
-    """Find, of the rows with each wanted key, the one with the first time from a moment, or -1."""
-    order, place, places = _by_key(key, time_ns, wanted, from_ns)
-    found = np.searchsorted(place, places, side="left")
-    return _checked(order, np.where(found < len(order), found, -1), key, wanted)
 
 
 def _by_key(key: Ints, time_ns: Ints, wanted: Ints, moment_ns: Ints) -> tuple[Ints, Ints, Ints]:

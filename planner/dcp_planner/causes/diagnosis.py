@@ -4,31 +4,155 @@ A column of a timeline is no cause: devices that compute little wait for the one
 and uneven compute looks like waiting for messages. So every cause is imagined away and the plan
 predicted again. `order` is left when everything else is free: waiting for what others do first.
 `memory` is what a plan loses because it gives buffers back early.
+
+Beside each cause stands where it shows: the device, port, document or number to look at.
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-from dcp_planner.causes.alternatives import PlanInputs
-from dcp_planner.causes.conditions import (
+import numpy as np
+
+from dcp_planner.causes.alternatives import (
     FREE,
     NEEDS,
     REPLAYED,
     Free,
+    PlanInputs,
     Recording,
+    cluster_without,
     costly,
     seconds_without,
 )
-from dcp_planner.causes.dependencies import Dependencies, find_dependencies
-from dcp_planner.causes.path import Accounting, CriticalPath, account_for, critical_path
-from dcp_planner.causes.places import Scene, place_of
+from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND, Dependencies, find_dependencies
+from dcp_planner.causes.path import (
+    ACCOUNTS,
+    STEPS,
+    Accounting,
+    CriticalPath,
+    Scene,
+    account_for,
+    critical_path,
+)
+from dcp_planner.model.cost_model import computed_pairs
 from dcp_planner.simulation.schedules import schedules_kept
 from dcp_planner.simulation.simulator import PlanModel, mean_compute_seconds
-from dcp_planner.simulation.trace import Trace, measure_trace
+from dcp_planner.simulation.trace import EVENT_KINDS, Trace, measure_trace
 from dcp_planner.tables.head_groups import expand_head_groups
-from dcp_planner.tables.memory import accumulator_bytes, receive_buffer_bytes
+from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 from dcp_planner.tables.plan import Plan
+
+_MOSTLY = 0.5
+"""A document is named if it is at least this share of a device's pairs."""
+
+
+def place_of(name: str, scene: Scene) -> dict[str, Any]:
+    """Say where a cause shows; `Any`: numbers, texts and lists of numbers."""
+    return _PLACES[name](scene)
+
+
+def _busiest_device(scene: Scene) -> dict[str, Any]:
+    """Name the device that computes longest, and the document that most of it belongs to."""
+    seconds = scene.compute_s
+    device, working = int(seconds.argmax()), seconds > 0
+    mean = float(seconds[working].mean()) if working.any() else 0.0
+    found: dict[str, Any] = {  # as of `place_of`
+        "device": device,
+        "seconds": float(seconds[device]),
+        "times_mean": float(seconds[device] / mean) if mean else 1.0,
+    }
+    tiles, blocks = scene.plan.tiles, scene.plan.blocks
+    mine = tiles.device == device
+    sequence = blocks.sequence[tiles.q_block[mine]] % (len(scene.plan.cu_seqlens) - 1)
+    pairs = np.bincount(sequence, tiles.pairs[mine]) if mine.any() else np.zeros(1)
+    if pairs.sum() and pairs.max() >= _MOSTLY * pairs.sum():
+        most, names = int(pairs.argmax()), scene.plan.sequence_names
+        found["sequence"] = most
+        if names:
+            found["sequence_name"] = names[most]
+    return found
+
+
+def _busiest_port(scene: Scene) -> dict[str, Any]:
+    """Name the device whose sending, or receiving, takes most of the critical path."""
+    path, trace, devices = scene.path, scene.trace, scene.plan.num_devices
+    at = path.step == STEPS.index("links")
+    if not at.any():
+        return {}
+    rows, spent = path.event[at], (path.end_ns - path.start_ns)[at]
+    ends = {"send": trace.device[rows], "receive": trace.peer[rows]}
+    load = {side: np.bincount(device, spent, devices) for side, device in ends.items()}
+    side = max(load, key=lambda name: float(load[name].max()))
+    device = int(load[side].argmax())
+    lane = trace.lane == (SEND if side == "send" else RECEIVE)
+    sizes = np.bincount(trace.device[lane], trace.size_bytes[lane], devices)
+    return {
+        "device": device,
+        "side": side,
+        "seconds_on_path": float(load[side][device]) / 1e9,
+        "bytes": int(sizes[device]),
+        "times_mean": float(sizes[device] / max(1.0, sizes.mean())),
+    }
+
+
+def _messages_on_path(scene: Scene) -> dict[str, Any]:
+    """Count the messages that the critical path waits for, and name who waits longest for them."""
+    path, trace = scene.path, scene.trace
+    arriving = trace.lane[path.event] == RECEIVE
+    rows, spent = path.event[arriving], (path.end_ns - path.start_ns)[arriving]
+    found = {"messages_on_path": int(arriving.sum())}
+    if len(rows):
+        found["device"] = int(np.bincount(trace.device[rows], spent).argmax())
+    return found
+
+
+def _kernels(scene: Scene) -> dict[str, Any]:
+    tiles, trace = scene.plan.tiles, scene.trace
+    is_start = trace.kind == EVENT_KINDS.index("copy")
+    is_kernel = (trace.lane == COMPUTE) & ~is_start
+    kernels = np.bincount(trace.device[is_kernel], minlength=scene.plan.num_devices)
+    side = 2 * trace.device[is_start] + trace.is_backward[is_start]
+    on_host = np.bincount(side, (trace.end_ns - trace.start_ns)[is_start])
+    columns = (tiles.division, tiles.backward_division)
+    return {
+        "kernels_of_device": int(kernels.max(initial=0)),
+        "host_s": float(on_host.max(initial=0)) / 1e9,
+        "divisions": 1 + max(int(column.max(initial=0)) for column in columns),
+    }
+
+
+def _kernel_tiles(scene: Scene) -> dict[str, Any]:
+    tiles, tokens = scene.plan.tiles, scene.plan.blocks.num_tokens
+    edge = scene.plan.cluster.kernel_tile
+    computed = computed_pairs(tiles.pairs, tokens[tiles.q_block], tokens[tiles.kv_block], edge)
+    ratio = float(computed.sum() / max(1, int(tiles.pairs.sum())))
+    return {"kernel_tile": edge, "computed_over_visible": ratio}
+
+
+def _waves(scene: Scene) -> dict[str, Any]:
+    full = replace(scene.plan, cluster=cluster_without(scene.plan.cluster, ["waves"]))
+    ratio = mean_compute_seconds(scene.plan) / max(1e-12, mean_compute_seconds(full))
+    return {"sms": scene.plan.cluster.sms, "times_full": ratio}
+
+
+def _most_waiting(scene: Scene) -> dict[str, Any]:
+    """Name the device that stands still longest while others still compute what it needs."""
+    spent = scene.accounting.spent_ns[:, :, ACCOUNTS.index("others")].sum(axis=0)
+    device = int(spent.argmax())
+    return {"device": device, "seconds": float(spent[device]) / 1e9}
+
+
+def _idle(scene: Scene) -> dict[str, Any]:
+    return {"devices": scene.idle_devices.tolist()}
+
+
+_PLACES: Mapping[str, Callable[[Scene], dict[str, Any]]] = {
+    "balance": _busiest_device, "links": _busiest_port, "latency": _messages_on_path,
+    "launches": _kernels, "waves": _waves, "tiles": _kernel_tiles, "order": _most_waiting,
+    "idle": _idle,
+}  # fmt: skip
+
 
 Name = Free | Literal["order", "memory"]
 Kind = Literal["compute", "links", "latency", "order", "launches", "memory", "idle"]

@@ -5,15 +5,18 @@ that decided the end, the critical path; from the end of a wait it leads to what
 for.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from dcp_dsl.arrays import Bytes, Indices, Ints, Record
+from dcp_dsl.arrays import Bytes, Floats, Indices, Ints, Record
+from dcp_planner.causes.alternatives import Free, cluster_without
 from dcp_planner.causes.dependencies import RECEIVE, SEND, WAIT, Dependencies
 from dcp_planner.jit import IntTable, compiled
+from dcp_planner.model.problem import loads_of
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
+from dcp_planner.tables.plan import Plan
 
 Step = Literal["computing", "reducing", "links", "latency", "launches"]
 STEPS: tuple[Step, ...] = get_args(Step)
@@ -130,6 +133,39 @@ def _blame_waits(trace: Trace, found: Dependencies, spent: Ints) -> None:
     side, device = trace.is_backward[waits].astype(np.int64), trace.device[waits]
     for step, account in enumerate(_ACCOUNT_OF_STEP.tolist()):
         np.add.at(spent, (side, device, account), spent_of[:, step])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scene:
+    """A plan with one head group, its timeline, and where the time of that went."""
+
+    plan: Plan
+    trace: Trace
+    path: CriticalPath
+    accounting: Accounting
+
+    @property
+    def ideal(self) -> Plan:
+        """The plan on a cluster without launches whose kernels waste nothing."""
+        free: tuple[Free, ...] = ("launches", "waves", "tiles")
+        return replace(self.plan, cluster=cluster_without(self.plan.cluster, free))
+
+    @property
+    def pairs_of_device(self) -> Ints:
+        """Visible pairs that each device computes, int64 ``[R]``."""
+        tiles = self.plan.tiles
+        return loads_of(tiles.device, tiles.pairs, self.plan.num_devices)
+
+    @property
+    def idle_devices(self) -> Ints:
+        """Devices without a visible pair to compute, if there are others."""
+        pairs = self.pairs_of_device
+        return np.flatnonzero(pairs == 0) if pairs.any() else np.zeros(0, np.int64)
+
+    @property
+    def compute_s(self) -> Floats:
+        """Seconds that each device computes, float64 ``[R]``."""
+        return self.trace.lane_seconds("compute", self.plan.num_devices)
 
 
 @compiled

@@ -6,13 +6,12 @@ from typing import Any
 
 import numpy as np
 
-from dcp_planner.causes.alternatives import PlanInputs, coarser, finer, recut, workload_of
-from dcp_planner.causes.conditions import FREE
+from dcp_planner.causes.alternatives import FREE, PlanInputs, coarser, finer, recut, workload_of
 from dcp_planner.causes.diagnosis import Diagnosis, Name
 from dcp_planner.errors import PlanError
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.workload import Workload
-from dcp_planner.plan.partials import Arranged, emit_plans
+from dcp_planner.model.problem import Workload
+from dcp_planner.plan.assembly import Arranged, emit_plans
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import PARTITIONERS, place, place_front
 from dcp_planner.simulation.schedules import make_schedule, schedules_kept
@@ -149,18 +148,10 @@ def worth_saying(found: Sequence[Suggestion], seconds: float) -> tuple[Suggestio
     return tuple(s for s in found if s.saves_s >= WORTH_TRYING * seconds)
 
 
-def _fewer_divisions(start: _Start) -> tuple[str, str, Plan] | None:
+def _divided(start: _Start, more: int, least: int) -> tuple[str, str, Plan] | None:
     parts = PlanInputs.of(start.plan)
-    divisions = parts.divisions - 1
-    if divisions < 2 or start.config.memory_limit_bytes is not None:
-        return None
-    return f"{divisions} divisions", f"--divisions {divisions}", parts.divided(divisions)
-
-
-def _more_divisions(start: _Start) -> tuple[str, str, Plan] | None:
-    parts = PlanInputs.of(start.plan)
-    divisions = parts.divisions + 1
-    if divisions < 3 or start.config.memory_limit_bytes is not None:
+    divisions = parts.divisions + more
+    if divisions < least or start.config.memory_limit_bytes is not None:
         return None  # all is local, or more would not fit
     return f"{divisions} divisions", f"--divisions {divisions}", parts.divided(divisions)
 
@@ -212,8 +203,8 @@ def _tolerant(start: _Start) -> tuple[str, str, Plan] | None:
 _ANY: tuple[Name, ...] = (*FREE, "order")
 _CHANGES = (
     _Change(("memory",), _unlimited),
-    _Change(("launches", "latency", "waves"), _fewer_divisions),
-    _Change(("links", "order"), _more_divisions),
+    _Change(("launches", "latency", "waves"), lambda start: _divided(start, -1, 2)),
+    _Change(("links", "order"), lambda start: _divided(start, 1, 3)),
     _Change(("launches", "latency", "waves", "tiles"),
             lambda start: _recut(start, coarser(start.workload), "larger")),
     _Change(("balance", "idle"), lambda start: _recut(start, finer(start.workload), "smaller")),

@@ -8,7 +8,7 @@ import click
 from dcp_planner.commands.output import print_json, say
 
 if TYPE_CHECKING:
-    from dcp_planner.step.model import StepModel
+    from dcp_planner.step.setting import StepModel
     from dcp_planner.tables.plan import Plan
 
 NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these compute other pairs."
@@ -42,8 +42,7 @@ def compare(
     from dcp_planner.causes.explanation import explain, explain_difference, unlike_batches
     from dcp_planner.commands.tables import show_comparison, time_text
     from dcp_planner.plan.file import read_plan
-    from dcp_planner.report.comparison import compare_figures, parse_threshold, to_json
-    from dcp_planner.report.figures import figures_of
+    from dcp_planner.report.figures import compare_figures, figures_of, parse_threshold, to_json
     from dcp_planner.step.report import STEP, step_differences
 
     thresholds = [parse_threshold(text, STEP if model else ()) for text in conditions]
@@ -81,7 +80,7 @@ def compare(
 
 def _models(name: str, plans: "list[Plan]") -> "list[StepModel]":
     """Return each plan's share of the model on a device, by its heads."""
-    from dcp_planner.step.model import step_model
+    from dcp_planner.step.setting import step_model
 
     return [step_model(name, plan.cluster.name).with_heads(plan.shape) for plan in plans]
 

@@ -1,10 +1,17 @@
-"""Print JSON to standard output and messages to standard error."""
+"""Output of the commands: JSON, messages, and what `--out` of `dcpm plan` asks for.
 
-from typing import Any
+That is a plan, a folder of plans with a report, or a report alone.
+"""
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from dcp_planner.report.json_text import json_text
+if TYPE_CHECKING:
+    from dcp_planner.batches.planning import BatchRow, PlannedMask
+    from dcp_planner.batches.report_file import DatasetRun, ReportWriter
 
 
 def say(text: str) -> None:
@@ -14,4 +21,162 @@ def say(text: str) -> None:
 
 def print_json(document: dict[str, Any]) -> None:
     """Print one JSON document; `Any`: what JSON holds. Infinity and NaN become ``null``."""
+    from dcp_planner.report.figures import json_text
+
     click.echo(json_text(document))
+
+
+PLAN_SUFFIX = ".dcpplan"
+REPORT_SUFFIX = ".dcpbatches.json"
+REPORT_NAME = f"report{REPORT_SUFFIX}"
+MOST_REPORTED = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class PlanOutput:
+    """Paths of the plans and of their report; ``None`` for what is not written.
+
+    Where a stack has several masks, each gets files of its own: ``x.0-sliding.dcpplan``.
+
+    Attributes:
+        plan: file of the only plan.
+        folder: folder of several.
+        report: file of the report.
+        label: of the mask of a stack, in the names of the plans in the folder.
+    """
+
+    plan: Path | None = None
+    folder: Path | None = None
+    report: Path | None = None
+    label: str = ""
+
+    def of_mask(self, label: str) -> "PlanOutput":
+        """Return the output of one mask of a stack."""
+        return PlanOutput(
+            plan=self.plan and _labelled(self.plan, label, PLAN_SUFFIX),
+            folder=self.folder,
+            report=self.report and _labelled(self.report, label, REPORT_SUFFIX),
+            label=label,
+        )
+
+    def plan_path(self, batch: int) -> Path | None:
+        """Return the file for the plan of a batch, and make its folder.
+
+        Raises:
+            PlanFileError: if the folder cannot be made.
+        """
+        if self.folder is not None:
+            from dcp_dsl.files import make_folder
+            from dcp_planner.errors import PlanFileError
+
+            make_folder(self.folder, PlanFileError)
+            path = self.folder / f"batch-{batch:05d}{PLAN_SUFFIX}"
+            return _labelled(path, self.label, PLAN_SUFFIX) if self.label else path
+        return self.plan
+
+
+@dataclass(slots=True)
+class MaskOutput:
+    """The output of one mask, batch by batch.
+
+    Attributes:
+        run: the command, for this mask.
+        output: paths of its files.
+        rows: of the batches so far.
+        last: the batch that was planned last.
+    """
+
+    run: "DatasetRun"
+    output: PlanOutput
+    rows: "list[BatchRow]" = field(default_factory=list)
+    last: "PlannedMask | None" = None
+    _writer: "ReportWriter | None" = None
+
+    @classmethod
+    def of(cls, run: "DatasetRun", output: PlanOutput, first: "PlannedMask") -> "MaskOutput":
+        """Open the output of the mask of a planned batch."""
+        from dcp_planner.batches.report_file import ReportWriter
+
+        if first.use is not None:
+            run = replace(run, mask=first.row.mask, use=first.use)
+            output = output.of_mask(first.use.label)
+        writer = None if output.report is None else ReportWriter(output.report, run)
+        return cls(run, output, _writer=writer)
+
+    def add(self, made: "PlannedMask") -> None:
+        """Write the plan of one more batch, if plans are written."""
+        from dcp_planner.plan.file import left_out
+
+        path = self.output.plan_path(made.row.index)
+        self.last = made if path is None else made.written(path)
+        if path is not None and (told := left_out(made.plan)):
+            say(f"{path}: {told}")
+        self.rows.append(self.last.row)
+        self.report()
+
+    def report(self, *, is_complete: bool = False) -> None:
+        """Write the report of the batches so far, if one is written."""
+        if self._writer is not None:
+            self._writer.write(self.rows, is_complete=is_complete)
+
+
+def open_output(out: str | None, num_batches: int) -> PlanOutput:
+    """Find the paths to write; refuse before the work what cannot be written.
+
+    Raises:
+        click.BadParameter: if something else is in the way.
+        PlanFileError: if files cannot be written there.
+    """
+    from dcp_dsl.files import check_writable
+    from dcp_planner.errors import PlanFileError
+
+    if out is None:
+        return PlanOutput()
+    output = _read_output(Path(out), num_batches)
+    target = output.report or output.plan
+    if output.folder is not None and not output.folder.is_dir():
+        target = output.folder  # it is made beside others
+    assert target is not None, "there is something to write"
+    check_writable(target, PlanFileError)
+    return output
+
+
+def _read_output(path: Path, num_batches: int) -> PlanOutput:
+    is_report = path.suffix == ".json"
+    if not is_report and num_batches == 1:
+        if path.suffix not in ("", PLAN_SUFFIX):
+            _refuse(
+                f"expected a plan to be a file whose name ends in {PLAN_SUFFIX}, or a report in "
+                f"{REPORT_SUFFIX}, got {path.name}"
+            )
+        return PlanOutput(plan=path)
+    if num_batches > MOST_REPORTED:
+        _refuse(
+            f"a report holds at most {MOST_REPORTED} batches, got {num_batches}; plan them in "
+            "parts with --batch and --batches",
+            "--batches",
+        )
+    if is_report:
+        if not path.name.endswith(REPORT_SUFFIX):
+            _refuse(
+                f"expected a report to be a file whose name ends in {REPORT_SUFFIX}, got "
+                f"{path.name}"
+            )
+        return PlanOutput(report=path)
+    if path.suffix == PLAN_SUFFIX or (path.exists() and not path.is_dir()):
+        _refuse(f"{path} is no folder; with --batches every plan becomes a file of one")
+    return PlanOutput(folder=path, report=path / REPORT_NAME)
+
+
+def _refuse(text: str, option: str = "--out") -> NoReturn:
+    raise click.BadParameter(text, param_hint=option)
+
+
+def _labelled(path: Path, label: str, suffix: str) -> Path:
+    """Put a label before the ending of a name.
+
+    >>> _labelled(Path("a/x.dcpplan"), "0-sliding", PLAN_SUFFIX).as_posix()
+    'a/x.0-sliding.dcpplan'
+    """
+    stem = path.name.removesuffix(suffix)
+    return path.with_name(f"{stem}.{label}{path.name[len(stem) :]}")

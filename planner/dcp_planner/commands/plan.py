@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.core import ParameterSource
 
-from dcp_planner.commands.output import print_json, say
-from dcp_planner.commands.plan_output import MaskOutput, PlanOutput, open_output
+from dcp_planner.commands.output import MaskOutput, PlanOutput, open_output, print_json, say
 from dcp_planner.model.config import (
     BUDGETS,
     MOST_DIVISIONS,
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from dcp_planner.batches.report_file import DatasetRun
     from dcp_planner.model.cluster import Cluster, ModelShape
     from dcp_planner.report.figures import Spread
-    from dcp_planner.step.model import StepModel
+    from dcp_planner.step.setting import StepModel
 
 MOST_BLOCK = 1 << 32
 _COUNT = click.IntRange(min=1)
@@ -196,6 +195,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         show_step,
         show_use,
     )
+    from dcp_planner.jit import compile_seconds
 
     _check_batch(options)
     named = ("dataset", "mask", "token_budget", "first_batch", "num_wanted")
@@ -205,7 +205,8 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         return
     output = open_output(options["out"], run.num_wanted)
     masks = _plan_all(run, output, options)
-    _say_compiled()
+    if compile_seconds():
+        say(f"compiled in {compile_seconds():.1f} s, which the planning time leaves out")
     runs, rows = [mask.run for mask in masks], [mask.rows for mask in masks]
     uses = [run.use for run in runs if run.use is not None]
     times = _step_times(masks, options)
@@ -266,16 +267,9 @@ def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, 
 
 def _model(options: dict[str, Any], shape: "ModelShape") -> "StepModel":
     """Return the share of the model of a device with the heads of `shape`."""
-    from dcp_planner.step.model import step_model
+    from dcp_planner.step.setting import step_model
 
     return step_model(options["model"], _cluster(options).name).with_heads(shape)
-
-
-def _say_compiled() -> None:
-    from dcp_planner.compile_clock import compile_seconds
-
-    if compile_seconds():
-        say(f"compiled in {compile_seconds():.1f} s, which the planning time leaves out")
 
 
 def _check_batch(options: dict[str, Any]) -> None:
@@ -402,7 +396,7 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
     from dcp_planner.model.cluster import ModelShape
 
     if options["model"] and not options["heads"]:
-        from dcp_planner.step.model import step_model
+        from dcp_planner.step.setting import step_model
 
         return step_model(options["model"], _cluster(options).name).shape
     try:

@@ -40,8 +40,7 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
     from dcp_planner.plan.file import read_plan
     from dcp_planner.simulation.simulator import simulate as run_simulation
     from dcp_planner.simulation.trace import measure_trace
-    from dcp_planner.tables.memory import measure_memory
-    from dcp_planner.tables.metrics import measure
+    from dcp_planner.tables.metrics import measure, measure_memory
     from dcp_planner.tables.programs import digest
 
     made = read_plan(plan).plan

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dcp_planner.model.cluster import Cluster
-    from dcp_planner.step.assignment import Documents
-    from dcp_planner.step.problem import NamedPolicy, StepSetting
+    from dcp_planner.step.policies import NamedPolicy, StepSetting
     from dcp_planner.step.report import StepReport
+    from dcp_planner.step.setting import Documents
 
 HOURS_PER_DAY = 24
 
@@ -124,9 +124,8 @@ def step(
 
 def _setting(options: dict[str, Any]) -> "StepSetting":
     """Read mesh, model and machine of the command line; `Any`: click's values."""
-    from dcp_planner.step.assignment import StepMesh
-    from dcp_planner.step.model import step_model
-    from dcp_planner.step.problem import StepSetting
+    from dcp_planner.step.policies import StepSetting
+    from dcp_planner.step.setting import StepMesh, step_model
 
     replicas, ranks = options["mesh"]
     mesh = StepMesh(replicas, ranks, options["micro_batches"], options["stages"])
@@ -159,7 +158,7 @@ def _cluster(name: str, devices: int) -> "Cluster":
 def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Documents]":
     """Yield the documents of global batches; `Any`: click's values."""
     from dcp_dsl import load, read_dataset
-    from dcp_planner.step.dataset import read_lengths, steps_of_dataset, steps_of_lengths
+    from dcp_planner.step.report import read_lengths, steps_of_dataset, steps_of_lengths
 
     loaded, tokens = load(spec), options["tokens"]
     if options["lengths"]:
@@ -174,7 +173,7 @@ def _steps(spec: str, options: dict[str, Any], packs: int) -> "Iterator[Document
 
 
 def _rivals(names: tuple[str, ...]) -> "list[NamedPolicy]":
-    from dcp_planner.step.rivals import RIVALS
+    from dcp_planner.step.policies import RIVALS
 
     known = {policy.name: policy for policy in RIVALS}
     unknown = [name for name in names if name not in (*known, "all")]

@@ -15,9 +15,9 @@ from dcp_planner.batches.batch import StackUse
 from dcp_planner.batches.planning import BatchRow
 from dcp_planner.batches.report_file import stack_speedups, stack_totals
 from dcp_planner.causes.constants import ClassTime, RunComparison
-from dcp_planner.report.comparison import Difference
 from dcp_planner.report.figures import (
     PREFIX,
+    Difference,
     Scope,
     Spread,
     distribution_of,
@@ -26,8 +26,7 @@ from dcp_planner.report.figures import (
 )
 from dcp_planner.search.partitioners import FrontPoint
 from dcp_planner.simulation.trace import Timings, Trace, measure_trace
-from dcp_planner.tables.memory import measure_memory
-from dcp_planner.tables.metrics import PlanMetrics, measure
+from dcp_planner.tables.metrics import PlanMetrics, measure, measure_memory
 from dcp_planner.tables.plan import Plan
 
 Row = Sequence[str]
@@ -141,8 +140,11 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
         (f"{len(rows)} batch{'es' * (len(rows) > 1)}", "least", "median", "mean", "most"),
         lines,
     )
-    for line in _over_in_batches(rows):
-        console.print(Text(line))
+    for name in rows[0].others:
+        count = Counter(cap for row in rows for cap in row.over_caps[name])
+        told = ", ".join(f"{cap} in {often}" for cap, often in sorted(count.items()))
+        if told:
+            console.print(Text(f"{name} is over caps: {told} of {len(rows)} batches"))
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
         console.print(f"warning: {warned} batches miss a cap; --json says which", style="yellow")
@@ -150,17 +152,6 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
 
 def _times(spread: Spread) -> list[str]:
     return [f"{value:.2f}" for value in spread.to_json().values()]
-
-
-def _over_in_batches(rows: Sequence[BatchRow]) -> list[str]:
-    """Count the batches in which each method exceeds each cap."""
-    lines = []
-    for name in rows[0].others:
-        count = Counter(cap for row in rows for cap in row.over_caps[name])
-        told = ", ".join(f"{cap} in {often}" for cap, often in sorted(count.items()))
-        if told:
-            lines.append(f"{name} is over caps: {told} of {len(rows)} batches")
-    return lines
 
 
 def show_use(mask: str, use: StackUse) -> None:

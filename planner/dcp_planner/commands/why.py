@@ -1,5 +1,6 @@
-"""The command `dcpm why`."""
+"""The command `dcpm why`, and its text."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -7,12 +8,16 @@ import click
 from dcp_planner.commands.output import print_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dcp_planner.causes.diagnosis import Why
-    from dcp_planner.causes.explanation import Explanation
+    from dcp_planner.causes.explanation import Explanation, PathLine
     from dcp_planner.causes.suggestions import Suggestion
     from dcp_planner.tables.plan import Plan
 
 SCHEMA = 1
+MOST_LINES = 8
+"""Steps of the critical path that are printed; the others are counted."""
 
 
 @click.command()
@@ -32,7 +37,6 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     from dcp_planner.causes.diagnosis import find_causes
     from dcp_planner.causes.explanation import explain
     from dcp_planner.causes.suggestions import suggest
-    from dcp_planner.commands.why_text import show_why
     from dcp_planner.plan.file import read_plan
 
     made = read_plan(plan).plan
@@ -43,7 +47,7 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     if as_json:
         print_json(_document(plan, made, found, tried, compared))
     else:
-        show_why(found, made, tried, compared)
+        _show_why(found, made, tried, compared)
 
 
 def _document(
@@ -54,8 +58,8 @@ def _document(
     compared: "Explanation | None",
 ) -> dict[str, Any]:
     """Write a JSON document; `Any`: what JSON holds."""
+    from dcp_planner.causes.explanation import path_lines
     from dcp_planner.causes.path import ACCOUNTS
-    from dcp_planner.causes.sentences import path_lines
     from dcp_planner.tables.programs import digest
 
     spent = found.accounting.spent_ns / 1e9
@@ -78,3 +82,68 @@ def _document(
         "try": [suggestion.to_json() for suggestion in tried],
         "against": None if compared is None else compared.to_json(),
     }
+
+
+def _show_why(
+    found: "Why", plan: "Plan", tried: "Sequence[Suggestion]", compared: "Explanation | None"
+) -> None:
+    """Print sentences, the critical path and what to try to standard output."""
+    from rich.text import Text
+
+    from dcp_planner.causes.explanation import explain_difference, path_lines, three_sentences
+    from dcp_planner.commands.tables import PARTIALS, console_of_tables, time_text
+
+    console = console_of_tables()
+    for sentence in three_sentences(found, time_text):
+        console.print(Text(sentence))
+    console.print(Text(f"Partial results travel {PARTIALS[plan.shape.partials]}."))
+    if compared is not None:
+        names = ("this plan", "the other")
+        console.print(Text(explain_difference(compared, names, time_text)))
+    _show_path(console, path_lines(found))
+    _show_tried(console, tried, found.diagnosis.seconds)
+
+
+def _show_path(console: "Console", lines: "Sequence[PathLine]") -> None:
+    from dcp_planner.causes.explanation import percent
+    from dcp_planner.commands.tables import print_table, time_text
+
+    if not lines:
+        return
+    longest = sorted(lines, key=lambda line: -line.share)[:MOST_LINES]
+    shown = sorted(longest, key=lambda line: line.start_s)
+    rows = [
+        (time_text(line.start_s), time_text(line.seconds), percent(line.share), line.text)
+        for line in shown
+    ]
+    print_table(console, ("from", "takes", "share", "critical path"), rows, (3,))
+    rest = len(lines) - len(shown)
+    if rest:
+        share = 1 - sum(line.share for line in shown)
+        console.print(f"and {rest} shorter steps, together {percent(share)}")
+
+
+def _show_tried(console: "Console", tried: "Sequence[Suggestion]", seconds: float) -> None:
+    from rich.text import Text
+
+    from dcp_planner.causes.explanation import percent
+    from dcp_planner.causes.suggestions import worth_saying
+    from dcp_planner.commands.tables import print_table, time_text
+
+    if not tried:
+        return
+    better = worth_saying(tried, seconds)
+    if not better:
+        told = ", ".join(suggestion.change for suggestion in tried)
+        console.print(Text(f"Tried without a gain of 1%: {told}."))
+        return
+    rows = [
+        (
+            one.change,
+            time_text(one.seconds),
+            f"{time_text(one.saves_s)} ({percent(one.saves_s / seconds)})",
+            one.option,
+        )
+        for one in better
+    ]
+    print_table(console, ("what to try", "takes", "saves", "option"), rows, (0, 3))

@@ -209,7 +209,7 @@ class Cluster:
         sms: multiprocessors of a device; each runs one block of threads (CTA) at a time.
         cta_keys: what a CTA takes beside its keys (start, state, end), as so many keys more.
         kernel_schedule: how CTAs get to multiprocessors, one of `KERNEL_SCHEDULES`; the module
-            `launches` explains them.
+            `cost_model` explains them.
         pass_s: seconds that the host takes for one direction of a layer before anything runs:
             checks, buffers, copies of the own blocks, results.
         host_message_s: seconds that the host takes for each message of a device, at either end.

@@ -1,4 +1,4 @@
-"""Seconds of tiles, messages and reductions on a cluster.
+"""Seconds of tiles, kernel launches, messages and reductions on a cluster.
 
 The simulator charges these, and searches optimise them, so that a plan is judged by the figures it
 was made for. Four terms:
@@ -10,14 +10,36 @@ was made for. Four terms:
 - `kernel_launch_s` for each attention or reduction, added by whoever walks the program.
 
 Constants, their sources and how far predictions are from measured bars: ``docs/cost-model.md``.
+
+A launch computes tiles for many query rows (`KernelWork`). Every `kernel_tile` rows of a query
+block, for one query head, are one block of threads (CTA), which walks through all keys of the
+launch that its rows see. A device runs `sms` CTAs at once, so a launch of few or unequal CTAs takes
+longer than its FLOPs say:
+
+- ``list``: the hardware starts CTAs in order, each where one has ended (the Triton kernels of the
+  runtime, FlashAttention-2);
+- ``persistent``: CTAs take work from a queue, longest first, and reach the larger of the mean load
+  and the longest CTA;
+- ``split``: the keys of long CTAs are split, so that all multiprocessors work to the end; partial
+  results are merged in a pass over the launch's results.
+
+In backward two such kernels run: one for dq with CTAs of query rows (3 of 7 products), one for dk
+and dv with CTAs of keys (4 of 7). Each CTA also takes a fixed time, `cta_keys` keys long.
+
+What is left out: rows of one block whose numbers of keys differ (each has the block's mean), and
+heads that share a CTA.
 """
+
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dcp_dsl.arrays import Floats
-from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, Cluster, ModelShape
-from dcp_planner.model.workload import Workload
+from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_planner.jit import compiled, inlined
+from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO, KERNEL_SCHEDULES, Cluster, ModelShape
+from dcp_planner.model.problem import Workload
 
 _MOST_PRICE = 8.0  # both links work at once, so their seconds do not add up; see LOG.md
 REDUCTION_ACCESSES = 3
@@ -104,3 +126,193 @@ def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> Floats:
     if cluster.copy_bytes_per_s is None:
         return np.zeros_like(size)
     return size * REDUCTION_ACCESSES / cluster.copy_bytes_per_s
+
+
+_DQ_SHARE = 3 / 7  # of the products that two backward kernels compute
+_PERSISTENT, _SPLIT = (KERNEL_SCHEDULES.index(name) for name in ("persistent", "split"))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelWork:
+    """Inputs of the price of one direction's launches.
+
+    Attributes:
+        seconds: float64 ``[W]``, of each tile, if it had a device to itself that is never idle.
+        sides: the kernels: blocks of their CTAs, int32 ``[W]``, and their share of the seconds.
+        ctas: int64 ``[D]``, CTAs of each block.
+        cta_s: fixed time of a CTA in forward, on one multiprocessor.
+        merge_s: float64 ``[D]``, of merging the partial results of each block, if keys are split:
+            float32, written and read.
+        sms, schedule: as in `Cluster`, the schedule as an index into `KERNEL_SCHEDULES`.
+    """
+
+    seconds: Floats
+    sides: tuple[tuple[Indices, float], ...]
+    ctas: Ints
+    cta_s: float
+    merge_s: Floats
+    sms: int
+    schedule: int
+
+    @classmethod
+    def of(
+        cls,
+        tiles: tuple[Indices, Indices, Ints],
+        tokens: Ints,
+        shape: ModelShape,
+        cluster: Cluster,
+        *,
+        is_backward: bool,
+    ) -> "KernelWork":
+        """Price the tiles of one direction."""
+        q, kv, pairs = tiles
+        seconds = tile_seconds(
+            pairs, tokens[q], tokens[kv], shape, cluster, is_backward=is_backward
+        )
+        rate = cluster.attention_flops_per_s(is_backward=is_backward)
+        flops = 4.0 * shape.head_dim * cluster.cta_keys * cluster.kernel_tile
+        if is_backward:
+            flops *= BACKWARD_FLOPS_RATIO
+        rate_of_copies = cluster.copy_bytes_per_s or np.inf
+        merge_s = tokens * (8.0 * shape.q_heads * shape.head_dim) / rate_of_copies
+        return cls(
+            seconds,
+            ((q, _DQ_SHARE), (kv, 1 - _DQ_SHARE)) if is_backward else ((q, 1.0),),
+            -(-tokens // cluster.kernel_tile) * shape.q_heads,
+            flops * cluster.sms / rate,
+            np.asarray(merge_s, np.float64),
+            cluster.sms,
+            KERNEL_SCHEDULES.index(cluster.kernel_schedule),
+        )
+
+    def launch_seconds(self, rows: Ints, item_ptr: Ints, items: Indices) -> Floats:
+        """Compute the seconds of launches, float64 ``[n]``; O(tiles + CTAs of unequal length).
+
+        Args:
+            rows: int64 ``[n]``, the launches, as rows of `item_ptr`.
+            item_ptr: int64 ``[I+1]``, where the tiles of each row begin in `items`.
+            items: int32 ``[N]``, tiles.
+        """
+        taken = np.zeros(len(rows))
+        blocks, slots = len(self.ctas), self.sms + 2
+        scratch = _Scratch(
+            np.zeros(blocks), np.zeros(blocks + 1, np.int64),
+            np.zeros(slots), np.zeros(slots, np.int64),
+        )  # fmt: skip
+        for block_of_tile, share in self.sides:
+            kernel = _Kernel(
+                block_of_tile, self.seconds * share, self.ctas, self.merge_s, self.cta_s * share,
+                self.sms, self.schedule,
+            )  # fmt: skip
+            _add_launches(kernel, rows, item_ptr, items, scratch, taken)
+        return taken
+
+
+class _Kernel(NamedTuple):
+    """One kernel of a direction.
+
+    Attributes:
+        block_of_tile: int32 ``[W]``, block whose CTAs compute each tile.
+        seconds: float64 ``[W]``, of each tile in this kernel.
+        ctas, merge_s, cta_s, sms, schedule: as in `KernelWork`, `cta_s` of this kernel.
+    """
+
+    block_of_tile: Indices
+    seconds: Floats
+    ctas: Ints
+    merge_s: Floats
+    cta_s: float
+    sms: int
+    schedule: int
+
+
+class _Scratch(NamedTuple):
+    """Memory for one launch at a time.
+
+    Multiprocessors that become free at the same time are one entry of `times`, rising, with their
+    number in `counts`: CTAs of a block are equally long, so there are few such moments.
+
+    Attributes:
+        load: float64 ``[D]``, seconds of each block's tiles; 0 between launches.
+        touched: int64 ``[D+1]``, blocks of the launch, in the order of its tiles.
+        times: float64 ``[sms+2]``, rising.
+        counts: int64 ``[sms+2]``.
+    """
+
+    load: Floats
+    touched: Ints
+    times: Floats
+    counts: Ints
+
+
+@compiled
+def _add_launches(
+    kernel: _Kernel, rows: Ints, item_ptr: Ints, items: Indices, scratch: _Scratch, taken: Floats
+) -> None:
+    """Add the time of one kernel of each launch."""
+    load, touched, sms = scratch.load, scratch.touched, kernel.sms
+    for n in range(len(rows)):
+        row, known, total, longest, merged = rows[n], 0, 0.0, 0.0, 0.0
+        for x in range(item_ptr[row], item_ptr[row + 1]):
+            block = kernel.block_of_tile[items[x]]
+            if load[block] == 0.0:
+                touched[known] = block
+                known += 1
+            load[block] += kernel.seconds[items[x]] + 1e-300  # a tile may cost nothing
+        for i in range(known):
+            block = touched[i]
+            each = load[block] * sms / kernel.ctas[block] + kernel.cta_s
+            total += each * kernel.ctas[block]
+            longest = max(longest, each)
+            merged += kernel.merge_s[block]
+        # One multiprocessor (a CPU) runs CTAs one by one, whatever the schedule.
+        if sms == 1:
+            taken[n] += total
+        elif kernel.schedule == _PERSISTENT:
+            taken[n] += max(total / sms, longest)
+        elif kernel.schedule == _SPLIT:
+            taken[n] += total / sms
+            # Where no CTA holds the others up, nothing is split and nothing is merged.
+            if longest > total / sms:
+                taken[n] += merged
+        else:
+            taken[n] += _list_seconds(scratch, known, kernel.ctas, kernel.cta_s, sms)
+        for i in range(known):
+            load[touched[i]] = 0.0
+
+
+@inlined
+def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: int) -> float:
+    """Start the CTAs of the first `known` touched blocks in order; returns when the last ends."""
+    times, counts = scratch.times, scratch.counts
+    end, offset = 1, 0.0
+    times[0], counts[0] = 0.0, sms
+    for i in range(known):
+        block = scratch.touched[i]
+        each = scratch.load[block] * sms / ctas[block] + cta_s
+        left = ctas[block]
+        while left > 0:
+            if left >= sms and times[end - 1] - times[0] <= each:
+                offset += (left // sms) * each  # one for every multiprocessor, in turn
+                left -= (left // sms) * sms
+                continue
+            moved = min(left, counts[0])
+            when = times[0] + each
+            left -= moved
+            counts[0] -= moved
+            if counts[0] == 0:  # leave the place free
+                for k in range(end - 1):
+                    times[k], counts[k] = times[k + 1], counts[k + 1]
+                end -= 1
+            # Equal times share an entry, so there are few entries to search.
+            at = end
+            while at > 0 and times[at - 1] > when:
+                at -= 1
+            if at > 0 and times[at - 1] == when:
+                counts[at - 1] += moved
+            else:
+                for k in range(end, at, -1):
+                    times[k], counts[k] = times[k - 1], counts[k - 1]
+                times[at], counts[at] = when, moved
+                end += 1
+    return float(times[end - 1] + offset)

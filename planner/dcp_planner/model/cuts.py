@@ -17,8 +17,7 @@ from dcp_dsl.forms import BlockKind, PlacedForm, regions_of
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import loads_of, pack_largest_first
-from dcp_planner.model.workload import as_arrays
+from dcp_planner.model.problem import as_arrays, loads_of, pack_largest_first
 
 MOST_PIECES = 1 << 26
 """Pieces that slabs are cut into: some gigabytes."""

@@ -1,6 +1,6 @@
+from .assembly import join_plans
+from .columns import PlanPart, decode_part, encode_parts
 from .file import decode_plan, encode_plan
-from .joining import join_plans
-from .part import PlanPart, decode_part, encode_parts
 
 __all__ = [
     "PlanPart",

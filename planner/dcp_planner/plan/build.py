@@ -17,18 +17,25 @@ import numpy as np
 from dcp_dsl import BlockSparsity
 from dcp_dsl.arrays import Indices, Ints
 from dcp_dsl.forms import BlockKind
-from dcp_planner.baselines.layouts import STATIC_KINDS, StaticLayout
+from dcp_planner.baselines import STATIC_KINDS, StaticLayout
 from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig, tolerances_of
-from dcp_planner.model.placement import Placement, PlanWarning, caps_of, loads_on
-from dcp_planner.model.workload import Workload, build_workload
-from dcp_planner.plan.partials import Arranged, emit_plans, shape_of
-from dcp_planner.search.native import Native, find_shortfalls, ladder, tiles_placed
+from dcp_planner.model.problem import (
+    Placement,
+    PlanWarning,
+    Workload,
+    build_workload,
+    caps_of,
+    loads_on,
+)
+from dcp_planner.plan.assembly import Arranged, emit_plans, shape_of
+from dcp_planner.search.caps import find_shortfalls
+from dcp_planner.search.native import Native, ladder, tiles_placed
 from dcp_planner.search.partitioners import FrontPoint, Portfolio, layer_seconds, place, place_front
 from dcp_planner.simulation.schedules import predict_placement, schedules_kept
 from dcp_planner.simulation.simulator import predict
-from dcp_planner.tables.memory import own_bytes_per_token
+from dcp_planner.tables.metrics import own_bytes_per_token
 from dcp_planner.tables.plan import Plan, Provenance
 
 MOST_TILES = 1 << 22
@@ -342,9 +349,8 @@ def _ownerships(
     """List owners found for all masks together, then for each alone; no ownership twice."""
     found: list[Indices] = []
     together = replace(config, token_seconds=sum(layers) * config.token_seconds)
-    tried = [(_union(workloads, layers), together)]
-    tried += [(workload, config) for workload in workloads if len(workloads) > 1]
-    for workload, chosen in tried:
+    alone = [(workload, config) for workload in workloads if len(workloads) > 1]
+    for workload, chosen in [(_union(workloads, layers), together), *alone]:
         owner = place(workload, cluster, chosen).device_of_data
         if not any(np.array_equal(owner, other) for other in found):
             found.append(owner)

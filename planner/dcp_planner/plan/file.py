@@ -27,11 +27,12 @@ from dcp_planner.model.cluster import (
     devices_of_json,
 )
 from dcp_planner.model.config import MOST_HEAD_GROUPS
-from dcp_planner.model.placement import PlanWarning, WarningCode
+from dcp_planner.model.problem import PlanWarning, WarningCode
 from dcp_planner.plan.arrow_tables import (
     OPTIONAL_TABLES,
     TABLES,
     Columns,
+    decode_foreign,
     decode_table,
     encode_table,
 )
@@ -41,7 +42,6 @@ from dcp_planner.plan.columns import (
     plan_of_columns,
     traces_of_columns,
 )
-from dcp_planner.plan.foreign_tables import decode_foreign
 from dcp_planner.plan.origin import check_origin
 from dcp_planner.plan.validation import validate
 from dcp_planner.simulation.trace import Trace
@@ -111,7 +111,8 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
         "shape": plan.shape.to_json(),
         "provenance": _provenance_json(plan.provenance),
         "metrics": measure(plan).to_json(),
-        "tables": {name: _num_rows(name, tables[name]) for name in TABLES if name in tables},
+        # A table has as many rows as its first column.
+        "tables": {n: len(tables[n][next(iter(TABLES[n]))]) for n in TABLES if n in tables},
         "traces": [{"source": t.source, "events": len(t), "seconds": t.seconds()} for t in traces],
     }
     if plan.head_groups > 1:
@@ -187,10 +188,6 @@ def decode_plan(
     """Read and validate the bytes of a plan file; as `read_plan`."""
     members = _read_members(io.BytesIO(data), _MEMBERS)
     return _read_parts(members, limit_bytes, is_foreign=is_foreign)
-
-
-def _num_rows(name: str, columns: Columns) -> int:
-    return len(columns[next(iter(TABLES[name]))])
 
 
 def _read_bytes(path: Path, limit_bytes: int) -> tuple[bytes, int]:

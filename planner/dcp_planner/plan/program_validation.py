@@ -5,9 +5,9 @@
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Ints, order_by
 from dcp_planner.errors import PlanError
-from dcp_planner.model.workload import DIRECTIONS, Direction
+from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
 from dcp_planner.simulation.event_loop import (
     Messages,
@@ -16,7 +16,6 @@ from dcp_planner.simulation.event_loop import (
     one_group,
     run_events,
 )
-from dcp_planner.sorting import order_by
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
     ATTENTION,

@@ -8,13 +8,12 @@ counted anew; transfers are exactly those that the placement needs, at the sizes
 import numpy as np
 
 from dcp_dsl import Slabs
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Ints, order_by
 from dcp_dsl.forms import BlockKind, regions_of
 from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
 from dcp_planner.plan.program_validation import check_programs
-from dcp_planner.sorting import order_by
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.visits import Visits
@@ -205,7 +204,8 @@ def _check_forms(plan: Plan) -> None:
             0 <= at < len(cu) - 1 and (cu[at], cu[at + 1]) == span
             for at, span in zip(places, spans, strict=True)
         ]
-        is_sole = placed.q_start not in taken and not _rows_between(plan.slabs, *spans[0])
+        rows = (plan.slabs.q_start < spans[0][1]) & (plan.slabs.q_end > spans[0][0])
+        is_sole = placed.q_start not in taken and not rows.any()
         if not all(is_there) or not is_sole:
             raise PlanError(
                 f"every form is the mask of a sequence that has no other: broken at form {number} "
@@ -215,10 +215,6 @@ def _check_forms(plan: Plan) -> None:
         for part in regions_of(placed.form):  # ranges of rows are disjoint by the checks of `Rows`
             if isinstance(part.region, Slabs):
                 _check_disjoint(part.region, f"form {number}, slab")
-
-
-def _rows_between(slabs: Slabs, start: int, end: int) -> bool:
-    return bool(((slabs.q_start < end) & (slabs.q_end > start)).any())
 
 
 def _check_transfers(plan: Plan, visits: Visits) -> None:

@@ -1,6 +1,5 @@
 from .bounds import bound_ratios
-from .comparison import Difference, compare_figures
-from .figures import BatchFigures, best_static, figures_of, over_caps
+from .figures import BatchFigures, Difference, best_static, compare_figures, figures_of, over_caps
 
 __all__ = [
     "BatchFigures",

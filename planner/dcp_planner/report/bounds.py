@@ -15,8 +15,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Floats, Indices
 from dcp_planner.model.cluster import BACKWARD_FLOPS_RATIO
-from dcp_planner.model.placement import Caps, loads_of
-from dcp_planner.model.workload import DIRECTIONS, Direction, net_bytes
+from dcp_planner.model.problem import DIRECTIONS, Caps, Direction, loads_of, net_bytes
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import Plan

@@ -4,19 +4,42 @@ A static layout is taken as it is, so one device may own or compute more than th
 More tokens than the cap need memory that nobody planned for: such a layout is no fair rival, but is
 named. More compute than the cap takes longer, which the predicted time shows already: such a layout
 is marked and stays a rival, although plans hold that cap.
+
+Two plans stand side by side; thresholds say which difference must not be crossed.
 """
 
+import json
+import math
+import re
 import statistics
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.plan.part import encode_parts
+from dcp_planner.plan.columns import encode_parts
 from dcp_planner.report.bounds import bound_ratios
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.metrics import PlanMetrics, measure
 from dcp_planner.tables.plan import Plan
+
+
+def json_text(document: Any) -> str:
+    r"""Return the text of a JSON document; `Any`: what JSON holds.
+
+    >>> json_text({"ratio": float("inf")})
+    '{\n "ratio": null\n}'
+    """
+    return json.dumps(_finite(document), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,3 +243,102 @@ def spreads_over_best(batches: Iterable[Mapping[Scope, Rival]]) -> dict[Scope, S
         scope: [batch[scope].speedup for batch in batches if scope in batch] for scope in SCOPES
     }
     return {scope: spread_of(speedups) for scope, speedups in values.items() if speedups}
+
+
+_SAME = (
+    "forward_bytes", "forward_inter_bytes", "backward_bytes", "backward_inter_bytes",
+    "max_send_bytes", "max_recv_bytes", "peak_buffer_bytes", "compute_imbalance",
+    "token_imbalance", "head_groups",
+)  # fmt: skip
+FIGURES: Mapping[str, str] = {
+    "makespan": "predicted_s", "forward_s": "predicted_forward_s",
+    "backward_s": "predicted_backward_s", **dict(zip(_SAME, _SAME, strict=True)),
+}  # fmt: skip
+"""Compared figures by name: attributes of `BatchFigures`."""
+
+_THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%?)\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One figure of two plans.
+
+    Attributes:
+        name: key of `FIGURES`.
+        first, second: its values.
+    """
+
+    name: str
+    first: float
+    second: float
+
+    @property
+    def change(self) -> float | None:
+        """Relative change from the first to the second, 0.02 for 2 % more; ``None`` from 0."""
+        if self.first == self.second:
+            return 0.0
+        return self.second / self.first - 1 if self.first else None
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A condition on the second plan, such as ``makespan>+2%`` or ``compute_imbalance>1.1``.
+
+    Attributes:
+        name: key of `FIGURES`.
+        is_above: whether more than `bound` fails; else less.
+        bound: a share if `is_relative`, otherwise in the figure's own unit.
+        is_relative: whether the change from the first plan counts, not the value.
+        text: as it was written.
+    """
+
+    name: str
+    is_above: bool
+    bound: float
+    is_relative: bool
+    text: str
+
+    def is_crossed(self, differences: tuple[Difference, ...]) -> bool:
+        """Tell whether the condition holds; a change from 0 to more is without limit."""
+        found = next(d for d in differences if d.name == self.name)
+        value = found.second
+        if self.is_relative:
+            value = float("inf") if found.change is None else found.change
+        return value > self.bound if self.is_above else value < self.bound
+
+
+def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
+    """Read a condition: a figure, ``<`` or ``>``, and a number; with ``%`` it is the change.
+
+    Raises:
+        PlanError: if it is none.
+
+    >>> parse_threshold("makespan>+2%").bound
+    0.02
+    """
+    match = _THRESHOLD.fullmatch(text)
+    if not match:
+        raise PlanError(
+            f"expected a condition such as makespan>+2% or compute_imbalance>1.1, got {text!r}"
+        )
+    name, sign, number, percent = match.groups()
+    known = (*FIGURES, *more)
+    if name not in known:
+        raise PlanError(
+            f"unknown figure {name!r} in {text!r}; expected one of {', '.join(known)}"
+            f"{nearest(name, known)}"
+        )
+    bound = float(number) / 100 if percent else float(number)
+    return Threshold(name, sign == ">", bound, bool(percent), text)
+
+
+def compare_figures(first: BatchFigures, second: BatchFigures) -> tuple[Difference, ...]:
+    """Return every figure of two plans side by side."""
+    return tuple(
+        Difference(name, getattr(first, of), getattr(second, of)) for name, of in FIGURES.items()
+    )
+
+
+def to_json(differences: tuple[Difference, ...]) -> dict[str, Any]:
+    """Return the figures as a JSON object by name; `Any`: numbers and ``None``."""
+    return {d.name: {"first": d.first, "second": d.second, "change": d.change} for d in differences}

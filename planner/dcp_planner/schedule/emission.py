@@ -9,18 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Bytes, Indices, Ints, sealed
+from dcp_dsl.arrays import Bytes, Indices, Ints, order_by, sealed
 from dcp_planner.jit import IndexTable, IntTable, compiled
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
-from dcp_planner.schedule.divisions import Schedule
+from dcp_planner.model.problem import DIRECTIONS, Direction, Placement, Workload
+from dcp_planner.schedule.divisions import AHEAD, HOME, INTO, OUT, SEND, Schedule, stages_of
 from dcp_planner.schedule.routing import MOST_HOPS, Needs, Stays, find_needs
 from dcp_planner.schedule.slots import allocate_rows
-from dcp_planner.schedule.stages import AHEAD, HOME, INTO, OUT, SEND, stages_of
-from dcp_planner.sorting import order_by
 from dcp_planner.tables.head_groups import expand_placement, fold_head_groups
-from dcp_planner.tables.memory import bytes_per_token
+from dcp_planner.tables.metrics import bytes_per_token
 from dcp_planner.tables.plan import (
     Blocks,
     ComputeBlocks,

@@ -2,9 +2,8 @@
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Ints, order_by
 from dcp_planner.jit import compiled, inlined
-from dcp_planner.sorting import order_by
 
 
 def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:

@@ -13,7 +13,7 @@ from dcp_dsl.arrays import Floats
 from dcp_planner.jit import compiled, inner
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.cost_model import link_seconds, workload_seconds
-from dcp_planner.model.workload import Workload
+from dcp_planner.model.problem import Workload
 from dcp_planner.search.load_state import (
     LOADS,
     LoadState,

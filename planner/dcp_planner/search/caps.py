@@ -1,15 +1,28 @@
-"""Hold a split to its caps: move tiles off overloaded parts, then blocks to other owners.
+"""Hold a split to its caps: move tiles off overloaded parts, then blocks to other owners; warn.
 
 Once all tiles have a part, the cost of an owner depends on its block alone. So choosing owners is
 an assignment under a capacity, which moves and swaps of blocks improve.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.jit import FloatTable, compiled, inner
-from dcp_planner.model.placement import pack_largest_first
-from dcp_planner.search.state import State, assign_tile, fill, gather, pin, price_net
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.config import PlanConfig, tolerances_of
+from dcp_planner.model.problem import (
+    Placement,
+    PlanWarning,
+    Workload,
+    cap_of,
+    loads_on,
+    pack_largest_first,
+)
+from dcp_planner.search.state import Problem, State, assign_tile, fill, gather, pin, price_net
+
+_PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
+_MARGIN = 2.0  # times the bytes of tiles in squares
 
 
 def hold_caps(state: State, sweeps: int) -> None:
@@ -253,3 +266,51 @@ def _improve_owners(
                 moves += 1
         if moves == 0:
             return
+
+
+def prices_of(problem: Problem, parts: int) -> Floats:
+    """Price work and tokens above a cap, to five bits at least: pairs of long rows are cheap.
+
+    Tiles that share their blocks best, in squares, still have each of them sent to so many parts;
+    if that cost more than being above the cap, everything on one part would be cheapest.
+    """
+    copies = float(np.sqrt(problem.num_tiles * parts)) / max(1, problem.num_blocks)
+    total = max(_PRICE, _MARGIN * copies) * float(problem.weight.sum())
+    prices = np.array([total / max(1, n.sum()) for n in (problem.work, problem.tokens)])
+    _, exponent = np.frexp(prices)
+    # Powers of two: sums of whole multiples of them are exact.
+    grain = np.ldexp(1.0, np.minimum(0, exponent - 5))
+    return np.asarray(np.rint(prices / grain) * grain)
+
+
+def find_shortfalls(
+    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
+) -> tuple[PlanWarning, ...]:
+    """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it.
+
+    Where tokens have a price, that is the largest tolerance which is tried.
+    """
+    pairs, tokens = loads_on(found, workload, cluster)
+    sizes = np.tile(workload.compute_pairs, found.head_groups)
+    warnings = []
+    work = pairs / cluster.work_of_device
+    if work.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
+        text = _shortfall("tile", work, sizes, config.compute_tolerance)
+        warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
+    tolerance = max(tried.token_tolerance for tried in tolerances_of(config))
+    if tokens.max(initial=0) > (1 + tolerance) * float(tokens.mean()):
+        text = _shortfall("block", tokens, workload.block_tokens, tolerance)
+        warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
+    return tuple(warnings)
+
+
+def _shortfall(
+    unit: str, loads: NDArray[np.int64 | np.float64], sizes: NDArray[np.int64], tolerance: float
+) -> str:
+    mean = float(sizes.sum()) / len(loads)
+    reached = cap_of(sizes, len(loads), 0.0) / mean
+    text = f"the fullest device has {loads.max() / mean:.3f} x the mean, more than the "
+    text += f"tolerated {1 + tolerance:.3f}"
+    if reached > 1 + tolerance:
+        text += f"; whole {unit}s allow about {reached:.3f}, smaller blocks allow less"
+    return text

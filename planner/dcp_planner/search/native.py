@@ -1,28 +1,319 @@
-"""The partitioner `native`, the entry points of its searches, and warnings of what they miss."""
+"""The partitioner `native`: coarsen, descend with noise, refine, polish; then relieve the busiest.
+
+Devices are split level by level (nodes in groups of at most 16, nodes, devices), so bytes between
+nodes are saved before bytes inside. Each level starts on a coarser problem, neighbouring blocks
+merged, from several seeds, whole documents among them; the best result is projected to the finer
+blocks and refined with little noise. At last all devices are searched together under the cost of
+both kinds of links, and whatever is still above a cap is moved.
+"""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Floats
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.config import PlanConfig, tolerances_of
-from dcp_planner.model.placement import (
+from dcp_planner.model.config import PlanConfig
+from dcp_planner.model.cost_model import price_between_nodes
+from dcp_planner.model.problem import (
+    Caps,
     Partitioner,
     Placement,
-    PlanWarning,
+    Workload,
     cap_of,
     caps_of,
     loads_on,
 )
-from dcp_planner.model.workload import Workload
-from dcp_planner.search.caps import exchange_owners
-from dcp_planner.search.multilevel import Search
-from dcp_planner.search.problem import Split
+from dcp_planner.search.bottleneck import load_state_of, relieve
+from dcp_planner.search.caps import exchange_owners, hold_caps, level_work, prices_of
+from dcp_planner.search.refinement import descend, seeds
+from dcp_planner.search.state import (
+    Problem,
+    Split,
+    State,
+    coarsen,
+    cost_of,
+    problem_of,
+    repeated,
+    restarted,
+    restrict,
+    state_of_split,
+)
 from dcp_planner.simulation.schedules import predict_placement
 from dcp_planner.tables.head_groups import expand_placement
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """Work that one search may do.
+
+    Attributes:
+        starts: seeds to start from, the cheapest ones.
+        runs: searches per level on the coarsest picture, dealt over the starts.
+        sweeps: of all moves, in each run.
+        noise: at the beginning of a run, in bytes of a middling row.
+        coarse_tiles: tiles per part of the coarsest picture.
+        fine_sweeps, fine_noise: after each refinement of the picture.
+        polish_sweeps: most sweeps on all devices together.
+        polish_work: most tiles times parts looked at there.
+        longest: longest range of rows that moves together, in blocks.
+        relief: moves of a tile or an owner that are valued with time as the objective.
+    """
+
+    starts: int
+    runs: int
+    sweeps: int
+    noise: float
+    coarse_tiles: int
+    fine_sweeps: int
+    fine_noise: float
+    polish_sweeps: int
+    polish_work: int
+    longest: int
+    relief: int
+
+
+EFFORTS: Mapping[str, Effort] = MappingProxyType(
+    {
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 30_000),
+        "balanced": Effort(4, 10, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 150_000),
+    }
+)
+"""Presets by the name that ``PlanConfig.budget`` takes."""
+_MOST_PARTS = 16
+_WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
+_RAMP = ((0.25, 1.0), (0.5, 0.5), (1.0, 0.25))  # of the prices and the noise, one after the other
+_MOST_CELLS = 1 << 26  # of the pin counts of one state
+
+Tree: TypeAlias = "int | tuple[Tree, ...]"
+"""A device, or the parts of a level."""
+
+
+def device_tree(cluster: Cluster) -> Tree:
+    """Group devices into nodes, and nodes and wide nodes into parts: at most 16 of most sizes.
+
+    >>> device_tree(Cluster(nodes=2, devices_per_node=3)), device_tree(Cluster(1, 1))
+    (((0, 1, 2), (3, 4, 5)), 0)
+    """
+    ptr = cluster.node_ptr.tolist()
+    nodes = [_grouped(list(range(a, b))) for a, b in itertools.pairwise(ptr)]
+    return _grouped(nodes)
+
+
+def _grouped(members: "Sequence[Tree]") -> Tree:
+    """Build the tree over members that are equally far from each other."""
+    sizes, count = [], len(members)
+    while count > _MOST_PARTS:
+        sizes.append(next((n for n in range(_MOST_PARTS, 1, -1) if count % n == 0), count))
+        count //= sizes[-1]
+    for size in reversed([*sizes, count] if count > 1 else sizes):
+        members = [tuple(members[i : i + size]) for i in range(0, len(members), size)]
+    return members[0]
+
+
+def _leaves(tree: Tree) -> list[int]:
+    return [tree] if isinstance(tree, int) else [leaf for part in tree for leaf in _leaves(part)]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Search:
+    """A search: what is placed, on what, and what all levels share.
+
+    Attributes:
+        workload: the whole batch.
+        problem: the same as a problem.
+        cluster: the machine.
+        effort: work to do.
+        caps: most work and tokens of one device.
+        seed: of the noise.
+    """
+
+    workload: Workload
+    problem: Problem
+    cluster: Cluster
+    effort: Effort
+    caps: Caps
+    seed: int
+
+    @classmethod
+    def of(cls, workload: Workload, cluster: Cluster, config: PlanConfig) -> "Search":
+        """Search with the caps and the budget of a configuration."""
+        devices = cluster.num_devices
+        pairs = cap_of(workload.compute_pairs, devices, config.compute_tolerance)
+        # Moves and swaps may reach the tolerance where a packing, largest first, does not; they
+        # know to settle for what that reaches.
+        tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
+        effort = EFFORTS[config.budget]
+        caps, problem = Caps(pairs, tokens), problem_of(workload)
+        return cls(workload, problem, cluster, effort, caps, config.seed)
+
+    def few_bytes(self) -> Split:
+        """Split the problem over all devices of the cluster; deterministic."""
+        cluster = self.cluster
+        split = self._recurse(self.problem, device_tree(cluster), cluster.work_of_device)
+        return self.polish(split)
+
+    def polish(self, split: Split) -> Split:
+        """Search on all devices together under the cost of both kinds of links, then hold the caps.
+
+        A split made elsewhere may be given; the caps hold afterwards if blocks and tiles allow it.
+        """
+        effort, width = self.effort, self.cluster.num_devices + self.cluster.nodes
+        affordable = effort.polish_work // max(1, self.problem.num_tiles * width)
+        sweeps = int(min(effort.polish_sweeps, affordable))
+        if sweeps > 0 and self._is_small:
+            split = self._descend(self.state_of(split), sweeps, effort.fine_noise, self.problem)
+        return self.hold(split)
+
+    def hold(self, split: Split) -> Split:
+        """Bring a split under the caps at the least bytes, and choose better owners under them."""
+        return self._changed(split, lambda state: hold_caps(state, self.effort.polish_sweeps))
+
+    def level(self, split: Split) -> Split:
+        """Move tiles off devices above the cap on work, the cheapest first; owners stay."""
+        return self._changed(split, level_work)
+
+    def relieve(self, split: Split, budget: int, *, keeps_owners: bool = False) -> Split:
+        """Relieve the busiest devices and ports; no device ends above a cap that it kept.
+
+        Args:
+            split: a device for every tile, an owner for every block.
+            budget: moves of a tile or an owner that may be valued; some 0.6 us each.
+            keeps_owners: whether only tiles move.
+        """
+
+        def change(state: State) -> None:
+            loads = load_state_of(state, self.workload, self.cluster)
+            if keeps_owners:
+                state.limits[1] = -1.0  # nobody has room for one more
+            relieve(loads, budget)
+
+        return self._changed(split, change)
+
+    def _changed(self, split: Split, change: Callable[[State], None]) -> Split:
+        """Change the state of all devices together; a split too large for it stays as it is."""
+        if not self._is_small:
+            return split
+        state = self.state_of(split)
+        change(state)
+        return Split(state.part, state.owner)
+
+    @property
+    def _is_small(self) -> bool:
+        """Check that all devices together can be searched at once."""
+        width = self.cluster.num_devices + self.cluster.nodes
+        return 2 * self.problem.num_blocks * width <= _MOST_CELLS
+
+    def state_of(self, split: Split) -> State:
+        """Lay out all devices together, those of other nodes farther away."""
+        cluster, devices = self.cluster, self.cluster.num_devices
+        far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
+        limits = self._limits(np.stack([cluster.work_of_device, np.ones(devices)]), is_last=True)
+        prices, node = prices_of(self.problem, devices) * (1 + far), cluster.node_of_device
+        return state_of_split(self.problem, split, limits, prices, node, far, self.seed)
+
+    def _limits(self, room: Floats, *, is_last: bool) -> Floats:
+        """Compute the limits of parts; inner levels need room of their own.
+
+        Args:
+            room: float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
+            is_last: whether every part is one device.
+        """
+        share, devices = 1.0 if is_last else 0.5, self.cluster.num_devices
+        limits = np.empty(room.shape)
+        held = (self.caps.pairs, self.problem.work), (self.caps.tokens, self.problem.tokens)
+        for row, (cap, sizes) in enumerate(held):
+            mean = float(sizes.sum()) / devices
+            limits[row] = (mean + share * (cap - mean)) * room[row]
+        return limits
+
+    def _recurse(self, problem: Problem, tree: Tree, work: Floats) -> Split:
+        """Split into the parts of the first level, each of them into those of the next."""
+        if isinstance(tree, int):
+            part = np.full(problem.num_tiles, tree, np.int32)
+            return Split(part, np.where(problem.is_owned, tree, -1).astype(np.int32))
+        leaves = [_leaves(part) for part in tree]
+        room = np.array([[work[own].sum() for own in leaves], [len(own) for own in leaves]])
+        is_last = all(len(own) == 1 for own in leaves)
+        split = self._split_once(problem, self._limits(room, is_last=is_last))
+        first = np.array([own[0] for own in leaves], np.int32)
+        part = first[split.part]
+        owner = np.where(split.owner >= 0, first[split.owner], np.int32(-1))
+        if is_last:
+            return Split(part, owner)
+        for number, branch in enumerate(tree):
+            inner, tiles, blocks = restrict(problem, split, number)
+            found = self._recurse(inner, branch, work)
+            part[tiles] = found.part
+            owner[blocks] = np.where(found.owner >= 0, found.owner, owner[blocks])
+        return Split(part, owner)
+
+    def _split_once(self, problem: Problem, limits: Floats) -> Split:
+        """Split into the parts of one level: coarse pictures first, then finer ones."""
+        effort, parts = self.effort, limits.shape[1]
+        pictures = [(problem, np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        while pictures[-1][0].num_tiles > effort.coarse_tiles * parts:
+            coarser = coarsen(pictures[-1][0])
+            if coarser[0].num_tiles > 0.9 * pictures[-1][0].num_tiles:
+                break
+            pictures.append(coarser)
+        best = self._best_start(pictures[-1][0], limits)
+        for (finer, _, _), (_, tile, block) in zip(pictures[-2::-1], pictures[:0:-1], strict=True):
+            owner = np.where(finer.is_owned, best.owner[block], np.int32(-1))
+            state = _flat_state(finer, Split(best.part[tile], owner), limits, self.seed)
+            best = self._descend(state, effort.fine_sweeps, effort.fine_noise, finer)
+        state = _flat_state(problem, best, limits, self.seed)
+        hold_caps(state, 1)
+        return Split(state.part, state.owner)
+
+    def _best_start(self, problem: Problem, limits: Floats) -> Split:
+        """Search from several seeds and return the cheapest result.
+
+        The noise falls step by step while what exceeds a cap gets dearer: loose caps, then tight,
+        so that documents may pass through parts that are full. After every step the cheaper half of
+        the runs goes on, at least two.
+        """
+        effort, parts = self.effort, limits.shape[1]
+        # Every part brings tiles, each of which is priced for every part: the work is their square.
+        share = min(1.0, _WIDE / parts)
+        runs = max(effort.starts, int(effort.runs * share))
+        sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
+        first, *others = seeds(problem, parts)
+        blank = _flat_state(problem, first, limits, 0)
+        # A stable sort: among equals the most promising kind of seed stays first.
+        starts = sorted([blank, *(restarted(blank, other) for other in others)], key=cost_of)
+        starts = starts[: effort.starts]
+        states = [repeated(starts[run % len(starts)], self.seed + run) for run in range(runs)]
+        prices, unit = blank.prices.copy(), effort.noise * problem.row_bytes
+        for share, noise in _RAMP:
+            blank.prices[:] = share * prices  # all states share them
+            for state in states:
+                descend(state, sweeps // len(_RAMP) + 1, noise * unit, effort.longest)
+            blank.prices[:] = prices
+            states = sorted(states, key=cost_of)[: max(2, (len(states) + 1) // 2)]
+        return Split(states[0].part, states[0].owner)
+
+    def _descend(self, state: State, sweeps: int, noise: float, problem: Problem) -> Split:
+        """Search; return the split, or the one before if the noise led astray.
+
+        The noise is in bytes of a median row.
+        """
+        found = Split(state.part.copy(), state.owner.copy())
+        before, after = descend(state, sweeps, noise * problem.row_bytes, self.effort.longest)
+        return found if before <= after else Split(state.part, state.owner)
+
+
+def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> State:
+    """Lay out a level on which all parts are equally far from each other."""
+    parts = limits.shape[1]
+    one = np.zeros(parts, np.int64)
+    return state_of_split(problem, split, limits, prices_of(problem, parts), one, 0.0, seed)
+
 
 RUNGS = (1.0, 0.5, 0.25)
 """Shares of the tolerances that a ladder goes down, one after the other."""
@@ -30,7 +321,7 @@ RUNGS = (1.0, 0.5, 0.25)
 
 @dataclass(frozen=True, slots=True)
 class Native(Partitioner):
-    """Search written for this problem; see `multilevel` and `bottleneck`."""
+    """Search written for this problem, first for few bytes, then for a short time."""
 
     @property
     def name(self) -> str:
@@ -106,36 +397,3 @@ def tiles_placed(
 
 def _split_of(found: Placement) -> Split:
     return Split(found.device_of_compute, found.device_of_data)
-
-
-def find_shortfalls(
-    found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
-) -> tuple[PlanWarning, ...]:
-    """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it.
-
-    Where tokens have a price, that is the largest tolerance which is tried.
-    """
-    pairs, tokens = loads_on(found, workload, cluster)
-    sizes = np.tile(workload.compute_pairs, found.head_groups)
-    warnings = []
-    work = pairs / cluster.work_of_device
-    if work.max(initial=0) > (1 + config.compute_tolerance) * float(pairs.mean()):
-        text = _shortfall("tile", work, sizes, config.compute_tolerance)
-        warnings.append(PlanWarning("compute_above_tolerance", f"compute: {text}"))
-    tolerance = max(tried.token_tolerance for tried in tolerances_of(config))
-    if tokens.max(initial=0) > (1 + tolerance) * float(tokens.mean()):
-        text = _shortfall("block", tokens, workload.block_tokens, tolerance)
-        warnings.append(PlanWarning("tokens_above_tolerance", f"tokens: {text}"))
-    return tuple(warnings)
-
-
-def _shortfall(
-    unit: str, loads: NDArray[np.int64 | np.float64], sizes: NDArray[np.int64], tolerance: float
-) -> str:
-    mean = float(sizes.sum()) / len(loads)
-    reached = cap_of(sizes, len(loads), 0.0) / mean
-    text = f"the fullest device has {loads.max() / mean:.3f} x the mean, more than the "
-    text += f"tolerated {1 + tolerance:.3f}"
-    if reached > 1 + tolerance:
-        text += f"; whole {unit}s allow about {reached:.3f}, smaller blocks allow less"
-    return text

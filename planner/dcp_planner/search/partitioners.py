@@ -17,7 +17,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dcp_planner.baselines.layouts import (
+from dcp_planner.baselines import (
     HEAD_KINDS,
     STATIC_KINDS,
     StaticHeads,
@@ -31,10 +31,10 @@ from dcp_planner.errors import PlanError, nearest
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import Objective, PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
-from dcp_planner.model.placement import Caps, Partitioner, Placement, caps_of, loads_on
-from dcp_planner.model.workload import Workload
+from dcp_planner.model.problem import Caps, Partitioner, Placement, Workload, caps_of, loads_on
+from dcp_planner.search.caps import find_shortfalls
 from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
-from dcp_planner.search.native import Native, find_shortfalls, hold_tokens, ladder, refine
+from dcp_planner.search.native import Native, hold_tokens, ladder, refine
 from dcp_planner.simulation.schedules import predict_placement, weigh_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
 
@@ -81,14 +81,11 @@ def pareto(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
     """
     kept: list[FrontPoint] = []
     for point in sorted(points, key=lambda p: tuple(p.figures().values())):
+        own = point.figures()
         # Nothing behind a point in this order dominates it: it is larger in the first difference.
-        if not any(_dominates(other, point) for other in kept):
+        if not any(all(one.figures()[name] <= own[name] for name in own) for one in kept):
             kept.append(point)
     return tuple(kept)
-
-
-def _dominates(one: FrontPoint, other: FrontPoint) -> bool:
-    return all(one.figures()[name] <= value for name, value in other.figures().items())
 
 
 def pick(front: Iterable[FrontPoint], objective: Objective) -> FrontPoint:

@@ -1,4 +1,4 @@
-"""Compiled loops of the native partitioner: noisy descent over tiles, ranges and owners.
+"""Noisy descent over tiles, ranges and owners, compiled, and the splits that it starts from.
 
 Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) that stand on one
 part, with or without the owners among them. Every move is priced for all admissible parts at once,
@@ -7,12 +7,16 @@ amount below ``noise``, is the least; the noise falls to nothing. Randomness is 
 sums are of integers in float64, so results are the same bits everywhere.
 """
 
+from collections.abc import Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl.arrays import Floats, Indices, Ints
 from dcp_planner.jit import compiled, inlined, inner
 from dcp_planner.search.state import (
+    Problem,
+    Split,
     State,
     assign_owner,
     assign_tile,
@@ -22,6 +26,8 @@ from dcp_planner.search.state import (
     pin,
     price_net,
 )
+
+_SLACK = 0.03  # of a part's share, that whole documents may exceed it by
 
 
 @inner
@@ -260,3 +266,71 @@ def _descend(
         if still == 3:
             break
     return before, bytes_of(state) + excess_of(state)
+
+
+def seeds(problem: Problem, parts: int) -> Iterator[Split]:
+    """Yield the starts, the most promising first: documents, token ranges, equal work, zigzag."""
+    work, tokens = _shares(problem, parts)
+    run = _cut_evenly(2 * tokens, 2 * parts)
+    for row in (
+        by_documents(problem, parts),
+        _cut_evenly(tokens, parts),
+        _cut_evenly(work, parts),
+        np.minimum(run, 2 * parts - 1 - run),  # zigzag: part p has runs p and 2K-1-p
+    ):
+        yield Split(row[problem.tile_q], np.where(problem.is_owned, row, -1).astype(np.int32))
+
+
+def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:
+    """Compute the work of each row and the tokens of each block, in shares of a part."""
+    work = np.zeros(problem.num_blocks)
+    np.add.at(work, problem.tile_q, problem.work)
+    tokens = problem.tokens.astype(np.float64)
+    return (
+        work * (parts / max(1.0, float(work.sum()))),
+        tokens * (parts / max(1.0, float(tokens.sum()))),
+    )
+
+
+def _cut_evenly(shares: Floats, parts: int) -> Indices:
+    """Cut the blocks into runs of equal shares; a block goes where its middle lies."""
+    middle = np.cumsum(shares) - shares / 2
+    return np.minimum(middle.astype(np.int32), np.int32(parts - 1))
+
+
+def by_documents(problem: Problem, parts: int) -> Indices:
+    """Assign whole documents, largest first, to the emptiest part; cut those that fit nowhere.
+
+    A document is as large as its work or its tokens, whichever is the larger share. One that fits
+    nowhere fills the emptiest parts one after the other with runs of its rows.
+    """
+    work, tokens = _shares(problem, parts)
+    first = np.flatnonzero(np.diff(problem.sequence, prepend=-1))
+    end = np.append(first[1:], problem.num_blocks)
+    sizes = np.stack([np.add.reduceat(s, first) for s in (work, tokens)])
+    full = np.zeros((2, parts))
+    row = np.zeros(problem.num_blocks, np.int32)
+    for document in np.argsort(-sizes.max(axis=0), kind="stable").tolist():
+        filled = (full + sizes[:, document : document + 1]).max(axis=0)
+        best = int(np.argmin(filled))
+        run = slice(int(first[document]), int(end[document]))
+        if filled[best] <= 1 + _SLACK or run.stop - run.start == 1:
+            row[run] = best
+            full[:, best] += sizes[:, document]
+        else:
+            row[run] = _fill_in_turn(np.stack([work[run], tokens[run]], axis=1), full)
+    return row
+
+
+def _fill_in_turn(rows: Floats, full: Floats) -> Indices:
+    """Fill the emptiest part, then the next; deal the remaining rows to the emptiest parts."""
+    order = iter(np.argsort(full.max(axis=0), kind="stable").tolist())
+    part: int | None = next(order)
+    chosen = np.zeros(len(rows), np.int32)
+    for index, size in enumerate(rows):
+        while part is not None and (full[:, part] + size).max() > 1 + _SLACK:
+            part = next(order, None)
+        target = int(np.argmin(full.max(axis=0))) if part is None else part
+        chosen[index] = target
+        full[:, target] += size
+    return chosen

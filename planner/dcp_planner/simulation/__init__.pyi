@@ -1,5 +1,4 @@
-from .event_names import message_names, wait_name
-from .trace import EVENT_KINDS, EventKind, Lane
+from .trace import EVENT_KINDS, EventKind, Lane, message_names, wait_name
 
 __all__ = [
     "EVENT_KINDS",

@@ -21,9 +21,8 @@ from dcp_dsl.arrays import Indices, Ints
 from dcp_planner.errors import BufferLimitError
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.config import Budget, PlanConfig, Routing
-from dcp_planner.model.launches import KernelWork
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import DIRECTIONS, Direction, Workload
+from dcp_planner.model.cost_model import KernelWork
+from dcp_planner.model.problem import DIRECTIONS, Direction, Placement, Workload
 from dcp_planner.schedule.divisions import (
     Arrivals,
     Manner,
@@ -36,7 +35,7 @@ from dcp_planner.schedule.emission import Emission, emit
 from dcp_planner.schedule.routing import Needs, Stays, find_needs
 from dcp_planner.simulation.simulator import DirectionModel, Prediction
 from dcp_planner.tables.head_groups import expand_placement
-from dcp_planner.tables.memory import buffer_bytes
+from dcp_planner.tables.metrics import buffer_bytes
 from dcp_planner.tables.plan import Transfers
 
 PARTS = (2, 4, 8)
@@ -243,15 +242,12 @@ class _Trial:
         """Yield the arrivals of a cut, with equal work as the measure of parts, or equal bytes."""
         if cut.division.max(initial=0) == 0:
             return  # nothing is remote
-        at_ns = self._arrived(cut)
+        # When the last remote input of each tile has arrived; 0 for local ones, whose need is -1.
+        arrived = np.append(cut.arrived[cut.emitted.input_of_need], 0)
+        at_ns = np.asarray(arrived[self.needs.need_of_tile].max(axis=0))
         work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)
         for is_work in even:
             yield Arrivals(at_ns, work if is_work else None)
-
-    def _arrived(self, cut: _Cut) -> Ints:
-        """Find when the last remote input of each tile has arrived, int64 ``[W]``; 0: local."""
-        at_ns = np.append(cut.arrived[cut.emitted.input_of_need], 0)  # -1: local
-        return np.asarray(at_ns[self.needs.need_of_tile].max(axis=0))
 
 
 @contextmanager

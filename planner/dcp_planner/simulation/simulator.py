@@ -16,22 +16,19 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Indices, Ints
+from dcp_dsl.arrays import Floats, Indices, Ints, order_by
 from dcp_planner.errors import PlanError
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.cost_model import reduction_seconds
-from dcp_planner.model.launches import KernelWork
-from dcp_planner.model.workload import DIRECTIONS, Direction
+from dcp_planner.model.cost_model import KernelWork, reduction_seconds
+from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.simulation.event_loop import (
     Messages,
     Steps,
     one_group,
     run_events,
 )
-from dcp_planner.simulation.event_names import message_names, wait_name
-from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace
-from dcp_planner.sorting import order_by
+from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace, message_names, wait_name
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.programs import (

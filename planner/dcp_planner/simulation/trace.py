@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record, sealed, settle
-from dcp_planner.notebook import Drawn
+from dcp_planner.tables.plan import Drawn, TransferKind
 
 Source: TypeAlias = Literal["simulated", "measured"]
 Lane: TypeAlias = Literal["compute", "send", "receive", "wait"]
@@ -190,3 +190,32 @@ def _covered_seconds(trace: Trace, chosen: Bools, num_devices: int) -> Floats:
         before = np.append(start[:1], reached[:-1])
         seconds[device] = np.maximum(end - np.maximum(start, before), 0).sum() / 1e9
     return seconds
+
+
+def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> list[str]:
+    """Name messages of an expanded plan for traces: ``"kv 12"``, of several groups ``"kv 12.3"``.
+
+    Args:
+        kind: uint8 ``[X]``, `TransferKind`.
+        block: int32 ``[X]``, rows of the expanded plan's blocks.
+        groups: head groups G.
+        num_blocks: token blocks D of the plan before that.
+
+    >>> import numpy as np
+    >>> message_names(np.array([0, 2]), np.array([5, 6]), 2, 4)
+    ['kv 1.1', 'out 2.1']
+    """
+    labels = [name.name.lower() for name in TransferKind]
+    places = zip(kind.tolist(), block.tolist(), strict=True)
+    if groups == 1:
+        return [f"{labels[k]} {b}" for k, b in places]
+    return [f"{labels[k]} {b % num_blocks}.{b // num_blocks}" for k, b in places]
+
+
+def wait_name(division: int, *, is_result: bool) -> str:
+    """Name the wait for the messages of a division: its inputs, or its results.
+
+    >>> wait_name(3, is_result=False)
+    'wait for inputs 3'
+    """
+    return f"wait for {'results' if is_result else 'inputs'} {division}"

@@ -1,11 +1,10 @@
 """Plan a whole training step: which documents form which micro-batch, on which devices."""
 
-from dcp_planner.step.assignment import Assignment, Documents, StepMesh
 from dcp_planner.step.file import StepFile, StepGroup, read_step, write_step
 from dcp_planner.step.iteration import predict_step
-from dcp_planner.step.model import StepModel, step_model
 from dcp_planner.step.plan_step import StepPlan, plan_step
-from dcp_planner.step.problem import StepSetting
+from dcp_planner.step.policies import StepSetting
+from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel, step_model
 
 __all__ = [
     "Assignment", "Documents", "StepFile", "StepGroup", "StepMesh", "StepModel",

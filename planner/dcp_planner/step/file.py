@@ -19,8 +19,8 @@ from typing import Any
 
 from dcp_dsl.files import replacing
 from dcp_planner.errors import PlanFileError
-from dcp_planner.step.assignment import Documents
 from dcp_planner.step.plan_step import StepPlan
+from dcp_planner.step.setting import Documents
 
 SCHEMA = "dcp.step/1"
 SUFFIX = ".dcpstep.json"

@@ -32,9 +32,8 @@ import numpy as np
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.cost_model import tile_seconds
-from dcp_planner.model.workload import net_bytes
-from dcp_planner.step.assignment import Assignment, Documents, StepMesh
-from dcp_planner.step.model import StepModel
+from dcp_planner.model.problem import net_bytes
+from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel
 
 Sharding = Literal["planned", "even", "everywhere"]
 """Devices that compute a document's attention: those of its group that a plan needs; all of its
@@ -197,8 +196,8 @@ def predict_step(
 ) -> StepTime:
     """Predict the time of a step; O(N log N + G * devices).
 
-    >>> from dcp_planner.step.assignment import StepMesh
-    >>> from dcp_planner.step.model import step_model
+    >>> from dcp_planner.step.setting import StepMesh
+    >>> from dcp_planner.step.setting import step_model
     >>> mesh = StepMesh(replicas=2, context_ranks=1)
     >>> place = {"micro_batch": [0, 0], "first": [0, 1], "width": [1, 1]}
     >>> both = Assignment(mesh, **{name: np.array(v, np.int32) for name, v in place.items()})
@@ -233,7 +232,10 @@ def predict_step(
     share = members.width / mesh.devices
     linear_s, attention_s = float(linear @ share), float(attention @ share)
     exchange = _exchange_seconds(mesh, model, cluster, synchronisation)
-    ideal = _ideal_seconds(documents, model, cluster) / mesh.devices
+    # On one device: the linear part and the visible pairs of all documents.
+    pairs = pair_seconds(documents.pairs, documents.tokens.astype(np.float64), model.shape, cluster)
+    ideal = model.linear_seconds(float(documents.tokens.sum())) + model.layers * float(pairs.sum())
+    ideal /= mesh.devices
     return StepTime(
         linear_s=linear_s / mesh.stages,
         attention_s=attention_s / mesh.stages,
@@ -290,12 +292,6 @@ def _exchange_seconds(
     nodes = mesh.devices / local
     across = 2 * size / local * (1 - 1 / nodes) / cluster.inter_bytes_per_s
     return inside + across
-
-
-def _ideal_seconds(documents: Documents, model: StepModel, cluster: Cluster) -> float:
-    """Compute the seconds of all documents on one device: linear part and visible pairs."""
-    pairs = pair_seconds(documents.pairs, documents.tokens.astype(np.float64), model.shape, cluster)
-    return model.linear_seconds(float(documents.tokens.sum())) + model.layers * float(pairs.sum())
 
 
 def _grouped(

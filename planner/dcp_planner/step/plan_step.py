@@ -13,12 +13,11 @@ import numpy as np
 from dcp_dsl import pack
 from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.errors import PlanError
-from dcp_planner.notebook import Drawn
-from dcp_planner.step.assignment import Assignment, Documents, StepMesh
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.iteration import StepTime, group_seconds, predict_step
-from dcp_planner.step.problem import Policy, StepProblem, StepSetting
-from dcp_planner.step.rivals import alike_packs
+from dcp_planner.step.policies import Policy, StepProblem, StepSetting, alike_packs
+from dcp_planner.step.setting import Assignment, Documents, StepMesh
+from dcp_planner.tables.plan import Drawn
 
 
 def nested(narrowest: int, share: float, tolerance: float | None) -> Policy:
@@ -199,7 +198,7 @@ def plan_step(documents: Documents, setting: StepSetting) -> StepPlan:
             than all devices may hold, or there are fewer documents than micro-batches.
 
     >>> from dcp_planner import Cluster
-    >>> from dcp_planner.step.model import step_model
+    >>> from dcp_planner.step.setting import step_model
     >>> documents = Documents.causal([8000, 1000, 7000, 2000])
     >>> mesh, model = StepMesh(replicas=2, context_ranks=1), step_model("llama-8b")
     >>> setting = StepSetting(mesh, model, Cluster(1, 2), token_budget=10_000, widths=(1,))

@@ -1,12 +1,12 @@
 from .head_groups import expand_head_groups
-from .memory import (
+from .metrics import (
     DeviceMemory,
+    PlanMetrics,
     accumulator_bytes,
     measure_memory,
     receive_buffer_bytes,
     sum_bytes_per_token,
 )
-from .metrics import PlanMetrics
 from .plan import (
     Attention,
     Blocks,

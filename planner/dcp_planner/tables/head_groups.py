@@ -23,8 +23,7 @@ from dcp_dsl.forms import PlacedForm
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.model.config import MOST_HEAD_GROUPS
-from dcp_planner.model.placement import Placement
-from dcp_planner.model.workload import DIRECTIONS, Workload
+from dcp_planner.model.problem import DIRECTIONS, Placement, Workload
 from dcp_planner.tables.plan import Blocks, Plan
 from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_programs
 

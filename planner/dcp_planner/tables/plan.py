@@ -4,9 +4,10 @@ A plan is one immutable value made of tables. An index has the name of its table
 of `ComputeBlocks`, a `transfer` a row of `Transfers`. Instructions are the paper's five (Sec. 5).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from importlib.metadata import entry_points
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -15,10 +16,9 @@ from numpy.typing import NDArray
 from dcp_dsl import Slabs, printable
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_dsl.forms import BlockKind, PlacedForm
+from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
-from dcp_planner.model.placement import PlanWarning
-from dcp_planner.model.workload import Direction
-from dcp_planner.notebook import Drawn, show
+from dcp_planner.model.problem import Direction, PlanWarning
 
 SCHEMA = "dcp.plan/1"
 """Version of the tables; a column `group` and a table `forms` are there only if needed."""
@@ -217,6 +217,26 @@ class Provenance:
     files: tuple[tuple[str, str], ...] = ()
 
 
+class Drawn:
+    """Base of values that are pictures in notebooks; text without the dashboard.
+
+    This package does not know the dashboard. It asks the entry points of `dcpm.notebook`, as the
+    command line asks those of `dcpm.commands`.
+    """
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str | None:
+        draw = _shower("html")
+        return None if draw is None else str(draw(self))
+
+
+def _shower(name: str) -> Callable[[Any], Any] | None:  # Any: a value, and what shows it
+    """Return what shows a value, ``None`` where no installed package does."""
+    found = entry_points(group="dcpm.notebook", name=name)
+    return next((entry.load() for entry in found), None)
+
+
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan(Record, Drawn):
     """Placement, schedule and programs of one batch on one cluster.
@@ -290,7 +310,10 @@ class Plan(Record, Drawn):
         Raises:
             PlanError: if the dashboard is not installed.
         """
-        return show(self)
+        opens = _shower("show")
+        if opens is None:
+            raise PlanError("showing a plan needs the dashboard: pip install 'dcp-dsl[dashboard]'")
+        return opens(self)
 
     def programs(self, direction: Direction) -> Sequence[DeviceProgram]:
         """Return the programs of all devices in one direction."""

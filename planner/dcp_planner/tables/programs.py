@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record, expand
-from dcp_planner.model.workload import Direction
+from dcp_planner.model.problem import Direction
 from dcp_planner.tables.plan import (
     SCHEMA,
     Attention,

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from dcp_planner.workers.frames import Answer, FrameBuffer
+from dcp_planner.workers.program import Answer, FrameBuffer
 
 _END_GRACE_S = 10.0  # between the end of the socket and the end of the process
 _LOG_BYTES = 4096

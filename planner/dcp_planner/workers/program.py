@@ -1,17 +1,23 @@
-"""The program of a worker process, which answers requests until its owner is gone.
+"""The program of a worker process, and the frames in which it talks with its owner.
 
     python -m dcp_planner.workers.program SOCKET MODULE:FUNCTION [ARGUMENT ...]
 
 The function takes the arguments and returns the handler of the requests; what takes long to load
 is loaded there. Standard input carries nothing; the kernel ends this process when it closes.
+
+A frame, a JSON object and some bytes, is two sizes (u32 and u64, little-endian), a JSON text and
+the bytes. There is no pickle: a worker may have read the text of a stranger, so nothing that it
+sends may run here.
 """
 
 import fcntl
 import importlib
+import json
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import threading
 import traceback
@@ -19,7 +25,82 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from dcp_dsl import DCPError
-from dcp_planner.workers.frames import Answer, FrameBuffer, pack_frame
+
+Answer: TypeAlias = tuple[dict[str, Any], bytes]
+"""A JSON object and bytes; `Any`: JSON values."""
+
+MAX_TEXT_BYTES = 1 << 28
+MAX_BLOB_BYTES = 1 << 32
+
+_SIZES = struct.Struct("<IQ")
+
+
+class FrameError(DCPError):
+    """Bytes that are no frame, or a frame that is too large."""
+
+
+def pack_frame(message: Mapping[str, Any], blob: bytes = b"") -> bytes:
+    r"""Encode a frame; `Any`: JSON values.
+
+    Raises:
+        FrameError: if it is too large.
+
+    >>> pack_frame({"a": 1}, b"xy")
+    b'\x07\x00\x00\x00\x02\x00\x00\x00\x00\x00\x00\x00{"a":1}xy'
+    """
+    text = json.dumps(message, separators=(",", ":")).encode()
+    _check_sizes(len(text), len(blob))
+    return b"".join((_SIZES.pack(len(text), len(blob)), text, blob))
+
+
+class FrameBuffer:
+    """Collects the bytes that arrive and takes whole frames out of them.
+
+    >>> buffer = FrameBuffer()
+    >>> buffer.feed(pack_frame({"a": 1}, b"xy") + b"the next")
+    >>> buffer.take()
+    ({'a': 1}, b'xy')
+    """
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> None:
+        """Add bytes that arrived."""
+        self._data += data
+
+    def take(self) -> Answer | None:
+        """Take the next frame out, ``None`` if it is not whole yet.
+
+        Raises:
+            FrameError: if the bytes are no frame.
+        """
+        if len(self._data) < _SIZES.size:
+            return None
+        text_size, blob_size = _SIZES.unpack_from(self._data)
+        _check_sizes(text_size, blob_size)
+        middle = _SIZES.size + text_size
+        end = middle + blob_size
+        if len(self._data) < end:
+            return None
+        try:
+            message = json.loads(self._data[_SIZES.size : middle])
+            if not isinstance(message, dict):
+                raise FrameError("no JSON object")
+        except (ValueError, RecursionError) as error:
+            raise FrameError(f"no JSON: {error}") from error
+        blob = bytes(memoryview(self._data)[middle:end])
+        del self._data[:end]
+        return message, blob
+
+
+def _check_sizes(text_size: int, blob_size: int) -> None:
+    if text_size > MAX_TEXT_BYTES or blob_size > MAX_BLOB_BYTES:
+        raise FrameError(
+            f"expected at most {MAX_TEXT_BYTES} bytes of JSON and {MAX_BLOB_BYTES} of data, got "
+            f"{text_size} and {blob_size}"
+        )
+
 
 Tell: TypeAlias = Callable[[Any], None]
 """Sends a note about a request in progress; `Any`: a JSON value."""

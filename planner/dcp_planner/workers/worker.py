@@ -10,8 +10,8 @@ from queue import SimpleQueue
 from typing import Any, TypeAlias, TypeVar
 
 from dcp_dsl import DCPError
-from dcp_planner.workers.frames import Answer, FrameError, pack_frame
 from dcp_planner.workers.process import WorkerProcess, WorkerProgram
+from dcp_planner.workers.program import Answer, FrameError, pack_frame
 
 START_LIMIT_S = 300.0
 """Time to load the libraries; the planner compiles itself once per installation."""

@@ -18,7 +18,7 @@ from dcp_planner import (
     simulate,
 )
 from dcp_planner.causes.alternatives import workload_of
-from dcp_planner.model.placement import Placement
+from dcp_planner.model.problem import Placement
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation import EVENT_KINDS

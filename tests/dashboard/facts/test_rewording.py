@@ -23,7 +23,7 @@ from dcp_planner import (
     write_plan,
 )
 from dcp_planner.causes import Explanation
-from dcp_planner.model.placement import PlanWarning
+from dcp_planner.model.problem import PlanWarning
 from dcp_planner.tables import accumulator_bytes, receive_buffer_bytes
 
 CLUSTER, SHAPE = Cluster(2, 2), ModelShape(4, 2, 64)

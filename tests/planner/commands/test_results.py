@@ -25,7 +25,7 @@ from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.tables import console_of_tables, print_table
 from dcp_planner.commands.validate import validate as validate_command
 from dcp_planner.commands.why import why as why_command
-from dcp_planner.model.placement import PlanWarning
+from dcp_planner.model.problem import PlanWarning
 
 
 def test_simulate_predicts_what_simulate_gives(folder):

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from dcp_planner.commands.step import step as step_command
 from dcp_planner.step.file import read_step
-from dcp_planner.step.rivals import RIVALS
+from dcp_planner.step.policies import RIVALS
 
 
 def run(*arguments: str) -> tuple[int, str]:

@@ -1,20 +1,123 @@
-"""Placements: an owner for every token block, a device for every tile, and the caps of both.
+"""The planning problem and its answer: the work of one batch, caps, and a placement.
 
-Caps are as low as the tolerances say, or as whole blocks and tiles can be shared out.
+A workload has token blocks and tiles with their weights. Caps are as low as the tolerances say, or
+as whole blocks and tiles can be shared out.
 """
 
 import heapq
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
 import numpy as np
 
-from dcp_dsl.arrays import Indices, Ints, Record
-from dcp_planner.model.cluster import Cluster
+from dcp_dsl import BlockSparsity, Form, Slabs
+from dcp_dsl.arrays import Bytes, Indices, Ints, Record, sealed, settle
+from dcp_dsl.forms import PlacedForm, as_rows
+from dcp_planner.errors import PlanError
+from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.workload import Workload
+
+Direction: TypeAlias = Literal["forward", "backward"]
+"""The two passes of attention."""
+DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload(Record):
+    """Work to place: D token blocks (data) and W tiles (computation).
+
+    Attributes:
+        shape: heads and element size.
+        cu_seqlens: int32 ``[S+1]``.
+        block_sequence: int32 ``[D]``.
+        block_start, block_end: int64 ``[D]``, tokens of the packed batch.
+        compute_q, compute_kv: int32 ``[W]``, token block of the tile's queries and keys; sorted.
+        compute_kind: uint8 ``[W]``, `BlockKind`.
+        compute_pairs: int64 ``[W]``, exact visible pairs.
+        slabs: the exact mask of the sequences that are slabs.
+        forms: those of the others.
+        block_tokens: int64 ``[D]``, tokens of each block.
+    """
+
+    shape: ModelShape
+    cu_seqlens: Annotated[Indices, "S+1"]
+    block_sequence: Annotated[Indices, "D"]
+    block_start: Annotated[Ints, "D"]
+    block_end: Annotated[Ints, "D"]
+    compute_q: Annotated[Indices, "W"]
+    compute_kv: Annotated[Indices, "W"]
+    compute_kind: Annotated[Bytes, "W"]
+    compute_pairs: Annotated[Ints, "W"]
+    slabs: Slabs
+    forms: tuple[PlacedForm, ...] = ()
+    block_tokens: Ints = field(init=False)
+
+    def _check(self) -> None:
+        settle(self, block_tokens=sealed(self.block_end - self.block_start))
+
+    @property
+    def num_blocks(self) -> int:
+        """Token blocks D."""
+        return len(self.block_start)
+
+    @property
+    def num_tiles(self) -> int:
+        """Tiles W."""
+        return len(self.compute_q)
+
+
+def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
+    """Turn block sparsity into token blocks and tiles; O(B).
+
+    Raises:
+        PlanError: if the keys are another sequence than the queries.
+        ValueError: if queries and keys are cut at different places.
+        DatasetError: for a mask of tiles with too many key ranges.
+    """
+    if sparsity.keys is not None:
+        raise PlanError(
+            f"expected queries and keys of one sequence, which share an owner, got masks with "
+            f"`@keys`: {sparsity.batch.num_tokens} queries and {sparsity.keys.num_tokens} keys; "
+            f"plan the masks without, and compute these with a kernel (`dcpm export`)"
+        )
+    if not np.array_equal(sparsity.q_bounds, sparsity.kv_bounds):
+        raise ValueError(
+            f"queries and keys must be cut at the same places to share an owner, got block_q "
+            f"{sparsity.block_q} and block_kv {sparsity.block_kv}; use one block size for both"
+        )
+    start, end = sparsity.q_bounds[:-1], sparsity.q_bounds[1:]
+    sequence = np.searchsorted(sparsity.batch.cu_seqlens, start, side="right") - 1
+    return Workload(
+        shape=shape,
+        cu_seqlens=sparsity.batch.cu_seqlens,
+        block_sequence=sequence.astype(np.int32),
+        block_start=start,
+        block_end=end,
+        compute_q=sparsity.row_idx,
+        compute_kv=sparsity.col_idx,
+        compute_kind=sparsity.kind,
+        compute_pairs=sparsity.pairs,
+        slabs=sparsity.slabs,
+        forms=tuple(replace(p, form=as_arrays(p.form)) for p in sparsity.others),
+    )
+
+
+def as_arrays(form: Form) -> Form:
+    """Convert a form to one that a plan can carry: a predicate (`tiles`) becomes ranges of rows.
+
+    Raises:
+        DatasetError: if these are too many.
+    """
+    return as_rows(form) if form.form == "tiles" else form
+
+
+def net_bytes(shape: ModelShape, direction: Direction) -> tuple[int, int]:
+    """Return the bytes per token of a row net (queries, and results home) and of a column net."""
+    if direction == "forward":
+        return shape.q_bytes + shape.out_bytes, shape.kv_bytes
+    return shape.q_backward_bytes + shape.dq_bytes, shape.kv_bytes + shape.dkv_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,14 @@
-"""The documents of a step, and the micro-batch and the devices of each."""
+"""The documents of a step, its model and its mesh, and where each document runs."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 
 from dcp_dsl.arrays import Floats, Indices, Ints, Record
-from dcp_planner.errors import PlanError
+from dcp_planner.errors import PlanError, nearest
+from dcp_planner.model.cluster import ModelShape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,3 +126,94 @@ class Assignment(Record):
                 int(self.width[row]),
                 np.sort(rows).astype(np.int64),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class StepModel:
+    """Costs of one token and of one attention layer, as far as a step's time needs them.
+
+    Attributes:
+        shape: heads of every attention layer.
+        layers: layers with attention; others count in `linear_flops` only.
+        linear_flops: FLOPs of a token in everything but attention, forward and backward together,
+            all layers.
+        parameter_bytes: bytes that a replica's devices synchronise in each direction.
+        matmul_flops_per_s: FLOPs per second that one device sustains in the linear part.
+
+    >>> llama = step_model("llama-8b")
+    >>> llama.layers, round(1e6 * llama.linear_seconds(1))
+    (32, 83)
+    """
+
+    shape: ModelShape
+    layers: int
+    linear_flops: float
+    parameter_bytes: float
+    matmul_flops_per_s: float
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "linear_flops", "parameter_bytes", "matmul_flops_per_s"):
+            if not getattr(self, name) > 0:
+                raise PlanError(
+                    f"StepModel.{name}: expected more than 0, got {getattr(self, name)!r}"
+                )
+
+    @property
+    def token_seconds(self) -> float:
+        """Seconds of the linear part of a token for one attention layer, both directions."""
+        return self.linear_seconds(1) / self.layers
+
+    def with_heads(self, shape: ModelShape) -> "StepModel":
+        """Return what a device runs whose attention has these heads (tensor parallelism).
+
+        It has the same share of the linear part and of the parameters as of the query heads.
+        """
+        share = shape.q_heads / self.shape.q_heads
+        return replace(
+            self, shape=shape, linear_flops=share * self.linear_flops,
+            parameter_bytes=share * self.parameter_bytes,
+        )  # fmt: skip
+
+    def linear_seconds(self, tokens: float) -> float:
+        """Compute the seconds of the linear part of `tokens` on one device, both directions."""
+        return tokens * self.linear_flops / self.matmul_flops_per_s
+
+
+MATMUL_PEAK = {"a100": 312e12, "h100": 989e12, "h200": 989e12, "b200": 2250e12}
+"""Dense bfloat16 FLOPs per second of a device, from NVIDIA's data sheets."""
+MATMUL_EFFICIENCY = 0.55
+"""Share of the peak that the large products of training reach: an estimate."""
+_SIZES: dict[str, tuple[float, int, tuple[int, int, int], float]] = {
+    "llama-8b": (8.03e9, 32, (32, 8, 128), 7.5e9),
+    "llama-70b": (70.6e9, 80, (64, 8, 128), 69.5e9),
+    "gemma-3-12b": (12.2e9, 48, (16, 8, 256), 11.2e9),
+}
+"""Parameters, layers, heads (q, kv, dim), and parameters without the embedding table."""
+STEP_MODELS = tuple(_SIZES)
+"""Names of the presets: sizes from the models' cards."""
+
+
+def step_model(name: str, device: str = "h100") -> StepModel:
+    """Return a preset: 6 FLOPs per token and parameter outside the embedding (Kaplan et al. 2020).
+
+    Raises:
+        PlanError: if there is no such model or device; the message lists all.
+    """
+    if name not in _SIZES:
+        raise PlanError(
+            f"expected a model out of {', '.join(_SIZES)}, got {name!r}{nearest(name, _SIZES)}"
+        )
+    peak = next((rate for key, rate in MATMUL_PEAK.items() if device.startswith(key)), None)
+    if peak is None:
+        raise PlanError(
+            f"expected a device out of {', '.join(MATMUL_PEAK)}, got {device!r}; "
+            "name the cluster after one, or build a StepModel with its matmul_flops_per_s"
+        )
+    parameters, layers, heads, dense = _SIZES[name]
+    return StepModel(
+        shape=ModelShape(*heads),
+        layers=layers,
+        linear_flops=6 * dense,
+        parameter_bytes=2 * parameters,
+        matmul_flops_per_s=MATMUL_EFFICIENCY * peak,
+    )

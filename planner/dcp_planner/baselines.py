@@ -21,8 +21,7 @@ from dcp_dsl.arrays import Indices
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import MOST_RATE, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.placement import Partitioner, Placement, pack_largest_first
-from dcp_planner.model.workload import Workload
+from dcp_planner.model.problem import Partitioner, Placement, Workload, pack_largest_first
 from dcp_planner.tables.head_groups import possible_groups, why_not
 
 StaticKind = Literal["contiguous", "zigzag", "ring", "documents", "grid"]
@@ -114,7 +113,7 @@ def chunk_within_sequence(workload: Workload, num_chunks: int) -> Indices:
 
     >>> from dcp_planner import ModelShape  # three blocks of four tokens in one sequence
     >>> from dcp_dsl import Slabs, block_sparsity
-    >>> from dcp_planner.model.workload import build_workload
+    >>> from dcp_planner.model.problem import build_workload
     >>> causal = Slabs(12, [0], [12], [0], [1], [0], [1])
     >>> chunk_within_sequence(build_workload(block_sparsity([causal], 4, 4), ModelShape()), 6)
     array([1, 3, 5], dtype=int32)

@@ -1,1 +1,0 @@
-"""Place work without searching, as systems without a planner do."""
