@@ -191,10 +191,11 @@ def _our_calls(case: Case, name: str) -> Calls:
 
 
 SHAPES = (
-    (128, 128, 8, 2), (64, 128, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2, 64), (64, 128, 8, 2, 64),
-    (128, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3),
+    (128, 128, 8, 2, 32, 4), (128, 128, 8, 2), (64, 128, 8, 2), (128, 64, 8, 3),
+    (128, 128, 8, 2, 64), (64, 128, 8, 2, 64), (128, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3),
 )  # fmt: skip
-"""Rows of queries, rows of keys, warps, stages, and steps at edges: the likely ones first."""
+"""Rows of queries, rows of keys, warps, stages, steps at edges, and heads of a tile: the likely
+ones first."""
 _TILED = {"forward": "triton", "forward_tma": "triton_tma", "dkv": "triton", "dq": "triton",
           "fused": "triton_fused"}  # fmt: skip
 
@@ -203,11 +204,13 @@ def tiles() -> Iterator[Json]:
     """Time launch shapes of the Triton kernels around the chosen ones."""
     need_cuda()
     _need_triton()
-    case = next(case for case in TIMED if case.mask == "causal")
-    flops = 4 * case.head_dim * case.heads[0] * dense_pairs(case)
     for shape in SHAPES:
-        for which in _TILED:
-            yield {"kernel": which, "shape": shape} | _tile_row(case, which, flops, shape)
+        # Edges are a larger part of a window: both masks decide whether heads share a tile.
+        for case in TIMED[: 2 if shape in SHAPES[:2] else 1]:
+            flops = 4 * case.head_dim * case.heads[0] * dense_pairs(case)
+            for which in _TILED:
+                row: Json = {"case": case.name, "kernel": which, "shape": shape}
+                yield row | _tile_row(case, which, flops, shape)
 
 
 def _tile_row(case: Case, which: str, flops: int, shape: tuple[int, ...]) -> Json:

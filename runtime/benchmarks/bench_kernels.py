@@ -7,8 +7,9 @@ cut into runs, all pairs but those of full pieces went through such a loop.
 """
 
 import argparse
+import contextlib
+import io
 import json
-import os
 import re
 import subprocess
 import tempfile
@@ -17,19 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.backends.nvidia.compiler import get_ptxas
 from triton.compiler import ASTSource
 
 from dcp_runtime.kernels import triton_source
-from dcp_runtime.kernels.triton_inputs import query_runs
+from dcp_runtime.kernels.kernel import TensorKind, Work
 from dcp_runtime.kernels.triton_kernel import LaunchShape, TritonKernel, launch_shape
 from dcp_runtime.plans.device_plan import prepare_device
 
-SCHEMA = "dcp.bench_kernels/1"
+SCHEMA = "dcp.bench_kernels/2"
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 TENSORS = ("q", "kv", "dout")
 SUMS = ("out", "lse", "delta", "dq", "dkv")
@@ -42,6 +42,8 @@ SPECIAL = {
     "mask_columns": "i32",
     "num_keys": "i32",
 }
+GROUP = 4
+"""Query heads of a kv head."""
 ARCHS = (80, 89, 90, 100)
 """Compute capabilities times ten."""
 CASES = [
@@ -92,45 +94,51 @@ def measure(archs: Sequence[int], head_dims: Sequence[int], masks: Sequence[str]
     """Compile the cases of some compute capabilities and sizes, and cut some masks into runs."""
     warnings.simplefilter("ignore")  # Triton's own, about defaults of later versions
     rows = [compile_case(*case) for case in CASES if case[-1] in archs and case[2] in head_dims]
-    shares = {name: whole_share(MASKS[name]) for name in masks}
     return {
         "schema": SCHEMA,
         "triton": triton.__version__,
         "kernels": rows,
         "tokens": TOKENS,
         "ranks": RANKS,
-        "whole_share": shares,
+        "group": GROUP,
+        "pairs": {name: pairs_of(MASKS[name]) for name in masks},
     }
 
 
-def whole_share(mask: str) -> float:
-    """Return the share of keys that forward passes without a mask, on one rank of a plan."""
+def pairs_of(mask: str) -> list[list[int]]:
+    """Count the pairs that forward computes in whole tiles and at edges, on one rank of a plan.
+
+    The first two are those of tiles of one head, the others those of tiles that heads share.
+    """
     # Machines that only run plans have no numba, and compile all the same.
     from dcp_dsl import Sample, Spec, block_sparsity
     from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 
     slabs = Spec.from_text("").mask(mask).bind(Sample(length=TOKENS))
     plan = build_plan(
-        block_sparsity([slabs], 2048, 2048), ModelShape(32, 8, 128),
+        block_sparsity([slabs], 2048, 2048), ModelShape(32, 32 // GROUP, 128),
         Cluster(devices_per_node=RANKS), PlanConfig("static:zigzag"),
     )  # fmt: skip
-    shape = launch_shape("forward", torch.bfloat16)
-    whole = every = 0
-    for table in prepare_device(plan, 0, TritonKernel.segment_rows).forward.tables:
-        runs = query_runs(table, shape.block_n)
-        keys = -(-(runs.end - runs.begin) // shape.edge) * shape.edge
-        until = np.append(0, np.cumsum(keys))
-        whole += (until[runs.masked_ptr] - until[runs.row_ptr[:-1]]).sum()
-        every += until[-1]
-    return float(whole / every)
+    kernel, found = TritonKernel(), []
+    tables = prepare_device(plan, 0, kernel.segment_rows).forward.tables
+    for group in (1, GROUP):
+        kind = TensorKind(torch.bfloat16, torch.device("cpu"), 128, group=group)
+        work = sum((kernel.work(table, kind) for table in tables), Work())
+        found.append([work.whole, work.edge])
+    return found
 
 
 def compile_case(kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int) -> Json:
     """Compile one kernel and count what its loops hold."""
-    shape = launch_shape(kernel, dtype, arch)
-    compiled = cross_compile(kernel, dtype, head_dim, has_bits, arch, shape)
+    shape = launch_shape(kernel, dtype, arch, GROUP)
+    log = io.StringIO()
+    with knobs.nvidia.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(log):
+        # What lies in Triton's cache has no log of the assembler.
+        knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
+        compiled = cross_compile(kernel, dtype, head_dim, has_bits, arch, shape)
     code = disassemble(compiled.asm["cubin"])
-    registers, spilled = registers_of(compiled.asm["ptx"], arch)
+    counts = (r"Used (\d+) registers", r"(\d+) bytes spill stores")
+    registers, spilled = (max(map(int, re.findall(c, log.getvalue()))) for c in counts)
     return {
         "kernel": kernel, "dtype": str(dtype).removeprefix("torch."), "head_dim": head_dim,
         "has_bits": has_bits, "arch": arch, "shape": [shape.block_m, shape.block_n],
@@ -143,14 +151,15 @@ def compile_case(kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool,
 def cross_compile(
     kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int, shape: LaunchShape
 ) -> Any:  # Any: Triton has no types
-    """Compile a kernel as the backend launches it, 8 query heads on 2."""
+    """Compile a kernel as the backend launches it, two groups of query heads."""
     name = {"fused": "dkv", "forward_tma": "forward"}.get(kernel, kernel)
     function = getattr(triton_source, f"{name}_kernel")
     constants = {
-        "HEADS": 8, "GROUP": 4, "DIM": head_dim, "DIM_PAD": 1 << (head_dim - 1).bit_length(),
-        "BLOCK_M": shape.block_m, "BLOCK_N": shape.block_n, "EDGE": shape.edge,
-        "HAS_BITS": has_bits, "CAPPED": False,
-        **({"FUSED": kernel == "fused"} if name == "dkv" else {}),
+        "HEADS": 2 * GROUP, "GROUP": GROUP, "DIM": head_dim,
+        "DIM_PAD": 1 << (head_dim - 1).bit_length(), "BLOCK_M": shape.block_m,
+        "BLOCK_N": shape.block_n, "EDGE": shape.edge, "HAS_BITS": has_bits,
+        "CAPPED": False,
+        **({"FUSED": kernel == "fused"} if name == "dkv" else {"PACK": shape.heads}),
         **({"kv_tiles": None} if kernel == "forward" else {}),
     }  # fmt: skip
     names = function.arg_names
@@ -208,21 +217,6 @@ def _is_inside(inner: tuple[int, int], outer: tuple[int, int]) -> bool:
     return inner != outer and outer[0] <= inner[0] and inner[1] <= outer[1]
 
 
-def registers_of(ptx: str, arch: int) -> tuple[int, int]:
-    """Return a kernel's registers, and the bytes of them that it spills, as ptxas counts them."""
-    suffix = "a" if arch >= 90 else ""
-    with tempfile.TemporaryDirectory() as folder:
-        source, target = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
-        source.write_text(ptx)
-        done = subprocess.run(
-            [get_ptxas(arch).path, "-v", f"--gpu-name=sm_{arch}{suffix}", source, "-o", target],
-            capture_output=True, text=True, check=True, env=os.environ,
-        )  # fmt: skip
-    counts = (r"Used (\d+) registers", r"(\d+) bytes spill stores")
-    registers, spilled = (max(map(int, re.findall(count, done.stderr))) for count in counts)
-    return registers, spilled
-
-
 def _type_of(name: str, dtype: torch.dtype) -> str:
     if name in TENSORS:
         return POINTERS[dtype]
@@ -251,12 +245,18 @@ def to_table(document: Json) -> str:
             f"| {row['spill_bytes']} B "
             f"| {' | '.join(cells)} | {products} |"
         )
+    whole, masked = (loop["instructions"] for loop in document["kernels"][0]["loops"])
+    edge, step = document["kernels"][0]["edge"], document["kernels"][0]["shape"][1]
     lines += [
         "",
-        f"| {document['tokens']:,} tokens, {document['ranks']} ranks | keys in whole passes |",
+        f"| {document['tokens']:,} tokens, {document['ranks']} ranks | keys in whole passes | keys "
+        f"read by tiles that {document['group']} heads share | instructions of their loops |",
+        "|---|---|---|---|",
     ]
-    lines += ["|---|---|"]
-    lines += [f"| {name} | {share:.1%} |" for name, share in document["whole_share"].items()]
+    for name, pairs in document["pairs"].items():
+        alone, shared = ([w + e, w / step * whole + e / edge * masked] for w, e in pairs)
+        ratios = (f"{ours / theirs:.3f}" for ours, theirs in zip(shared, alone, strict=True))
+        lines.append(f"| {name} | {pairs[1][0] / shared[0]:.1%} | {' | '.join(ratios)} |")
     return "\n".join(lines)
 
 

@@ -48,17 +48,18 @@ def test_all_tables_of_a_plan_move_in_one_transfer(plan, monkeypatch):
         triton_kernel, "move_arrays", lambda a, d: calls.append(len(a)) or move_arrays(a, d)
     )
     part, kernel = prepare_device(plan, 0, 16), TritonKernel()
-    q = torch.zeros(1, 2, 32)
-    kernel.load(part.forward.tables, part.backward.tables, TensorKind(q.dtype, CPU, 32))
+    q, kv = torch.zeros(1, 2, 32), torch.zeros(1, 2, 1, 32)
+    kind = TensorKind(q.dtype, CPU, 32, group=2)
+    kernel.load(part.forward.tables, part.backward.tables, kind)
     assert len(calls) == 1
     pairs = [("forward", host) for host in part.forward.tables]
     pairs += [(name, host) for name in ("dq", "dkv") for host in part.backward.tables]
-    tables = [kernel._table(name, host, q) for name, host in pairs]
+    tables = [kernel._table(name, host, q, kv)[0] for name, host in pairs]
     assert len(calls) == 1  # nothing was left to move
     assert len(tables) >= 6
     assert len({table.masks[2].untyped_storage().data_ptr() for table in tables}) == 1
     for table, (name, host) in zip(tables, pairs, strict=True):
-        runs = key_runs(host, 32, 32) if name == "dkv" else query_runs(host, 32)
+        runs = key_runs(host, 32, 32) if name == "dkv" else query_runs(host, 32, 32)
         for there, here in zip(table.runs, runs, strict=True):
             np.testing.assert_array_equal(there.numpy(), here)
         np.testing.assert_array_equal(table.masks[1].numpy(), host.row_hi)

@@ -6,13 +6,16 @@ so float32 and float16 stand for all.
 
 import importlib.util
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from triton.runtime import interpreter
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import (
     AttentionState,
@@ -38,41 +41,54 @@ kernel_tests, tables = load("test_kernels"), load("test_triton")
 @pytest.fixture(scope="module", autouse=True)
 def ranks_are_forks():
     """No process is started here, and the fork server takes seconds to start."""
+    # It computes, for every sum of integers, a check that nobody reads outside its debug mode.
+    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
+        sanitize_overflow=False
+    )
 
 
+HEADS = kernel_tests.HEADS | {"4 a tile": (8, 1)}
 CASES = [
     # mask, heads, head_dim, dtype, lengths, plan block, rows per segment
     ("causal", "gqa", 32, torch.float32, (40, 1, 17), 24, 128),
     ("streaming", "mha", 64, torch.float32, (70,), 70, 16),
-    ("scattered", "gqa", 32, torch.float32, (33, 20), 33, 128),
+    ("scattered", "4 a tile", 32, torch.float32, (33, 20), 33, 128),
     ("blind_rows", "mqa", 96, torch.float32, (30, 13), 13, 128),
     ("full", "gqa", 128, torch.float16, (37,), 20, 128),
     ("scattered", "gqa", 64, torch.float16, (50,), 50, 128),
-    ("causal", "mha", 32, torch.float16, (150,), 150, 256),
+    ("causal", "gqa", 32, torch.float16, (150,), 150, 256),
 ]
+
+
+@pytest.fixture(autouse=True)
+def heads_share_tiles(monkeypatch):
+    """Float32 too, and three heads, which leave rows of a tile empty."""
+    chosen, shared = triton_kernel.launch_shape, {1: 1, 2: 2, 3: 3, 8: 4}
+
+    def shape_of(kernel, dtype, arch, group):
+        return replace(chosen(kernel, dtype, arch, group), heads=shared[group])
+
+    monkeypatch.setattr(triton_kernel, "launch_shape", shape_of)
 
 
 @pytest.mark.parametrize(
     ("kernel", "case"),
     [
         *((TritonKernel, case) for case in CASES),
-        *((FusedTritonKernel, case) for case in CASES[:5]),
-        *((TmaTritonKernel, case) for case in (CASES[2], CASES[6])),
+        *((FusedTritonKernel, case) for case in CASES[3:5]),
+        (TmaTritonKernel, CASES[6]),
     ],
     ids=str,
 )
 def test_kernels_are_as_exact_as_eager_attention(lab, kernel, case):
     mask, heads, dim, dtype, lengths, block, rows = case
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in lengths], block)
-    q_heads, kv_heads = kernel_tests.HEADS[heads]
-    qkv = lab.random_qkv(1, sum(lengths), q_heads, kv_heads, dim, dtype)
+    qkv = lab.random_qkv(1, sum(lengths), *HEADS[heads], dim, dtype)
     got = kernel_tests.run_kernel(kernel(), sparsity, qkv, 2, 2, rows)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "seed"), [(TritonKernel, 0), (TmaTritonKernel, 1), (FusedTritonKernel, 2)]
-)
+@pytest.mark.parametrize(("kernel", "seed"), [(TritonKernel, 0), (FusedTritonKernel, 2)])
 def test_random_tables_give_what_the_reference_gives(lab, kernel, seed):
     table = tables.random_table(np.random.default_rng(seed), 7, 90)
     rows, _, dout = lab.random_qkv(seed, 56, 4, 2, 32, torch.float32)
@@ -89,9 +105,8 @@ def test_random_tables_give_what_the_reference_gives(lab, kernel, seed):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize("mask", ["causal", "scattered"])
-def test_soft_caps_are_those_of_the_reference_kernel(lab, mask):
-    sparsity = lab.sparsity_of([lab.masks[mask](70)], 40)
+def test_soft_caps_are_those_of_the_reference_kernel(lab):
+    sparsity = lab.sparsity_of([lab.masks["causal"](70)], 40)
     qkv = lab.random_qkv(7, 70, 2, 1, 32, torch.float32)
     qkv[0].mul_(5)  # scores far beyond the cap
     kernels = TritonKernel(1.5), FusedTritonKernel(1.5), ReferenceKernel(1.5), ReferenceKernel()

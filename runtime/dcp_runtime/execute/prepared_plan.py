@@ -175,7 +175,7 @@ class Engine:
             if wanted is not None:
                 raise
             return Engine.make(self.kind, wanted, part)
-        return replace(self, choice=replace(self.choice, is_kept=True))
+        return replace(self, choice=replace(self.choice, is_kept=wanted is None))
 
     def _load(self, part: DevicePlan) -> None:
         self.kernel.load(part.forward.tables, part.backward.tables, self.kind)
@@ -296,20 +296,25 @@ class PreparedPlan:
         with self._telling("forward"):
             check_tensors(self.part, q, kv)
             softmax.check(q)
-            self._engine.check(_kind_of(q, softmax))
+            self._engine.check(self._kind_of(q, softmax))
 
     def _propose_engine(
         self, q: Tensor, kv: Keys, softmax: Softmax
     ) -> tuple[Sequence[str], Engine]:
         check_tensors(self.part, q, kv)
         softmax.check(q)
-        kind = _kind_of(q, softmax)
+        kind = self._kind_of(q, softmax)
         scaled = "" if softmax.scale is None else f" with softmax_scale {softmax.scale:.9g}"
         if self._expected is not None and self._expected.kind == kind:
             engine = self._expected
         else:
             engine = Engine.make(kind, self._kernel, self.part)
         return (f"{kind}{scaled}",), engine
+
+    def _kind_of(self, q: Tensor, softmax: Softmax) -> TensorKind:
+        shape = self.part.plan.shape
+        group = shape.q_heads // shape.kv_heads
+        return TensorKind(q.dtype, q.device, q.shape[-1], softmax.cap, group)
 
     @property
     def _kernel_of_layers(self) -> Kernel:
@@ -345,7 +350,3 @@ class PreparedPlan:
         except RunError as error:
             self._transport.report(direction, 0, error)
             raise
-
-
-def _kind_of(q: Tensor, softmax: Softmax) -> TensorKind:
-    return TensorKind(q.dtype, q.device, q.shape[-1], softmax.cap)

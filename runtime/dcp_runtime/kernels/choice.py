@@ -116,7 +116,9 @@ def choose_kernel(
             f"cannot use kernel {asked!r} for {dtype} on {device}: {reasons[asked]}; {way_out}"
         )
     if asked is None and part is not None and set(COMPARED) <= set(able):
-        return _choose_by_cost(TensorKind(dtype, place, part.plan.shape.head_dim), part, reasons)
+        shape = part.plan.shape
+        kind = TensorKind(dtype, place, shape.head_dim, group=shape.q_heads // shape.kv_heads)
+        return _choose_by_cost(kind, part, reasons)
     chosen = asked or able[0]
     better = f"{chosen!r} was asked for" if asked else f"{chosen!r} is preferred"
     return KernelChoice(_make(chosen, softcap), _refused(chosen, reasons, better))

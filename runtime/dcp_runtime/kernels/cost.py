@@ -4,7 +4,7 @@ Speeds are relative to torch's own flash attention, which `dcpm calibrate` measu
 cluster. They are estimates from instructions per tile and published figures: no GPU has been asked.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from dcp_planner.model import BACKWARD_FLOPS_RATIO
@@ -59,9 +59,11 @@ def predict(kernel: Kernel, part: DevicePlan, kind: TensorKind) -> Cost:
         * speed.backward
         / BACKWARD_FLOPS_RATIO,
     )
+    # The longer edges of backward are those of dkv, whose tiles hold rows of one head.
+    kinds = kind, replace(kind, group=1)
     seconds, done = 0.0, []
-    for direction, rate in zip((part.forward, part.backward), rates, strict=True):
-        work = sum((kernel.work(table, kind) for table in direction.tables), Work())
+    for direction, rate, each in zip((part.forward, part.backward), rates, kinds, strict=True):
+        work = sum((kernel.work(table, each) for table in direction.tables), Work())
         flops = 4 * shape.head_dim * shape.q_heads * (work.whole + speed.edge * work.edge)
         numbers = shape.head_dim * (work.q_rows * shape.q_heads + 2 * work.kv_rows * shape.kv_heads)
         seconds += work.launches * (cluster.kernel_launch_s or _LAUNCH_S) + flops / rate

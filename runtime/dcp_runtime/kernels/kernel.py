@@ -127,6 +127,8 @@ class TensorKind:
     device: torch.device
     head_dim: int
     softcap: float | None = None
+    group: int = 1
+    """Query heads of a kv head."""
 
     def __str__(self) -> str:
         capped = "" if self.softcap is None else f" with soft cap {self.softcap:g}"

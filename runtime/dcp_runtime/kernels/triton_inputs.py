@@ -8,6 +8,7 @@ gives every row to exactly one program, however the pieces overlap, so sums need
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,7 +32,7 @@ class QueryRuns(NamedTuple):
 
     Attributes:
         order: int32 ``[S]``, segments by falling work: the last programs to start are short.
-        q_start, q_len: int32 ``[S]``, of the table.
+        q_start, q_len: int32 ``[S]``, the rows of each segment, which one program computes.
         row_ptr, masked_ptr: int32 ``[S+1]`` and ``[S]``; segment i has the runs
             ``row_ptr[i]:row_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
         kv_start: int32 ``[R]``, first key row of the piece that the run is cut from.
@@ -78,40 +79,74 @@ class KeyRuns(NamedTuple):
     mask_start: Ints
 
 
-def whole_keys(table: TileTable) -> tuple[Ints, Ints]:
-    """Return the keys of each piece that all its rows see: starts and ends, int64 ``[2, P]``.
+def cut_segments(table: TileTable, rows: int) -> TileTable:
+    """Cut the segments of a table into segments of at most `rows` rows, which keep all pieces.
 
-    They are counted from the piece's first key, ascending and disjoint; an empty interval ends
-    where it starts. Pieces of bits have none. Cost: O(rows of range pieces).
+    Segments of no rows go. Cost: O(segments and pieces of the result).
     """
+    segment, offset = expand(0, -(-table.q_len.astype(np.int64) // rows))
+    offset *= rows
+    pieces = np.diff(table.row_ptr)[segment].astype(np.int64)
+    part, piece = expand(table.row_ptr[segment].astype(np.int64), pieces)
+    kind, kv_len = table.kind[piece], table.kv_len[piece]
+    # Each row has a column of ranges, or as many bytes as its bits fill.
+    width = np.where(kind == PieceKind.BITS, -(-kv_len // 8), 1)
+    return replace(
+        table,
+        q_start=(table.q_start[segment] + offset).astype(np.int32),
+        q_len=np.minimum(table.q_len[segment] - offset, rows).astype(np.int32),
+        row_ptr=np.append(0, np.cumsum(pieces)).astype(np.int32),
+        kv_start=table.kv_start[piece],
+        kv_len=kv_len,
+        kind=kind,
+        mask_start=table.mask_start[piece] + offset[part] * width,
+    )
+
+
+def seen_keys(table: TileTable) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return where the keys of each piece begin and end that any row sees, and that all rows see.
+
+    The first two are int64 ``[P]``. The last two, int64 ``[2, P]``, are intervals, ascending and
+    disjoint; an empty one ends where it starts. All are counted from the piece's first key. Any row
+    may see any key of a piece of bits, and all see none. Cost: O(rows of range pieces).
+    """
+    first, last = np.zeros(len(table.kind), np.int64), table.kv_len.astype(np.int64)
     low = np.zeros((MAX_RANGES, len(table.kind)), np.int64)
     high = low.copy()
     is_full = table.kind == PieceKind.FULL
-    high[0, is_full] = table.kv_len[is_full]
-    pieces = np.flatnonzero(table.kind == PieceKind.RANGES)
+    high[0, is_full] = last[is_full]
+    rows = np.repeat(table.q_len, np.diff(table.row_ptr)).astype(np.int64)
+    pieces = np.flatnonzero((table.kind == PieceKind.RANGES) & (rows > 0))
     if len(pieces):
-        rows = np.repeat(table.q_len, np.diff(table.row_ptr))[pieces]
+        rows = rows[pieces]
         begins = np.cumsum(rows) - rows
         column = np.repeat(table.mask_start[pieces] - begins, rows) + np.arange(rows.sum())
-        low[:, pieces] = np.maximum.reduceat(table.row_lo[:, column], begins, axis=1)
-        high[:, pieces] = np.minimum.reduceat(table.row_hi[:, column], begins, axis=1)
+        row_lo, row_hi = table.row_lo[:, column], table.row_hi[:, column]
+        low[:, pieces] = np.maximum.reduceat(row_lo, begins, axis=1)
+        high[:, pieces] = np.minimum.reduceat(row_hi, begins, axis=1)
+        # An unused range begins behind all others.
+        row_lo = np.where(row_lo < row_hi, row_lo, _BEYOND).min(axis=0)
+        last[pieces] = np.maximum.reduceat(row_hi.max(axis=0), begins)
+        first[pieces] = np.minimum(np.minimum.reduceat(row_lo, begins), last[pieces])
     # Rows may disagree on which of their ranges is the first.
     low[1] = np.maximum(low[1], np.maximum(high[0], low[0]))
-    return low, np.maximum(low, high)
+    return first, last, low, np.maximum(low, high)
 
 
-def query_runs(table: TileTable, step: int) -> QueryRuns:
+def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
     """Cut the pieces of a table into runs that are seen whole, in steps of `step` keys, and others.
 
-    Cost: O(pieces log pieces + rows of range pieces).
+    A segment, of at most `rows` rows, is what one program computes; keys that none of its rows sees
+    are in no run. Cost: O(pieces log pieces + rows of range pieces).
     """
-    low, high = whole_keys(table)
+    table = cut_segments(table, rows)
+    first, last, low, high = seen_keys(table)
     high = low + (high - low) // step * step
-    zero, size = np.zeros(len(table.kind), np.int64), table.kv_len.astype(np.int64)
     empty = low == high
     low[empty] = high[empty] = 0
+    low[0], high[0] = np.maximum(low[0], first), np.maximum(high[0], first)
     low[1], high[1] = np.maximum(low[1], high[0]), np.maximum(high[1], high[0])
-    cuts = np.stack([zero, low[0], high[0], low[1], high[1], size], axis=1)
+    cuts = np.stack([first, low[0], high[0], low[1], high[1], last], axis=1)
     piece, part = np.nonzero(np.diff(cuts, axis=1))
     is_masked = part % 2 == 0
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))[piece]
@@ -148,7 +183,7 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     entry, place = expand(0, count)
     number, piece = first[entry] + place, pieces[entry]
     begin = number * chunk - table.kv_start[piece]
-    low, high = whole_keys(table)
+    _, _, low, high = seen_keys(table)
     is_masked = ~((low[:, piece] <= begin) & (begin + chunk <= high[:, piece])).any(axis=0)
     key = 2 * number + is_masked
     # 16 bits hold a million keys in chunks of 32, and numpy sorts them by radix, in linear time.

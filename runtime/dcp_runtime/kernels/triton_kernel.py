@@ -7,6 +7,7 @@ live.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import gcd
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -44,6 +45,7 @@ class LaunchShape:
         block_m, block_n: rows of queries and of keys in a tile without a mask.
         warps, stages: of the program and of its pipeline.
         edge: keys, or with dkv and fused rows of queries, in a tile with a mask.
+        heads: query heads of one kv head that share the rows of a tile of forward and dq.
     """
 
     block_m: int
@@ -51,15 +53,22 @@ class LaunchShape:
     warps: int
     stages: int
     edge: int = 32
+    heads: int = 1
+
+    @property
+    def tokens(self) -> int:
+        """Rows of q in a tile of forward and dq."""
+        return self.block_m // self.heads
 
 
-def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90) -> LaunchShape:
+def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1) -> LaunchShape:
     """Return the tile of ``"forward"``, ``"dq"``, ``"dkv"`` or ``"fused"``; queries times keys.
 
-    `arch` is the compute capability times ten.
+    `arch` is the compute capability times ten, `group` the query heads of a kv head. As many heads
+    share a tile as fill it and leave it no fewer tokens than an edge has keys.
 
-    >>> launch_shape("forward", torch.bfloat16)
-    LaunchShape(block_m=128, block_n=128, warps=8, stages=2, edge=32)
+    >>> launch_shape("forward", torch.bfloat16, group=8)
+    LaunchShape(block_m=128, block_n=128, warps=8, stages=2, edge=32, heads=4)
     """
     if dtype == torch.float32:  # no tensor cores at full precision: small tiles
         return LaunchShape(32, 32, 8, 1)
@@ -68,9 +77,10 @@ def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90) -> LaunchShape
     if kernel in ("dkv", "fused"):
         # The product for dq takes 64 rows at least.
         return LaunchShape(64 if has_wgmma else 32, 128, 8, 2, 64 if kernel == "fused" else 32)
+    heads = gcd(group, 4)
     if has_wgmma:
-        return LaunchShape(128, 128, 8, 2)
-    return LaunchShape(128, 64, 8, 3 if kernel == "forward" else 2)
+        return LaunchShape(128, 128, 8, 2, heads=heads)
+    return LaunchShape(128, 64, 8, 3 if kernel == "forward" else 2, heads=heads)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,12 +89,10 @@ class _DeviceTable:
 
     runs: tuple[Tensor, ...]  # `QueryRuns` or `KeyRuns`
     masks: tuple[Tensor | int, ...]  # row_lo, row_hi, bits, columns; shared by a device's tables
-    longest: int
     has_bits: bool
 
-    def grid(self, heads: int, shape: LaunchShape | None = None) -> tuple[int, int]:
-        tiles = 1 if shape is None else -(-self.longest // shape.block_m)
-        return len(self.runs[0]) * heads, tiles
+    def grid(self, heads: int) -> tuple[int]:
+        return (len(self.runs[0]) * heads,)
 
 
 _Place: TypeAlias = tuple[str, str, LaunchShape]
@@ -126,22 +134,19 @@ class TritonKernel(Kernel):
             key: (*m, m[0].shape[1]) for key, m in zip(shared, there, strict=False)
         }
         for (kernel, table), runs in zip(new, there[len(shared) :], strict=True):
-            longest = int(table.q_len.max(initial=0))
+            has_bits = bool((table.kind == PieceKind.BITS).any())
             self._tables.setdefault(table, {})[_place(kernel, kind)] = _DeviceTable(
-                runs, masks[id(table.row_lo)], longest, _has_bits(table)
+                runs, masks[id(table.row_lo)], has_bits
             )
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
         """Count the pairs of the tiles of forward, which `load` cuts anew."""
-        shape = _shape("forward", kind.dtype, kind.device)
-        runs = query_runs(table, shape.block_n)
+        shape = _place("forward", kind)[-1]
+        runs = query_runs(table, shape.block_n, shape.tokens)
         keys = -(-(runs.end - runs.begin) // shape.edge) * shape.edge
         until = np.append(0, np.cumsum(keys, dtype=np.int64))
-        rows = -(-table.q_len.astype(np.int64) // shape.block_m) * shape.block_m
-        first, masked, last = (
-            until[at] for at in (runs.row_ptr[:-1], runs.masked_ptr, runs.row_ptr[1:])
-        )
-        return Work(1, int((masked - first) @ rows), int((last - masked) @ rows))
+        whole = int((until[runs.masked_ptr] - until[runs.row_ptr[:-1]]).sum())
+        return Work(1, whole * shape.tokens, (int(until[-1]) - whole) * shape.tokens)
 
     def forward(
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
@@ -149,14 +154,14 @@ class TritonKernel(Kernel):
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         if not table.num_segments:
             return
-        found = self._table("forward", table, q)
-        shape = _shape("forward", q.dtype, q.device)
+        found, shape = self._table("forward", table, q, kv)
         constants = self._constants(q, kv, found, shape)
         tile = [shape.block_n, 1, 1, constants["DIM_PAD"]]
         tiles = TensorDescriptor.from_tensor(kv, tile) if self._has_tiles else None
-        triton_source.forward_kernel[found.grid(q.shape[1], shape)](
+        triton_source.forward_kernel[found.grid(q.shape[1] // shape.heads)](
             q, kv, tiles, state.out, state.lse, *found.runs, *found.masks, scale,
-            self._softcap or 1.0, q.stride(0), kv.stride(0), kv.stride(1), **constants,
+            self._softcap or 1.0, q.stride(0), kv.stride(0), kv.stride(1), PACK=shape.heads,
+            **constants,
         )  # fmt: skip
 
     def backward(
@@ -169,13 +174,12 @@ class TritonKernel(Kernel):
         inputs = (q, kv, dout, rows.lse, rows.delta)
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
         for kernel in self._backward:
-            found = self._table(kernel, table, q)
-            shape = _shape(kernel, q.dtype, q.device)
+            found, shape = self._table(kernel, table, q, kv)
             tables = (*found.runs, *found.masks, scale, self._softcap or 1.0)
             constants = self._constants(q, kv, found, shape)
             if kernel == "dq":
-                triton_source.dq_kernel[found.grid(q.shape[1], shape)](
-                    *inputs, gradients.dq, *tables, *strides, **constants
+                triton_source.dq_kernel[found.grid(q.shape[1] // shape.heads)](
+                    *inputs, gradients.dq, *tables, *strides, PACK=shape.heads, **constants
                 )
                 continue
             triton_source.dkv_kernel[found.grid(kv.shape[2])](
@@ -206,13 +210,15 @@ class TritonKernel(Kernel):
             "num_stages": shape.stages,
         }  # fmt: skip
 
-    def _table(self, kernel: str, table: TileTable, q: Tensor) -> _DeviceTable:
+    def _table(
+        self, kernel: str, table: TileTable, q: Tensor, kv: Tensor
+    ) -> tuple[_DeviceTable, LaunchShape]:
         """Return a table on the device of `q`; moved on first use if `load` was not called."""
-        kind = TensorKind(q.dtype, q.device, q.shape[2])
+        kind = TensorKind(q.dtype, q.device, q.shape[2], group=q.shape[1] // kv.shape[2])
         key = _place(kernel, kind)
         if key not in self._tables.get(table, {}):
             self.load(*(([table], []) if kernel == "forward" else ([], [table])), kind)
-        return self._tables[table][key]
+        return self._tables[table][key], key[-1]
 
 
 class FusedTritonKernel(TritonKernel):
@@ -232,24 +238,17 @@ class TmaTritonKernel(TritonKernel):
     _has_tiles = True
 
 
-def _shape(kernel: str, dtype: torch.dtype, device: torch.device) -> LaunchShape:
-    is_cuda = device.type == "cuda"
-    major, minor = torch.cuda.get_device_capability(device) if is_cuda else (9, 0)
-    return launch_shape(kernel, dtype, 10 * major + minor)
-
-
-def _has_bits(table: TileTable) -> bool:
-    return bool((table.kind == PieceKind.BITS).any())
-
-
 def _place(kernel: str, kind: TensorKind) -> _Place:
-    return kernel, str(kind.device), _shape(kernel, kind.dtype, kind.device)
+    is_cuda = kind.device.type == "cuda"
+    major, minor = torch.cuda.get_device_capability(kind.device) if is_cuda else (9, 0)
+    shape = launch_shape(kernel, kind.dtype, 10 * major + minor, kind.group)
+    return kernel, str(kind.device), shape
 
 
 def _runs_of(
     kernel: str, table: TileTable, kind: TensorKind
 ) -> "Sequence[NDArray[Any]]":  # Any: of different types
-    shape = _shape(kernel, kind.dtype, kind.device)
+    shape = _place(kernel, kind)[-1]
     if kernel in ("forward", "dq"):
-        return query_runs(table, shape.block_n)
+        return query_runs(table, shape.block_n, shape.tokens)
     return key_runs(table, shape.block_n, shape.block_m)

@@ -1,10 +1,11 @@
 """The Triton source of the CUDA kernels: forward with carried state, dq, and dk with dv.
 
-A program of `forward_kernel` and `dq_kernel` owns rows of a segment and a query head, a program of
-`dkv_kernel` a chunk of key rows and a kv head. No two programs add to the same rows: there are no
-atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception: it computes scores
-once for all gradients, five products instead of seven, and adds to dq by atomics. Exponents have
-base 2 inside; `lse` is natural outside.
+A program of `forward_kernel` and `dq_kernel` owns a segment and PACK query heads of a kv head: the
+rows of its tile are tokens times heads, so few tokens fill it and have short edges. A program of
+`dkv_kernel` owns a chunk of key rows and a kv head. No two programs add to the same rows: there are
+no atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception: it computes
+scores once for all gradients, five products instead of seven, and adds to dq by atomics. Exponents
+have base 2 inside; `lse` is natural outside.
 
 Work comes as runs (`triton_inputs`). Whole runs come first: every row of the program sees every key
 of them, in whole steps, and the loop over them has no mask. The other runs have a mask as in
@@ -116,24 +117,25 @@ def forward_kernel(
     q, kv, kv_tiles, out, lse, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
     run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
     kv_row, kv_half,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
-    CAPPED: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr,
+    HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Continue the online softmax of rows of a segment, for one head, over its runs of keys."""
-    segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
-    num_rows = tl.load(q_len + segment)
-    if tl.program_id(1) * BLOCK_M >= num_rows:
-        return
-    r, d = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
+    """Continue the online softmax of a segment, for some heads, over its runs of keys."""
+    PACKS: tl.constexpr = HEADS // PACK
+    segment = tl.load(order + tl.program_id(0) // PACKS)
+    head = tl.program_id(0) % PACKS * PACK
+    lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
+    r, member = lane // PACK, lane % PACK
     # Wide addresses are scalars, offsets inside a tile are narrow: half the registers.
     start = tl.load(q_start + segment).to(tl.int64)
-    is_row = r < num_rows
+    is_row = r < tl.load(q_len + segment)
     inside = is_row[:, None] & (d < DIM)[None, :]
+    column = member[:, None] * DIM + d[None, :]
     query_at = q + start * q_row + head * DIM
-    query = tl.load(query_at + r[:, None] * q_row + d[None, :], mask=inside, other=0.0)
-    out_at = out + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + d[None, :]
-    lse_at = lse + start * HEADS + head + r * HEADS
+    query = tl.load(query_at + r[:, None] * q_row + column, mask=inside, other=0.0)
+    out_at = out + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + column
+    lse_at = lse + start * HEADS + head + r * HEADS + member
     acc = tl.load(out_at, mask=inside, other=0.0)
     top = tl.load(lse_at, mask=is_row, other=float("-inf")) * LOG2_E
     total = tl.where(top > float("-inf"), 1.0, 0.0)
@@ -206,27 +208,28 @@ def dq_kernel(
     q, kv, dout, lse, delta, dq, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
     run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
     dout_row, kv_row, kv_half,
-    HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
-    CAPPED: tl.constexpr,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr,
+    DIM_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr,
+    HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradient of rows of a segment, for one query head."""
-    segment, head = tl.load(order + tl.program_id(0) // HEADS), tl.program_id(0) % HEADS
-    num_rows = tl.load(q_len + segment)
-    if tl.program_id(1) * BLOCK_M >= num_rows:
-        return
-    r, d = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
+    """Add the gradient of a segment, for some query heads."""
+    PACKS: tl.constexpr = HEADS // PACK
+    segment = tl.load(order + tl.program_id(0) // PACKS)
+    head = tl.program_id(0) % PACKS * PACK
+    lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
+    r, member = lane // PACK, lane % PACK
     start = tl.load(q_start + segment).to(tl.int64)
-    is_row = r < num_rows
+    is_row = r < tl.load(q_len + segment)
     inside = is_row[:, None] & (d < DIM)[None, :]
+    column = member[:, None] * DIM + d[None, :]
     query_at = q + start * q_row + head * DIM
-    query = tl.load(query_at + r[:, None] * q_row + d[None, :], mask=inside, other=0.0)
+    query = tl.load(query_at + r[:, None] * q_row + column, mask=inside, other=0.0)
     upper_at = dout + start * dout_row + head * DIM
-    upper = tl.load(upper_at + r[:, None] * dout_row + d[None, :], mask=inside, other=0.0)
-    values_at = start * HEADS + head
-    row_lse = tl.load(lse + values_at + r * HEADS, mask=is_row, other=0.0)
+    upper = tl.load(upper_at + r[:, None] * dout_row + column, mask=inside, other=0.0)
+    values_at = start * HEADS + head + r * HEADS + member
+    row_lse = tl.load(lse + values_at, mask=is_row, other=0.0)
     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2_E
-    row_delta = tl.load(delta + values_at + r * HEADS, mask=is_row, other=0.0)
+    row_delta = tl.load(delta + values_at, mask=is_row, other=0.0)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
     key_at = kv + (head // GROUP) * DIM
     scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
@@ -244,7 +247,7 @@ def dq_kernel(
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
         DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, True,
     )  # fmt: skip
-    dq_at = dq + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + d[None, :]
+    dq_at = dq + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + column
     tl.store(dq_at, tl.load(dq_at, mask=inside, other=0.0) + acc * scale, mask=inside)
 
 
