@@ -49,15 +49,24 @@ def test_every_mask_gets_a_valid_plan_and_all_share_their_owners(cut):
         assert (plan.blocks.owner == stack.plans[0].blocks.owner).all()
 
 
-@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_refusal_names_the_least_memory_that_all_masks_fit(cut, order):
-    stack, least = [(cut[number], 1) for number in order], []
-    for limit in (0, -1):  # then one byte less than enough
-        config = replace(CONFIG, memory_limit_bytes=limit + sum(least))
+def test_a_refusal_names_the_least_memory_that_all_masks_fit(masks):
+    light = np.eye(17, dtype=bool)
+    light[16] = True  # a block of one token sees all others
+    forms = [[masks.slabs(dense)] for dense in (masks.causal(17), light)]
+    stack = [(sparsity, 1) for sparsity in cut_stack(forms, 4)]
+
+    def build(stack, limit):
+        config = replace(CONFIG, memory_limit_bytes=limit)
+        build_stack(stack, ModelShape(), Cluster(1, 2), config)
+
+    def least(stack, limit):
         with pytest.raises(BufferLimitError) as refused:
-            build_stack(stack, ModelShape(), CLUSTER, config)
-        least = [refused.value.least]
-    build_stack(stack, ModelShape(), CLUSTER, replace(CONFIG, memory_limit_bytes=least[0]))
+            build(stack, limit)
+        return refused.value.least
+
+    found = least(stack, 0)
+    assert least(stack[::-1], 0) == least(stack, found - 1) == found
+    build(stack, found)
 
 
 def test_a_stack_that_is_too_fast_for_a_limit_is_placed_otherwise():

@@ -176,22 +176,22 @@ class _Trial:
     def _manners(self) -> Iterator[list[Manner]]:
         """Yield manners of streaming: first those that send every block once, the same way."""
         yield [Manner(self.routing, is_frugal=True)]
-        ways: tuple[Routing, ...] = ("direct",)
-        if self.routing == "node":
+        ways: tuple[Routing, ...] = (self.routing,)
+        if self.routing == "node" and self.cluster.nodes > 1:
             ways = ("node", "direct")
         idle = [Manner(way, is_frugal=True, idle=idle) for way in ways for idle in (None, *IDLE)]
         yield idle[1:]
 
     def _streamed_divisions(self, direction: Direction) -> list[Indices]:
-        """Cut a direction in every order, coarse to fine."""
-        found = []
+        """Cut a direction in every order, coarse to fine, no cut twice."""
+        found = {}
         for way in STREAMINGS:
             for parts in STREAMED_PARTS:
                 division = cut_streamed(self.workload, self.placement, direction, parts, way)
-                found.append(division)
+                found.setdefault(division.tobytes(), division)
                 if division.max(initial=0) < parts:
                     break  # finer cuts are the same
-        return found
+        return list(found.values())
 
     def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
         """Cut as the configuration says: as is fastest, or into a given number of divisions."""
