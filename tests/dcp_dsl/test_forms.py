@@ -21,7 +21,7 @@ from dcp_dsl.forms import (
 from dcp_dsl.forms import slabs as slabs_module
 from dcp_dsl.forms.algebra import subtract
 
-BATCHES, MASKS, SAMPLES = 5, 140, 8
+BATCHES, MASKS, SAMPLES = 9, 140, 4
 
 
 def outcome(run):
@@ -115,7 +115,7 @@ def test_random_masks_equal_the_dense_oracle_in_every_form_and_block(batch):
             if index % 4 == 3:
                 four = kept[index - 3 : index + 1]
                 check_blocks([f for f, _ in four], [d for _, d in four], *sizes)
-    assert cases >= 2000
+    assert cases >= 1000
     assert sum(forms.values()) > 0.8 * MASKS * SAMPLES, "most samples fit"
     assert min(forms[name] for name in ("slabs", "strided", "tiles")) >= 3, forms
 

@@ -12,7 +12,7 @@ from second_oracle_texts import Text
 import dcp_dsl
 from dcp_dsl import DCPError, Form, Mask, Sample, Spec, SpecError, block_sparsity, dense_mask
 
-SAMPLES = 4  # of each text
+SAMPLES = 2  # of each text
 
 
 def assert_blocks_count_the_pairs(form: Form, expected: np.ndarray, block_q: int, block_kv: int):
@@ -89,7 +89,7 @@ def assert_engine_equals_oracle(seeds: range, folder: Path):
 
 
 @pytest.mark.parametrize("part", range(2))
-def test_1000_random_masks_equal_the_second_oracle(part, tmp_path):
+def test_500_random_masks_equal_the_second_oracle(part, tmp_path):
     assert_engine_equals_oracle(range(part * 125, part * 125 + 125), tmp_path)
 
 
@@ -99,15 +99,15 @@ def assert_crosses_equal_oracle(kind: type, seeds: range, folder: Path, refused_
     assert visible >= cases // 6
 
 
-def test_200_random_masks_with_keys_of_another_sequence_equal_the_second_oracle(tmp_path):
+def test_100_random_masks_with_keys_of_another_sequence_equal_the_second_oracle(tmp_path):
     assert_crosses_equal_oracle(CrossText, range(50), tmp_path, 0.1)
 
 
-def test_200_random_masks_whose_queries_are_keys_too_equal_the_second_oracle(tmp_path):
+def test_100_random_masks_whose_queries_are_keys_too_equal_the_second_oracle(tmp_path):
     assert_crosses_equal_oracle(AlignedText, range(50), tmp_path, 0.15)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_20000_random_masks_equal_the_second_oracle(part, tmp_path):
-    assert_engine_equals_oracle(range(250 + part * 250, 500 + part * 250), tmp_path)
+    assert_engine_equals_oracle(range(250 + part * 500, 750 + part * 500), tmp_path)

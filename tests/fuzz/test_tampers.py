@@ -52,17 +52,17 @@ def test_the_others_pass_inputs_on_through_devices_that_do_not_need_them():
 
 
 def test_the_first_tampers_are_refused_or_harmless():
-    found = tamper_fuzz.campaign(0, 60)
-    assert (found["cases"], found["wrong"], found["disagreements"]) == (60, 0, 0)
-    assert found["refused"] + found["harmless"] == 60
+    found = tamper_fuzz.campaign(0, 40)
+    assert (found["cases"], found["wrong"], found["disagreements"]) == (40, 0, 0)
+    assert found["refused"] + found["harmless"] == 40
     assert min(found["refused"], found["harmless"], found["executed"]) > 5
 
 
 def test_a_validator_that_looks_at_no_program_is_found_out(monkeypatch, capfd, tmp_path):
     monkeypatch.setattr(validation, "check_programs", lambda *_: None)
     judged = []
-    for seed in range(40):
+    for seed in range(20):
         file, _ = plan_tampers.tamper_of(seed)
         first = tamper_fuzz.judge_first(tmp_path / "x.dcpplan", file)
         judged.append(bool(first) != bool(tamper_fuzz.judge_second(tmp_path / "x.dcpplan")))
-    assert sum(judged) > 3
+    assert sum(judged) > 1
