@@ -184,7 +184,7 @@ class _Trial:
 
     def _streamed_divisions(self, direction: Direction) -> list[Indices]:
         """Cut a direction in every order, coarse to fine, no cut twice."""
-        found = {}
+        found: dict[bytes, Indices] = {}
         for way in STREAMINGS:
             for parts in STREAMED_PARTS:
                 division = cut_streamed(self.workload, self.placement, direction, parts, way)
