@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,7 +17,7 @@ from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
 from dcp_dsl.checks.scope import library_names
 from dcp_dsl.commands.masks import show
 from dcp_dsl.pictures import svg as svg_writer
-from dcp_dsl.pictures.frame import LIGHT
+from dcp_dsl.pictures.frame import LIGHT, Stripe
 
 SVG = "{http://www.w3.org/2000/svg}"
 SPEC = Spec.from_text("""
@@ -278,3 +279,10 @@ def test_what_cannot_be_drawn_is_one_message(run, arguments, says):
     result = invoke(path, *arguments)
     assert result.exit_code != 0
     assert says in result.stderr + str(result.exception)
+
+
+def test_parts_of_many_tokens_have_borders_between_them_alone():
+    stripes = [Stripe("part", 20 * i, 20 * i + 20, i) for i in range(3)]
+    frame = SimpleNamespace(above=stripes, stripes=stripes, width=60, size=60)
+    places = [re.findall(r"M(\d+) 0", line) for line in svg_writer.grid_lines(frame)]
+    assert places == [["20"], ["40"]]
