@@ -150,6 +150,8 @@ def test_editors_with_images_get_a_drawn_picture(tmp_path):
         ("@|", {"ahead", "keys", "partial"}, {"mask"}),
         ("sample tiny(len = 3)\ncheck causal total on |", {"tiny"}, {"causal"}),
         ("segment d = a[x]\nsegment e = b[|", {"x", "len"}, {"causal"}),
+        ("segment d = [x]*\nsample tiny(|", {"x"}, {"causal"}),
+        ('segment d = [x]*\nfor "*" having |', {"x"}, {"causal"}),
         ("stack s = 5 of |", {"causal", "sliding"}, {"tiny"}),
         ("mask m = causal # and |", set(), {"causal"}),
         ("mask m = causal\nmask n = m an|", {"and", "m", "causal"}, set()),

@@ -58,6 +58,15 @@ def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypa
     assert world.bound_device_id == device
 
 
+def test_ranks_are_those_of_the_group_and_this_is_one_of_them(world, monkeypatch):
+    ranks = {dist.group.WORLD: [0, 1], "this and 4": [0, 4], "others": [1, 4]}
+    monkeypatch.setattr(dist, "get_process_group_ranks", ranks.get)
+    assert group_transport.member_ranks(None) == [0, 1]
+    assert group_transport.member_ranks("this and 4") == [0, 4]
+    with pytest.raises(RunError, match=r"rank 0 is none of the group's ranks \[1, 4\]"):
+        group_transport.member_ranks("others")
+
+
 def test_messages_over_nccl_go_before_kernels_that_wait_for_the_device(world, monkeypatch):
     asked = {}
 
