@@ -14,8 +14,8 @@ from PIL import Image
 from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.notebook import html_of, show
 from dcp_planner import PlanError, find_cluster
-from dcp_planner import notebook as planner_notebook
 from dcp_planner.step import Documents, StepMesh, StepSetting, plan_step, step_model
+from dcp_planner.tables import plan as plan_tables
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +93,7 @@ def test_show_serves_the_page_of_the_plan(loaded, monkeypatch):
 
 
 def test_without_the_dashboard_a_plan_is_text_and_says_what_shows_it(loaded, monkeypatch):
-    monkeypatch.setattr(planner_notebook, "entry_points", lambda **_: ())
+    monkeypatch.setattr(plan_tables, "entry_points", lambda **_: ())
     assert loaded.plan._repr_html_() is None
     with pytest.raises(PlanError, match=r"pip install 'dcp-dsl\[dashboard\]'"):
         loaded.plan.show()
