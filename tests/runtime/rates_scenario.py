@@ -23,7 +23,7 @@ from dcp_runtime import DCPAttn, DCPExecutor, DeviceRates, RunLog
 from dcp_runtime.kernels.cpu import CpuKernel
 
 SLOWER = 4
-SECONDS_PER_PAIR = 3e-8
+SECONDS_PER_PAIR = 1e-7
 FOLDER, FEEDBACK = sys.argv[1:] or ("", "on")
 BATCHES = 48 if FOLDER else 16
 SHAPE = ModelShape(4, 2, 32, 4)

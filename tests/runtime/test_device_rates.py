@@ -27,7 +27,7 @@ def test_a_slow_rank_gets_less_work_and_steps_get_shorter(start_ranks, tmp_path)
     _, speeds, seconds = zip(*first, strict=True)
     assert speeds[0] == [1, 1]
     fast, slow = speeds[-1]
-    assert 0.2 < slow / fast < 0.4  # a quarter; naps last a little longer than asked for
+    assert 0.2 < slow / fast < 0.5  # a quarter, if nothing but the naps took time
     assert seconds[-1] < seconds[0] / 1.3
 
 
