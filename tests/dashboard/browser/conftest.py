@@ -103,12 +103,16 @@ class Visit:
             return
         if self.page.url.startswith(self.base):
             self.leave()
-        limit_s = time.monotonic() + 20
-        while self.pending:  # the next application may know nothing of what they ask for
-            assert time.monotonic() < limit_s, [request.url for request in self.pending]
-            self.page.wait_for_timeout(5)
+        self.settle()  # the next application may know nothing of what is asked for
         self.origin._waitress.application = server._waitress.application
         self.answering = server
+
+    def settle(self) -> None:
+        """Wait until the server has answered all that the page asked for."""
+        limit_s = time.monotonic() + 20
+        while self.pending:
+            assert time.monotonic() < limit_s, [request.url for request in self.pending]
+            self.page.wait_for_timeout(5)
 
     @contextmanager
     def serving(self, folder: Path) -> Iterator[None]:

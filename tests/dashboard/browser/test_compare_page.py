@@ -92,9 +92,11 @@ def test_pickers_and_swap_change_the_address(visit):
     )
     key = plan_key("contiguous.dcpplan")
     assert f"/compare?a={key}&as=simulated" in page.url
+    visit.settle()  # answers that come later draw the pickers anew
     picker = page.get_by_role("textbox", name="B")
     picker.click()
     picker.fill("contiguous.dcpplan · measured")
+    page.get_by_role("option", name="contiguous.dcpplan · measured").wait_for()
     page.keyboard.press("ArrowDown")
     page.keyboard.press("Enter")
     page.wait_for_selector("text=/The prediction takes 20.? ?% less time than the run/")
