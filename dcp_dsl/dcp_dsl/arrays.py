@@ -1,4 +1,4 @@
-"""Read-only arrays, frozen dataclasses that check the arrays they hold, and sorting of rows."""
+"""Arrays inside values: read-only, checked by the frozen dataclasses that hold them, in order."""
 
 import math
 from dataclasses import fields

@@ -1,4 +1,4 @@
-"""Errors that a person can cause, whose messages are printed as they are; limits of work.
+"""Errors that a person can cause, and the budget of work beyond which a text is refused.
 
 ```
 DCPError                a message with what was expected, what was found, where, and the way out

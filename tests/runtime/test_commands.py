@@ -139,10 +139,11 @@ def test_missing_torch_names_the_extra(plan_file, monkeypatch):
     assert "pip install 'dcp-dsl[run]'" in str(result.exception)
 
 
-def test_help_the_face_and_planner_processes_load_no_torch():
+def test_help_and_options_load_no_heavy_library_and_planner_processes_no_torch():
     code = (
-        "import sys, dcp_runtime, dcp_runtime.commands, dcp_runtime.launch.launcher,"
-        " dcp_runtime.data.make_plans;"
+        "import sys, dcp_runtime.commands; from dcp_runtime import RunConfig\n"
+        "assert not {'torch', 'numba', 'pyarrow'} & set(sys.modules)\n"
+        "import dcp_runtime.data.make_plans\n"
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,4 +1,4 @@
-"""What server and canvases agree on: columns behind a JSON header, and colours.
+"""The encoding that server and canvases share: columns behind a JSON header, and colours.
 
 ```
 offset 0        4 bytes   b"DCPC"

@@ -1,4 +1,4 @@
-"""Details of a device, of a division, and of a sequence of the batch.
+"""Details of all work of one device, of one division, or for one sequence of the batch.
 
 A number that the plan does not have raises `DashboardError`.
 """

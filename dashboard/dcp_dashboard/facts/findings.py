@@ -1,4 +1,4 @@
-"""The figures shown of a plan, and sentences with rules: why it takes long, which is faster.
+"""The answers on the page of a plan: its figures, and sentences that say why it takes its time.
 
 The causes of its time come from the planner, which predicts the plan again without each of them, or
 moves the events of a run. The longest waits are read off the trace.

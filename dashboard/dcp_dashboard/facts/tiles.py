@@ -1,4 +1,4 @@
-"""Details of a tile, of a message, of all messages between two devices, and of an event of a trace.
+"""Details of single tiles, messages and events, with all messages between two devices.
 
 A number that the plan or the trace does not have raises `DashboardError`.
 """

@@ -1,4 +1,4 @@
-"""Orders, filters and searches the events of a trace, tabulates them, and finds its longest waits.
+"""Queries over the events of a trace: their order, those that match, the longest waits.
 
 The page filters events in the browser, the export on the server; a test holds both to the same
 meaning of the words.

@@ -1,4 +1,4 @@
-"""The frame around every page, the small components that pages share, and components as HTML."""
+"""The layout of every page: its frame, and the components that pages share, also as HTML."""
 
 import re
 from collections.abc import Iterable, Sequence

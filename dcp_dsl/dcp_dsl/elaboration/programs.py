@@ -1,4 +1,4 @@
-"""Work with core programs: what they and layouts read of queries and keys, calls, their text.
+"""Read core programs: the facts they need of queries and keys; substitute in them, write them out.
 
 `@keys(cache, bottom_right)` makes queries and keys tokens of one sequence, that of the keys: a core
 program means there what it means anywhere. `@keys(source)` says nothing about where queries stand

@@ -1,4 +1,4 @@
-"""The exact forms of a bound mask: what all of them can do; a rectangle of one; one in a batch.
+"""The interface of exact forms of a bound mask; forms cut to a rectangle or placed in a batch.
 
 A mask bound to a sample is one of three values, chosen by what describes it shortest: `Slabs`,
 `Rows` (key ranges of each row), or `Parts`, a sum of regions seen from the keys (`cols`), of slabs

@@ -1,4 +1,4 @@
-"""Read .dcpm files with limits, format their text, replace them whole.
+"""Source files: .dcpm texts, read within limits, formatted and replaced whole.
 
 Formatting changes spaces, indents and blank lines; words, comments and line breaks inside a
 statement stay. Formatting twice changes nothing more, and never what a text means.

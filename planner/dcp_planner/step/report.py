@@ -1,4 +1,4 @@
-"""Steps of a data set, policies compared over them, and the time of one planned batch in a step."""
+"""Reports of steps: policies over the steps of a data set, and one planned batch in its step."""
 
 import json
 import math

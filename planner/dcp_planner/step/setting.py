@@ -1,4 +1,4 @@
-"""The documents of a step, its model and its mesh, and where each document runs."""
+"""The setting of a step: documents, mesh and model; and the devices that each document is given."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""The base of kernels, the state that forward carries, and the reference kernel.
+"""The interface of kernels with the state that they carry, and the kernel that others are held to.
 
 Tensors are packed ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_dim]``), rows of a
 device's working buffers; a `TileTable` says which queries meet which keys.

@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from dcp_dsl.extras import install_line
 from dcp_planner import LANES, Plan, Trace
-from dcp_planner.plan import decode_plan, encode_plan
 from dcp_planner.tables import measure_memory
 from dcp_runtime.errors import RunError
-from dcp_runtime.launch.world import ProcessWorld, TransportName
+from dcp_runtime.launch.world import ProcessWorld, WorldTransport
 from dcp_runtime.transport.limits import LinkLimit, check_timeout
 
 DtypeName: TypeAlias = Literal["float32", "bfloat16", "float16", "float64"]
@@ -56,7 +55,7 @@ class RunConfig:
     verify: bool = False
     timeout_s: float = 60.0
     layers: int = 1
-    transport: TransportName = "gloo"
+    transport: WorldTransport = "gloo"
     device: Literal["cpu", "cuda"] = "cpu"
     check_finite: bool = False
     link: LinkLimit | None = None
@@ -75,7 +74,7 @@ class RunConfig:
                 f"expected a dtype out of {', '.join(get_args(DtypeName))} and a seed of at least "
                 f"0, got {self.dtype!r} and {self.seed}"
             )
-        if self.transport not in get_args(TransportName) or self.device not in ("cpu", "cuda"):
+        if self.transport not in get_args(WorldTransport) or self.device not in ("cpu", "cuda"):
             raise RunError(
                 "expected a transport out of gloo, nccl, loopback and a device out of cpu, cuda, "
                 f"got {self.transport!r} and {self.device!r}"
@@ -129,7 +128,7 @@ class RunResult:
 
 @contextmanager
 def open_world(
-    ranks: int, timeout_s: float = 60.0, transport: TransportName = "gloo"
+    ranks: int, timeout_s: float = 60.0, transport: WorldTransport = "gloo"
 ) -> Iterator[ProcessWorld]:
     """Start processes that can run several plans one after the other.
 
@@ -197,6 +196,8 @@ def run_plan(plan: Plan, config: RunConfig, world: ProcessWorld | None = None) -
         RunError: if the plan is for another number of devices or too long to verify, or a rank
             died, stalled or failed; every process has ended then.
     """
+    from dcp_planner.plan import decode_plan, encode_plan  # loads pyarrow; options need none
+
     check_ranks(plan, config.ranks)
     check_memory(plan, config)
     # Before processes start: dense attention would fail only after the whole run.

@@ -29,7 +29,7 @@ from dcp_runtime.execute.attention import DCPAttn
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.launch.launcher import RunConfig
-from dcp_runtime.launch.world import TransportName
+from dcp_runtime.launch.world import WorldTransport
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit, describe_wait
 from dcp_runtime.transport.loopback import LoopbackWorld
@@ -200,7 +200,7 @@ HEARTBEAT_S = 0.5
 
 
 def start(
-    rank: str, size: str, timeout_s: str, transport: TransportName, store: str
+    rank: str, size: str, timeout_s: str, transport: WorldTransport, store: str
 ) -> Callable[..., tuple[dict[str, Any], bytes]]:
     """Load torch and return what runs the jobs; see `WorkerProgram`."""
     torch.set_num_threads(1)
@@ -278,7 +278,7 @@ def _failure(error: DCPError) -> dict[str, Any]:
     return {"message": str(error), "rank": rank, "division": division, "is_own": is_own}
 
 
-def _join(rank: int, size: int, timeout_s: float, transport: TransportName, store: str) -> None:
+def _join(rank: int, size: int, timeout_s: float, transport: WorldTransport, store: str) -> None:
     found = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if transport == "nccl" and found < size:
         raise RunError(

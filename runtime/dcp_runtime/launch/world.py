@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 from dcp_planner.workers import Worker, WorkerLost, WorkerProgram
 from dcp_runtime.errors import RunError
 
-TransportName: TypeAlias = Literal["gloo", "nccl", "loopback"]
+WorldTransport: TypeAlias = Literal["gloo", "nccl", "loopback"]
 
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
@@ -83,7 +83,7 @@ class ProcessWorld:
 
     ranks: int
     timeout_s: float
-    transport: TransportName = "gloo"
+    transport: WorldTransport = "gloo"
     _members: list[_Rank] = field(default_factory=list)
     _store: int = -1
 

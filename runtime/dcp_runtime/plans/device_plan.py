@@ -6,7 +6,7 @@ used again. A plan speaks of blocks of a packed batch, a kernel of rows of these
 `tile_pieces` cuts the tiles to those of the kernel once, a `TileTable` says where they lie.
 
 A plan in head groups is made ready as the plan of a batch G times as long
-(`dcp_planner.expand_head_groups`): tokens, blocks and rows below are that batch's.
+(`dcp_planner.tables.expand_head_groups`): tokens, blocks and rows below are that batch's.
 Only on the way in and out of a layer does anybody see whole tokens (`HeadLayout`).
 """
 
