@@ -73,11 +73,12 @@ class Case:
 
 
 SMALL = [
-    Case(mask, 1000, head_dim=dim, heads=(4, 2), block=128)
+    Case(mask, 1000, head_dim=dim, heads=(dim // 16, 2), block=128)
     for mask in ("full", "causal", "streaming_llm", "documents", "sparse")
     for dim in (128, 64, 96)
 ]
-"""Compared with dense attention in float64: full tiles, ranges and bits."""
+"""Compared with dense attention in float64: full tiles, ranges and bits; four, two and three query
+heads of a key head, of which four, two and one share a tile of the Triton kernels."""
 SHARED = [Case("streaming_llm", 1024, ranks, 64, (4, 2), 128) for ranks in (2, 4, 8)]
 """Run on ranks that are threads of one process."""
 SPREAD = [Case("causal", 16_384, ranks) for ranks in (2, 4, 8)]

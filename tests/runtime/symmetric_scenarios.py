@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import _resolve_process_group
 
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import MASKS, assert_as_exact_as_eager, random_qkv, striped
@@ -284,6 +285,8 @@ def graphs_are_refused(nodes):
     with pytest.raises(RunError, match=says), Graph():
         prepared.forward(qkv[0][rows], qkv[1][rows])
     executor.close()
+    with pytest.raises(RuntimeError, match="Could not resolve"):  # also where no window was made
+        _resolve_process_group(executor._transport._node.name)
 
 
 SCENARIOS = (

@@ -184,6 +184,8 @@ class SharedFiles:
 
     def __init__(self, folder):
         self.folder, self.counter = Path(folder), itertools.count()
+        # As torch counts: all meetings of a process, so ranks may differ.
+        self.meetings = itertools.count(2 * dist.get_rank())
 
     def empty_strided_p2p(self, size, stride, dtype, device):
         assert (stride, dtype, device.type) == ((1,), torch.uint8, "cuda")
@@ -193,13 +195,14 @@ class SharedFiles:
     def rendezvous(self, memory, name):
         """Meet through the store of a group, as torch does in C++: a gathering, then a barrier."""
         group = _resolve_process_group(name)
-        store = dist.PrefixStore(f"meeting {self.number}", group.get_group_store())
+        store, number = group.get_group_store(), next(self.meetings)
         self.map(dist.get_rank(), "pad", PAD_WORDS, torch.int32)
         self.arrive("before meeting")
-        store.set(str(group.rank()), str(dist.get_rank()))
-        ranks = [int(rank) for rank in store.multi_get([str(n) for n in range(group.size())])]
+        keys = [f"CUDASymmetricMemory/{number}/{rank}" for rank in range(group.size())]
+        store.set(keys[group.rank()], str(dist.get_rank()))
+        ranks = list(map(int, store.multi_get(keys)))
         self.arrive("before barrier")
-        store.barrier("mapped", group.size())
+        store.barrier(f"CUDASymmetricMemory/{next(self.meetings)}", group.size())
         buffers = [self.map(rank, "buffer", memory.numel(), torch.uint8) for rank in ranks]
         pads = [self.map(rank, "pad", PAD_WORDS, torch.int32) for rank in ranks]
         assert all(len(buffer) == len(memory) for buffer in buffers)

@@ -8,6 +8,7 @@ from torch.distributed import HashStore
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.failure_registry import FAN, FailureRegistry, StoreBarrier
+from dcp_runtime.transport.group_store import MeetingStore
 
 
 class CountingStore:
@@ -113,3 +114,22 @@ def test_a_rank_that_dies_between_its_note_and_the_sum_is_named(short_grace):
     for run in runs:
         with pytest.raises(RunError, match="rank 1 is dead or stalled"):
             run.result()
+
+
+def test_ranks_meet_whatever_number_torch_gives_the_meeting():
+    shared = HashStore()
+    failures = FailureRegistry(shared, 0)
+
+    def meet(rank):
+        waits = StoreBarrier(shared, rank, 2, failures, 2.0).wait_for
+        store = MeetingStore(shared, "node", lambda keys: waits(keys, [0, 1], "meeting"))
+        found = []
+        for number in range(7 * rank, 7 * rank + 4, 2):  # rank 1 met other ranks before
+            keys = [f"Symmetric/{number}/{each}" for each in range(2)]
+            store.set(keys[rank], f"{rank} {number - 7 * rank}")
+            found += store.multi_get(keys)
+            store.barrier(f"Symmetric/{number + 1}", 2)
+        return found
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(meet, range(2))) == [[b"0 0", b"1 0", b"0 2", b"1 2"]] * 2

@@ -270,6 +270,9 @@ class DCPExecutor:
     def close(self) -> None:
         """End the threads that watch messages; the executor cannot run after that.
 
+        With symmetric memory, CUDA graphs that captured its layers must not be replayed any more:
+        the memory that they read is freed, and no replay can be refused.
+
         Raises:
             RunError: if no layer ran a plan that was prepared, or a message of the last layers was
                 lost and no call has said so; unless another error is under way.

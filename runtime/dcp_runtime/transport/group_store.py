@@ -5,6 +5,7 @@ stopped, or its machine out of reach, looking up a key would never return.
 """
 
 import queue
+import re
 import threading
 import weakref
 from collections.abc import Callable
@@ -107,7 +108,9 @@ class DeadlineStore(Store):
 class MeetingStore(Store):
     """A store for meetings of torch's own, which end by our deadline and name the rank that misses.
 
-    torch would wait for minutes, hold Python's lock all the while, and name nobody.
+    torch would wait for minutes, hold Python's lock all the while, and name nobody. Its keys begin
+    with the number of the meeting, ``"CUDASymmetricMemory/7/0"``, and it counts all meetings of a
+    process: ranks that met others before would not find each other. So they are counted here anew.
 
     Args:
         store: of all ranks.
@@ -118,18 +121,19 @@ class MeetingStore(Store):
     def __init__(self, store: Store, name: str, wait_for: Callable[[list[str]], None]) -> None:
         super().__init__()
         self._store, self._name, self._wait_for = store, name, wait_for
+        self._numbers: dict[str, int] = {}
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
-        self._store.set(f"{self._name}/{key}", value)  # type: ignore[arg-type]  # bytes as well
+        self._store.set(self._key(key), value)  # type: ignore[arg-type]  # bytes as well
 
     def add(self, key: str, value: int) -> int:
         """Add to a number and give the sum."""
-        return self._store.add(f"{self._name}/{key}", value)
+        return self._store.add(self._key(key), value)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait for values; the limit is ours, whatever torch asks for."""
-        self._wait_for([f"{self._name}/{key}" for key in keys])
+        self._wait_for(list(map(self._key, keys)))
 
     def get(self, key: str) -> bytes:
         """Wait for a value and read it."""
@@ -138,7 +142,13 @@ class MeetingStore(Store):
     def multi_get(self, keys: list[str]) -> list[bytes]:
         """Wait for values and read them."""
         self.wait(keys)
-        return self._store.multi_get([f"{self._name}/{key}" for key in keys])
+        return self._store.multi_get(list(map(self._key, keys)))
+
+    def _key(self, key: str) -> str:
+        numbered = re.match(r".*?/\d+", key)
+        meeting = key if numbered is None else numbered[0]
+        number = self._numbers.setdefault(meeting, len(self._numbers))
+        return f"{self._name}/{number}{key[len(meeting) :]}"
 
 
 def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:

@@ -100,7 +100,8 @@ class _Lane:
 class SymmetricTransport(NcclTransport):
     """Symmetric memory between the ranks of a machine, NCCL between machines; see above.
 
-    A CUDA graph may capture calls where all ranks share a machine. Nobody watches its replays.
+    A CUDA graph may capture calls where all ranks share a machine. Nobody watches its replays. They
+    end before `close`: a later one would read memory that is freed, and nothing can refuse it.
 
     Args:
         group, timeout_s: as for NCCL, which is not used where all ranks share a machine.
@@ -345,8 +346,9 @@ class SymmetricTransport(NcclTransport):
             self._check()
 
     def close(self) -> None:
-        """Free the windows, once nothing waits in them any more."""
+        """Free the windows, once nothing waits in them any more; graphs must not replay then."""
         super().close()
+        self._node.close()
         if not self._windows:
             return
         ends, deadline = self._ends(), time.monotonic() + CLOSE_S
@@ -359,4 +361,3 @@ class SymmetricTransport(NcclTransport):
         if not ends.is_over():
             _left_behind.extend(self._windows)
         self._windows.clear()
-        self._node.close()
