@@ -1,4 +1,4 @@
-"""Why a plan takes as long as it does: what its events waited for, and what would save time."""
+"""The causes of a plan's time: what its events waited for, and what would save time."""
 
 import lazy_loader
 

@@ -1,4 +1,4 @@
-"""What a data loader and an executor tell each other: plans with notes, and rates of the ranks.
+"""Values that a data loader and an executor exchange: plans with notes, and rates of the ranks.
 
 The loader yields the plans of a batch, one per distinct mask, with their figures. The executor
 measures how fast each rank computes attention, for the plans that come next.
