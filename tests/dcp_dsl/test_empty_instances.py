@@ -153,6 +153,12 @@ def test_a_border_of_a_computed_number_is_a_kind_error(text):
     assert "write `q.doc." in found.hint
 
 
+def test_a_property_that_no_instance_has_is_told_with_those_there_are():
+    (found,) = check(f"{LAYOUT}@ahead @partial mask m = q.doc.elephant > k")
+    assert (found.code, found.message) == ("E102", "an instance has no `.elephant`")
+    assert found.hint == "`.start`, `.end`, `.len`, `.pos`, `.path` or `.count`"
+
+
 def test_a_lookup_behind_a_border_is_tested_and_drawn():
     found = check(
         "segment e = every 2  token t  @ahead @partial mask m = q.e.end.t < 7\n"

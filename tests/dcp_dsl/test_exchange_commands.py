@@ -54,6 +54,15 @@ def test_every_format_is_written_and_read_back_if_it_can_be(spec, tmp_path, name
         assert document["pairs"] == 10 + 18 + 18 + 11
 
 
+def test_people_are_told_what_was_written(spec, tmp_path):
+    out = tmp_path / "mask.npz"
+    done = run(
+        "export", spec, "--mask", "shared", "--sample", "tiny", "--format", "dense", "--out", out
+    )
+    assert "dense: shared on 12 tokens; " in done.stdout
+    assert done.stderr == f"wrote {out}\n"
+
+
 @pytest.mark.parametrize("name", ["flex", "flash4"])
 def test_source_is_written_with_its_tables_beside_it(spec, tmp_path, name):
     out = tmp_path / "mask.py"

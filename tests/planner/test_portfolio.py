@@ -23,7 +23,8 @@ from dcp_planner import (
 from dcp_planner.baselines import STATIC_KINDS
 from dcp_planner.model.config import MOST_TOLERANCE, tolerances_of
 from dcp_planner.model.problem import build_workload, caps_of, loads_of
-from dcp_planner.search.partitioners import place
+from dcp_planner.search import partitioners
+from dcp_planner.search.partitioners import fastest, place
 
 WHOLE = [f"static:{kind}" for kind in STATIC_KINDS]  # layouts that do not split heads
 
@@ -46,6 +47,27 @@ def test_it_is_never_slower_than_a_static_layout_that_holds_the_caps(strategies,
         pairs = loads_of(found.device_of_compute, workload.compute_pairs, cluster.num_devices)
         if tokens.max(initial=0) <= caps.tokens and pairs.max(initial=0) <= caps.pairs:
             assert chosen <= seconds_of(sparsity, cluster, replace(like, partitioner=name))
+
+
+def test_the_fastest_is_found_behind_one_that_computes_for_too_long(packed):
+    workload, cluster = build_workload(packed, ModelShape()), Cluster(1, 4, flops_per_s=1e9)
+    config = PlanConfig(compute_tolerance=9.0, token_tolerance=9.0)
+    kinds = ("contiguous", "zigzag")
+    slow, fast = (place(workload, cluster, PlanConfig(f"static:{kind}")) for kind in kinds)
+    lone = replace(slow, device_of_compute=np.zeros_like(slow.device_of_compute))
+    assert fastest([slow, lone, fast], workload, cluster, config) is fast
+    assert fastest([fast, lone, slow], workload, cluster, config) is fast
+
+
+def test_teams_of_several_nodes_are_tried_beside_those_inside_one(packed, monkeypatch):
+    seen = []
+    monkeypatch.setattr(partitioners, "fastest", lambda found, *_: seen.append(found) or found[0])
+    config = PlanConfig("native", head_groups=4, budget="fast")
+    place(build_workload(packed, ModelShape(8, 4)), Cluster(2, 2), config)
+    ((inside, wider),) = seen
+    devices = [len(np.unique(one.device_of_compute[: len(one.device_of_compute) // 4]))
+               for one in (inside, wider)]  # fmt: skip
+    assert devices == [2, 1]
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 
 from dcp_dsl import Sample
 from dcp_runtime import DCPLoadBalancer, RunError
+from dcp_runtime.adapters.context_parallel import _Deal
 
 RANKS = 4
 KINDS = ("kv", "full_kv", "q", "full_q")
@@ -77,6 +78,13 @@ def test_every_mask_of_a_stack_is_balanced_on_its_own(ranks):
         blocks = np.bincount(mask.count_blocks(bounds, bounds).row, minlength=len(bounds) - 1)
         shares = blocks[token[::64] // 64].reshape(ranks, -1).sum(1)
         assert shares.max() <= 1.01 * shares.mean()
+
+
+def test_ranks_swap_until_no_swap_saves_a_key_block():
+    documents = np.kron(np.eye(8, dtype=bool), np.ones((2, 2), bool))
+    deal = _Deal.of(np.ones((16, 1)), documents, np.ones(16, np.int64), np.arange(16) % 2)
+    deal.need_less(8.0)
+    assert deal.rank[::2].tolist() == deal.rank[1::2].tolist()
 
 
 def test_ranks_of_a_balanced_mask_keep_neighbouring_tokens():

@@ -105,6 +105,15 @@ def test_every_sample_runs_on_ranks_that_megatron_has_a_group_for(seed, window):
     assert all(by_id[-1])
 
 
+def test_a_group_with_an_idle_rank_is_not_the_last(monkeypatch):
+    mesh, scheduler = SimpleNamespace(micro_batches=2), planned()
+    rows = [(0, 0, RANKS, np.array([0])), (1, 0, RANKS // 2, np.array([1]))]
+    assignment = SimpleNamespace(mesh=mesh, groups=lambda: rows)
+    monkeypatch.setattr(scheduler, "_plan", lambda _: SimpleNamespace(assignment=assignment))
+    _, ids = scheduler.get_groups_and_subsamples([(7, 64), (8, 64)])
+    assert ids == [[[8]] * (RANKS // 2) + [[]] * (RANKS // 2), [[7]] * RANKS]
+
+
 @pytest.mark.parametrize("window", [None, 512])
 def test_groups_are_shorter_than_by_the_squares_of_lengths(window):
     """By FLOPs of an 8B model; a group is as long as its fullest rank. Messages are not counted."""

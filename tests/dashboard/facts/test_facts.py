@@ -148,6 +148,8 @@ def test_a_message_says_its_route_and_the_tiles_it_serves(client, small_plan, lo
             for t in range(len(tiles))
             if tiles.device[t] == device and column[t] == table.block[x]
         ]
+        when = ("Sent", "after division") if kind.is_result else ("Needed", "before division")
+        assert any((label, text[: len(when[1])]) == when for label, text in words(facts))
         shown = [text for text in links(facts) if text.startswith("tile.")]
         assert len(shown) == min(8, len(served))
         assert all(text.startswith(tuple(served)) for text in shown)

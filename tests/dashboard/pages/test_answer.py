@@ -14,7 +14,7 @@ from test_planted_causes import CASES
 from dcp_dashboard.library.folder import PlanEntry
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import device_totals, summarise
-from dcp_dashboard.pages.plan import answer_panel
+from dcp_dashboard.pages.plan import answer_panel, metrics_row
 from dcp_planner import Plan, measure, simulate
 
 PLANNER_TESTS = Path(__file__).parents[2] / "planner"
@@ -58,14 +58,24 @@ def words_of(node):
     return " ".join(map(words_of, node)) if isinstance(node, list) else str(node)
 
 
-def panel_of(plan, *runs):
-    """The components of the answer to a plan and its run, as if a file had held both."""
+def loaded_of(plan, *runs):
+    """A plan and its run, as if a file had held both."""
     metrics = measure(plan)
     traces = {trace.source: trace for trace in (simulate(plan), *runs)}
     entry = PlanEntry("0" * 16, "p.dcpplan", Path("p.dcpplan"), 0, 0)
     summary = summarise(plan, metrics, traces)
-    loaded = LoadedPlan(entry, plan, traces, device_totals(plan, metrics), summary)
-    return nodes_of(answer_panel(loaded))
+    return LoadedPlan(entry, plan, traces, device_totals(plan, metrics), summary)
+
+
+def panel_of(plan, *runs):
+    """The components of the answer to it."""
+    return nodes_of(answer_panel(loaded_of(plan, *runs)))
+
+
+def test_hidden_communication_is_told_where_something_moves(small_plan, lone_plan):
+    first = [words_of(nodes_of(metrics_row(loaded_of(p)))[0]) for p in (small_plan, lone_plan)]
+    assert re.match(r"Hidden communication [\d.]+\s% predicted ", first[0])
+    assert first[1].startswith("Hidden communication - nothing moves ")
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
