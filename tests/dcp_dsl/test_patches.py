@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dcp_dsl import Sample, Spec, dense_mask
-from dcp_dsl.symbolic.piecewise import Piecewise
+from dcp_dsl.symbolic.piecewise import Piecewise, _largest
 
 TEXT = """
 segment seq = (text[text_lens] image[image_lens])*
@@ -15,6 +15,11 @@ token step
 @ahead @partial mask rows = q.image.pos // q.image.width == k.image.pos // k.image.width
 @ahead @partial mask steps = 7 // q.step < k % 3 or k // q.step == 1
 """
+
+
+def test_the_largest_number_may_be_negative():
+    assert _largest(np.array([-(2**63), 2**63 - 1])) == 2**63
+    assert (_largest(np.array([-7])), _largest(np.array([3, -7]))) == (7, 7)
 
 
 def piecewise(rng, size, slopes) -> Piecewise:

@@ -170,6 +170,13 @@ def test_a_plan_that_takes_too_long_ends_its_process():
         pool.close()
 
 
+def test_a_process_whose_answer_cannot_be_read_is_ended(pool, monkeypatch):
+    monkeypatch.setattr(planner_pool, "decode_plan", int)  # a ValueError
+    with pytest.raises(WorkerLost, match="the planner's answer cannot be read"):
+        pool.submit(request_of()).result(timeout=250)
+    assert pool.processes == ()
+
+
 def test_what_the_planner_refuses_is_said(pool):
     request = request_of()
     bad = replace(request, masks=(request.masks[0]._replace(call="nonsense"),))

@@ -14,6 +14,7 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
+from dcp_runtime.launch.world import _Rank
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 RANKS = 3
@@ -30,6 +31,14 @@ def plan_of(lab, masks, ranks=RANKS, partitioner="static:zigzag", shape=None):
 def world():
     with open_world(RANKS, timeout_s=60) as opened:
         yield opened
+
+
+@pytest.mark.parametrize(("doing", "has_failed"), [(None, False), ("forward", True)])
+def test_a_rank_is_late_where_it_computes_and_not_where_it_waits(world, doing, has_failed):
+    """Both gave a sign of life just now, and took no step for twice the limit."""
+    now = 2.0 * world.timeout_s
+    rank = _Rank(0, None, last_sign_s=now, has_spoken=True, doing=doing)
+    assert world._has_failed(rank, now + 0.1) == has_failed
 
 
 @pytest.mark.parametrize(
