@@ -172,6 +172,18 @@ def test_rename_follows_what_is_read_at_any_position():
         assert [text[one.span.start : one.span.end] for one in found] == [name] * uses
 
 
+def test_rename_tells_what_is_read_of_a_segment_named_by_where_from_names_of_the_text():
+    text = (
+        "segment count = [n]* mask a(pos: int = 1) = causal per count and r.count > 0"
+        " and q.r.pos < 9 where b = every 4, r = first(b)"
+    )
+    assert Document(text, "<text>").is_sound
+    assert renamed(text, places(text, "count"), "doc") == (
+        text.replace("segment count", "segment doc").replace("per count", "per doc")
+    )
+    assert renamed(text, places(text, "pos:"), "p") == text.replace("pos:", "p:")
+
+
 def test_corners_of_keys_are_no_segments():
     text = (
         "segment bottom_right = x[n] @keys(bottom_right, bottom_right) mask m = k in bottom_right"

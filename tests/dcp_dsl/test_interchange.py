@@ -464,10 +464,22 @@ def test_arrays_that_others_saved_are_read(tmp_path):
         assert find_difference(import_mask(read_export(tmp_path / file, name)), slabs) is None
 
 
+@pytest.mark.parametrize("name", ["dense", "dcp", "flashmask", "magi"])
+@pytest.mark.parametrize("suffix", [".json", ".npz"])
+def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix):
+    slabs = Slabs(3, *np.zeros((6, 0), int))
+    write_export(tmp_path / f"mask{suffix}", export_mask(slabs, name))
+    back = import_mask(read_export(tmp_path / f"mask{suffix}"))
+    assert (back.num_tokens, back.num_pairs) == (3, 0)
+
+
 def test_a_file_with_pickled_objects_is_refused(tmp_path):
     np.save(tmp_path / "bad.npy", np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(ExchangeError, match=r"bad.npy: cannot be read: .*allow_pickle"):
         read_export(tmp_path / "bad.npy", "dense")
+
+
+MAGI = b'{"format": "magi", "arrays": {"q_ranges": %s, "k_ranges": []}, "tokens": %s}'
 
 
 @pytest.mark.parametrize(
@@ -478,10 +490,17 @@ def test_a_file_with_pickled_objects_is_refused(tmp_path):
         ("a.json", json.dumps({"arrays": {}}).encode(), "does not say its format"),
         ("a.npz", b"no zip", "expected arrays of numpy"),
         ("a.json", b'{"format": "magi", "arrays": {"a": [[1], [1, 2]]}}', "cannot be read"),
+        ("a.json", b'{"arrays": ' + b"[" * 200_000, "cannot be read"),
+        ("a.json", b'{"format": "magi", "arrays": {}, "values": 5}', "expected `values` by name"),
+        ("a.json", b'{"format": ["magi"], "arrays": {}, "tokens": 1}', "expected a format out of"),
+        ("a.json", b'{"format": "dcp", "arrays": {"attn_mask": [1, 2]}}', "how many there are, go"),
+        ("a.json", MAGI % (b"[]", b"-1"), "from 0 to 2147483647, or arrays that say"),
+        ("a.json", MAGI % (b"[[0, 4294967296]]", b""), "got 4294967296"),
+        ("a.json", MAGI % (b'["a"]', b""), "got None"),
     ],
 )
 def test_damaged_files_are_refused_in_words(tmp_path, name, content, message):
-    (tmp_path / name).write_bytes(content)
+    (tmp_path / name).write_bytes(content.replace(b', "tokens": }', b"}"))
     with pytest.raises(ExchangeError, match=message):
         read_export(tmp_path / name)
 

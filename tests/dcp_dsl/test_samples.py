@@ -102,8 +102,11 @@ def test_a_declared_sample_that_does_not_fit_is_found_without_any_check():
 def test_a_sample_argument_is_a_name_columns_json_or_a_file(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "s.json").write_text('{"lens": [3, 4]}')
-    spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
+    spec = Spec.from_text(
+        "segment doc = [lens]*  sample tiny(lens = [3, 4])  sample plain(ids = [3], len = 1)"
+    )
     assert sample_from_argument(spec, text) == Sample({"lens": [3, 4]}, 7)
+    assert sample_from_argument(spec, "plain", 9) == Sample({"ids": [3]}, 9)
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,7 @@ def test_an_epoch_may_be_chosen_and_a_loaded_state_of_it_stays():
         resumed.set_epoch(asked)
         assert len(resumed) == len(epochs[asked])  # of the whole epoch
         assert resumed.state_dict()["epoch"] == asked
+        iter(resumed)  # gives no batch: the rest of the epoch is still to come
         assert [data.rows for data, _ in resumed] == expected
     with pytest.raises(RunError, match="epoch: expected at least 0, got -1"):
         loader.set_epoch(-1)

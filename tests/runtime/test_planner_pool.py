@@ -75,6 +75,7 @@ def test_a_plan_of_one_batch_that_serves_another_has_the_names_of_its_rows():
     assert [plan.sequence_names for plan in plans] == [
         ("row 0: chat-9f3a",), ("row 1: a.py",), ("row 2",)
     ]  # fmt: skip
+    assert [plan.provenance.origin for plan in plans] == ["rows 0", "rows 1", "rows 2"]
     assert loader.metrics.cached == 2
     assert [batch_note(plan).name for plan in plans] == [f"epoch 0, batch {n}" for n in range(3)]
 
@@ -84,7 +85,7 @@ def test_parts_of_plans_name_their_sequences_too(is_part):
     _, plan = next(iter(make_loader(ROWS, SPEC, **OPTIONS)))
     names = tuple(f"row {n}" for n in range(len(plan.cu_seqlens) - 1))
     held = decode_part(encode_parts(plan)[0]) if is_part else plan
-    (own,) = MicroBatch((), 0, (held,), (0,), ()).named(names).plans
+    (own,) = MicroBatch((), 0, (held,), (0,), ()).named((), names).plans
     assert (own.plan if is_part else own).sequence_names == names
 
 

@@ -170,7 +170,7 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     missing = mask.columns - sample.columns.keys()
     kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
     # A wrong sample is refused by `bind`, which names what is missing.
-    return sample if missing else Sample(kept, sample.length if fixed is None else fixed)
+    return sample if missing else Sample(kept, sample.length)
 
 
 def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:

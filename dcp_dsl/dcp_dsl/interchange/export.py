@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import sealed, settle
-from dcp_dsl.errors import ExchangeError
+from dcp_dsl.errors import MAX_TOKENS, ExchangeError
 from dcp_dsl.files import replacing
 
 FormatName: TypeAlias = Literal["dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4"]
@@ -25,6 +25,8 @@ FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 Value: TypeAlias = int | bool | str
 SCHEMA = "dcp.export/1"
 SUFFIXES = (".npz", ".json", ".py")
+ONLY = {"dense": "mask", "dcp": "attn_mask", "flashmask": "startend_row_indices"}
+"""The array of each format that has only one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +67,8 @@ class Export:
         array = self.arrays[name]
         while array.ndim > len(shape) and array.shape[0] == 1:
             array = array[0]
+        if array.shape == (0,):  # an empty list in JSON, whose other dims and type are lost
+            array = np.zeros([n or 0 for n in shape], np.int64)
         fits = array.ndim == len(shape) and all(
             want is None or want == got for want, got in zip(shape, array.shape, strict=True)
         )
@@ -145,7 +149,7 @@ def read_export(path: str | Path, format: str | None = None) -> Export:
         raise ExchangeError(f"{path}: no such file; `dcpm export` writes one") from None
     except IsADirectoryError:
         raise ExchangeError(f"{path}: expected an .npz, .npy or .json file, got a folder") from None
-    except (OSError, EOFError, UnicodeDecodeError, ValueError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, RecursionError, zipfile.BadZipFile) as error:
         raise ExchangeError(f"{path}: cannot be read: {error}") from None
 
 
@@ -175,13 +179,10 @@ def _from_numpy(path: Path, wanted: str | None) -> Export:
             )
     loaded = np.load(path, allow_pickle=False)
     if isinstance(loaded, np.ndarray):
-        names = {"dense": "mask", "dcp": "attn_mask", "flashmask": "startend_row_indices"}
-        if wanted not in names:
-            raise ExchangeError(
-                f"{path}: a single array is one of {', '.join(names)}; say --format"
-            )
-        values = {"causal": True} if wanted == "flashmask" and loaded.shape[-1] == 1 else {}
-        return _export(path, {"values": values}, {names[wanted]: loaded}, wanted)
+        if wanted not in ONLY:
+            raise ExchangeError(f"{path}: a single array is one of {', '.join(ONLY)}; say --format")
+        values = {"causal": True} if wanted == "flashmask" and loaded.shape[-1:] == (1,) else {}
+        return _export(path, {"values": values}, {ONLY[wanted]: loaded}, wanted)
     with loaded:
         arrays = {name: loaded[name] for name in loaded.files}
     meta = json.loads(str(arrays.pop("__meta__"))) if "__meta__" in arrays else {}
@@ -189,8 +190,10 @@ def _from_numpy(path: Path, wanted: str | None) -> Export:
 
 
 def _export(  # Any: JSON
-    path: Path, meta: dict[str, Any], arrays: dict[str, Any], wanted: str | None
+    path: Path, meta: Any, arrays: dict[str, Any], wanted: str | None
 ) -> Export:
+    if not isinstance(meta, dict) or not isinstance(meta.get("values", {}), dict):
+        raise ExchangeError(f"{path}: expected `values` by name; `dcpm export` writes them so")
     found = meta.get("format", wanted)
     if found is None:
         raise ExchangeError(f"{path}: does not say its format; say --format")
@@ -199,27 +202,27 @@ def _export(  # Any: JSON
     values = dict(meta.get("values", {}))
     for name in [name for name, array in arrays.items() if array.ndim == 0]:
         values[name] = arrays.pop(name).item()
-    tokens = meta.get("tokens", _tokens(found, arrays))
-    if not isinstance(tokens, int):
-        raise ExchangeError(f"{path}: expected `tokens` to be an integer, got {tokens!r}")
+    tokens = meta.get("tokens", _tokens(str(found), arrays))
+    if not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS:
+        raise ExchangeError(
+            f"{path}: expected `tokens` from 0 to {MAX_TOKENS}, or arrays that say how many there "
+            f"are, got {tokens!r}"
+        )
     return Export(found, tokens, arrays, values, str(meta.get("source", "")))
 
 
 def _tokens(name: str, arrays: dict[str, Any]) -> int | None:  # Any: numpy arrays
-    """Return the tokens that the shape of the arrays implies."""
-    if name == "dense" and "mask" in arrays:
-        return int(arrays["mask"].shape[-1])
-    if name == "dcp" and "attn_mask" in arrays:
-        array = arrays["attn_mask"]
-        return int(
-            array.shape[-3] if array.shape[-2:] == (2, 2) and array.ndim >= 3 else array.shape[-2]
-        )
-    if name == "flashmask" and "startend_row_indices" in arrays:
-        return int(arrays["startend_row_indices"].shape[-2])
+    """Return the tokens that the arrays imply; None if they are not those of the format."""
     if name == "magi" and {"q_ranges", "k_ranges"} <= arrays.keys():
-        ends = [arrays[key].max(initial=0) for key in ("q_ranges", "k_ranges")]
-        return int(max(ends))
-    return None
+        ranges = [arrays[key] for key in ("q_ranges", "k_ranges")]
+        if any(array.dtype.kind not in "iu" for array in ranges if array.size):
+            return None
+        return int(max(array.max(initial=0) for array in ranges))
+    shape = arrays[ONLY[name]].shape if ONLY.get(name) in arrays else ()
+    if len(shape) < 2:
+        return None
+    is_double = name == "dcp" and shape[-2:] == (2, 2) and len(shape) >= 3
+    return int(shape[-3 if is_double else -2])
 
 
 def _replace(path: Path, data: bytes) -> Path:

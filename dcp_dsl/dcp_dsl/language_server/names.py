@@ -116,6 +116,7 @@ class _NameCollector:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.found: list[Occurrence] = []
+        self.no_places: set[Symbol] = set()  # what `where` calls a segment or an instance
         self.known = {
             *scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks,
             *scope.imported.stacks,
@@ -213,6 +214,9 @@ class _NameCollector:
                 self.use(segment, {})
         self.expression([param.default for param in mask.params], names)
         for binding in mask.bindings:
+            if not binding.params and not self.is_place(binding.value, names):
+                self.no_places.add(names[binding.name.text])
+        for binding in mask.bindings:
             self.binding(binding, names)
         self.expression(mask.value, names)
 
@@ -238,20 +242,24 @@ class _NameCollector:
                 case ast.Attribute(value=ast.Name("row"), name=name):
                     self.column(name)
                 case ast.Attribute(value=value, name=name):
-                    if self.is_place(value) or self.is_column(name.text):
+                    if self.is_place(value, names) or self.is_column(name.text):
                         self.use(name, names)
                 case ast.Per(segment=name) | ast.Every(parent=ast.Ident() as name):
                     self.use(name, names)
                 case ast.Rule(subject=name) | ast.Target(name=name):
                     self.use(name, names)
 
-    def is_place(self, value: ast.Expr) -> bool:
+    def is_place(self, value: ast.Expr | ast.Every, names: _Names) -> bool:
         """Return whether a value with an attribute is a position, not an instance or a segment."""
         match value:
+            case ast.Name(text) if text in names:
+                return names[text] not in self.no_places
             case ast.Name(text):
                 return text not in self.scope.segments
-            case ast.Attribute(inner):
-                return not self.is_place(inner)  # q.doc is an instance, q.doc.start a position
+            case ast.Attribute(inner):  # q.doc is an instance, q.doc.start a position
+                return not self.is_place(inner, names)
+            case ast.Every() | ast.Call(ast.Ident("first" | "last")):
+                return False
         return True
 
     def is_column(self, name: str) -> bool:

@@ -291,7 +291,8 @@ def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sa
     if text.lstrip().startswith("{"):
         where, columns = _OPTION, read_columns(text, _OPTION)
     elif text in spec.samples:
-        return spec.sample(text)
+        sample = spec.sample(text)
+        return sample if length is None else Sample(sample.columns, length)
     elif os.path.isfile(text):  # unlike Path's, false for what is too long for a name
         where, columns = text, _read_file(Path(text))
     elif "=" in text:

@@ -131,6 +131,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._position = Position()  # behind the micro-batch that was yielded last
         self._next: Position | None = None  # where the next iteration begins, if somebody said it
         self._iterations = 0
+        self._is_begun = False  # whether a micro-batch was yielded since the last `__iter__`
         self._is_under_way = self._has_overflown = False
         self._usable: tuple[list[int], list[int]] | None = None
         if isinstance(self._rows, IndexedRows):
@@ -168,7 +169,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         for window in self._waiting:  # of an iteration that was left
             window.pending.cancel()
         self._waiting.clear()
-        self._position, self._next = self._start(), None
+        self._position, self._next, self._is_begun = self._start(), None, False
         self._iterations += 1
         return self._epoch(self._iterations)
 
@@ -242,9 +243,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """Return where the next iteration begins."""
         if self._next is not None:
             return self._next
-        position = self._position
-        is_begun = position.step > 0 or position.micro_batch > 0
-        return Position(position.epoch + 1) if is_begun else position
+        return Position(self._position.epoch + 1) if self._is_begun else self._position
 
     def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches from the present position to the end of its epoch."""
@@ -266,12 +265,12 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 )
                 for number in range(window.start.micro_batch, len(planned.batches)):
                     # Before it is yielded: a state saved in the loop is behind this micro-batch.
-                    self._position = parts.behind(number)
+                    self._position, self._is_begun = parts.behind(number), True
                     yield parts.of(number)
                     # Meanwhile the training loop may have begun another iteration.
                     self._check_newest(iteration)
                 self._position = window.after  # all rows of a window may have been left out
-            self._position = Position(self._position.epoch + 1)
+            self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:
             if iteration == self._iterations:
                 self._is_under_way = False

@@ -357,7 +357,8 @@ class WindowPlans:
         count = len(self.planned.batches) // (self.window.after.step - start.step)
         step, micro_batch = divmod(number, count)
         name = f"epoch {start.epoch}, batch {start.step * count + number}"
-        named = batch.named(tuple(sequence.name for sequence in members))
+        rows = tuple(sequence.row for sequence in members)
+        named = batch.named(rows, tuple(sequence.name for sequence in members))
         plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts))
         own = zip(self.kept, self.targets, self.planned.steps, strict=True)
         num_targets = sum(

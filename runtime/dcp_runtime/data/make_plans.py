@@ -221,15 +221,14 @@ def _mask(mask: MaskText) -> Mask:
 def _provenance(
     request: PlanRequest, members: Sequence[BoundSequence], slot: Slot
 ) -> Provenance | None:
-    """Return where the batch comes from, if one mask made all of it and nothing was cut."""
+    """Return what the mask was made of, if one mask made all of it and nothing was cut."""
     sequences = [sequence for sequence, _ in members]
     is_whole = all(Sample.from_json(s.sample).length == s.num_tokens for s in sequences)
     if not is_whole or len(set(slot)) != 1:
         return None
     mask = request.masks[slot[0]]
-    origin = "rows " + ", ".join(str(sequence.row) for sequence in sequences)
     samples = tuple(s.sample for s in sequences)
-    return Provenance(mask.spec, mask.call, samples, origin, mask.files)
+    return Provenance(mask.spec, mask.call, samples, files=mask.files)
 
 
 def start() -> Callable[..., tuple[dict[str, Any], bytes]]:

@@ -137,11 +137,15 @@ class MicroBatch:
         """The plan of all layers, or the plans of a stack."""
         return self.plans[0] if len(self.plans) == 1 else StackedPlans(self.plans, self.cycle)
 
-    def named(self, names: tuple[str, ...]) -> "MicroBatch":
+    def named(self, rows: Sequence[int], names: tuple[str, ...]) -> "MicroBatch":
         """Return it with plans, or parts of plans, of its own that name their sequences."""
+        # Here, not where they are planned: batches of other rows may share the plans.
+        origin = "rows " + ", ".join(map(str, rows))
         plans: list[Plan | PlanPart] = []
         for plan in self.plans:
-            named = replace(whole_plan(plan), sequence_names=names)
+            whole = whole_plan(plan)
+            told = whole.provenance and replace(whole.provenance, origin=origin)
+            named = replace(whole, sequence_names=names, provenance=told)
             plans.append(replace(plan, plan=named) if isinstance(plan, PlanPart) else named)
         return replace(self, plans=tuple(plans))
 
