@@ -19,10 +19,12 @@ SPEC = Spec.from_text(
     "@ahead(image) mask images = causal or same(image) and q.evict > 0\n"
     "@ahead(image) mask leaky = causal or q in image and k.evict > 2\n"
     "mask shared = causal and (k in question or same(answer))\n"
+    "mask tiled = causal and q // q.evict == k // q.evict\n"
 )
 RULES = {
     "kept": (False, True), "dropped": (False, False), "ahead": (False, True),
     "free": (True, True), "images": ("image", True), "leaky": ("image", True),
+    "tiled": (False, True),
 }  # fmt: skip
 
 

@@ -114,7 +114,9 @@ def test_two_conditions_that_cannot_be_decided_are_not_taken_for_one(body):
     ["causal minus abs(q - k) == q - k", "min(q, k) > k",
      "max(q, k) not in doc and q in doc and k in doc",
      "same(doc) and clamp(q, 2, 5) < clamp(k, 2, 5) and causal", "abs(q.doc - k.doc) < 0",
-     "abs(row.n) < 0", "min(row.n, 0 - row.n) > 0"],
+     "abs(row.n) < 0", "min(row.n, 0 - row.n) > 0", "q.path < 0",
+     "q in doc and not (q // q.doc.len <= q // q.doc.len)",
+     "q in doc and not (q % q.doc.count <= q % q.doc.count)"],
 )  # fmt: skip
 def test_the_smaller_and_the_larger_of_two_numbers_are_known_as_far_as_they_are_ordered(claim):
     assert never(SPEC.mask(claim).core)
@@ -123,7 +125,8 @@ def test_the_smaller_and_the_larger_of_two_numbers_are_known_as_far_as_they_are_
 @pytest.mark.parametrize(
     "claim",
     ["shorter(len)", "q > k and max(0 - q, 0 - 4) < max(0 - k, 0 - 4)", "abs(row.n) < 1",
-     "min(row.n, 0 - row.n) > 0 - 1"],
+     "min(row.n, 0 - row.n) > 0 - 1", "(q.path < 0) per tile",
+     "q == k and not (q // q.weight <= q // q.weight)", "q == k and not (0 % q.weight == 0)"],
 )  # fmt: skip
 def test_numbers_of_other_frames_falling_ones_and_zero_prove_nothing_false(claim):
     text = LAYOUTS + "mask shorter(n: tokens) = (len < n) per doc"

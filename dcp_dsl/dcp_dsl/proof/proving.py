@@ -169,7 +169,10 @@ class Evaluation:
             case nodes.Arithmetic(op, left, right):
                 a, b = self.number(left), self.number(right)
                 result = self.arithmetic(op, a.value, b.value)
-                return PartialNumber(result, all_of([a.is_defined, b.is_defined]))
+                defined = [a.is_defined, b.is_defined]
+                if op in ("//", "%") and _may_be_zero(right):
+                    defined.append(self.facts.compare(b.value, "!=", Sum((), 0)))
+                return PartialNumber(result, all_of(defined))
             case nodes.Lookup(table, fact, at):
                 return self.look_up(table, fact, self.place(at))
         return PartialNumber(self.unknown(node))
@@ -248,7 +251,9 @@ class Evaluation:
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)
             is_longer = self.along(table.statement) is True
-            found = self.facts.add(family, place, (0, INFINITE), step=1 if is_longer else None)
+            # Inside `per` they count from its first token, which may lie on a longer path.
+            values: Range = (-INFINITE, INFINITE) if self.frame else (0, INFINITE)
+            found = self.facts.add(family, place, values, step=1 if is_longer else None)
             return PartialNumber(found, self.view(table).inside[place])
         view = self.view(table)
         if fact == "number":
@@ -289,6 +294,13 @@ class Evaluation:
                 key = ("layout", self.world.layouts[id(statement)], name, self.frame)
                 level = find_level(statement, name)
                 return view_layout(key, level, placing, position, self.facts)
+
+
+def _may_be_zero(divisor: nodes.Number) -> bool:
+    """Return whether a sample may divide by 0, which is undefined."""
+    if isinstance(divisor, nodes.Lookup) and divisor.fact in ("len", "count"):
+        return False  # an instance has tokens, and its parent has it
+    return not nodes.is_fixed(divisor)  # a fixed one below 1 is refused (E111)
 
 
 MAX_STEPS = 60_000  # nodes evaluated for one statement; about a tenth of a second
