@@ -85,6 +85,17 @@ def test_an_integer_beyond_int64_is_not_read_as_a_negative_one(tmp_path, value):
         spec.attachment_of(dataset).sample(dataset[1])
 
 
+@pytest.mark.parametrize("value", [2**50 + 1, -(2**63)])
+def test_a_number_that_no_mask_is_bound_to_is_refused_although_the_mask_is_proved(tmp_path, value):
+    spec = Spec.from_text('token id  mask m = causal and q.id == k.id  for "*" use m')
+    rows = {"id": [[2**50, -(2**50)], [1, value]], "length": [2, 2]}
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    (statement,) = check_dataset(spec, str(tmp_path / "a.parquet")).statements
+    ((row, reason),) = [(row.row, row.reason) for row in statement.refused]
+    assert (row, reason.split("are")[0]) == (1, f"token column `id`: values beyond {2**50:_} ")
+    assert statement.is_total_proved
+
+
 @pytest.mark.parametrize("path", ["", " ", "hf:", "hf::train", "hf:/"])
 def test_a_path_that_names_nothing_is_refused(path):
     with pytest.raises(DatasetError, match="expected the path or hf:NAME of a data set, got"):

@@ -33,6 +33,7 @@ from dcp_dsl.errors import MAX_TOKENS, DatasetError
 from dcp_dsl.forms.conversion import as_rows
 from dcp_dsl.proof.proving import never
 from dcp_dsl.specs.attachment import Attachment
+from dcp_dsl.symbolic.piecewise import MAX_VALUE
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
 
@@ -165,7 +166,7 @@ class RowChecker:
         if reason is None:
             try:
                 sample = Sample(columns, length)
-                for mask in self.attachment.masks if self.must_bind else ():
+                for mask in self.attachment.masks if self.must_bind or rows.has_huge[row] else ():
                     form = mask.compile(sample)
                     if form.form == "tiles":  # planned as ranges of rows, if they are few
                         as_rows(form)
@@ -209,9 +210,10 @@ class _Rows:
         self.flat: dict[str, NestedColumn] = {
             name: flatten_column(batch.column(checker._own(name))) for name in attachment.columns
         }
-        self.has_null = np.zeros(self.num_rows, np.bool_)
+        self.has_null, self.has_huge = np.zeros((2, self.num_rows), np.bool_)
         for column in self.flat.values():
             self.has_null |= column.has_null
+            self.has_huge |= column.row_sums(np.abs(column.values.astype(float)) > MAX_VALUE) > 0
         stored, self.sizes = dict(_stored_lengths(batch)), dict(self._token_columns())
         self.said = stored | self.sizes
         self.lengths = np.full(self.num_rows, UNKNOWN, np.int64)
@@ -229,6 +231,7 @@ class _Rows:
     def _prove(self) -> None:
         """Mark statements open that are proved neither for all rows nor for this batch."""
         guard = self.checker.guard
+        self.is_open |= self.has_huge  # proofs hold for them, but no mask is bound to such values
         if self.checker.must_bind:
             self.is_open |= True
         elif not (guard.is_causal_proved and guard.is_total_proved):
