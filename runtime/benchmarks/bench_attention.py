@@ -25,7 +25,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity
 from dcp_dsl.forms import as_slabs
-from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, digest, simulate
+from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, build_plan, simulate
 from dcp_runtime import RunConfig, flex_block_mask, open_world, run_plan
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels.choice import choose_kernel
@@ -34,7 +34,6 @@ from dcp_runtime.launch.launcher import RunResult
 from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.transport import note_of
 
 SCHEMA = "dcp.bench_attention/1"
 MASKS = {"causal": "causal", "StreamingLLM 64 + 1,024": "streaming(64, 1024)"}
@@ -234,20 +233,19 @@ def medians(
 def measure_prepare(name: str, call: str, tokens: int = 131_072) -> dict[str, object]:
     """Time `DCPExecutor.prepare` of every rank of eight: tables, digest, and agreement.
 
-    In CPU seconds of its one thread; the other ranks have left their notes in the store already.
+    In CPU seconds of its one thread; it sleeps while it waits for the others.
     """
     slabs = as_slabs(Spec.from_text("").mask(call).bind(Sample(length=tokens)))
-    plan = plan_of(slabs, 8, ModelShape(32, 8, 128, 2), 2048)
-    note, times = note_of("prepare", ("", digest(plan))), []
+    plan, times = plan_of(slabs, 8, ModelShape(32, 8, 128, 2), 2048), list[float]()
+
+    def prepare(transport: LoopbackTransport) -> None:
+        executor = DCPExecutor(transport=transport)
+        start_s = time.thread_time()
+        executor.prepare(plan)
+        times.append(time.thread_time() - start_s)
+
     for _ in range(5):
-        for rank in range(8):
-            world = LoopbackWorld(8)
-            executor = DCPExecutor(transport=LoopbackTransport(world, rank))
-            for other in range(8):
-                world.store.set(f"barrier/0/{other}", note)
-            start_s = time.process_time()
-            executor.prepare(plan)
-            times.append(time.process_time() - start_s)
+        LoopbackWorld(8).run(prepare)
     spread = [min(times), max(times)]
     return {
         "mask": name, "tokens": tokens, "median_s": statistics.median(times), "range_s": spread

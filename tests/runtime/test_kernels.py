@@ -145,6 +145,15 @@ def test_backward_survives_tiny_and_zero_gradients(lab, name):
         assert error < 1e-5
 
 
+def test_the_reference_brings_masks_to_where_the_tensors_are(lab):
+    sparsity = lab.sparsity_of([lab.masks["causal"](8)], 8)
+    *_, (table,) = tables_of(sparsity, np.random.default_rng(0), 1, 8)
+    q, kv, lse = (torch.empty(16, *rest, device="meta") for rest in ((1, 8), (2, 1, 8), (1,)))
+    kernel = choose_kernel(torch.float32, "meta", "reference").kernel
+    kernel.forward(q, kv, table, 1.0, AttentionState.empty(16, 1, 8, torch.float32, "meta"))
+    kernel.backward(QueryRows(q, q, lse, lse), kv, table, 1.0, Gradients(q, kv))
+
+
 @pytest.mark.parametrize("segment_rows", [1, 7, 16, 1000])
 @pytest.mark.parametrize("mask", ["causal", "streaming", "blind_rows", "scattered", "full"])
 def test_tables_hold_exactly_the_dense_mask(lab, mask, segment_rows):

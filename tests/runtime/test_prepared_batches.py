@@ -55,6 +55,8 @@ def test_a_plan_that_nothing_ran_is_named_by_the_next_prepare():
         executor.prepare(batches[1])
         with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 1")):
             executor.prepare(batches[2])
+        with pytest.raises(RunError, match="no plan is prepared"):
+            attend(executor, batches[2], executor.rank)
         # It was said once; nothing is under way, and the executor goes on.
         attend(executor.prepare(batches[2]), batches[2], executor.rank)
         executor.close()
@@ -294,11 +296,19 @@ def test_a_plan_made_by_hand_agrees_with_one_that_a_loader_yielded():
     on_ranks(work)
 
 
-def test_ranks_at_different_steps_are_told_so():
+@pytest.mark.parametrize(
+    ("step", "go_on"),
+    [
+        ("the first layer", one_rank_goes_on),
+        ("gathering the trace", lambda executor, *_: executor.gather_timeline()),
+    ],
+)
+def test_ranks_at_different_steps_are_told_so(step, go_on):
     def work(executor, batches):
         prepared = executor.prepare(batches[0])
-        says = "rank 1 has another step than rank 0 in .*: expected the first layer, got prepare"
+        says = f"rank 1 has another step than rank 0 in .*: expected {step}, got prepare"
+        call = one_rank_goes_on if executor.rank == 1 else go_on
         with pytest.raises(RunError, match=says):
-            one_rank_goes_on(executor, prepared, batches)
+            call(executor, prepared, batches)
 
     on_ranks(work, micro_batches=2)

@@ -112,6 +112,23 @@ def test_ranks_that_wait_for_each_other_are_all_named(monkeypatch):
     assert "ranks 1, 2 wait for each other in division 1 of forward" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        (Status("raised", -1, "forward", 3, "bad"), "rank 2 failed in division 3 of forward: bad"),
+        (
+            Status("waiting", 3, "forward", 3, "4 s long"),
+            "rank 3 is dead or stalled: rank 2 waited",
+        ),
+    ],
+)
+def test_a_rank_that_still_computes_is_not_blamed_for_another_one(monkeypatch, first, says):
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
+    store = HashStore()
+    FailureRegistry(store, 2).post(first)
+    assert says in str(FailureRegistry(store, 0).settle(Status("waiting", 1, "forward", 5, "")))
+
+
 def test_a_rank_that_writes_late_is_not_taken_for_dead():
     store = HashStore()
     late = threading.Timer(0.3, FailureRegistry(store, 1).raised, ("forward", 2, ValueError("bad")))

@@ -25,13 +25,14 @@ from dcp_runtime.plans.batch_plans import (
 )
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.run_log.log import RunLog
+from dcp_runtime.transport.failure_registry import Topic
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.group_transport import member_ranks
 from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
-from dcp_runtime.transport.transport import Topic, Transport, agree
+from dcp_runtime.transport.transport import Transport, agree
 
 TransportName: TypeAlias = Literal["symmetric"]
 
@@ -40,6 +41,7 @@ DEFAULT_TIMEOUT_S = 600.0
 TRACED_BATCHES = 16
 """Batches whose events are recorded in any case, the first of an executor."""
 
+_NONE_PREPARED = "no plan is prepared; call executor.prepare(plan) before the first layer"
 _GIVE_THE_PLAN = (
     "give every layer the prepared plan: prepared = executor.prepare(plan), then "
     "DCPAttn.apply(prepared, q, kv); with layers = LayerPlans.prepare(executor, plan), "
@@ -233,9 +235,7 @@ class DCPExecutor:
 
     def _latest(self) -> PreparedPlan:
         if self._prepared is None:
-            raise RunError(
-                "no plan is prepared; call executor.prepare(plan) before the first layer"
-            )
+            raise RunError(_NONE_PREPARED)
         return self._prepared
 
     def trace(self) -> Trace:
@@ -338,6 +338,8 @@ class OpenBatches:
                 "checkpointing runs layers again: the executor holds the plan that was prepared "
                 f"last, which may be another batch's by then; {_GIVE_THE_PLAN}"
             )
+        if not self._batches:  # forgotten, as nothing had run it when the next one was prepared
+            raise RunError(_NONE_PREPARED)
         latest = self._batches[-1]
         if latest.num_plans > 1:
             raise RunError(

@@ -28,8 +28,9 @@ from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.device_plan import DevicePlan
+from dcp_runtime.transport.failure_registry import Topic
 from dcp_runtime.transport.recorder import Recorder, make_clock
-from dcp_runtime.transport.transport import Topic, Transport, agree
+from dcp_runtime.transport.transport import Transport, agree
 
 _numbers = count()
 # Weak: a number in a compiled graph must not keep a plan of a past batch alive.

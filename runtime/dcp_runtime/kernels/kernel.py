@@ -207,7 +207,7 @@ class ReferenceKernel(Kernel):
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
-        for rows, keys, mask in _pieces(table):
+        for rows, keys, mask in _pieces(table, q.device):
             q_rows = q[rows].to(state.out.dtype)
             k, v = _expand(kv[keys], q.shape[1], state.out.dtype)
             scores = self._scores(q_rows, k, scale).masked_fill(~mask, -torch.inf)
@@ -221,7 +221,7 @@ class ReferenceKernel(Kernel):
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         dtype = gradients.dq.dtype
-        for row, keys, mask in _pieces(table):
+        for row, keys, mask in _pieces(table, kv.device):
             q, dout = rows.q[row].to(dtype), rows.dout[row].to(dtype)
             k, v = _expand(kv[keys], q.shape[1], dtype)
             lse = _finite(rows.lse[row].to(dtype)).T.unsqueeze(-1)
@@ -245,12 +245,12 @@ class ReferenceKernel(Kernel):
         return self._softcap * torch.tanh(scores / self._softcap)
 
 
-def _pieces(table: TileTable) -> Iterator[tuple[slice, slice, Tensor]]:
+def _pieces(table: TileTable, device: torch.device) -> Iterator[tuple[slice, slice, Tensor]]:
     for segment in range(table.num_segments):
         start, length = int(table.q_start[segment]), int(table.q_len[segment])
         for piece in range(int(table.row_ptr[segment]), int(table.row_ptr[segment + 1])):
             first, size = int(table.kv_start[piece]), int(table.kv_len[piece])
-            mask = torch.from_numpy(table.piece_mask(piece, length))
+            mask = torch.from_numpy(table.piece_mask(piece, length)).to(device)
             yield slice(start, start + length), slice(first, first + size), mask
 
 

@@ -1,27 +1,29 @@
 """The failure registry and the store barrier: ranks agree on who broke a run, or wait for all.
 
 Every rank that cannot go on writes its status to the store: it raised an error, or it waits for a
-peer. A rank that waits reads the status of its peer, and if the peer waits as well, that of the
-peer's peers. The chain ends at a rank that raised an error, or at a rank that wrote nothing,
-because it is dead or stalled. The first rank that comes to the end of its chain publishes the
-failure, and all others raise the same. Ranks write nothing while all is well.
+peer. All follow one chain from the rank that wrote first: to the peer that it waits for, and if
+that waits as well, to the peer's peers. The chain ends at a rank that raised an error, or at a rank
+that wrote nothing, because it is dead or stalled. The first rank that comes to the end publishes
+the failure, and all others raise the same. Ranks write nothing while all is well.
 
-At the barrier every rank waits for all others and reads a note from each. Notes go up a tree of
+At the barrier every rank waits for all others and reads a note from each, if all came to the same
+place. Notes go up a tree of
 ranks and come down as one value, so that the store does O(ranks) work: where every rank looked at
 the keys of all others, 1,024 of them made it look up a million keys a time.
 """
 
 import json
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_dsl import DCPError
-from dcp_runtime.errors import PeerError
+from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.group_store import SERVER
 from dcp_runtime.transport.limits import describe_wait
 
@@ -75,7 +77,9 @@ class FailureRegistry:
     def post(self, status: Status) -> None:
         """Write this rank's status; ignore a lost store."""
         self._write(f"status/{self._rank}", json.dumps(asdict(status)))
-        self._write("marked", str(self._rank))
+        if self._count("posts") == 1:
+            self._write("first", str(self._rank))
+        self._write("marked", str(self._rank))  # last: who sees it finds the others
 
     def raised(self, place: str, division: int, error: Exception) -> None:
         """Write that this rank raised an error."""
@@ -96,27 +100,35 @@ class FailureRegistry:
             time.sleep(0.02)
 
     def _follow(self, own: Status, *, is_over: bool) -> PeerError | None:
-        """Follow the chains of waiting ranks; return the failure once their end is certain."""
-        known, silent = {self._rank: own}, None
-        edges = [(self._rank, peer) for peer in (own.peer, *own.others)]
+        """Follow the chains of waiting ranks; return the failure once their end is certain.
+
+        They begin at the rank that wrote first. All others looked because of its mark, while their
+        own peers may still compute: silence of those proves nothing.
+        """
+        first = self._read("first")
+        root = self._rank if first is None else int(first)
+        known, silent = dict[int, Status](), None
+        edges = [(self._rank, root)]
         for waiting, peer in edges:  # grows
             if peer in known:
                 continue
-            found = self._read(f"status/{peer}")
-            if found is None:
+            status = own if peer == self._rank else self._status_of(peer)
+            if status is None:
                 silent = silent or (waiting, peer)
                 continue
-            known[peer] = status = Status(**json.loads(found))
+            known[peer] = status
             if status.kind == "raised":
                 text = f"rank {peer} failed in {_place(status)}: {status.text}"
                 return _failure(peer, status, text)
             edges += [(peer, other) for other in (status.peer, *status.others)]
         if not is_over:
             return None
-        return self._circle(known) if silent is None else self._silence(*silent, known)
+        if silent is None:
+            return self._circle(root, known)
+        waiting, peer = silent
+        return self._silence(waiting, peer, known.get(waiting, own))
 
-    def _silence(self, waiting: int, peer: int, known: Mapping[int, Status]) -> PeerError:
-        status = known[waiting]
+    def _silence(self, waiting: int, peer: int, status: Status) -> PeerError:
         how = f", {status.text}" if status.text else ""
         text = (
             f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
@@ -124,8 +136,8 @@ class FailureRegistry:
         )
         return _failure(peer, status, text)
 
-    def _circle(self, known: Mapping[int, Status]) -> PeerError:
-        chain = [self._rank]
+    def _circle(self, root: int, known: Mapping[int, Status]) -> PeerError:
+        chain = [root]
         while (peer := known[chain[-1]].peer) not in chain:
             chain.append(peer)
         circle = ", ".join(map(str, chain[chain.index(peer) :]))
@@ -135,13 +147,10 @@ class FailureRegistry:
 
     def _publish(self, failure: PeerError) -> PeerError:
         """Write the failure unless another rank was first; return the failure that was first."""
-        if not self._is_reachable:
+        number = self._count("failures")
+        if number is None:
             return failure
-        try:
-            is_first = self._store.add("failures", 1) == 1
-        except RuntimeError:
-            return failure
-        if is_first:
+        if number == 1:
             shared = {"message": str(failure), "rank": failure.rank, "division": failure.division}
             self._write("failure", json.dumps(shared))
             return failure
@@ -151,6 +160,19 @@ class FailureRegistry:
                 return PeerError(**json.loads(known))
             time.sleep(0.02)
         return failure
+
+    def _status_of(self, rank: int) -> Status | None:
+        found = self._read(f"status/{rank}")
+        return None if found is None else Status(**json.loads(found))
+
+    def _count(self, key: str) -> int | None:
+        """Count one up and return the number; ``None`` if the store is lost."""
+        try:
+            if self._is_reachable:
+                return self._store.add(key, 1)
+        except RuntimeError:
+            self._is_reachable = False
+        return None
 
     def _read(self, key: str) -> str | None:
         found: str | None = None
@@ -198,14 +220,29 @@ class StoreBarrier:
         self._count = 0
         self._written: list[str] = []  # of the last meeting: others may still read them
 
-    def exchange_notes(self, note: str, place: str) -> list[str]:
+    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
         """Wait for all ranks and return their notes in rank order; collective.
 
+        Where `is_error`, the note says why this rank cannot go on, and all others raise it.
+
         Raises:
-            RunError: names a rank that did not come.
+            RunError: names a rank that did not come, came to another place, or cannot go on.
         """
         if self._size == 1:
             return [note]
+        sent = f"{_ERROR if is_error else place}\n{note}"
+        split = [text.split("\n", 1) for text in self._meet(sent, place)]
+        came, notes = [first for first, _ in split], [rest for _, rest in split]
+        if is_error:
+            return notes
+        for rank, step in enumerate(came):
+            if step == _ERROR:
+                text = f"rank {rank} failed in {place}: {notes[rank]}"
+                raise RunError(text, rank=rank, division=0)
+        compare(_STEP, came, place)
+        return notes
+
+    def _meet(self, note: str, place: str) -> list[str]:
         deadline = time.monotonic() + self._timeout_s
         meeting = self.meet(note)
         try:
@@ -307,6 +344,38 @@ class StoreBarrier:
         if peer in (None, self._rank):  # only the mark of another failure made us look
             peer = (self._rank + 1) % self._size
         raise self._failures.settle(Status("waiting", peer, place, -1, ""))
+
+
+class Topic(NamedTuple):
+    """Something that ranks must agree on: its name in messages, and what to do when they differ."""
+
+    what: str
+    way_out: str
+
+
+_ERROR = "error"
+"""In a note, instead of the place: the rank cannot go on."""
+_STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
+
+
+def compare(topic: Topic, values: Sequence[str], place: str) -> None:
+    """Compare the values of all ranks; one that cannot know its value leaves it empty.
+
+    Raises:
+        RunError: names a rank whose value differs from that of most.
+    """
+    counts = Counter(value for value in values if value)
+    if len(counts) <= 1:
+        return
+    # Most ranks are right; of two equal halves, the one with the first rank.
+    common = max(counts, key=lambda v: (counts[v], -values.index(v)))
+    odd = next(rank for rank, v in enumerate(values) if v not in ("", common))
+    raise RunError(
+        f"rank {odd} has another {topic.what} than rank {values.index(common)} in {place}: "
+        f"expected {common}, got {values[odd]}; {topic.way_out}",
+        rank=odd,
+        division=0,
+    )
 
 
 def _key(meeting: int, rank: int, *, is_sum: bool = False) -> str:

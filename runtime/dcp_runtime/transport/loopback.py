@@ -181,10 +181,10 @@ class LoopbackTransport(Transport):
     def _waited(self, parcel: Parcel) -> str:
         return f"{self._timeout_s:g} s long"
 
-    def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Return the notes of all ranks in rank order; collective."""
+    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
+        """Wait for every rank at this place; others compute meanwhile."""
         self.give_turn()
-        notes = super().exchange_notes(note, place)
+        notes = super().exchange_notes(note, place, is_error=is_error)
         self.take_turn(place, -1)
         return notes
 

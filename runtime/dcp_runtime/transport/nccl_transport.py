@@ -31,7 +31,7 @@ NAP_S = 200e-6
 """Seconds between looks at a batch: the ends of messages are known to that in a trace."""
 
 
-class Work(Protocol):
+class DeviceWork(Protocol):
     """Work of a device, as torch's ``dist.Work`` describes it."""
 
     def is_completed(self) -> bool:
@@ -42,14 +42,14 @@ class Work(Protocol):
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class MessageBatch:
     """Parcels that started together, of one division and hop.
 
     `blamed` tells which ranks may be late; by default all that the parcels come from or go to.
     """
 
     parcels: Sequence[Parcel]
-    works: Sequence[Work]
+    works: Sequence[DeviceWork]
     blamed: Callable[[], Sequence[int]] | None = None
 
     def is_over(self) -> bool:
@@ -73,7 +73,7 @@ class _Awaited:
     """Parcels that a stream waits for, with their batches."""
 
     parcels: Sequence[Parcel]
-    batches: Sequence[Batch]
+    batches: Sequence[MessageBatch]
     direction: Direction
 
 
@@ -105,7 +105,7 @@ class NcclTransport(GroupTransport):
         self._control = make_group(self._ranks, "gloo", timeout_s)
         for made in self._groups:  # NCCL wants all ranks in the first operation of a communicator
             dist.all_reduce(torch.zeros(1, device="cuda"), group=made)
-        self._batches: dict[Parcel, Batch] = {}
+        self._batches: dict[Parcel, MessageBatch] = {}
         self._awaited: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
         self._watcher: threading.Thread | None = None
         self._latest: Parcel | None = None
@@ -135,7 +135,7 @@ class NcclTransport(GroupTransport):
             for tensor in parcel.tensors
         ]
         start_ns = time.perf_counter_ns()
-        batch = Batch(parcels, dist.batch_isend_irecv(operations))
+        batch = MessageBatch(parcels, dist.batch_isend_irecv(operations))
         for parcel in parcels:
             parcel.start_ns = start_ns
             self._batches[parcel] = batch
@@ -161,10 +161,10 @@ class NcclTransport(GroupTransport):
                 raise self._give_up(batch, direction, division, str(error)) from error
         self._check()
 
-    def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Wait for every rank at this place and return their notes in rank order; collective."""
+    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
+        """Wait for every rank at this place, unless a message was lost before."""
         self._check()
-        return super().exchange_notes(note, place)
+        return super().exchange_notes(note, place, is_error=is_error)
 
     def _check(self) -> None:
         if self._failure is not None:
@@ -193,7 +193,7 @@ class NcclTransport(GroupTransport):
             for parcel in awaited.parcels:
                 parcel.finish(error)
 
-    def _follow(self, batch: Batch, place: str, division: int) -> str | None:
+    def _follow(self, batch: MessageBatch, place: str, division: int) -> str | None:
         """Look until a batch is over; return why it never will be."""
         deadline = time.monotonic() + self._timeout_s
         looks_s = time.monotonic() + POLL_S
@@ -210,7 +210,7 @@ class NcclTransport(GroupTransport):
             return str(self._give_up(batch, place, division, str(error)))
         return None
 
-    def _give_up(self, batch: Batch, place: str, division: int, text: str = "") -> PeerError:
+    def _give_up(self, batch: MessageBatch, place: str, division: int, text: str = "") -> PeerError:
         """Agree on the rank to blame, and end what waits on the GPU.
 
         All peers of a batch count, since NCCL does not tell which of its messages are missing.

@@ -28,11 +28,11 @@ from torch._C._distributed_c10d import (
 from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed.distributed_c10d import GroupName
 
-from dcp_planner import Direction, TransferKind
+from dcp_planner import Direction
 from dcp_planner.tables import CommLaunch
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.device_plan import DevicePlan, Transfer
-from dcp_runtime.transport.transport import Bytes
+from dcp_runtime.transport.transport import RowBytes
 
 HALVES = 2
 """Turns that results of one division after another take in their region."""
@@ -163,7 +163,7 @@ class WindowPlaces:
         cls,
         part: DevicePlan,
         direction: Direction,
-        row_bytes: Callable[[TransferKind], Bytes],
+        row_bytes: RowBytes,
         near: Container[int],
     ) -> Self:
         """Lay out what a rank sends to near ranks; those tell it the places of their own blocks."""

@@ -19,7 +19,7 @@ direction, at a meeting of all ranks at which windows also grow to what the larg
 import json
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, product
@@ -28,12 +28,12 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from dcp_planner import Direction, TransferKind
+from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.group_store import MeetingStore
 from dcp_runtime.transport.group_transport import make_group
-from dcp_runtime.transport.nccl_transport import NAP_S, Batch, NcclTransport, last_limit_s
+from dcp_runtime.transport.nccl_transport import NAP_S, MessageBatch, NcclTransport, last_limit_s
 from dcp_runtime.transport.symmetric_memory import (
     HALVES,
     CopyStream,
@@ -47,7 +47,7 @@ from dcp_runtime.transport.symmetric_memory import (
     host_name,
     places,
 )
-from dcp_runtime.transport.transport import Bytes, Parcel, agree
+from dcp_runtime.transport.transport import Parcel, RowBytes, agree
 
 CLOSE_S = 1.0
 """Seconds that blocks in flight get to arrive when an executor is closed."""
@@ -81,11 +81,13 @@ class _Lane:
         self.received.clear()
         self.unsent, self.awaited = call.unsent[self.is_result], call.awaited.copy()
 
-    def batch(self, parcels: Sequence[Parcel], peers: Sequence[int], *, is_send: bool) -> Batch:
+    def batch(
+        self, parcels: Sequence[Parcel], peers: Sequence[int], *, is_send: bool
+    ) -> MessageBatch:
         """Return a batch that ends with what is queued now."""
         mark, queued = (self.out if is_send else self.into).mark(), self.queued[is_send]
         if torch.cuda.is_current_stream_capturing():  # CUDA tells nothing of a mark in a graph
-            return Batch(parcels, (mark,))
+            return MessageBatch(parcels, (mark,))
         queued.append((mark, peers))
         while queued[0][0].is_completed() and len(queued) > 1:
             queued.popleft()
@@ -94,7 +96,7 @@ class _Lane:
             stuck = (peers for mark, peers in tuple(queued) if not mark.is_completed())
             return next(stuck, peers)
 
-        return Batch(parcels, (mark,), blamed)
+        return MessageBatch(parcels, (mark,), blamed)
 
 
 class SymmetricTransport(NcclTransport):
@@ -142,9 +144,7 @@ class SymmetricTransport(NcclTransport):
         self._near = {rank: place for place, rank in enumerate(near)}
         return super()._make_groups() if len(near) < self.size else []
 
-    def begin(
-        self, part: DevicePlan, direction: Direction, row_bytes: Callable[[TransferKind], Bytes]
-    ) -> None:
+    def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Find where the blocks of a call lie; collective in the first call of a plan.
 
         Raises:
@@ -315,9 +315,9 @@ class SymmetricTransport(NcclTransport):
             raise RunError("the executor is closed; make another one")
         return self._windows[-1]
 
-    def _ends(self) -> Batch:
+    def _ends(self) -> MessageBatch:
         """Return a batch of all that is queued."""
-        return Batch((), [stream.mark() for stream in self._streams()])
+        return MessageBatch((), [stream.mark() for stream in self._streams()])
 
     def _release(self) -> None:
         """Let streams go on that wait for a lost rank; their blocks are void.
@@ -341,7 +341,7 @@ class SymmetricTransport(NcclTransport):
         super().catch_up()
         marked = self._failures.marked_by()
         if marked is not None and not (self._is_over.is_set() or self._failures.is_settled):
-            self._give_up(Batch((), (), lambda: [marked]), "catching up", -1)
+            self._give_up(MessageBatch((), (), lambda: [marked]), "catching up", -1)
         if not self._is_told:
             self._check()
 

@@ -9,10 +9,9 @@ mend the cause and try again, and no rank waits for a message that never comes.
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
@@ -21,11 +20,18 @@ from dcp_planner import Direction, TransferKind
 from dcp_planner.model import MessageOrder
 from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.plans.device_plan import DevicePlan, Transfer
-from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
+from dcp_runtime.transport.failure_registry import (
+    FailureRegistry,
+    Status,
+    StoreBarrier,
+    Topic,
+    compare,
+)
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
 
-Bytes: TypeAlias = tuple[int, ...]
+RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
+"""Returns the bytes of a token in each tensor that travels as one kind."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,9 +102,9 @@ class Transport(ABC):
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
 
     def begin(  # noqa: B027 - most transports need not know
-        self, part: DevicePlan, direction: Direction, row_bytes: Callable[[TransferKind], Bytes]
+        self, part: DevicePlan, direction: Direction, row_bytes: RowBytes
     ) -> None:
-        """Begin a call of a plan; `row_bytes` gives the bytes of a token in each tensor of a kind.
+        """Begin a call of a plan.
 
         Raises:
             RunError: if ranks cannot agree where blocks lie.
@@ -144,13 +150,9 @@ class Transport(ABC):
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
         self._failures.raised(place, division, error)
 
-    def exchange_notes(self, note: str, place: str) -> list[str]:
-        """Wait for every rank at this place and return their notes in rank order; collective.
-
-        Raises:
-            RunError: names a rank that does not come.
-        """
-        return self._barrier.exchange_notes(note, place)
+    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
+        """Wait for every rank at this place; see `StoreBarrier.exchange_notes`."""
+        return self._barrier.exchange_notes(note, place, is_error=is_error)
 
     def catch_up(self) -> None:
         """Wait until the ends of all messages that were waited for are known."""
@@ -177,9 +179,7 @@ class NoOverlapTransport(Transport):
         self._failures, self._barrier, self._inner = inner._failures, inner._barrier, inner
         self._held: list[Parcel] = []
 
-    def begin(
-        self, part: DevicePlan, direction: Direction, row_bytes: Callable[[TransferKind], Bytes]
-    ) -> None:
+    def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Begin a call of a plan."""
         self._inner.begin(part, direction, row_bytes)
 
@@ -206,18 +206,7 @@ class NoOverlapTransport(Transport):
         self._inner.close()
 
 
-_ERROR = "error: "
 _Value = TypeVar("_Value")
-
-
-class Topic(NamedTuple):
-    """Something that ranks must agree on: its name in messages, and what to do when they differ."""
-
-    what: str
-    way_out: str
-
-
-_STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
 
 
 def agree(
@@ -245,34 +234,9 @@ def agree(
     try:
         values, result = propose()
     except RunError as error:
-        transport.exchange_notes(f"{_ERROR}{error}", place)
+        transport.exchange_notes(str(error), place, is_error=True)
         raise
-    notes = transport.exchange_notes(note_of(place, values), place)
-    for rank, other in enumerate(notes):
-        if other.startswith(_ERROR):
-            text = f"rank {rank} failed in {place}: {other.removeprefix(_ERROR)}"
-            raise RunError(text, rank=rank, division=0)
-    # Ranks that stand at different steps have other topics: the first comparison ends there.
-    for number, topic in enumerate((_STEP, *topics)):
-        _compare(topic, [other.split("\n")[number] for other in notes], place)
+    notes = transport.exchange_notes("\n".join(values), place)
+    for number, topic in enumerate(topics):
+        compare(topic, [other.split("\n")[number] for other in notes], place)
     return result
-
-
-def note_of(place: str, values: Sequence[str]) -> str:
-    """Return the note that carries a rank's values to the others."""
-    return "\n".join((place, *values))
-
-
-def _compare(topic: Topic, values: list[str], place: str) -> None:
-    counts = Counter(value for value in values if value)
-    if len(counts) <= 1:
-        return
-    # Most ranks are right; of two equal halves, the one with the first rank.
-    common = max(counts, key=lambda v: (counts[v], -values.index(v)))
-    odd = next(rank for rank, v in enumerate(values) if v not in ("", common))
-    raise RunError(
-        f"rank {odd} has another {topic.what} than rank {values.index(common)} in {place}: "
-        f"expected {common}, got {values[odd]}; {topic.way_out}",
-        rank=odd,
-        division=0,
-    )
