@@ -9,19 +9,15 @@ away again. Times begin with the key's event and end with the frame behind the c
 
 import argparse
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from headless import VIEWPORT, browser_machine, launch
 from playwright.sync_api import Page, sync_playwright
+from recording import write
 
 from dcp_dashboard import start_server
 from dcp_dashboard.editing.routes import make_worker
@@ -30,7 +26,6 @@ from dcp_dsl import check_report
 
 TEXT = Path(__file__).parent / "data" / "fifty.dcpm"
 LAST_LINE = "\nmask bench = causal"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 # Notes the time of the latest key, and of the first frame in which each thing became visible since.
 WATCH = """() => {
@@ -75,9 +70,14 @@ def main() -> None:
         return
     repeats = options.repeats
     rows = [*measure_page(repeats), *measure_previews(repeats), *measure_checker(repeats)]
-    document = {"schema": "dcp.bench_editor/1", "machine": surroundings(), "seed": 0, "rows": rows}
+    document = {
+        "schema": "dcp.bench.editor/2",
+        "machine": browser_machine(),
+        "seed": 0,
+        "rows": rows,
+    }
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write(Path(options.json), document)
     print(table(document))
 
 
@@ -87,8 +87,8 @@ def measure_page(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
         path = Path(folder) / "fifty.dcpm"
         path.write_text(TEXT.read_text(encoding="utf-8") + LAST_LINE, encoding="utf-8")
         with start_server(folder) as server, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
-            page = browser.new_page(viewport={"width": 1440, "height": 900})
+            browser = launch(playwright)
+            page = browser.new_page(viewport=VIEWPORT)
             weights: dict[str, float] = {}
             page.on("response", lambda r: weights.update({r.url: weigh(r)}))
             url = f"{server.url}edit?spec={plan_key('fifty.dcpm')}"
@@ -200,40 +200,10 @@ def table(document: dict[str, Any]) -> str:  # Any: JSON values
     where = document["machine"]
     lines += [
         "",
-        f"{where['cpu']}, {where['cores']} cores, Chromium {where['chromium']}, Python "
+        f"{where['processor']}, {where['cores']} cores, Chromium {where['chromium']}, Python "
         f"{where['python']}, commit {where['commit']}.",
     ]
     return "\n".join(lines)
-
-
-def surroundings() -> dict[str, Any]:  # Any: JSON values
-    """Return the machine and the versions with which this ran."""
-    names = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if line.startswith("model name")
-    ]
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    browser = subprocess.run([chromium(), "--version"], capture_output=True, text=True, check=True)
-    return {
-        "cpu": names[0] if names else platform.machine(),
-        "cores": len(os.sched_getaffinity(0)),
-        "python": platform.python_version(),
-        "chromium": browser.stdout.split()[1],
-        "dash": version("dash"),
-        "commit": commit,
-    }
-
-
-def chromium() -> str:
-    """Find the browser, or end with what to install."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        sys.exit("bench_editor: Chromium is missing; install it: apt-get install chromium")
-    return found
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-from bench_timeline import causal_blocks, surroundings
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
+from recording import machine, write
+from synthetic import causal_plan
 
 from dcp_dashboard.library.folder import SUFFIX, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary, load_file
 from dcp_dashboard.pages.plan_list import plan_list_page
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
+from dcp_planner import simulate
 from dcp_planner.plan import encode_plan
 
 PER_FOLDER = 100
@@ -45,17 +46,18 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())))
         return
-    report = {"schema": "dcp.bench.folder/1", **surroundings(), "plans": options.plans}
+    report = {"schema": "dcp.bench.folder/2", "machine": machine("dash"), "plans": options.plans}
     report |= {"repeats": options.repeats, "rows": measure(options.plans, options.repeats)}
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write(options.json, report)
     print(table(report))
 
 
 def table(report: dict[str, Any]) -> str:  # Any: JSON values
     """Return the report as Markdown."""
+    where = report["machine"]
     lines = [
-        f"{report['plans']:,} plans, {report['machine']}, {report['cores']} cores, medians of "
+        f"{report['plans']:,} plans, {where['processor']}, {where['cores']} cores, medians of "
         f"{report['repeats']}:",
         "",
         "| what | CPU | spread |",
@@ -120,10 +122,7 @@ def note(found: Rows, what: str, call: Callable[[], object], times: int = 1) -> 
 
 def fill(folder: Path, plans: int) -> list[str]:
     """Write plans of 16 blocks on 8 devices with their traces, a hundred to a folder."""
-    plan = build_plan(
-        causal_blocks(16, 1024), ModelShape(), Cluster(nodes=1, devices_per_node=8),
-        PlanConfig(partitioner="static:zigzag"),
-    )  # fmt: skip
+    plan = causal_plan(16, 1024, devices=8)
     content = encode_plan(plan, [simulate(plan)])
     paths = [f"{i // PER_FOLDER:03}/{i}{SUFFIX}" for i in range(plans)]
     then = time.time() - 60

@@ -13,32 +13,22 @@ paint, not the time that a step waits for the next frame.
 
 import argparse
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from headless import VIEWPORT, browser_machine, cpu_per_step, launch
 from playwright.sync_api import Page, sync_playwright
+from recording import write
+from synthetic import DEVICES, causal_plan, synthetic_trace
 
 from dcp_dashboard import start_server
 from dcp_dashboard.library.folder import plan_key
-from dcp_dsl import BlockSparsity, Slabs
-from dcp_dsl.forms import BatchShape
-from dcp_planner import LANES, Cluster, ModelShape, Plan, PlanConfig, Trace, build_plan, write_plan
+from dcp_planner import write_plan
 
-DEVICES = 64
 STEPS = 16
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 TARGETS = {"click": 60.0, "recolour": 10.0, "hover": 2.0}
-FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 
 
 def main() -> None:
@@ -55,12 +45,12 @@ def main() -> None:
         print(table(json.loads(options.table.read_text())))
         return
     document = {
-        "schema": "dcp.bench.selection/1", **surroundings(), "seed": options.seed,
+        "schema": "dcp.bench.selection/2", "machine": browser_machine(), "seed": options.seed,
         "events": options.events, "blocks": options.blocks, "repeats": options.repeats,
         "rows": measure(options),
     }  # fmt: skip
     if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        write(options.json, document)
     print(table(document))
 
 
@@ -70,13 +60,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:  # Any: JSON v
     with tempfile.TemporaryDirectory() as folder:
         small = causal_plan(64, 1_024)
         write_plan(
-            Path(folder) / "trace.dcpplan", small, (busy_trace(options.events, options.seed),)
+            Path(folder) / "trace.dcpplan", small, (synthetic_trace(options.events, options.seed),)
         )
         write_plan(Path(folder) / "mask.dcpplan", causal_plan(options.blocks, 128))
         with start_server(folder) as server, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+            browser = launch(playwright)
             for _ in range(options.repeats + 1):  # the first one warms the caches
-                context = browser.new_context(viewport={"width": 1440, "height": 900})
+                context = browser.new_context(viewport=VIEWPORT)
                 page = context.new_page()
                 for name, value in {
                     **time_selection(page, server.url),
@@ -111,10 +101,10 @@ def time_selection(page: Page, url: str) -> dict[str, float]:
         page.keyboard.press("." if step % 8 < 4 else ",")
 
     return {
-        "nothing, the measurement itself": cpu_per_step(page, lambda _: None),
-        "click on a tile, shown in all views": cpu_per_step(page, in_mask),
-        "click on a bar, shown in all views": cpu_per_step(page, in_bars),
-        "next division by key, shown in all views": cpu_per_step(page, by_key),
+        "nothing, the measurement itself": cpu_per_step(page, lambda _: None, STEPS),
+        "click on a tile, shown in all views": cpu_per_step(page, in_mask, STEPS),
+        "click on a bar, shown in all views": cpu_per_step(page, in_bars, STEPS),
+        "next division by key, shown in all views": cpu_per_step(page, by_key, STEPS),
     }
 
 
@@ -147,8 +137,8 @@ def time_mask(page: Page, url: str) -> dict[str, float]:
     return {
         "large mask drawn after navigation": first,
         "large mask, recolour": statistics.median(drawn),
-        "large mask, CPU per hover": cpu_per_step(page, hover),
-        "large mask, CPU per wheel step": cpu_per_step(page, wheel),
+        "large mask, CPU per hover": cpu_per_step(page, hover, STEPS),
+        "large mask, CPU per wheel step": cpu_per_step(page, wheel, STEPS),
     }
 
 
@@ -173,59 +163,6 @@ def time_heatmap(page: Page, url: str, size: int) -> dict[str, float]:
     return {"Plotly heatmap of as many cells, recolour": cpu_per_step(page, recolour, 4)}
 
 
-def cpu_per_step(page: Page, step: Callable[[int], None], steps: int = STEPS) -> float:
-    """Return main-thread milliseconds per step, each followed by a drawn frame."""
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable")
-    before = task_seconds(session)
-    for number in range(steps):
-        step(number)
-        page.evaluate(FRAME)
-    return 1e3 * (task_seconds(session) - before) / steps
-
-
-def task_seconds(session: Any) -> float:  # Any: Playwright's CDP session
-    """Return the seconds that the page's main thread has been busy so far."""
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
-
-
-def causal_plan(blocks: int, tokens: int) -> Plan:
-    """Plan one causal sequence of so many blocks for 64 devices."""
-    rows, columns = np.tril_indices(blocks)
-    cuts = np.arange(0, blocks * tokens + 1, tokens)
-    half = tokens * (tokens + 1) // 2
-    total = blocks * tokens
-    sparsity = BlockSparsity(
-        BatchShape.of([total]), tokens, tokens, cuts, cuts,
-        np.concatenate([[0], np.cumsum(np.arange(1, blocks + 1))]), columns,
-        np.where(rows == columns, 1, 2), np.where(rows == columns, half, tokens**2),
-        Slabs(total, [0], [total], [0], [1], [0], [1]),
-    )  # fmt: skip
-    config = PlanConfig(partitioner="static:zigzag", divisions=4)
-    return build_plan(sparsity, ModelShape(), Cluster(nodes=DEVICES // 8), config)
-
-
-def busy_trace(events: int, seed: int) -> Trace:
-    """Make a trace whose lanes are busy about three quarters of one second."""
-    rng = np.random.default_rng(seed)
-    lanes = DEVICES * len(LANES)
-    each = events // lanes
-    gaps = rng.exponential(1.0, (lanes, 2 * each)) + 0.01
-    gaps[:, ::2] /= 3  # pauses are shorter than events
-    edges = (np.cumsum(gaps, axis=1) / gaps.sum(axis=1, keepdims=True) * 1e9).astype(np.int64)
-    device, lane = np.divmod(np.repeat(np.arange(lanes), each), len(LANES))
-    is_message = (lane == LANES.index("send")) | (lane == LANES.index("receive"))
-    names = np.array(["attention", "kv 1", "kv 2", "wait for inputs 1"])[lane]
-    start, kind = edges[:, ::2].ravel(), np.array([0, 3, 4, 5])[lane]
-    table = [
-        start, edges[:, 1::2].ravel(), start, device, kind, start > 4e8,
-        rng.integers(0, 4, len(start)), np.where(is_message, (device + 1) % DEVICES, -1),
-        np.where(is_message, 4096, 0), np.where(is_message, 0, -1),
-    ]  # fmt: skip
-    return Trace.of_rows("simulated", np.column_stack(table), names.tolist())
-
-
 def row(what: str, values: list[float]) -> dict[str, Any]:  # Any: JSON values
     """Return one figure with its median and half of its range."""
     target = next((ms for word, ms in TARGETS.items() if word in what), None)
@@ -247,41 +184,14 @@ def table(document: dict[str, Any]) -> str:  # Any: JSON values
         lines.append(
             f"| {entry['what']} | {entry['median']:.1f} | {entry['spread']:.1f} | {wanted} |"
         )
+    where = document["machine"]
     lines.append("")
     lines.append(
         f"{document['events']:,} events on {DEVICES} devices; a mask of {document['blocks']:,} "
-        f"blocks. {document['machine']}, {document['cores']} cores, Chromium "
-        f"{document['chromium']}, commit {document['commit']}, {document['repeats']} repeats."
+        f"blocks. {where['processor']}, {where['cores']} cores, Chromium "
+        f"{where['chromium']}, commit {where['commit']}, {document['repeats']} repeats."
     )
     return "\n".join(lines)
-
-
-def surroundings() -> dict[str, Any]:  # Any: JSON values
-    """Return the machine and the versions with which this ran."""
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
-         if line.startswith("model name")), platform.machine(),
-    )  # fmt: skip
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    browser = subprocess.run([chromium(), "--version"], capture_output=True, text=True, check=True)
-    return {
-        "machine": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "commit": commit,
-        "chromium": browser.stdout.split()[1],
-        "versions": {name: version(name) for name in ("dash", "plotly", "numpy", "playwright")},
-    }
-
-
-def chromium() -> str:
-    """Find the browser, or end with what to install."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        sys.exit("bench_selection: Chromium is missing; install it: apt-get install chromium")
-    return found
 
 
 if __name__ == "__main__":

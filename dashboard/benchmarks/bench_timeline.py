@@ -14,43 +14,29 @@ style, layout and paint, not the time that a step waits for the next frame.
 import argparse
 import gzip
 import json
-import os
-import platform
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from headless import FRAME, VIEWPORT, browser_machine, cpu_per_step, launch
 from playwright.sync_api import Browser, Page, sync_playwright
+from recording import write
+from synthetic import DEVICES, causal_plan, synthetic_trace
 
 from dcp_dashboard import start_server
 from dcp_dashboard.library.folder import plan_key
-from dcp_dsl import BlockSparsity, Slabs
-from dcp_dsl.forms import BatchShape
 from dcp_planner import (
-    LANES,
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    Trace,
-    build_plan,
     simulate,
     to_perfetto,
     write_plan,
 )
 
-DEVICES = 64
 STEPS = 30
 TIMELINE = ".dcp-timeline"
-FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
-FRAME = "() => new Promise((done) => requestAnimationFrame(() => setTimeout(done)))"
 CLICK = """async (at) => {
   const target = document.querySelector('.dcp-timeline .dcp-marks');
   const box = target.getBoundingClientRect();
@@ -90,17 +76,18 @@ def main() -> None:
         print(table(json.loads(options.table.read_text())))
         return
     settings = {"events": options.events, "repeats": options.repeats, "seed": options.seed}
-    report = {"schema": "dcp.bench.timeline/2", **surroundings(), **settings}
+    report = {"schema": "dcp.bench.timeline/3", "machine": browser_machine(), **settings}
     report["rows"] = measure(options)
     if options.json:
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        write(options.json, report)
     print(table(report))
 
 
 def table(report: dict[str, Any]) -> str:  # Any: JSON values
     """Return the report as Markdown."""
+    where = report["machine"]
     lines = [
-        f"{report['machine']}, {report['cores']} cores, Chromium {report['chromium']}, medians of "
+        f"{where['processor']}, {where['cores']} cores, Chromium {where['chromium']}, medians of "
         f"{report['repeats']}:",
         "",
         "| what | median | spread |",
@@ -119,11 +106,13 @@ def measure(options: argparse.Namespace) -> list[dict[str, Any]]:  # Any: JSON v
     sizes = [int(size) for size in options.events.split(",")]
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
-            write_file(Path(folder) / f"{size}.dcpplan", size, options.seed)
+            trace = synthetic_trace(size, options.seed)
+            write_plan(Path(folder) / f"{size}.dcpplan", causal_plan(64, 1024), (trace,))
         if options.blocks:
-            write_mask(Path(folder) / "mask.dcpplan", options.blocks)
+            plan = causal_plan(options.blocks, 256)
+            write_plan(Path(folder) / "mask.dcpplan", plan, (simulate(plan),))
         with start_server(folder) as server, sync_playwright() as playwright:
-            browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
+            browser = launch(playwright)
             for number in range(options.repeats + 1):  # the first one warms the caches
                 note = noter(found, is_kept=number > 0)
                 for size in sizes:
@@ -159,7 +148,7 @@ def noter(found: Rows, *, is_kept: bool) -> Note:
 
 def visit(browser: Browser, url: str, size: int, note: Note) -> None:
     """Open the timeline's page of a trace, zoom, drag, hover and click."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context = browser.new_context(viewport=VIEWPORT)
     page = context.new_page()
     page.set_default_timeout(120_000)
     weights: dict[str, int] = {}
@@ -177,7 +166,7 @@ def visit(browser: Browser, url: str, size: int, note: Note) -> None:
     assert box is not None, "a drawn timeline has a place on the page"
     left, top = box["x"], box["y"]
     page.mouse.move(left + 700, top + 100)
-    empty = cpu_per_step(page, lambda _: None)
+    empty = cpu_per_step(page, lambda _: None, STEPS)
 
     def wheel(step: int) -> None:
         page.mouse.wheel(0, -60 if step % 10 < 5 else 59)
@@ -185,10 +174,12 @@ def visit(browser: Browser, url: str, size: int, note: Note) -> None:
     def hover(step: int) -> None:
         page.mouse.move(left + 200 + 20 * (step % 30), top + 60 + 10 * (step % 40))
 
-    note(f"{what}CPU per wheel step", cpu_per_step(page, wheel) - empty, "ms")
-    note(f"{what}CPU per hover", cpu_per_step(page, hover) - empty, "ms")
+    note(f"{what}CPU per wheel step", cpu_per_step(page, wheel, STEPS) - empty, "ms")
+    note(f"{what}CPU per hover", cpu_per_step(page, hover, STEPS) - empty, "ms")
     page.mouse.down()
-    drag = cpu_per_step(page, lambda step: page.mouse.move(left + 500 + step % 7 * 9, top + 90))
+    drag = cpu_per_step(
+        page, lambda step: page.mouse.move(left + 500 + step % 7 * 9, top + 90), STEPS
+    )
     page.mouse.up()
     note(f"{what}CPU per drag step", drag - empty, "ms")
     page.keyboard.press("0")
@@ -221,7 +212,7 @@ def sum_of(weights: dict[str, int], *, is_data: bool) -> int:
 
 def time_bars(browser: Browser, url: str, marks: int, seed: int, note: Note) -> None:
     """Time zoom steps of a Plotly bar chart with `marks` bars."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context = browser.new_context(viewport=VIEWPORT)
     page = context.new_page()
     page.goto(url)
     page.wait_for_selector("table")
@@ -242,13 +233,13 @@ def time_bars(browser: Browser, url: str, marks: int, seed: int, note: Note) -> 
         page.evaluate("(range) => Plotly.relayout('bars', {'xaxis.range': range})",
                       [1e4 * (step % 10), 1e6 - 1e4 * (step % 10)])  # fmt: skip
 
-    note(f"Plotly, {marks:,} bars: CPU per zoom step", cpu_per_step(page, zoom), "ms")
+    note(f"Plotly, {marks:,} bars: CPU per zoom step", cpu_per_step(page, zoom, STEPS), "ms")
     context.close()
 
 
 def time_mask(browser: Browser, url: str, blocks: int, note: Note) -> None:
     """Time how long another colouring of a large mask takes."""
-    context = browser.new_context(viewport={"width": 1440, "height": 900})
+    context = browser.new_context(viewport=VIEWPORT)
     page = context.new_page()
     page.set_default_timeout(120_000)
     page.goto(f"{url}plan/{plan_key('mask.dcpplan')}")
@@ -267,107 +258,6 @@ def time_perfetto(size: int, seed: int, note: Note) -> None:
         data = to_perfetto(trace)
         note(f"{size:,} events: CPU of the Perfetto file", 1e3 * (time.process_time() - begun))
     note(f"{size:,} events: the Perfetto file, gzip", len(gzip.compress(data, 1)) / 1e6, "MB")
-
-
-def cpu_per_step(page: Page, step: Callable[[int], None]) -> float:
-    """Return main-thread milliseconds per step, each followed by a drawn frame."""
-    session = page.context.new_cdp_session(page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    before = task_seconds(session)
-    for number in range(STEPS):
-        step(number)
-        page.evaluate(FRAME)
-    spent = task_seconds(session) - before
-    session.detach()
-    return 1e3 * spent / STEPS
-
-
-def task_seconds(session: Any) -> float:  # Any: Playwright's CDP session
-    """Return the seconds that the page's main thread has computed so far."""
-    metrics = session.send("Performance.getMetrics")["metrics"]
-    return float(next(m["value"] for m in metrics if m["name"] == "TaskDuration"))
-
-
-def causal_blocks(blocks: int, block: int) -> BlockSparsity:
-    """Make a causal mask of one document as blocks."""
-    tokens = blocks * block
-    rows, columns = np.tril_indices(blocks)
-    half = block * (block + 1) // 2
-    cuts = np.arange(0, tokens + 1, block)
-    return BlockSparsity(
-        BatchShape.of([tokens]), block, block, cuts, cuts,
-        np.concatenate([[0], np.cumsum(np.arange(1, blocks + 1))]), columns,
-        np.where(rows == columns, 1, 2), np.where(rows == columns, half, block**2),
-        Slabs(tokens, [0], [tokens], [0], [1], [0], [1]),
-    )  # fmt: skip
-
-
-def write_file(path: Path, events: int, seed: int) -> None:
-    """Write a plan for 64 devices with a synthetic trace of about `events` events."""
-    cluster = Cluster(nodes=DEVICES // 8)
-    config = PlanConfig(partitioner="static:zigzag")
-    plan = build_plan(causal_blocks(64, 1024), ModelShape(), cluster, config)
-    write_plan(path, plan, (synthetic_trace(events, seed),))
-
-
-def write_mask(path: Path, blocks: int) -> None:
-    """Write a plan for 64 devices whose mask has `blocks` squared blocks."""
-    cluster = Cluster(nodes=DEVICES // 8)
-    config = PlanConfig(partitioner="static:zigzag")
-    plan = build_plan(causal_blocks(blocks, 256), ModelShape(), cluster, config)
-    write_plan(path, plan, (simulate(plan),))
-
-
-def synthetic_trace(events: int, seed: int) -> Trace:
-    """Make a trace whose lanes are busy about three quarters of one second."""
-    rng = np.random.default_rng(seed)
-    per_lane = events // (DEVICES * len(LANES))
-    gaps = rng.exponential(1.0, (DEVICES * len(LANES), 2 * per_lane)) + 0.01
-    gaps[:, ::2] /= 3  # pauses are shorter than events
-    edges = (np.cumsum(gaps, axis=1) / gaps.sum(axis=1, keepdims=True) * 1e9).astype(np.int64)
-    device, lane = np.divmod(np.repeat(np.arange(DEVICES * len(LANES)), per_lane), len(LANES))
-    is_message = (lane == LANES.index("send")) | (lane == LANES.index("receive"))
-    names = np.array(["attention", "kv 1", "kv 2", "wait"])[lane]
-    start, kind = edges[:, ::2].ravel(), np.array([0, 3, 4, 5])[lane]
-    table = [
-        start, edges[:, 1::2].ravel(), start, device, kind, start > 4e8,
-        rng.integers(0, 4, len(start)), np.where(is_message, (device + 1) % DEVICES, -1),
-        np.where(is_message, 4096, 0), np.where(is_message, 0, -1),
-    ]  # fmt: skip
-    return Trace.of_rows("simulated", np.column_stack(table), names.tolist())
-
-
-def surroundings() -> dict[str, Any]:  # Any: JSON values
-    """Return the machine and the versions with which this ran."""
-    cpu = next(cpu_names(), platform.machine())
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    browser = subprocess.run([chromium(), "--version"], capture_output=True, text=True, check=True)
-    return {
-        "machine": cpu,
-        "cores": len(os.sched_getaffinity(0)),
-        "commit": commit,
-        "chromium": browser.stdout.split()[1],
-        "versions": {name: version(name) for name in ("dash", "plotly", "numpy", "playwright")},
-    }
-
-
-def cpu_names() -> Iterator[str]:
-    """Return the names of the machine's processors, as Linux tells them."""
-    path = Path("/proc/cpuinfo")
-    for line in path.read_text().splitlines() if path.exists() else ():
-        if line.startswith("model name"):
-            yield line.split(":", 1)[1].strip()
-
-
-def chromium() -> str:
-    """Find the browser, or end with what to install."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
-    if found is None:
-        sys.exit("bench_timeline: Chromium is missing; install it: apt-get install chromium")
-    return found
 
 
 if __name__ == "__main__":

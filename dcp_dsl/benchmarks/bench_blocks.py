@@ -9,12 +9,10 @@ own, with the memory they add. PyTorch's `create_block_mask` runs in another pro
 
 import argparse
 import json
-import platform
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +20,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 import mask_cases
+from recording import machine, provenance, write
 
 from dcp_dsl import DCPError, Sample, Spec, block_sparsity
 from dcp_dsl.core.binding import bind_core, bind_cross
@@ -139,23 +138,6 @@ def bench_torch(tokens: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> dict[str, str]:
-    """Describe where and of what the numbers are."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
-        cpu = names[0].split(":")[1].strip() if names else cpu
-    return {
-        "cpu": cpu, "python": platform.python_version(), "numpy": version("numpy"),
-        "dcp-dsl": version("dcp-dsl"), "commit": commit,
-    }  # fmt: skip
-
-
 def table(document: dict[str, Any]) -> str:
     """Return the Markdown tables of a result."""
     lines = [
@@ -195,9 +177,7 @@ def table(document: dict[str, Any]) -> str:
         )
     if "torch_note" in document:  # rows that were taken over from another run
         lines += ["", document["torch_note"]]
-    where = document["machine"]
-    lines += ["", f"{where['cpu']}, one core, numpy {where['numpy']}, commit {where['commit']}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, provenance(document, "one core")])
 
 
 def main() -> None:
@@ -224,7 +204,7 @@ def main() -> None:
         "refusals": bench_refusals(options.seed), "torch": bench_torch(options.torch),
     }  # fmt: skip
     if options.json is not None:
-        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write(options.json, document)
     print(table(document))
 
 

@@ -12,15 +12,13 @@ python dcp_dsl/benchmarks/bench_check.py --table dcp_dsl/benchmarks/results/chec
 
 import argparse
 import json
-import platform
-import subprocess
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from recording import machine, provenance, write
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
 from dcp_dsl.claims.static_checks import mask_steps
@@ -113,32 +111,13 @@ def bench_sample(repeats: int, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> dict[str, str]:
-    """Describe where and of what the numbers are."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [x for x in info.read_text().splitlines() if x.startswith("model name")]
-        cpu = names[0].split(":")[1].strip() if names else cpu
-    return {
-        "cpu": cpu, "python": platform.python_version(), "numpy": version("numpy"),
-        "lark": version("lark"), "dcp-dsl": version("dcp-dsl"), "commit": commit,
-    }  # fmt: skip
-
-
 def table(document: dict[str, Any]) -> str:
     """Return the Markdown table of a document; Any: JSON."""
     lines = ["| what | median | 10 % to 90 % |", "|---|--:|--:|"]
     for row in document["rows"]:
         spread = f"{row['p10_ms']:.2f} to {row['p90_ms']:.2f} ms"
         lines.append(f"| {row['what']} | {row['median_ms']:.2f} ms | {spread} |")
-    where = document["machine"]
-    lines += ["", f"{where['cpu']}, Python {where['python']}, commit {where['commit']}."]
-    return "\n".join(lines)
+    return "\n".join([*lines, provenance(document)])
 
 
 def main() -> None:
@@ -154,10 +133,11 @@ def main() -> None:
         return
     rows = bench_text(options.repeats) + bench_sample(options.repeats, options.seed)
     document = {
-        "schema": "dcp.bench_check/1", "machine": machine(), "seed": options.seed, "rows": rows,
+        "schema": "dcp.bench_check/1", "machine": machine("lark"), "seed": options.seed,
+        "rows": rows,
     }  # fmt: skip
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write(Path(options.json), document)
     print(table(document))
 
 

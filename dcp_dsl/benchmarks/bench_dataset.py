@@ -11,17 +11,15 @@ python dcp_dsl/benchmarks/bench_dataset.py --table dcp_dsl/benchmarks/results/da
 
 import argparse
 import json
-import platform
-import subprocess
 import tempfile
 import time
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from recording import machine, provenance, write
 
 from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_dsl.coverage.dataset_checker import check_dataset
@@ -118,22 +116,6 @@ def one_by_one(spec: Spec, path: Path, count: int) -> tuple[float, list[int]]:
     return time.perf_counter() - started, refused
 
 
-def machine() -> dict[str, str]:
-    """Describe where and of what the numbers are."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False,
-        cwd=Path(__file__).parent,
-    ).stdout.strip()  # fmt: skip
-    info = Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    models = [line.split(":")[1].strip() for line in names if line.startswith("model name")]
-    return {
-        "cpu": models[0] if models else platform.machine(),
-        "python": platform.python_version(), "numpy": version("numpy"),
-        "pyarrow": version("pyarrow"), "dcp-dsl": version("dcp-dsl"), "commit": commit,
-    }  # fmt: skip
-
-
 def table(document: dict[str, Any]) -> str:
     """Return the Markdown table of a document."""
     lines = [
@@ -146,10 +128,7 @@ def table(document: dict[str, Any]) -> str:
             f"| {row['data']} | {row['rows']:,} | {row['tokens']:,} | {row['refused']:,} | "
             f"{spread} | {row['rows_per_s']:,.0f} | {row['one_by_one_rows_per_s']:,.0f} |"
         )
-    told = document["machine"]
-    return "\n".join(
-        [*lines, "", f"{told['cpu']}, one core, commit {told['commit']}, seed {document['seed']}."]
-    )
+    return "\n".join([*lines, provenance(document, f"one core, seed {document['seed']}")])
 
 
 def main() -> None:
@@ -168,11 +147,11 @@ def main() -> None:
         chosen = options.rows, options.repeats, options.seed, Path(folder)
         rows = [bench(name, *chosen) for name in SPECS]
     document = {
-        "schema": "dcp.bench_dataset/1", "machine": machine(), "seed": options.seed, "rows": rows,
+        "schema": "dcp.bench_dataset/1", "machine": machine("pyarrow"), "seed": options.seed,
+        "rows": rows,
     }  # fmt: skip
     if options.json:
-        Path(options.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(options.json).write_text(json.dumps(document, indent=2) + "\n")
+        write(Path(options.json), document)
     print(table(document))
 
 

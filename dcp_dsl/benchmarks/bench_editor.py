@@ -16,12 +16,9 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import re
-import subprocess
 import sys
 import time
-from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ import numpy as np
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.client import LanguageClient
+from recording import commit, machine, write
 
 from dcp_dsl.syntax.tokens import scan
 
@@ -208,12 +206,6 @@ async def run(checkouts: dict[str, Path]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def commit(checkout: Path) -> str:
-    """Return the commit of a checkout."""
-    asked = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
-
-
 def table(document: dict[str, Any]) -> str:
     """Return the Markdown table of a document; Any: JSON."""
     rows = {(row["key"], row["server"]): row for row in document["rows"]}
@@ -226,8 +218,9 @@ def table(document: dict[str, Any]) -> str:
         cells = [rows[key, name] for name in names]
         shown = [f"{row['median_ms']:.0f}, {row['max_ms']:.0f} ms" for row in cells]
         lines.append("| " + " | ".join([what, *shown]) + " |")
+    where = document["machine"]
     commits = ", ".join(f"{name} {at}" for name, at in document["commits"].items())
-    lines += ["", f"{document['lines']} lines; {document['cpu']}, Python {document['python']}; "
+    lines += ["", f"{document['lines']} lines; {where['processor']}, Python {where['python']}; "
               f"commits: {commits}."]  # fmt: skip
     return "\n".join(lines)
 
@@ -244,18 +237,14 @@ def main() -> None:
         return
     checkouts = {"before": Path(options.baseline)} if options.baseline else {}
     checkouts["now"] = ROOT
-    names = [
-        x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")
-    ]
     document = {
-        "schema": "dcp.bench_editor/1", "lines": long_text().count("\n"),
-        "cpu": names[0].split(":")[1].strip() if names else platform.machine(),
-        "python": platform.python_version(), "pygls": version("pygls"),
+        "schema": "dcp.bench_editor/2", "lines": long_text().count("\n"),
+        "machine": machine("pygls"),
         "commits": {name: commit(checkout) for name, checkout in checkouts.items()},
         "rows": asyncio.run(run(checkouts)),
     }  # fmt: skip
     if options.json:
-        Path(options.json).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write(Path(options.json), document)
     print(table(document))
 
 

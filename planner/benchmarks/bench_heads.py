@@ -17,6 +17,7 @@ from typing import Any
 import click
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from recorded_masks import sequences_of
 from recording import Row, geomean, machine, markdown, provenance, shown, write
 

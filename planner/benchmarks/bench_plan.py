@@ -33,6 +33,7 @@ from typing import Any, Literal
 import click
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from plan_summary import ALONE, EXTERNAL, RECORDED, by_workload_table, geomeans_of, summary_table
 from recorded_masks import sequences_of
 from recording import Row, machine, write

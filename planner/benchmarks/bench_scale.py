@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 import click
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from recorded_masks import sequences_of
 from recording import Row, machine, markdown, provenance, shown, write
 

@@ -11,7 +11,7 @@ import json
 import os
 import platform
 import statistics
-import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +22,9 @@ from typing import cast
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
+from recording import machine, write
 
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity
 from dcp_dsl.forms import as_slabs
@@ -68,7 +71,7 @@ def main() -> None:
     torch.manual_seed(0)
     document: dict[str, object] = {
         "schema": SCHEMA,
-        "machine": machine() | {"device": device_name(options.device)},
+        "machine": machine("torch") | {"device": device_name(options.device)},
         "attention": [
             measure(name, call, tokens, options)
             for tokens in options.tokens
@@ -80,7 +83,7 @@ def main() -> None:
     }
     print(to_tables(document))
     if options.json:
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
+        write(options.json, document)
 
 
 def is_long(tokens: int, options: argparse.Namespace) -> bool:
@@ -369,23 +372,6 @@ def to_tables(document: dict[str, object]) -> str:
 def device_name(device: str) -> str:
     """Name the device of the tensors."""
     return torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu"
-
-
-def machine() -> dict[str, str]:
-    """Describe the machine and the versions of a measurement."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        capture_output=True, text=True, check=False, cwd=Path(__file__).parent,
-    )  # fmt: skip
-    return {
-        "cpu": torch.backends.cpu.get_cpu_capability(),
-        "platform": platform.platform(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "threads": "1",
-        "seed": "0",
-        "commit": commit.stdout.strip(),
-    }
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 import click
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planner/benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl/benchmarks"))
 from recording import geomean, machine, markdown, write
 
 from dcp_runtime.launch.calibration import calibrate_cpu

@@ -26,6 +26,7 @@ from torch.distributed.tensor.experimental._context_parallel import _attention, 
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planner" / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 import recorded_masks
 from recorded_masks import sequences_of
 from recording import geomean, machine, markdown, provenance, shown, write

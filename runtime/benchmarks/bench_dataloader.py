@@ -12,16 +12,16 @@ the training process, when the batch is needed.
 
 import argparse
 import json
-import os
-import platform
-import subprocess
+import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
+from recording import machine, write
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -108,18 +108,6 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def commit() -> str:
-    """Name the state of the code."""
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return done.stdout.strip()
-
-
 def main() -> None:
     """Measure, or print the table of a measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -132,10 +120,8 @@ def main() -> None:
         print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
         return
     document = {
-        "schema": "dcp.bench_dataloader/1",
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores",
-        "commit": commit(),
-        "versions": {"numpy": version("numpy"), "numba": version("numba")},
+        "schema": "dcp.bench_dataloader/2",
+        "machine": machine(),
         "seed": 0,
         "rows": [
             measure(mask, processes, arguments.step_s, arguments.batches)
@@ -143,10 +129,8 @@ def main() -> None:
             for processes in (0, 1)
         ],
     }
-    text = json.dumps(document, indent=1)
     if arguments.json:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(text + "\n", encoding="utf-8")
+        write(arguments.json, document)
     print(table(document))
 
 

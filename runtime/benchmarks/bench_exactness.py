@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planner" / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 from recording import machine, markdown, shown, write
 
 from dcp_dsl import Sample, Spec, block_sparsity

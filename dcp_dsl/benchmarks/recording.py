@@ -13,18 +13,18 @@ from typing import Any
 
 Row = dict[str, Any]
 """One measured line; `Any`: what JSON holds."""
-PACKAGES = ("dcp-dsl", "numpy", "numba", "kahypar", "mtkahypar")
+PACKAGES = ("dcp-dsl", "numpy", "numba")
 
 
-def machine() -> dict[str, Any]:
-    """Describe the machine: processor, cores, versions, commit (`Any`: texts, a number)."""
+def machine(*packages: str) -> dict[str, Any]:
+    """Describe the machine: processor, cores, commit, versions (`Any`: texts, a number)."""
     return {
         "platform": platform.platform(),
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
-        "commit": _commit(),
-        **{name: _version(name) for name in PACKAGES},
+        "commit": commit(),
+        **{name: _version(name) for name in PACKAGES + packages},
     }
 
 
@@ -82,7 +82,17 @@ def provenance(document: dict[str, Any], text: str = "") -> str:
     """Return the line below a table that says where its figures come from (`Any`: JSON)."""
     where = document["machine"]
     before = f"{text}; " if text else ""
-    return f"\n{before}{where['processor']}, {where['cores']} cores, commit {where['commit']}."
+    cores = f", {where['cores']} cores" if "cores" in where else ""
+    return f"\n{before}{where['processor']}{cores}, commit {where['commit']}."
+
+
+def commit(checkout: Path = Path(__file__).parent) -> str:
+    """Return the short name of a checkout's commit."""
+    done = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=checkout, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return done.stdout.strip() or "unknown"
 
 
 def _processor() -> str:
@@ -90,14 +100,6 @@ def _processor() -> str:
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def _commit() -> str:
-    done = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=Path(__file__).parent, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    return done.stdout.strip() or "unknown"
 
 
 def _version(package: str) -> str:
