@@ -1,6 +1,7 @@
 """The constant behind a run: runs are predictions of a cluster with one constant changed."""
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -89,18 +90,17 @@ def test_a_run_as_predicted_needs_no_constant(plan):
 
 def test_the_command_prints_the_constant_and_refuses_runs_of_other_plans(plan, tmp_path):
     file, trace = str(tmp_path / "a.dcpplan"), str(tmp_path / "run.dcpplan")
-    slow = replace(plan, cluster=replace(plan.cluster, flops_per_s=plan.cluster.flops_per_s / 4))
+    true = plan.cluster.inter_bytes_per_s / 4
+    slow = replace(plan, cluster=replace(plan.cluster, inter_bytes_per_s=true))
     write_plan(file, plan, [])
     write_plan(trace, plan, [as_recorded(simulate(slow))])
     asked = [file, "--measured", trace]
     printed = CliRunner().invoke(simulate_command, asked).stdout
-    assert "flops_per_s = 5.6" in printed
+    assert re.search(r"inter_bytes_per_s = 1\.\de\+09 .* of messages between nodes\n", printed)
     measured = json.loads(CliRunner().invoke(simulate_command, [*asked, "--json"]).stdout)[
         "measured"
     ]
-    assert measured["fitted_cluster"]["flops_per_s"] == pytest.approx(
-        slow.cluster.flops_per_s, rel=0.1
-    )
+    assert measured["fitted_cluster"]["inter_bytes_per_s"] == pytest.approx(true, rel=0.1)
     write_plan(trace, slow, [as_recorded(simulate(slow))])
     assert "another plan" in str(CliRunner().invoke(simulate_command, asked).exception)
     assert "holds no run" in str(

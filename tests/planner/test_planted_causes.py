@@ -23,6 +23,8 @@ SHAPE = ModelShape()
 ONE_NODE = Cluster(1, 4, intra_bytes_per_s=1e14, latency_s=0.0, flops_per_s=1e12)
 TWO_NODES = replace(ONE_NODE, nodes=2, devices_per_node=2, inter_bytes_per_s=1e14)
 """Machines on which only computing takes time."""
+WITH_HOSTS = replace(ONE_NODE, pass_s=2e-5, copy_bytes_per_s=1e11)
+"""One on which idle devices begin a direction, too, and merge results."""
 DOCUMENTS = (256, 256, 256, 256)
 BLOCK = 64
 AWAY = (1, 2, 3, 0)
@@ -101,8 +103,10 @@ def slow_run(masks):
 
 
 def slow_links_of_run(masks):
-    plan = planned(masks, TWO_NODES, computes=AWAY)
-    return plan, as_run(simulate(replace(plan, cluster=replace(TWO_NODES, inter_bytes_per_s=1e9))))
+    plan = planned(masks, TWO_NODES, owners=(0, 0, 0, 0), is_split=True)
+    run = as_run(simulate(replace(plan, cluster=replace(TWO_NODES, inter_bytes_per_s=1e9))))
+    is_send = run.kind == EVENT_KINDS.index("send")  # the transport takes the bytes at once
+    return plan, replace(run, end_ns=np.where(is_send, run.start_ns, run.end_ns))
 
 
 def late_launch(masks):
@@ -137,7 +141,7 @@ CASES = [
                     w.block_sequence[w.compute_q] % 4))),
     Planted("oversubscribed spine", "links", {}, lambda m: planned(
         m, replace(TWO_NODES, rails=2, spine_bytes_per_s=1e9), computes=(3, 2, 1, 0))),
-    Planted("slow links in a run", "links", {}, slow_links_of_run),
+    Planted("slow links in a run", "links", {"device": 0, "side": "send"}, slow_links_of_run),
     Planted("far nodes", "latency", {}, lambda m: planned(
         m, replace(TWO_NODES, inter_latency_s=1e-3), computes=AWAY)),
     Planted("latency inside the node", "latency", {}, lambda m: planned(
@@ -154,10 +158,10 @@ CASES = [
         m, replace(ONE_NODE, kernel_tile=256), block=16)),
     Planted("too few blocks of threads", "compute", {"sms": 132}, lambda m: planned(
         m, replace(ONE_NODE, kernel_tile=64, sms=132))),
-    Planted("devices without a document", "idle", {"devices": [2, 3]}, lambda m: planned(
-        m, ONE_NODE, (256, 256), (0, 1))),
+    Planted("devices that only merge", "idle", {"devices": [2, 3]}, lambda m: planned(
+        m, WITH_HOSTS, (256, 256), (2, 3), (0, 1))),
     Planted("all on one device", "idle", {"devices": [0, 2, 3]}, lambda m: planned(
-        m, TWO_NODES, (256, 256), (1, 1))),
+        m, replace(TWO_NODES, pass_s=2e-5), (256, 256), (1, 1))),
     Planted("limit of memory", "memory", {}, lambda m: planned(
         m, replace(ONE_NODE, intra_bytes_per_s=1e10, latency_s=1e-4, kernel_launch_s=3e-5),
         (512,) * 4, computes=AWAY, block=32, divisions="auto", memory_limit_bytes=2_800_000)),

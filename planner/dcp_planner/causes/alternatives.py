@@ -16,7 +16,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Indices, Ints, order_by
 from dcp_dsl.forms import BlockKind
-from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND, Dependencies
+from dcp_planner.causes.dependencies import RECEIVE, SEND, Dependencies
 from dcp_planner.jit import compiled
 from dcp_planner.model.cluster import MOST_RATE, Cluster
 from dcp_planner.model.config import PlanConfig
@@ -26,8 +26,8 @@ from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.schedule.routing import find_needs
 from dcp_planner.simulation.schedules import divide, make_schedule
-from dcp_planner.simulation.simulator import Evenness, PlanModel
-from dcp_planner.simulation.trace import Trace
+from dcp_planner.simulation.simulator import Evenness, PlanModel, levelled
+from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
 
@@ -100,7 +100,8 @@ def seconds_without(model: PlanModel, free: Collection[Free]) -> float:
 
 REPLAYED: tuple[Free, ...] = ("links", "launches", "balance", "idle")
 """Causes that can be imagined away in a recorded timeline: `links` are messages from the moment
-that both ends have launched them, `launches` the time between an event and what it waited for."""
+that both ends have launched them, `launches` what the host does before a direction and the time
+between an event and what it waited for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,15 +146,19 @@ class Recording:
         spent = (found.end_ns - found.begin_ns).astype(np.float64)
         if "links" in free:
             spent[(trace.lane == SEND) | (trace.lane == RECEIVE)] = 0
+        if "launches" in free:
+            spent[trace.kind == EVENT_KINDS.index("copy")] = 0
         if "balance" in free:
-            computing = trace.lane == COMPUTE
+            attends, reduces = (
+                trace.kind == EVENT_KINDS.index(kind) for kind in ("attention", "reduction")
+            )
             for backward in (False, True):
-                rows = np.flatnonzero(computing & (trace.is_backward == backward))
-                load = np.bincount(trace.device[rows], spent[rows], self.num_devices)
-                chosen = np.ones(len(load), bool) if "idle" in free else load > 0
-                mean = load[chosen].mean() if load.any() else 0.0
-                factor = np.divide(mean, load, out=np.zeros(len(load)), where=load > 0)
-                spent[rows] *= factor[trace.device[rows]]
+                here = trace.is_backward == backward
+                # A run does not say how fast its devices are: all count alike.
+                spent = levelled(
+                    spent, trace.device, (attends & here, reduces & here),
+                    np.ones(self.num_devices), is_everywhere="idle" in free,
+                )  # fmt: skip
         return np.rint(spent).astype(np.int64)
 
 

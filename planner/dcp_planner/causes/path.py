@@ -12,7 +12,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Bytes, Floats, Indices, Ints, Record
 from dcp_planner.causes.alternatives import Free, cluster_without
-from dcp_planner.causes.dependencies import RECEIVE, SEND, WAIT, Dependencies
+from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND, WAIT, Dependencies
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.problem import loads_of
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
@@ -102,7 +102,7 @@ def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounti
     spent = np.zeros((2, num_devices, len(ACCOUNTS)), np.int64)
     length = trace.end_ns - trace.start_ns
     side, step = trace.is_backward.astype(np.int64), steps_of(trace)
-    is_work = trace.lane == 0
+    is_work = trace.lane == COMPUTE
     account = np.where(
         step == _LAUNCHES, ACCOUNTS.index("launches"), step
     )  # of a device's own work
@@ -164,8 +164,11 @@ class Scene:
 
     @property
     def compute_s(self) -> Floats:
-        """Seconds that each device computes, float64 ``[R]``."""
-        return self.trace.lane_seconds("compute", self.plan.num_devices)
+        """Seconds that each device computes, without the work of its host, float64 ``[R]``."""
+        trace = self.trace
+        spent = (trace.end_ns - trace.start_ns) / 1e9
+        spent *= (trace.lane == COMPUTE) & (steps_of(trace) != _LAUNCHES)
+        return np.bincount(trace.device, spent, self.plan.num_devices)
 
 
 @compiled

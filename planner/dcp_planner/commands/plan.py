@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import click
 from click.core import ParameterSource
 
+from dcp_planner.commands.options import chosen_masks, or_auto, parse_heads, parse_tokens
 from dcp_planner.commands.output import MaskOutput, PlanOutput, open_output, print_json, say
 from dcp_planner.model.config import (
     BUDGETS,
@@ -19,7 +20,7 @@ from dcp_planner.model.config import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dcp_dsl import Mask, Spec, Stack
+    from dcp_dsl import Spec
     from dcp_planner.batches.batch import Batch, BlockSize
     from dcp_planner.batches.planning import PlannedMask, PlanningChoices
     from dcp_planner.batches.report_file import DatasetRun
@@ -29,49 +30,11 @@ if TYPE_CHECKING:
 
 MOST_BLOCK = 1 << 32
 _COUNT = click.IntRange(min=1)
-_FACTORS = {"k": 1 << 10, "M": 1 << 20}
 
 
 def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callable[..., Any]:
     """Declare an option that shows its default; `Any`: whatever click takes."""
     return click.option(*names, type=kind, default=default, show_default=True, help=text)
-
-
-def _or_auto(least: int, most: int, unit: str = "") -> Callable[..., int | str]:
-    """Return a callback that reads a number in a range, or ``auto``."""
-
-    def read(ctx: click.Context, param: click.Parameter, value: str) -> int | str:
-        if value == "auto":
-            return value
-        if not value.isdecimal() or not least <= int(value) <= most:
-            raise click.BadParameter(f"expected {least} to {most}{unit} or auto, got {value!r}")
-        return int(value)
-
-    return read
-
-
-def parse_tokens(ctx: click.Context, param: click.Parameter, value: str) -> int:
-    """Read a number of tokens as the language writes it: 8192, 8_192 or 8k."""
-    factor = _FACTORS.get(value[-1:], 1)
-    digits = (value[:-1] if factor > 1 else value).replace("_", "")
-    if not digits.isdecimal() or len(digits) > 18 or int(digits) < 1:
-        raise click.BadParameter(
-            f"expected a number of tokens, at least 1, such as 8192 or 8k, got {value!r}"
-        )
-    return int(digits) * factor
-
-
-def _heads(
-    ctx: click.Context, param: click.Parameter, value: str | None
-) -> tuple[int, int, int] | None:
-    """Read the three numbers of Q/KV/D."""
-    if value is None:
-        return None
-    parts = value.split("/")
-    if len(parts) != 3 or not all(part.isdecimal() and len(part) < 10 for part in parts):
-        raise click.BadParameter(f"expected three numbers such as 8/2/128, got {value!r}")
-    q_heads, kv_heads, head_dim = (int(part) for part in parts)
-    return q_heads, kv_heads, head_dim
 
 
 @click.command()
@@ -101,7 +64,7 @@ def _heads(
 @_option("--batches", "num_wanted", default=1, text="Batches to plan.")
 @click.option(
     "--block", "--block-size", "block", default="auto", show_default=True,
-    callback=_or_auto(1, MOST_BLOCK, " tokens"), metavar="N|auto", help="Tokens per block.",
+    callback=or_auto(1, MOST_BLOCK, " tokens"), metavar="N|auto", help="Tokens per block.",
 )  # fmt: skip
 @click.option(
     "--cluster", default="a100-p4de:4x8", show_default=True, metavar="NxD|PRESET|FILE",
@@ -128,7 +91,7 @@ def _heads(
     help="From and to the owner, or once per node and on from there.",
 )  # fmt: skip
 @click.option(
-    "--divisions", default="auto", show_default=True, callback=_or_auto(2, MOST_DIVISIONS),
+    "--divisions", default="auto", show_default=True, callback=or_auto(2, MOST_DIVISIONS),
     metavar="N|auto", help="Most divisions per direction; auto: as many as are fastest.",
 )  # fmt: skip
 @click.option(
@@ -154,11 +117,11 @@ def _heads(
     kind=click.FloatRange(0, min_open=True),
 )  # fmt: skip
 @click.option(
-    "--heads", metavar="Q/KV/D", callback=_heads,
+    "--heads", metavar="Q/KV/D", callback=parse_heads,
     help="Query heads, key/value heads and elements per head.  [default: 8/2/128, or the model's]",
 )  # fmt: skip
 @click.option(
-    "--head-groups", default="1", show_default=True, callback=_or_auto(1, MOST_HEAD_GROUPS),
+    "--head-groups", default="1", show_default=True, callback=or_auto(1, MOST_HEAD_GROUPS),
     metavar="N|auto",
     help="Groups of heads that are placed on their own; auto: as many as are fastest.",
 )  # fmt: skip
@@ -358,19 +321,6 @@ def _batch_of_samples(
     return batch_of_samples(spec, masks, samples, block_size)
 
 
-def chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
-    """Find the mask or stack that was named, or the only one there is."""
-    from dcp_planner.batches.batch import find_masks
-
-    known = [*spec.masks, *spec.stacks]
-    if call is None and len(known) != 1:
-        raise click.UsageError(
-            f"choose a mask or stack with --mask; {spec.name} has "
-            f"{', '.join(known) or 'none of its own'}"
-        )
-    return find_masks(spec, known[0] if call is None else call)
-
-
 def _planning(options: dict[str, Any]) -> "PlanningChoices":
     """Read the choices of the command line; `Any`: click's values."""
     from dataclasses import fields
@@ -393,12 +343,15 @@ def _planning(options: dict[str, Any]) -> "PlanningChoices":
 
 
 def _shape(options: dict[str, Any]) -> "ModelShape":
+    from dataclasses import replace
+
     from dcp_planner.model.cluster import ModelShape
 
     if options["model"] and not options["heads"]:
         from dcp_planner.step.setting import step_model
 
-        return step_model(options["model"], _cluster(options).name).shape
+        shape = step_model(options["model"], _cluster(options).name).shape
+        return replace(shape, dtype_bytes=options["dtype_bytes"])
     try:
         q_heads, kv_heads, head_dim = options["heads"] or (8, 2, 128)
         return ModelShape(q_heads, kv_heads, head_dim, options["dtype_bytes"])

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dcp_planner.commands.options import chosen_masks, parse_tokens
 from dcp_planner.commands.output import print_json, say
-from dcp_planner.commands.plan import chosen_masks, parse_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

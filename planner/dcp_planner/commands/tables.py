@@ -147,7 +147,8 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
             console.print(Text(f"{name} is over caps: {told} of {len(rows)} batches"))
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
-        console.print(f"warning: {warned} batches miss a cap; --json says which", style="yellow")
+        noun = "batch misses" if warned == 1 else "batches miss"
+        console.print(f"warning: {warned} {noun} a cap; --json says which", style="yellow")
 
 
 def _times(spread: Spread) -> list[str]:
@@ -254,7 +255,7 @@ def show_run(run: RunComparison) -> None:
     for name, one in values.items():
         console.print(
             f"{name} = {one.set_to:.3g} (now {one.now:.3g}) explains {one.explains:.0%} of the "
-            f"difference of {one.name}",
+            f"difference of {one.name.partition(', ')[0]}",  # of all sizes
             highlight=False, soft_wrap=True,
         )  # fmt: skip
 

@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Floats, Indices, Ints, order_by
+from dcp_dsl.arrays import Bools, Floats, Indices, Ints, order_by
 from dcp_planner.errors import PlanError
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
@@ -67,7 +67,7 @@ class Prediction(NamedTuple):
 
 Evenness = Literal["as placed", "busy devices", "all devices"]
 """How compute is shared in a prediction: as the plan says, or in each direction for equally long on
-every device that computes, as long as the mean of those devices, or of all."""
+every device with attention, as long as the mean of those devices, or of all."""
 
 
 def simulate(plan: Plan) -> Trace:
@@ -194,7 +194,11 @@ class DirectionModel:
         duration = _durations(self.programs, self.steps, self.transfers, work, cluster)
         busy, latency = _message_times(self.transfers.size_bytes, self.link, cluster)
         if evenness != "as placed":
-            duration = _levelled(duration, self.programs.device, cluster, evenness)
+            op, device = self.programs.op, self.programs.device
+            duration = levelled(
+                duration, device, (op == ATTENTION, op == REDUCTION), cluster.speed_of_device,
+                is_everywhere=evenness == "all devices",
+            )  # fmt: skip
         # Everything one after the other bounds the end, which int64 nanoseconds must hold.
         total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
         if not total * 1e9 < _END_OF_TIME_NS - start_ns:
@@ -388,13 +392,31 @@ def _add_messages(steps: Steps, size_bytes: Ints, merged: Ints, posted: Ints) ->
                     merged[row] += size_bytes[steps.items[k]]
 
 
-def _levelled(seconds: Floats, device: Indices, cluster: Cluster, evenness: Evenness) -> Floats:
-    """Stretch or shrink what each device computes to what it would be in balance, ``[I]``."""
-    load, speed = np.bincount(device, seconds, cluster.num_devices), cluster.speed_of_device
-    chosen = (load > 0) | (evenness == "all devices")
-    mean = (load * speed).sum() / speed[chosen].sum() if load.any() else 0.0
-    factor = np.divide(mean, load, out=np.zeros(len(load)), where=load > 0)
-    return np.asarray(seconds * factor[device], np.float64)
+def levelled(
+    spent: Floats,
+    device: Indices,
+    kinds: tuple[Bools, Bools],
+    speed: Floats,
+    *,
+    is_everywhere: bool,
+) -> Floats:
+    """Stretch or shrink what each device computes to what it would be in balance.
+
+    Args:
+        spent: time of each instruction or event ``[I]``.
+        device: of each.
+        kinds: which of them are attention, and which are reductions; nothing else is compute.
+        speed: rate of each device, relative ``[R]``.
+        is_everywhere: whether devices without attention take their share, too.
+    """
+    attends, reduces = kinds
+    load = np.bincount(device, spent * (attends | reduces), len(speed))
+    busy = np.bincount(device, spent * attends, len(speed)) > 0
+    shares = busy | is_everywhere
+    mean = float(load[shares] @ speed[shares]) / max(speed[shares].sum(), 1e-300)
+    # A device that only merges keeps that: stretched, it would hold up those that it merges for.
+    factor = np.divide(mean, load, out=np.ones(len(load)), where=busy)
+    return np.where(attends | reduces, spent * factor[device], spent)
 
 
 def _message_times(size_bytes: Ints, link: Ints, cluster: Cluster) -> tuple[Floats, Floats]:

@@ -225,7 +225,7 @@ def compare_policies(
     """Plan each step, and price other policies on the same documents.
 
     Raises:
-        PlanError: if there is no step, or one cannot be run.
+        PlanError: if a step cannot be run.
     """
     times: dict[str, list[StepTime]] = {}
     levels: dict[str, int] = {}

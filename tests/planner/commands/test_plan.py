@@ -204,16 +204,23 @@ def test_plan_needs_no_file(folder):
     assert "wrote" not in result.stdout
 
 
-def test_heads_and_cluster_reach_the_plan(folder):
+@pytest.mark.parametrize(
+    ("heads", "shape"),
+    [
+        (("--heads", "4/2/64"), ModelShape(4, 2, 64, 4)),
+        (("--model", "llama-8b"), ModelShape(32, 8, 128, 4)),
+    ],
+)
+def test_heads_and_cluster_reach_the_plan(folder, heads, shape):
     write_cluster(folder / "mine.toml", preset("h100-dgx", 1, 2), {})
     result = run(
         plan_command, folder / "a.dcpm", "--sample", "tiny", "--cluster", folder / "mine.toml",
-        "--heads", "4/2/64", "--dtype-bytes", 4, "--block", 8, "--out", folder / "x.dcpplan",
+        *heads, "--dtype-bytes", 4, "--block", 8, "--out", folder / "x.dcpplan",
         "--backend", "static:zigzag",
     )  # fmt: skip
     assert result.exit_code == 0, result.output
     made = read_plan(folder / "x.dcpplan").plan
-    assert made.shape == ModelShape(4, 2, 64, 4)
+    assert made.shape == shape
     assert made.cluster == preset("h100-dgx", 1, 2)
 
 
@@ -232,6 +239,7 @@ def test_plan_prints_a_table_and_keeps_progress_off_it(folder):
         (("--sample", '{"len": 3}', "--dataset", "x"), "give either --dataset or --sample"),
         (("--sample", '{"len": 3}', "--divisions", "1"), "expected 2 to 1024 or auto, got '1'"),
         (("--sample", '{"len": 3}', "--block", "0"), "expected 1 to 4294967296 tokens or auto"),
+        (("--sample", '{"len": 3}', "--block", "8" * 5000), "expected 1 to 4294967296 tokens"),
         (("--sample", '{"len": 3}', "--heads", "8/2"), "three numbers such as 8/2/128, got '8/2'"),
         (("--sample", '{"len": 3}', "--heads", "8/3/4"), "must be a multiple"),
         (("--sample", '{"len": 3}', "--batches", "2"), "leave --batches out"),
