@@ -51,15 +51,18 @@ SHAPE = ModelShape(q_heads=8, kv_heads=2, head_dim=128, dtype_bytes=2)
 @click.command()
 @click.option("--step", type=click.IntRange(min=1), default=10, show_default=True,
               help="Every n-th recorded batch.")  # fmt: skip
+@click.option("--longest", default=131_072, show_default=True,
+              help="Leave out single documents of more tokens.")  # fmt: skip
 @click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--table", type=click.Path(exists=True), help="Print the tables of such a file.")
-def main(step: int, out: str | None, table: str | None) -> None:
+def main(step: int, longest: int, out: str | None, table: str | None) -> None:
     """Run the benchmark, or print the tables of its results."""
     if table is not None:
         click.echo(to_table(json.loads(Path(table).read_text())))
         return
     recorded = json.loads(DATA.read_text())["workloads"][::step]
-    rows = [row for workload in (*LONG, *recorded) for row in rows_of(workload)]
+    alone = [workload for workload in LONG if workload["seqlens"][0] <= longest]
+    rows = [row for workload in (*alone, *recorded) for row in rows_of(workload)]
     document = {"schema": SCHEMA, "machine": machine(), "rows": rows}
     if out is not None:
         write(Path(out), document)

@@ -161,6 +161,21 @@ def test_bench_step_prices_every_policy(run, tmp_path):
     assert "| GRPO-like | 1 | 8x8 | 4 | 1 |" in run("bench_step.py", "--table", out)
 
 
+@pytest.mark.slow
+def test_bench_memory_plans_within_every_limit_or_names_the_least(run, tmp_path):
+    out = tmp_path / "memory.json"
+    run("bench_memory.py", "--longest", 0, "--step", 1000, "--json", out)
+    free, *limited = json.loads(out.read_text())["rows"]
+    assert [row["times"] for row in limited] == [4, 3, 2, 1]
+    for row in limited:
+        assert row["limit_bytes"] == int(row["times"] * free["local_bytes"])
+        if "held_bytes" in row:
+            assert max(row["held_bytes"]) <= row["limit_bytes"]
+        else:
+            assert row["least_bytes"] > row["limit_bytes"]
+    assert "| 4x local | 1 of 1 |" in run("bench_memory.py", "--table", out)
+
+
 @pytest.fixture(scope="module")
 def recorded_masks():
     sys.path.insert(0, str(BENCHMARKS))

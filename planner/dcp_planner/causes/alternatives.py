@@ -25,8 +25,9 @@ from dcp_planner.model.problem import DIRECTIONS, Direction, Placement, Workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.schedule.routing import find_needs
+from dcp_planner.simulation.event_tables import levelled
 from dcp_planner.simulation.schedules import divide, make_schedule
-from dcp_planner.simulation.simulator import Evenness, PlanModel, levelled
+from dcp_planner.simulation.simulator import Evenness, PlanModel
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind

@@ -133,10 +133,10 @@ def _kernel_tiles(scene: Scene) -> dict[str, Any]:
 
 
 def _waves(scene: Scene) -> dict[str, Any]:
-    cluster = scene.plan.cluster
+    cluster = cluster_without(scene.plan.cluster, ["launches"])
     taken, full = (
-        mean_compute_seconds(replace(scene.plan, cluster=cluster_without(cluster, free)))
-        for free in (["launches"], ["launches", "waves"])
+        mean_compute_seconds(replace(scene.plan, cluster=machine))
+        for machine in (cluster, cluster_without(cluster, ["waves"]))
     )
     return {"sms": cluster.sms, "times_full": taken / max(1e-12, full)}
 

@@ -168,7 +168,7 @@ class Scene:
         trace = self.trace
         spent = (trace.end_ns - trace.start_ns) / 1e9
         spent *= (trace.lane == COMPUTE) & (steps_of(trace) != _LAUNCHES)
-        return np.bincount(trace.device, spent, self.plan.num_devices)
+        return np.bincount(trace.device, spent, self.plan.num_devices).astype(np.float64)
 
 
 @compiled

@@ -9,13 +9,8 @@ from dcp_dsl.arrays import Bools, Ints, order_by
 from dcp_planner.errors import PlanError
 from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
-from dcp_planner.simulation.event_loop import (
-    Messages,
-    Steps,
-    launches_of_waits,
-    one_group,
-    run_events,
-)
+from dcp_planner.simulation.event_loop import run_events
+from dcp_planner.simulation.event_tables import Messages, Steps, launches_of_waits, one_group
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.programs import (
     ATTENTION,

@@ -8,94 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Bytes, Indices, Ints
+from dcp_dsl.arrays import Bytes, Ints
 from dcp_planner.jit import IntTable, compiled, inlined
-from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT, ProgramTable
+from dcp_planner.simulation.event_tables import Messages, Steps
+from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT
 
 _LEAVE, _ARRIVE, _RESUME = 0, 1, 2
 _SIZE, _MADE, _STARTING = 0, 1, 2
 _CODE_BITS = 32
-
-
-class Steps(NamedTuple):
-    """The instructions of one direction, device by device.
-
-    Attributes:
-        row_ptr: int64 ``[R+1]``, instructions of each device.
-        op, item_ptr, items: columns of a `ProgramTable`; only the messages of launches are read.
-        duration: int64 ``[I]``, time on the compute lane; 0 until it is known.
-        launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
-    """
-
-    row_ptr: Ints
-    op: Bytes
-    item_ptr: Ints
-    items: Indices
-    duration: Ints
-    launch_of: Ints
-
-    @classmethod
-    def of(cls, programs: ProgramTable, num_devices: int) -> "Steps":
-        """Take the instructions from a table, and find the launch of each wait."""
-        row_ptr = np.searchsorted(programs.device, np.arange(num_devices + 1))
-        op, ptr, items = programs.op.copy(), programs.item_ptr.copy(), programs.items.copy()
-        return cls(
-            row_ptr, op, ptr, items, np.zeros(len(op), np.int64), launches_of_waits(programs)
-        )
-
-
-class Messages(NamedTuple):
-    """The messages of one direction.
-
-    Attributes:
-        source, target: int32 ``[X]``.
-        feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
-        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1).
-        num_ports: ports of either kind, P.
-        busy: int64 ``[X]``, time that it occupies both; 0 until it is known.
-        latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
-        group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
-        group_ptr: int64 ``[G+1]``, members of each group in `members`.
-        members: int64 ``[2X]``, messages.
-        after: int64 ``[G]``, group that a group follows on its communicator, or -1.
-        is_fifo: whether a port serves first what was ready first, not the lowest number.
-        slowdown: times that attention takes longer while messages of its device are under way.
-    """
-
-    source: Indices
-    target: Indices
-    feeder: Ints
-    ports: IntTable
-    num_ports: int
-    busy: Ints
-    latency: Ints
-    group: IntTable
-    group_ptr: Ints
-    members: Ints
-    after: Ints
-    is_fifo: int
-    slowdown: float
-
-    @classmethod
-    def of(
-        cls,
-        ends: tuple[Indices, Indices],
-        feeder: Ints,
-        ports: tuple[Ints, int],
-        groups: tuple[Ints, Ints, Ints, Ints],
-        *,
-        is_fifo: bool,
-    ) -> "Messages":
-        """Take messages whose times are not known yet."""
-        nothing = np.zeros_like(feeder)
-        source, target = (end.copy() for end in ends)
-        return cls(source, target, feeder, *ports, nothing, nothing, *groups, int(is_fifo), 1.0)
-
-
-def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Put so many messages into one group that follows nobody: groups hold nothing back."""
-    both = np.concatenate([np.arange(size)] * 2)
-    return np.zeros((2, size), np.int64), np.array([0, 2 * size]), both, np.array([-1])
 
 
 class _State(NamedTuple):
@@ -171,20 +91,6 @@ class _State(NamedTuple):
             to_start=none(size + 1), times=none(events), codes=none(events),
             counts=none(3),
         )  # fmt: skip
-
-
-def launches_of_waits(programs: ProgramTable) -> Ints:
-    """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
-    found = np.full(len(programs), -1, np.int64)
-    span = int(programs.key.max(initial=0)) + 2
-    place = programs.device.astype(np.int64) * span + programs.key
-    launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
-    if launches.size and waits.size:
-        order = np.argsort(place[launches])
-        where = np.searchsorted(place[launches], place[waits], sorter=order)
-        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
-        found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
-    return found
 
 
 def run_events(

@@ -16,17 +16,20 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Floats, Indices, Ints, order_by
+from dcp_dsl.arrays import Ints
 from dcp_planner.errors import PlanError
-from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.cluster import Cluster
-from dcp_planner.model.cost_model import KernelWork, reduction_seconds
+from dcp_planner.model.cost_model import KernelWork
 from dcp_planner.model.problem import DIRECTIONS, Direction
-from dcp_planner.simulation.event_loop import (
+from dcp_planner.simulation.event_loop import run_events
+from dcp_planner.simulation.event_tables import (
     Messages,
     Steps,
-    one_group,
-    run_events,
+    durations,
+    groups_of,
+    levelled,
+    message_times,
+    nanoseconds,
 )
 from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS, Trace, message_names, wait_name
 from dcp_planner.tables.head_groups import expand_head_groups
@@ -102,7 +105,7 @@ def mean_compute_seconds(plan: Plan) -> float:
         programs = tabulate_programs(flat, direction)
         work = _kernel_work(flat, direction, flat.cluster)
         steps = Steps.of(programs, flat.num_devices)
-        spent = _durations(programs, steps, flat.transfers, work, flat.cluster)
+        spent = durations(programs, steps, flat.transfers, work, flat.cluster)
         total += float((spent * speed[programs.device]).sum() / speed.sum())
     return total
 
@@ -152,7 +155,7 @@ class DirectionModel:
         messages = Messages.of(
             (transfers.source, transfers.target),
             find_feeders(transfers) if feeder is None else feeder, (ports, num_ports),
-            _groups(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
+            groups_of(steps, transfers, cluster), is_fifo=cluster.message_order == "fifo",
         )  # fmt: skip
         if rows is None:
             rows = np.arange(len(transfers))
@@ -191,8 +194,8 @@ class DirectionModel:
         Raises:
             PlanError: for a deadlock, or a run of a century.
         """
-        duration = _durations(self.programs, self.steps, self.transfers, work, cluster)
-        busy, latency = _message_times(self.transfers.size_bytes, self.link, cluster)
+        duration = durations(self.programs, self.steps, self.transfers, work, cluster)
+        busy, latency = message_times(self.transfers.size_bytes, self.link, cluster)
         if evenness != "as placed":
             op, device = self.programs.op, self.programs.device
             duration = levelled(
@@ -206,10 +209,10 @@ class DirectionModel:
                 f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
             )
-        busy_ns, latency_ns = np.maximum(_nanoseconds(busy), 1), _nanoseconds(latency)
+        busy_ns, latency_ns = np.maximum(nanoseconds(busy), 1), nanoseconds(latency)
         # Multiprocessors that move messages are not there for attention meanwhile.
         slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
-        steps = self.steps._replace(duration=_nanoseconds(duration))
+        steps = self.steps._replace(duration=nanoseconds(duration))
         messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
         begun, ended, started, at, end_ns = run_events(steps, messages, start_ns)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
@@ -297,137 +300,6 @@ class PlanModel:
         table, plan = self.flat.transfers, self.plan
         names = message_names(table.kind, table.block, plan.head_groups, len(plan.blocks))
         return _trace_of(parts, names)
-
-
-def _groups(steps: Steps, transfers: Transfers, cluster: Cluster) -> tuple[Ints, Ints, Ints, Ints]:
-    """Find the group of each end of each message, the members of groups, and whom they follow.
-
-    One group of everything where messages do not travel in groups.
-    """
-    size = len(transfers)
-    if cluster.message_order != "grouped" or not size:
-        return one_group(size)
-    launch = np.full((2, size), -1, np.int64)
-    _find_launches(steps, transfers.source.copy(), launch)
-    # A communicator is a device and a kind of message; what it sends in one division and hop is one
-    # group, and its first launch says when its turn is.
-    is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
-    communicator = np.append(transfers.source, transfers.target) * np.int64(2) + is_result + 1
-    columns = np.stack([communicator, np.tile(transfers.division, 2), np.tile(transfers.hop, 2)])
-    columns *= launch.ravel() >= 0  # others, of the other direction, are one group of their own
-    order = order_by(*columns)
-    group, group_ptr = np.empty((2, size), np.int64), np.empty(2 * size + 1, np.int64)
-    begins = np.empty(2 * size, np.int64)
-    count = _number_groups(order, columns, launch, group, group_ptr, begins)
-    communicator = columns[0, order[group_ptr[:count]]]
-    turn = order_by(communicator, begins[:count] + 1)
-    after = np.full(count, -1, np.int64)
-    follows = np.diff(communicator[turn]) == 0
-    after[turn[1:][follows]] = turn[:-1][follows]
-    return group, group_ptr[: count + 1], order % size, after
-
-
-@compiled
-def _find_launches(steps: Steps, source: Indices, launch: IntTable) -> None:
-    """Find the instruction that launches each message at its source and at its target."""
-    for device in range(len(steps.row_ptr) - 1):
-        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
-            if steps.op[row] == LAUNCH:
-                for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
-                    x = steps.items[k]
-                    launch[0 if source[x] == device else 1, x] = row
-
-
-@compiled
-def _number_groups(
-    order: Ints, columns: IntTable, launch: IntTable, group: IntTable, group_ptr: Ints, begins: Ints
-) -> int:
-    """Number the groups of ends, which are equal in their columns, find their first launches."""
-    size, count = launch.shape[1], 0
-    for n in range(len(order)):
-        end = order[n]
-        is_first = n == 0
-        for column in range(3):
-            is_first = is_first or columns[column, end] != columns[column, order[n - 1]]
-        if is_first:
-            group_ptr[count], begins[count] = n, launch[end // size, end % size]
-            count += 1
-        group[end // size, end % size] = count - 1
-        begins[count - 1] = min(begins[count - 1], launch[end // size, end % size])
-    group_ptr[count] = len(order)
-    return count
-
-
-def _durations(
-    programs: ProgramTable, steps: Steps, transfers: Transfers, work: KernelWork, cluster: Cluster
-) -> Floats:
-    """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
-    seconds, speed = np.zeros(len(programs)), cluster.speed_of_device
-    counts = np.diff(programs.item_ptr)
-    attends = np.flatnonzero((programs.op == ATTENTION) & (counts > 0))
-    seconds[attends] = work.launch_seconds(attends, programs.item_ptr, programs.items)
-    merged, posted = np.zeros(len(programs), np.int64), np.zeros(cluster.num_devices, np.int64)
-    _add_messages(steps, transfers.size_bytes.copy(), merged, posted)
-    reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
-    seconds[reduces] = reduction_seconds(merged[reduces], cluster)
-    busy = np.append(attends, reduces)
-    seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
-    # What the host does for messages is paid when a direction begins: most are launched there.
-    begins = np.flatnonzero(programs.op == COPY)
-    on_host = cluster.pass_s + cluster.host_message_s * posted
-    seconds[begins] = on_host[programs.device[begins]]
-    return seconds
-
-
-@compiled
-def _add_messages(steps: Steps, size_bytes: Ints, merged: Ints, posted: Ints) -> None:
-    """Add up the bytes that each instruction merges, and the messages that each device launches."""
-    for device in range(len(posted)):
-        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
-            first, last = steps.item_ptr[row], steps.item_ptr[row + 1]
-            if steps.op[row] == LAUNCH:
-                posted[device] += last - first
-            elif steps.op[row] == REDUCTION:
-                for k in range(first, last):
-                    merged[row] += size_bytes[steps.items[k]]
-
-
-def levelled(
-    spent: Floats,
-    device: Indices,
-    kinds: tuple[Bools, Bools],
-    speed: Floats,
-    *,
-    is_everywhere: bool,
-) -> Floats:
-    """Stretch or shrink what each device computes to what it would be in balance.
-
-    Args:
-        spent: time of each instruction or event ``[I]``.
-        device: of each.
-        kinds: which of them are attention, and which are reductions; nothing else is compute.
-        speed: rate of each device, relative ``[R]``.
-        is_everywhere: whether devices without attention take their share, too.
-    """
-    attends, reduces = kinds
-    load = np.bincount(device, spent * (attends | reduces), len(speed))
-    busy = np.bincount(device, spent * attends, len(speed)) > 0
-    shares = busy | is_everywhere
-    mean = float(load[shares] @ speed[shares]) / max(speed[shares].sum(), 1e-300)
-    # A device that only merges keeps that: stretched, it would hold up those that it merges for.
-    factor = np.divide(mean, load, out=np.ones(len(load)), where=busy)
-    return np.where(attends | reduces, spent * factor[device], spent)
-
-
-def _message_times(size_bytes: Ints, link: Ints, cluster: Cluster) -> tuple[Floats, Floats]:
-    """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each."""
-    rate = np.array([one.bytes_per_s for one in cluster.links])[link]
-    latency = np.array([one.latency_s for one in cluster.links])[link]
-    return size_bytes / rate + cluster.message_launch_s, latency
-
-
-def _nanoseconds(seconds: Floats) -> Ints:
-    return np.ceil(seconds * 1e9).astype(np.int64)
 
 
 def _kernel_work(plan: Plan, direction: Direction, cluster: Cluster) -> KernelWork:

@@ -1,0 +1,244 @@
+"""Tables that the event loop plays: instructions and messages of one direction, and their times.
+
+Messages of a communicator may travel in groups, one group behind the other.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, order_by
+from dcp_planner.jit import IntTable, compiled
+from dcp_planner.model.cluster import Cluster
+from dcp_planner.model.cost_model import KernelWork, reduction_seconds
+from dcp_planner.tables.plan import TransferKind, Transfers
+from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT, ProgramTable
+
+
+class Steps(NamedTuple):
+    """The instructions of one direction, device by device.
+
+    Attributes:
+        row_ptr: int64 ``[R+1]``, instructions of each device.
+        op, item_ptr, items: columns of a `ProgramTable`; only the messages of launches are read.
+        duration: int64 ``[I]``, time on the compute lane; 0 until it is known.
+        launch_of: int64 ``[I]``, launch that a wait belongs to, else -1.
+    """
+
+    row_ptr: Ints
+    op: Bytes
+    item_ptr: Ints
+    items: Indices
+    duration: Ints
+    launch_of: Ints
+
+    @classmethod
+    def of(cls, programs: ProgramTable, num_devices: int) -> "Steps":
+        """Take the instructions from a table, and find the launch of each wait."""
+        row_ptr = np.searchsorted(programs.device, np.arange(num_devices + 1))
+        op, ptr, items = programs.op.copy(), programs.item_ptr.copy(), programs.items.copy()
+        return cls(
+            row_ptr, op, ptr, items, np.zeros(len(op), np.int64), launches_of_waits(programs)
+        )
+
+
+class Messages(NamedTuple):
+    """The messages of one direction.
+
+    Attributes:
+        source, target: int32 ``[X]``.
+        feeder: int64 ``[X]``, message that has to arrive before this one can leave, or -1.
+        ports: int64 ``[2, X]``, port that it leaves by (0) and port that it enters by (1).
+        num_ports: ports of either kind, P.
+        busy: int64 ``[X]``, time that it occupies both; 0 until it is known.
+        latency: int64 ``[X]``, between leaving and arriving; 0 until it is known.
+        group: int64 ``[2, X]``, group of messages that it belongs to at its source and its target.
+        group_ptr: int64 ``[G+1]``, members of each group in `members`.
+        members: int64 ``[2X]``, messages.
+        after: int64 ``[G]``, group that a group follows on its communicator, or -1.
+        is_fifo: whether a port serves first what was ready first, not the lowest number.
+        slowdown: times that attention takes longer while messages of its device are under way.
+    """
+
+    source: Indices
+    target: Indices
+    feeder: Ints
+    ports: IntTable
+    num_ports: int
+    busy: Ints
+    latency: Ints
+    group: IntTable
+    group_ptr: Ints
+    members: Ints
+    after: Ints
+    is_fifo: int
+    slowdown: float
+
+    @classmethod
+    def of(
+        cls,
+        ends: tuple[Indices, Indices],
+        feeder: Ints,
+        ports: tuple[Ints, int],
+        groups: tuple[Ints, Ints, Ints, Ints],
+        *,
+        is_fifo: bool,
+    ) -> "Messages":
+        """Take messages whose times are not known yet."""
+        nothing = np.zeros_like(feeder)
+        source, target = (end.copy() for end in ends)
+        return cls(source, target, feeder, *ports, nothing, nothing, *groups, int(is_fifo), 1.0)
+
+
+def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
+    """Put so many messages into one group that follows nobody: groups hold nothing back."""
+    both = np.concatenate([np.arange(size)] * 2)
+    return np.zeros((2, size), np.int64), np.array([0, 2 * size]), both, np.array([-1])
+
+
+def launches_of_waits(programs: ProgramTable) -> Ints:
+    """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
+    found = np.full(len(programs), -1, np.int64)
+    span = int(programs.key.max(initial=0)) + 2
+    place = programs.device.astype(np.int64) * span + programs.key
+    launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
+    if launches.size and waits.size:
+        order = np.argsort(place[launches])
+        where = np.searchsorted(place[launches], place[waits], sorter=order)
+        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
+        found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
+    return found
+
+
+def groups_of(
+    steps: Steps, transfers: Transfers, cluster: Cluster
+) -> tuple[Ints, Ints, Ints, Ints]:
+    """Find the group of each end of each message, the members of groups, and whom they follow.
+
+    One group of everything where messages do not travel in groups.
+    """
+    size = len(transfers)
+    if cluster.message_order != "grouped" or not size:
+        return one_group(size)
+    launch = np.full((2, size), -1, np.int64)
+    _find_launches(steps, transfers.source.copy(), launch)
+    # A communicator is a device and a kind of message; what it sends in one division and hop is one
+    # group, and its first launch says when its turn is.
+    is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
+    communicator = np.append(transfers.source, transfers.target) * np.int64(2) + is_result + 1
+    columns = np.stack([communicator, np.tile(transfers.division, 2), np.tile(transfers.hop, 2)])
+    columns *= launch.ravel() >= 0  # others, of the other direction, are one group of their own
+    order = order_by(*columns)
+    group, group_ptr = np.empty((2, size), np.int64), np.empty(2 * size + 1, np.int64)
+    begins = np.empty(2 * size, np.int64)
+    count = _number_groups(order, columns, launch, group, group_ptr, begins)
+    communicator = columns[0, order[group_ptr[:count]]]
+    turn = order_by(communicator, begins[:count] + 1)
+    after = np.full(count, -1, np.int64)
+    follows = np.diff(communicator[turn]) == 0
+    after[turn[1:][follows]] = turn[:-1][follows]
+    return group, group_ptr[: count + 1], order % size, after
+
+
+@compiled
+def _find_launches(steps: Steps, source: Indices, launch: IntTable) -> None:
+    """Find the instruction that launches each message at its source and at its target."""
+    for device in range(len(steps.row_ptr) - 1):
+        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
+            if steps.op[row] == LAUNCH:
+                for k in range(steps.item_ptr[row], steps.item_ptr[row + 1]):
+                    x = steps.items[k]
+                    launch[0 if source[x] == device else 1, x] = row
+
+
+@compiled
+def _number_groups(
+    order: Ints, columns: IntTable, launch: IntTable, group: IntTable, group_ptr: Ints, begins: Ints
+) -> int:
+    """Number the groups of ends, which are equal in their columns, find their first launches."""
+    size, count = launch.shape[1], 0
+    for n in range(len(order)):
+        end = order[n]
+        is_first = n == 0
+        for column in range(3):
+            is_first = is_first or columns[column, end] != columns[column, order[n - 1]]
+        if is_first:
+            group_ptr[count], begins[count] = n, launch[end // size, end % size]
+            count += 1
+        group[end // size, end % size] = count - 1
+        begins[count - 1] = min(begins[count - 1], launch[end // size, end % size])
+    group_ptr[count] = len(order)
+    return count
+
+
+def durations(
+    programs: ProgramTable, steps: Steps, transfers: Transfers, work: KernelWork, cluster: Cluster
+) -> Floats:
+    """Compute the seconds that each instruction takes on the compute lane, ``[I]``."""
+    seconds, speed = np.zeros(len(programs)), cluster.speed_of_device
+    counts = np.diff(programs.item_ptr)
+    attends = np.flatnonzero((programs.op == ATTENTION) & (counts > 0))
+    seconds[attends] = work.launch_seconds(attends, programs.item_ptr, programs.items)
+    merged, posted = np.zeros(len(programs), np.int64), np.zeros(cluster.num_devices, np.int64)
+    _add_messages(steps, transfers.size_bytes.copy(), merged, posted)
+    reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
+    seconds[reduces] = reduction_seconds(merged[reduces], cluster)
+    busy = np.append(attends, reduces)
+    seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
+    # What the host does for messages is paid when a direction begins: most are launched there.
+    begins = np.flatnonzero(programs.op == COPY)
+    on_host = cluster.pass_s + cluster.host_message_s * posted
+    seconds[begins] = on_host[programs.device[begins]]
+    return seconds
+
+
+@compiled
+def _add_messages(steps: Steps, size_bytes: Ints, merged: Ints, posted: Ints) -> None:
+    """Add up the bytes that each instruction merges, and the messages that each device launches."""
+    for device in range(len(posted)):
+        for row in range(steps.row_ptr[device], steps.row_ptr[device + 1]):
+            first, last = steps.item_ptr[row], steps.item_ptr[row + 1]
+            if steps.op[row] == LAUNCH:
+                posted[device] += last - first
+            elif steps.op[row] == REDUCTION:
+                for k in range(first, last):
+                    merged[row] += size_bytes[steps.items[k]]
+
+
+def levelled(
+    spent: Floats,
+    device: Indices,
+    kinds: tuple[Bools, Bools],
+    speed: Floats,
+    *,
+    is_everywhere: bool,
+) -> Floats:
+    """Stretch or shrink what each device computes to what it would be in balance.
+
+    Args:
+        spent: time of each instruction or event ``[I]``.
+        device: of each.
+        kinds: which of them are attention, and which are reductions; nothing else is compute.
+        speed: rate of each device, relative ``[R]``.
+        is_everywhere: whether devices without attention take their share, too.
+    """
+    attends, reduces = kinds
+    load = np.bincount(device, spent * (attends | reduces), len(speed))
+    busy = np.bincount(device, spent * attends, len(speed)) > 0
+    shares = busy | is_everywhere
+    mean = float(load[shares] @ speed[shares]) / max(speed[shares].sum(), 1e-300)
+    # A device that only merges keeps that: stretched, it would hold up those that it merges for.
+    factor = np.divide(mean, load, out=np.ones(len(load)), where=busy)
+    return np.where(attends | reduces, spent * factor[device], spent)
+
+
+def message_times(size_bytes: Ints, link: Ints, cluster: Cluster) -> tuple[Floats, Floats]:
+    """Compute the seconds that messages occupy their ports, and their latencies, ``[X]`` each."""
+    rate = np.array([one.bytes_per_s for one in cluster.links])[link]
+    latency = np.array([one.latency_s for one in cluster.links])[link]
+    return size_bytes / rate + cluster.message_launch_s, latency
+
+
+def nanoseconds(seconds: Floats) -> Ints:
+    """Round seconds up to whole nanoseconds, int64."""
+    return np.ceil(seconds * 1e9).astype(np.int64)
