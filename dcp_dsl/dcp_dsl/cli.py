@@ -119,15 +119,7 @@ def dcpm(ctx: click.Context, color: str) -> None:
 
 def main() -> None:
     """Run `dcpm`; errors that a person can mend become one message and an exit status."""
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:  # the caller closed it: `>&-`
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
-        elif isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
-    gc.set_threshold(FEW_COLLECTIONS)  # what imports make is no garbage
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _leave)
+    _prepare()
     try:
         status = dcpm.main(prog_name="dcpm", standalone_mode=False)
         sys.stdout.flush()  # what cannot be written shows now
@@ -143,6 +135,20 @@ def main() -> None:
     except OSError as error:
         _fail(f"dcpm: {_told(error)}", DCPError.exit_code)
     sys.exit(status if isinstance(status, int) else 0)
+
+
+def _prepare() -> None:
+    """Set up the streams, the garbage collector and the signals of the process."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it: `>&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
+    gc.set_threshold(FEW_COLLECTIONS)  # what imports make is no garbage
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP; so do we
+            signal.signal(number, _leave)
 
 
 def _check_libraries(name: str) -> None:

@@ -90,6 +90,16 @@ def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.S
     assert (process.returncode, out, err) == (128 + number, "cleaned up\n", "")
 
 
+def test_command_under_nohup_outlives_its_terminal():
+    code = (
+        "import os, signal\nfrom dcp_dsl import cli\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "cli.dcpm.main = lambda **_: os.kill(os.getpid(), signal.SIGHUP)\n"
+        "cli.main()\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("library", "arguments", "extra"),
     [

@@ -214,6 +214,7 @@ def test_masks_that_double_their_argument_are_evaluated_once():
         ("mask a = q / 2 > k", "E001", "write `//`"),
         ("mask a = causal; mask b = full", "E001", "without it"),
         ("mask a = k ≤ q", "E001", "write `<=`"),
+        ("mask a = q < 4kk", "E001", "numbers end in a digit, `k` (1024) or `M`"),
     ],
 )
 def test_habits_of_other_languages_are_told_the_way_out(text, code, hint):

@@ -100,12 +100,17 @@ def test_a_million_tokens_with_sixteen_blocks_per_64_queries():
 
 
 def test_nested_columns_are_those_of_the_instances_in_order():
-    text = "segment s = doc(img[lens]*)* column w in img mask a = q.img.w > 5 and k <= q"
+    text = (
+        "segment s = book(doc(img[lens]*)*)* column w in img column near[2] in img "
+        "mask a = (q.img.w > 5 or k in q.img.near) and k <= q"
+    )
     mask = Spec.from_text(text).mask("a")
-    nested = Sample({"lens": [[1, 2], [], [0, 1]], "w": [[9, 1], [], [9, 7]]}, 4)
-    flat = Sample({"lens": [[1, 2], [], [0, 1]], "w": [9, 1, 9, 7]}, 4)
+    lens, near = [[[]], [[1, 2], [], [0, 1]]], [[0, 3], [1, 1], [2, 2], [0, 3]]
+    flat = Sample({"lens": lens, "w": [9, 1, 9, 7], "near": near}, 4)
+    values = {"w": [[[]], [[9, 1], [], [9, 7]]], "near": [[[]], [near[:2], [], near[2:]]]}
+    nested = Sample({"lens": lens, **values}, 4)
     assert mask.bind(nested).digest == mask.bind(flat).digest
-    assert [int(row.sum()) for row in dense_mask(mask, nested)] == [1, 0, 0, 4]
+    assert [int(row.sum()) for row in dense_mask(mask, nested)] == [1, 1, 1, 4]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,9 @@ def test_a_library_file_defines_its_mask_cites_a_source_and_passes_its_checks(pa
 
 masks = st.integers(0, 2**32).map(lambda seed: MaskWriter(Random(seed)).mask(2))
 # What separates tokens, for a text that keeps its meaning however it is spaced.
-gaps = st.sampled_from([" ", "  ", "\n", "\n\n\n", " # a comment\n", "\t", "\n  # one\n# two\n\n"])
+gaps = st.sampled_from(
+    [" ", "  ", "\n", "\n\n\n", " # a comment\n", "\t", "\u00a0", "\n  # one\n# two\n\n"]
+)
 
 
 @quick

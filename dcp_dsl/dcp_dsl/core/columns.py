@@ -293,7 +293,7 @@ def _values(
 
 def flat_column(value: Column, depth: int) -> Column:
     """Return a column that nests as the instances of its segment do as one list of their values."""
-    while isinstance(value, list) and _depth(value) > depth + 1:
+    for _ in range(_depth(value) - depth - 1):
         value = [
             item for inner in value for item in (inner if isinstance(inner, list) else [inner])
         ]
@@ -301,11 +301,8 @@ def flat_column(value: Column, depth: int) -> Column:
 
 
 def _depth(value: Column) -> int:
-    """Return how many lists stand around the first integer of a column."""
-    depth = 0
-    while isinstance(value, list):
-        depth, value = depth + 1, next((inner for inner in value if inner != []), 0)
-    return depth
+    """Return how many lists stand around the integers of a column; some lists may be empty."""
+    return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 
 def _ids(

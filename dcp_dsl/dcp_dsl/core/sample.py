@@ -169,7 +169,9 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:  # Any: whatever a fil
             return [_plain(name, item, depth + 1) for item in value]
     if isinstance(value, int) and not isinstance(value, bool):
         if not -_BEYOND <= value < _BEYOND:
-            raise DatasetError(f"column `{name}`: {value:.6g} does not fit into int64")
+            raise DatasetError(
+                f"column `{name}`: an integer of {value.bit_length()} bits does not fit into int64"
+            )
         return value
     raise DatasetError(
         f"column `{name}`: expected integers or lists of integers, got {reprlib.repr(value)} "

@@ -363,12 +363,12 @@ class Attach(Node):
     renames: tuple[Rename, ...]
 
 
-Literals: TypeAlias = int | bool | tuple["Literals", ...]
+Literals: TypeAlias = int | tuple["Literals", ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Field(Node):
-    """``column = value`` of a sample; lists are tuples."""
+    """``column = value`` of a sample; lists are tuples, `true` is 1 and `false` is 0."""
 
     name: Ident
     value: Literals

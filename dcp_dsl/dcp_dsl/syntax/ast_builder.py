@@ -59,7 +59,7 @@ def _items(child: Built) -> tuple[Built, ...]:
 
 
 def _literal(value: Built) -> ast.Literals:
-    return value.value if isinstance(value, ast.Number | ast.Bool) else value
+    return int(value.value) if isinstance(value, ast.Number | ast.Bool) else value
 
 
 def integer(word: ParsedWord) -> int:

@@ -6,6 +6,7 @@ in one never hides the next. This is the only module that knows Lark.
 
 import hashlib
 import json
+import re
 import sys
 from contextlib import suppress
 from dataclasses import dataclass
@@ -158,8 +159,8 @@ def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
         SpecError: with the one diagnostic.
     """
     if len(text) > MAX_CHARACTERS:
-        shown = make_diagnostic("E016", "this expression is too long", text[:200], Span(0, 1))
-        raise SpecError((shown,))
+        message = "this expression is too long"
+        raise SpecError((make_diagnostic("E016", message, text[:200], Span(0, 1), name=name),))
     tokens = [token for group in split_statements(text) for token in group]
     try:
         return build(_run(text, tokens, "expression"), 0)  # type: ignore[no-any-return]  # an `Expr`
@@ -348,6 +349,9 @@ def _fail_foreign_operator(place: RawToken, text: str) -> None:
     )
 
 
+_NUMBER = re.compile(r"[0-9][0-9_]*[kM]?")
+
+
 def _fail_unknown_character(place: RawToken) -> None:
     if place.kind == "string" and (place.text.count('"') < 2):
         raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
@@ -355,7 +359,7 @@ def _fail_unknown_character(place: RawToken) -> None:
         shown = place.text if place.text.isprintable() else f"U+{ord(place.text):04X}"
         message = f"the language has no character `{shown}`"
         raise BuildError("E001", message, place.span, _WAYS_OUT.get(place.text, ""))
-    if place.kind == "number" and not place.text.replace("_", "").rstrip("kM").isdigit():
+    if place.kind == "number" and not _NUMBER.fullmatch(place.text):
         raise BuildError(
             "E001", f"`{place.text}` is neither a number nor a name", place.span,
             "numbers end in a digit, `k` (1024) or `M` (1_048_576); names begin with a letter",

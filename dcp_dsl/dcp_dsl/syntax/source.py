@@ -8,6 +8,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
+from dcp_dsl.errors import DCPError
 from dcp_dsl.files import replacing
 from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.parser import parse
@@ -23,8 +24,8 @@ class SpecFileError(SpecError):
     exit_code = 2
 
     def __init__(self, message: str) -> None:
-        super().__init__(())
-        self.args = (message,)
+        self.diagnostics = ()
+        DCPError.__init__(self, message)
 
 
 def read_text(path: str | Path) -> str:
