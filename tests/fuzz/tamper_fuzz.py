@@ -30,7 +30,7 @@ from plan_file_rows import DEVICES, SPECS, File, base  # noqa: E402
 from plan_tampers import tamper_of  # noqa: E402
 
 from dcp_planner import Plan, read_plan  # noqa: E402
-from dcp_planner.plan.file import check_file  # noqa: E402
+from dcp_planner.plan.file_check import check_file  # noqa: E402
 from dcp_runtime import RunConfig, RunError, open_world, run_plan  # noqa: E402
 
 COMMAND = "python tests/fuzz/tamper_fuzz.py"

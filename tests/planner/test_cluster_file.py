@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dcp_dsl import printable
 from dcp_planner import Cluster, ClusterError, find_cluster, preset, write_cluster
 from dcp_planner.model import PRESETS
 from dcp_planner.model.cluster_file import preset_file, read_cluster
@@ -60,7 +61,7 @@ def test_a_file_holds_what_was_written(tmp_path):
 
 
 @given(
-    name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20),
+    name=st.text(st.characters(codec="utf-8"), min_size=1, max_size=20).map(printable),
     rate=st.floats(1e-300, 1e20),
     latency=st.floats(0, 3600),
     backward=st.none() | st.floats(1e-300, 1e20),
@@ -131,6 +132,7 @@ def test_a_name_that_is_no_cluster_is_refused(text, message):
         ("nodes = 2", "nodes = 2.5", "got 2.5"),
         ("nodes = 2", "nodes = 1000000000000", ":3: Cluster.nodes: expected a whole number 1 to"),
         ("nodes = 2", "nodse = 2", ":3: unknown key 'nodse'; did you mean `nodes`?"),
+        ("nodes = 2", f"nodes = 0x{'f' * 4000}", "expected TOML, got: Exceeds the limit"),
         ("nodes = 2\n", "", "nodes missing"),
         ("memory_bytes = 1_000_000", "memory_bytes = 1.5", "got 1.5"),
         ('name = "mine"', "name = 3", ":2: name: expected a text, got 3"),
@@ -163,6 +165,11 @@ def test_a_file_that_is_none_is_refused(tmp_path):
             read_cluster(tmp_path / f"{name}.toml")
     with pytest.raises(ClusterError, match="regular file"):
         read_cluster(tmp_path)
+
+
+def test_names_of_a_cluster_are_printed_without_orders_to_the_terminal(tmp_path):
+    found = read_cluster(written(tmp_path, GOOD.replace("mine", "\\u001b[2J"))).cluster
+    assert (found.name, found.source.isprintable()) == (r"\x1b[2J", True)
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path):

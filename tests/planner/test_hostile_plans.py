@@ -36,7 +36,7 @@ from dcp_planner.model.problem import PlanWarning
 from dcp_planner.plan import arrow_tables, columns
 from dcp_planner.plan.arrow_tables import TABLES, decode_table, encode_table
 from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
-from dcp_planner.plan.file import check_file
+from dcp_planner.plan.file_check import check_file
 from dcp_planner.tables.programs import LAUNCH, WAIT, Programs, ProgramTable, tabulate_programs
 
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"

@@ -18,7 +18,7 @@ from dcp_planner import (
     read_plan,
     write_plan,
 )
-from dcp_planner.plan import decode_part, encode_parts
+from dcp_planner.plan import decode_part, encode_parts, join_plans
 from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 
 SHAPE = ModelShape(4, 2, 16, dtype_bytes=2)
@@ -58,6 +58,24 @@ def test_a_memory_limit_that_float32_would_exceed_is_kept(sparsity):
     assert planned(sparsity, 1e12, memory_limit_bytes=limit).shape.partials == "input"
     with pytest.raises(BufferLimitError):
         planned(sparsity, 1e12, memory_limit_bytes=limit // 8, partials="float32")
+
+
+def test_joined_plans_give_float32_up_where_it_would_not_fit(sparsity):
+    cluster, config = Cluster(1, 4), replace(CONFIG, memory_limit_bytes=0)
+    exact, rounded = (
+        [(build_plan(sparsity, SHAPE, cluster, replace(CONFIG, partials=choice)), 0)] * 2
+        for choice in ("float32", "input")
+    )
+    with pytest.raises(BufferLimitError) as refused:
+        join_plans(rounded, cluster, config)
+    config = replace(config, memory_limit_bytes=refused.value.least)
+    joined = join_plans(exact, cluster, config)
+    assert digest(joined) == digest(join_plans(rounded, cluster, config))
+    assert int((receive_buffer_bytes(joined) + accumulator_bytes(joined)).max()) <= (
+        refused.value.least
+    )
+    with pytest.raises(BufferLimitError):
+        join_plans(exact, cluster, replace(config, partials="float32"))
 
 
 def test_masks_of_a_stack_share_the_type(masks):

@@ -32,7 +32,8 @@ from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.problem import PlanWarning
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
-from dcp_planner.plan.file import META_LIMIT_BYTES, check_file, decode_plan, read_meta
+from dcp_planner.plan.file import META_LIMIT_BYTES, decode_plan, read_meta
+from dcp_planner.plan.file_check import check_file
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 
@@ -279,6 +280,7 @@ CASES = {
     "nodes text": (edited_meta(cluster__nodes="2"), "expected 'nodes' as int, got '2'"),
     "nodes true": (edited_meta(cluster__nodes=True), "expected 'nodes' as int, got True"),
     "nodes zero": (edited_meta(cluster__nodes=0), "Cluster.nodes: expected a whole number"),
+    "rate absurd": (edited_meta(cluster__flops_per_s=10**400), "int too large to convert to float"),
     "nodes absurd": (edited_meta(cluster__nodes=10**6), "expected a cluster of at most 65536 devices"),
     "heads": (edited_meta(shape__kv_heads=3), "q_heads must be a multiple of kv_heads"),
     "other heads": (edited_meta(shape__head_dim=64), "a transfer's size follows from"),
@@ -479,7 +481,8 @@ def test_nothing_but_a_regular_file_is_replaced(plan, tmp_path):
         write_plan("", plan)
 
 
-def test_a_pipe_is_not_waited_for(tmp_path):
+@pytest.mark.parametrize("read", [read_plan, read_meta])
+def test_a_pipe_is_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(PlanFileError, match="expected a regular file"):
-        read_plan(tmp_path / "pipe")
+    with pytest.raises(PlanFileError, match=r"plan file .*pipe: expected a regular file"):
+        read(tmp_path / "pipe")

@@ -137,6 +137,18 @@ def test_a_tolerance_is_missed_rather_than_a_limit():
     assert {"tokens_above_tolerance", "placed_by_layout"} <= {w.code for w in plan.warnings}
 
 
+def test_float32_leaves_room_for_the_tokens_above_the_cap():
+    causal = Spec.from_text("mask m = causal").mask("m").bind(Sample(length=891))
+    (sparsity,) = cut_stack([[causal]], 128)
+    config = PlanConfig("native", budget="fast", memory_limit_bytes=141_312)
+    plans = [
+        build_plan(sparsity, ModelShape(8, 2, 16), Cluster(1, 3), replace(config, partials=choice))
+        for choice in ("auto", "input")
+    ]
+    assert "placed_by_layout" in {warning.code for warning in plans[0].warnings}
+    assert digest(plans[0]) == digest(plans[1])
+
+
 @pytest.fixture
 def assembled(masks):
     """Assemble plans of one scattered placement: queries come and go, in backward keys do."""

@@ -17,7 +17,7 @@ def validate(plans: tuple[str, ...], as_json: bool) -> None:
 
     Exit status: 0 if all hold, 1 if one is broken, 2 if a file cannot be read.
     """
-    from dcp_planner.plan.file import check_file
+    from dcp_planner.plan.file_check import check_file
 
     verdicts = [check_file(path) for path in plans]
     if as_json:

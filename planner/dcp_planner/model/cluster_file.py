@@ -30,6 +30,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from dcp_dsl import printable
 from dcp_dsl.files import replacing
 from dcp_planner.errors import ClusterError, nearest
 from dcp_planner.model.cluster import Cluster, devices_of_json
@@ -168,6 +169,7 @@ def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = Fals
     language = "JSON" if is_json else "TOML"
     try:
         values = json.loads(text) if is_json else tomllib.loads(text)
+        repr(values)  # hexadecimal numbers of TOML may be longer than Python prints in a message
     except (ValueError, RecursionError) as error:  # both decoders' errors are ValueErrors
         raise ClusterError(f"{where}: expected {language}, got: {error}") from None
     if not isinstance(values, dict):
@@ -183,6 +185,8 @@ def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = Fals
         if key not in _NAMES:
             raise ClusterError(f"{where}: [sources]: unknown key {key!r:.60}{nearest(key, _NAMES)}")
     given: dict[str, Any] = {"name": name or "unnamed", "source": where} | values
+    # Tables print both; a file may be anybody's.
+    given |= {key: printable(given[key]) for key in ("name", "source")}
     memory = given["memory_bytes"]
     if isinstance(memory, float) and memory.is_integer():  # 80e9 is a whole number to people
         given["memory_bytes"] = int(memory)

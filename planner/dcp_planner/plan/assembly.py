@@ -16,7 +16,7 @@ import numpy as np
 
 from dcp_dsl import Slabs
 from dcp_dsl.arrays import Ints
-from dcp_planner.errors import PlanError
+from dcp_planner.errors import BufferLimitError, PlanError
 from dcp_planner.model.cluster import FLOAT32_BYTES, Cluster, ModelShape
 from dcp_planner.model.config import MOST_COST, PlanConfig
 from dcp_planner.model.problem import Placement, Workload, loads_of
@@ -31,12 +31,19 @@ from dcp_planner.tables.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arranged:
-    """A batch of one mask with its placement and schedule, and who placed it."""
+    """A batch of one mask, arranged.
+
+    Attributes:
+        workload, placement, schedule: what is computed, where and when.
+        partitioner: who placed it.
+        spent: int64 ``[R]``, bytes of the memory limit that something else takes.
+    """
 
     workload: Workload
     placement: Placement
     schedule: Schedule
     partitioner: str
+    spent: Ints | int = 0
 
     @classmethod
     def of(
@@ -53,7 +60,7 @@ class Arranged:
             BufferLimitError: if no schedule fits the memory limit.
         """
         schedule = make_schedule(workload, placement, cluster, config, spent)
-        return cls(workload, placement, schedule, config.partitioner)
+        return cls(workload, placement, schedule, config.partitioner, spent)
 
     def seconds(self, cluster: Cluster) -> float:
         """Predict forward and backward."""
@@ -95,7 +102,9 @@ def emit_plans(
     if config.partials == "auto" and plans[0].shape.partial_bytes < FLOAT32_BYTES:
         wide = tuple(one.emit(cluster, in_float32=True) for one in arranged)
         least = _seconds(plans, layers, config)
-        if _fits(wide, config) and _seconds(wide, layers, config) <= (1 + MOST_COST) * least:
+        limit = config.memory_limit_bytes
+        fits = (_fits(plan, one, limit) for plan, one in zip(wide, arranged, strict=True))
+        if all(fits) and _seconds(wide, layers, config) <= (1 + MOST_COST) * least:
             plans = wide
     for plan in plans:
         validate(plan)
@@ -110,12 +119,9 @@ def _seconds(plans: Sequence[Plan], layers: Sequence[int], config: PlanConfig) -
     return sum(attention) + sum(layers) * config.token_seconds * float(tokens.max(initial=0))
 
 
-def _fits(plans: Sequence[Plan], config: PlanConfig) -> bool:
-    limit = config.memory_limit_bytes
-    if limit is None:
-        return True
-    needed = [receive_buffer_bytes(plan) + accumulator_bytes(plan) for plan in plans]
-    return int(np.max(needed)) <= limit
+def _fits(plan: Plan, arranged: Arranged, limit: int | None) -> bool:
+    needed = receive_buffer_bytes(plan) + accumulator_bytes(plan) + arranged.spent
+    return limit is None or int(needed.max()) <= limit
 
 
 @schedules_kept()
@@ -129,13 +135,14 @@ def join_plans(
     Args:
         parts: each plan and its first device; device d of the plan is ``first + d`` of the cluster.
         cluster: all devices.
-        config: how divisions are cut; placements stay as they are. Partial results travel in
-            float32 if those of all plans do.
+        config: how divisions are cut, and what memory they may need; placements stay as they are.
+            Partial results travel in float32 if those of all plans do, and if that fits the limit.
 
     Returns:
         A validated plan. O(size of the plans), and one schedule.
 
     Raises:
+        BufferLimitError: if no schedule fits the memory limit.
         PlanError: if there is no plan, shapes differ, a plan has several head groups, or reaches
             beyond the cluster.
     """
@@ -149,7 +156,14 @@ def join_plans(
     device = np.concatenate([plan.tiles.device + first for plan, first in parts])
     placement = Placement(owner.astype(np.int32), device.astype(np.int32))
     workload = _join(plans, token)
-    schedule = make_schedule(workload, placement, cluster, config)
+    try:
+        schedule = make_schedule(workload, placement, cluster, config)
+    except BufferLimitError:
+        if config.partials != "auto" or not workload.shape.float32_partials:
+            raise
+        # Each plan had room for float32 alone; on devices that several share they may not have.
+        workload = replace(workload, shape=replace(workload.shape, float32_partials=False))
+        schedule = make_schedule(workload, placement, cluster, config)
     joined = assemble(workload, cluster, placement, schedule, plans[0].partitioner)
     validate(joined)
     return joined

@@ -6,7 +6,9 @@ ends of a message use as its name; rows of other devices are blank in it. It hol
 
 import io
 import json
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast, get_args
@@ -232,6 +234,9 @@ def _without(columns: "Columns", key: str) -> "Columns":
 
 
 _META = "meta"
+# What zipfile, zlib and numpy raise for damaged bytes, and we for damaged values.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError,
+            RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)  # fmt: skip
 _BLANK = {"kind": BlockKind.FULL, "device": -1, "source": -1, "target": -1}
 """Values in the rows of other devices; 0 in the columns that are not named."""
 
@@ -326,7 +331,7 @@ def decode_part(data: bytes) -> PlanPart:
         if meta["schema"] != SCHEMA:
             raise PlanFileError(f"expected a part of a {SCHEMA!r} plan, got {meta['schema']!r}")
         return PlanPart(int(meta["device"]), str(meta["digest"]), _restore(arrays, meta))
-    except (ValueError, KeyError, TypeError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise PlanFileError(f"expected a part of a plan, got {len(data)} bytes: {error}") from error
 
 
@@ -351,15 +356,10 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
         backward=backward,
         partitioner=meta["partitioner"],
         head_groups=int(meta.get("head_groups", 1)),
-        forms=_forms(arrays, meta),
-    )
-
-
-def _forms(arrays: Arrays, meta: dict[str, Any]) -> tuple[PlacedForm, ...]:  # Any: as above
-    found = enumerate(meta.get("forms", ()))
-    return tuple(
-        PlacedForm(form_of(kind, tokens, arrays[f"forms.{n}"].astype(np.int64)), q_start, kv_start)
-        for n, (kind, q_start, kv_start, tokens) in found
+        forms=tuple(
+            PlacedForm(form_of(kind, own, arrays[f"forms.{n}"].astype(np.int64)), q_start, kv_start)
+            for n, (kind, q_start, kv_start, own) in enumerate(meta.get("forms", ()))
+        ),
     )
 
 

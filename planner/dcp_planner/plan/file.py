@@ -2,7 +2,7 @@
 
 The layout is written down in ``docs/dcpplan.md``. Reading trusts nothing: sizes are bounded before
 anything is unpacked, every table has to have its columns, the plan is validated and its digest
-computed anew. `check_file` returns the result of reading as a value.
+computed anew.
 """
 
 import io
@@ -11,14 +11,15 @@ import os
 import stat
 import struct
 import zipfile
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeVar, get_args
+from typing import Any, BinaryIO, TypeVar, get_args
 
 from dcp_dsl import DatasetError, printable
 from dcp_dsl.files import check_writable, replacing
-from dcp_planner.errors import InvariantError, PlanError, PlanFileError
+from dcp_planner.errors import PlanError, PlanFileError
 from dcp_planner.model.cluster import (
     LATER_FIELDS,
     Cluster,
@@ -42,7 +43,6 @@ from dcp_planner.plan.columns import (
     plan_of_columns,
     traces_of_columns,
 )
-from dcp_planner.plan.origin import check_origin
 from dcp_planner.plan.validation import validate
 from dcp_planner.simulation.trace import Trace
 from dcp_planner.tables.metrics import measure
@@ -51,13 +51,10 @@ from dcp_planner.tables.programs import digest
 
 LIMIT_BYTES = 1 << 30
 """Most bytes a plan file, or any one of its tables unpacked, may have."""
-
 META_LIMIT_BYTES = 1 << 25
 """Most bytes of ``meta.json``; a plan for 65,536 devices has some 10 MB."""
-
 _SOURCE_LIMIT_BYTES = 3 << 23
 """Most bytes of a provenance: with it ``meta.json`` stays below its limit."""
-
 _NAMES_LIMIT_BYTES = 1 << 20
 """Most bytes of the names of sequences; some 15,000 names."""
 
@@ -157,12 +154,15 @@ def read_plan(
         invariant.
     """
     path = Path(path)
-    try:
-        data, owner = _read_bytes(path, limit_bytes)
-        is_foreign = owner != os.geteuid() if is_foreign is None else is_foreign
-        return decode_plan(data, limit_bytes=limit_bytes, is_foreign=is_foreign)
-    except PlanFileError as error:
-        raise PlanFileError(error.reason, f"plan file {path}") from error
+    with _named(path):
+        status = _check_regular(path)
+        if status.st_size > limit_bytes:
+            raise PlanFileError(
+                f"expected at most {limit_bytes} bytes, got {status.st_size}; in Python "
+                "read_plan(path, limit_bytes=...) allows more"
+            )
+        is_foreign = status.st_uid != os.geteuid() if is_foreign is None else is_foreign
+        return decode_plan(path.read_bytes(), limit_bytes=limit_bytes, is_foreign=is_foreign)
 
 
 def read_meta(path: str | Path) -> Mapping[str, Any]:
@@ -171,15 +171,11 @@ def read_meta(path: str | Path) -> Mapping[str, Any]:
     Raises:
         PlanFileError: if the file is missing, no whole archive, or of another schema.
     """
-    try:
-        with open(path, "rb") as file:
+    path = Path(path)
+    with _named(path):
+        _check_regular(path)
+        with path.open("rb") as file:
             return _read_meta(_read_members(file, (_META,))[_META])
-    except OSError as error:
-        raise PlanFileError(
-            f"cannot be read: {error.strerror or error}", f"plan file {path}"
-        ) from error
-    except PlanFileError as error:
-        raise PlanFileError(error.reason, f"plan file {path}") from error
 
 
 def decode_plan(
@@ -187,84 +183,6 @@ def decode_plan(
 ) -> PlanFile:
     """Read and validate the bytes of a plan file; as `read_plan`."""
     members = _read_members(io.BytesIO(data), _MEMBERS)
-    return _read_parts(members, limit_bytes, is_foreign=is_foreign)
-
-
-def _read_bytes(path: Path, limit_bytes: int) -> tuple[bytes, int]:
-    """Return the content of a file and the user that it belongs to."""
-    try:
-        if path.is_dir():
-            raise PlanFileError(
-                f"expected a regular file, got a folder; name one in it: {path}/NAME.dcpplan"
-            )
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):  # a pipe would never end
-            raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
-        if status.st_size > limit_bytes:
-            raise PlanFileError(
-                f"expected at most {limit_bytes} bytes, got {status.st_size}; in Python "
-                "read_plan(path, limit_bytes=...) allows more"
-            )
-        return path.read_bytes(), status.st_uid
-    except FileNotFoundError:
-        raise PlanFileError(f"there is no such file; {_AGAIN}") from None
-    except OSError as error:
-        raise PlanFileError(f"cannot be read: {error.strerror or error}") from error
-
-
-def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
-    """Read the wanted members of an archive, all of which are checked."""
-    expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
-    size = file.seek(0, io.SEEK_END)
-    try:
-        with zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-            _check_members(infos, expected, size)
-            return {info.filename: archive.read(info) for info in infos if info.filename in wanted}
-    except zipfile.BadZipFile as error:
-        file.seek(0)
-        found = _describe(file.read(4), error)
-        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
-    except (
-        OSError, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError,
-        struct.error,
-    ) as error:  # fmt: skip
-        # What zipfile raises for encrypted, foreign or damaged headers.
-        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
-
-
-def _describe(begin: bytes, error: zipfile.BadZipFile) -> str:
-    """Describe what stands in the place of an archive by its first four bytes."""
-    if not begin:
-        return "an empty file"
-    if begin == b"PK\x03\x04":
-        return f"one that is cut short or damaged ({error})"
-    return "another kind of file"
-
-
-def _check_members(infos: list[zipfile.ZipInfo], expected: list[str], size: int) -> None:
-    names = [info.filename for info in infos]
-    missing = [name for name in expected if name not in names]
-    if missing:
-        raise PlanFileError(
-            f"expected {', '.join(expected)} inside, {missing[0]} is missing; {_AGAIN}"
-        )
-    if len(set(names)) != len(names):
-        raise PlanFileError(f"a name appears twice inside; {_AGAIN}")
-    for info in infos:
-        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
-            raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
-        if info.filename == _META and info.file_size > META_LIMIT_BYTES:
-            raise PlanFileError(
-                f"{_META}: expected at most {META_LIMIT_BYTES} bytes, got {info.file_size}"
-            )
-    # Stored members lie side by side, so together they cannot be larger than the file.
-    total = sum(info.file_size for info in infos)
-    if total > size:
-        raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
-
-
-def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool) -> PlanFile:
     meta = _read_meta(members[_META])
     is_grouped = "head_groups" in meta
     groups = _member(meta, "head_groups", int) if is_grouped else 1
@@ -290,12 +208,89 @@ def _read_parts(members: dict[str, bytes], limit_bytes: int, *, is_foreign: bool
         traces = traces_of_columns(tables["events"], sources, sizes, plan)
         # A file may be anybody's: what follows relies on every invariant.
         validate(plan)
-    except (ValueError, PlanError, DatasetError) as error:
+    except (ValueError, OverflowError, PlanError, DatasetError) as error:
+        # OverflowError: JSON has whole numbers that no float reaches.
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
     found, expected = digest(plan), _member(meta, "digest", str)
     if found != expected:
         raise PlanFileError(f"expected the digest {expected}, its content has {found}; {_AGAIN}")
     return PlanFile(plan, traces, meta)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn what stops the reading of a file into a `PlanFileError` that names the file."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise PlanFileError(f"there is no such file; {_AGAIN}", f"plan file {path}") from error
+    except OSError as error:
+        reason = f"cannot be read: {error.strerror or error}"
+        raise PlanFileError(reason, f"plan file {path}") from error
+    except PlanFileError as error:
+        raise PlanFileError(error.reason, f"plan file {path}") from error
+
+
+def _check_regular(path: Path) -> os.stat_result:
+    """Return the status of a regular file; a pipe would never end."""
+    status = path.stat()
+    if stat.S_ISDIR(status.st_mode):
+        raise PlanFileError(
+            f"expected a regular file, got a folder; name one in it: {path}/NAME.dcpplan"
+        )
+    if not stat.S_ISREG(status.st_mode):
+        raise PlanFileError(f"expected a regular file, got something else; {_AGAIN}")
+    return status
+
+
+def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
+    """Read the wanted members of an archive, all of which are checked."""
+    size = file.seek(0, io.SEEK_END)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            infos = archive.infolist()
+            _check_members(infos, size)
+            return {info.filename: archive.read(info) for info in infos if info.filename in wanted}
+    except zipfile.BadZipFile as error:
+        file.seek(0)
+        found = _describe(file.read(4), error)
+        raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
+    except (
+        OSError, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError,
+        struct.error,
+    ) as error:  # fmt: skip
+        # What zipfile raises for encrypted, foreign or damaged headers.
+        raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
+
+
+def _describe(begin: bytes, error: zipfile.BadZipFile) -> str:
+    """Describe what stands in the place of an archive by its first four bytes."""
+    if begin == b"PK\x03\x04":
+        return f"one that is cut short or damaged ({error})"
+    return "another kind of file" if begin else "an empty file"
+
+
+def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
+    expected = [_META, *(f"{name}.arrow" for name in TABLES if name not in OPTIONAL_TABLES)]
+    names = [info.filename for info in infos]
+    missing = [name for name in expected if name not in names]
+    if missing:
+        raise PlanFileError(
+            f"expected {', '.join(expected)} inside, {missing[0]} is missing; {_AGAIN}"
+        )
+    if len(set(names)) != len(names):
+        raise PlanFileError(f"a name appears twice inside; {_AGAIN}")
+    for info in infos:
+        if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
+            raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
+        if info.filename == _META and info.file_size > META_LIMIT_BYTES:
+            raise PlanFileError(
+                f"{_META}: expected at most {META_LIMIT_BYTES} bytes, got {info.file_size}"
+            )
+    # Stored members lie side by side, so together they cannot be larger than the file.
+    total = sum(info.file_size for info in infos)
+    if total > size:
+        raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
 
 
 def _read_names(meta: dict[str, Any]) -> tuple[str, ...]:
@@ -330,7 +325,7 @@ def _read_meta(data: bytes) -> dict[str, Any]:
     if not isinstance(meta, dict):
         raise PlanFileError(f"{_META}: expected a JSON object, got {type(meta).__name__}")
     if meta.get("schema") != SCHEMA:
-        raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r}; {_AGAIN}")
+        raise PlanFileError(f"expected schema {SCHEMA!r}, got {meta.get('schema')!r:.60}; {_AGAIN}")
     return meta
 
 
@@ -357,8 +352,8 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     """Build a cluster or a shape from its JSON object; every field, each of its type."""
-    kinds: dict[object, type] = {int: int, float: float, str: str, bool: bool, MessageOrder: str}
-    kinds |= {float | None: float, int | None: int}
+    kinds: dict[object, type] = {kind: kind for kind in (int, float, str, bool)}
+    kinds |= {float | None: float, int | None: int, MessageOrder: str}
     given: dict[str, Any] = {}
     for field in fields(cls):
         value = values.get(field.name)
@@ -403,70 +398,3 @@ def _read_provenance(meta: dict[str, Any]) -> Provenance | None:
     texts = {key: _member(values, key, str) for key in ("spec", "mask", "origin")}
     held = tuple((path, _member(files, path, str)) for path in files)
     return Provenance(samples=tuple(str(sample) for sample in samples), files=held, **texts)
-
-
-@dataclass(frozen=True, slots=True)
-class FileCheck:
-    """Result of the check of one file.
-
-    Attributes:
-        file: its path.
-        status: ``valid``, ``broken`` (an invariant does not hold) or ``unreadable``.
-        invariant: the sentence that is not true; empty unless broken.
-        where: the row that shows it, for example ``tile 3 (q_block 1, kv_block 0)``; may be empty.
-        message: everything there is to say; empty if valid.
-        not_compared: why the mask of a valid plan was not compared with the text that made it.
-    """
-
-    file: str
-    status: Literal["valid", "broken", "unreadable"]
-    invariant: str = ""
-    where: str = ""
-    message: str = ""
-    not_compared: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """0 valid, 1 broken, 2 unreadable."""
-        return ("valid", "broken", "unreadable").index(self.status)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `Any`: texts."""
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def to_text(self) -> str:
-        """Format the result as a line for people."""
-        if self.status == "valid":
-            rest = self.not_compared and f"; mask not compared: {self.not_compared}"
-            return printable(f"{self.file}: valid{rest}")
-        if self.status == "unreadable":
-            return self.message
-        where = f"; at {self.where}" * bool(self.where)
-        return printable(f"{self.file}: broken: {self.invariant}{where}")
-
-
-def check_file(path: str) -> FileCheck:
-    """Read a plan file, check its plan, and compare its mask with the text that it names.
-
-    Never raises for what the file holds.
-    """
-    try:
-        plan = read_plan(path, is_foreign=True).plan
-        return FileCheck(path, "valid", not_compared=check_origin(plan))
-    except PlanError as error:
-        return FileCheck(path, "broken", str(error), message=f"plan file {path}: {error}")
-    except PlanFileError as error:
-        broken = _cause(error)
-        if broken is None:
-            return FileCheck(path, "unreadable", message=str(error))
-        if isinstance(broken, InvariantError):
-            return FileCheck(path, "broken", broken.invariant, broken.where, str(error))
-        return FileCheck(path, "broken", str(broken), message=str(error))
-
-
-def _cause(error: BaseException) -> PlanError | None:
-    """Find the broken invariant behind an error of the file, if that is the reason."""
-    cause = error.__cause__
-    while cause is not None and not isinstance(cause, PlanError):
-        cause = cause.__cause__
-    return cause
