@@ -152,7 +152,7 @@ def test_a_refusal_names_the_ranges_that_there_are(call):
     count = ranges_of(dense)
     assert np.array_equal(as_rows(form, count).tile(0, n, 0, n), dense)
     with pytest.raises(
-        DatasetError, match=f"has {count:_} key ranges of rows.* at most {count - 1:_}"
+        DatasetError, match=f"has {count:_} key ranges of rows, at most {count - 1:_}"
     ):
         as_rows(form, count - 1)
 

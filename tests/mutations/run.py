@@ -202,10 +202,12 @@ def _run(
     if not ended:
         os.waitpid(process, 0)
         return ("timeout" if ends <= until else "unfinished"), ""
-    found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", (tree / ".log").read_text(), re.M)
     if os.waitstatus_to_exitcode(status) in (0, 5):
         return "survived", ""
-    return "killed", found[1] if found else ""
+    found = re.search(r"^(?:FAILED|ERROR) (.*)$", (tree / ".log").read_text(), re.M)
+    said = f"{found[1] if found else ''} - "  # the test, and what it found; ids may hold " - "
+    named = [test for test in tests if said.startswith(f"{test} - ")]
+    return "killed", max(named, key=len, default=said.partition(" - ")[0])
 
 
 def _be_pytest(tree: Path, files: list[str]) -> NoReturn:
