@@ -264,6 +264,16 @@ def test_a_sample_of_the_wrong_shape_is_a_finding_not_a_crash(fields):
 
 
 @pytest.mark.parametrize(
+    ("fields", "codes"),
+    [("ids = [-1, 0], mark = [-3, 0], w = -2, len = 2", []), ("len = -2", ["E117"]),
+     ("lens = [-1, 3]", ["E117"]), ("lens = [1, 1], parents = [-1, 0]", [])],
+)  # fmt: skip
+def test_only_the_lengths_of_a_sample_must_not_be_negative(fields, codes):
+    text = "segment role = ids(ids)\ntoken mark\nsegment s = branch b[lens]* from parents\n"
+    assert [d.code for d in check(f"{text}sample s({fields})")] == codes
+
+
+@pytest.mark.parametrize(
     ("mask", "columns"),
     [("q < k.mark", {"mark": [1, 2]}), ("q < k.mark", {"mark": 3}),
      ("q < row.limit", {"limit": [1]}),

@@ -344,15 +344,16 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
 
 def _check_sample(sample: ast.SampleDef, checker: MaskChecker) -> None:
     scope = checker.scope
-    signed = {name for _, layout in scope.layouts() for name in parent_columns(layout)}
-    signed |= {token.column.text for token in scope.tokens.values() if token.size is not None}
+    lengths = {"len"}  # ids may be -1, and the values of tokens and rows anything
+    for _, layout in scope.layouts():
+        lengths.update({*layout_columns(layout)} - {*parent_columns(layout)})
     seen: set[str] = set()
     for entry in sample.fields:
         if entry.name.text in seen:
             checker.report("E108", f"column `{entry.name.text}` is given twice", entry.name.span)
         seen.add(entry.name.text)
-        if _has_negative(entry.value) and entry.name.text not in signed:
-            checker.report("E117", "a sample's lengths and values are at least 0", entry.span)
+        if _has_negative(entry.value) and entry.name.text in lengths:
+            checker.report("E117", "a sample's lengths are at least 0", entry.span)
 
 
 def _has_negative(value: ast.Literals) -> bool:
