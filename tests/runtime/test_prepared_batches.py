@@ -1,6 +1,7 @@
 """Batches that an executor prepares: a plan that nothing ran, a rank that skipped one."""
 
 from functools import cache
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -41,12 +42,12 @@ def attend(prepared, plan, rank):
     return DCPAttn.apply(prepared, q, torch.ones(tokens, 2, kv_heads, dim))
 
 
-def on_ranks(work, **options):
+def on_ranks(work, timeout_s=60.0, **options):
     def run(transport):
         executor = DCPExecutor(transport=transport, **options)
         return work(executor, plans())
 
-    return LoopbackWorld(RANKS, timeout_s=60).run(run)
+    return LoopbackWorld(RANKS, timeout_s).run(run)
 
 
 def test_a_plan_that_nothing_ran_is_named_by_the_next_prepare():
@@ -123,6 +124,33 @@ def test_a_batch_that_is_prepared_while_an_error_is_handled_is_the_way_on():
         executor.close()
 
     on_ranks(work)
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        ("executor.prepare_device", "prepare"),
+        ("prepared_plan.ForwardPass", "division 0 of forward"),
+        ("prepared_plan.BackwardPass", "division 0 of backward"),
+    ],
+)
+def test_any_error_of_a_rank_is_told_to_all(monkeypatch, name, place):
+    path = f"dcp_runtime.execute.{name}"
+    made = resolve_name(path)
+
+    def make(*arguments):
+        if getattr(arguments[0], "device", arguments[1]) == 1:  # of a part, or a plan's device
+            raise MemoryError("no room")
+        return made(*arguments)
+
+    monkeypatch.setattr(path, make)
+
+    def work(executor, batches):
+        says = "no room" if executor.rank == 1 else f"rank 1 failed in {place}: MemoryError: no"
+        with pytest.raises(MemoryError if executor.rank == 1 else RunError, match=says):
+            attend(executor.prepare(batches[0]), batches[0], executor.rank).sum().backward()
+
+    on_ranks(work, timeout_s=6.0)
 
 
 def test_a_layer_that_failed_has_tried():

@@ -242,7 +242,8 @@ class PreparedPlan:
         self.batch.is_reached = True
         self._check_tensors(q, kv, softmax)
         heads = self.part.heads
-        current = ForwardPass(self.part, heads.split_q(q), self._split(kv), softmax.scale)
+        with self._telling("forward"):  # its buffers may find no memory on one rank alone
+            current = ForwardPass(self.part, heads.split_q(q), self._split(kv), softmax.scale)
         self._interpreter().run(current)
         if softmax.sinks is not None:
             rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
@@ -271,10 +272,10 @@ class PreparedPlan:
                     f"rank {self.part.device}: expected dout as out, {list(out.shape)} {out.dtype} "
                     f"on {out.device}, got {list(dout.shape)} {dout.dtype} on {dout.device}"
                 )
-        heads = self.part.heads
-        tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
-        rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
-        current = BackwardPass(self.part, rows, self._split(kv), softmax_scale)
+            heads = self.part.heads
+            tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
+            rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
+            current = BackwardPass(self.part, rows, self._split(kv), softmax_scale)
         self._interpreter().run(current)
         dq, *dkv = current.result()
         results = heads.join_q(dq), *map(heads.join_kv, dkv)
@@ -348,6 +349,6 @@ class PreparedPlan:
         """Tell the other ranks of an error that this one meets alone."""
         try:
             yield
-        except RunError as error:
+        except Exception as error:
             self._transport.report(direction, 0, error)
             raise

@@ -83,8 +83,7 @@ class FailureRegistry:
 
     def raised(self, place: str, division: int, error: Exception) -> None:
         """Write that this rank raised an error."""
-        kind = "" if isinstance(error, DCPError) else f"{type(error).__name__}: "
-        self.post(Status("raised", -1, place, division, f"{kind}{error}"))
+        self.post(Status("raised", -1, place, division, describe_error(error)))
 
     def settle(self, own: Status) -> PeerError:
         """Post the status of this rank, and return the error that all ranks agree to raise."""
@@ -189,6 +188,11 @@ class FailureRegistry:
                 self._store.set(key, value)
         except RuntimeError:
             self._is_reachable = False
+
+
+def describe_error(error: Exception) -> str:
+    """Return the text of an error for other ranks, with its type unless it is one of ours."""
+    return str(error) if isinstance(error, DCPError) else f"{type(error).__name__}: {error}"
 
 
 def _place(status: Status) -> str:

@@ -18,7 +18,7 @@ from torch._C._distributed_c10d import Store  # torch.distributed.Store, with it
 
 from dcp_planner import Direction, TransferKind
 from dcp_planner.model import MessageOrder
-from dcp_runtime.errors import PeerError, RunError
+from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.transport.failure_registry import (
     FailureRegistry,
@@ -26,6 +26,7 @@ from dcp_runtime.transport.failure_registry import (
     StoreBarrier,
     Topic,
     compare,
+    describe_error,
 )
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
@@ -222,19 +223,20 @@ def agree(
         topics: what is compared; the first that differs is named.
         place: the step, for example ``"prepare"``.
         propose: returns this rank's value of each topic, one line each and empty where it cannot
-            know it, and what the rank goes on with once all agree; or raises a `RunError` that all
+            know it, and what the rank goes on with once all agree; or raises an error that all
             ranks should hear of.
 
     Raises:
-        RunError: what `propose` raised; on the other ranks an error that quotes it, or
+        Exception: what `propose` raised.
+        RunError: on the other ranks an error that quotes it, or
             says which rank differs from most; or names a rank that does not come.
     """
     if transport.size == 1:
         return propose()[1]
     try:
         values, result = propose()
-    except RunError as error:
-        transport.exchange_notes(str(error), place, is_error=True)
+    except Exception as error:  # also one that is none of ours: no rank must wait for this one
+        transport.exchange_notes(describe_error(error), place, is_error=True)
         raise
     notes = transport.exchange_notes("\n".join(values), place)
     for number, topic in enumerate(topics):
