@@ -211,6 +211,12 @@ def test_bad_rows_are_skipped_and_counted():
         loader_of(rows, mask=SPEC.mask("own"))
     with pytest.raises(DatasetError, match="row 0 has 50 tokens, the token budget is 40; raise"):
         loader_of(rows[2:3], mask=SPEC.mask("own"))
+    with pytest.raises(DatasetError, match=r"over all 3 ranks with .*, which hold 120 tokens, or"):
+        loader_of(rows_of([41]), replicas=RANKS)
+    with pytest.raises(
+        DatasetError, match=r"all 3 ranks .* raise token_budget=40, .* of 3 replicas,"
+    ):
+        loader_of(rows_of([121]), replicas=RANKS, group="all")
     with pytest.raises(DatasetError, match=r"row 0: segment `s`.*policy='skip'"):
         next(iter(loader_of(rows[3:4], mask=SPEC.mask("own"))))
     with pytest.raises(DatasetError, match="expected policy to be one of error, skip, truncate"):

@@ -9,7 +9,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import Any, Self, TypeAlias
 
@@ -107,11 +107,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         look_ahead: LookAhead = LookAhead(),  # noqa: B008 - frozen
     ) -> None:
         for name, given, kind in (
-            ("packing", packing, Packing),
-            ("rows", rows, RowRules),
-            ("planning", planning, Planning),
-            ("look_ahead", look_ahead, LookAhead),
-        ):
+            ("packing", packing, Packing), ("rows", rows, RowRules),
+            ("planning", planning, Planning), ("look_ahead", look_ahead, LookAhead),
+        ):  # fmt: skip
             if not isinstance(given, kind):
                 raise RunError(
                     f"{name}: expected a {kind.__name__}, got {given!r:.60}; give {name}="
@@ -124,7 +122,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy)
         room = self._dealing.room(self._dealing.widest)
-        self._reader = RowReader(resolve, room, self._way_out(), self.screening, rows)
+        self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
         self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
         self._plans = make_plan_source(look_ahead, self._replicas)
         self._waiting: deque[DealingWindow] = deque()
@@ -213,19 +211,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 "drop_last, replicas, micro_batches, window or policy; resume with the same data "
                 "set and options, or start anew"
             )
-        numbers = [state.get(field.name) for field in fields(Position)]
-        if not all(isinstance(n, int) and n >= 0 for n in numbers):
-            raise RunError(
-                "expected epoch, step, row and micro_batch of the state to be counts, got "
-                f"{numbers}"
-            )
-        if numbers[-1] and state.get("dealing") != self._dealing.name:
+        position = Position.of(state)
+        if position.micro_batch and state.get("dealing") != self._dealing.name:
             raise RunError(
                 "the state was saved inside a global batch that other ranks, another model or "
                 "other choices of dealing shared; resume with the same, or from a state that was "
                 "saved where LocalData.ends_step"
             )
-        self._next = Position(*map(int, numbers))  # type: ignore[arg-type]  # checked above
+        self._next = position
 
     def __enter__(self) -> Self:
         """Return the loader, which closes where the block ends."""
@@ -277,14 +270,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _facts(self) -> dict[str, float]:
         """Return what the record of a step says about planning, and about rows so far."""
-        metrics, skipped = self.metrics, self.screening.counts.values()
+        of = self.metrics
         return {
-            "planning_s": metrics.latest_s,
-            "waited_s": metrics.latest_waited_s,
-            "queued": metrics.queued,
-            "lost": metrics.lost,
-            "skipped": sum(skipped),
-        }
+            "planning_s": of.latest_s, "waited_s": of.latest_waited_s, "queued": of.queued,
+            "lost": of.lost, "skipped": sum(self.screening.counts.values()),
+        }  # fmt: skip
 
     def _say_overflow(self, tokens: int) -> None:
         """Say once that a global batch was not dealt by work."""
@@ -309,8 +299,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _coming(self) -> Iterator[DealingWindow]:
         """Return windows from the present position on, each with its plans under way."""
-        start, packs = self._position, self._packs()
-        size = self._dealing.packs
+        start, packs, size = self._position, self._packs(), self._dealing.packs
         while found := list(islice(packs, size * self._packing.window)):
             steps = -(-len(found) // size)
             after = Position(start.epoch, start.step + steps, found[-1].behind)
@@ -322,10 +311,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     def _packs(self) -> Iterator[Pack]:
         """Return packs from the present position on."""
         if isinstance(self._rows, StreamedRows):
-            packs = self._streamed(self._rows)
-            yield from (
-                without_last(packs, self._dealing.packs) if self._packing.drop_last else packs
-            )
+            packs, drops_last = self._streamed(self._rows), self._packing.drop_last
+            yield from without_last(packs, self._dealing.packs) if drops_last else packs
             return
         start = self._position
         for pack in self._packs_of(start.epoch)[start.step * self._dealing.packs :]:
@@ -387,8 +374,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         assert isinstance(self._rows, IndexedRows)
         rows, counts = [], []
         for row, length in enumerate(self._rows.lengths.tolist()):
-            count = self._reader.usable_tokens(row, length)
-            if count:
+            if count := self._reader.usable_tokens(row, length):
                 rows.append(row)
                 counts.append(count)
         if 0 < len(rows) < self._packing.micro_batches:
@@ -397,22 +383,6 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 f"micro_batches={self._packing.micro_batches}; use at most {len(rows)}"
             )
         return rows, counts
-
-    def _way_out(self) -> str:
-        """Say what makes room for a row that is too long."""
-        ranks = self._replicas.count * self._replicas.context_ranks
-        if self._replicas.count == 1:
-            return "raise the budget"
-        if self._dealing.widest == ranks:
-            return (
-                f"all {ranks} ranks together hold no more in a micro-batch: raise token_budget="
-                f"{self._packing.token_budget}, which is that of one of {self._replicas.count} "
-                "replicas"
-            )
-        return (
-            f"raise the budget, or spread rows over all {ranks} ranks with Packing(group='all'), "
-            f"which hold {self._dealing.room(ranks)} tokens"
-        )
 
     def _packs_of(self, epoch: int) -> Packs:
         assert self._usable is not None, "streams are packed as they come"

@@ -77,6 +77,22 @@ class Dealing:
         return self.token_budget * width // self.context_ranks
 
     @property
+    def way_out(self) -> str:
+        """What makes room for a document that no group holds."""
+        if self.replicas == 1:
+            return "raise the budget"
+        if self.widest == self.devices:
+            return (
+                f"all {self.devices} ranks together hold no more in a micro-batch: raise "
+                f"token_budget={self.token_budget}, which is that of one of {self.replicas} "
+                "replicas"
+            )
+        return (
+            f"raise the budget, or spread rows over all {self.devices} ranks with "
+            f"Packing(group='all'), which hold {self.room(self.devices)} tokens"
+        )
+
+    @property
     def name(self) -> str:
         """The choices that decide where documents go, as text."""
         return repr(sorted(asdict(self).items()))

@@ -307,6 +307,17 @@ class Position:
     row: int = 0
     micro_batch: int = 0
 
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> "Position":  # Any: what a file of JSON held
+        """Read a position from the state of a loader."""
+        numbers = [state.get(each.name) for each in fields(cls)]
+        if not all(isinstance(n, int) and n >= 0 for n in numbers):
+            raise RunError(
+                "expected epoch, step, row and micro_batch of the state to be counts, got "
+                f"{numbers}"
+            )
+        return cls(*map(int, numbers))  # type: ignore[arg-type]  # checked above
+
 
 @dataclass(frozen=True, slots=True)
 class Pack:
