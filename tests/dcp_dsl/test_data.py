@@ -241,6 +241,8 @@ def test_every_sample_lands_in_exactly_one_batch_within_the_budget(lengths, budg
     if order == "in_order":
         assert [i for batch in batches for i in batch] == list(range(len(lengths)))
     elif lengths:
+        taken = [tuple(sorted(batch, key=lambda i: (-lengths[i], i))) for batch in batches]
+        assert list(batches) == taken, "the longest first, of equal ones the first"
         half_full = [b for b in batches if 2 * sum(lengths[i] for i in b) <= budget]
         assert len(half_full) <= 1, "first fit leaves at most one batch half empty"
 

@@ -116,9 +116,11 @@ def read_varlen(export):
         cuts = list(zip(get["cu_seqlens_q"], get["cu_seqlens_k"], strict=True))
         for (a, c0), (b, c1) in pairwise(cuts):
             rows, keys = get["q_idx"][a:b], get["kv_idx"][c0:c1]
+            is_causal = export.values[f"{c}.causal"]
+            assert not is_causal or len(keys) >= len(rows), "a row that sees nothing in its call"
             for i, q in enumerate(rows):
                 for j, k in enumerate(keys):
-                    if not export.values[f"{c}.causal"] or j <= i + len(keys) - len(rows):
+                    if not is_causal or j <= i + len(keys) - len(rows):
                         dense[q, k] += 1
     return dense
 
@@ -435,6 +437,11 @@ def test_a_short_last_block_is_partial():
     export = export_mask(slabs, "flex", ExportConfig(4, 4))
     assert export.arrays["full_kv_num_blocks"].ravel().tolist() == [2, 2, 0]
     assert export.arrays["kv_num_blocks"].ravel().tolist() == [1, 1, 3]
+    cross = Spec.from_text("segment cache = x[n] @keys(cache) @ahead mask m = k in cache").mask("m")
+    for tokens, keys, full in ((12, 6, [1, 1, 1]), (6, 12, [3, 0])):
+        form = cross.compile(Sample({"n": keys}, tokens), may_cross=True)
+        export = export_mask(form, "flex", ExportConfig(4, 4))
+        assert export.arrays["full_kv_num_blocks"].ravel().tolist() == full
 
 
 # ---- files ---------------------------------------------------------------------------------------

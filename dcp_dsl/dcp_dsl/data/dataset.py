@@ -388,6 +388,7 @@ def _decreasing(sizes: list[int], budget: int) -> list[list[int]]:
     """First fit: a batch's room is looked up with one vectorised comparison per sample."""
     batches: list[list[int]] = []
     room = np.zeros(len(sizes), np.int64)
+    # Of equal ones the first comes first: ranks, and a resumed run, must pack alike.
     for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         fits = np.flatnonzero(room[: len(batches)] >= sizes[index])
         at = int(fits[0]) if len(fits) else len(batches)

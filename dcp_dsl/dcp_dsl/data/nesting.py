@@ -196,8 +196,7 @@ def measure_layout(
             continue
         match part.length:
             case None:
-                takes_rest = True
-                is_certain &= depth == 0
+                takes_rest = True  # never inside what repeats: the checker refuses it there
             case ast.Name(name) if name != "len":
                 column = columns[name]
                 sizes = np.clip(column.values, -1, MAX_TOKENS + 1)  # a sum of larger ones may wrap

@@ -218,6 +218,7 @@ def _cut_windows(slabs: Slabs) -> Ints:
     table = slabs.table()
     rows, width = table[:, 1] - table[:, 0], table[:, 3] - table[:, 2]
     is_window = (table[:, 4] == 1) & (table[:, 5] == 1)
+    # One row more, and the reversed triangle would have a row without keys, whose lse is -inf.
     height = np.where(is_window, np.maximum(width - 1, 1), np.maximum(rows, 1))
     counts = -(-rows // height)
     slab, number = expand(0, counts)

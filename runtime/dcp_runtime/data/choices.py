@@ -46,7 +46,7 @@ class Packing:
             same on every rank.
         seed: of the shuffles.
         drop_last: whether the last global batch of an epoch, which may be far from full, is left
-            out.
+            out; of ``"decreasing"`` it holds the shortest rows, in every epoch.
         replicas: groups of ranks with micro-batches of their own; ``None``: as the mesh that
             `Planning.group` names says, else 1.
         micro_batches: of each replica in a global batch. All replicas have equally many; one may

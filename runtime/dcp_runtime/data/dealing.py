@@ -138,6 +138,7 @@ def deal_documents(
     if dealing.is_trivial:
         return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])
     overflow = 0
+    # `plan_step` refuses fewer documents than micro-batches; in turn, some stay empty.
     if dealing.balance == "order" or len(tokens) < dealing.micro_batches:
         assignment = _in_turn(dealing, tokens)
     else:

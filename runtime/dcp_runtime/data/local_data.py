@@ -42,7 +42,7 @@ class TargetFinder:
         counts[own < 0] = False  # the first of a sequence, or of a path
         if self.rules.hidden_targets != "keep":
             sees = np.ones(len(wanted), np.bool_)
-            for start, end in hidden:
+            for start, end in hidden:  # from the token behind each of them
                 sees[start + 1 : end + 1] = False
             begin = np.repeat(starts[:-1], np.diff(starts))
             sees |= own != np.arange(len(own)) - begin - 1  # a branch goes on from elsewhere
@@ -372,6 +372,7 @@ class WindowPlans:
         named = batch.named(rows, tuple(sequence.name for sequence in members))
         plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts))
         own = zip(self.kept, self.targets, self.planned.steps, strict=True)
+        # In float64: float32 counts in steps of 2 from 2**24 on.
         num_targets = sum(
             int(each.columns.weights[targets].sum(dtype=np.float64))
             for each, targets, at in own

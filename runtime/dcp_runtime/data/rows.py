@@ -281,6 +281,7 @@ def pack_epoch(
         [int(lengths[i]) for i in order], dealing.room(dealing.widest), order=packing.order
     )
     packs = [tuple(int(rows[order[i]]) for i in own) for own in packed]
+    # Before they are shuffled: of packs by decreasing length only the last ones are far from full.
     if packing.drop_last:
         packs = packs[: max(0, len(packs) - 1) // dealing.packs * dealing.packs]
     if packing.shuffle and packing.order == "decreasing":
