@@ -171,6 +171,13 @@ def test_a_column_named_behind_having_can_be_an_argument():
     assert attachment.mask.bind(sample).num_pairs == 9 * 3 - 3
 
 
+def test_two_columns_may_be_exchanged():
+    text = 'segment s = u[a] v[b]  mask m = k in u  for "*" use m with a = b, b = a'
+    spec = Spec.from_text(text)
+    sample = spec.attachment("a.jsonl", ["a", "b"]).sample({"a": 1, "b": 4, "len": 5})
+    assert sample.columns == {"a": 4, "b": 1}
+
+
 @pytest.mark.parametrize(
     ("call", "code"),
     [("casual", "E101"), ("sliding", "E106"), ("question", "E103"), ("causal and", "E005"),

@@ -356,8 +356,8 @@ def pack(
 
     >>> pack([3, 5, 2, 4], 7)
     ((0,), (1, 2), (3,))
-    >>> pack([3, 5, 2, 4], 7, order="decreasing")
-    ((1, 2), (3, 0))
+    >>> pack([2, 5, 2, 6], 8, order="decreasing")
+    ((3, 0), (1, 2))
     """
     sizes = [int(length) for length in lengths]
     for index, size in enumerate(sizes):
