@@ -11,7 +11,7 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule import emission
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
-from dcp_planner.schedule.routing import find_needs
+from dcp_planner.schedule.routing import Crossings, find_needs
 from dcp_planner.tables.plan import columns_of
 
 
@@ -72,6 +72,21 @@ def test_striped_blocks_leave_by_the_port_of_a_device_that_does_not_need_them(ma
         crosses = (table.is_backward == is_backward) & (table.source < 2) & (table.target == 2)
         sent = np.bincount(table.source[crosses], table.size_bytes[crosses], 2)
         assert sent.max() <= 1.3 * sent.mean()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [((100,) * 6, [1, 0, 2, 1, 2, 0]), (range(10, 70, 10), [0, 1, 0, 0, 1, 2])],
+)
+def test_ports_of_devices_that_compute_with_a_block_are_preferred(sizes, expected):
+    """Device 0 owns six blocks that device 3 needs, and either device 1 or device 2 beside it."""
+    cluster = Cluster(2, 3, devices=((1.0,) * 3, (1.0,)))
+    device = np.array([1, 3, 1, 3, 2, 3, 1, 3, 2, 3, 2, 3])
+    crossings = Crossings.of(np.repeat(np.arange(6), 2), device, np.zeros(12, int), cluster)
+    size = np.array([sizes, sizes])
+    target = crossings.elect(size.sum(axis=0), cluster)
+    assert target.tolist() == [3] * 6
+    assert crossings.stripe(size, target, cluster)[0].tolist() == expected
 
 
 def without(plan, rows):

@@ -117,6 +117,7 @@ def _rows_of(
     spans = np.zeros((5, size), np.int64)
     _span(needs.need_of_tile, division.astype(np.int64), needs.feeder, needs.hop, spans)
     _, last, arrives, leaves, sent_on = spans
+    # Later than all that is counted from a division here, which is MOST_HOPS + 2 at most.
     forever = int(division.max(initial=0)) + 8
     out_hop = needs.height
     if not is_frugal:

@@ -335,6 +335,7 @@ def _fed(
     every = np.unique(np.concatenate([known, gate, origin]))
     feeder, at = np.full(len(every), -1), np.arange(len(known))
     crossing = np.searchsorted(start, at, side="right") - 1
+    # Needs before the first crossing have crossing -1: the 0 at the end says that none serves them.
     served = np.flatnonzero(at < np.append(crossings.end, 0)[crossing])
     gates = np.searchsorted(every, gate)
     feeder[np.searchsorted(every, known[served])] = gates[crossing[served]]

@@ -212,6 +212,7 @@ class Search:
     def state_of(self, split: Split) -> State:
         """Lay out all devices together, those of other nodes farther away."""
         cluster, devices = self.cluster, self.cluster.num_devices
+        # Whole, so that sums of costs are exact in float64 and plans are the same everywhere.
         far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
         limits = self._limits(np.stack([cluster.work_of_device, np.ones(devices)]), is_last=True)
         prices, node = prices_of(self.problem, devices) * (1 + far), cluster.node_of_device

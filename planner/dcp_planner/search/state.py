@@ -385,4 +385,5 @@ def repeated(state: State, seed: int) -> State:
 
 
 def _seeded(seed: int) -> NDArray[np.uint64]:
+    # Odd, hence never 0, at which an xorshift would stay; the multiplier spreads small seeds.
     return np.array([(2 * seed + 1) * 0x9E3779B97F4A7C15 % 2**64], np.uint64)
