@@ -2,19 +2,23 @@
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed import HashStore
 
 from dcp_planner import TransferKind
+from dcp_planner.tables import CommWait
 from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
+from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import gloo_transport
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status, StoreBarrier
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
+from dcp_runtime.transport.recorder import Recorder
 from dcp_runtime.transport.transport import Parcel
 
 NEVER_S = 10_000.0
@@ -79,6 +83,18 @@ def test_in_one_process_the_first_sender_is_to_blame_too(monkeypatch):
     second = parcel_of(1, is_send=True, after=parcel_of(2, is_send=False))
     with pytest.raises(PeerError, match="rank 2 is dead or stalled"):
         raise LoopbackTransport(LoopbackWorld(3), 0)._blame(second, "forward")
+
+
+def test_a_wait_knows_who_came_last_and_refuses_what_is_infinite():
+    early, late = parcel_of(1, is_send=False), parcel_of(2, is_send=False)
+    flight = SimpleNamespace(by_key={0: [late, early]})
+    early.end_ns, late.end_ns = 5, 9
+    late.tensors[0][1] = torch.inf
+    transport = SimpleNamespace(wait=lambda *_: None)
+    ours = Interpreter(None, None, transport, Recorder(0, is_on=False), guard=True)
+    with pytest.raises(RunError, match="rank 2 sent kv 1 with NaN or infinite values"):
+        ours._wait(SimpleNamespace(direction="forward"), CommWait(0, 4), flight)
+    assert ours.recorder.latest_peer == 2
 
 
 def test_a_message_is_what_it_was_when_it_was_sent():
