@@ -132,7 +132,8 @@ def http_templates() -> list[dict[str, Any]]:
 def http_client(_: int) -> Any:
     """Return a client of the application over a folder with a plan; one for each process."""
     from dcp_dashboard import create_app
-    from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
+    from dcp_dashboard.web.protection import protect
+    from dcp_dashboard.web.server import LOOPBACK
 
     folder = Path(tempfile.mkdtemp(dir=os.environ.get("FUZZ_DIR")))
     spec = Spec.from_text("mask m = causal")
@@ -142,7 +143,7 @@ def http_client(_: int) -> Any:
     write_plan(folder / KEYS[0], plan)
     (folder / KEYS[1]).write_text("mask m = causal\n")
     app = create_app(folder)
-    protect(app, LOOPBACK_HOSTS, None)
+    protect(app, LOOPBACK, None)
     app.server.config["PROPAGATE_EXCEPTIONS"] = True  # what is an error 500 raises here
     return app.server.test_client()
 

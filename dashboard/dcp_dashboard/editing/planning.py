@@ -46,14 +46,14 @@ PREVIEW_METHODS = ("native", "portfolio")
 """Searches that are previewed with their smallest budget; other searches by the first of these."""
 
 
-def methods() -> list[tuple[str, str, str]]:
-    """List (name, label, reason against choosing it here) of every partitioner, searches first.
+def methods() -> list[tuple[str, str]]:
+    """List (name, reason against choosing it here) of every partitioner, searches first.
 
-    >>> methods()[0][:2]
-    ('portfolio', 'portfolio')
+    >>> methods()[0]
+    ('portfolio', '')
     """
-    order = ["portfolio", "native", *(n for n in PARTITIONERS if n not in ("portfolio", "native"))]
-    return [(name, name, PARTITIONERS[name].unavailable() or "") for name in order]
+    order = dict.fromkeys(("portfolio", "native", *PARTITIONERS))
+    return [(name, PARTITIONERS[name].unavailable() or "") for name in order]
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from dcp_dashboard.exports.pictures import mask_svg, thumbnail
 from dcp_dashboard.facts.findings import device_columns
 from dcp_dashboard.facts.traces import EventFilter, event_table, matching, read_filter
 from dcp_dashboard.library.folder import SUFFIX
-from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
+from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary, version_of
 from dcp_dsl import DCPError
 from dcp_planner import Trace, to_perfetto
 
@@ -118,8 +118,11 @@ def export_api(library: PlanLibrary) -> Blueprint:
     @api.get("/file")
     def file(key: str) -> WSGIResponse:
         entry = library.load(key).entry
-        name = f"{PurePosixPath(entry.relative).name.removesuffix(SUFFIX)}{SUFFIX}"
-        return send_file(entry.path, BINARY, as_attachment=True, download_name=name)
+        # A file name may hold line ends and bytes that are no UTF-8; a header may not.
+        name = "".join(c for c in PurePosixPath(entry.relative).name if c.isprintable())
+        # Flask's own mark encodes the path, which may not be text either.
+        mark = version_of(entry)
+        return send_file(entry.path, BINARY, as_attachment=True, download_name=name, etag=mark)
 
     @api.errorhandler(DCPError)
     def explain(error: DCPError) -> WSGIResponse:

@@ -291,13 +291,15 @@ def standalone_page(loaded: LoadedPlan) -> str:
     body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell
     # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
-    return PAGE.format(
+    page = PAGE.format(
         title=escape(name),
         style=f"body {{ font-family: {FONT}; }}\n" + "\n".join(TEXTS[name] for name in STYLES),
         body=body,
         bundle=bundle,
         script=re.sub(r"</(script)", r"<\\/\1", TEXTS[SCRIPT], flags=re.IGNORECASE),
     )
+    # The name of a file may hold bytes that are no UTF-8, which no page can.
+    return page.encode(errors="replace").decode()
 
 
 def _data(loaded: LoadedPlan) -> dict[str, bytes]:

@@ -126,13 +126,12 @@ def device_facts(loaded: LoadedPlan, device: int) -> Details:
     """Collect the details of a device; O(E)."""
     check_index(loaded, "a device", device, loaded.plan.num_devices)
     totals, plan = loaded.totals, loaded.plan
-    waits = {
-        source: find_waits(trace, MAX_DEVICE_WAITS, device=device)
-        for source, trace in loaded.traces.items()
-    }
     sections = [Section("", (*_device_load_rows(loaded, device), *_partner_rows(loaded, device)))]
-    for source, found in waits.items():
-        rows = _device_time_rows(loaded.traces[source], device)
+    for source, trace in loaded.traces.items():
+        rows, found = (
+            _device_time_rows(trace, device),
+            find_waits(trace, MAX_DEVICE_WAITS, device=device),
+        )
         rows += [wait_row(wait, source, is_own=True) for wait in found]
         sections.append(Section(SOURCE_LABELS[source], rows))
     return Details(
@@ -144,7 +143,11 @@ def device_facts(loaded: LoadedPlan, device: int) -> Details:
             "tokens": int(totals.tokens[device]), "tiles": int(totals.tiles[device]),
             "pairs": round(totals.pairs[device]), "sent_bytes": int(totals.sent_bytes[device]),
             "received_bytes": int(totals.received_bytes[device]),
-            "wait_s": {source: sum(w.seconds for w in found) for source, found in waits.items()},
+            # All waits: the rows above name only the longest.
+            "wait_s": {
+                source: float(trace.lane_seconds("wait", plan.num_devices)[device])
+                for source, trace in loaded.traces.items()
+            },
         },
     )  # fmt: skip
 

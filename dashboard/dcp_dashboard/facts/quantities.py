@@ -25,13 +25,13 @@ def count(value: float) -> str:
     return _scaled(value, COUNTS)
 
 
-def counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str, plural: str = "s") -> str:
     """Write a number with its noun in singular or plural.
 
-    >>> counted(1, "node"), counted(4, "node")
-    ('1 node', '4 nodes')
+    >>> counted(1, "node"), counted(4, "node"), counted(2, "batch", "es")
+    ('1 node', '4 nodes', '2 batches')
     """
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    return f"{count(number)} {noun}{'' if number == 1 else plural}"
 
 
 def size(size_bytes: float) -> str:
@@ -59,14 +59,17 @@ def duration(seconds: float) -> str:
 def alike(values: Iterable[float], text: Text) -> Text:
     r"""Return how to write the values of a column: as `text` does, in the unit of the largest.
 
-    >>> [alike([0.0019, 4.2e-5], duration)(value) for value in (0.0019, 4.2e-5, 0)]
-    ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms']
+    A value below a thousandth of that unit keeps its own: nobody counts six zeros.
+
+    >>> [alike([0.0019, 4.2e-5], duration)(value) for value in (0.0019, 4.2e-5, 0, 2e-9)]
+    ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms', '2\xa0ns']
     """
     units, most = _UNITS.get(text, ()), max(map(abs, values), default=0.0)
     if not units or most < units[0][1]:
         return text
     unit = _unit(most, units)
-    return lambda value: _scaled(value, (unit,))
+    least = unit[1] / 1000
+    return lambda value: text(value) if 0 < abs(value) < least else _scaled(value, (unit,))
 
 
 def constant(name: str, value: float) -> str:

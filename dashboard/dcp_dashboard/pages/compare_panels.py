@@ -111,7 +111,9 @@ def kinds_panel(comparison: Comparison) -> Component:
     for row in found:
         factor = "-" if row.ratio is None else q.ratio(row.ratio)
         numbers = (text(row.first), text(row.second), factor)
-        rows.append(_numbers_row(f"{row.kind.capitalize()}, {row.direction}", numbers))
+        # Most of such an event is the host's work before the first kernel, not copying.
+        kind = "Starting work (copy)" if row.kind == "copy" else row.kind.capitalize()
+        rows.append(_numbers_row(f"{kind}, {row.direction}", numbers))
     heads = headings(("Mean of the devices", "A", "B", "B / A"), (1, 2, 3))
     return panel("Time by kind of event", [scrolling(table(heads, rows))])
 
@@ -125,8 +127,9 @@ def constants_panel(comparison: Comparison) -> Component:
     side, q, rows = comparison.second, quantities, []
     title = "Run against prediction, by class of work"
     if len(side.trace) > MOST_FITTED:
-        more = f"More than {q.count(MOST_FITTED)} events;"
-        return panel(title, [hint(f"{more} `dcpm simulate PLAN --measured RUN` lists them.")])
+        command = html.Code("dcpm simulate PLAN --measured RUN")
+        more = f"More than {q.count(MOST_FITTED)} events; "
+        return panel(title, [hint([more, command, " lists them."])])
     try:
         run = compare_with_run(side.loaded.plan, side.trace)
     except PlanError as error:
@@ -147,7 +150,8 @@ def constants_panel(comparison: Comparison) -> Component:
     fitted = "No one constant explains a difference."
     if any(one.constant for one in run.classes):
         fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
-    return panel(title, [body, hint(f"{fitted} `dcpm calibrate` measures a machine's constants.")])
+    told = [fitted, " ", html.Code("dcpm calibrate"), " measures a machine's constants."]
+    return panel(title, [body, hint(told)])
 
 
 def timelines_panel(comparison: Comparison, address: str, phase: str) -> Component:

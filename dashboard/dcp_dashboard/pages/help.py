@@ -23,7 +23,8 @@ PAGES = (
 KIND_MEANINGS = {
     "attention": "computes tiles",
     "reduction": "merges partial results that arrived",
-    "copy": "copies its own tokens into working buffers",
+    "copy": "starts a direction: the host prepares its messages and kernels, the device copies its "
+    "own tokens into working buffers",
     "send": "a message on its way out",
     "receive": "a message on its way in",
     "wait": "stands still until a message is there: communication that nothing hides",

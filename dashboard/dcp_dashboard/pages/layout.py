@@ -281,7 +281,8 @@ def markup(node: Any) -> str:
     tag = described["type"].lower()
     properties = dict(described["props"])
     inside = properties.pop(HTML, None) or markup(properties.pop("children", None))
-    opening = f"<{tag}{''.join(_attribute(name, value) for name, value in properties.items())}>"
+    # Sorted: Dash keeps `data-` attributes in a set, whose order is another in each process.
+    opening = f"<{tag}{''.join(_attribute(*each) for each in sorted(properties.items()))}>"
     return opening if tag in VOID else f"{opening}{inside}</{tag}>"
 
 

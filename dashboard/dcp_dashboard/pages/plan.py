@@ -145,7 +145,7 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     columns = [
         ("Tokens", meanings["tokens"], q.count, totals.tokens),
         ("Tiles", "Tiles that it computes", q.count, totals.tiles),
-        ("Pairs", meanings["pairs"], q.count, totals.pairs),
+        ("Pairs", "Visible pairs that it computes", q.count, totals.pairs),
         ("Sent", meanings["sent"], q.size, totals.sent_bytes),
         ("Received", meanings["received"], q.size, totals.received_bytes),
         ("Buffers", meanings["memory"], q.size, totals.memory_bytes),

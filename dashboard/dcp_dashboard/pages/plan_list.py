@@ -13,6 +13,7 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.library.folder import RUN_SUFFIX, STEP_SUFFIX, PlanEntry
 from dcp_dashboard.library.index import PlanLine, PlanRow
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
+from dcp_dashboard.pages import tables
 from dcp_dashboard.pages.layout import (
     attributes,
     box,
@@ -23,17 +24,7 @@ from dcp_dashboard.pages.layout import (
     terms,
 )
 from dcp_dashboard.pages.plan_views import run_badge
-from dcp_dashboard.pages.tables import (
-    Column,
-    Query,
-    cells_of,
-    has_words,
-    page_of,
-    read_query,
-    search_box,
-    sort_items,
-    sortable_heads,
-)
+from dcp_dashboard.pages.tables import Column, Query
 
 PACKED = """# Packed documents: causal, and nothing crosses a document's border.
 segment doc = branch [doc_lens]*
@@ -99,7 +90,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     steps, runs = library.folder.files(STEP_SUFFIX), library.folder.files(RUN_SUFFIX)
     if not (rows or session or reports or steps or runs):
         return empty_page(library.root)
-    asked = read_query(query)
+    asked = tables.read_query(query)
     found = [row for row in rows if matches(row, asked.q)]
     recent = [row for row in session if matches(row, asked.q)]
     sets = [row for row in reports if report_matches(row, asked.q)]
@@ -121,14 +112,14 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         parts.append(_section("Planned data sets", shown))
     named = False
     for title, page, entries in (("Runs", "run", runs), ("Planned steps", "step", steps)):
-        listed = [entry for entry in entries if has_words(asked.q, (entry.relative,))]
+        listed = [entry for entry in entries if tables.has_words(asked.q, (entry.relative,))]
         if listed:
             named = True
             links = [html.Li(dcc.Link(e.relative, href=f"/{page}/{e.key}")) for e in listed]
             parts.append(_section(title, html.Ul(links)))
     if found:
-        heads = sortable_heads((NAME, *COLUMNS), asked, "/", "name")
-        on_page, turn = page_of(sort_rows(found, asked), asked, "/")
+        heads = tables.sortable_heads((NAME, *COLUMNS), asked, "/", "name")
+        on_page, turn = tables.page_of(sort_rows(found, asked), asked, "/")
         plans = _table(library.index.read(on_page), asked, heads)
         parts += [html.Div(plans, className="dcp-panel dcp-scroll", tabIndex=0), *turn]
     elif not (recent or sets or named):
@@ -143,7 +134,7 @@ def matches(row: PlanRow, search: str) -> bool:
     texts, summary = [row.entry.relative, row.error], row.value
     if summary is not None:
         texts += [summary.mask, summary.origin, summary.partitioner]
-    return has_words(search, texts)
+    return tables.has_words(search, texts)
 
 
 def report_matches(row: ReportRow, search: str) -> bool:
@@ -151,7 +142,7 @@ def report_matches(row: ReportRow, search: str) -> bool:
     texts, report = [row.entry.relative, row.error], row.value
     if report is not None:
         texts += [report.dataset, report.spec, report.mask]
-    return has_words(search, texts)
+    return tables.has_words(search, texts)
 
 
 def sort_rows(rows: Sequence[PlanRow], asked: Query) -> list[PlanRow]:
@@ -166,7 +157,7 @@ def sort_rows(rows: Sequence[PlanRow], asked: Query) -> list[PlanRow]:
             return None if row.error else row.entry.relative
         return None if row.value is None else column.value(row.value)
 
-    return sort_items(rows, value, lambda row: row.entry.relative, desc=asked.desc)
+    return tables.sort_items(rows, value, lambda row: row.entry.relative, desc=asked.desc)
 
 
 def _title(root: Path, rows: Sequence[PlanRow]) -> Component:
@@ -180,7 +171,7 @@ def _title(root: Path, rows: Sequence[PlanRow]) -> Component:
 
 
 def _tools(asked: Query, count: str) -> Component:
-    search = search_box(asked, "Find plans by mask, file, origin or placement")
+    search = tables.search_box(asked, "Find plans by mask, file, origin or placement")
     told = [html.Span(count, className="dcp-muted")] if count else []
     return html.Div([search, *told, *_open_button()], className="dcp-tools")
 
@@ -243,7 +234,7 @@ def _table(rows: Sequence[PlanRow], asked: Query, heads: Sequence[Component]) ->
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
     run = html.Th("Run", scope="col", title="Whether a run was recorded")
     known = [row.value for row in rows if row.value is not None]
-    cells = iter(cells_of(COLUMNS, known))
+    cells = iter(tables.cells_of(COLUMNS, known))
     body = [_row(row, asked, next(cells) if row.value else []) for row in rows]
     return table([picture, name, compare, *others, run], body, "dcp-plans")
 

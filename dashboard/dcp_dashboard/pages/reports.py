@@ -12,10 +12,11 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.quantities import alike, count, duration, ratio
+from dcp_dashboard.facts.quantities import alike, count, counted, duration, ratio
 from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.index import BatchLine, DatasetReport
 from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages import tables
 from dcp_dashboard.pages.charts import (
     TEMPLATE,
     graph,
@@ -36,17 +37,7 @@ from dcp_dashboard.pages.layout import (
     table,
     title_bar,
 )
-from dcp_dashboard.pages.tables import (
-    Column,
-    Query,
-    cells_of,
-    has_words,
-    page_of,
-    read_query,
-    search_box,
-    sort_items,
-    sortable_heads,
-)
+from dcp_dashboard.pages.tables import Column, Query
 from dcp_planner.step import StepFile, StepGroup
 
 
@@ -79,7 +70,10 @@ def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
     entry, report = library.report(key)
     parts = [changed_notice(entry), _title(entry, report), _summary_panel(report)]
     if report.batches:
-        parts += [*_chart_panels(report), _table_panel(library, entry, report, read_query(query))]
+        parts += [
+            *_chart_panels(report),
+            _table_panel(library, entry, report, tables.read_query(query)),
+        ]
     return framed(f"Data set · {entry.relative}", *parts)
 
 
@@ -164,7 +158,7 @@ def _chart_panels(report: DatasetReport) -> list[Component]:
 def _chart(name: str, figure: go.Figure | None, nothing: str) -> Component:
     if figure is None:
         return html.P(nothing, className="dcp-muted")
-    return html.Div(graph(name, figure), className="dcp-slot")
+    return scrolling(graph(name, figure), "dcp-slot")
 
 
 def _table_panel(
@@ -173,15 +167,15 @@ def _table_panel(
     address = f"/dataset/{entry.key}"
     found = sort_batches([b for b in report.batches if matches(b, asked.q)], asked)
     folder = PurePosixPath(entry.relative).parent
-    page, turn = page_of(found, asked, address)
-    cells = cells_of(COLUMNS, page)
+    page, turn = tables.page_of(found, asked, address)
+    cells = tables.cells_of(COLUMNS, page)
     shown = [
         html.Tr([*row, _link(batch, library, folder)])
         for row, batch in zip(cells, page, strict=True)
     ]
-    heads = [*sortable_heads(COLUMNS, asked, address, "index"), html.Th("Plan", scope="col")]
+    heads = [*tables.sortable_heads(COLUMNS, asked, address, "index"), html.Th("Plan", scope="col")]
     count = f"{quantities.count(len(found))} of {quantities.count(len(report.batches))}"
-    search = search_box(asked, "Find batches by mask, rows or warning")
+    search = tables.search_box(asked, "Find batches by mask, rows or warning")
     parts: list[Component] = [
         html.Div([search, html.Span(count, className="dcp-muted")], className="dcp-tools"),
         scrolling(table(heads, shown)),
@@ -195,13 +189,13 @@ def matches(batch: BatchLine, search: str) -> bool:
     """Return whether every word of a search is in the texts of a batch, or is its number."""
     texts = (batch.mask, batch.origin, batch.backend, batch.file, *batch.warnings)
     words = (word for word in search.split() if word != str(batch.index))
-    return has_words(" ".join(words), texts)
+    return tables.has_words(" ".join(words), texts)
 
 
 def sort_batches(batches: Sequence[BatchLine], asked: Query) -> list[BatchLine]:
     """Sort by a column, by number where equal; batches without the figure come last either way."""
     name = asked.sort if any(column.name == asked.sort for column in COLUMNS) else "index"
-    return sort_items(
+    return tables.sort_items(
         batches, lambda batch: batch.value(name), lambda batch: batch.index, desc=asked.desc
     )
 
@@ -258,8 +252,9 @@ def step_page(library: PlanLibrary, key: str) -> Component:
     entry, step = library.step(key)
     bars = step_bars(step)
     facts = (
-        f"{entry.relative} · {step.replicas} replicas of {step.context_ranks} devices · "
-        f"{step.micro_batches} micro-batches · {step.policy}"
+        f"{entry.relative} · {counted(step.replicas, 'replica')} of "
+        f"{counted(step.context_ranks, 'device')} · "
+        f"{counted(step.micro_batches, 'micro-batch', 'es')} · {step.policy}"
     )
     parts = [
         changed_notice(entry),
@@ -315,7 +310,10 @@ def documents_text(bar: StepBar) -> str:
         ((n, d, g.width) for g in bar.groups for d, n in zip(g.documents, g.tokens, strict=True)),
         reverse=True,
     )
-    texts = [f"document {d}: {count(n)} tokens on {w} devices" for n, d, w in named[:MOST_NAMED]]
+    texts = [
+        f"document {d}: {count(n)} tokens on {counted(w, 'device')}"
+        for n, d, w in named[:MOST_NAMED]
+    ]
     more = len(named) - MOST_NAMED
     return "<br>".join([*texts, *([f"and {count(more)} more"] if more > 0 else [])] or ["nothing"])
 

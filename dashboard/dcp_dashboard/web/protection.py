@@ -16,7 +16,6 @@ from flask import Flask, Response, abort, make_response, redirect, request
 from werkzeug.wrappers import Response as WSGIResponse
 
 COOKIE = "dcp_token"
-LOOPBACK_HOSTS = ("127.0.0.1", "localhost", "::1")
 MAX_BODY_BYTES = 1_000_000
 
 TOKEN_PAGE = """<!DOCTYPE html>

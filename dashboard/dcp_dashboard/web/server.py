@@ -31,6 +31,7 @@ UNENCRYPTED = (
     "address neither: on a network that others share, listen on 127.0.0.1 and use an SSH tunnel."
 )
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Names of this machine that no other one reaches; a browser may use any of them."""
 
 
 @dataclass(slots=True)
@@ -131,7 +132,7 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> RunningServ
 
         from dcp_dashboard.editing.routes import DESK
         from dcp_dashboard.web.app import create_app
-        from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
+        from dcp_dashboard.web.protection import protect
     except ImportError as error:
         raise DashboardError(
             f"the dashboard needs the library {error.name!r}, which is not installed; "
@@ -140,7 +141,7 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> RunningServ
     app = create_app(folder)
     is_local = host in LOOPBACK
     token = None if is_local else secrets.token_urlsafe(24)
-    protect(app, LOOPBACK_HOSTS if is_local else None, token)
+    protect(app, LOOPBACK if is_local else None, token)
     # Waitress warns of every request that has to wait for a thread, as the pictures of a list do.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
     bound = _bind(host, port)

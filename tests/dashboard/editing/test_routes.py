@@ -3,7 +3,8 @@
 import pytest
 
 from dcp_dashboard import create_app
-from dcp_dashboard.web.protection import LOOPBACK_HOSTS, protect
+from dcp_dashboard.web.protection import protect
+from dcp_dashboard.web.server import LOOPBACK
 
 LOCAL = "http://127.0.0.1:8050"
 
@@ -11,7 +12,7 @@ LOCAL = "http://127.0.0.1:8050"
 @pytest.fixture(scope="module")
 def client(tmp_path_factory):
     app = create_app(tmp_path_factory.mktemp("empty"))
-    protect(app, LOOPBACK_HOSTS, None)
+    protect(app, LOOPBACK, None)
     return app.server.test_client()
 
 

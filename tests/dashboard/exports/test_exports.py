@@ -3,7 +3,9 @@
 import csv
 import io
 import json
+import os
 import re
+import shutil
 from xml.etree import ElementTree
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from dcp_dashboard import create_app
 from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
 from dcp_dashboard.commands import view
 from dcp_dashboard.exports import overview
@@ -29,7 +32,7 @@ from dcp_dashboard.exports.pictures import (
     timeline_pixels,
 )
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.library.folder import DashboardError
+from dcp_dashboard.library.folder import DashboardError, plan_key
 from dcp_dashboard.library.plans import LoadedPlan, load_file
 from dcp_dashboard.pages.layout import markup
 from dcp_planner.simulation import EVENT_KINDS as KINDS
@@ -149,6 +152,9 @@ def test_texts_of_a_page_are_escaped_and_foreign_components_refused():
     tree = html.A(["<b>", html.Img(src='x"y')], href="?a&b", style={"backgroundColor": "red"})
     expected = '<a href="?a&amp;b" style="background-color:red">&lt;b&gt;<img src="x&quot;y"></a>'
     assert markup(tree) == expected
+    names = [f"data-{letter}" for letter in "hgfedcba"]  # the order is the same in every process
+    shown = markup(html.B(**dict.fromkeys(names, "")))
+    assert re.findall(r"data-\w", shown) == sorted(names)
     with pytest.raises(TypeError, match="Link"):
         markup(html.Div(dcc.Link("x", href="/")))
 
@@ -188,6 +194,15 @@ def test_view_writes_what_is_asked_for_and_nothing_else(served_folder, tmp_path)
     assert CliRunner().invoke(view, [plan]).exit_code == 2
     broken = CliRunner().invoke(view, [str(tmp_path / "no.dcpplan"), "--png", str(png)])
     assert isinstance(broken.exception, DashboardError)
+
+
+@pytest.mark.parametrize("name", [b"a\nb.dcpplan", b"\xff.dcpplan"])
+def test_files_of_any_name_can_be_taken_away(served_folder, tmp_path, name):
+    shutil.copy(served_folder / "small.dcpplan", os.fsencode(tmp_path) + b"/" + name)
+    client, key = create_app(tmp_path).server.test_client(), plan_key(os.fsdecode(name))
+    for file in ("file", "overview.html", "overview.png", "mask.svg", "events.csv"):
+        with client.get(f"/api/plan/{key}/{file}") as found:
+            assert found.status_code == 200, file
 
 
 def test_the_space_within_a_quantity_is_drawn_as_a_space():

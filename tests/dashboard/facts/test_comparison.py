@@ -15,6 +15,7 @@ from dcp_dashboard.api.mask import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_mo
 from dcp_dashboard.facts.comparison import (
     FIGURES,
     Comparison,
+    KindRow,
     compare_devices,
     compare_kinds,
     compare_rows,
@@ -25,8 +26,10 @@ from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library import plans as library_module
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.pages import compare_panels
 from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
+from dcp_dashboard.pages.layout import markup
 from dcp_dashboard.web.app import render_page
 from dcp_dsl import DCPError
 from dcp_planner import LANES, predict, simulate, write_plan
@@ -71,6 +74,18 @@ def test_times_by_kind_are_sums_over_the_events_of_the_mean_device(library):
         }
     attention = next(r for r in rows if (r.kind, r.direction) == ("attention", "forward"))
     assert attention.ratio == pytest.approx(1.25, rel=1e-3)  # the run is a quarter slower
+
+
+def test_the_work_of_the_host_is_not_called_copying(library, monkeypatch):
+    monkeypatch.setattr(
+        compare_panels, "compare_kinds", lambda _: [KindRow("copy", "forward", 1.0, 2.0)]
+    )
+    shown = markup(
+        compare_panels.kinds_panel(
+            compared(library, ("zigzag", "simulated"), ("zigzag", "measured"))
+        )
+    )
+    assert "Starting work (copy), forward" in shown
 
 
 def test_a_run_beside_its_prediction_names_the_constants(library):

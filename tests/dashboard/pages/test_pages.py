@@ -82,10 +82,12 @@ def test_an_empty_folder_says_what_to_type(tmp_path):
 
 
 def test_the_plan_page_shows_metrics_findings_and_every_device(served_folder, small_plan):
-    page = texts(render_page(PlanLibrary(served_folder), f"/plan/{plan_key('small.dcpplan')}", ""))
+    shown = render_page(PlanLibrary(served_folder), f"/plan/{plan_key('small.dcpplan')}", "")
+    page = texts(shown)
     for text in ("2,048", "in 3 sequences", "2 nodes, 3 divisions", "Predicted", "Measured"):
         assert text in page
     assert any(text.startswith("Device ") and " waits " in text for text in page)
+    assert 'title="Visible pairs that it computes"' in str(shown)  # rates play no part there
     owned = [len(small_plan.local_tokens(device)) for device in range(4)]
     assert {f"{tokens:,}" for tokens in owned} <= set(page[page.index("Device") :])
 

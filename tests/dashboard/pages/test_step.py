@@ -1,5 +1,7 @@
 """Planned training steps: bars and texts follow from the groups of the file."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,8 @@ def test_a_bar_names_its_documents_longest_first():
         "document 2: 100 tokens on 2 devices",
     ]  # fmt: skip
     assert documents_text(bars[2]) == "nothing"
+    lone = replace(bars[3], groups=(StepGroup(1, 2, 1, 1.0, 1.0, (4,), (2000,)),))
+    assert documents_text(lone) == "document 4: 2,000 tokens on 1 device"
 
 
 def test_bars_of_a_micro_batch_have_one_length():

@@ -4,7 +4,8 @@ import re
 import pytest
 
 from dcp_dashboard import create_app
-from dcp_dashboard.web.protection import COOKIE, LOOPBACK_HOSTS, protect
+from dcp_dashboard.web.protection import COOKIE, protect
+from dcp_dashboard.web.server import LOOPBACK
 
 LOCAL = "http://127.0.0.1:8050"
 
@@ -12,7 +13,7 @@ LOCAL = "http://127.0.0.1:8050"
 @pytest.fixture(scope="module")
 def application(served_folder):
     app = create_app(served_folder)
-    protect(app, LOOPBACK_HOSTS, None)
+    protect(app, LOOPBACK, None)
     return app.server
 
 

@@ -20,7 +20,9 @@ const POWERS = [1, 2, 4, 8, 16, 32, 64];
 const MOST_TOLERANCE = 50; // %
 
 /** The choices that the page brings along. */
-export interface Choices { readonly clusters: readonly string[]; readonly methods: readonly Option[]; readonly efforts: readonly string[] }
+export interface Choices {
+  readonly clusters: readonly string[]; readonly methods: readonly (readonly [name: string, reason: string])[]; readonly efforts: readonly string[];
+}
 
 /** A plan as the server's `read_batch` reads it. */
 export interface PlanRequest {
@@ -89,7 +91,7 @@ function controls({ clusters, methods, efforts }: Choices, at: (name: Name) => s
     per: power(at("per")),
     block: pick("block", labelled(BLOCKS, (size) => (size === "auto" ? size : `${size} tokens`))),
     tol: slider(Number(at("tol")), MOST_TOLERANCE, String, (value) => `${value} %`),
-    method: pick("method", methods),
+    method: pick("method", methods.map(([name, reason]): Option => [name, name, reason])),
     effort: pick("effort", labelled(efforts, same)),
     scale: pick("scale", labelled(SCALES, (size) => `× ${format.count(Number(size))}`)),
     copies: plain(make("input", { type: "number", min: 1, max: 256, step: 1, value: at("copies") })),
