@@ -150,8 +150,8 @@ def constants_panel(comparison: Comparison) -> Component:
     fitted = "No one constant explains a difference."
     if any(one.constant for one in run.classes):
         fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
-    told = [fitted, " ", html.Code("dcpm calibrate"), " measures a machine's constants."]
-    return panel(title, [body, hint(told)])
+    source = [fitted, " ", html.Code("dcpm calibrate"), " measures a machine's constants."]
+    return panel(title, [body, hint(source)])
 
 
 def timelines_panel(comparison: Comparison, address: str, phase: str) -> Component:
