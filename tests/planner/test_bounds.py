@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, measure
 from dcp_planner.report import bound_ratios
 from dcp_planner.report.bounds import _least_of_one
 
@@ -44,6 +44,16 @@ def test_backward_computes_two_and_a_half_times_as_long(masks):
     assert ratios["forward_time"] == pytest.approx(2.5 * ratios["backward_time"])
     exact = 32 * 33 // 2 * ModelShape().flops_per_pair / (4 * Cluster().flops_per_s)
     assert 1 / ratios["forward_time"] == pytest.approx(exact)
+
+
+def test_the_last_port_of_a_node_carries_its_whole_rate(masks):
+    """Three devices of a node share two ports; each carries what two devices send."""
+    cluster = Cluster(2, 3, inter_bytes_per_s=1e6, devices_per_nic=2)
+    full = masks.pack([np.ones((96, 96), bool)], 8)
+    plan = build_plan(full, ModelShape(), cluster, PlanConfig("static:contiguous"))
+    ratios = bound_ratios(plan, (1.0, 1.0))
+    least = measure(plan).forward.inter_node_bytes / ratios["forward_inter_bytes"]
+    assert 1 / ratios["forward_time"] == pytest.approx(least / (4 * 2e6))
 
 
 def test_a_part_may_be_square():

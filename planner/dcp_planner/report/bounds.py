@@ -55,7 +55,9 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         flops = float(tiles.pairs.sum()) * shape.flops_per_pair
         flops *= BACKWARD_FLOPS_RATIO if is_backward else 1.0
         compute = flops / (rate * float(cluster.speed_of_device.sum()))
-        network = between / (cluster.inter_bytes_per_s * cluster.num_devices)
+        # A port that fewer devices than usual share has its whole rate.
+        ports = len(np.unique(cluster.nic_of_device))
+        network = between / (cluster.link(is_inter=True).bytes_per_s * ports)
         least = _least_bytes(plan, caps, cluster.num_devices, direction)
         values: dict[str, tuple[float, float]] = {
             f"{direction}_bytes": (real.total_bytes, least),

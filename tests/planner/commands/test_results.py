@@ -3,7 +3,10 @@
 import dataclasses
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -39,6 +42,20 @@ def test_simulate_predicts_what_simulate_gives(folder):
     table = run(simulate_command, out).stdout
     assert "communication hidden" in table
     assert "peak buffer" in table
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_a_reader_that_leaves_early_ends_a_command_with_1_and_no_word(pair, form):
+    """So do click and rich, as Python's documents advise; `head` in a pipe is no error of ours."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from dcp_dsl.cli import main; main()"
+    with os.fdopen(writer, "w") as closed:
+        done = subprocess.run(
+            [sys.executable, "-c", code, "simulate", pair[0], *form],
+            stdout=closed, stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_simulate_takes_the_constants_of_another_machine(folder):

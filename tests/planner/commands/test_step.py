@@ -13,9 +13,8 @@ from dcp_planner.step.policies import RIVALS
 
 def run(*arguments: str) -> tuple[int, str]:
     result = CliRunner().invoke(step_command, list(arguments))
-    return result.exit_code, result.output if result.exception is None else (
-        result.output or str(result.exception)
-    )
+    # Not `output`: messages, such as that the planner is compiled, are no part of a document.
+    return result.exit_code, result.stdout or result.stderr or str(result.exception)
 
 
 @pytest.fixture
