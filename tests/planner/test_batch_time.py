@@ -11,7 +11,8 @@ from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, build_stack, measure, predict
 from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
-from dcp_planner.step.setting import step_model
+from dcp_planner.step.iteration import predict_step
+from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel, step_model
 
 SPEC = Spec.from_text("mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m")
 CLUSTER, SHAPE = Cluster(2, 4), ModelShape(8, 2)
@@ -124,3 +125,22 @@ def test_compare_prints_and_judges_the_step(spec: str, tmp_path) -> None:
     assert run(compare, *paths, "--model", "llama-8b", "--fail-if", "step_s<-1%")[0] == 1
     code, text = run(compare, *paths, "--fail-if", "step_s>1%")
     assert "unknown figure 'step_s'" in text
+
+
+@pytest.mark.parametrize(("when", "exchange_s"), [("micro_batch", 12 + 20), ("step", 4 + 20)])
+def test_collectives_cost_what_rings_move_less_what_compute_hides(when, exchange_s):
+    """4 GB a stage: in a node of two 2 s for each of 6 (or 2) passes, between two nodes 20 s."""
+    mesh = StepMesh(2, 2, micro_batches=2, stages=2)
+    model = StepModel(ModelShape(), 1, 1e12, 8e9, 1e15)
+    place = {"micro_batch": [0] * 4 + [1] * 4, "first": [*range(4)] * 2, "width": [1] * 8}
+    columns = {name: np.array(values, np.int32) for name, values in place.items()}
+    cluster = Cluster(2, 2, intra_bytes_per_s=1e9, inter_bytes_per_s=1e8)
+    time = predict_step(
+        Documents.causal([1000] * 8), Assignment(mesh, **columns), model, cluster,
+        synchronisation=when,
+    )  # fmt: skip
+    busy = time.linear_s + time.attention_s + time.waiting_s
+    assert time.linear_s == pytest.approx(1.0)  # two micro-batches of 1 s, over two stages
+    assert time.synchronisation_s == pytest.approx(exchange_s - 0.9 * busy)
+    half = model.with_heads(ModelShape(4, 2))
+    assert (half.parameter_bytes, half.linear_flops) == (4e9, 5e11)
