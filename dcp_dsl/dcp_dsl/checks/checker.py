@@ -1,6 +1,7 @@
 """Check a text as a whole: definitions and layouts, statements, and every expression."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 from dcp_dsl.checks.expressions import PLACES, ExpressionChecker
@@ -342,17 +343,28 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
         seen.add(rename.new.text)
 
 
+@lru_cache(8)
+def _signed_columns(scope: Scope) -> set[str]:
+    """Return the columns that may hold negative numbers; what is no length is judged by binding."""
+    signed = {name for _, layout in scope.layouts() for name in parent_columns(layout)}
+    signed |= {token.column.text for token in scope.tokens.values()}
+    for node in (*scope.segments.values(), *walk(scope.program)):
+        match node:
+            case ast.Segment(source=ast.Columns(column=name)):
+                signed.add(name.text)
+            case ast.Attribute(ast.Name("row"), name):
+                signed.add(name.text)
+    return signed
+
+
 def _check_sample(sample: ast.SampleDef, checker: MaskChecker) -> None:
-    scope = checker.scope
-    lengths = {"len"}  # ids may be -1, and the values of tokens and rows anything
-    for _, layout in scope.layouts():
-        lengths.update({*layout_columns(layout)} - {*parent_columns(layout)})
+    signed = _signed_columns(checker.scope)
     seen: set[str] = set()
     for entry in sample.fields:
         if entry.name.text in seen:
             checker.report("E108", f"column `{entry.name.text}` is given twice", entry.name.span)
         seen.add(entry.name.text)
-        if _has_negative(entry.value) and entry.name.text in lengths:
+        if _has_negative(entry.value) and entry.name.text not in signed:
             checker.report("E117", "a sample's lengths are at least 0", entry.span)
 
 
