@@ -8,7 +8,6 @@ away again. Times begin with the key's event and end with the frame behind the c
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -17,7 +16,7 @@ from typing import Any
 
 from headless import VIEWPORT, browser_machine, launch
 from playwright.sync_api import Page, sync_playwright
-from recording import write
+from recording import report
 
 from dcp_dashboard import start_server
 from dcp_dashboard.editing.routes import make_worker
@@ -61,24 +60,20 @@ WATCH = """() => {
 def main() -> None:
     """Measure, or print the table of what was measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", metavar="OUT", help="write the document there")
-    parser.add_argument("--table", metavar="JSON", help="print the table of a document")
     parser.add_argument("--repeats", type=int, default=15)
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(Path(options.table).read_text(encoding="utf-8"))))
-        return
+    report(parser, run, table)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
     repeats = options.repeats
     rows = [*measure_page(repeats), *measure_previews(repeats), *measure_checker(repeats)]
-    document = {
+    return {
         "schema": "dcp.bench.editor/2",
         "machine": browser_machine(),
         "seed": 0,
         "rows": rows,
     }
-    if options.json:
-        write(Path(options.json), document)
-    print(table(document))
 
 
 def measure_page(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values

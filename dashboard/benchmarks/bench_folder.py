@@ -9,7 +9,6 @@ which the list would need to compute its figures instead of reading those that t
 """
 
 import argparse
-import json
 import os
 import statistics
 import sys
@@ -20,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recording import machine, write
+from recording import machine, report
 from synthetic import causal_plan
 
 from dcp_dashboard.library.folder import SUFFIX, open_folder, plan_key
@@ -40,32 +39,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--plans", type=int, default=10_000)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--json", type=Path, help="write the report here")
-    parser.add_argument("--table", type=Path, help="print the table of such a report and end")
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
-        return
-    report = {"schema": "dcp.bench.folder/2", "machine": machine("dash"), "plans": options.plans}
-    report |= {"repeats": options.repeats, "rows": measure(options.plans, options.repeats)}
-    if options.json:
-        write(options.json, report)
-    print(table(report))
+    report(parser, run, table)
 
 
-def table(report: dict[str, Any]) -> str:  # Any: JSON values
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
+    document = {"schema": "dcp.bench.folder/2", "machine": machine("dash"), "plans": options.plans}
+    document |= {"repeats": options.repeats, "rows": measure(options.plans, options.repeats)}
+    return document
+
+
+def table(document: dict[str, Any]) -> str:  # Any: JSON values
     """Return the report as Markdown."""
-    where = report["machine"]
+    where = document["machine"]
     lines = [
-        f"{report['plans']:,} plans, {where['processor']}, {where['cores']} cores, medians of "
-        f"{report['repeats']}:",
+        f"{document['plans']:,} plans, {where['processor']}, {where['cores']} cores, medians of "
+        f"{document['repeats']}:",
         "",
         "| what | CPU | spread |",
         "|---|---:|---:|",
     ]
     lines += [
         f"| {row['what']} | {row['median']:,.3g} {row['unit']} | {_two_digits(row['spread'])} |"
-        for row in report["rows"]
+        for row in document["rows"]
     ]
     return "\n".join(lines)
 

@@ -12,7 +12,6 @@ paint, not the time that a step waits for the next frame.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 from pathlib import Path
@@ -20,7 +19,7 @@ from typing import Any
 
 from headless import VIEWPORT, browser_machine, cpu_per_step, launch
 from playwright.sync_api import Page, sync_playwright
-from recording import write
+from recording import report
 from synthetic import DEVICES, causal_plan, synthetic_trace
 
 from dcp_dashboard import start_server
@@ -38,20 +37,16 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1_024)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="OUT", type=Path)
-    parser.add_argument("--table", metavar="JSON", type=Path)
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
-        return
-    document = {
+    report(parser, run, table)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
+    return {
         "schema": "dcp.bench.selection/2", "machine": browser_machine(), "seed": options.seed,
         "events": options.events, "blocks": options.blocks, "repeats": options.repeats,
         "rows": measure(options),
     }  # fmt: skip
-    if options.json:
-        write(options.json, document)
-    print(table(document))
 
 
 def measure(options: argparse.Namespace) -> list[dict[str, Any]]:  # Any: JSON values

@@ -13,7 +13,6 @@ style, layout and paint, not the time that a step waits for the next frame.
 
 import argparse
 import gzip
-import json
 import statistics
 import tempfile
 import time
@@ -24,7 +23,7 @@ from typing import Any
 import numpy as np
 from headless import FRAME, VIEWPORT, browser_machine, cpu_per_step, launch
 from playwright.sync_api import Browser, Page, sync_playwright
-from recording import write
+from recording import report
 from synthetic import DEVICES, causal_plan, synthetic_trace
 
 from dcp_dashboard import start_server
@@ -69,33 +68,30 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=1024, help="of the mask's side; 0: none")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the report here")
-    parser.add_argument("--table", type=Path, help="print the table of such a report and end")
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(options.table.read_text())))
-        return
+    report(parser, run, table)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
     settings = {"events": options.events, "repeats": options.repeats, "seed": options.seed}
-    report = {"schema": "dcp.bench.timeline/3", "machine": browser_machine(), **settings}
-    report["rows"] = measure(options)
-    if options.json:
-        write(options.json, report)
-    print(table(report))
+    document = {"schema": "dcp.bench.timeline/3", "machine": browser_machine(), **settings}
+    document["rows"] = measure(options)
+    return document
 
 
-def table(report: dict[str, Any]) -> str:  # Any: JSON values
+def table(document: dict[str, Any]) -> str:  # Any: JSON values
     """Return the report as Markdown."""
-    where = report["machine"]
+    where = document["machine"]
     lines = [
         f"{where['processor']}, {where['cores']} cores, Chromium {where['chromium']}, medians of "
-        f"{report['repeats']}:",
+        f"{document['repeats']}:",
         "",
         "| what | median | spread |",
         "|---|---:|---:|",
     ]
     lines += [
         f"| {row['what']} | {row['median']:,.1f} {row['unit']} | {row['spread']:.1f} |"
-        for row in report["rows"]
+        for row in document["rows"]
     ]
     return "\n".join(lines)
 

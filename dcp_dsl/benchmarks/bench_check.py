@@ -11,14 +11,13 @@ python dcp_dsl/benchmarks/bench_check.py --table dcp_dsl/benchmarks/results/chec
 """
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from recording import machine, provenance, write
+from recording import machine, provenance, report
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
 from dcp_dsl.claims.static_checks import mask_steps
@@ -123,22 +122,18 @@ def table(document: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, or print the table of what was measured."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", metavar="OUT", help="write the document there")
-    parser.add_argument("--table", metavar="JSON", help="print the table of a document")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(Path(options.table).read_text(encoding="utf-8"))))
-        return
+    report(parser, run, table)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
     rows = bench_text(options.repeats) + bench_sample(options.repeats, options.seed)
-    document = {
+    return {
         "schema": "dcp.bench_check/1", "machine": machine("lark"), "seed": options.seed,
         "rows": rows,
     }  # fmt: skip
-    if options.json:
-        write(Path(options.json), document)
-    print(table(document))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ python dcp_dsl/benchmarks/bench_dataset.py --table dcp_dsl/benchmarks/results/da
 """
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from recording import machine, provenance, write
+from recording import machine, provenance, report
 
 from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_dsl.coverage.dataset_checker import check_dataset
@@ -137,22 +136,18 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", metavar="OUT")
-    parser.add_argument("--table", metavar="JSON")
-    options = parser.parse_args()
-    if options.table:
-        print(table(json.loads(Path(options.table).read_text())))
-        return
+    report(parser, run, table)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
     with tempfile.TemporaryDirectory() as folder:
         chosen = options.rows, options.repeats, options.seed, Path(folder)
         rows = [bench(name, *chosen) for name in SPECS]
-    document = {
+    return {
         "schema": "dcp.bench_dataset/1", "machine": machine("pyarrow"), "seed": options.seed,
         "rows": rows,
     }  # fmt: skip
-    if options.json:
-        write(Path(options.json), document)
-    print(table(document))
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Record the machine, versions and commit of a benchmark; write its results and tables."""
 
+import argparse
 import json
 import math
 import os
@@ -26,6 +27,24 @@ def machine(*packages: str) -> dict[str, Any]:
         "commit": commit(),
         **{name: _version(name) for name in PACKAGES + packages},
     }
+
+
+def report(
+    parser: argparse.ArgumentParser,
+    run: Callable[[argparse.Namespace], dict[str, Any]],
+    to_table: Callable[[dict[str, Any]], str],
+) -> None:
+    """Print the table of a benchmark that runs now, or of its earlier results (`Any`: JSON)."""
+    parser.add_argument("--json", type=Path, metavar="OUT", help="write the results there")
+    parser.add_argument("--table", type=Path, metavar="JSON", help="print the table of results")
+    options = parser.parse_args()
+    if options.table is not None:
+        document = json.loads(options.table.read_text(encoding="utf-8"))
+    else:
+        document = run(options)
+        if options.json is not None:
+            write(options.json, document)
+    print(to_table(document))
 
 
 def write(path: Path, document: dict[str, Any]) -> None:

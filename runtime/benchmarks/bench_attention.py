@@ -7,7 +7,6 @@ its time, messages are not; those are measured on gloo ranks with the links held
 """
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -24,7 +23,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recording import machine, write
+from recording import machine, report
 
 from dcp_dsl import Sample, Slabs, Spec, block_sparsity
 from dcp_dsl.forms import as_slabs
@@ -61,15 +60,14 @@ def main() -> None:
     parser.add_argument(
         "--flex", action=argparse.BooleanOptionalAction, default=which("g++") is not None
     )
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--table", type=Path, metavar="JSON")
-    options = parser.parse_args()
-    if options.table:
-        print(to_tables(json.loads(options.table.read_text())))
-        return
+    report(parser, run, to_tables)
+
+
+def run(options: argparse.Namespace) -> dict[str, object]:
+    """Measure; return the document."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    document: dict[str, object] = {
+    return {
         "schema": SCHEMA,
         "machine": machine("torch") | {"device": device_name(options.device)},
         "attention": [
@@ -81,9 +79,6 @@ def main() -> None:
         "prepare": [measure_prepare(name, call) for name, call in MASKS.items()],
         "overlap": [] if options.skip_overlap else [measure_overlap(ranks) for ranks in WORLDS],
     }
-    print(to_tables(document))
-    if options.json:
-        write(options.json, document)
 
 
 def is_long(tokens: int, options: argparse.Namespace) -> bool:

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planner" / "benchm
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
 import recorded_masks
 from recorded_masks import sequences_of
-from recording import geomean, machine, markdown, provenance, shown, write
+from recording import geomean, machine, markdown, provenance, report, shown
 
 from dcp_dsl import Form, Slabs, block_sparsity
 from dcp_runtime import DCPLoadBalancer, flex_block_mask, flex_mask_mod
@@ -47,19 +47,15 @@ Json = dict[str, Any]  # Any: a JSON document
 def main() -> None:
     """Measure and write a JSON document, or print the tables of one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--table", type=Path, metavar="JSON")
-    options = parser.parse_args()
-    if options.table:
-        print(to_table(json.loads(options.table.read_text())))
-        return
+    report(parser, run, to_table)
+
+
+def run(options: argparse.Namespace) -> Json:
+    """Measure; return the document."""
     torch.set_num_threads(1)
     workloads = json.loads(DATA.read_text())["workloads"]
-    document = {"schema": SCHEMA, "machine": machine(), "torch": torch.__version__,
+    return {"schema": SCHEMA, "machine": machine(), "torch": torch.__version__,
                 "balance": balance_rows(workloads), "seconds": seconds_rows()}  # fmt: skip
-    print(to_table(document))
-    if options.json:
-        write(options.json, document)
 
 
 def balance_rows(workloads: Sequence[Json]) -> list[Json]:

@@ -11,7 +11,6 @@ the training process, when the batch is needed.
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recording import machine, write
+from recording import machine, report
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -111,27 +110,23 @@ def table(document: dict[str, Any]) -> str:
 def main() -> None:
     """Measure, or print the table of a measurement."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--table", type=Path)
     parser.add_argument("--step-s", type=float, default=1.0)
     parser.add_argument("--batches", type=int, default=8)
-    arguments = parser.parse_args()
-    if arguments.table:
-        print(table(json.loads(arguments.table.read_text(encoding="utf-8"))))
-        return
-    document = {
+    report(parser, run, table)
+
+
+def run(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure; return the document."""
+    return {
         "schema": "dcp.bench_dataloader/2",
         "machine": machine(),
         "seed": 0,
         "rows": [
-            measure(mask, processes, arguments.step_s, arguments.batches)
+            measure(mask, processes, options.step_s, options.batches)
             for mask in ("document", "streaming_llm")
             for processes in (0, 1)
         ],
     }
-    if arguments.json:
-        write(arguments.json, document)
-    print(table(document))
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ by the norm of the tensor, the mean over seeds. Bytes are those of both directio
 """
 
 import argparse
-import json
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from recording import machine, markdown, shown, write
+from recording import machine, markdown, report, shown
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, measure
@@ -33,12 +32,11 @@ Json = dict[str, Any]  # Any: a JSON document
 def main() -> None:
     """Measure and write a JSON document, or print the table of one."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, metavar="OUT")
-    parser.add_argument("--table", type=Path, metavar="JSON")
-    options = parser.parse_args()
-    if options.table:
-        print(to_table(json.loads(options.table.read_text())))
-        return
+    report(parser, run, to_table)
+
+
+def run(options: argparse.Namespace) -> Json:
+    """Measure; return the document."""
     rows: list[Json] = []
     for ranks in RANKS:
         with open_world(ranks, transport="loopback") as world:
@@ -48,10 +46,7 @@ def main() -> None:
                 for partials in ("input", "float32")
             ]
     rows.sort(key=lambda row: (row["layout"] == "static:grid", row["partials"] == "float32"))
-    document = {"schema": SCHEMA, "machine": machine(), "rows": rows}
-    print(to_table(document))
-    if options.json:
-        write(options.json, document)
+    return {"schema": SCHEMA, "machine": machine(), "rows": rows}
 
 
 def measured(

@@ -77,7 +77,7 @@ def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.S
         "cli.dcpm.add_command(sleep)\n"
         "cli.EntryPointGroup.get_command = lambda self, ctx, name: sleep\n"
         "sys.argv = ['dcpm', 'sleep']\n"
-        "cli.LEAVE_AGAIN_S = 0.5\n"
+        f"cli.LEAVE_AGAIN_S = {2 if deaf else cli.LEAVE_AGAIN_S}\n"
         "cli.main()\n"
     )
     with subprocess.Popen(
@@ -86,7 +86,7 @@ def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.S
         assert process.stdout is not None
         assert process.stdout.readline() == "asleep\n"
         process.send_signal(number)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=250)
     assert (process.returncode, out, err) == (128 + number, "cleaned up\n", "")
 
 
