@@ -44,7 +44,10 @@ def test_a_process_without_a_gpu_of_its_own_is_told(monkeypatch, gpus, way_out):
 
 
 def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
-    """Losses and gradients: AdamW would take no notice of gradients that are all twice as large."""
+    """By SGD: AdamW would not notice doubled gradients and makes steps of what is only rounding."""
+    monkeypatch.setattr(
+        torch.optim, "AdamW", lambda parameters, lr, foreach: torch.optim.SGD(parameters, lr)
+    )
     gradients = []
     monkeypatch.setattr(
         train_gpt, "add_gradients",
@@ -72,7 +75,7 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
         for kind in ("dcp", *train_gpt.KEY_ORDERS):
             assert losses["local_global", kind] == pytest.approx(wanted, rel=1e-5)
             for one, other in zip(found["local_global", kind], dense, strict=True):
-                assert (one - other).norm() <= 1e-5 * other.norm()
+                assert (one - other).norm() <= 1e-6 * other.norm()
         assert losses["shared_question", "dcp"] != pytest.approx(wanted, rel=1e-5)
     finally:
         executor.close()
