@@ -1,6 +1,6 @@
 """The table of all words of the language, from which editors, lexers and completion are made.
 
-A word's role says how it is coloured and what may stand around it. `PATTERNS` adds what is no word:
+A word's role says how it is coloured and what may stand around it. `patterns` adds what is no word:
 comments, numbers, names. A test keeps the table in step with the keywords of `dcpm.lark`.
 """
 
@@ -156,7 +156,7 @@ def patterns() -> tuple[Pattern, ...]:
         Pattern('"[^"\\n]*"?', ("string.quoted.double.dcpm",), ("String.Double",)),
         Pattern(rf"@\s*{_NAME}", ("storage.modifier.dcpm",), ("Name.Decorator",)),
         Pattern(
-            rf"(:)(\s*)({_any_of('type')[:-1]}|mask)\b)",
+            rf"(:)(\s*)((?:{'|'.join((*words_of('type'), 'mask'))})\b)",
             ("punctuation.separator.dcpm", "", _ROLES["type"][0]),
             ("Punctuation", "Text.Whitespace", _ROLES["type"][1]),
         ),

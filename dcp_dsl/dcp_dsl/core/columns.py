@@ -122,7 +122,7 @@ class LayoutColumns:
         if all(size == count for size in sizes.values()):
             return count, None
         short = [any(sizes[c] < count for c in _part_columns(part)) for part in group.parts]
-        first = short.index(True)
+        first = short.index(True)  # sizes differ, so some part is short
         late = [c for part in group.parts[first:] for c in _part_columns(part)]
         if first and all(sizes[c] == count - 1 for c in late):
             return count, first
@@ -322,6 +322,7 @@ def _ids(
     inside = values[begin] >= 0
     begin, end = begin[inside], end[inside]
     number = values[begin]
+    # Named ids exist also where a sample has no token of theirs, so that `count` is their number.
     total = len(source.names) or int(number.max(initial=-1)) + 1
     flat = np.zeros(len(begin), np.int64)
     found = {segment.name.text: Instances(begin, end, number, flat + total, flat, is_named=True)}

@@ -19,7 +19,7 @@ from dcp_dsl.symbolic.terms import (
     Cyclic,
     Extreme,
     NotSeparable,
-    Number,
+    NumberValue,
     Quotient,
     Term,
     VaryingLength,
@@ -112,7 +112,7 @@ class Frame:
 
     # ---- numbers ----
 
-    def number(self, node: nodes.Number) -> Number:
+    def number(self, node: nodes.Number) -> NumberValue:
         """Evaluate a number.
 
         Raises:
@@ -123,10 +123,10 @@ class Frame:
             found = self._number(node)
             self.budget.spend(STEPS_PER_NODE + num_pieces(found))
             self.known[node] = found
-        result: Number = self.known[node]
+        result: NumberValue = self.known[node]
         return result
 
-    def _number(self, node: nodes.Number) -> Number:
+    def _number(self, node: nodes.Number) -> NumberValue:
         match node:
             case nodes.Const(value):
                 return value
@@ -146,7 +146,7 @@ class Frame:
                 return self.look_up(self.table(table, fact), at)
         raise AssertionError(f"no number on a sample: {type(node).__name__}")
 
-    def constant_of(self, values: Ints) -> Number:
+    def constant_of(self, values: Ints) -> NumberValue:
         """Return a number that has one value in each cell."""
         if (values == values[0]).all():
             return int(values[0])
@@ -170,7 +170,7 @@ class Frame:
                 self.up(inner.levels).constant(inner.value)
         raise VaryingLength(self)
 
-    def arithmetic(self, node: nodes.Arithmetic) -> Number:
+    def arithmetic(self, node: nodes.Arithmetic) -> NumberValue:
         """Evaluate ``left op right``."""
         left, right = self.number(node.left), self.number(node.right)
         match node.op:
@@ -198,7 +198,7 @@ class Frame:
             node.place.fail("E111", f"this divides by {value}", "the divisor is at least 1")
         return value
 
-    def divide(self, left: Number, op: str, right: int) -> Number:
+    def divide(self, left: NumberValue, op: str, right: int) -> NumberValue:
         """Return ``left // right`` or ``left % right``."""
         match left:
             case int():
@@ -212,7 +212,7 @@ class Frame:
             case Quotient():
                 return left.floor_divide(right) if op == "//" else left.modulo(right)
 
-    def count(self, instances: Instances) -> Number:
+    def count(self, instances: Instances) -> NumberValue:
         """Count instances: those of the sample, or of each cell."""
         if instances.is_named:
             return int(instances.total.max(initial=0))

@@ -175,6 +175,7 @@ class Instances:
 
     def _cut(self, cells: "Instances") -> tuple[Ints, Ints]:
         """Return each instance with tokens once for each cell that holds some of them."""
+        # The first cell that ends behind the start, up to the last that begins before the end.
         low = np.searchsorted(cells.end, self.start, side="right")
         high = np.searchsorted(cells.start, self.end, side="left")
         return expand(low, np.maximum(high - low, 0))

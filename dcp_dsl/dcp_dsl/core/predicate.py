@@ -21,7 +21,7 @@ from dcp_dsl.forms.parts import BlockDecision, decide_form
 from dcp_dsl.symbolic.classes import num_slabs
 from dcp_dsl.symbolic.intervals import UNBOUNDED, Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
-from dcp_dsl.symbolic.terms import NotSeparable, Number, VaryingLength
+from dcp_dsl.symbolic.terms import NotSeparable, NumberValue, VaryingLength
 
 MAX_SLABS = 2**12  # of a part: bounds decide blocks sooner than more slabs
 Decide: TypeAlias = Callable[[Grid], BlockDecision]
@@ -150,7 +150,7 @@ class Predicate:
         if not (self.is_symbolic or is_leaf):
             return None
         try:
-            number: Number = self.frame.number(node)
+            number: NumberValue = self.frame.number(node)
         except (NotSeparable, TooManyPieces):
             return None
         return lambda grid: grid.bound(number)

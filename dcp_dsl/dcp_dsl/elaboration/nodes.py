@@ -2,8 +2,9 @@
 
 A node means the same wherever it stands in a frame: positions, `len`, counts and borders are those
 of the frame around it, which is the whole sample or the instances of a `Per` node. Nodes may be
-shared, so results are kept by node: nodes are equal only to themselves. Some have namesakes in the
-syntax tree: everywhere one writes `nodes.And` for these and `ast.And` for those.
+shared, so results are kept by node: nodes are equal only to themselves. `And`, `Or`, `Not`, `Per`,
+`Compare` and `Number` have namesakes in the syntax tree, whose nodes are equal by value: everywhere
+one writes `nodes.And` for these and `ast.And` for those.
 """
 
 from collections.abc import Iterator, Sequence

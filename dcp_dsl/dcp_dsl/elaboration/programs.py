@@ -36,9 +36,8 @@ class KeySequence:
 def facts_of_keys(core: nodes.Mask, keys: KeySequence) -> frozenset[object]:
     """Return the statements and token columns that a mask reads at keys.
 
-    Equal statements of two texts, such as one of the library, lay out the same sequence.
-
-    With an alignment all facts belong to the sequence of the keys.
+    Equal statements of two texts, such as one of the library, lay out the same sequence. With an
+    alignment queries are tokens of the keys' sequence, so that all facts belong to it.
 
     Raises:
         SpecError: E126 for what belongs to the other sequence, or compares places of both.
@@ -294,8 +293,8 @@ class _Substitution:
 def _outside(levels: int, node: nodes.Node) -> nodes.Node:
     """Return a number of a frame so many levels further out.
 
-    It is no such number itself: arguments are read in their own frame, and stay parameters until
-    they are put in, through however many frames.
+    The number is not an `Outside` node yet: an argument stays a parameter until it is put in, once,
+    through all frames between the call and the place.
     """
     if levels == 0 or isinstance(node, nodes.Const | nodes.RowColumn | nodes.Free):
         return node

@@ -14,7 +14,7 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.errors import Budget
 from dcp_dsl.symbolic.piecewise import Piecewise
-from dcp_dsl.symbolic.terms import Cyclic, Extreme, Number, Quotient, Term
+from dcp_dsl.symbolic.terms import Cyclic, Extreme, NumberValue, Quotient, Term
 
 UNBOUNDED = 2**62
 STEPS_PER_NODE = 2**13  # what bounding a number costs beside its blocks
@@ -199,7 +199,7 @@ class Grid:
         found: _Made = self.known[key]
         return found
 
-    def bound(self, number: Number) -> Interval:
+    def bound(self, number: NumberValue) -> Interval:
         """Bound a number."""
         match number:
             case int():

@@ -102,7 +102,7 @@ class Term:
         return Term.of_k(mapped) if is_of_k else Term.of_q(mapped)
 
 
-def divide_each(left: "Number", op: str, right: "Number", num_tokens: int) -> Term:
+def divide_each(left: "NumberValue", op: str, right: "NumberValue", num_tokens: int) -> Term:
     """Return ``left // right`` or ``left % right`` for numbers of one token.
 
     Raises:
@@ -235,7 +235,7 @@ class Extreme:
         return Extreme(self.is_max == (factor >= 0), tuple(t.scale(factor) for t in self.terms))
 
 
-Number: TypeAlias = int | Term | Extreme | Cyclic | Quotient
+NumberValue: TypeAlias = int | Term | Extreme | Cyclic | Quotient
 
 
 def as_term(value: "int | Term", num_tokens: int) -> Term:
@@ -243,14 +243,14 @@ def as_term(value: "int | Term", num_tokens: int) -> Term:
     return Term.constant(num_tokens, value) if isinstance(value, int) else value
 
 
-def bounded(value: Number) -> Number:
+def bounded(value: NumberValue) -> NumberValue:
     """Refuse an integer that leaves the range that is computed with."""
     if isinstance(value, int) and abs(value) > MAX_VALUE:
         raise ValueTooLarge
     return value
 
 
-def num_pieces(value: Number) -> int:
+def num_pieces(value: NumberValue) -> int:
     """Count the pieces of the functions in a number."""
     if not isinstance(value, Term | Extreme):
         return 0
@@ -258,7 +258,7 @@ def num_pieces(value: Number) -> int:
     return sum(len(term.on_q.starts) + len(term.on_k.starts) for term in terms)
 
 
-def add(a: Number, b: Number, num_tokens: int) -> Number:
+def add(a: NumberValue, b: NumberValue, num_tokens: int) -> NumberValue:
     """Add two numbers.
 
     Raises:
@@ -282,7 +282,7 @@ def add(a: Number, b: Number, num_tokens: int) -> Number:
     raise NotSeparable
 
 
-def scale(a: Number, factor: int) -> Number:
+def scale(a: NumberValue, factor: int) -> NumberValue:
     """Multiply a number by a constant.
 
     Raises:
@@ -297,7 +297,7 @@ def scale(a: Number, factor: int) -> Number:
     return a.scale(factor)
 
 
-def extreme(a: Number, b: Number, *, is_max: bool, num_tokens: int) -> Number:
+def extreme(a: NumberValue, b: NumberValue, *, is_max: bool, num_tokens: int) -> NumberValue:
     """Return the larger or smaller of two numbers.
 
     Raises:

@@ -287,7 +287,7 @@ def build(root: Any, offset: int) -> Built:  # Any: a Lark tree or token; Lark s
         if not _is_tree(node):
             results.append((_shift(node, offset), 0))
         elif not is_ready:
-            stack.append((node, True))
+            stack.append((node, True))  # comes again when its children have been built
             stack.extend((child, False) for child in reversed(node.children))
         else:
             count = len(node.children)

@@ -202,10 +202,10 @@ def fail_foreign_syntax(place: RawToken, tokens: Sequence[RawToken], text: str) 
 
 def _fail_fraction(at: int, tokens: Sequence[RawToken]) -> None:
     """Raise for `0.1`; within a call of a function that cannot be, say that instead."""
-    if at < 2 or at >= len(tokens) or [t.kind for t in tokens[at - 2 : at : 2]] != ["number"]:
+    if at < 2 or at >= len(tokens):
         return
     whole, dot, part = tokens[at - 2 : at + 1]
-    if dot.text != "." or part.kind != "number":
+    if (whole.kind, dot.text, part.kind) != ("number", ".", "number"):
         return
     for index in range(at - 3, 0, -1):
         name = tokens[index - 1]
@@ -301,7 +301,7 @@ def _fail_index(at: int, tokens: Sequence[RawToken], text: str) -> None:
     span = Span(tokens[at - 1].span.start, tokens[at + 2].span.end)
     meant = f"{position}.{column}"
     # `column[position]` has four tokens, of which `at` is the second; then comes `==`.
-    other = _index_at(at + 4, tokens) if at + 3 < len(tokens) else None
+    other = _index_at(at + 4, tokens)
     is_known = ("token", column) in _definitions(text)
     fix: str | None = meant if is_known else None
     if other is not None and other[0] == column and tokens[at + 3].text == "==":

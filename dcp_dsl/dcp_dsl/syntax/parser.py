@@ -106,6 +106,7 @@ def parse_all(
     statements: list[ast.Statement] = []
     errors: list[Diagnostic] = []
     lost: set[str] = set()
+    # A line such as `maks b = full` would otherwise be reported as part of the statement before.
     groups = split_at_misspelt(split_statements(text), text)
     was_cut = False
     fresh: dict[str, ast.Statement] = {}
@@ -395,6 +396,7 @@ def _lookup(position: Any, kind: str) -> str | None:  # Any: as above
     table = _mistake_table()
     if (position, kind) in table:
         return table[position, kind]
+    # A state fails alike on all tokens of one role: `b c` and `b 3` are the same mistake.
     role = _role(kind)
     codes = {c for (state, k), c in table.items() if state == position and _role(k) == role}
     return codes.pop() if len(codes) == 1 else None

@@ -48,7 +48,7 @@ def read_bytes(path: str | Path) -> bytes:
         if stat.S_ISFIFO(path.stat().st_mode) and path.parts[:2] not in _DESCRIPTORS:
             raise SpecFileError(f"{path}: expected a .dcpm file, got a pipe; pass it as `-`")
         with path.open("rb") as file:
-            return file.read(MAX_BYTES + 1)
+            return file.read(MAX_BYTES + 1)  # `decode_text` refuses the one too many
     except FileNotFoundError:
         raise SpecFileError(f"{path}: no such file; expected a .dcpm file") from None
     except IsADirectoryError:
