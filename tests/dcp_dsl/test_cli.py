@@ -68,7 +68,8 @@ def test_names_print_on_a_terminal_that_knows_ascii_only(tmp_path: Path):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_terminated_command_cleans_up_and_says_so_in_its_status(number: signal.Signals, deaf: str):
     code = (
-        "import sys, time, click\n"
+        "import signal, sys, time, click\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # nohup has it ignored
         "from dcp_dsl import cli\n"
         "@click.command()\n"
         "def sleep():\n"

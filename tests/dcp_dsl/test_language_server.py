@@ -6,8 +6,11 @@ from xml.etree import ElementTree
 
 import pytest
 from editor_client import Editor
+from lsprotocol.types import TextDocumentItem
+from pygls.workspace import Workspace
 
 from dcp_dsl import check, format_source
+from dcp_dsl.language_server.server import MaskServer
 from dcp_grammar import MASKS
 
 pytest.importorskip("pygls", exc_type=ImportError)
@@ -80,6 +83,25 @@ def test_changes_are_checked_again_and_closing_clears(editor, opened):
     assert found["code"] == "E101"
     editor.tell("textDocument/didClose", {"textDocument": {"uri": opened}})
     assert editor.diagnostics(opened) == []
+
+
+def test_findings_bear_the_version_that_they_were_found_in(monkeypatch):
+    """The workspace may hold the next one already, while proofs of the last one end."""
+    uri, sent = "untitled:a", []
+    text = TextDocumentItem(uri, "dcpm", 1, TEXT)
+    workspace = Workspace(None)
+    workspace.put_text_document(text)
+    monkeypatch.setattr(MaskServer, "workspace", workspace)
+    monkeypatch.setattr(
+        MaskServer, "text_document_publish_diagnostics", lambda _, x: sent.append(x)
+    )
+    server = MaskServer()
+    server.update(uri)
+    workspace.put_text_document(TextDocumentItem(uri, "dcpm", 2, "mask a = casual"))
+    server._publish(uri)
+    server.update(uri)
+    server._publish(uri)
+    assert [(each.version, len(each.diagnostics)) for each in sent] == [(1, 0), (2, 1)]
 
 
 def test_quick_fixes_mend_the_text(editor, tmp_path):

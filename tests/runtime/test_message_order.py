@@ -13,8 +13,8 @@ from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.nccl_transport import NcclTransport
 
-RATE = 2e5
-"""Bytes per second of a slowed link: a message takes 80 ms, far more than a rank's own work."""
+RATE = 1e5
+"""Bytes per second of a slowed link: a message takes 0.16 s, far more than a rank's own work."""
 SHAPE = ModelShape(1, 1, 16, 4)
 CLUSTER = Cluster(
     2, 2, intra_bytes_per_s=RATE, inter_bytes_per_s=RATE, latency_s=0.0, flops_per_s=1e12,
@@ -71,7 +71,7 @@ def test_messages_leave_in_the_order_and_at_the_times_that_are_predicted(traces)
     # What is ready at the same moment may leave in either order; all else in the one predicted.
     pairs = [
         (a, b) for a in expected for b in expected
-        if a[0] == b[0] and expected[a] < expected[b] and abs(ready[a] - ready[b]) > 0.02
+        if a[0] == b[0] and expected[a] < expected[b] and abs(ready[a] - ready[b]) > 0.04
     ]  # fmt: skip
     assert len(pairs) > 15
     assert all(found[a] < found[b] for a, b in pairs)

@@ -219,9 +219,11 @@ class Session:
     Attributes:
         document: the present version.
         good: the last version without errors of syntax, names or kinds, None before the first.
+        version: the editor's number of the present version.
     """
 
     def __init__(self, text: str, name: str, encoding: Encoding) -> None:
+        self.version: int | None = None
         self._known: dict[str, ast.Statement] = {}
         self.memory = Memory()
         self.document = Document(text, name, encoding, self._known)

@@ -88,6 +88,7 @@ class MaskServer(LanguageServer):
             self.sessions[uri].update(self._source(uri))
         else:
             self.sessions[uri] = Session(self._source(uri), path_of(uri), self._encoding())
+        self.sessions[uri].version = self.workspace.get_text_document(uri).version
 
     async def check(self, uri: str) -> None:
         """Send what is wrong with a document: at once what is known, then what proofs find."""
@@ -118,10 +119,10 @@ class MaskServer(LanguageServer):
 
     def _publish(self, uri: str) -> None:
         session = self.sessions[uri]
-        known = self.workspace.text_documents.get(uri)
         shown = [_diagnostic(session.document, found) for found in session.findings]
+        # Not the version of the workspace, which is ahead while a change waits for its turn.
         self.text_document_publish_diagnostics(
-            lsp.PublishDiagnosticsParams(uri, shown, None if known is None else known.version)
+            lsp.PublishDiagnosticsParams(uri, shown, session.version)
         )
 
 
