@@ -308,7 +308,7 @@ def to_table(document: dict[str, Any]) -> str:
 
 
 def _estimate_text(estimate: dict[str, Any] | None) -> str:
-    """Say how far the estimate is from simulated plans (`Any`: JSON)."""
+    """Write how far the estimate is from simulated plans (`Any`: JSON)."""
     if estimate is None:
         return ""
     told = [

@@ -1,4 +1,4 @@
-"""How far off are predictions on this machine? Calibrate again and again, compare with runs.
+"""Calibrate this machine again and again, and compare predictions with runs.
 
 ```
 python runtime/benchmarks/bench_calibration.py --json runtime/benchmarks/results/calibration.json

@@ -240,7 +240,7 @@ def leading_source(loaded: LoadedPlan) -> Source:
 
 
 def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
-    """Say what costs most of a trace's time, what comes next, and what devices did meanwhile."""
+    """Name what costs most of a trace's time, what comes next, and what devices did meanwhile."""
     if loaded.traces[source].seconds() == 0:
         return (Finding("The trace holds no events.", "No event has a duration."),)
     why, rule = loaded.why(source), _rule(loaded, source)

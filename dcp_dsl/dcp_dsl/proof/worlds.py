@@ -225,28 +225,24 @@ def _size(items: Iterable[Formula]) -> int:
 
 def all_of(items: Iterable[Formula]) -> Formula:
     """Return the conjunction."""
-    kept = []
-    for item in items:
-        if item is False:
-            return False
-        if item is not True:
-            kept.append(item)
-    size = _size(kept)  # before comparing items, which takes as long as they are large
-    kept = list(dict.fromkeys(kept))
-    return True if not kept else kept[0] if len(kept) == 1 else All(tuple(kept), size)
+    return _joined(items, All, neutral=True)
 
 
 def any_of(items: Iterable[Formula]) -> Formula:
     """Return the disjunction."""
+    return _joined(items, AnyOf, neutral=False)
+
+
+def _joined(items: Iterable[Formula], kind: type[All | AnyOf], *, neutral: bool) -> Formula:
     kept = []
     for item in items:
-        if item is True:
-            return True
-        if item is not False:
+        if item is (not neutral):
+            return item
+        if item is not neutral:
             kept.append(item)
-    size = _size(kept)
+    size = _size(kept)  # before comparing items, which takes as long as they are large
     kept = list(dict.fromkeys(kept))
-    return False if not kept else kept[0] if len(kept) == 1 else AnyOf(tuple(kept), size)
+    return neutral if not kept else kept[0] if len(kept) == 1 else kind(tuple(kept), size)
 
 
 def negate(item: Formula) -> Formula:

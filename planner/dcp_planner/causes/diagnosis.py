@@ -48,7 +48,7 @@ _MOSTLY = 0.5
 
 
 def place_of(name: str, scene: Scene) -> dict[str, Any]:
-    """Say where a cause shows; `Any`: numbers, texts and lists of numbers."""
+    """Name where a cause shows; `Any`: numbers, texts and lists of numbers."""
     return _PLACES[name](scene)
 
 

@@ -115,7 +115,7 @@ def worth_saying(diagnosis: Diagnosis) -> tuple[Cause, ...]:
 
 
 def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
-    """Say what devices do all the time; like `three_sentences`."""
+    """Describe what devices do all the time; like `three_sentences`."""
     spent = why.accounting.shares()
     told = [
         f"compute for {share(spent['computing'])} of that",
@@ -133,7 +133,7 @@ def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
 def cause_sentence(
     cause: Cause, total_s: float, seconds: TimeText, share: ShareText = percent
 ) -> str:
-    """Say what a plan would take without a cause, and where that shows."""
+    """Write what a plan would take without a cause, and where that shows."""
     text = _would(cause, total_s, seconds, share)
     return text[:1].upper() + text[1:]
 
@@ -145,7 +145,7 @@ def _would(cause: Cause, total_s: float, seconds: TimeText, share: ShareText) ->
 
 
 def place_text(cause: Cause, seconds: TimeText) -> str:
-    """Say where a cause shows; empty if there is no one place."""
+    """Name where a cause shows; empty if there is no one place."""
     where = cause.where
     match cause.name:
         case "balance":
@@ -203,7 +203,7 @@ def path_lines(why: Why) -> tuple[PathLine, ...]:
 
 
 def _step_text(trace: Trace, event: int, step: str) -> str:
-    """Say what happens in a step."""
+    """Describe what happens in a step."""
     device, peer, name = int(trace.device[event]), int(trace.peer[event]), trace.name_of(event)
     lane, division = LANES[trace.lane[event]], int(trace.division[event])
     if lane == "send":
@@ -290,7 +290,7 @@ class Explanation:
 
 
 def unlike_batches(first: Plan, second: Plan) -> tuple[str, ...]:
-    """Say in what the batches of two plans differ; empty if they compute the same."""
+    """Describe how the batches of two plans differ; empty if they compute the same."""
     is_same_batch = first.cu_seqlens.tolist() == second.cu_seqlens.tolist()
     differs = {
         "batches of other lengths": not is_same_batch,
@@ -360,7 +360,7 @@ def _listed(found: Explanation, sign: int, seconds: TimeText) -> str:
 
 
 def _what_if(found: Explanation, names: tuple[str, str], seconds: TimeText) -> str:
-    """Say what both would take without the causes that push most."""
+    """Write what both would take without the causes that push most."""
     pushing = [name for name, share in found.shares.items() if name != "work" and share > 0]
     told = []
     for name in pushing[:2]:

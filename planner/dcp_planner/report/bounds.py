@@ -118,7 +118,11 @@ def _least_of_one(
 
 
 def _envelope_at(point: float, x: Floats, y: Floats) -> float:
-    """Evaluate the lower convex envelope of points, x rising."""
+    """Evaluate the lower convex envelope of points, x rising.
+
+    >>> _envelope_at(1.0, np.array([0.0, 1.0, 2.0]), np.array([0.0, 2.0, 1.0]))
+    0.5
+    """
     hull: list[int] = []
     for i in range(len(x)):
         while len(hull) > 1:

@@ -277,7 +277,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         }  # fmt: skip
 
     def _say_overflow(self, tokens: int) -> None:
-        """Say once that a global batch was not dealt by work."""
+        """Warn once that a global batch was not dealt by work."""
         if not tokens or self._has_overflown:
             return
         self._has_overflown = True

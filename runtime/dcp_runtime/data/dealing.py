@@ -78,7 +78,7 @@ class Dealing:
 
     @property
     def way_out(self) -> str:
-        """What makes room for a document that no group holds."""
+        """Name what makes room for a document that no group holds."""
         if self.replicas == 1:
             return "raise the budget"
         if self.widest == self.devices:
