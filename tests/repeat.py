@@ -38,7 +38,7 @@ def _is_red(arguments: list[str], failed: Counter[str], number: int) -> bool:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
     failed.update(names)
-    print(f"run {number}: {done.stdout.strip().splitlines()[-1]}", flush=True)
+    print(f"run {number}: {done.stdout.strip().splitlines()[-1]}", *names, sep="\n  ", flush=True)
     return done.returncode != 0
 
 

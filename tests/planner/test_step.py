@@ -64,6 +64,7 @@ def test_plan_is_valid_deterministic_and_never_behind_packs_in_turn(
     assert plan.time == plan.considered[plan.policy]
     assert plan.time.balance >= 0.999
     problem = StepProblem.of(documents, setting_of(mesh))
+    assert problem.most_tokens == pytest.approx(problem.room / problem.mean_tokens)
     _check_choice(plan.time, list(plan.considered.values()), problem.most_tokens)
     if "packs in order" in plan.considered:
         packs = predict_step(documents, round_robin(problem), LLAMA, cluster)
