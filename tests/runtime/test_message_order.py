@@ -13,6 +13,8 @@ from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.nccl_transport import NcclTransport
 
+pytestmark = [pytest.mark.dist, pytest.mark.timing]
+
 RATE = 1e5
 """Bytes per second of a slowed link: a message takes 0.16 s, far more than a rank's own work."""
 SHAPE = ModelShape(1, 1, 16, 4)
