@@ -36,9 +36,9 @@ def main() -> None:
 def _is_red(arguments: list[str], failed: Counter[str], number: int) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    names = re.findall(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-    failed.update(names)
-    print(f"run {number}: {done.stdout.strip().splitlines()[-1]}", *names, sep="\n  ", flush=True)
+    reasons = re.findall(r"^(?:FAILED|ERROR) (.+)", done.stdout, re.MULTILINE)
+    failed.update(reason.split()[0] for reason in reasons)
+    print(f"run {number}: {done.stdout.strip().splitlines()[-1]}", *reasons, sep="\n  ", flush=True)
     return done.returncode != 0
 
 

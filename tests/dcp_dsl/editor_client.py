@@ -95,8 +95,8 @@ class Editor:
     def close(self):
         self.ask("shutdown", None)
         self.tell("exit", None)
-        status = self.process.wait(timeout=30)
-        self.reader.join(timeout=30)
+        status = self.process.wait(timeout=300)
+        self.reader.join(timeout=300)
         self.process.stdin.close()
         self.process.stdout.close()
         assert status == 0

@@ -17,6 +17,11 @@ def start_badly():
     raise OSError("no such library")
 
 
+def start_never():
+    while True:
+        time.sleep(60)
+
+
 def echo(message, blob, tell, arguments):
     print("printed from Python", flush=True)
     os.write(1, b"printed from C\n")

@@ -222,7 +222,7 @@ def main():
         store=dist.FileStore(str(folder / "store"), size),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=30),
+        timeout=timedelta(seconds=300),
     )
     executor = DCPExecutor(timeout_s=60)
     for scenario in SCENARIOS:

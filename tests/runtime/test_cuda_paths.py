@@ -132,7 +132,7 @@ def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     monkeypatch.setattr(gloo_transport.dist, "irecv", lambda *_, **__: work)
     parcel = _parcel(is_send=False)
     transport.start([parcel])
-    assert parcel.wait(5)
+    assert parcel.wait(100)
     transport.close()
     assert there.copies == [True]
 

@@ -121,5 +121,5 @@ def test_its_thread_ends_with_it():
     (thread,) = set(threading.enumerate()) - before
     del store
     gc.collect()
-    thread.join(10)
+    thread.join(100)
     assert not thread.is_alive()

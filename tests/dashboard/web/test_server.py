@@ -23,7 +23,7 @@ from dcp_dashboard.web import server as server_module
 def get(url, host=None):
     request = urllib.request.Request(url, headers={"Host": host} if host else {})
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=100) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:
