@@ -179,7 +179,7 @@ def _told(error: OSError) -> str:
     """Describe an error of files or disks; re-raise all others."""
     if error.filename is not None:
         return f"{error.filename}: {error.strerror}"
-    if error.errno not in (errno.ENOSPC, errno.EPIPE):
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE):
         raise error
     # Otherwise the interpreter tries, and fails, to flush once more at its end.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -17,8 +17,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# C0 and C1 but tabs and ends of lines, and what turns the direction of writing round.
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]|\r(?!\n)")
+# C0 and C1 but tabs and ends of lines, what turns the direction of writing round, surrogates.
+_CONTROL = re.compile(
+    r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
+)
 
 
 def printable(text: str) -> str:

@@ -1,5 +1,6 @@
 from .batches.report_file import read_batches
 from .errors import BufferLimitError, ClusterError, PlanError, PlanFileError
+from .jit import compile_seconds, stopwatch
 from .model.cluster import Cluster, ModelShape
 from .model.cluster_file import find_cluster, preset, write_cluster
 from .model.config import PlanConfig
@@ -36,6 +37,7 @@ __all__ = [
     "build_plan",
     "build_stack",
     "choose_block_size",
+    "compile_seconds",
     "cut_blocks",
     "cut_stack",
     "digest",
@@ -48,6 +50,7 @@ __all__ = [
     "read_plan",
     "simulate",
     "static_layouts",
+    "stopwatch",
     "to_perfetto",
     "validate",
     "write_cluster",

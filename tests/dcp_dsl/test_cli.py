@@ -25,6 +25,22 @@ def test_full_disk_behind_standard_output_is_one_message():
     assert done.stderr == "dcpm: cannot write the output: No space left on device\n"
 
 
+@pytest.mark.parametrize("number", ["EDQUOT", "EFBIG", "EIO"])
+def test_output_that_cannot_be_written_is_one_message(number: str):
+    text = (
+        "import errno, io, os, sys\n"
+        "class Failing(io.FileIO):\n"
+        "    def write(self, data):\n"
+        "        type(self).write = io.FileIO.write  # what is written at the end\n"
+        f"        raise OSError(errno.{number}, 'that fails')\n"
+        "sys.stdout = io.TextIOWrapper(io.BufferedWriter(Failing(1, 'w', closefd=False)))\n"
+    )
+    command = [DCPM[0], "-c", text + DCPM[2], "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    told = "dcpm: cannot write the output: that fails\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
 def test_reader_that_leaves_early_causes_no_traceback():
     reader, writer = os.pipe()
     os.close(reader)

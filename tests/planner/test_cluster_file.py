@@ -1,5 +1,6 @@
 import json
 import os
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from dcp_dsl import printable
 from dcp_planner import Cluster, ClusterError, find_cluster, preset, write_cluster
 from dcp_planner.model import PRESETS
-from dcp_planner.model.cluster_file import preset_file, read_cluster
+from dcp_planner.model.cluster_file import parse_cluster, preset_file, read_cluster
 
 GOOD = """schema = "dcp.cluster/1"
 name = "mine"
@@ -23,6 +24,7 @@ inter_bytes_per_s = 1e9
 latency_s = 1e-6
 memory_bytes = 1_000_000
 """
+GOOD_JSON = json.dumps(tomllib.loads(GOOD))
 SHAPE_OF_MACHINE = {"devices", "rails", "nodes_per_leaf", "spine_bytes_per_s"}
 IDENTITY = {"nodes", "devices_per_node", "name", "source"}
 
@@ -170,6 +172,9 @@ def test_a_file_that_is_none_is_refused(tmp_path):
 def test_names_of_a_cluster_are_printed_without_orders_to_the_terminal(tmp_path):
     found = read_cluster(written(tmp_path, GOOD.replace("mine", "\\u001b[2J"))).cluster
     assert (found.name, found.source.isprintable()) == (r"\x1b[2J", True)
+    lone = parse_cluster(GOOD_JSON.replace("mine", "\\ud800"), "c.json", is_json=True)
+    write_cluster(tmp_path / "lone.toml", lone.cluster, {})  # UTF-8 has no half of a pair
+    assert read_cluster(tmp_path / "lone.toml").cluster.name == r"\ud800"
 
 
 def test_a_file_that_cannot_be_written_is_said(tmp_path):

@@ -17,12 +17,14 @@ from dcp_planner import (
     build_plan,
     cut_blocks,
     find_cluster,
+    read_plan,
     simulate,
     write_plan,
 )
 from dcp_planner.causes.constants import compare_with_run
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.model.cluster import ModelShape
+from dcp_planner.plan import file as plan_file
 from dcp_planner.simulation.trace import EVENT_KINDS
 
 PLANTED = [
@@ -88,14 +90,19 @@ def test_a_run_as_predicted_needs_no_constant(plan):
     assert sum(one.pieces for one in found.classes if "messages" in one.name) == len(plan.transfers)
 
 
-def test_the_command_prints_the_constant_and_refuses_runs_of_other_plans(plan, tmp_path):
+def test_the_command_prints_the_constant_and_refuses_runs_of_other_plans(
+    plan, tmp_path, monkeypatch
+):
     file, trace = str(tmp_path / "a.dcpplan"), str(tmp_path / "run.dcpplan")
     true = plan.cluster.inter_bytes_per_s / 4
     slow = replace(plan, cluster=replace(plan.cluster, inter_bytes_per_s=true))
     write_plan(file, plan, [])
     write_plan(trace, plan, [as_recorded(simulate(slow))])
     asked = [file, "--measured", trace]
+    read = []
+    monkeypatch.setattr(plan_file, "read_plan", lambda path: read.append(path) or read_plan(path))
     printed = CliRunner().invoke(simulate_command, asked).stdout
+    assert read == [file, trace]
     assert re.search(r"inter_bytes_per_s = 1\.\de\+09 .* of messages between nodes\n", printed)
     assert re.search(r" ms +[1-9]\.\d\d +inter_bytes_per_s", printed)
     measured = json.loads(CliRunner().invoke(simulate_command, [*asked, "--json"]).stdout)[

@@ -24,6 +24,7 @@ from dcp_planner.tables.metrics import accumulator_bytes, receive_buffer_bytes
 SHAPE = ModelShape(4, 2, 16, dtype_bytes=2)
 CONFIG = PlanConfig("static:contiguous", divisions=3, routing="direct")
 """Neither placement nor schedule depends on the size of messages."""
+NAMES = (("a", "b"), ("c", "d"))
 
 
 @pytest.fixture
@@ -69,7 +70,14 @@ def test_joined_plans_give_float32_up_where_it_would_not_fit(sparsity):
     with pytest.raises(BufferLimitError) as refused:
         join_plans(rounded, cluster, config)
     config = replace(config, memory_limit_bytes=refused.value.least)
-    joined = join_plans(exact, cluster, config)
+    named = [
+        (replace(plan, sequence_names=names), 0)
+        for (plan, _), names in zip(exact, NAMES, strict=True)
+    ]
+    joined = join_plans(named, cluster, config)
+    assert joined.sequence_names == NAMES[0] + NAMES[1]
+    assert [warning.code for warning in joined.warnings] == ["compute_above_tolerance"]
+    assert join_plans([named[0], exact[1]], cluster, config).sequence_names == ()
     assert digest(joined) == digest(join_plans(rounded, cluster, config))
     assert int((receive_buffer_bytes(joined) + accumulator_bytes(joined)).max()) <= (
         refused.value.least

@@ -20,6 +20,7 @@ from dcp_planner import (
     simulate,
     validate,
 )
+from dcp_planner.plan import encode_plan
 from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Reduction
 from dcp_planner.tables.plan import DeviceProgram, columns_of
 
@@ -304,3 +305,9 @@ def test_build_plan_names_an_unknown_partitioner(sparsity):
 def test_a_config_out_of_range_is_refused(field, value):
     with pytest.raises(PlanError, match=f"PlanConfig.{field}: expected"):
         PlanConfig(**{field: value})
+
+
+@pytest.mark.parametrize("column", ["source", "target"])
+def test_a_plan_that_names_devices_it_lacks_is_not_written(plan, column):
+    with pytest.raises(PlanError, match=f"every transfer's {column} is 0 to 3: broken at"):
+        encode_plan(with_cell(plan, "transfers", column, 0, 99))

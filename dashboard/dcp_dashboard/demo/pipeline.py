@@ -40,14 +40,15 @@ from dcp_planner import (
     Trace,
     build_plan,
     choose_block_size,
+    compile_seconds,
     cut_blocks,
     measure,
     preset,
     simulate,
     static_layouts,
+    stopwatch,
     write_plan,
 )
-from dcp_planner.jit import compile_seconds, stopwatch
 from dcp_planner.report import best_static, over_caps
 from dcp_runtime import ProcessWorld, RunConfig, open_world, run_plan
 

@@ -22,9 +22,9 @@ from dcp_planner import (
     preset,
     read_plan,
     simulate,
+    stopwatch,
 )
 from dcp_planner.causes import diagnose, front_plans, suggest
-from dcp_planner.jit import stopwatch
 from dcp_planner.model import PRESETS
 from dcp_planner.plan import encode_plan
 from dcp_planner.tables import PlanMetrics

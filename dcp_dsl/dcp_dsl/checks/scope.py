@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
@@ -201,3 +202,15 @@ def library_scopes() -> Iterator[Scope]:
         scope = find_library_scope(name)
         assert scope is not None, f"{name} is a file of the library"
         yield scope
+
+
+def matches(pattern: str, path: str) -> bool:
+    """Return whether a pattern matches a path, or a part of it that begins behind a ``/``.
+
+    >>> matches("*/rows.parquet", "rows.parquet"), matches("web/*", "/data/web/a/rows.parquet")
+    (True, True)
+    """
+    parts = path.split("/")
+    tails = ["/".join(parts[i:]) for i in range(len(parts))]
+    patterns = {pattern, pattern.removeprefix("*/"), pattern.removeprefix("**/")}
+    return any(fnmatchcase(tail, each) for tail in tails for each in patterns)

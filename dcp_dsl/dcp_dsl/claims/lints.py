@@ -5,11 +5,10 @@ a lint never guesses about meaning, only about intent.
 """
 
 from collections.abc import Iterator
-from fnmatch import fnmatchcase
 from functools import partial
 
 from dcp_dsl.checks.masks import write_out_inside
-from dcp_dsl.checks.scope import Scope, keys_of, keys_of_mask, segment_names
+from dcp_dsl.checks.scope import Scope, keys_of, keys_of_mask, matches, segment_names
 from dcp_dsl.claims.static_checks import used_masks
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
@@ -153,7 +152,8 @@ def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
     pattern, other = first.pattern.text, second.pattern.text
     # Matching a pattern with another decides only where its sole wildcard is a star.
     is_plain = not any(c in pattern.replace("*", "") for c in "?[")
-    return pattern == other or (is_plain and "[" not in other and fnmatchcase(other, pattern))
+    shortest = other.removeprefix("*/").removeprefix("**/")  # it takes files without a folder, too
+    return pattern == other or (is_plain and "[" not in other and matches(pattern, shortest))
 
 
 def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.checks.checker import with_columns
-from dcp_dsl.checks.scope import Scope
+from dcp_dsl.checks.scope import Scope, matches
 from dcp_dsl.claims.guard import Guard
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
@@ -211,15 +210,3 @@ def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:
     if isinstance(used, ast.Name) and (found := scope.find_stack(used.text)) is not None:
         return build_stack(*found)
     return build_mask(with_columns(statement, scope), scope, scope.program)
-
-
-def matches(pattern: str, path: str) -> bool:
-    """Return whether a pattern matches a path, or a part of it that begins behind a ``/``.
-
-    >>> matches("*/rows.parquet", "rows.parquet"), matches("web/*", "/data/web/a/rows.parquet")
-    (True, True)
-    """
-    parts = path.split("/")
-    tails = ["/".join(parts[i:]) for i in range(len(parts))]
-    patterns = {pattern, pattern.removeprefix("*/"), pattern.removeprefix("**/")}
-    return any(fnmatchcase(tail, each) for tail in tails for each in patterns)

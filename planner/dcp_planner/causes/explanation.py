@@ -300,8 +300,8 @@ def unlike_batches(first: Plan, second: Plan) -> tuple[str, ...]:
     return tuple(what for what, is_so in differs.items() if is_so)
 
 
-def explain(first: Plan, second: Plan) -> Explanation:
-    """Find out why two plans of one batch take different times.
+def explain(first: Plan, second: Plan, *, known: Diagnosis | None = None) -> Explanation:
+    """Find out why two plans of one batch take different times; `known` is the first's diagnosis.
 
     Raises:
         PlanError: if they compute other pairs; like `simulate`.
@@ -309,7 +309,7 @@ def explain(first: Plan, second: Plan) -> Explanation:
     unlike = unlike_batches(first, second)
     if unlike:
         raise PlanError(f"expected two plans of one batch, got plans for {', '.join(unlike)}")
-    return Explanation(diagnose(first), diagnose(second))
+    return Explanation(known or diagnose(first), diagnose(second))
 
 
 def explain_difference(

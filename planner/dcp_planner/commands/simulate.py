@@ -44,9 +44,10 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
     from dcp_planner.tables.programs import digest
 
     made = read_plan(plan).plan
+    recorded = None if measured is None else _read_run(measured, plan, digest(made))
     if cluster is not None:
         made = replace(made, cluster=_with_constants(made.cluster, cluster))
-    run = None if measured is None else compare_with_run(made, _read_run(measured, plan))
+    run = None if recorded is None else compare_with_run(made, recorded)
     timings = measure_trace(run_simulation(made), made.num_devices)
     metrics, memory = measure(made), measure_memory(made)
     if not as_json:
@@ -89,8 +90,8 @@ def _with_constants(own: "Cluster", name: str) -> "Cluster":
     return replace(find_cluster(name), nodes=size[0], devices_per_node=size[1], devices=own.devices)
 
 
-def _read_run(path: str, plan: str) -> "Trace":
-    """Read the measured trace of a plan file.
+def _read_run(path: str, plan: str, expected: str) -> "Trace":
+    """Read the measured trace of a plan file with the expected digest.
 
     Raises:
         PlanError: if it is of another plan, or there is none.
@@ -100,7 +101,7 @@ def _read_run(path: str, plan: str) -> "Trace":
     from dcp_planner.tables.programs import digest
 
     found = read_plan(path)
-    if digest(found.plan) != digest(read_plan(plan).plan):
+    if digest(found.plan) != expected:
         raise PlanError(f"{path} is a run of another plan; record one: dcpm run {plan} --trace OUT")
     for trace in found.traces:
         if trace.source == "measured":

@@ -42,7 +42,7 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     made = read_plan(plan).plan
     other = None if against is None else read_plan(against).plan
     found = find_causes(made)
-    compared = None if other is None else explain(made, other)
+    compared = None if other is None else explain(made, other, known=found.diagnosis)
     tried = suggest(made, found.diagnosis) if is_trying else ()
     if as_json:
         print_json(_document(plan, made, found, tried, compared))

@@ -164,7 +164,12 @@ def join_plans(
         # Each plan had room for float32 alone; on devices that several share they may not have.
         workload = replace(workload, shape=replace(workload.shape, float32_partials=False))
         schedule = make_schedule(workload, placement, cluster, config)
-    joined = assemble(workload, cluster, placement, schedule, plans[0].partitioner)
+    names = tuple(name for plan in plans for name in plan.sequence_names)
+    joined = replace(
+        assemble(workload, cluster, placement, schedule, plans[0].partitioner),
+        warnings=tuple(dict.fromkeys(warning for plan in plans for warning in plan.warnings)),
+        sequence_names=names if all(plan.sequence_names for plan in plans) else (),
+    )
     validate(joined)
     return joined
 

@@ -43,7 +43,7 @@ from dcp_planner.plan.columns import (
     plan_of_columns,
     traces_of_columns,
 )
-from dcp_planner.plan.validation import validate
+from dcp_planner.plan.validation import check_ranges, validate
 from dcp_planner.simulation.trace import Trace
 from dcp_planner.tables.metrics import measure
 from dcp_planner.tables.plan import SCHEMA, Plan, Provenance
@@ -96,7 +96,12 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
 
 
 def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
-    """Return the bytes that `write_plan` writes."""
+    """Return the bytes that `write_plan` writes.
+
+    Raises:
+        InvariantError: if the plan names blocks or devices that it does not have.
+    """
+    check_ranges(plan)  # what a file says of its plan cannot be counted else
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds
     meta: dict[str, Any] = {

@@ -29,7 +29,7 @@ def validate(plan: Plan) -> None:
     """
     _check_groups(plan)
     _check_blocks(plan)
-    _check_ranges(plan)
+    check_ranges(plan)
     _check_slabs(plan)
     if plan.head_groups == 1:
         _validate(plan)
@@ -87,8 +87,12 @@ def _check_groups(plan: Plan) -> None:
             )
 
 
-def _check_ranges(plan: Plan) -> None:
-    """Indices point into their tables."""
+def check_ranges(plan: Plan) -> None:
+    """Require that indices point into their tables, devices into the cluster.
+
+    Raises:
+        InvariantError: if one does not.
+    """
     blocks, devices, many = len(plan.blocks), plan.num_devices, np.iinfo(np.int32).max
     most = {
         "q_block": blocks, "kv_block": blocks, "block": blocks, "group": plan.head_groups,

@@ -220,8 +220,6 @@ def measure(plan: Plan) -> PlanMetrics:
     lengths = np.diff(plan.cu_seqlens).astype(np.int64)
     # Every pair is there once for each head group, and costs a part of the FLOPs there.
     pairs = int(tiles.pairs.sum()) // plan.head_groups
-    # A broken plan may name devices that do not exist: it can be written, and validated then.
-    devices = max(devices, *(int(d.max(initial=-1)) + 1 for d in (tiles.device, blocks.owner)))
     work = loads_of(tiles.device, tiles.pairs, devices)
     tokens = loads_of(blocks.owner, blocks.num_tokens, devices)
     return PlanMetrics(
@@ -247,8 +245,7 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
     chosen = table.is_backward == (direction == "backward")
     kind, size = table.kind[chosen], table.size_bytes[chosen]
     source, target = table.source[chosen], table.target[chosen]
-    last = cluster.num_devices - 1  # as above: a broken plan may name others
-    crosses = cluster.link_class(np.clip(source, 0, last), np.clip(target, 0, last)) > 0
+    crosses = cluster.link_class(source, target) > 0
     sent, received = (loads_of(ends, size, plan.num_devices) for ends in (source, target))
     peak = receive_buffer_bytes(plan)[int(direction == "backward")]
     return DirectionMetrics(

@@ -26,8 +26,8 @@ from dcp_planner import (
     cut_blocks,
     cut_stack,
     predict,
+    stopwatch,
 )
-from dcp_planner.jit import stopwatch
 from dcp_planner.plan import encode_plan, join_plans
 from dcp_runtime.data.dealing import Share, deal_documents, sub_cluster
 from dcp_runtime.data.planner_pool import (

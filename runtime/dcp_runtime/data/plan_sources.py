@@ -17,7 +17,7 @@ from typing import TypeAlias
 import torch.distributed as dist
 
 from dcp_dsl import DatasetError, DCPError
-from dcp_planner.jit import stopwatch
+from dcp_planner import stopwatch
 from dcp_planner.workers import WorkerLost
 from dcp_runtime.data.choices import LookAhead, Replicas
 from dcp_runtime.data.make_plans import plan_request

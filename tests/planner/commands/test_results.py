@@ -21,6 +21,7 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
+from dcp_planner.causes import diagnosis as causes_found
 from dcp_planner.causes import explain
 from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
@@ -98,6 +99,17 @@ def test_compare_says_why_in_words_and_in_json(pair):
     assert cause["text"].startswith("The ")
     same = json.loads(run(compare, pair[0], pair[0], "--json").stdout)["cause"]
     assert same["reason"] == "close"
+
+
+def test_why_diagnoses_each_plan_once(pair, monkeypatch):
+    seen = []
+    monkeypatch.setattr(
+        causes_found,
+        "find_causes",
+        lambda p, find=causes_found.find_causes: seen.append(p) or find(p),
+    )
+    result = run(why_command, pair[1], "--against", pair[0], "--no-try")
+    assert (result.exit_code, len(seen)) == (0, 2), result.output
 
 
 def test_why_prints_three_sentences_the_path_and_what_to_try(pair):
@@ -249,18 +261,18 @@ def test_validate_says_that_a_plan_keeps_every_invariant(pair):
 
 def test_validate_names_the_broken_invariant_and_where(pair, folder, run_main):
     made = read_plan(pair[0]).plan
-    device = made.tiles.device.copy()
-    device[3] = 77
-    broken = dataclasses.replace(made, tiles=dataclasses.replace(made.tiles, device=device))
+    pairs = made.tiles.pairs.copy()
+    pairs[3] += 1
+    broken = dataclasses.replace(made, tiles=dataclasses.replace(made.tiles, pairs=pairs))
     write_plan(folder / "broken.dcpplan", broken)
     done = run_main("validate", "broken.dcpplan", "contiguous.dcpplan", "--json")
     assert done.returncode == 1, done.stderr
     first, second = json.loads(done.stdout)["files"]
-    assert first["invariant"] == "every tile's device is 0 to 1"
-    assert first["where"] == "tile 3 (device 77)"
+    assert first["invariant"] == "tiles cover every visible pair exactly once"
+    assert first["where"].startswith(f"tile 3 (pairs {pairs[3]}, visible {pairs[3] - 1}")
     assert second["status"] == "valid"
     text = run_main("validate", "broken.dcpplan").stdout
-    assert text == "broken.dcpplan: broken: every tile's device is 0 to 1; at tile 3 (device 77)\n"
+    assert text == f"broken.dcpplan: broken: {first['invariant']}; at {first['where']}\n"
 
 
 def test_validate_tells_what_is_no_plan_from_a_broken_one(run_main):
