@@ -71,6 +71,7 @@ def bind_core(
     if num_tokens == 0:
         return slabs_of(Region.empty(0))
     has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
+    # from the keys such a column is one number of each row, so bounds by it are runs of queries
     keys_first = has_tokens and reads_keys_only(core)
     whole = Frame.of(num_tokens, columns, Budget(MAX_STEPS), rectangle)
     first: NoForm | None = None
@@ -81,6 +82,7 @@ def bind_core(
         except NoForm as error:
             first = first or error
             if isinstance(error.why, NotSeparable):
+                # transposing swaps q and k; what joins them in one number stays joined
                 break  # the same from the keys
             continue
         return to_form(found, is_transposed=is_transposed and isinstance(found, Region))
@@ -120,6 +122,7 @@ def _bind_tiles(core: nodes.Mask, frame: Frame) -> Form:
     bounds = np.unique(np.append(np.arange(0, num_tokens, block), num_tokens))
     always, ever = decide(Grid(bounds, bounds))
     undecided = int((ever & ~always).sum()) * block**2
+    # constants and positions cost nothing for each pair
     steps = sum(not isinstance(node, FREE) for node in nodes.walk(core))
     limit_pieces(undecided, MAX_PAIR_STEPS // steps, "pairs to look at one by one")
     return Parts(num_tokens, (DecidedPart(decide, _name(core, frame.columns)),))

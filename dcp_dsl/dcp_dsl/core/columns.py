@@ -186,9 +186,11 @@ def bind_columns(
             odd = values[(values != 0) & (values != 1)]
             if len(odd):
                 raise DatasetError(f"{where}: expected flags 0 and 1, got {odd[0]}")
+            # flags 0 on both sides close stretches that reach the first or the last token
             edges = np.diff(values, prepend=0, append=0)
             return {name: Instances.of(np.flatnonzero(edges == 1), np.flatnonzero(edges == -1))}
         case "positions":
+            # the first token differs by 0, not by 1, from itself: it always begins an instance
             begin = np.flatnonzero(np.diff(values, prepend=values[:1]) != 1)
             return {name: Instances.of(begin, np.append(begin[1:], length)[: len(begin)])}
     raise AssertionError(f"checked: {source.kind.text} is a kind of column")
@@ -207,7 +209,7 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         array = _as_array(value)
     except (ValueError, OverflowError):  # lists of unequal sizes
         array = np.empty(0, object)
-    if array.dtype.kind == "f" and array.shape == shape:  # integers beyond uint64
+    if array.dtype.kind == "f" and array.shape == shape:  # int64 and uint64 mixed
         array = np.array(value, object)
     if array.size == 0 and shape[0] == 0:
         return np.empty(shape, np.int64)
@@ -238,6 +240,7 @@ def lists_of(values: Ints, where: str) -> Ints:
     """
     if (values < -1).any():
         raise DatasetError(f"{where}: expected numbers from 0, or -1 for none, got {values.min()}")
+    # numbers that come twice stand side by side once sorted
     found = np.sort(values, axis=1)
     found[:, 1:][found[:, 1:] == found[:, :-1]] = -1
     return found

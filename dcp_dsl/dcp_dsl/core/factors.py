@@ -188,6 +188,7 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
             # With few stretches the comparison itself is short, as slabs.
             if max(np.count_nonzero(np.diff(v)) for v, _ in (of_q, of_k)) < MIN_STRETCHES**2:
                 return None
+            # numbers of both sides get labels from one list: equal numbers, equal labels
             _, label = np.unique(np.concatenate([of_q[0], of_k[0]]), return_inverse=True)
             both = np.where(np.concatenate([of_q[1], of_k[1]]), label, -1)
             return Labels(both[: frame.num_tokens], both[frame.num_tokens :])
@@ -199,6 +200,7 @@ def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:
     if not held:
         return [({}, np.ones(num_tokens, np.bool_))]
     table = np.column_stack(list(held.values()))
+    # a bit for each condition: at most MAX_CONDITIONS, so bincount has 2**16 places
     codes = table @ (1 << np.arange(len(held)))
     code = np.flatnonzero(np.bincount(codes))  # cheaper than sorting them
     bits = [[bool(c >> i & 1) for i in range(len(held))] for c in code.tolist()]
@@ -209,6 +211,7 @@ def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:
 
 def _rectangles(cases: Mapping[int, list[int]]) -> list[tuple[list[int], list[int]]]:
     """Cover pairs of cases by disjoint products of rows and keys: rows with equal keys together."""
+    # groupby joins neighbours only
     order = sorted(cases, key=lambda i: cases[i])
     return [(list(rows), keys) for keys, rows in groupby(order, key=lambda i: cases[i])]
 

@@ -322,6 +322,7 @@ class Frame:
         """Return which value each position has, by its row, and the values; lists are sorted."""
         key = node.column, node.size, node.segment
         if key not in self.columns_read:
+            # columns belong to the sample: read in the outermost frame, whatever cell asks first
             root = self
             while root.outer is not None:
                 root = root.outer

@@ -167,6 +167,7 @@ class Instances:
         base = int(own.parent.max(initial=0)) + 1
         _, group = np.unique(cell * base + own.parent, return_inverse=True)
         size = int(group.max(initial=-1)) + 1
+        # a cell may cut off the first instances of a parent: numbers count from what is left
         first = np.full(size, np.iinfo(np.int64).max)
         np.minimum.at(first, group, own.number)
         members = np.bincount(group, minlength=size)
@@ -239,6 +240,7 @@ def join(parts: list[Instances]) -> Instances:
         end,
     )
     joined = Instances(start, end, number, total, parent, nesting=nesting)
+    # steps, not tokens: instances without tokens share a token with their neighbours
     return joined.select(np.argsort(nesting.opens, kind="stable"))
 
 
@@ -277,6 +279,7 @@ class Tree:
     def _added_up(self, values: Ints) -> Ints:
         """Add the values of each stretch and of all that goes on from it; O(P)."""
         sums, parents = values.tolist(), self.parent.tolist()
+        # parents are earlier, so a sum is complete before it is added to its parent
         for index in range(len(sums) - 1, -1, -1):
             if parents[index] >= 0:
                 sums[parents[index]] += sums[index]
@@ -289,6 +292,7 @@ class Tree:
         A token is on the path to another if that one's rank is at least its own and below the end
         of its subtree. Layouts without a column of parents are written so already. O(P).
         """
+        # Python's lists: each place depends on the one before, so numpy cannot do it at once
         free, ranks = [0] * (len(self.start) + 1), []
         lengths, sizes = (self.end - self.start).tolist(), self.sizes.tolist()
         for index, parent in enumerate(self.parent.tolist()):

@@ -166,6 +166,7 @@ class _LayoutBinder(LayoutColumns):
             opens.append(self.step)
             self.step += 1
             parts = group.parts[: last_parts if index == count - 1 else None]
+            # the last repetition may end early: a short column has nothing for it
             own = {name: row[name][index] for name in names if index < len(row[name])}
             inner = parent if group.name is None else _Parent()
             bounds.append(self.walk(parts, bounds[-1], {**row, **own}, inner))
@@ -210,6 +211,7 @@ class _LayoutBinder(LayoutColumns):
             matrix = np.where(present, matrix, 0)
         bounds = at + np.concatenate([[0], np.cumsum(matrix.ravel())])
         starts, ends = bounds[:-1].reshape(matrix.shape), bounds[1:].reshape(matrix.shape)
+        # a step for each of `width` parts and one for the group, as the walk part by part takes
         opens = self.step + np.arange(len(matrix)) * (width + 1)
         self.step += len(matrix) * (width + 1)
         spans = self.spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
@@ -228,6 +230,7 @@ class _LayoutBinder(LayoutColumns):
                 parent.add(part.name.text, own)
                 continue
             zero, one = np.zeros(kept.sum(), np.int64), np.ones(kept.sum(), np.int64)
+            # in a named group every repetition is a parent of its own
             alone = replace(own, number=zero, total=one, parent=np.flatnonzero(kept))
             self.found.setdefault(part.name.text, []).append(alone)
         return spans

@@ -133,9 +133,11 @@ class Lowering:
         narrow = Lowering(
             self.frame, is_transposed=self.is_transposed, bands=self.bands, max_jobs=MAX_NARROW_JOBS
         )
+        # the bands are the same, so results are; what was too wide is not kept
         narrow.masks = self.masks
         found: MaskValue | None = None
         wide = []
+        # `not` comes last: taken away from what others leave, it needs no complement
         for item in sorted(parts, key=lambda part: isinstance(part, nodes.Not)):
             try:
                 found = narrow.narrowed(found, item)
@@ -254,8 +256,10 @@ class Lowering:
 
         A stretch is seen from its own tokens causally, and by all of what goes on from it.
         """
+        # in a layout written depth first a subtree is one stretch of tokens
         start, end, last = tree.start, tree.end, tree.start + tree.sizes
         flat, rising = np.zeros(len(start), np.int64), np.ones(len(start), np.int64)
+        # from the keys one slab: each token is seen by all that follows it in its subtree
         columns: tuple[Ints, ...] = (start, end, start, last, rising, flat)
         if not self.is_transposed:
             own = (start, end, start, start + 1, flat, rising)

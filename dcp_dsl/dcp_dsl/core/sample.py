@@ -52,6 +52,7 @@ class Sample:
     length: int = 0
 
     def __post_init__(self) -> None:
+        # a bool is an int in Python
         if isinstance(self.length, bool) or not isinstance(self.length, int):
             raise DatasetError(
                 f"expected its length to be an integer, got {self.length!r}", "sample"

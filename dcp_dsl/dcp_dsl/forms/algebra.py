@@ -81,6 +81,7 @@ def is_equal(left: Form, right: Form) -> bool:
 
 def compare_masks(left: Form, right: Form) -> MaskComparison:
     """Count the pairs that only one of two masks sees, and find the first."""
+    # rows of the square begin `first_row` before query 0
     shift = 0
     if isinstance(left, CrossForm) and isinstance(right, CrossForm):  # of one shape
         shift, left, right = left.first_row, left.square, right.square

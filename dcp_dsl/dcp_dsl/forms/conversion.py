@@ -52,6 +52,7 @@ def transpose(region: Region) -> Region:
     first = q_start[slab] + np.where(is_later, start - kv_end[slab] + 1, 0)
     last = q_start[slab] + np.where(is_growing, start - kv_start[slab] + 1, rows[slab])
     slopes = is_later.astype(np.int64), is_growing.astype(np.int64)
+    # between two turns both ends of the run are straight, so each stretch of keys is one slab
     columns: tuple[Ints, ...] = (start, end, first, last, *slopes)
     kept = start < end
     return Region.of(region.num_tokens, tuple(c[kept] for c in columns))
@@ -61,6 +62,7 @@ def as_regions(mask: Form, *, is_transposed: bool) -> MaskValue | None:
     """Return a mask as regions with queries (or keys) as their rows; None if it has none."""
     parts = regions_of(mask)
     if mask.form == "strided" and not is_transposed:
+        # label 0 stands for remainders of no part: an empty region
         labels = np.zeros(parts[0].period, np.int64)
         for index, part in enumerate(parts):
             labels[part.remainders] = index + 1
@@ -254,6 +256,7 @@ def _count_strided(form: Form) -> int:
     """Count the key ranges of all rows: pairs whose key before is not visible."""
     whole = as_regions(form, is_transposed=False)
     assert isinstance(whole, Classes), "a strided mask has classes"
+    # one key further the distance is one less, so a label moves to the remainder before
     moved = Classes(form.num_tokens, np.roll(whole.labels, -1), tuple(
         replace(r, kv_start=r.kv_start + 1, kv_end=r.kv_end + 1) for r in whole.regions
     ))  # fmt: skip
@@ -286,6 +289,7 @@ def _by_row(edges: tuple[Ints, Ints], num_tokens: int) -> tuple[Ints, Ints]:
 def _without(low: Ints, high: Ints, shift: int) -> tuple[Ints, Ints]:
     """Return the numbers in some ranges, rising and apart, but in none of them moved by `shift`."""
     marks = np.concatenate([low, high, low + shift, high + shift])
+    # inside a range the sum is 1, inside a moved one -2, in both -1: only 1 is kept
     change = np.repeat([1, -1, -2, 2], len(low))
     order = np.argsort(marks, kind="stable")
     marks, cover = marks[order], np.cumsum(change[order])
@@ -366,6 +370,7 @@ def _read_rows(num_tokens: int, items: Ints) -> Rows:
             f"{len(items)} integers that are none"
         )
     row = np.repeat(np.arange(num_tokens), counts)
+    # `<=`: ranges of a row that touch would be one, and a mask would have two digests
     follows = row[1:] == row[:-1]
     if (start < 0).any() or (end > num_tokens).any() or (follows & (start[1:] <= end[:-1])).any():
         raise ValueError(f"form `rows`: expected rising ranges apart, inside {num_tokens} tokens")
@@ -378,6 +383,7 @@ def _read_strided(num_tokens: int, items: Ints) -> Form:
         raise ValueError(f"form `strided`: expected a period of 2 to {MAX_PERIOD}, got {period}")
     while at < len(items):
         sizes = items[at : at + 2]
+        # sizes are judged one by one first: their sum may leave int64 in a damaged file
         left = len(items) - at - 2
         if left < 0 or (sizes < 0).any() or (sizes > left).any() or sizes[0] + 6 * sizes[1] > left:
             raise ValueError(f"form `strided`: expected a part at {at}, got {sizes.tolist()}")

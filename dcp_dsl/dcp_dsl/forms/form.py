@@ -90,7 +90,9 @@ def digest_of(form: str, num_tokens: int, *arrays: Ints) -> str:
     """Return the SHA-256 of a form's arrays, in hex."""
     digest = sha256(f"dcp.mask/1 {form} {num_tokens}".encode())
     for array in arrays:
+        # shapes keep arrays apart: [1], [2, 3] and [1, 2], [3] have the same bytes
         digest.update(f" {array.shape} ".encode())
+        # little-endian, so that digests are the same on every machine
         digest.update(np.ascontiguousarray(array, "<i8").tobytes())
     return digest.hexdigest()
 
@@ -116,6 +118,7 @@ def paint_ranges(ranges: RowRanges, kv_start: int, kv_end: int) -> Bools:
 
 def ranges_of_tile(tile: Bools) -> RowRanges:
     """Return the maximal ranges of ones in each row of a tile."""
+    # a key that nobody sees on either side: each range has a start and an end, in the same order
     edge = np.zeros((len(tile), 1), np.int8)
     step = np.diff(np.concatenate([edge, tile.astype(np.int8), edge], axis=1), axis=1)
     row, starts = np.nonzero(step == 1)
@@ -190,6 +193,7 @@ class CrossForm:
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every non-empty block; see `Form`."""
         size = self.square.num_tokens
+        # blocks of queries before the square become empty; `side="right"` below passes them over
         own = np.clip(q_bounds + self.first_row, 0, size)
         rows, keys = (np.unique(np.append(bounds, [0, size])) for bounds in (own, kv_bounds))
         found = self.square.count_blocks(rows, keys)

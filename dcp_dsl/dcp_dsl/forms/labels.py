@@ -55,6 +55,7 @@ class LabelledPart(Record):
         q_bounds, kv_bounds = self._to_end(q_bounds), self._to_end(kv_bounds)
         pieces = cut_at_rows(self.slabs, q_bounds, kv_bounds)
         row, col, seen = slab_entries(pieces, kv_bounds)
+        # the last two columns are the blocks of keys that a piece touches, one entry for each
         slab = np.repeat(pieces[0], pieces[-1] - pieces[-2])
         is_full = seen == np.diff(q_bounds)[row] * np.diff(kv_bounds)[col]
         pairs = np.zeros(len(row), np.int64)
@@ -73,6 +74,7 @@ class LabelledPart(Record):
         self, q_bounds: Ints, kv_bounds: Ints, place: tuple[Ints, Ints], is_full: Bools, pairs: Ints
     ) -> None:
         """Count the blocks that lie inside a slab: their pairs of equal labels."""
+        # a label that only one side has meets nothing
         labels = np.intersect1d(_labels_of(self.q_label), _labels_of(self.k_label))
         row, col = (at[is_full] for at in place)
         step = max(1, CELLS_AT_ONCE // (len(q_bounds) + len(kv_bounds)))
@@ -124,6 +126,7 @@ class LabelledPart(Record):
 def _labels_of(label: Ints) -> Ints:
     """Return the labels that come, rising."""
     most = int(label.max(initial=-1))
+    # bincount takes memory for the largest label: only where labels are dense
     if most > 4 * len(label):
         return np.unique(label[label >= 0])
     return np.flatnonzero(np.bincount(label + 1, minlength=most + 2)[1:])
@@ -132,6 +135,7 @@ def _labels_of(label: Ints) -> Ints:
 def _count_labels(label: Ints, bounds: Ints, labels: Ints) -> Floats:
     """Count how often each of some labels comes in each block, float64 ``[blocks, labels]``."""
     at = np.searchsorted(labels, label)
+    # a label beyond the last would be read outside the array; the comparison below drops it
     at[at == len(labels)] = 0
     kept = labels[at] == label
     block = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))[kept]

@@ -38,6 +38,7 @@ def count_remainders(
         Row, column and signed pairs of blocks; a block may come several times.
     """
     period, remainders = which
+    # each remainder costs a pass over all pieces, so the smaller half is counted
     is_few = 2 * len(remainders) <= period
     if not is_few:  # count all pairs, take the other remainders away
         remainders = np.setdiff1d(np.arange(period), remainders)
@@ -193,6 +194,7 @@ class RegionPart(Record):
         if self.period == 1 or not seen.size:
             return seen
         # All pairs of one distance lie on one diagonal: rows are windows that step to the left.
+        # [R + K - 1]: from the last row at the first key to the first row at the last key
         remainder = np.arange(q_end - 1 - kv_start, q_start - kv_end, -1) % self.period
         counts = np.zeros(self.period, np.bool_)
         counts[self.remainders] = True
@@ -229,6 +231,7 @@ class DecidedPart:
         """Return the part's pairs among some queries and keys, bool ``[queries, keys]``."""
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
         if seen.size:
+            # numbers of both tokens are int64 arrays of all pairs, kept until the grid is gone
             for begin, end in row_chunks(q_end - q_start, kv_end - kv_start, PAIRS_AT_ONCE):
                 grid = Grid.of_pairs((q_start + begin, q_start + end), (kv_start, kv_end))
                 seen[begin:end] = self.predicate(grid)[1]
@@ -238,6 +241,7 @@ class DecidedPart:
         """Return row, column and pairs of the blocks that hold some; of a large one in pieces."""
         q_cuts, kv_cuts = _cut(q_bounds), _cut(kv_bounds)
         limit_blocks((len(q_cuts) - 1) * (len(kv_cuts) - 1))
+        # cuts hold all borders, so whole pieces add up to a block
         first = np.searchsorted(kv_cuts, kv_bounds[:-1])
         parts = [(np.empty(0, np.int64),) * 3]
         for begin, end in row_chunks(len(q_cuts) - 1, len(kv_cuts) - 1, BLOCKS_AT_ONCE):

@@ -48,6 +48,7 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     col = np.repeat(before, counts)
     col += np.arange(len(col))
     pairs = areas(rows, counts, kv_bounds, col)  # as if both ends lay outside
+    # widths from w to w + growth * (rows - 1): the sum of an arithmetic series
     whole = rows * (last - first) + (high - low) * (rows * (rows - 1) // 2)
     alone = np.flatnonzero(counts == 1)
     pairs[begin[alone]] = whole[alone]
@@ -184,6 +185,7 @@ class Slabs(Record):
         if ((self.start_slope > 1) | (self.end_slope > 1)).any():
             raise ValueError(f"Slabs: expected slopes of 0 or 1, got {self.table()}")
         rows = self.q_end - self.q_start
+        # ends are straight, so what holds on the first and on the last row holds between them
         last_start = self.kv_start + self.start_slope * (rows - 1)
         last_end = self.kv_end + self.end_slope * (rows - 1)
         inside = (
@@ -213,6 +215,7 @@ class Slabs(Record):
     def num_pairs(self) -> int:
         """Number of visible (query, key) pairs; O(N)."""
         rows = self.q_end - self.q_start
+        # uint8 would turn 0 - 1 into 255
         growth = self.end_slope.astype(np.int64) - self.start_slope.astype(np.int64)
         return int((rows * (self.kv_end - self.kv_start) + growth * (rows * (rows - 1) // 2)).sum())
 
@@ -307,6 +310,7 @@ class Rows(Record):
         """Count the visible pairs of every block; see `Form`."""
         width = len(kv_bounds) - 1
         step = max(1, ROW_CELLS_AT_ONCE // max(1, width))
+        # int64 [T]; reading it is cheaper than searching the borders for each range
         block = np.repeat(np.arange(width), np.diff(kv_bounds))  # of each key
         found = [
             self._count_some(q_bounds[at : at + step + 1], (kv_bounds, block), at)
@@ -328,6 +332,7 @@ class Rows(Record):
         kv_bounds, block = keys
         rows, width = len(q_bounds) - 1, len(kv_bounds) - 1
         ptr = self.row_ptr[q_bounds]
+        # one column more than blocks: a range up to the last key ends behind the last block
         own = np.repeat(np.arange(rows) * (width + 1), np.diff(ptr))
         start, end = self.kv_start[ptr[0] : ptr[-1]], self.kv_end[ptr[0] : ptr[-1]]
         first, last = block[start], block[end - 1] + 1
@@ -336,6 +341,7 @@ class Rows(Record):
         cover -= np.bincount(own + last, minlength=rows * (width + 1))
         sizes = np.append(np.diff(kv_bounds), 0)
         whole = np.cumsum(cover.reshape(rows, width + 1), axis=1) * sizes
+        # weights make bincount sum in float64: exact, as counts stay below 2**53
         missing = np.bincount(own + first, start - kv_bounds[first], rows * (width + 1))
         missing += np.bincount(own + last - 1, kv_bounds[last] - end, rows * (width + 1))
         pairs = whole - missing.reshape(rows, width + 1).astype(np.int64)

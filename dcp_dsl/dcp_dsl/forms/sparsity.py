@@ -155,6 +155,7 @@ def _grid(lengths: Sequence[int], block: int) -> Ints:
     starts = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
     parts = [
         np.arange(start, start + length, block)
+        # `starts` has one entry more: the end of the batch
         for start, length in zip(starts.tolist(), lengths, strict=False)
     ]
     return np.concatenate([*parts, starts[-1:]]).astype(np.int64)
@@ -188,6 +189,7 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
     lengths = [s.num_tokens for s in sequences]
     kv_lengths = [num_keys(s) for s in sequences]
     for each in (lengths, kv_lengths):
+        # cu_seqlens are int32, as attention kernels take them
         if sum(each) >= 2**31:
             raise ValueError(f"a batch holds at most {2**31 - 1} tokens, got {sum(each)}")
     batch = BatchShape.of(lengths)
@@ -249,6 +251,7 @@ def _count(others: Sequence[PlacedForm], slabs: Slabs, bounds: tuple[Ints, Ints]
     parts = [found, *(placed.count_blocks(*bounds) for placed in others)]
     row, col, pairs = (np.concatenate(c) for c in zip(*parts, strict=True))
     key = row * len(bounds[1]) + col
+    # sequences share no row of blocks, but slabs are counted before all other forms
     if (key[1:] > key[:-1]).all():
         return BlockCounts(row, col, pairs)
     order = np.argsort(key, kind="stable")

@@ -86,7 +86,9 @@ def _combine(
     limit_pieces(period, MAX_PERIOD, "remainders of a distance")
     wide = [np.tile(labels, period // len(labels)) for labels, _ in parts]
     base = len(parts[1][1])
+    # one number for each pair of labels: a plain sort finds those that occur
     pairs, labels = np.unique(wide[0] * base + wide[1], return_inverse=True)
+    # every kind costs one operation on two regions, however few pairs it holds
     limit_pieces(len(pairs), MAX_CLASSES, "kinds of remainders")
     regions = [operation(parts[0][1][p // base], parts[1][1][p % base]) for p in pairs.tolist()]
     return _simplified(left.num_tokens, labels, tuple(regions))
@@ -105,6 +107,7 @@ def _simplified(num_tokens: int, labels: Ints, regions: tuple[Region, ...]) -> M
         return kept[0]
     labels = renamed[labels]
     period = len(labels)
+    # from 2: a period of 1 would be one region, which is returned above
     for size in range(2, period):
         if period % size == 0 and np.array_equal(labels, np.tile(labels[:size], period // size)):
             labels = labels[:size]

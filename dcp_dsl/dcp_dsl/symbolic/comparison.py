@@ -38,6 +38,8 @@ class Between:
     @classmethod
     def of(cls, on_rows: Piecewise, on_keys: Piecewise, op: str) -> "Between":
         """Read ``on_rows(row) + on_keys(key) op 0``, for any operator but ``!=``."""
+        # Numbers of keys begin to rise, so that bounds of both sides on one number can be joined:
+        # `q >= k` and `q - k < w` become `k <= q` and `k >= q - w + 1`.
         if _begins_falling(on_keys):
             bound, number, op = on_rows, on_keys.scale(-1), MIRRORED[op]
         else:
@@ -146,6 +148,7 @@ class _Jobs:
 
     def flipped(self) -> "_Jobs":
         """Return the jobs with the numbers of rows and keys negated."""
+        # g <= t is -g > -t - 1, and ~t is -t - 1
         low, high = (None if line is None else (~line[0], -line[1]) for line in self.lines)
         return _Jobs(self.start, self.end, self.run, (high, low))
 
@@ -163,6 +166,7 @@ class _Jobs:
         ]
         jobs = self.cut(*map(np.concatenate, zip(*crossings, strict=True)))
         (first, low), (last, high) = jobs.ends(runs, levels if jobs is self else None)
+        # only 0 and 1 are 0 when shifted by one bit; what falls stays -1 or less
         rough = np.flatnonzero(((low | high) >> 1) != 0)
         if len(rough):
             length = (jobs.end - jobs.start)[rough]
@@ -220,6 +224,8 @@ class _Jobs:
         job, at = expand(low, counts)
         job = passing[job]
         level, value, slope = runs.levels[at], line[0][job], line[1][job]
+        # A rising line passes on the first row at the level, a falling one on the first below it.
+        # np.where computes both: the 1 keeps the one that is not taken from dividing by 0.
         up = -(-(level - value) // np.where(slope > 0, slope, 1))
         down = (value - level) // np.where(slope < 0, -slope, 1) + 1
         return job, self.start[job] + np.where(slope > 0, up, down)
@@ -228,6 +234,7 @@ class _Jobs:
         """Cut jobs at rows inside them."""
         if len(job) == 0:
             return self
+        # (job, row) as one number, since rows are below `base`: one sort instead of two
         base = int(self.end.max()) + 1
         own = np.arange(len(self.start)) * base
         keys = sorted_unique(np.concatenate([own + self.start, job * base + row]))
@@ -248,6 +255,7 @@ def _pieces(
     kept = one.is_defined if low is None else one.is_defined & low.is_defined
     none, lengths = np.zeros(len(kept), np.int64), one.lengths
     is_tall = lengths > 1  # the slope of a single row means nothing: call it 0
+    # keys lie behind those with numbers up to low - 1: low itself counts
     below = None if low is None else (low.values - 1, low.slopes * is_tall)
     above = None if high is None else (high.values, high.slopes * is_tall)
     whole = _Jobs(one.starts, one.starts + lengths, none, (below, above)).select(kept)
@@ -283,6 +291,7 @@ def hull(region: Region) -> Bands:
     slab, cell = expand(low, high - low)
     down = knots[cell] - region.q_start[slab]
     rows = knots[cell + 1] - knots[cell] - 1
+    # ends never fall: the first row has the smallest start, the last one the largest end
     first = region.kv_start[slab] + region.start_slope[slab] * down
     last = region.kv_end[slab] + region.end_slope[slab] * (down + rows)
     start = np.full(len(knots), region.num_tokens)
@@ -317,6 +326,7 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     top = int(value.max(initial=-1)) + 1
     if top <= n:  # a table of all numbers is several times as fast
         firsts = np.searchsorted(value, np.arange(top + 2))
+        # no key has the number `top`, so its range is empty
         wanted = np.minimum(wanted, top)
         first, counts = firsts[wanted], np.diff(firsts)[wanted]
     else:
@@ -330,6 +340,7 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     # Stretches that touch become one, which makes fewer slabs.
     is_new = np.ones(len(row), np.bool_)
     is_new[1:] = (row[1:] != row[:-1]) | (start[1:] != end[:-1])
+    # np.append makes one entry of none, hence the slice
     start, end = start[is_new], end[np.append(is_new[1:], True)[: len(end)]]
     which = piece[row[is_new]]
     q_start, flat = rows.starts[which], np.zeros(len(which), np.int64)

@@ -16,7 +16,7 @@ from dcp_dsl.errors import Budget
 from dcp_dsl.symbolic.piecewise import Piecewise
 from dcp_dsl.symbolic.terms import Cyclic, Extreme, NumberValue, Quotient, Term
 
-UNBOUNDED = 2**62
+UNBOUNDED = 2**62  # where nothing is defined; far above MAX_VALUE, and its negative is an int64
 STEPS_PER_NODE = 2**13  # what bounding a number costs beside its blocks
 
 _COMPARISONS = {
@@ -86,6 +86,7 @@ class Interval:
     def _corners(self, other: "Interval", operation: Callable[[Any, Any], Any]) -> "Interval":
         if self.is_exact and other.is_exact:
             return self._rising(other, operation)
+        # products, and quotients by divisors of one sign, have their extremes at the corners
         corners = [operation(a, b) for a in (self.low, self.high) for b in (other.low, other.high)]
         low, high = reduce(np.minimum, corners), reduce(np.maximum, corners)
         return Interval(low, high, self.surely & other.surely, self.possibly & other.possibly)
@@ -94,6 +95,7 @@ class Interval:
         """Return the quotient rounded down, or the remainder with the sign of the divisor."""
         never = (other.low == 0) & (other.high == 0)
         mixed = (other.low <= 0) & (other.high >= 0)  # may be 0 or change its sign
+        # numpy warns of a division by 0; what 1 gives here is replaced by `reach` below
         low = np.where(mixed, 1, other.low)
         high = low if other.is_exact else np.where(mixed, 1, other.high)
         safe = Interval(low, high, other.surely & ~mixed, other.possibly & ~never)
@@ -102,6 +104,7 @@ class Interval:
             return self._rising(safe, operation)
         found = self._corners(safe, np.floor_divide) if op == "//" else self._remainder(safe)
         sides = (self.low, self.high) if op == "//" else (other.low, other.high)
+        # |a // b| <= |a| + 1 and |a % b| < |b| for every b but 0
         reach = np.maximum(np.abs(sides[0]), np.abs(sides[1])) + 1
         return Interval(
             np.where(mixed, -reach, found.low), np.where(mixed, reach, found.high),
@@ -113,6 +116,7 @@ class Interval:
         is_same = (divisor == other.high) & (
             self.low // divisor == self.high // divisor
         )  # the whole block lies between two multiples
+        # a remainder lies in [0, d) if d > 0, and in (d, 0] if d < 0
         low = np.where(is_same, self.low % divisor, np.minimum(divisor + 1, 0))
         high = np.where(is_same, self.high % divisor, np.maximum(other.high - 1, 0))
         return Interval(low, high, self.surely & other.surely, self.possibly & other.possibly)
@@ -261,9 +265,9 @@ def _bounds(function: Piecewise, borders: Ints, shape: tuple[Any, ...]) -> Inter
     if int(borders[-1] - borders[0]) == len(borders) - 1:
         values, is_defined = function.at(borders[:-1])
         return Interval.exact(values[shape], is_defined[shape])
-    inner = borders[borders < function.num_tokens]
-    cut = function.cut(inner) if inner[0] == 0 else function.cut(np.append(0, inner))
+    cut = function.cut(borders[borders < function.num_tokens])
     index = np.searchsorted(cut.starts, borders[:-1])
+    # reduceat runs its last stretch to the end of the array, so pieces behind it are cut off
     last = int(np.searchsorted(cut.starts, borders[-1]))
     ends = cut.values[:last], cut.last_values[:last]
     low = np.where(cut.is_defined[:last], np.minimum(*ends), UNBOUNDED)

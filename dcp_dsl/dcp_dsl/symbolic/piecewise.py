@@ -69,6 +69,7 @@ class Piecewise:
     @classmethod
     def affine(cls, num_tokens: int, value: int, slope: int) -> "Piecewise":
         """Return ``value + slope * position``."""
+        # np.array makes objects of integers that do not fit, so they are refused before
         if abs(value) > MAX_VALUE or abs(slope) > MAX_VALUE:
             raise ValueTooLarge
         start, first, step = (np.array([number]) for number in (0, value, slope))
@@ -265,6 +266,7 @@ class Piecewise:
         """
         if op in ("==", "!="):
             low, high = self.solve("<=", bound - 1), self.solve(">=", bound + 1)
+            # `<=` and `>=` leave out where nothing is defined; both operators have to
             unequal = _join_ranges(*(np.concatenate(p) for p in zip(low, high, strict=True)))
             if op == "!=":
                 return unequal
@@ -277,6 +279,7 @@ class Piecewise:
         slope, length = function.slopes, function.lengths
         reach = np.where(slope == 0, np.where(room >= 0, length, 0), 0)
         up, down = slope > 0, slope < 0
+        # rising: floor(room / slope) + 1 positions hold; falling: from ceil(-room / -slope) on
         reach = np.where(up, np.clip(room // np.where(up, slope, 1) + 1, 0, length), reach)
         begin = np.where(down, np.clip(-(room // np.where(down, -slope, 1)), 0, length), 0)
         end = np.where(down, length, reach)
@@ -315,6 +318,7 @@ def _subtract_ranges(whole: tuple[Ints, Ints], part: tuple[Ints, Ints]) -> tuple
     change = np.repeat([1, 1, -1, -1], [len(x) for x in (whole[0], part[1], part[0], whole[1])])
     order = np.argsort(marks, kind="stable")
     marks, cover = marks[order], np.cumsum(change[order])
+    # changes at one place are summed before they count, so their order does not matter
     is_final = np.append(marks[1:] != marks[:-1], True) if len(marks) else np.empty(0, np.bool_)
     marks, is_in = marks[is_final], cover[is_final] > 0
     was_in = np.concatenate([[False], is_in[:-1]])[: len(is_in)]

@@ -68,6 +68,7 @@ class Region:
             columns: six arrays as in `Slabs`. The slabs are disjoint on every row, lie inside, and
                 no end lies before its start; they may be empty, touch, and come in any order.
         """
+        # nothing lies on the right, so minus shows all that the left covers
         if len(columns[0]) <= FEW:
             return _few(num_tokens, columns, [1] * len(columns[0]), _MINUS)
         q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
@@ -186,6 +187,7 @@ def _sweep(
         knots = sorted_unique(np.concatenate([knots, cuts]))
     slab, cell = _cells(knots, q_start, q_end)
     first, last = _ends(knots, columns, slab, cell)
+    # packed ends are at most 2 * num_tokens + 1, so a key holds the cell and the end
     base = 2 * (num_tokens + 2)
     keys = np.concatenate([cell * base + first, cell * base + last])
     change = np.concatenate([weight[slab], -weight[slab]])
@@ -222,6 +224,7 @@ def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tup
 def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     """Return the rows to cut at so that no two ends of different slope meet inside a cell."""
     slopes = np.concatenate(columns[4:])
+    # ends of one slope keep their distance
     if not slopes.any() or slopes.all():
         return np.empty(0, np.int64)
     slab, cell = _cells(knots, columns[0], columns[1])
@@ -236,6 +239,7 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     if not len(still) or not len(moving):
         return np.empty(0, np.int64)
     at = moving // base
+    # a moving end meets only ends of its own cell, whose numbers go up to (at + 1) * base - 1
     reach = np.minimum(moving + (knots[at + 1] - knots[at]) - 1, (at + 1) * base - 1)
     low, high = np.searchsorted(still, moving), np.searchsorted(still, reach, side="right")
     limit_pieces(int((high - low).sum()), MAX_CELLS, "meetings of slabs")
@@ -266,6 +270,8 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...], followers: Ints | None = N
     is_linked = follower >= 0
     inner = q_end - q_start - 1
     last = 2 * (kv_start + start_slope * inner) + (kv_end + end_slope * inner)
+    # Both moves as one number, 2 * start + end: a follower moves each by 0 or 1. Where there is
+    # none, -1 reads the last slab, and `is_linked` hides it.
     step = (2 * kv_start + kv_end)[follower] - last  # to the follower
     if not (is_linked & ((inner == 0) | (step == 2 * start_slope + end_slope))).any():
         return Region(num_tokens, *columns)  # each takes as many rows as it can already
@@ -282,6 +288,7 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...], followers: Ints | None = N
 
 def _glue_chains(num_tokens: int, columns: tuple[Ints, ...], in_chain: NDArray[np.bool_]) -> Region:
     """Join the few slabs that continue one another; the others are maximal already."""
+    # all of these are in chains, so `_glue` does not come back here
     chains = _glue(num_tokens, tuple(column[in_chain] for column in columns)).columns()
     alone = (column[~in_chain] for column in columns)
     merged = tuple(np.concatenate(pair) for pair in zip(alone, chains, strict=True))

@@ -47,6 +47,7 @@ class Runs:
         if len(function.starts) == 1 and function.is_defined[0] and function.slopes[0] in (1, -1):
             return cls._straight(function)
         starts, ends, values, slopes = _defined_pieces(function)
+        # the slope of a single key means nothing: call it 0
         slopes = np.where(ends - starts > 1, slopes, 0)
         if len(starts) == 0:
             return cls(*(np.empty(0, np.int64) for _ in range(8)))
@@ -65,6 +66,7 @@ class Runs:
         """Return the one run of a function that moves by 1 per key everywhere."""
         n, sign = function.num_tokens, function.slopes
         first = int(function.values[0] * sign[0])
+        # a prefix of one key up to `first`, one key more per unit, all n keys from `first + n` on
         levels = np.array([LEAST, first, first + n])
         ends, slopes, none = np.array([0, 1, n]), np.array([0, 1, 0]), np.empty(0, np.int64)
         return cls(function.starts, np.array([n]), sign, levels, ends, slopes, levels, none)
@@ -82,6 +84,7 @@ class Runs:
             merged[first], merged[is_level] = own, column
             return merged
 
+        # each run gets a level below all numbers, at which its prefix is still empty
         levels, ends, slopes = behind(LEAST, levels), behind(start, ends), behind(0, slopes)
         size = len(levels) // len(start)
         values, every = levels[:size], np.empty(0, np.int64)
@@ -100,6 +103,7 @@ class Runs:
         rank = np.searchsorted(self.values, t, side="right")
         if not len(self.keys):
             return rank if len(self.start) == 1 else run * len(self.values) + rank
+        # ranks go from 0 to V, so every run takes V + 1 numbers
         return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
 
 
