@@ -116,9 +116,9 @@ class _Claim:
 def mask_steps(testing: Testing) -> Iterator[Step]:
     """Yield the steps that look at every mask of a text, and at those it attaches or stacks.
 
-    They find E120 for look-ahead, E121 for tokens that see nothing, E122 for masks without pairs,
-    W209 for masks on paths that see another branch, and W293 for what can be neither proved nor
-    tested.
+    They find E111 for divisors and tiles below 1, E120 for look-ahead, E121 for tokens that see
+    nothing, E122 for masks without pairs, W209 for masks on paths that see another branch, and
+    W293 for what can be neither proved nor tested.
     """
     for definition in testing.scope.masks.values():
         yield Step("mask", definition, partial(_check_mask, definition, testing))
@@ -158,10 +158,29 @@ def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.E
 def _check_subject(what: str, value: ast.Expr, span: ast.Span, testing: Testing) -> None:
     if len(testing.found) < MAX_FINDINGS:
         subject = _Subject(what, on_keys(read_mask(value, testing.scope)), span)
+        if _has_zeros(subject, testing):
+            return  # nothing can be said of a mask that binding refuses
         _check_empty(subject, testing)
         if subject.mask.keys is None:  # else no token is later than another
             _check_ahead(subject, testing)
         _check_branches(subject, testing)
+
+
+def _has_zeros(subject: _Subject, testing: Testing) -> bool:
+    """Report divisors and sizes of tiles below 1 that arguments or defaults bring (E111)."""
+    has_found = False
+    for node in nodes.walk(subject.mask.core):
+        match node:
+            case nodes.Arithmetic("//" | "%", _, nodes.Const(value, place=place)) | nodes.Tiles(
+                nodes.Const(value, place=place)
+            ) if value < 1:
+                has_found, is_own = True, place.program is testing.scope.program
+                message, hint = (
+                    f"expected at least 1, got {value}",
+                    "sizes and divisors are positive",
+                )
+                testing.report("E111", message, place.span if is_own else subject.span, hint)
+    return has_found
 
 
 def _call(definition: ast.MaskDef) -> ast.Expr | None:

@@ -73,13 +73,12 @@ class Testing:
         self, code: str, message: str, span: ast.Span, hint: str = "", fix: Fix | None = None
     ) -> None:
         """Add a diagnostic."""
-        if len(self.found) < MAX_FINDINGS:
-            program = self.scope.program
-            self.found.append(
-                make_diagnostic(
-                    code, message, program.text, span, name=program.name, hint=hint, fix=fix
-                )
-            )
+        program = self.scope.program
+        found = make_diagnostic(
+            code, message, program.text, span, name=program.name, hint=hint, fix=fix
+        )
+        if len(self.found) < MAX_FINDINGS and found not in self.found:
+            self.found.append(found)
 
     def decide(
         self, what: str, outcome: Outcome, span: ast.Span, samples: int = 0, reason: str = ""
