@@ -179,6 +179,8 @@ def _check_length(
                     )  # fmt: skip
             case ast.Binary(op="//" | "%", right=ast.Number(value=0) as zero):
                 checker.report("E111", "this divides by zero", zero.span)
+            case ast.Sign(op="-", value=ast.Number(value=size)) if node is length and size:
+                checker.report("E111", f"expected at least 0, got -{size}", node.span)
             case ast.Name() | ast.Number() | ast.Binary() | ast.Sign() | ast.Span() | ast.Ident():
                 pass
             case ast.Attribute() | ast.Call() | ast.Compare() | ast.Bool() | ast.Rules():
