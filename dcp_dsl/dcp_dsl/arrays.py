@@ -173,6 +173,7 @@ def order_by(*keys: NDArray[np.integer | np.bool_]) -> Ints:
     size = len(keys[0])
     spans = [int(key.max(initial=0)) + 1 for key in keys]
     if math.prod(spans, start=size) >= 1 << 63:
+        # lexsort takes the last key first
         return np.lexsort(keys[::-1])
     place = keys[0].astype(np.int64)
     for key, span in zip(keys[1:], spans[1:], strict=True):

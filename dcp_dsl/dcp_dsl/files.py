@@ -90,4 +90,6 @@ def _refuse_others(target: Path) -> None:
 
 
 def _draft(target: Path) -> Path:
+    # In the same folder, since a rename is atomic within one file system only. Names may have 255
+    # bytes, and 40 characters at most 160.
     return target.parent / f".{target.name[:40]}.{secrets.token_hex(4)}.tmp"

@@ -84,6 +84,7 @@ def _measure(
         if found is not None:
             inner = _measure(found[0].name.text, found[1], checker, sizes, (*path, name))
             deepest, nodes = max(deepest, inner.depth), nodes + inner.nodes
+    # a mask that calls itself has size 1 by now and keeps it: one error is enough
     size = sizes.setdefault(key, _Size(depth + deepest, nodes))
     is_large = size.depth > MAX_EXPANDED_DEPTH or size.nodes > MAX_EXPANDED_NODES
     if is_large and scope is checker.scope:
@@ -345,6 +346,7 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
         seen.add(rename.new.text)
 
 
+# this walks through the whole text, and each sample asks
 @lru_cache(8)
 def _signed_columns(scope: Scope) -> set[str]:
     """Return the columns that may hold negative numbers; what is no length is judged by binding."""

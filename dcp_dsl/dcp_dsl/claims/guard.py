@@ -155,6 +155,7 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
 def _first_empty(bound: Form) -> int | None:
     """Return the first row that sees nothing."""
     if isinstance(bound, Slabs):  # sorted by their first row
+        # a slab that begins behind all ends so far leaves rows out
         covered = np.maximum.accumulate(np.concatenate([[0], bound.q_end]))
         gaps = np.flatnonzero(np.append(bound.q_start, bound.num_tokens) > covered)
         return int(covered[gaps[0]]) if len(gaps) else None

@@ -55,6 +55,7 @@ def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
             value = size.value if isinstance(size, ast.Number) else None
             if isinstance(size, ast.Name):
                 value = sizes.get(size.text)
+            # powers of two alone: people choose these as windows
             if value is not None and value >= SMALLEST_WINDOW and value & (value - 1) == 0:
                 _report_window(left, op, right, value, testing)
 

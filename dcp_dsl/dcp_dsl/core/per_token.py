@@ -62,6 +62,7 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
     decide = Predicate.of(core, frame, is_symbolic=False)
     shift = 0 if found is None else found.first_row
     step = max(1, PAIRS_AT_ONCE // keys)
+    # queries before the first row of the square see nothing
     for begin in range(max(0, -shift), queries, step):
         end = min(begin + step, queries)
         rows = begin + shift, end + shift
@@ -137,6 +138,7 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
     _, tree = bind_layout(*laid[0], sample.columns, sample.length)
     previous = np.arange(-1, sample.length - 1)
     parents = tree.parent
+    # parent -1 reads the last stretch, which np.where drops
     previous[tree.start] = np.where(parents < 0, -1, tree.end[parents] - 1)
     return TokenPaths(
         position=tree.per_token(tree.depth, 1), previous=previous,

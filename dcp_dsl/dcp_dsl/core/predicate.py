@@ -60,6 +60,7 @@ class Predicate:
         """Return what decides a mask: its form, or what its parts say."""
         if node not in self.masks:
             decide = self._known(node) or self._parts(node)
+            # frames share nodes, which are other numbers in each: the key names both
             self.masks[node] = lambda grid: grid.once((node, self), decide)
         return self.masks[node]
 
@@ -73,6 +74,7 @@ class Predicate:
                 return None
             form: Form = to_form(found, is_transposed=False)
         except NoForm as error:
+            # parts share the budget: the next one would fail, too
             if isinstance(error.why, OverBudget):
                 raise
             return None
@@ -127,6 +129,7 @@ class Predicate:
             rows, wanted = row(grid), item(grid)
             always = ever = np.zeros((1, 1), np.bool_)
             for place in values.T if len(values) else ():
+                # -1 stands for no number, and `below` leaves out what is negative
                 found = wanted.compare("==", rows.look_up(place).below(most))
                 always, ever = always | found[0], ever | found[1]
             return always, ever

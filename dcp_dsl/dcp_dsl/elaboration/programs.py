@@ -272,6 +272,7 @@ class _Substitution:
             case nodes.Outside(levels, value):
                 return _outside(levels, self.put(value, depth - levels))
         changed: dict[str, object] = {}
+        # slots of the class itself: `place`, a slot of `Node`, is not among them
         for name in type(node).__slots__:
             old = getattr(node, name)
             if isinstance(old, nodes.Node):

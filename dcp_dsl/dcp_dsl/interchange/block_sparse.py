@@ -182,9 +182,11 @@ def _bits(slabs: Slabs, by_row: Rows, least: int) -> MaskMod:
             f"for at most {MAX_TOKENS:_} tokens, got {n:_}",
             "X304",
         )
+    # every row begins with a word of its own, so bits behind the last key stay 0
     words = -(-n // 32)
     dense = np.zeros((n, words * 32), bool)
     dense[:, :n] = to_dense(slabs).arrays["mask"]
+    # the expression counts bits from the lowest, so bytes are little-endian on every machine
     packed = np.packbits(dense, axis=1, bitorder="little").view("<i4").astype(np.int32)
     expression = f"(((bits[q * {words} + k // 32] >> (k % 32)) & 1) != 0)"
     return MaskMod("bits", expression, {"bits": packed.reshape(-1)})
@@ -252,6 +254,7 @@ def to_flex(form: Form, config: ExportConfig) -> Export:
     source = _FLEX_TEMPLATE.format(
         **_filled(form, config, reads, "cpu"),
         keys=num_keys(form) if isinstance(form, CrossForm) else "TOKENS",
+        # it stands one level deeper here than in the other template
         expression=predicate.expression.replace("\n", "\n    "),
     )
     tables = dict(zip(names, forward, strict=True))

@@ -81,6 +81,7 @@ def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[St
     for index in range(limit):
         start, end = index * num_tokens // limit, (index + 1) * num_tokens // limit
         at = bisect_right(ends, (start + end) // 2)
+        # no part covers the middle, or the stripe would hold no token
         if at == len(stripes) or stripes[at].start > (start + end) // 2 or start == end:
             continue
         bins.append(Stripe(stripes[at].kind, start, end, stripes[at].number))

@@ -254,6 +254,7 @@ def draw_text(
     else:
         rows = ["".join(_SHADES[level] for level in row) for row in levels(part, 4).tolist()]
     letters = _letters(frame.colours)
+    # there may be more kinds than colours
     colours = dict(zip(letters, _ANSI * len(letters), strict=False)) if has_colour else {}
     sides = (frame.above, frame.width), (frame.stripes, frame.size)
     axis, down = (
@@ -263,6 +264,7 @@ def draw_text(
         lines.append("    " + "".join(axis))
     lines.append(f"   ┌{'─' * len(axis)}┐")
     for index, row in enumerate(rows):
+        # an odd number of tokens leaves one letter for the last line
         beside = "".join([*down[2 * index : 2 * index + 2], " "][:2])
         lines.append(f"{beside} │{row}│")
     lines.append(f"   └{'─' * len(axis)}┘")

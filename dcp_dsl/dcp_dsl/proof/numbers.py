@@ -175,6 +175,8 @@ class Facts:
             return False
         if value.is_number:
             return value.constant <= 0
+        # One key for a combination and all its multiples, so that questions about them meet:
+        # d * key + c <= 0 is key <= floor(-c / d), and -d * key + c <= 0 is key >= ceil(c / d).
         divisor = gcd(*(factor for _, factor in value.terms))
         sign = 1 if value.terms[0][1] > 0 else -1
         key = tuple((unknown, sign * factor // divisor) for unknown, factor in value.terms)
@@ -213,6 +215,7 @@ def divide_range(given: Range, by: Range) -> Range:
 def _divided(end: float, divisor: float) -> float:
     if abs(end) == INFINITE:
         return end
+    # rounded down, a negative number stays at -1 however large the divisor is
     return (0 if end >= 0 else -1) if divisor == INFINITE else floor(end / divisor)
 
 
@@ -245,6 +248,7 @@ class View:
         known = self.borders.get((which, place))
         if known is None:
             at: TokenRef = shared_place(facts) if self.same is True else place
+            # an end lies behind its first token
             low: Range = (0 if which == "start" else 1, INFINITE)
             family = (which, self.position, self.key)
             known = facts.add(family, at, low, step=0)

@@ -109,6 +109,7 @@ class Evaluation:
                     return all_of([view.same, inside.mask(body)])
             return self.atom(node)
         except Undecided:  # may hold or not; what stands beside it can still decide
+            # equal to no other unknown: two undecided parts need not agree
             return Var(object())
 
     def atom(self, node: nodes.Mask) -> Formula:

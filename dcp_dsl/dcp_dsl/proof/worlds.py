@@ -103,6 +103,7 @@ def _fits(q: Path, k: Path, shared: int, parts: LayoutParts, relation: Relation)
     if shared == len(q):
         return q == k
     if q[shared] == k[shared]:
+        # the same part in two repetitions, of which either may come first
         return node_at(parts, q[: shared + 1]).is_repeated
     return (q[shared] < k[shared]) == (relation == "before")
 
@@ -329,5 +330,6 @@ def scale_range(factor: int, given: Range) -> Range:
     >>> scale_range(-2, (1, INFINITE))
     (-inf, -2)
     """
+    # 0 times infinity is no number
     ends = [factor * end for end in given] if factor else [0, 0]
     return min(ends), max(ends)

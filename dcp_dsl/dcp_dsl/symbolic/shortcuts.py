@@ -229,6 +229,7 @@ def trimmed(
 ) -> tuple[Ints, ...]:
     """Leave out the rows on which the start has passed the end."""
     width, growth = last - first, high - low
+    # a width that grows is positive from row 1 - width on, one that shrinks before row `width`
     skipped = np.where(growth > 0, np.maximum(1 - width, 0), 0)
     end = np.where(growth < 0, np.minimum(end, row + width), end)
     row = row + skipped

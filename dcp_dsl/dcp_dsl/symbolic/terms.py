@@ -80,6 +80,7 @@ class Term:
         total = self.on_q + self.on_k  # at q == k
         at = np.searchsorted(total.starts, starts, side="right") - 1
         left, steepness = total.values[at], total.slopes[at]
+        # the sum is flat where q == k, so the part of k falls as fast as that of q rises
         factor = self.on_q.slopes[np.searchsorted(self.on_q.starts, starts, side="right") - 1]
         if not len(at) or steepness.any() or (left != left[0]).any() or (factor != factor[0]).any():
             raise NotSeparable
@@ -123,6 +124,7 @@ def divide_each(left: "NumberValue", op: str, right: "NumberValue", num_tokens: 
 
 def _is_straight(function: Piecewise, starts: Ints, ends: Ints) -> bool:
     """Return whether a function is defined and affine on each of the stretches."""
+    # what each piece would have one position behind its end
     last = function.last_values + function.slopes
     is_broken = np.ones(len(function.starts), np.bool_)
     is_broken[1:] = (
@@ -157,6 +159,7 @@ class Quotient:
         period = self.divisor * divisor
         if period > MAX_PERIOD:
             raise NotSeparable
+        # a distance of one period more adds factor * divisor to the quotient: the same remainder
         values = (self.factor * np.arange(period) + self.offset) // self.divisor
         return Cyclic(values % divisor)
 
@@ -198,6 +201,7 @@ class Cyclic:
 
     def scale(self, factor: int) -> "Cyclic":
         """Return ``factor`` times the number."""
+        # by division, since the product may leave int64
         if abs(factor) > MAX_VALUE // max(1, int(np.abs(self.values).max())):
             raise ValueTooLarge
         return Cyclic(self.values * factor)
@@ -336,5 +340,6 @@ def _join(a: Term, b: Term, *, is_max: bool) -> Term | None:
     if f_is_of_k != g_is_of_k and not f.is_constant and not g.is_constant:
         return None
     is_of_k = f_is_of_k if not f.is_constant else g_is_of_k
+    # the smaller one is the negative of the larger of both negatives
     joined = f.maximum(g) if is_max else f.scale(-1).maximum(g.scale(-1)).scale(-1)
     return Term.of_k(joined) if is_of_k else Term.of_q(joined)

@@ -45,6 +45,7 @@ def read_bytes(path: str | Path) -> bytes:
     """
     path = Path(path)
     try:
+        # opening a pipe would wait until somebody writes into it
         if stat.S_ISFIFO(path.stat().st_mode) and path.parts[:2] not in _DESCRIPTORS:
             raise SpecFileError(f"{path}: expected a .dcpm file, got a pipe; pass it as `-`")
         with path.open("rb") as file:
@@ -68,6 +69,7 @@ def decode_text(name: str, data: bytes) -> str:
     if len(data) > MAX_BYTES:
         raise SpecFileError(f"{name}: more than {MAX_BYTES:_} bytes; is this a .dcpm file?")
     try:
+        # some editors begin a file with a mark of byte order, which is no part of the text
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise SpecFileError(

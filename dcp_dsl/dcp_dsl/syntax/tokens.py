@@ -21,6 +21,7 @@ STATEMENT_KEYWORDS = frozenset(words_of("statement"))
 KEYWORDS = frozenset(words_of("statement", "clause", "operator", "constant"))
 RESERVED = KEYWORDS | {*words_of("variable", "function")}
 
+# The first alternative that fits wins: comments and strings swallow all others, `<=` is before `<`.
 _PATTERN = re.compile(
     r"""(?P<comment>\#[^\n]*)
       | (?P<string>"[^"\n]*"?)

@@ -127,6 +127,7 @@ def rewritten(node: T, kind: type, change: Callable[[Any], Any]) -> T:
         names = _fields(own)
         if names is None:
             return value
+        # nodes are frozen, so attributes are set past their own `__setattr__`
         copy: Any = object.__new__(own)  # Any: of this kind
         for name in names:
             object.__setattr__(copy, name, rewrite(getattr(value, name)))
