@@ -52,6 +52,7 @@ def show_changes(before: str, after: str, name: str, what: str) -> str:
 
     old, new = (text.splitlines(keepends=True) for text in (before, after))
     lines = unified_diff(old, new, name, f"{name} ({what})")
+    # the last line of a text may lack its end
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
@@ -63,6 +64,7 @@ def write_output(name: str, data: bytes) -> None:
     if name == "-":
         click.echo(data, nl=False)
         return
+    # `replacing` would put a file in the place of a pipe or a device
     if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
         with open(name, "wb") as stream:
             stream.write(data)

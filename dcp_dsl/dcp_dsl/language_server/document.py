@@ -27,6 +27,7 @@ from dcp_grammar import MASKS
 
 Encoding: TypeAlias = Literal["utf-8", "utf-16", "utf-32"]
 
+# bytes in a unit; codecs that name the byte order put no mark of it in front
 _CODECS = {"utf-8": ("utf-8", 1), "utf-16": ("utf-16-le", 2), "utf-32": ("utf-32-le", 4)}
 
 
@@ -80,6 +81,7 @@ class Document:
 
     def _units(self, text: str) -> int:
         codec, width = _CODECS[self.encoding]
+        # JSON may hold half of a surrogate pair, which plain codecs refuse
         return len(text.encode(codec, "surrogatepass")) // width
 
     # ---- meaning ---------------------------------------------------------------------------------
@@ -108,6 +110,7 @@ class Document:
     @property
     def is_checked(self) -> bool:
         """True once `problems` is complete."""
+        # where cached_property keeps its value; asking for that would start the checks
         return "problems" in self.__dict__
 
     @property
