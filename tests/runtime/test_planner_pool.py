@@ -289,6 +289,16 @@ def test_where_no_process_starts_this_one_plans(program, monkeypatch):
     assert str(told[-1].message).endswith("from now on this process plans, when a batch is needed")
 
 
+def test_a_pool_gives_up_with_the_first_worker_that_cannot_start(monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/no/such/program")
+    pool, request = PlannerPool(2, time_limit_s=60), request_of()
+    for _ in range(2 * MOST_FAILED_STARTS - 1):  # one of the two has failed that often by then
+        with pytest.raises(WorkerLost):
+            pool.submit(request).result(timeout=250)
+    assert pool.cannot_start
+    pool.close()
+
+
 def test_a_closed_loader_plans_in_this_process():
     own = [digest(plan) for _, plan in make_loader(ROWS, SPEC, **OPTIONS)]
     loader = make_loader(ROWS, SPEC, processes=1, ahead=3, **OPTIONS)

@@ -103,14 +103,15 @@ def test_waits_of_a_device_are_counted_for_the_rank_whose_message_came_last(stre
     recorder.awaited_ns[4] = 1  # the host does not wait
     for layer in (0, 1):
         start = recorder.clock.now()
-        stream.queue(30.0)
+        stream.queue(30.0 + layer)
         recorder.add(Event("wait", start, recorder.clock.now(), False, 0, "wait for inputs 0"))
         end_ns = recorder.clock.read_ns(recorder.clock.now())
         for peer, early_ns in ((1, 0 if layer else 9), (2, 9 if layer else 0)):
             event = Event("receive", 1, end_ns - early_ns, False, 0, "kv 1", peer)
             recorder.add(event)
             recorder.add(event._replace(division=1, end=end_ns, peer=3))
-    assert recorder.awaited() == {2: 30_000_000, 1: 30_000_000}
+            recorder.add(event._replace(is_backward=True, end=end_ns, peer=3))
+    assert recorder.awaited() == {2: 30_000_000, 1: 31_000_000}
 
 
 def test_device_and_messages_share_the_host_s_clock(stream):

@@ -12,7 +12,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dcp_planner import digest, predict, read_plan
 from dcp_runtime import MLflowLog, PrometheusLog, RunError, RunLog, TensorBoardLog, WandbLog
+from dcp_runtime.execute import step_watch
 from dcp_runtime.run_log.records import (
+    EVEN,
     NUMBERS,
     RankTotals,
     as_record,
@@ -163,6 +165,45 @@ def test_causes_of_a_slow_rank():
     waits = RankTotals(1.0, 100, 0.5, 0.0, 0.4, 1, 0.3)
     late = explain([waits, even, even])
     assert (late["slowest"], late["cause"]) == (1, "messages")
+    # At the bounds: 1.05 times the mean is even, and so is a wait of that excess.
+    assert explain([RankTotals(30.0, 1, 21.0), RankTotals(30.0, 1, 19.0)])["cause"] == "even"
+    bound = RankTotals(1.0, 100, 0.5, 0.0, 0.5, 1, EVEN - 1)
+    assert explain([bound, even])["cause"] == "even"
+    assert explain([bound._replace(late_s=0.0501), even])["cause"] == "messages"
+
+
+class StoreOfTotals:
+    """Holds the totals of rank 1 from the second look on, at first those of an earlier batch."""
+
+    def __init__(self):
+        self.looks, self.totals = 0, RankTotals(2.0, 7, 0.5)
+
+    def check(self, keys):
+        assert keys == ["run/1/1"]
+        self.looks += 1
+        return self.looks > 1
+
+    def multi_get(self, keys):
+        return [json.dumps([1 if self.looks < 4 else 65, *self.totals])]
+
+
+def test_totals_count_for_their_batch_and_are_waited_for_once(monkeypatch, caplog):
+    clock = SimpleNamespace(now=1000.0)
+
+    def sleep(seconds):
+        clock.now += seconds
+
+    fake = SimpleNamespace(monotonic=lambda: clock.now, sleep=sleep, time=time.time)
+    monkeypatch.setattr(step_watch, "time", fake)
+    store = StoreOfTotals()
+    watch = step_watch.StepWatch(None, None, SimpleNamespace(size=2, rank=0, store=store), 0, 1, 1)
+    assert watch._others(65, 1) == [store.totals]  # in the place of batch 1
+    assert store.looks == 4
+    for waits_s in (5.0, 0.0):
+        started = clock.now
+        assert watch._others(129, 1) is None
+        assert waits_s <= clock.now - started < waits_s + 0.02
+        assert caplog.text.count("ranks without totals") == 1
 
 
 def test_ranks_whose_device_alone_knows_give_the_step_alone():

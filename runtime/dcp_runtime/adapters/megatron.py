@@ -304,7 +304,7 @@ class PlannedCPScheduler:
     def _plan(self, documents: Documents) -> StepPlan:
         """Plan as few groups as hold the tokens, one of them without an idle rank."""
         room = self.most * self.devices
-        fewest = max(1, -(-int(documents.tokens.sum()) // room))
+        fewest = -(-int(documents.tokens.sum()) // room)  # at least 1: no document is empty
         for widths in (None, (self.devices,)):  # with all ranks for every sample none is idle
             for count in range(fewest, len(documents) + 1):
                 mesh = StepMesh(1, self.devices, micro_batches=count)

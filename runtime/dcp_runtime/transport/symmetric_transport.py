@@ -342,7 +342,6 @@ class SymmetricTransport(NcclTransport):
         marked = self._failures.marked_by()
         if marked is not None and not (self._is_over.is_set() or self._failures.is_settled):
             self._give_up(MessageBatch((), (), lambda: [marked]), "catching up", -1)
-        if not self._is_told:
             self._check()
 
     def close(self) -> None:
