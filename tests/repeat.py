@@ -4,6 +4,7 @@
 """
 
 import argparse
+import os
 import re
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def main() -> None:
 
 def _is_red(arguments: list[str], failed: Counter[str], number: int) -> bool:
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "-p", "no:cacheprovider", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wide = os.environ | {"COLUMNS": "300"}  # pytest cuts a reason at the width of the terminal
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=wide)
     reasons = re.findall(r"^(?:FAILED|ERROR) (.+)", done.stdout, re.MULTILINE)
     failed.update(reason.split()[0] for reason in reasons)
     print(f"run {number}: {done.stdout.strip().splitlines()[-1]}", *reasons, sep="\n  ", flush=True)

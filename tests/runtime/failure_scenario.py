@@ -25,7 +25,7 @@ from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.transport import symmetric_transport
 
-VICTIM, TIMEOUT_S, TOKENS, EXIT_CODE = 1, 4.0, 96, 7
+VICTIM, TIMEOUT_S, TOKENS, EXIT_CODE = 1, 12.0, 96, 7
 ACTIONS = {
     "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
     "stall": lambda: time.sleep(600),
@@ -88,7 +88,7 @@ def main():
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     action, wanted, *transport = sys.argv[4:]
     torch.set_num_threads(1)
-    join(folder, "store", rank, size, 30)
+    join(folder, "store", rank, size, 200)
 
     def at_phase(phase):
         if rank == VICTIM and phase == wanted:
