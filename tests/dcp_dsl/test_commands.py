@@ -16,6 +16,13 @@ from dcp_dsl.commands.texts import check, fmt
 SPECS = sorted((Path(__file__).parents[1] / "fixtures" / "specs").glob("*.dcpm"))
 
 
+TESTED = """segment b = y[m]
+@keys(b, top_left) mask m = causal and q - k < 2
+sample tiny(m = 2, len = 2)
+check m implies causal on tiny
+"""
+
+
 @pytest.fixture
 def run():
     runner = CliRunner()
@@ -37,6 +44,9 @@ def test_findings_are_printed_and_exit_with_one(run, tmp_path):
     assert result.exit_code == 1
     assert result.stdout == f"{bad}:1:10: E101 unknown name `casual`\n"
     assert result.stderr == "1 file checked, 1 error, 0 warnings\n"
+    bad.write_text(TESTED)
+    result = run(check, bad, "--verdicts")
+    assert result.stdout.startswith(f"{bad}:4: tested on 1 sample  m implies causal on tiny\n")
 
 
 def test_json_has_a_schema_and_every_finding(run, tmp_path):

@@ -132,6 +132,7 @@ def test_the_message_of_a_count_names_the_parent_and_the_way_out():
         ("k.doc.end.t == 3", [[0, 1]] * 4),  # the second document ends the sample
         ("k.doc.start.t == 3 and q.doc.start.doc == 0", [[2, 3], [2, 3], [], []]),
         ("max(q, k) in doc", [[0, 1, 2, 3]] * 4),
+        ("max((q + 2).t, k) >= 3", [[0, 1, 2, 3], [0, 1, 2, 3], [], []]),
         ("(max(q, k) in b) per doc where b = every 2", [[0, 1], [0, 1], [2, 3], [2, 3]]),
         ("(max(q, k) + 1 in b) per doc where b = every 2", [[0], [], [2], []]),
         ("(max(q, k) - 2 not in b) per doc where b = every 2", [[0, 1], [0, 1], [2, 3], [2, 3]]),

@@ -11,15 +11,11 @@ import random_masks as written
 
 from dcp_dsl import DatasetError, Form, Sample, Slabs, Spec, SpecError, block_sparsity, dense_mask
 from dcp_dsl.core import per_token as dense_module
-from dcp_dsl.forms import (
-    Rows,
-    as_slabs,
-    compare_masks,
-    is_empty,
-    is_equal,
-)
+from dcp_dsl.errors import ExchangeError
+from dcp_dsl.forms import Parts, Rows, as_slabs, compare_masks, is_empty, is_equal
 from dcp_dsl.forms import slabs as slabs_module
 from dcp_dsl.forms.algebra import subtract
+from dcp_dsl.interchange import build_block_tables
 
 BATCHES, MASKS, SAMPLES = 9, 140, 4
 
@@ -134,7 +130,8 @@ DIRECTED = {
 
 
 @pytest.mark.parametrize("name", DIRECTED)
-def test_every_form_is_chosen_where_it_is_the_shortest(name):
+def test_every_form_is_chosen_where_it_is_the_shortest(name, monkeypatch):
+    monkeypatch.setattr(slabs_module, "MANY", 3)  # blocks are found as those of many tokens
     rng = Random(7)
     for text in DIRECTED[name]:
         mask = Spec.from_text(written.LAYOUTS).mask(text)
@@ -173,6 +170,10 @@ def test_masks_of_all_forms_are_subtracted_and_compared_exactly():
         wrong = np.argwhere(left != right)
         assert (found.only_left, found.only_right) == ((left & ~right).sum(), (right & ~left).sum())
         assert found.first == (tuple(wrong[0]) if len(wrong) else None)
+    keys = np.arange(2**15 + 1)  # too many to compare pairs, and too many slabs from the queries
+    ends = np.random.default_rng(1).integers(keys, len(keys)) + 1
+    rows = (Rows(len(keys), np.arange(len(keys) + 1), keys, end) for end in (ends, keys + 1))
+    assert subtract(*map(Parts.of_keys, rows)).num_pairs == (ends - keys - 1).sum()
 
 
 def test_equal_masks_have_equal_digests_however_they_are_written():
@@ -241,6 +242,8 @@ def test_a_block_without_tokens_is_refused(block_q, block_kv):
     slabs = Spec.from_text("").mask("full").bind(Sample(length=4))
     with pytest.raises(ValueError, match="at least 1 token"):
         block_sparsity([slabs], block_q, block_kv)
+    with pytest.raises(ExchangeError, match=f"at least 1 token, got {block_q} x {block_kv}"):
+        build_block_tables(slabs, block_q, block_kv)
 
 
 def test_a_batch_of_no_sequences_has_no_blocks():

@@ -101,9 +101,11 @@ def test_the_hint_of_an_import_never_suggests_the_name_that_was_written(folder):
         assert (found.code, found.hint) == ("E131", hint)
 
 
-def test_a_text_that_is_no_file_cannot_import():
-    for name in ("<text>", "-"):
-        assert [d.code for d in check('import a from "lib.dcpm"', name)] == ["E130"]
+def test_a_text_that_is_no_file_cannot_import(folder, monkeypatch):
+    monkeypatch.chdir(folder(lib="mask a = causal"))
+    text = 'import a from "lib.dcpm" mask b = a'
+    for name, codes in (("<text>", ["E130"]), ("-", ["E130"]), ("<main>.dcpm", [])):
+        assert [d.code for d in check(text, name)] == codes
 
 
 def test_a_link_out_of_the_folder_is_not_followed(folder, tmp_path_factory):

@@ -33,6 +33,7 @@ def test_a_function_divided_by_a_flat_one_is_that_at_every_position(seed):
     rng = np.random.default_rng(seed)
     number, divisor = piecewise(rng, 30, (-3, 4)), piecewise(rng, 30, (0, 1))
     (a, a_known), (b, b_known) = (each.at(np.arange(30)) for each in (number, divisor))
+    assert number.cut(np.arange(30)).joined().is_same(number.joined())
     known = a_known & b_known & (b != 0)
     for op, wanted in (("//", np.floor_divide), ("%", np.remainder)):
         values, is_defined = number.divide(op, divisor).at(np.arange(30))

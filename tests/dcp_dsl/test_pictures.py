@@ -148,7 +148,12 @@ def test_the_axes_name_the_kinds_of_the_layout():
     ]  # fmt: skip
     text = picture.text()
     assert "    qqqaaaaAA\n" in text
+    assert "    qaaAA\n" in picture.text(5)  # the kind of the token in the middle of two
     assert text.endswith("    q question  a answer")
+    boxes = re.findall(r'<svg x="(\d+)" y="(\d+)" width="(\d+)" height="(\d+)"', picture.svg())
+    assert [tuple(map(int, box)) for box in boxes] == [  # 4 pixels between stripes and mask
+        (26, 52, 320, 10), (12, 66, 10, 320), (26, 66, 320, 320),
+    ]  # fmt: skip
     titles = re.findall(r"<title>(\w+ \d)</title>", picture.svg())
     assert titles == ["question 0", "answer 0", "answer 1"] * 2
 
@@ -211,12 +216,13 @@ def run(tmp_path):
     ["tiny", "question_len = 3, answer_lens = [4, 2]", '{"question_len": 3, "answer_lens": [4, 2]}',
      '{"question_len": 3, "answer_lens": [4, 2], "len": 9}', None],
 )  # fmt: skip
-def test_samples_are_given_by_name_by_fields_or_as_json(run, sample):
+def test_samples_are_given_by_name_by_fields_or_as_json(run, sample, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "11")  # of which a frame and names take 6
     invoke, path = run
     chosen = [] if sample is None else ["--sample", sample]
     result = invoke(path, "--mask", "shared", *chosen)
     assert result.exit_code == 0, result.output
-    assert result.stdout == Picture.of(SPEC.mask("shared"), SPEC.sample("tiny")).text(74) + "\n"
+    assert result.stdout == Picture.of(SPEC.mask("shared"), SPEC.sample("tiny")).text(8) + "\n"
 
 
 def test_the_standard_library_needs_no_file(run):

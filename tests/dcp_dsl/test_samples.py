@@ -108,6 +108,10 @@ def test_a_sample_argument_is_a_name_columns_json_or_a_file(text, tmp_path, monk
     )
     assert sample_from_argument(spec, text) == Sample({"lens": [3, 4]}, 7)
     assert sample_from_argument(spec, "plain", 9) == Sample({"ids": [3]}, 9)
+    with (tmp_path / "big.json").open("wb") as file:
+        file.truncate(2**28 + 1)
+    with pytest.raises(DatasetError, match=f"got more than {2**28:_} bytes"):
+        sample_from_argument(spec, "big.json")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_a_mask_written_as_a_mask_mod_is_read_back(call):
 
 
 def test_chunks_of_rows_make_the_whole_mask(monkeypatch):
-    monkeypatch.setattr("dcp_runtime.adapters.flex_mask.PAIRS_AT_ONCE", 24)
+    monkeypatch.setattr("dcp_runtime.adapters.flex_mask.ROWS_AT_ONCE", 2)
     found = import_mask_mod(lambda b, h, q, k: (q >= k) & (k != 1), 8)
     assert np.array_equal(found.tile(0, 8, 0, 8), np.tril(np.ones((8, 8))) * (np.arange(8) != 1))
 

@@ -57,7 +57,7 @@ def build_scope(
         return Scope.of(program), ()
     name = program.name
     home = Path(name) if files is None else _NO_FOLDER / "<text>"
-    if files is None and (name.startswith("<") or not name.endswith(".dcpm")):
+    if files is None and not name.endswith(".dcpm"):
         why = "a text that is no file cannot import"
         hint = "save it as a .dcpm file beside the one it imports"
         return Scope.of(program), tuple(

@@ -198,7 +198,7 @@ def _document(checked: _Checked, files: tuple[str, ...]) -> dict[str, object]:
 def _list_verdicts(checked: _Checked, *, to_stderr: bool) -> None:
     for name, verdicts in checked.verdicts.items():
         for verdict in verdicts:
-            told = {"tested": f" on {verdict.samples} samples"}.get(verdict.outcome, "")
+            told = {"tested": f" on {_count(verdict.samples, 'sample')}"}.get(verdict.outcome, "")
             why = f": {verdict.reason}" if verdict.reason else ""
             place = f"{name}:{verdict.line}"
             click.echo(f"{place}: {verdict.outcome}{told}  {verdict.what}{why}", err=to_stderr)

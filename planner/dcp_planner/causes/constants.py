@@ -350,7 +350,7 @@ def _value(constant: str, cost: float) -> float:
     """Turn the cost of a constant into its value, and back; a rate without a cost is the most."""
     if not constant.endswith("_per_s"):
         return float(min(cost, MOST_OVERHEAD_S))
-    return float(1 / cost if cost > 1 / MOST_RATE else MOST_RATE)
+    return 1 / max(1 / MOST_RATE, float(cost))
 
 
 def _with_cost(cluster: Cluster, constant: str, cost: float) -> Cluster:

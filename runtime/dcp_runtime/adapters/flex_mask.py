@@ -88,7 +88,7 @@ def _tensor(array: object, device: torch.device | str) -> Tensor:
 
 
 MAX_TOKENS = 2**15  # a billion pairs
-PAIRS_AT_ONCE = 2**22
+ROWS_AT_ONCE = 128  # of at most `MAX_TOKENS` keys each, to bound memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +134,8 @@ def import_mask_mod(
             "X304",
         )
     counts, starts, ends = [np.zeros(1, np.int64)], [], []
-    step = max(1, PAIRS_AT_ONCE // max(1, length))
-    for begin in range(0, length, step):
-        rows = min(step, length - begin)
+    for begin in range(0, length, ROWS_AT_ONCE):
+        rows = min(ROWS_AT_ONCE, length - begin)
 
         def moved(b: Tensor, h: Tensor, q: Tensor, k: Tensor, begin: int = begin) -> Tensor:
             return mask_mod(b + batch, h + head, q + begin, k)
