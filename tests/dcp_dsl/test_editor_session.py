@@ -14,6 +14,7 @@ from dcp_dsl.syntax.trees import walk
 
 FIFTY = Path(__file__).parents[2] / "dcp_dsl" / "benchmarks" / "data" / "fifty.dcpm"
 TEXT = FIFTY.read_text(encoding="utf-8")
+LISTS = "token sel[2]\n@partial mask m = k in q.sel and causal\ncheck m implies sliding(2)\n"
 # What is replaced, by what: statements that others depend on, faults, new lines, and repairs.
 EDITS = [
     ("causal and (k in question", "(k in question"),
@@ -55,12 +56,19 @@ def test_findings_are_those_of_a_fresh_check_after_every_edit():
         assert session.findings == check_report(text).diagnostics, text
 
 
-def test_verdicts_of_what_is_repeated_are_those_of_a_fresh_check():
-    session = Session(TEXT, "<text>", "utf-16")
+@pytest.mark.parametrize(
+    ("text", "then"),
+    [
+        (TEXT, "# one line more\n" + TEXT.replace("local: int = 2", "local: int = 3")),
+        (LISTS, f"{LISTS}sample tiny(sel = [[0, -1], [1, 0]], len = 2)"),  # it can be tested now
+    ],
+    ids=["parameter", "sample"],
+)
+def test_verdicts_of_what_is_repeated_are_those_of_a_fresh_check(text, then):
+    session = Session(text, "<text>", "utf-16")
     settled(session)
-    text = "# one line more\n" + TEXT.replace("local: int = 2", "local: int = 3")
-    session.update(text)
-    assert tuple(settled(session).testing.verdicts) == check_report(text).verdicts
+    session.update(then)
+    assert tuple(settled(session).testing.verdicts) == check_report(then).verdicts
 
 
 @pytest.mark.parametrize(

@@ -128,11 +128,14 @@ class Memory:
         after = _left(testing)
         spent = tuple(a - b for a, b in zip(left, after, strict=True))
         if _has_room(left, spent) and len(testing.found) < MAX_FINDINGS:
+            concluded = tuple(testing.verdicts[verdicts:])
+            # A proof does not depend on the layouts and samples around; a search for samples does,
+            # also one that found none.
+            is_searched = any(spent[1:]) or any(v.outcome != "proved" for v in concluded)
             self._used[key] = self._records[key] = _Record(
-                # Only what tested samples depends on the layouts and samples around.
-                around if any(spent[1:]) else None, spent,
+                around if is_searched else None, spent,
                 step.statement.span.start, step.statement.span.line(testing.scope.program.text),
-                tuple(testing.found[found:]), tuple(testing.verdicts[verdicts:]),
+                tuple(testing.found[found:]), concluded,
             )  # fmt: skip
         return False
 
