@@ -119,8 +119,7 @@ def chunk_within_sequence(workload: Workload, num_chunks: int) -> Indices:
     array([1, 3, 5], dtype=int32)
     """
     starts = workload.cu_seqlens.astype(np.int64)
-    lengths = np.maximum(np.diff(starts), 1)
-    sequence = workload.block_sequence
+    lengths, sequence = np.diff(starts), workload.block_sequence
     middle = workload.block_start + workload.block_end - 2 * starts[sequence]
     return np.asarray(middle * num_chunks // (2 * lengths[sequence]), np.int32)
 
@@ -183,7 +182,7 @@ def spread(found: Placement, workload: Workload, groups: int, size: int) -> Plac
     for team in np.unique(found.device_of_data):
         blocks = np.flatnonzero(found.device_of_data == team)
         owner[blocks] += pack_largest_first(workload.block_tokens[blocks], size)
-    member = np.arange(groups) * size // groups
+    member = np.arange(groups) * size // groups  # groups with the same keys are neighbours
     device: NDArray[np.int64] = found.device_of_compute * np.int64(size) + member[:, None]
     return Placement(owner, device.ravel().astype(np.int32), found.warnings, groups)
 

@@ -120,6 +120,7 @@ def _numba_type(hint: Any) -> Any:  # Any: annotations, and numba's types
 
 def _njit(function: Callable[..., Any], **options: bool) -> Any:  # Any: numba has no types
     COMPILE_CLOCK.watch(function)
+    # Numpy's errors: no branch at every division. `_nrt`: no counting of references.
     return cast(Any, njit)(error_model="numpy", _nrt=False, **options)(function)
 
 
@@ -133,6 +134,7 @@ def private_folder() -> Path:
         OSError: if it cannot be made, or others could write there.
     """
     folder = Path(tempfile.gettempdir(), f"dcp-compiled-{os.geteuid()}")
+    # Somebody else may have made it, so it is checked in either case.
     with suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     check_private(folder)
@@ -145,6 +147,7 @@ def check_private(folder: Path) -> None:
     Raises:
         PermissionError: if somebody can, or it is no folder.
     """
+    # Not `stat`: a link would lead to a folder that somebody else has chosen.
     own, parent = folder.lstat(), folder.parent.stat()
     if not stat.S_ISDIR(own.st_mode):
         raise PermissionError(f"{folder}: expected a folder")

@@ -177,6 +177,7 @@ class ReportWriter:
         text = json_text(document) + "\n"
         with replacing(self._path, PlanFileError) as draft:
             draft.write_text(text, encoding="utf-8")
+        # After the writing: however long that takes, most of the time goes to planning.
         self._written = time.monotonic()
 
 

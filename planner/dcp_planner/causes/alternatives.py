@@ -53,6 +53,7 @@ _CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
     ),
     "latency": lambda c: replace(c, latency_s=0.0, inter_latency_s=None, message_launch_s=0.0),
     "launches": lambda c: replace(c, kernel_launch_s=0.0, pass_s=0.0, host_message_s=0.0),
+    # One multiprocessor runs its CTAs one by one, so that no wave is half empty.
     "waves": lambda c: replace(c, sms=1, comm_sms=0, cta_keys=0),
     "tiles": lambda c: replace(c, kernel_tile=1),
 }
@@ -134,6 +135,7 @@ class Recording:
             return 0.0
         begin = found.begin_ns
         spent = self._spent(free)
+        # What lay between an event and the last thing it waited for stays, as its own delay.
         delay = begin - np.maximum(begin.min(), _latest(found))
         if "launches" in free:
             delay = np.zeros_like(delay)
@@ -208,6 +210,7 @@ class PlanInputs:
         """Read the inputs of a plan from its tables."""
         plan = expand_head_groups(plan)
         placement = Placement(plan.blocks.owner, plan.tiles.device)
+        # Where nothing is passed on, both routings send the same messages.
         is_routed = bool((plan.transfers.hop > 0).any())
         config = PlanConfig(routing="node" if is_routed else "direct")
         return cls(plan, workload_of(plan), placement, config)

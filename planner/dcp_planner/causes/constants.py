@@ -257,6 +257,7 @@ class _Pieces:
         wanted, last = float(self.measured[rows].sum()), _cost(cluster, constant)
         pieces = self.predicted(cluster)[rows]
         took = float(pieces.sum())
+        # In proportion at first, then by secants: waiting for others bends the line.
         cost = last * wanted / took if last and took else (wanted - took) / len(rows)
         for _ in range(_STEPS):
             cost = max(0.0, cost)

@@ -215,7 +215,7 @@ def _waits(trace: Trace, main: Ints) -> _Edges:
 
 def _division_of(trace: Trace, rows: Ints) -> Ints:
     """Number the (device, direction, division) of events."""
-    divisions = int(trace.division.max(initial=0)) + 2
+    divisions = int(trace.division.max(initial=0)) + 2  # -1 is one of them
     side = trace.device[rows].astype(np.int64) * 2 + trace.is_backward[rows]
     return np.asarray(side * divisions + trace.division[rows] + 1)
 

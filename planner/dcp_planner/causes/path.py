@@ -32,7 +32,8 @@ nothing is under way. `idle`: it has finished a direction that others work on.""
 
 _COMPUTING, _REDUCING, _LINKS, _LATENCY, _LAUNCHES = range(len(STEPS))
 _OTHERS, _IDLE = ACCOUNTS.index("others"), ACCOUNTS.index("idle")
-_ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, 2, 3, ACCOUNTS.index("launches")])
+# The first four steps and accounts have the same numbers.
+_ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, _LINKS, _LATENCY, ACCOUNTS.index("launches")])
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +88,7 @@ def steps_of(trace: Trace) -> Bytes:
 
 def critical_path(trace: Trace, found: Dependencies) -> CriticalPath:
     """Follow the predecessors from the last event to the begin of the trace; O(E)."""
-    table = np.zeros((4, 2 * len(trace) + 2), np.int64)
+    table = np.zeros((4, 2 * len(trace) + 2), np.int64)  # each event, and the gap before it
     size = 0
     if len(trace):
         last, first_ns = int(found.end_ns.argmax()), int(trace.start_ns.min())
@@ -214,7 +215,7 @@ def _blame(
             spent[n, step[at]] += now - began
             before = predecessor[at]
             now = floor_ns if before < 0 else max(floor_ns, min(began, end_ns[before]))
-            spent[n, 4] += began - now
+            spent[n, _LAUNCHES] += began - now
             if before < 0 or now <= floor_ns:
                 break
             at = before

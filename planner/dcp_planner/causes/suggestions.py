@@ -60,6 +60,7 @@ class _Start:
     def of(cls, plan: Plan, memory_limit_bytes: int | None) -> "_Start":
         tiles = plan.tiles
         if plan.head_groups > 1 and tiles.group is not None:
+            # Every group has the same tiles: those of one are the workload before groups.
             once = np.flatnonzero(tiles.group == 0)
             columns = ("q_block", "kv_block", "kind", "pairs", "device", "division")
             chosen = {name: getattr(tiles, name)[once] for name in (*columns, "backward_division")}

@@ -52,8 +52,10 @@ def compare(
     if model is not None:
         differences += step_differences(_models(model, plans), figures)
     is_same_batch = plans[0].cu_seqlens.tolist() == plans[1].cu_seqlens.tolist()
-    notes = _notes(*plans)
-    cause = None if unlike_batches(*plans) else explain(*plans)
+    unlike = unlike_batches(*plans)
+    others = ["other clusters"] if plans[0].cluster != plans[1].cluster else []
+    notes = [f"the two plans are for {what}" for what in (*unlike, *others)]
+    cause = None if unlike else explain(*plans)
     why = explain_difference(cause, ("the first", "the second"), time_text) if cause else NO_CAUSE
     crossed = [t.text for t in thresholds if t.is_crossed(differences)]
     if as_json:
@@ -83,11 +85,3 @@ def _models(name: str, plans: "list[Plan]") -> "list[StepModel]":
     from dcp_planner.step.setting import step_model
 
     return [step_model(name, plan.cluster.name).with_heads(plan.shape) for plan in plans]
-
-
-def _notes(first: "Plan", second: "Plan") -> list[str]:
-    """Name the differences that make the figures of two plans hard to compare."""
-    from dcp_planner.causes.explanation import unlike_batches
-
-    others = ["other clusters"] if first.cluster != second.cluster else []
-    return [f"the two plans are for {what}" for what in (*unlike_batches(first, second), *others)]

@@ -43,8 +43,10 @@ PRESETS = (
 LIMIT_BYTES = 1 << 16
 """Most bytes of a cluster file."""
 
+# Seven digits reach beyond `MOST_NODES`: `Cluster` names the field that is too large.
 _SIZE = re.compile(r"(\d{1,7})x(\d{1,7})")
 _NAMES = tuple(field.name for field in fields(Cluster))
+# `Cluster` has an A100's values for these; no file gets them without saying so.
 _REQUIRED = (
     "nodes", "devices_per_node", "flops_per_s", "intra_bytes_per_s", "inter_bytes_per_s",
     "latency_s", "memory_bytes",
@@ -107,6 +109,7 @@ def find_cluster(text: str) -> Cluster:
     """
     if match := _SIZE.fullmatch(text):
         return preset("a100-p4de", int(match[1]), int(match[2]))
+    # From the right: the name of a file may hold colons of its own.
     name, _, size = text.rpartition(":")
     match = _SIZE.fullmatch(size)
     if not name or not match:
@@ -137,6 +140,7 @@ def read_cluster(path: str | Path) -> ClusterFile:
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise ClusterError(f"{path}: expected a regular file, got something else")
         with path.open("rb") as file:
+            # One byte more tells that a file is too large, however long it is.
             data = file.read(LIMIT_BYTES + 1)
         if len(data) > LIMIT_BYTES:
             raise ClusterError(
@@ -213,6 +217,7 @@ def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
     lines = [f"schema = {_literal(SCHEMA)}"]
     names = dict.fromkeys(("name", "source", *_NAMES))  # these two first
     values = cluster.to_json()
+    # TOML has no null: a constant that is None is left out, which reads as None again.
     given = {name: values[name] for name in names if values.get(name) is not None}
     lines += [f"{name} = {_literal(value)}" for name, value in given.items()]
     if sources:
@@ -276,6 +281,7 @@ def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
 def _at(text: str, where: str, key: str) -> str:
     """Return ``where:line`` of a key; only `where` if it stands nowhere as itself."""
     for number, line in enumerate(text.splitlines(), 1):
+        # `key =`, `[key]` and `key.x` of TOML, `"key":` of JSON.
         if re.match(rf"\s*[\[{{]*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]:]", line):
             return f"{where}:{number}"
     return where

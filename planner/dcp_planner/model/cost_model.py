@@ -128,6 +128,7 @@ def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> Floats:
     return size * REDUCTION_ACCESSES / cluster.copy_bytes_per_s
 
 
+# Each kernel computes QK^T and dO V^T; one adds dQ, the other dK and dV: 3 and 4 products.
 _DQ_SHARE = 3 / 7  # of the products that two backward kernels compute
 _PERSISTENT, _SPLIT = (KERNEL_SCHEDULES.index(name) for name in ("persistent", "split"))
 
@@ -174,12 +175,13 @@ class KernelWork:
         if is_backward:
             flops *= BACKWARD_FLOPS_RATIO
         rate_of_copies = cluster.copy_bytes_per_s or np.inf
+        # 8: the four bytes of a float32, once written and once read.
         merge_s = tokens * (8.0 * shape.q_heads * shape.head_dim) / rate_of_copies
         return cls(
             seconds,
             ((q, _DQ_SHARE), (kv, 1 - _DQ_SHARE)) if is_backward else ((q, 1.0),),
             -(-tokens // cluster.kernel_tile) * shape.q_heads,
-            flops * cluster.sms / rate,
+            flops * cluster.sms / rate,  # the rate is the device's, a CTA has one of `sms`
             np.asarray(merge_s, np.float64),
             cluster.sms,
             KERNEL_SCHEDULES.index(cluster.kernel_schedule),
@@ -292,6 +294,8 @@ def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: 
         each = scratch.load[block] * sms / ctas[block] + cta_s
         left = ctas[block]
         while left > 0:
+            # All are free within one CTA's length: a round gives one to each and keeps their order.
+            # It moves all times alike, so `offset` takes it and nothing else changes.
             if left >= sms and times[end - 1] - times[0] <= each:
                 offset += (left // sms) * each  # one for every multiprocessor, in turn
                 left -= (left // sms) * sms

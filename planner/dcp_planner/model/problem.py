@@ -145,6 +145,7 @@ def pack_largest_first(sizes: Ints, parts: int) -> Indices:
     [1, 1, 0]
     """
     part = np.zeros(len(sizes), np.int32)
+    # Of equally full parts the lowest number comes first: every machine packs alike.
     heap = [(0, p) for p in range(parts)]
     for item in np.argsort(-sizes, kind="stable").tolist():
         load, lightest = heap[0]

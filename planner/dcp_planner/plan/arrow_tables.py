@@ -172,6 +172,8 @@ def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
     Reads the flatbuffer of Arrow's Message.fbs by hand, because pyarrow unpacks before it tells.
     Each compressed buffer begins with its unpacked size as int64, -1 if it is stored as it is.
     """
+    # Message: version, type of the header, header (2). RecordBatch: length (0), nodes, buffers (2),
+    # compression (3). A buffer is two int64: where it begins in the body, and its length.
     message = _Flat(metadata, struct.unpack_from("<I", metadata)[0])
     batch = message.table(2)
     start, count = batch.vector(2)
@@ -182,7 +184,7 @@ def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
         if offset < 0 or length < 0 or offset + length > body.size:
             raise IndexError(f"buffer {index} lies outside the {body.size} bytes of its message")
         size = length
-        if is_compressed and length >= 8:
+        if is_compressed and length >= 8:  # an empty buffer has no such prefix
             size = struct.unpack("<q", body[offset : offset + 8].to_pybytes())[0]
             size = length if size == -1 else size
             if size < 0:
@@ -200,6 +202,7 @@ class _Flat:
         self.vtable = at - struct.unpack_from("<i", data, at)[0]
 
     def place(self, number: int) -> int | None:
+        # Two uint16 come first: the size of this list of places, and that of the table.
         slot = 4 + 2 * number
         if slot >= struct.unpack_from("<H", self.data, self.vtable)[0]:
             return None
@@ -230,6 +233,7 @@ def _column(table: str, key: str, column: Any) -> Column:  # Any: the stubs miss
         values = array.flatten()
         if values.null_count:
             raise PlanFileError(f"table {table}: column {key} has nulls")
+        # Lengths, since the offsets of a batch need not begin at 0; `flatten` leaves out the same.
         sizes = array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
         return np.append(0, np.cumsum(sizes)), values.to_numpy()
     if pa.types.is_string(array.type):
@@ -315,6 +319,7 @@ def _array(arrays: Any, key: str, kind: pa.DataType, size: int) -> Column:
     found = arrays[key]
     if found.dtype != kind.to_pandas_dtype() or found.shape != (size,):
         raise ValueError(f"{key}: {found.dtype} {found.shape}")
+    # A byte of 2 in a foreign bool is neither True nor False to numpy.
     return found.view(np.uint8) != 0 if found.dtype == np.bool_ else found
 
 
@@ -336,6 +341,7 @@ def _answer(request: Mapping[str, Any], blob: bytes, _tell: object) -> Answer:
         for name, column in columns.items():
             key = f"{table}.{name}"
             if isinstance(column, list):
+                # Texts in an `npz` would need pickle: it gets their numbers, the JSON the texts.
                 numbers = {text: number for number, text in enumerate(dict.fromkeys(column))}
                 texts[key] = list(numbers)
                 column = np.array([numbers[text] for text in column], np.uint32)

@@ -258,7 +258,8 @@ def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
             return {info.filename: archive.read(info) for info in infos if info.filename in wanted}
     except zipfile.BadZipFile as error:
         file.seek(0)
-        found = _describe(file.read(4), error)
+        known = {b"PK\x03\x04": f"one that is cut short or damaged ({error})", b"": "an empty file"}
+        found = known.get(file.read(4), "another kind of file")
         raise PlanFileError(f"expected a whole zip archive, got: {found}; {_AGAIN}") from error
     except (
         OSError, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError,
@@ -266,13 +267,6 @@ def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
     ) as error:  # fmt: skip
         # What zipfile raises for encrypted, foreign or damaged headers.
         raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
-
-
-def _describe(begin: bytes, error: zipfile.BadZipFile) -> str:
-    """Describe what stands in the place of an archive by its first four bytes."""
-    if begin == b"PK\x03\x04":
-        return f"one that is cut short or damaged ({error})"
-    return "another kind of file" if begin else "an empty file"
 
 
 def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:

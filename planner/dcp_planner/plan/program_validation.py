@@ -319,12 +319,10 @@ class _Places:
     def check_order(self) -> None:
         """Two devices launch what passes between them in the same order."""
         chosen, table = self.chosen, self.plan.transfers
-        place = np.zeros(len(self.programs.items), np.int64)
-        place[:] = np.arange(len(place))
         rows, items = self.items_of(LAUNCH)
         rank = np.zeros((2, len(table)), np.int64)
         ends = np.where(table.source[items] == self.programs.device[rows], 0, 1)
-        rank[ends, items] = place[self.op_of_item == LAUNCH]
+        rank[ends, items] = np.flatnonzero(self.op_of_item == LAUNCH)
         pair = table.target[chosen].astype(np.int64) * self.plan.num_devices + table.source[chosen]
         pair = pair * 2 + self.is_result[chosen]
         orders = [order_by(pair, rank[end, chosen]) for end in (0, 1)]

@@ -154,6 +154,7 @@ def cut_divisions(
     is_row = needs[0, remote]
     # Tiles that share the block they wait for stand together, so that it is waited for once.
     first, second = _blocks(workload, remote, is_row)
+    # False sorts before True: tiles that wait for keys come first.
     in_time = is_row if arrivals is None else arrivals.at_ns[remote]
     order = order_by(device, in_time, first, second)
     amount = None if arrivals is None else arrivals.weight
@@ -245,7 +246,7 @@ def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division:
             if brought > 0:
                 middle = device[n] + (before + brought / 2) / total
                 share = max(share, middle - device[n])
-            now = min(int(share * parts), parts - 1)
+            now = min(int(share * parts), parts - 1)  # rounding may bring a share to 1
             number += now != part
             part = now
             division[order[n]] = number
@@ -344,6 +345,7 @@ class Stages:
             self._wait(self.at[way, SEND])
 
 
+# A plan tries over a hundred schedules of a few shapes; stages once were half of tabulating.
 @lru_cache(maxsize=64)
 def stages_of(divisions: int, hops: tuple[int, int], *, is_frugal: bool) -> Stages:
     """Return the stages of so many divisions, and hops of inputs and of results, at least 1."""

@@ -29,6 +29,7 @@ from dcp_planner.tables.plan import (
 )
 from dcp_planner.tables.programs import COPY, LAUNCH, REDUCTION, WAIT, Programs, ProgramTable
 
+# Later than any division, with room to add to it in int64.
 _NEVER = 1 << 62
 
 
@@ -123,7 +124,10 @@ def _rows_of(
     if not is_frugal:
         sent_on[:] = forever
     freed = np.where(needs.height > 0, np.maximum(last + 1, sent_on), last + 1)
+    # Forward returns results for queries only, whose needs are listed before those of keys.
     sums = slice(None) if is_backward else slice(int(np.searchsorted(needs.is_keys, True)))
+    # A partial sum leaves in division `leaves + out_hop` and is waited for in the next one, so
+    # its rows are free from the second on.
     freed[sums] = np.maximum(freed, leaves + out_hop + 2 if is_frugal else forever)[sums]
     inputs = _TransferRows(
         kind=np.where(needs.is_keys, TransferKind.KV, TransferKind.Q),
@@ -200,7 +204,7 @@ def _tabulate(
     table, item_ptr = np.empty((3, cells), np.int32), np.empty(cells + 1, np.int64)
     items, count = np.empty(size, np.int32), np.zeros((2, cells), np.int64)
     length = _fill(work, size, stages.op, stages.key, count, table, item_ptr, items)
-    device, stage, position = sealed(table)[:3, :length]
+    device, stage, position = sealed(table)[:, :length]
     return ProgramTable(
         is_backward=sealed(np.full(length, is_backward)),
         device=device,

@@ -30,8 +30,10 @@ from dcp_planner.tables.metrics import bytes_per_token
 # mypy: disable-error-code="untyped-decorator"
 
 
+# The second turn gained 0.2 % (native) to 1.8 % (contiguous, zigzag) of the predicted time.
 _TURNS = 2  # of electing
 _STRIPE_TURNS = 4
+# Without a fare blocks cross in more messages, each of which costs the host and a port time.
 _FARE = 0.25  # of one more message, in what it costs to send it through a port as busy as the mean
 
 
@@ -219,6 +221,7 @@ class Needs:
         hop, height, peer = np.zeros_like(feeder), np.zeros_like(feeder), owner[block]
         fed = np.flatnonzero(feeder >= 0)
         peer[fed] = device[feeder[fed]]
+        # A feeder may stand behind what it feeds: each pass settles the hops of one more level.
         for _ in range(MOST_HOPS):
             hop[fed] = hop[feeder[fed]] + 1
             np.maximum.at(height, feeder[fed], height[fed] + 1)
@@ -271,6 +274,7 @@ def find_needs(
     assert striped is None or stays is None, "only blocks that stay are striped"
     blocks, devices = workload.num_blocks, cluster.num_devices
     home = np.tile(placement.device_of_data.astype(np.int64), 2)
+    # int64: places are multiplied by visits and devices below, beyond int32.
     every_place = np.append(workload.compute_q, workload.compute_kv + np.int64(blocks))
     every_device = np.tile(placement.device_of_compute.astype(np.int64), 2)
     remote = np.flatnonzero(home[every_place] != every_device)
@@ -339,6 +343,7 @@ def _fed(
     served = np.flatnonzero(at < np.append(crossings.end, 0)[crossing])
     gates = np.searchsorted(every, gate)
     feeder[np.searchsorted(every, known[served])] = gates[crossing[served]]
+    # A gateway is among the needs that it serves, and must not feed itself.
     feeder[gates] = -1
     feeder[gates[is_relayed]] = np.searchsorted(every, origin)
     return every, feeder

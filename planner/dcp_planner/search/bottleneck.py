@@ -27,6 +27,7 @@ from dcp_planner.search.load_state import (
 )
 from dcp_planner.search.state import State, gather
 
+# 0.1 to 2 gave 0.88 to 0.93 of the time of the search for bytes, and 1 the fewest bytes but one.
 RATE = 1.0
 """Seconds of attention that may be paid for a second in which the mean device's ports are idle."""
 _LEAST_GAIN = 1e-6
@@ -200,6 +201,7 @@ def load_state_of(split: State, workload: Workload, cluster: Cluster) -> LoadSta
     devices = cluster.num_devices
     seconds = np.stack([workload_seconds(workload, cluster, is_backward=b) for b in (False, True)])
     cost = _message_seconds(workload, cluster)
+    # Loads of about 1: their eighth powers neither vanish nor overflow.
     scale = max(float(seconds[0].sum()) / devices, float(cost.max(initial=0.0)), 1e-12)
     np.maximum(split.limits, split.loads, out=split.limits)
     return LoadState(
@@ -214,7 +216,7 @@ def load_state_of(split: State, workload: Workload, cluster: Cluster) -> LoadSta
         total=np.zeros(2),
         dirty=np.zeros(devices + 1, np.int64),
         mark=np.zeros((3, devices), np.int64),
-        rate=np.full(1, RATE / devices),
+        rate=np.full(1, RATE / devices),  # the sum over all ports, as a mean of devices
         least=np.zeros(1),
         best=np.zeros(5, np.int64),
     )

@@ -38,6 +38,7 @@ def hold_caps(state: State, sweeps: int) -> None:
         if _shed_tokens(*placed):
             break
         _pack(state, group)
+    # Where nothing held the cap, what was reached is the limit: owners must not exceed that.
     np.maximum(limit, state.loads[1].max(initial=0), out=limit)
     _improve_owners(*placed, sweeps)
     fill(state)
@@ -66,6 +67,7 @@ def exchange_owners(state: State, copies: int, cap: int) -> Indices:
     owner, tokens = state.owner[:blocks].copy(), state.tokens[:blocks]
     parts = cost.shape[1]
     held = np.bincount(owner, tokens, parts).astype(np.float64)
+    # Exchanges leave owners in their nodes: 4.6 ms where all were packed anew 7.2 (LOG.md).
     if not _shed_tokens(cost, owner, tokens, held, np.full(parts, float(cap))):
         return pack_largest_first(tokens, parts)
     return owner
@@ -89,6 +91,7 @@ def level_work(state: State) -> None:
     overloaded part O(K), its rows, and its tiles for each move, times K for those that may be best.
     """
     loads, limits, tiles = state.loads, state.limits, state.tiles
+    # A tile may move more than once while parts are levelled; so many moves are enough.
     left = len(state.part) + 1
     while left > 0:
         source = _find_fullest(loads[0], limits[0])
@@ -161,6 +164,7 @@ def _owner_costs(state: State) -> Floats:
     owner = state.owner[owned]
     cost = np.zeros((blocks, parts))
     for net in (owned, owned + blocks):
+        # A copy, since `net` is a list of rows: the owner's own pin is taken out below.
         counts = state.counts[net]
         is_shared = counts[:, :parts].sum(axis=1) > 1
         row = np.arange(len(net))
@@ -261,7 +265,7 @@ def _improve_owners(
             if owner[block] < 0:
                 continue
             target, back, price = _find_exchange(cost, owner, tokens, held, limit, block, 0.0)
-            if price < -0.5:
+            if price < -0.5:  # bytes are whole numbers
                 _exchange(owner, tokens, held, block, target, back)
                 moves += 1
         if moves == 0:

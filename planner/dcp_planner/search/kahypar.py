@@ -154,11 +154,13 @@ def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
     The function takes problems in any order and returns the part of every vertex, per problem. It
     raises `PlanError` if a process fails or ``config.time_limit_s`` passes.
     """
+    # One for both calls: nodes are cut first, then their devices.
     deadline = time.monotonic() + config.time_limit_s
     ini = str(Path(__file__).with_name("kahypar.ini"))
     program = WorkerProgram(
         "dcp_planner.search.kahypar_worker:start", (solver.package, ini), is_quiet=True
     )
+    # The cores that this process may use, not all that the machine has.
     count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
     with closing(WorkerPool([Worker(program, solver.title) for _ in range(count)])) as pool:
         yield lambda problems: _solve(problems, pool, config, deadline, solver)
@@ -339,8 +341,9 @@ def _restrict(
     edge = np.repeat(np.arange(edges), np.diff(hypergraph.pin_ptr))
     kept = new[hypergraph.pins] >= 0
     sizes = np.bincount(edge[kept], minlength=edges)
+    # Hyperedges i and D + i belong to block i.
     has_owner = new[num_tiles + np.arange(edges) % (edges // 2)] >= 0
-    used = sizes > 1
+    used = sizes > 1  # a single pin is never cut
     weight = hypergraph.edge_weight * np.where(has_owner, 1.0, ratio)
     return Hypergraph(
         vertex_weight=hypergraph.vertex_weight[vertices],

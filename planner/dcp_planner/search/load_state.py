@@ -19,6 +19,7 @@ from dcp_planner.jit import FloatTable, IntTable, inlined
 from dcp_planner.search.state import State, assign_owner, assign_tile, pin
 
 LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
+# 0.1 to 0.6 are within 5 % of each other, in no order that holds for all batches (LOG.md).
 _SEEN = 0.25  # share of the network's time that computing does not hide
 
 
@@ -79,6 +80,8 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
     count = counts[net, len(state.split.group) + node] - (1 if is_home else 0)
     if count == 0:
         return
+    # Each of `count` devices may be the gateway, which receives one copy and passes on count - 1.
+    # So in the mean each one receives, and sends, (count - 1) / count messages inside its node.
     share, passed = sign / count, sign * (count - 1) / count
     _touch(state, owner)
     for way in range(2):
@@ -116,6 +119,7 @@ def move_tile(state: LoadState, tile: int, target: int) -> None:
     here, blocks = int(split.part[tile]), len(split.owner)
     for side in range(2):
         net = blocks + split.tile_kv[tile] if side else int(split.tile_q[tile])
+        # Otherwise the same devices have the net after the move, and no message changes.
         changes = split.counts[net, here] == 1 or split.counts[net, target] == 0
         for step in range(4):  # one call: it is compiled into this place
             if step == 2:

@@ -167,6 +167,7 @@ def fastest(
 def _excess(found: Placement, workload: Workload, cluster: Cluster, caps: Caps) -> float:
     """Compute how far the fullest device is above a cap, as a share of it; 0 if all hold."""
     pairs, tokens = loads_on(found, workload, cluster)
+    # Every head group counts all pairs; the caps count them once.
     work = pairs / cluster.work_of_device / found.head_groups
     shares = float(work.max()) / max(1, caps.pairs), float(tokens.max()) / max(1, caps.tokens)
     return max(*shares, 1.0) - 1.0
@@ -178,6 +179,7 @@ def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> 
     for is_backward in (False, True):
         seconds = np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups)
         busy = np.bincount(found.device_of_compute, seconds, cluster.num_devices)
+        # A group has a Gth of the heads, and takes a Gth of the seconds.
         total += float((busy / cluster.speed_of_device).max()) / groups
     return total
 

@@ -59,6 +59,7 @@ def _choose(state: State, part: int, work: float, size: float, noise: float) -> 
     group, change, loads, limits = state.group, state.change, state.loads, state.limits
     prices, random, parts = state.prices, state.random, len(state.group)
     best = part
+    # Without noise a move must save bytes: sweeps end only when nothing moves.
     least = -noise * _draw(random) if noise > 0.0 else -0.5
     near = change[parts]
     near += prices[0] * (
@@ -72,6 +73,7 @@ def _choose(state: State, part: int, work: float, size: float, noise: float) -> 
         if target == part:
             continue
         found = change[target] + (near if group[target] == group[part] else away)
+        # Prices above a cap only add to it, and the noise takes off less than `noise`.
         if found >= least + noise:
             continue
         found += prices[0] * (
@@ -243,6 +245,7 @@ def _descend(
     before = bytes_of(state) + excess_of(state)
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
+        # The square beats a straight line by 13 to 24 % of the bytes between nodes (LOG.md).
         now = noise * left * left if left > 0.0 else 0.0
         moves = 0
         # Single ones, then ranges; each call written once, for each is compiled on its own.
@@ -253,7 +256,7 @@ def _descend(
                 state, turn & 1, length if turn > 1 else 1, offset if turn > 1 else 0, now
             )
         if longest > 1:
-            length *= 2
+            length *= 2  # 2, 4, ... `longest`, whole sequences (0), and 2 again
             if length == 0:
                 length = 2
             elif length > longest:

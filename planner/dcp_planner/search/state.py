@@ -140,7 +140,7 @@ def _merge_runs(problem: Problem, limit: float) -> Ints:
         starts = (
             index == 0
             or sequence[index] != sequence[index - 1]
-            or is_owned[index] != is_owned[index - 1]
+            or is_owned[index] != is_owned[index - 1]  # a merged block has one owner
             or total + size > limit
         )
         number, total = (number + 1, size) if starts else (number, total + size)

@@ -15,6 +15,7 @@ from dcp_planner.tables.programs import ATTENTION, LAUNCH, WAIT
 
 _LEAVE, _ARRIVE, _RESUME = 0, 1, 2
 _SIZE, _MADE, _STARTING = 0, 1, 2
+# 32 bits hold three codes for each of 2**30 messages; the 31 above them count the events.
 _CODE_BITS = 32
 
 
@@ -80,6 +81,7 @@ class _State(NamedTuple):
         def none(count: int) -> Ints:
             return np.zeros(count, np.int64)
 
+        # A device begins once, a message leaves and arrives, an instruction ends: no more events.
         events = devices + 2 * size + rows + 8
         return cls(
             following=alone, before=alone.copy(), is_busy=np.zeros((2, ports), np.int64),
@@ -171,6 +173,7 @@ def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
     group = messages.group[side, x]
     state.still_grouped[group] -= 1
     if side == _LEAVE:
+        # A port is free when the last byte has left: the latency occupies neither of the two.
         state.is_busy[0, messages.ports[0, x]] = 0
         state.is_busy[1, messages.ports[1, x]] = 0
     else:
@@ -200,7 +203,7 @@ def _freed(steps: Steps, messages: Messages, state: _State, side: int, x: int, n
         or row >= steps.row_ptr[device + 1]
         or steps.op[row] != WAIT
         or steps.launch_of[row] != launch
-        or state.begun[row] < 0
+        or state.begun[row] < 0  # it does not stand at that wait yet
     ):
         return -1
     state.ended[row] = now

@@ -99,13 +99,13 @@ def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
 def launches_of_waits(programs: ProgramTable) -> Ints:
     """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
     found = np.full(len(programs), -1, np.int64)
-    span = int(programs.key.max(initial=0)) + 2
+    span = int(programs.key.max(initial=0)) + 2  # keys begin at -1
     place = programs.device.astype(np.int64) * span + programs.key
     launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
     if launches.size and waits.size:
         order = np.argsort(place[launches])
         where = np.searchsorted(place[launches], place[waits], sorter=order)
-        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
+        chosen = launches[order[np.minimum(where, len(launches) - 1)]]  # a wait may lack its launch
         found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
     return found
 
@@ -125,6 +125,7 @@ def groups_of(
     # A communicator is a device and a kind of message; what it sends in one division and hop is one
     # group, and its first launch says when its turn is.
     is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
+    # + 1: communicator 0 is for ends that this direction does not launch.
     communicator = np.append(transfers.source, transfers.target) * np.int64(2) + is_result + 1
     columns = np.stack([communicator, np.tile(transfers.division, 2), np.tile(transfers.hop, 2)])
     columns *= launch.ravel() >= 0  # others, of the other direction, are one group of their own

@@ -53,7 +53,7 @@ def _events(trace: Trace, process: int, flow: Ints, title: str) -> Iterator[byte
     has_peer = trace.peer >= 0
     for chosen in (~has_peer, has_peer & (flow == 0), has_peer & (flow > 0)):
         rows = np.flatnonzero(chosen)
-        for part in np.array_split(rows, len(rows) // _MOST_ROWS + 1):
+        for part in np.array_split(rows, len(rows) // _MOST_ROWS + 1):  # no part is longer
             yield _slices(trace, part, pid, tid, flow)
     device, time, size = unused_bytes(trace)
     yield _joined(
@@ -88,6 +88,7 @@ def _name(what: str, name: str, **ids: int) -> bytes:
 
 
 def _microseconds(time_ns: Ints) -> Any:  # Any: as above
+    # Three decimals as text: floats would lose nanoseconds in long traces.
     rest = pc.utf8_lpad(pa.array(time_ns % 1000).cast(pa.string()), 3, "0")
     return pc.binary_join_element_wise(pa.array(time_ns // 1000).cast(pa.string()), rest, ".")
 
@@ -186,6 +187,7 @@ def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     chosen = np.concatenate([got, work])
     if not len(got):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
+    # One number: the device, 32 bits of division (it may be negative), one of direction.
     key = trace.device[chosen].astype(np.int64) << 33
     key += (trace.division[chosen].astype(np.int64) + 2**31) * 2 + trace.is_backward[chosen]
     _, step = np.unique(key, return_inverse=True)

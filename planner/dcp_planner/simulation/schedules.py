@@ -38,6 +38,7 @@ from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.metrics import buffer_bytes
 from dcp_planner.tables.plan import Transfers
 
+# 2, 3, 4, 6, 8 gained 0.2 % more of the time for 5 % more cuts (LOG.md).
 PARTS = (2, 4, 8)
 """Into how many parts what is not local is cut in the order of arrival, as long as that gains."""
 EVEN: Mapping[Budget, tuple[bool, ...]] = MappingProxyType(
@@ -180,7 +181,7 @@ class _Trial:
         if self.routing == "node" and self.cluster.nodes > 1:
             ways = ("node", "direct")
         idle = [Manner(way, is_frugal=True, idle=idle) for way in ways for idle in (None, *IDLE)]
-        yield idle[1:]
+        yield idle[1:]  # the first one is what was yielded before
 
     def _streamed_divisions(self, direction: Direction) -> list[Indices]:
         """Cut a direction in every order, coarse to fine, no cut twice."""
@@ -197,7 +198,7 @@ class _Trial:
         """Cut as the configuration says: as is fastest, or into a given number of divisions."""
         if config.divisions == "auto":
             return self.best(direction, EVEN[config.budget])
-        return self.cut(direction, config.divisions - 1)
+        return self.cut(direction, config.divisions - 1)  # division 0 is what is local
 
     def best(self, direction: Direction, even: Sequence[bool]) -> _Cut:
         """Find the fastest cut, the coarsest of equals.
@@ -259,6 +260,7 @@ def schedules_kept() -> Iterator[None]:
         _chosen.cache_clear()  # it holds whole workloads
 
 
+# Workloads and placements compare by identity (`eq=False`), so the key costs nothing.
 @lru_cache(maxsize=4)
 def _chosen(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig

@@ -20,7 +20,7 @@ COLUMNS = (
 )  # fmt: skip
 """Columns of numbers, in the order of the fields."""
 
-_LANE_OF_KIND = np.array([0, 0, 0, 1, 2, 3], np.uint8)
+_LANE_OF_KIND = np.array([0, 0, 0, 1, 2, 3], np.uint8)  # attention, reduction, copy: compute
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,6 +175,7 @@ def measure_trace(trace: Trace, num_devices: int) -> Timings:
         compute_s=tuple(compute_s.tolist()),
         wait_s=tuple(trace.lane_seconds("wait", num_devices).tolist()),
         message_s=tuple(message_s.tolist()),
+        # What both cover is the sum of what each covers less what either does.
         hidden_s=tuple(np.maximum(compute_s + message_s - either_s, 0.0).tolist()),
     )
 
@@ -186,6 +187,7 @@ def _covered_seconds(trace: Trace, chosen: Bools, num_devices: int) -> Floats:
         here = chosen & (trace.device == device)
         order = np.argsort(trace.start_ns[here], kind="stable")
         start, end = trace.start_ns[here][order], trace.end_ns[here][order]
+        # Events overlap; each adds only what lies behind the latest end before it.
         reached = np.maximum.accumulate(end)
         before = np.append(start[:1], reached[:-1])
         seconds[device] = np.maximum(end - np.maximum(start, before), 0).sum() / 1e9

@@ -155,7 +155,7 @@ def _relieve(deal: Deal, cap: float, enough: float, tops: Floats, done: Floats) 
             if tops[batch] <= enough or tries >= MOST_TRIES:
                 break
             if deal.micro_batch[row] == batch and inside:
-                tries += len(deal.size) + deal.load.size // deal.size[row]
+                tries += len(deal.size) + deal.load.size // deal.size[row]  # swaps, then runs
                 found = _best_swap(deal, row, cap, tops, _best_move(deal, row, cap, tops, found))
         if found.leaves < 0:
             done[batch] = 1.0
@@ -207,6 +207,7 @@ def _best_swap(deal: Deal, row: int, cap: float, tops: Floats, best: Exchange) -
     filled = _most(deal.held, deal.micro_batch[row], deal.first[row], width)
     for back in range(len(deal.size)):
         shift, grown = deal.work[row] - deal.work[back], deal.tokens[row] - deal.tokens[back]
+        # A run that is above the cap may stay so, but gets no more tokens.
         if deal.size[back] != width or shift <= best.gain or filled - grown > max(cap, filled):
             continue
         batch, start = deal.micro_batch[back], deal.first[back]

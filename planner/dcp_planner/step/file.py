@@ -180,6 +180,7 @@ def _whole(entry: Mapping[str, Any], name: str, least: int, most: int) -> int:
 
 def _number(entry: Mapping[str, Any], name: str) -> float:
     value = entry.get(name)
+    # Python's JSON knows NaN and Infinity, for which the range does not hold.
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
         raise PlanFileError(f"{name}: expected a number of 0 or more, got {value!r:.40}")
     return float(value)

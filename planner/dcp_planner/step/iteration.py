@@ -290,6 +290,7 @@ def _exchange_seconds(
     passes = 3 * mesh.micro_batches if synchronisation == "micro_batch" else 2
     inside = passes * size * (1 - 1 / local) / cluster.intra_bytes_per_s
     nodes = mesh.devices / local
+    # An all-reduce scatters and gathers: twice the bytes.
     across = 2 * size / local * (1 - 1 / nodes) / cluster.inter_bytes_per_s
     return inside + across
 

@@ -42,8 +42,9 @@ def nested(narrowest: int, share: float, tolerance: float | None) -> Policy:
         width = np.array(sizes, np.float64)[:, None] * narrowest
         mean = problem.seconds.sum() / (mesh.devices * mesh.micro_batches)
         fits = (work / width <= share * mean) & (tokens / width <= min(share, 1.0) * cap)
+        # What is too long for every size gets all devices.
         fits[-1] = True
-        level = np.argmax(fits, axis=0)
+        level = np.argmax(fits, axis=0)  # the first True: the fewest devices
         chosen = np.array(sizes, np.int64)[level]
         return _dealt(problem, work[level, np.arange(len(tokens))], chosen, narrowest, cap)
 

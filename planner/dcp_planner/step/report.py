@@ -123,6 +123,7 @@ class _PairCounts:
         self._known: dict[tuple[int, str], float] = {}
 
     def of(self, value: Mask | Stack, sample: Sample) -> float:
+        # The caller holds the masks, so that no id is given twice.
         key = id(value), sample.to_json()
         if key not in self._known:
             stack = value if isinstance(value, Stack) else Stack.of(value)

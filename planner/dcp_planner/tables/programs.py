@@ -200,7 +200,7 @@ def restore_programs(table: ProgramTable, num_devices: int) -> tuple[Programs, P
             f"instructions: position {table.position[wrong[0]]} of device "
             f"{table.device[wrong[0]]} out of order"
         )
-    border = int(np.searchsorted(table.is_backward, True))
+    border = int(np.searchsorted(table.is_backward, True))  # False sorts first
     return (
         Programs(table.rows(0, border), num_devices),
         Programs(table.rows(border, len(table)), num_devices),
@@ -249,6 +249,7 @@ def digest(plan: Plan) -> str:
     _add(sha, "cu_seqlens", plan.cu_seqlens)
     programs = tabulate_programs(plan)
     for table in (plan.blocks, plan.tiles, plan.transfers):
+        # The class was called Tiles when the first digests were made.
         title = "Tiles" if table is plan.tiles else type(table).__name__
         for name, column in columns_of(table).items():
             _add(sha, f"{title}.{name}", column)
@@ -261,6 +262,7 @@ def digest(plan: Plan) -> str:
 
 
 def _add(sha: "hashlib._Hash", name: str, array: NDArray[np.generic]) -> None:
+    # Equal plans have equal digests on machines of either byte order.
     little = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
     sha.update(f"{name}:{little.dtype.str}:{little.shape};".encode())
     sha.update(little.tobytes())

@@ -134,6 +134,7 @@ def _place(
     is_backward: NDArray[np.generic] | int,
 ) -> Ints:
     side = 2 * np.asarray(is_backward, np.int64) + np.asarray(is_keys, np.int64)
+    # Below 2**49, which leaves 14 bits for the rank of the division.
     return (block * np.int64(MOST_DEVICES) + device) * 4 + side
 
 

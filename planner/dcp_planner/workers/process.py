@@ -46,6 +46,7 @@ class WorkerProgram:
 
     def start(self, number: int) -> "subprocess.Popen[bytes]":
         """Start a process that serves the socket of this number."""
+        # -P and no empty path: the working folder may be anybody's and is no place for modules.
         command = [sys.executable, "-P", "-m", "dcp_planner.workers.program", str(number)]
         search_path = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(
@@ -60,7 +61,8 @@ class WorkerProgram:
         )
         if self.memory_bytes is not None:
             limits = self.memory_bytes, self.memory_bytes
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError):  # it may have ended already
+                # Not RLIMIT_AS: libraries reserve far more addresses than they use.
                 resource.prlimit(process.pid, resource.RLIMIT_DATA, limits)
         return process
 
@@ -119,7 +121,7 @@ class WorkerProcess:
             EOFError, ConnectionError: if the process ended or closed its end.
             FrameError: if something else arrives.
         """
-        poll = select.poll()
+        poll = select.poll()  # `select` takes no descriptor beyond 1023
         poll.register(self._output, select.POLLIN)
         while (frame := self._frames.take()) is None:
             if self._socket.fileno() < 0:  # the garbage collector closed it, on this thread
@@ -133,7 +135,7 @@ class WorkerProcess:
                 poll.unregister(self._output)
             if (events := ready.get(self._socket.fileno(), 0)) & select.POLLOUT:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
-            if events & ~select.POLLOUT:
+            if events & ~select.POLLOUT:  # POLLHUP and POLLERR as well: `recv` finds out
                 data = self._socket.recv(1 << 20)
                 if not data:
                     raise EOFError
