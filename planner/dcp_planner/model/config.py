@@ -132,6 +132,6 @@ def tolerances_of(config: PlanConfig) -> list[PlanConfig]:
 
 def _is_auto_or_count(value: object, least: int, most: int) -> bool:
     """Check that a value is what its annotation says: Python lets anything through."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
+    if isinstance(value, bool) or not isinstance(value, Integral):  # as numpy's are, too
         return value == "auto"
     return least <= int(value) <= most

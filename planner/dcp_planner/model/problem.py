@@ -88,6 +88,7 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
             f"{sparsity.block_q} and block_kv {sparsity.block_kv}; use one block size for both"
         )
     start, end = sparsity.q_bounds[:-1], sparsity.q_bounds[1:]
+    # `right`: an empty sequence shares its start with the one that owns the block.
     sequence = np.searchsorted(sparsity.batch.cu_seqlens, start, side="right") - 1
     return Workload(
         shape=shape,

@@ -118,8 +118,10 @@ def cut_streamed(
     is_row = needs[0, remote] & (way.by == "awaited")
     first, second = _blocks(workload, remote, is_row)
     devices = int(max(owner.max(initial=0), placement.device_of_compute.max(initial=0))) + 1
+    # In a ring no two devices begin with blocks of the same owner.
     turn = (owner[first] - device) % devices if way.in_ring else np.zeros_like(device)
     order = order_by(device, is_row, turn, first, second)
+    # At least 1: a tile of no amount would stay with the one before it.
     amount = None if way.even == "bytes" else np.maximum(1, workload.compute_pairs)
     return _cut(workload, direction, needs, (remote[order], device[order]), amount, parts)
 
@@ -244,6 +246,7 @@ def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division:
         for n in range(start, end):
             brought = amount[order[n]]
             if brought > 0:
+                # The device is added and taken off as numpy once did: digests rest on these bits.
                 middle = device[n] + (before + brought / 2) / total
                 share = max(share, middle - device[n])
             now = min(int(share * parts), parts - 1)  # rounding may bring a share to 1

@@ -136,7 +136,7 @@ def _rows_of(
         target=needs.device,
         division=arrives,
         hop=needs.hop,
-        taken=np.maximum(arrives - AHEAD[is_frugal], 0),
+        taken=np.maximum(arrives - AHEAD[is_frugal], 0),  # a block may arrive once it is launched
         freed=freed,
     )
     row = TransferKind.DQ if is_backward else TransferKind.OUT

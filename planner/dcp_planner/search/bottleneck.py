@@ -143,6 +143,7 @@ def _try_owners(state: LoadState, device: int, block: int) -> int:
 def _busiest(state: LoadState) -> int:
     """Find the device that costs most and is not at rest, or -1."""
     total = state.total
+    # The eighth root of a sum grows by root / (8 sum) with a term: so much does each cost.
     first = root(total[0]) / total[0] if total[0] > 0.0 else 0.0
     second = root(total[1]) / total[1] if total[1] > 0.0 else 0.0
     found, most = -1, 0.0
@@ -235,7 +236,7 @@ def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:
             for kind in range(2):
                 sides = [
                     link_seconds(tokens * side[kind], cluster, is_inter=is_inter)
-                    if side[kind]
+                    if side[kind]  # else no message is sent, and no launch is paid
                     else np.zeros(len(tokens))
                     for side in (row, column)
                 ]

@@ -171,10 +171,10 @@ def _term_of(state: LoadState, way: int, device: int) -> float:
     home, back = load[device, at + 3], load[device, at + 4]
     return (
         _power(compute + _SEEN * (into + out + home + back))
-        + _power(into + home)
-        + _power(out + back)
-        + _power(into + back)
-        + _power(out + home)
+        + _power(into + home)  # all that its port receives
+        + _power(out + back)  # all that it sends
+        + _power(into + back)  # its inputs come before its results leave
+        + _power(out + home)  # so do those that it sends, of others
         + _power(load[device, at + 5])
         + _power(load[device, at + 6])
     )

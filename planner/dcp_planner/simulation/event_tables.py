@@ -185,6 +185,7 @@ def durations(
     reduces = np.flatnonzero((programs.op == REDUCTION) & (counts > 0))
     seconds[reduces] = reduction_seconds(merged[reduces], cluster)
     busy = np.append(attends, reduces)
+    # A launch is the host's work: a slow device launches no slower.
     seconds[busy] = seconds[busy] / speed[programs.device[busy]] + cluster.kernel_launch_s
     # What the host does for messages is paid when a direction begins: most are launched there.
     begins = np.flatnonzero(programs.op == COPY)
