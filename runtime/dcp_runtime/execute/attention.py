@@ -59,6 +59,7 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     with torch.autocast(q.device.type, enabled=False):
         dq, *dkv = prepared.backward(q, kv, out, lse, dout, scale)
         dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, out, dout)
+    # Operators return tensors alone: an empty one stands for None.
     return dq, dkv[0], dkv[1] if v is not None else q.new_empty(0), dsinks
 
 

@@ -40,6 +40,7 @@ def dispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
     """
     if isinstance(x, DTensor):
         group = x.device_mesh if group is None else group
+        # A rank's gradient is 0 but in its own rows: a part of the sum over ranks.
         x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     chosen = process_group(group)
     own = _rows(plan, chosen)[dist.get_rank(chosen)]
@@ -128,9 +129,10 @@ def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Plac
             f"{list(x.shape)}; Shard(0) cuts tokens, which need not divide"
         )
     else:
+        # The exchange cuts along the first dim: rows of the heads of rank 0, then of rank 1, ...
         parts = torch.cat(x.chunk(size, dim))
         arrived = _exchanged(parts, [len(rows[mesh.get_local_rank()])] * size, rows, group)
-        local = _take(arrived, np.argsort(np.concatenate(rows)))
+        local = _take(arrived, np.argsort(np.concatenate(rows)))  # in packed order
     shape = torch.Size((tokens, *x.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
     found = DTensor.from_local(local, mesh, [Shard(dim)], shape=shape, stride=stride)

@@ -74,7 +74,7 @@ class Pass(ABC):
             keys = ((self._kv, kv),)
         else:  # apart: brought together where all keys of the call are
             k, v = kv
-            self._kv = k.new_empty(len(k) + rows, 2, *k.shape[1:])
+            self._kv = k.new_empty(len(k) + rows, 2, *k.shape[1:])  # [T + received, 2, Hkv, D]
             keys = ((self._kv[:, 0], k), (self._kv[:, 1], v))
         self._own = (*zip(self._queries, queries, strict=True), *keys)
         self._scale = self._kv.shape[-1] ** -0.5 if scale is None else scale

@@ -75,8 +75,8 @@ class CpuKernel(Kernel):
                 v,
                 _heads_first(out),
                 lse.T.unsqueeze(0),
-                0.0,
-                False,
+                0.0,  # dropout
+                False,  # causal
                 attn_mask=call.bias,
                 scale=scale,
             )

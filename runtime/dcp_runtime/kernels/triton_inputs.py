@@ -146,11 +146,12 @@ def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
     low[empty] = high[empty] = 0
     low[0], high[0] = np.maximum(low[0], first), np.maximum(high[0], first)
     low[1], high[1] = np.maximum(low[1], high[0]), np.maximum(high[1], high[0])
+    # Five parts a piece: 1 and 3 are seen whole; 0, 2 and 4, between and around them, have a mask.
     cuts = np.stack([first, low[0], high[0], low[1], high[1], last], axis=1)
     piece, part = np.nonzero(np.diff(cuts, axis=1))
     is_masked = part % 2 == 0
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))[piece]
-    by = np.argsort(2 * segment + is_masked, kind="stable")
+    by = np.argsort(2 * segment + is_masked, kind="stable")  # whole runs have even numbers
     piece, part, is_masked, segment = piece[by], part[by], is_masked[by], segment[by]
     begin, end = cuts[piece, part], cuts[piece, part + 1]
     ends = np.searchsorted(2 * segment + is_masked, np.arange(2 * table.num_segments), "right")
@@ -199,6 +200,7 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     is_masked = key % 2 == 1
     left = np.where(is_masked, 0, q_len % step)
     q_len, last = q_len - left, np.flatnonzero(left)
+    # The odd number behind a chunk's even one is that of its masked runs.
     key, piece = np.append(key, key[last] + 1), np.append(piece, piece[last])
     q_start = np.append(q_start, (q_start + q_len)[last])
     q_len = np.append(q_len, left[last])

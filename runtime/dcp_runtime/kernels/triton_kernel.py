@@ -77,6 +77,7 @@ def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1
     if kernel in ("dkv", "fused"):
         # The product for dq takes 64 rows at least.
         return LaunchShape(64 if has_wgmma else 32, 128, 8, 2, 64 if kernel == "fused" else 32)
+    # Three heads fill 126 of 128 rows, and eight leave fewer tokens than an edge has keys (LOG.md).
     heads = gcd(group, 4)
     if has_wgmma:
         return LaunchShape(128, 128, 8, 2, heads=heads)
@@ -156,7 +157,7 @@ class TritonKernel(Kernel):
             return
         found, shape = self._table("forward", table, q, kv)
         constants = self._constants(q, kv, found, shape)
-        tile = [shape.block_n, 1, 1, constants["DIM_PAD"]]
+        tile = [shape.block_n, 1, 1, constants["DIM_PAD"]]  # of kv [tokens, 2, heads, D]
         tiles = TensorDescriptor.from_tensor(kv, tile) if self._has_tiles else None
         triton_source.forward_kernel[found.grid(q.shape[1] // shape.heads)](
             q, kv, tiles, state.out, state.lse, *found.runs, *found.masks, scale,
@@ -204,6 +205,7 @@ class TritonKernel(Kernel):
         heads, dim = q.shape[1:]
         return {
             "HEADS": heads, "GROUP": heads // kv.shape[2], "DIM": dim,
+            # `tl.arange` takes powers of two only.
             "DIM_PAD": 1 << (dim - 1).bit_length(), "BLOCK_M": shape.block_m,
             "BLOCK_N": shape.block_n, "EDGE": shape.edge, "HAS_BITS": table.has_bits,
             "CAPPED": self._softcap is not None, "num_warps": shape.warps,

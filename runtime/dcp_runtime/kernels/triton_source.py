@@ -57,6 +57,7 @@ def visible(
 @triton.jit
 def squashed(scores, squash):
     """Return tanh(scores * squash), which a soft cap multiplies."""
+    # 1 - 2 / (1 + exp(2 x)): where exp overflows this is 1, not NaN.
     return 1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * squash * LOG2_E)))
 
 
@@ -138,6 +139,7 @@ def forward_kernel(
     lse_at = lse + start * HEADS + head + r * HEADS + member
     acc = tl.load(out_at, mask=inside, other=0.0)
     top = tl.load(lse_at, mask=is_row, other=float("-inf")) * LOG2_E
+    # The normalised output so far counts as one key of score lse and weight 1.
     total = tl.where(top > float("-inf"), 1.0, 0.0)
     kv_head = head // GROUP
     key_at = kv + kv_head * DIM

@@ -319,7 +319,7 @@ def _cuda_attention_rates() -> tuple[tuple[float, float], float]:
         for _ in range(3)
     )
     small_q, small_k, small_v = (t[:, :, :128].detach() for t in (q, k, v))
-    flops = 4 * heads * dim * length * length
+    flops = 4 * heads * dim * length * length  # every pair, without a mask
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         launch = _timed(lambda: attend(small_q, small_k, small_v), "cuda")
         forward = _timed(lambda: attend(q, k, v), "cuda")

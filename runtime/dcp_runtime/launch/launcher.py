@@ -172,7 +172,7 @@ def check_memory(plan: Plan, config: RunConfig) -> None:
     """
     wider = max(1.0, int(config.dtype[-2:]) / 8 / plan.shape.dtype_bytes)
     held = float(measure_memory(plan).peak.sum()) * config.layers * wider
-    drawn = 8.0 * plan.num_tokens * plan.shape.q_heads * plan.shape.head_dim
+    drawn = 8.0 * plan.num_tokens * plan.shape.q_heads * plan.shape.head_dim  # float64
     there = machine_bytes()
     if config.device == "cpu" and held + drawn > there:
         raise RunError(

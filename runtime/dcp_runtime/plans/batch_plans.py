@@ -177,8 +177,10 @@ def _of_part(part: RegionPart) -> int:
         return int((region.kv_end - region.q_start).max(initial=0))
     rows = region.q_end - region.q_start - 1
     first = region.q_start - region.kv_start
+    # A start that stands still gets one key farther from each row.
     far = np.maximum(first, first + rows * (1 - region.start_slope.astype(np.int64)))[:, None]
     near = (region.q_start - region.kv_end + 1)[:, None]
+    # The largest distance up to `far` that has one of the remainders.
     distance = far - (far - part.remainders) % part.period
     return int(distance[distance >= near].max(initial=-1)) + 1
 

@@ -177,9 +177,9 @@ class HeadLayout:
         if self._sharing == 1:
             each = self.shape.kv_heads // self.groups
             heads = kv.reshape(*kv.shape[:-2], self.groups, each, kv.shape[-1])
-            return heads.movedim(-3, 0).flatten(0, 1)
+            return heads.movedim(-3, 0).flatten(0, 1)  # [G, T, ..., Hkv / G, D]
         expanded = kv.new_zeros(self.groups, *kv.shape[:-2], 1, kv.shape[-1])
-        expanded[:: self._sharing] = kv.movedim(-2, 0).unsqueeze(-2)
+        expanded[:: self._sharing] = kv.movedim(-2, 0).unsqueeze(-2)  # [Hkv, T, ..., 1, D]
         return expanded.flatten(0, 1)
 
     def join_kv(self, kv: Tensor) -> Tensor:

@@ -99,6 +99,7 @@ def _pairs_that_meet(slabs: Slabs, cells: Cells) -> tuple[Ints, Ints]:
     q_start = slabs.q_start[slab]
     first = np.maximum(cells.q_start[cell], q_start)
     last = np.minimum(cells.q_end[cell], slabs.q_end[slab]) - 1
+    # No end falls from row to row: the first start and the last end bound what a slab sees.
     low = slabs.kv_start[slab] + slabs.start_slope[slab] * (first - q_start)
     high = slabs.kv_end[slab] + slabs.end_slope[slab] * (last - q_start)
     meets = np.flatnonzero((low < cells.kv_end[cell]) & (high > cells.kv_start[cell]))
@@ -279,7 +280,7 @@ def _store(
     mask_start = np.full(len(kind), -1, np.int64)
     is_ranges = kind == PieceKind.RANGES
     ends = np.cumsum(np.where(is_ranges, rows, 0))
-    mask_start[is_ranges] = (ends - rows)[is_ranges]
+    mask_start[is_ranges] = (ends - rows)[is_ranges]  # a column for each row
     row_lo, row_hi = np.zeros((2, MAX_RANGES, int(ends[-1])), np.int32)
     chosen = np.flatnonzero(is_ranges[relative.cell])
     at = mask_start[relative.cell[chosen]] + relative.row[chosen]

@@ -161,14 +161,14 @@ def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor,
     products, head_dim = rows.dout * rows.out, rows.q.shape[1]
     of_dot = 2 * rounding.sums**2 * (1 + head_dim / 24)
     of_delta = (of_dot + rounding.tensor**2 / 12) * products.square().sum(1)
-    of_delta += rounding.sums**2 * products.sum(1).square()
-    of_weights = (rounding.sums * (1 + rows.lse.abs() / 2)).square()
-    mean_key = (rows.weights @ rows.k).square().sum(1)
+    of_delta += rounding.sums**2 * products.sum(1).square()  # e_i^2
+    of_weights = (rounding.sums * (1 + rows.lse.abs() / 2)).square()  # a_i^2
+    mean_key = (rows.weights @ rows.k).square().sum(1)  # |sum_j p k_j|^2
     p2, ds2 = rows.weights.square_(), rows.dscores.square_()
     of_out = of_weights * (p2 @ v2)
     of_dq = scale**2 * (of_weights * (ds2 @ k2) + of_delta * mean_key)
     of_dk = scale**2 * ((of_weights * q2) @ ds2 + (of_delta * q2) @ p2)
-    of_scores = of_dot * scale**2 / head_dim * q2
+    of_scores = of_dot * scale**2 / head_dim * q2  # b_i^2
     of_dv = (of_weights * dout2) @ p2 + k2 * ((of_scores * dout2) @ p2)
     return torch.stack([of_out, of_dq]), torch.stack([of_dk, of_dv])
 
