@@ -76,7 +76,7 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
             f"{len(trace):,}; open it in ui.perfetto.dev: dcpm run writes it with "
             "--trace FILE.pftrace, and the page of the timeline exports it"
         )
-    base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
+    base = int(trace.start_ns.min(initial=0))
     span = int(trace.end_ns.max(initial=base)) - base
     unit = time_unit_ns(span)
     header = {
@@ -116,7 +116,7 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
 def path_payload(loaded: LoadedPlan, source: Source) -> bytes:
     """Pack the critical path of a trace; O(E log E)."""
     trace, path = loaded.traces[source], loaded.paths[source]
-    base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
+    base = int(trace.start_ns.min(initial=0))
     shares = [link.to_json() for link in path_shares(loaded, source)]
     columns = {
         "event": narrow(track_place(trace)[path.event]),
@@ -133,6 +133,7 @@ def time_unit_ns(span_ns: int) -> int:
     (1, 10)
     """
     unit = 1
+    # Below the last number of 32 bits: ends are rounded up, by one at most.
     while span_ns // unit >= 2**32 - 1:
         unit *= 10
     return unit
@@ -141,7 +142,7 @@ def time_unit_ns(span_ns: int) -> int:
 def memory_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     """Pack the bytes that devices hold over the time of a trace; O((W + E) log E)."""
     curves, longest = memory_over_time(plan, trace), max(length_ns(trace), longest_ns)
-    base = int(trace.start_ns.min(initial=0)) if len(trace) else 0
+    base = int(trace.start_ns.min(initial=0))
     unit, levels = time_unit_ns(longest), curves.levels
 
     def ticks(time_ns: Ints) -> NDArray[np.uint32]:

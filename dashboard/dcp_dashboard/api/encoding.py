@@ -48,7 +48,7 @@ def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray
     """
     described, body = [], bytearray()
     for name, column in columns.items():
-        dtype = column.dtype.str[1:]
+        dtype = column.dtype.str[1:]  # without the order of its bytes
         if dtype not in DTYPES:
             raise ValueError(f"column {name!r}: expected one of {DTYPES}, got {dtype}")
         described.append({"name": name, "dtype": dtype, "length": len(column), "offset": len(body)})
@@ -115,6 +115,7 @@ def oklch(lightness: float, chroma: float, hue_degrees: float) -> str:
     """
     a = chroma * math.cos(math.radians(hue_degrees))
     b = chroma * math.sin(math.radians(hue_degrees))
+    # OKLab to the responses of the three cones, these to linear sRGB.
     long = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3
     medium = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3
     short = (lightness - 0.0894841775 * a - 1.2914855480 * b) ** 3
@@ -164,6 +165,7 @@ def tints(count: int) -> list[str]:
 
 def _encode_channel(linear: float) -> int:
     clipped = min(1.0, max(0.0, linear))
+    # The transfer curve of sRGB (IEC 61966-2-1).
     encoded = 12.92 * clipped if clipped <= 0.0031308 else 1.055 * clipped ** (1 / 2.4) - 0.055
     return round(255 * encoded)
 
@@ -173,4 +175,5 @@ def cluster_colours(cluster: Cluster) -> list[str]:
     node, per_node = cluster.node_of_device, cluster.devices_per_node
     place = np.arange(cluster.num_devices) - cluster.node_ptr[node]
     colours = device_colours(cluster.nodes, per_node)
+    # A node of fewer devices leaves the last steps of its hue unused.
     return [colours[slot] for slot in (node * per_node + place).tolist()]

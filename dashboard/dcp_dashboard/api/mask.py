@@ -118,7 +118,7 @@ def fetches(plan: Plan) -> NDArray[np.uint8]:
     owner, tiles = plan.blocks.owner, plan.tiles
     kv = owner[tiles.kv_block] != tiles.device
     q = owner[tiles.q_block] != tiles.device
-    wanted: NDArray[np.uint8] = (kv + 2 * q).astype(np.uint8)
+    wanted: NDArray[np.uint8] = (kv + 2 * q).astype(np.uint8)  # index into `FETCHES`
     return wanted
 
 
@@ -126,6 +126,7 @@ def densities(plan: Plan) -> NDArray[np.uint8]:
     """Return the visible share of each tile in steps, the last for full tiles, uint8 ``[W]``."""
     tokens, tiles = plan.blocks.num_tokens, plan.tiles
     area = tokens[tiles.q_block] * tokens[tiles.kv_block]
+    # Rounded down: full tiles alone get the last step.
     step: NDArray[np.int64] = tiles.pairs * (DENSITY_STEPS - 1) // np.maximum(area, 1)
     return step.astype(np.uint8)
 
@@ -221,7 +222,7 @@ def read_window(text: str, num_tokens: int) -> Window:
     parts = text.split("-")
     if len(parts) != 4 or not all(part.isascii() and part.isdigit() for part in parts):
         raise DashboardError(f"expected tokens=q0-q1-k0-k1, four whole numbers, got {text[:80]!r}")
-    q0, q1, k0, k1 = (int(part[:12]) for part in parts)
+    q0, q1, k0, k1 = (int(part[:12]) for part in parts)  # 4,301 digits would be an error
     if not (q0 < q1 <= num_tokens and k0 < k1 <= num_tokens):
         raise DashboardError(
             f"expected non-empty ranges inside {num_tokens:,} tokens, got queries {q0} to {q1} and "

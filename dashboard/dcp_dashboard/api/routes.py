@@ -89,6 +89,7 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
                 f"{a.entry.relative} and {b.entry.relative} cut tokens differently; tiles cannot "
                 "be compared"
             )
+        # The cache knows the content of the first plan; that of the second belongs to the name.
         name = f"moves {b.entry.key} {b.entry.size_bytes} {b.entry.mtime_ns}"
         payload = library.payload(a, name, lambda item: moves_payload(item.plan, b.plan))
         return answer(payload, BINARY)
@@ -239,7 +240,7 @@ class Uploads:
                 f"got {size_text(size_bytes)}; put larger plans into the served folder"
             )
         with self._lock:
-            number = secrets.token_hex(8)
+            number = secrets.token_hex(8)  # no other page can guess it and add to the file
             self._open[number] = Upload(shown, size_bytes)
             while len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)

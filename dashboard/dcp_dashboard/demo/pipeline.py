@@ -85,7 +85,7 @@ def split_layout(source: bytes) -> tuple[int, tuple[int, ...]]:
         body = ast.parse(source).body
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     lines = [
-        min([node.lineno, *(d.lineno for d in node.decorator_list)])
+        min([node.lineno, *(d.lineno for d in node.decorator_list)])  # `lineno` is that of `def`
         for node in body
         if isinstance(node, definitions)
     ]
@@ -168,11 +168,12 @@ def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
 
 
 def _subset_sum(lengths: Sequence[int], candidates: Sequence[int], target: int) -> list[int]:
+    # Bit n: n tokens can be reached. More than the target is of no use.
     keep = (1 << (target + 1)) - 1
     reachable = [1]
     for index in candidates:
         reachable.append((reachable[-1] | (reachable[-1] << lengths[index])) & keep)
-        if reachable[-1] >> target:
+        if reachable[-1] >> target:  # the target itself is reached
             break
     rest = reachable[-1].bit_length() - 1
     chosen: list[int] = []

@@ -126,7 +126,7 @@ class Jobs:
         return job
 
     def _run(self, job: Job, request: Mapping[str, Any], limit_s: float, name: str) -> None:
-        with self._turn:
+        with self._turn:  # one plan at a time
             with self._lock:
                 if job.ended_s is not None:
                     return

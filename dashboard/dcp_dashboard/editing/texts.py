@@ -72,7 +72,7 @@ def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
     if given.startswith("{"):
         sample = sample_from_argument(spec, given)
     elif given.isdecimal():
-        sample = Sample(length=int(given[:12]))
+        sample = Sample(length=int(given[:12]))  # Python reads no number of 4,301 digits
     elif given:
         sample = spec.sample(given)
     else:

@@ -48,7 +48,7 @@ def tiles_csv(loaded: LoadedPlan) -> bytes:
     Plans with several groups of heads have a column `group`, counted from 0.
     """
     plan, tiles = loaded.plan, loaded.plan.tiles
-    blocks, kinds = plan.blocks, np.array(["empty", "partial", "full"])
+    blocks, kinds = plan.blocks, np.array(["empty", "partial", "full"])  # by `BlockKind`
     columns: dict[str, NDArray[Any]] = {
         "tile": np.arange(len(tiles)),
         "q_block": tiles.q_block,
@@ -164,6 +164,7 @@ def _add_trace_routes(api: Blueprint, library: PlanLibrary) -> None:
 def as_file(response: Response, loaded: LoadedPlan, suffix: str) -> Response:
     """Make a response a download, named after the plan's file."""
     name = PurePosixPath(loaded.entry.relative).name.removesuffix(SUFFIX)
+    # Browsers read other characters of a header in different ways.
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
     response.headers.set("Content-Disposition", "attachment", filename=f"{plain}.{suffix}")
     return response

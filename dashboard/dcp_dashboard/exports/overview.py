@@ -286,6 +286,7 @@ def standalone_page(loaded: LoadedPlan) -> str:
     title = html.Div([html.H1(loaded.summary.mask), told], className="dcp-title")
     body = markup(html.Div([title, *overview(loaded)], **attributes(data_title=name)))
     for address, payload in data.items():
+        # Whole values of attributes, since one address may be the begin of another.
         url = f"data:application/octet-stream;base64,{base64.b64encode(payload).decode()}"
         body = body.replace(f'="{escape(address)}"', f'="{url}"')
     body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell

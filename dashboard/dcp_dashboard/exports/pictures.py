@@ -92,7 +92,7 @@ def covered(
     >>> covered(np.array([0.5]), np.array([2.25]), np.array([0]), 1, 4).tolist()
     [[0.5, 1.0, 0.25, 0.0]]
     """
-    change = np.zeros((rows, width + 2))
+    change = np.zeros((rows, width + 2))  # an edge at the right end changes two pixels behind it
     for edge, sign in ((start, 1.0), (end, -1.0)):
         # From an edge on, the pixels after it count whole and its own pixel counts the rest.
         pixel = np.clip(np.floor(edge), 0, width).astype(np.int64)
@@ -184,6 +184,7 @@ def mask_svg(loaded: LoadedPlan) -> str:
     colours = dict(zip(names, cluster_colours(plan.cluster), strict=True))
     name, size = loaded.summary.mask, plan.num_tokens
     frame = PictureFrame(name, note, note, size, size, stripes, stripes, colours)
+    # Smoothed edges would leave light seams between rectangles that touch.
     return write_svg(frame, ['<g shape-rendering="crispEdges">', *shapes, "</g>"], zoom=2)
 
 
@@ -207,6 +208,7 @@ def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]
 def thumbnail(plan: Plan) -> bytes:
     """Draw the mask of a plan as a PNG, transparent where nothing is visible; O(W)."""
     shares = pair_shares(plan)
+    # From 110 of 255 on: the palest share is still seen.
     alpha = np.where(shares > 0, 110 + np.round(145 * np.minimum(1.0, shares)), 0)
     picture = Image.fromarray(alpha.astype(np.uint8), "P")
     picture.putpalette(bytes(COLOUR) * 256)  # one colour, the index of a pixel is its opacity

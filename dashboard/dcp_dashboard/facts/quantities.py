@@ -130,7 +130,7 @@ def digits(value: float) -> str:
     """
     if value == 0:
         return "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))  # two behind the first digit
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 

@@ -137,6 +137,7 @@ class Folder:
     def _entry(self, key: str, relative: str) -> PlanEntry | None:
         """Return a file of a walk as it is now; only the path of a link has to be resolved."""
         try:
+            # Resolving the paths of ten thousand files took 0.43 s, this takes 0.04 (LOG.md).
             status = os.lstat(f"{self.root}/{relative}")
         except OSError:
             return None
@@ -258,6 +259,7 @@ def _made() -> tuple[Path, int]:
 
 def _locked(folder: Path) -> int:
     """Open and lock a folder until the file is closed; `OSError` if it is held or gone."""
+    # O_NOFOLLOW: anybody may put a link of this name where temporary files are.
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -306,6 +308,7 @@ class SessionPlans:
         Raises:
             DashboardError: if they cannot be kept.
         """
+        # A `person` of its own: no path of the folder has the key of a session's plan.
         key = hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()
         with self._lock:
             shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or f"{key}.dcpplan"

@@ -108,6 +108,7 @@ def compress_code(server: Flask) -> None:
         response.vary.add("Accept-Encoding")
         if not request.accept_encodings["gzip"]:
             return response
+        # Else a file that Flask sends piece by piece has no data here.
         response.direct_passthrough = False
         data = response.get_data()
         if len(data) >= LEAST_COMPRESSED_BYTES:

@@ -104,8 +104,10 @@ def content_security_policy(script_hashes: Sequence[str]) -> str:
 
 def _check_token(token: str) -> WSGIResponse | None:
     given = request.args.get("token")
+    # Takes equally long for every wrong token, so that none can be found letter by letter.
     if given is not None and hmac.compare_digest(given.encode(), token.encode()):
         rest = urlencode([(key, value) for key, value in request.args.items() if key != "token"])
+        # The token leaves the address, and so the history; the cookie keeps it.
         response = redirect(request.path + (f"?{rest}" if rest else ""), code=303)
         response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
         return response

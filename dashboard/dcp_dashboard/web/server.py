@@ -196,6 +196,7 @@ def _listen(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
+        # The port of a server that has just ended is free, although its connections still linger.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError:

@@ -242,6 +242,7 @@ class DCPAttn:
         qk_dim, v_dim = q.shape[-1], q.shape[-1] if v is None else v.shape[-1]
         scale = softmax_scale
         if v is not None and v_dim != qk_dim:
+            # Of the size before padding: zeros change no score, but the default scale.
             scale = qk_dim**-0.5 if scale is None else scale
             q, k, v = (pad(x, (0, max(v_dim, qk_dim) - x.shape[-1])) for x in (q, k, v))
         out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0])
