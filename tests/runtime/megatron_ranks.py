@@ -157,6 +157,9 @@ def sinks_are_saved_by_head(group):
         attention = DCPCoreAttention(config, 1, pg_collection=SimpleNamespace(tp=group))
         saved = sharded_state_dict_default(attention, "a.", metadata={"dp_cp_group": alone})
         assert [(one.global_shape, one.global_offset) for one in saved.values()] == shards
+        own = [p.untyped_storage().data_ptr() for p in attention.parameters()]
+        assert [one.data.untyped_storage().data_ptr() for one in saved.values()] == own
+        assert all(one.data.requires_grad for one in saved.values())
 
 
 def main():

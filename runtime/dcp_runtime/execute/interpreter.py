@@ -265,7 +265,7 @@ class Interpreter:
     kernel: Kernel
     transport: Transport
     recorder: Recorder
-    guard: bool = False
+    guard: bool
 
     def run(self, current: Pass) -> None:
         """Execute the program of the direction of `current`."""

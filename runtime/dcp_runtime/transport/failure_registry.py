@@ -40,7 +40,7 @@ class Status:
         kind: ``"waiting"`` for a message of `peer`, or ``"raised"`` an error.
         peer: rank that is waited for, or -1.
         place: where: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
-        division: of the direction, or -1.
+        division: of the direction; ``None`` for a step.
         text: the low-level error, if there is one.
         others: ranks that it may be waiting for instead of `peer`.
     """
@@ -48,7 +48,7 @@ class Status:
     kind: Literal["waiting", "raised"]
     peer: int
     place: str
-    division: int
+    division: int | None
     text: str
     others: Sequence[int] = ()
 
@@ -81,7 +81,7 @@ class FailureRegistry:
             self._write("first", str(self._rank))
         self._write("marked", str(self._rank))  # last: who sees it finds the others
 
-    def raised(self, place: str, division: int, error: Exception) -> None:
+    def raised(self, place: str, division: int | None, error: Exception) -> None:
         """Write that this rank raised an error."""
         self.post(Status("raised", -1, place, division, describe_error(error)))
 
@@ -196,13 +196,14 @@ def describe_error(error: Exception) -> str:
 
 
 def _place(status: Status) -> str:
-    return status.place if status.division < 0 else f"division {status.division} of {status.place}"
+    if status.division is None:
+        return status.place
+    return f"division {status.division} of {status.place}"
 
 
 def _failure(rank: int, status: Status, message: str) -> PeerError:
     """Blame a rank for what a waiting or failed rank reports."""
-    division = None if status.division < 0 else status.division
-    return PeerError(message, rank=rank, division=division)
+    return PeerError(message, rank=rank, division=status.division)
 
 
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
@@ -256,7 +257,7 @@ class StoreBarrier:
             notes: list[str] = end.value
             return notes
         except RuntimeError as error:  # the process that serves the store is gone
-            status = Status("waiting", 0, place, -1, str(error).splitlines()[0])
+            status = Status("waiting", 0, place, None, str(error).splitlines()[0])
             raise self._failures.settle(status) from error
 
     def meet(self, note: str) -> Generator[list[str], None, list[str]]:
@@ -326,7 +327,7 @@ class StoreBarrier:
             text = str(error).splitlines()[0]
         # All that still live say that they wait: the one that is silent is to blame.
         peer, *others = (rank for rank in ranks if rank != self._rank)
-        status = Status("waiting", peer, place, -1, text, others)
+        status = Status("waiting", peer, place, None, text, others)
         raise self._failures.settle(status)
 
     @contextmanager
@@ -336,7 +337,7 @@ class StoreBarrier:
             yield
         except RuntimeError as error:
             text = describe_wait(str(error), self._timeout_s)
-            raise self._failures.settle(Status("waiting", peer, place, -1, text)) from error
+            raise self._failures.settle(Status("waiting", peer, place, None, text)) from error
 
     def _give_up(self, place: str) -> None:
         number, ranks = self._count - 1, range(self._size)
@@ -347,7 +348,7 @@ class StoreBarrier:
         peer = next((rank for key, rank in keys.items() if not self._store.check([key])), None)
         if peer in (None, self._rank):  # only the mark of another failure made us look
             peer = (self._rank + 1) % self._size
-        raise self._failures.settle(Status("waiting", peer, place, -1, ""))
+        raise self._failures.settle(Status("waiting", peer, place, None, ""))
 
 
 class Topic(NamedTuple):

@@ -116,7 +116,7 @@ def _run_rank(
 ) -> None:
     transport = LoopbackTransport(world, rank)
     try:
-        transport.take_turn("starting", -1)
+        transport.take_turn("starting", None)
         # On CUDA one thread per device runs all backward passes, where a rank waits for another.
         with torch.autograd.set_multithreading_enabled(False):
             run.set_result(work(transport))
@@ -159,9 +159,9 @@ class LoopbackTransport(Transport):
         """Wait until every parcel has arrived or left."""
         self.give_turn()
         self._await(parcels, direction, self._timeout_s, POLL_S)
-        self.take_turn(direction, parcels[0].division if parcels else -1)
+        self.take_turn(direction, parcels[0].division if parcels else None)
 
-    def take_turn(self, place: str, division: int) -> None:
+    def take_turn(self, place: str, division: int | None) -> None:
         """Wait for the right to compute, if ranks take turns."""
         world, deadline = self._world, time.monotonic() + self._world.timeout_s
         if world.turn is None:
@@ -185,7 +185,7 @@ class LoopbackTransport(Transport):
         """Wait for every rank at this place; others compute meanwhile."""
         self.give_turn()
         notes = super().exchange_notes(note, place, is_error=is_error)
-        self.take_turn(place, -1)
+        self.take_turn(place, None)
         return notes
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:

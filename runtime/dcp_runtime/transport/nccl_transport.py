@@ -193,7 +193,7 @@ class NcclTransport(GroupTransport):
             for parcel in awaited.parcels:
                 parcel.finish(error)
 
-    def _follow(self, batch: MessageBatch, place: str, division: int) -> str | None:
+    def _follow(self, batch: MessageBatch, place: str, division: int | None) -> str | None:
         """Look until a batch is over; return why it never will be."""
         deadline = time.monotonic() + self._timeout_s
         looks_s = time.monotonic() + POLL_S
@@ -210,7 +210,9 @@ class NcclTransport(GroupTransport):
             return str(self._give_up(batch, place, division, str(error)))
         return None
 
-    def _give_up(self, batch: MessageBatch, place: str, division: int, text: str = "") -> PeerError:
+    def _give_up(
+        self, batch: MessageBatch, place: str, division: int | None, text: str = ""
+    ) -> PeerError:
         """Agree on the rank to blame, and end what waits on the GPU.
 
         All peers of a batch count, since NCCL does not tell which of its messages are missing.
@@ -229,7 +231,7 @@ class NcclTransport(GroupTransport):
         for group in self._groups:
             abort_group(group)
 
-    def report(self, place: str, division: int, error: Exception) -> None:
+    def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
         self._is_over.set()  # this rank is to blame, and no rank that it waits for
         super().report(place, division, error)

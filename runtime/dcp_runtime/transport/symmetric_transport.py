@@ -208,7 +208,7 @@ class SymmetricTransport(NcclTransport):
             return
         for lane, is_send in product(self._lanes, (False, True)):
             others = [rank for rank in self._near if rank != self.rank]
-            self._follow(lane.batch((), others, is_send=is_send), "growing the window", -1)
+            self._follow(lane.batch((), others, is_send=is_send), "growing the window", None)
         self._check()
         self._capacity = [aligned(max(pair)) for pair in zip(needed, self._capacity, strict=True)]
         if not self._has_graphs:  # replays go on in the window of their capture
@@ -341,7 +341,7 @@ class SymmetricTransport(NcclTransport):
         super().catch_up()
         marked = self._failures.marked_by()
         if marked is not None and not (self._is_over.is_set() or self._failures.is_settled):
-            self._give_up(MessageBatch((), (), lambda: [marked]), "catching up", -1)
+            self._give_up(MessageBatch((), (), lambda: [marked]), "catching up", None)
             self._check()
 
     def close(self) -> None:
@@ -355,7 +355,7 @@ class SymmetricTransport(NcclTransport):
             time.sleep(NAP_S)
         if not ends.is_over():
             error = RunError("the executor was closed while blocks travelled")
-            self.report("closing the executor", -1, error)
+            self.report("closing the executor", None, error)
             self._release()
         if not ends.is_over():
             _left_behind.extend(self._windows)

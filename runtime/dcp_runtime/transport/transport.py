@@ -147,7 +147,7 @@ class Transport(ABC):
     def _waited(self, parcel: Parcel) -> str:
         return describe_wait(parcel.error, self._timeout_s) if parcel.error else ""
 
-    def report(self, place: str, division: int, error: Exception) -> None:
+    def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
         self._failures.raised(place, division, error)
 

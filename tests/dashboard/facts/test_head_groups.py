@@ -2,6 +2,7 @@
 
 import csv
 import io
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -13,6 +14,7 @@ from dcp_dashboard.editing.planning import figures
 from dcp_dashboard.exports.files import devices_csv, tiles_csv
 from dcp_dashboard.exports.overview import standalone_page, still
 from dcp_dashboard.exports.pictures import mask_svg, pair_shares, tile_of_pixel
+from dcp_dashboard.facts.comparison import has_same_blocks
 from dcp_dashboard.facts.devices import division_facts
 from dcp_dashboard.facts.findings import metric_cards
 from dcp_dashboard.facts.text import transfer_selection
@@ -65,6 +67,7 @@ def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
     monkeypatch.setattr(draw, lambda _sheet, _at, text, *_rest, **_more: texts.append(text))
     still(grouped, scale=1)
     assert any(text.endswith(caption_of_first_group(plan)) for text in texts)
+    assert grouped.summary.mask in texts
 
 
 def test_pages_and_tables_name_groups(grouped, small_plan):
@@ -135,3 +138,11 @@ def test_moved_tiles_are_compared_group_by_group(grouped_plan, small_plan):
     assert header["group_labels"] == ["1-2", "3-4"]
     assert columns["tile_group"].tolist() == grouped.group.tolist()
     assert columns["tile_b"].tolist() == grouped.device.tolist()
+
+
+def test_groups_of_other_models_are_other_blocks(grouped_plan, small_plan):
+    larger = replace(grouped_plan, shape=replace(grouped_plan.shape, q_heads=8))
+    assert has_same_blocks(grouped_plan, grouped_plan)
+    assert not has_same_blocks(grouped_plan, larger)
+    alone = replace(small_plan, shape=replace(small_plan.shape, q_heads=8))
+    assert has_same_blocks(small_plan, alone)
