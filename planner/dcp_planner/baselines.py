@@ -159,7 +159,15 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
 
 
 def teams_of(cluster: Cluster, size: int) -> Cluster:
-    """Build a cluster in which teams of devices act as single devices with summed rates."""
+    """Build a cluster in which teams of devices act as single devices with summed rates.
+
+    >>> pairs = teams_of(Cluster(2, 8, devices_per_nic=4), 2)
+    >>> pairs.nodes, pairs.devices_per_node, pairs.devices_per_nic
+    (2, 4, 2)
+    >>> wide = teams_of(Cluster(4, 2, devices_per_nic=2), 4)
+    >>> wide.nodes, wide.devices_per_node, wide.devices_per_nic
+    (2, 1, 1)
+    """
     inside = cluster.devices_per_node
     nodes, per_node = cluster.nodes, inside // size
     if size > inside:

@@ -169,6 +169,7 @@ def test_editors_with_images_get_a_drawn_picture(tmp_path):
         ("segment d = [x]*\nmask m = d.|", {"count"}, {"start"}),
         ("mask m(w: |", {"tokens", "int", "mask"}, {"causal"}),
         ("mask m(window: tokens) = causal and q - k < win|", {"window", "q"}, set()),
+        ("mask m = q - k < win and d(k) where window = 3, d(x) = |", {"window", "d"}, {"win"}),
         ("@|", {"ahead", "keys", "partial"}, {"mask"}),
         ("sample tiny(len = 3)\ncheck causal total on |", {"tiny"}, {"causal"}),
         ("segment d = a[x]\nsegment e = b[|", {"x", "len"}, {"causal"}),

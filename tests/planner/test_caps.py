@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.cost_model import price_between_nodes
-from dcp_planner.model.problem import build_workload, cap_of, pack_largest_first
+from dcp_planner.model.problem import Placement, build_workload, cap_of, pack_largest_first
 from dcp_planner.search.caps import exchange_owners, find_shortfalls
-from dcp_planner.search.native import hold
+from dcp_planner.search.native import hold, hold_tokens
 from dcp_planner.search.state import Problem, Split, bytes_of, problem_of, state_of_split
 
 
@@ -35,6 +35,16 @@ def test_any_placement_is_brought_under_the_caps(strategies, data):
     assert max(work) <= max((1 + tolerance) * mean, mean + max(pairs, default=0))
     if max(pairs, default=0) <= tolerance * mean:
         assert max(work) <= (1 + tolerance) * mean
+
+
+def test_owners_of_head_groups_are_brought_under_the_token_cap(masks):
+    workload = build_workload(masks.pack([masks.causal(64)], 8), ModelShape(4, 2))
+    owner = np.array([0, 0, 0, 0, 0, 0, 0, 1], np.int32)
+    found = Placement(owner, np.zeros(2 * workload.num_tiles, np.int32), head_groups=2)
+    config = PlanConfig(token_tolerance=0.0)
+    held = hold_tokens(found, workload, Cluster(1, 2), config)
+    assert loads(held.device_of_data, workload.block_tokens, 2) == [32, 32]
+    assert hold_tokens(held, workload, Cluster(1, 2), config) is held
 
 
 @given(st.data())

@@ -89,9 +89,17 @@ def test_causes_save_these_nanoseconds(masks):
     for name, (first, last) in saved(found).items():
         assert (first, last) == pytest.approx([ns * 1e-9 for ns in expected[name]], abs=1e-15)
     where = {cause.name: cause.where for cause in found.causes}
-    assert (where["balance"]["device"], where["order"]["device"]) == (1, 0)
+    assert where["order"] == {"device": 0, "seconds": pytest.approx(160e-9)}
+    assert where["balance"] == {
+        "device": 1, "seconds": pytest.approx(364e-9), "times_mean": pytest.approx(364 / 252),
+        "sequence": 0,
+    }  # fmt: skip
+    assert where["launches"] == {"kernels_of_device": 4, "host_s": 0.0, "divisions": 2}
     assert where["latency"] == {"messages_on_path": 3, "device": 1}
-    assert (where["links"]["device"], where["links"]["side"]) == (0, "send")
+    assert where["links"] == {  # kv 0 once in each direction; the other device sends dkv
+        "device": 0, "side": "send", "seconds_on_path": pytest.approx(16e-9), "bytes": 16,
+        "times_mean": pytest.approx(16 / 12),
+    }  # fmt: skip
 
 
 @settings(max_examples=20)

@@ -92,9 +92,11 @@ def test_messages_take_multiprocessors_from_attention(masks):
     taken = replace(plan, cluster=replace(slow, comm_sms=2))
     free = replace(plan, cluster=replace(slow, comm_sms=0))
     assert predict(free).seconds < predict(taken).seconds < 2 * predict(free).seconds + 1
-    own = [simulate(p) for p in (free, taken)]
+    third = replace(plan, cluster=replace(slow, comm_sms=1))
+    own = [simulate(p) for p in (free, taken, third)]
     first = [t.end_ns[(t.kind == 0) & (t.division == 0)].min() for t in own]
     assert first[1] == pytest.approx(2 * first[0], rel=0.01)  # its inputs are on the way
+    assert first[2] == -(-4 * int(first[0]) // 3)
 
 
 def test_every_order_ends(plan):

@@ -257,10 +257,18 @@ def test_truncated_slabs_are_the_corner_of_the_mask(data):
     assert np.array_equal(dense_of(truncate_slabs(whole, keep)), dense_of(whole)[:keep, :keep])
 
 
+def test_a_band_ahead_is_cut_where_it_passes_the_border():
+    band = Slabs(12, [0], [6], [3], [5], [1], [1])  # row r sees 3 + r and 4 + r
+    assert truncate_slabs(band, 5).table().tolist() == [[0, 1, 3, 5, 1, 1], [1, 2, 4, 5, 1, 0]]
+    wide = Slabs(12, [0], [6], [2], [6], [1], [1])
+    assert truncate_slabs(wide, 4).table().tolist() == [[0, 2, 2, 4, 1, 0]]
+
+
 def dense_of(slabs):
     dense = np.zeros((slabs.num_tokens, slabs.num_tokens), bool)
     for q0, q1, k0, k1, a, b in slabs.table():
         for q in range(q0, q1):
+            assert k0 + a * (q - q0) <= k1 + b * (q - q0) <= slabs.num_tokens
             assert not dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)].any()
             dense[q, k0 + a * (q - q0) : k1 + b * (q - q0)] = True
     return dense

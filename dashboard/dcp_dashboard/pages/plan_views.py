@@ -237,7 +237,7 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
-        hint(" ".join([*row_names(loaded), TIMELINE_HINT])),
+        hint(" ".join([*row_names(loaded, is_paired=True), TIMELINE_HINT])),
     ]
 
 
@@ -283,7 +283,7 @@ def path_url(loaded: LoadedPlan, source: str) -> str:
     return f"/api/plan/{loaded.entry.key}/path?source={source}"
 
 
-def row_names(loaded: LoadedPlan, *, is_paired: bool = True) -> list[str]:
+def row_names(loaded: LoadedPlan, *, is_paired: bool) -> list[str]:
     """Explain the letters beside the rows of a timeline; paired: two traces share an axis."""
     names = []
     if is_paired and len(loaded.traces) > 1:

@@ -283,6 +283,7 @@ def read_click(click: object) -> int | None:
         step = click["points"][0]["x"]  # type: ignore[index]  # whatever is none, is caught
     except (TypeError, KeyError, IndexError):
         return None
+    # NaN compares false; `int` would raise for it and for infinity.
     return int(step) if isinstance(step, int | float) and abs(step) < 2**53 else None
 
 
@@ -296,6 +297,7 @@ def extremes(values: Floats, most: int) -> Ints:
     """
     if len(values) <= most:
         return np.arange(len(values))
+    # Each stretch gives two places, so half as many stretches.
     width = -(-len(values) // (most // 2))
     stretches = -(-len(values) // width)
     padded = np.full(stretches * width, np.nan)

@@ -140,7 +140,7 @@ class ExpressionChecker(Checker):
                 return nodes.any_of([self.rule(rule, names) for rule in rules], place)
         raise AssertionError(f"no expression: {type(value).__name__}")
 
-    def name(self, value: ast.Name, names: Names, *, is_mask: bool = False) -> Kind:
+    def name(self, value: ast.Name, names: Names, *, is_mask: bool) -> Kind:
         """Return the kind of a name."""
         text = value.text
         if text in names:

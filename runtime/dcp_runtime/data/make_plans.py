@@ -288,13 +288,12 @@ def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:
     for q0, q1, k0, k1, a, b in slabs.table().tolist():
         stop = min(q1, num_tokens)
         if a:  # rows whose first key is inside
-            stop = min(stop, q0 + max(0, num_tokens - k0))
-        if stop <= q0 or k0 >= num_tokens:
+            stop = min(stop, q0 + num_tokens - k0)
+        if k0 >= num_tokens:
             continue
-        inside = stop if k1 + b * (stop - 1 - q0) <= num_tokens else q0
-        if b and inside == q0:
-            inside = q0 + max(0, num_tokens - k1 + 1)
-        inside = min(max(inside, q0), stop)
+        inside = stop if k1 <= num_tokens else q0
+        if b:  # rows whose last key is inside
+            inside = min(q0 + max(0, num_tokens - k1 + 1), stop)
         if inside > q0:
             parts.append((q0, inside, k0, k1, a, b))
         if inside < stop:  # from here on the last key is the border

@@ -292,6 +292,7 @@ def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
         dist.send(answer, to, group)
         dist.recv(answer, to, group)
         back = time.perf_counter_ns()
+        # Half the round trip, rounded up: a bound on the error of the offset.
         if (back - sent + 1) // 2 < best_ns[1]:
             best_ns = (sent + back) // 2 - int(answer), (back - sent + 1) // 2
     return best_ns

@@ -84,6 +84,7 @@ def test_a_job_that_gets_no_thread_fails_and_keeps_no_other_waiting(tmp_path, mo
         for _ in range(9):
             job = jobs.start({}, 60, "edited/m")
             assert (job.state, job.message[:22]) == ("failed", "can't start new thread")
+            assert 0 <= job.to_json()["seconds"] < 60
 
 
 SLOW = {

@@ -94,6 +94,11 @@ def test_a_run_beside_its_prediction_names_the_constants(library):
     assert "Run against prediction, by class of work" in page
     assert "messages between nodes" in page
     assert "explains" in page
+    sides = (("zigzag", "simulated"), ("zigzag", "measured"))  # the run is a quarter slower
+    sides = compared(library, *sides)
+    cells = markup(compare_panels.constants_panel(sides))
+    for one in compare_with_run(sides.second.loaded.plan, sides.second.trace).classes:
+        assert not one.predicted_s or f"{one.measured_s / one.predicted_s:.2f}</td>" in cells
     other = plan_key("contiguous.dcpplan")
     page = text_of(render_page(library, "/compare", f"?a={key}&b={other}"))
     assert "by class of work" not in page

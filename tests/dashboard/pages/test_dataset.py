@@ -100,6 +100,8 @@ def test_the_sentence_holds_medians_and_extremes():
     median = statistics.median([1.5, 2.0, 1.0])
     assert f"Predicted {median:.2f} times as fast as static:zigzag" in text
     assert "(1.00 to 2.00)" in text
+    alone = summary_sentence(parse_report(document(BATCHES[:1])))
+    assert alone.startswith("1 of 50 batches, at the median ")
     assert summary_sentence(parse_report(document([]))) == "No batch is planned yet."
 
 
