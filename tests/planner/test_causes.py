@@ -29,6 +29,8 @@ from dcp_planner.causes import (
     diagnose,
     explain,
     explain_difference,
+    find_causes,
+    headline,
 )
 from dcp_planner.model.cluster import MOST_RATE
 from dcp_planner.model.problem import Placement, build_workload
@@ -189,6 +191,13 @@ def test_what_neither_links_nor_compute_explain_is_put_down_to_order(masks):
     text = told(found)
     assert text.startswith("B takes 33.3% less time than A: 899 ns against 1347 ns, mostly because")
     assert "A loses more to waiting for what others do first" in text
+
+
+def test_a_plan_without_messages_hides_none(masks):
+    sparsity = masks.pack([masks.causal(8), masks.causal(8)], 8)
+    home, away = (planned(sparsity, [0, 1], owner) for owner in ([0, 1], [1, 0]))
+    assert headline(find_causes(home), str).endswith("; nothing moves between devices.")
+    assert headline(find_causes(away), str).endswith("% of the communication is hidden.")
 
 
 def test_a_small_difference_gets_no_reason(masks):

@@ -127,6 +127,8 @@ def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
     if spent["launches"] >= LEAST_SHARE:
         told.insert(2, f"start work for {share(spent['launches'])}")
     taken = f"The plan takes {seconds(why.diagnosis.seconds)}: its devices {joined(told)}"
+    if not why.trace.size_bytes.any():
+        return f"{taken}; nothing moves between devices."
     return f"{taken}; {share(why.hidden_share)} of the communication is hidden."
 
 

@@ -6,7 +6,7 @@ import pytest
 from dcp_dashboard.api.devices import path_payload
 from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.facts.findings import answers, findings, longest_waits
-from dcp_dashboard.facts.quantities import duration
+from dcp_dashboard.facts.quantities import duration, percent
 from dcp_dashboard.facts.traces import find_waits
 from dcp_dashboard.library.plans import load_file
 from dcp_planner import LANES, Trace, simulate, write_plan
@@ -132,7 +132,8 @@ def test_the_most_costly_cause_is_the_answer_and_the_others_are_findings(loaded)
     told = [f for f in found if "it would take" in f.text]
     assert len(told) + 1 == len(worth) > 1
     for cause, finding in zip(worth, (most, *told), strict=True):
-        assert f"it would take {duration(cause.saves_s)} less" in finding.text
+        share = percent(cause.saves_s / diagnosis.seconds)
+        assert f"it would take {duration(cause.saves_s)} less ({share})" in finding.text
         where = cause.where.get("device")
         if cause.name in SHOWN_BY:
             check_step(loaded.traces["simulated"], finding, SHOWN_BY[cause.name])

@@ -87,6 +87,8 @@ def test_the_plan_page_shows_metrics_findings_and_every_device(served_folder, sm
     for text in ("2,048", "in 3 sequences", "2 nodes, 3 divisions", "Predicted", "Measured"):
         assert text in page
     assert any(text.startswith("Device ") and " waits " in text for text in page)
+    assert not any("Rows p" in text for text in page)  # each trace has a timeline of its own here
+    assert any(text.startswith("n0, n1, … are the nodes. ") for text in page)
     assert 'title="Visible pairs that it computes"' in str(shown)  # rates play no part there
     owned = [len(small_plan.local_tokens(device)) for device in range(4)]
     assert {f"{tokens:,}" for tokens in owned} <= set(page[page.index("Device") :])

@@ -1,6 +1,7 @@
 """`dcpm step`: its report, its first step as a file, and what it refuses."""
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -43,7 +44,14 @@ def test_command_reports_policies(files: tuple[str, str]) -> None:
     assert steps["plan_step"] <= 1.05 * fastest
     code, text = run(*common)
     assert code == 0
-    assert "x round-robin" in text
+    speedup, hours = re.search(
+        r"^([\d.]+) x round-robin: ([\d.]+) h of a day$", text, re.M
+    ).groups()
+    assert float(hours) == pytest.approx(24 - 24 / float(speedup), abs=0.2)
+    (row,) = re.findall(r"^[ |│]*round-robin\b.*ms.*$", text, re.M)
+    taken, *parts = map(int, re.findall(r"(\d+) ms", row))  # milliseconds, each rounded
+    assert len(parts) == 4
+    assert sum(parts) == pytest.approx(taken, abs=3)
 
 
 def test_masks_decide_the_work(files: tuple[str, str], tmp_path) -> None:
