@@ -7,6 +7,8 @@ from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Sample, Spec, check, dense_mask, load
 from dcp_dsl.claims.guard import Guard
+from dcp_dsl.coverage.row_checker import prove_rows
+from dcp_dsl.data.nesting import NestedColumn
 
 SPEC = Spec.from_text(
     "token evict\n"
@@ -57,6 +59,16 @@ def test_a_guard_refuses_exactly_the_samples_that_leak_or_have_empty_rows(name, 
             Guard.of([mask]).check(sample)
     else:
         Guard.of([mask]).check(sample)
+
+
+def test_rows_are_proved_by_the_values_of_their_tokens():
+    guard = Guard.of([Spec.from_text("token t\nmask m = causal and q - k <= q.t\n").mask("m")])
+    values = np.full(40, 3)
+    values[35] = -1  # the second token of row 17 sees nothing
+    column = NestedColumn(values, (np.arange(0, 41, 2),), np.zeros(20, np.bool_))
+    # Halves of halves are fewer than 8 rows, which are bound instead.
+    proved = [True] * 10 + [False] * 10
+    assert prove_rows(guard, {"t": column}, np.arange(20)).tolist() == proved
 
 
 def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch):
