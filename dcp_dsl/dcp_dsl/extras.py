@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)")
-_MODULES = {"pillow": "PIL"}
+_MODULES = {"pillow": "PIL", "flash-attn-4": "flash_attn"}
 
 
 def install_line(extra: str) -> str:
@@ -21,8 +21,8 @@ def install_line(extra: str) -> str:
 def extra_of(module: str) -> str | None:
     """Return the smallest extra that brings a library, ``None`` if there is none.
 
-    >>> extra_of("numba.core"), extra_of("PIL"), extra_of("numpy")
-    ('plan', 'png', None)
+    >>> extra_of("flash_attn.cute"), extra_of("PIL"), extra_of("numpy")
+    ('flash', 'png', None)
     """
     wanted = module.partition(".")[0]
     sizes = [
