@@ -150,6 +150,17 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     assert "documents" not in shown.partition("against dense")[0].partition("placement")[2]
 
 
+def test_a_mask_that_is_not_verified_ends_with_status_1(monkeypatch):
+    report = small_report({})
+    (mask,) = report.masks
+    failed = replace(report, masks=(replace(mask, verified=False),))
+    monkeypatch.setattr(pipeline, "run_demo", lambda *_: failed)
+    result = CliRunner().invoke(dcpm, ["demo"])
+    said = "dcpm: a run is not within twice the error of eager attention\n"
+    assert (result.exit_code, result.stderr) == (1, said)
+    assert "dv are NOT all within" in result.stdout
+
+
 def test_the_end_says_what_was_simulated_what_verified_means_and_why_times_differ():
     report = small_report({})
     said = summary(report, 2)

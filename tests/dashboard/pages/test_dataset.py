@@ -117,6 +117,13 @@ def test_a_figure_that_is_none_is_left_out(wrong):
     assert "1,001 tokens" in summary_sentence(report)
 
 
+def test_lengths_reach_from_the_shortest_over_the_median_to_the_longest():
+    (points,) = lengths_figure(parse_report(document(BATCHES))).data
+    assert list(points.y) == [200, 200, 200]
+    assert list(points.error_y.arrayminus) == [190, 190, 190]
+    assert list(points.error_y.array) == [500, 501, 502]
+
+
 def test_hostile_texts_are_cut_and_files_stay_beside_the_report():
     many = {f"m{i}": {"predicted_forward_s": 1, "predicted_backward_s": 1} for i in range(5000)}
     first = BATCHES[0] | {"origin": "x" * 10**6, "file": "../../etc/passwd", "against": many,
