@@ -142,6 +142,8 @@ def rows_go_where_they_are_wanted(executor, ranks):
         undispatch(own, plan, None, Shard(0))
     with pytest.raises(RunError, match=f"expected dim 1 to divide by {ranks}, got"):
         undispatch(own[:, 1:], plan, mesh, Shard(1))
+    copy = undispatch(own[:, 1:], plan, mesh, Replicate())  # no dim needs to divide
+    assert torch.equal(copy.to_local(), whole[:, 1:])
 
 
 def wrong_world_size_is_refused(executor, ranks):
@@ -160,6 +162,9 @@ def what_is_no_plan_tensor_or_timeout_is_refused(executor, ranks):
         DCPAttn.apply(executor, q.numpy(), kv)
     with pytest.raises(RunError, match="expected kv to be a tensor, got NoneType"):
         DCPAttn.apply(executor, q, None)
+    for n in (1, 3):
+        with pytest.raises(RunError, match=rf"kv as one tensor or as \(k, v\), got a tuple of {n}"):
+            DCPAttn.apply(executor, q, (kv[:, 0],) * n)
     with pytest.raises(RunError, match="at most 86400 s, got nan s"):
         DCPExecutor(timeout_s=float("nan"))
 

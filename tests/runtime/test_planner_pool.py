@@ -8,6 +8,7 @@ import sys
 import warnings
 from concurrent import futures
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from loader_options import make_loader
@@ -20,6 +21,7 @@ from dcp_planner.workers.process import WorkerProcess
 from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
+from dcp_runtime.data.plan_sources import SharedPlans
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, MicroBatch, PlannerPool, PlanRequest
 from dcp_runtime.plans.batch_plans import batch_note
 
@@ -297,6 +299,15 @@ def test_a_pool_gives_up_with_the_first_worker_that_cannot_start(monkeypatch):
             pool.submit(request).result(timeout=250)
     assert pool.cannot_start
     pool.close()
+
+
+def test_the_seconds_of_a_lost_plan_are_known_before_a_rank_takes_it():
+    known, done = [], futures.Future()
+    exchange = SimpleNamespace(publish=lambda number, parts: known.append([*plans._seconds]))
+    plans = SharedPlans(SimpleNamespace(is_closed=False, cannot_start=False), exchange)
+    done.set_exception(WorkerLost("gone"))
+    plans._publish(4, request_of(), done)
+    assert known == [[4]]
 
 
 def test_a_closed_loader_plans_in_this_process():

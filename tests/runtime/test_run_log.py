@@ -111,6 +111,14 @@ def test_files_are_rotated_and_bounded(tmp_path):
     ]
     assert newest == list(range(newest[0], 60))
     assert len(newest) > 12
+    # Killed right behind a rotation, with or without a header in the new file.
+    files[0].replace(files[1])
+    for left in ("", '{"schema": "dcp.run_log/1"}\n'):
+        files[0].write_text(left)
+        again = RunLog(tmp_path)
+        again.submit(lambda again=again: again.write({}))
+        again.flush()
+        assert records_of(files[0])[-1]["step"] == 60
 
 
 def test_a_full_disk_ends_the_log_with_one_warning(tmp_path, monkeypatch, caplog):

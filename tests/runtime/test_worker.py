@@ -1,9 +1,12 @@
 """Replies of a rank whose job fails."""
 
+import numpy as np
 import pytest
+import torch
 
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.tables import Attention, CommWait
-from dcp_runtime import RunError
+from dcp_runtime import RunConfig, RunError
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.worker import progress_of
 from dcp_runtime.transport.recorder import Activity, Recorder
@@ -19,6 +22,18 @@ def test_progress_counts_every_step_and_names_who_computes():
     }  # fmt: skip
     ranks[1].begin(None)
     assert progress_of(ranks) == {"steps": 3, "doing": None}
+
+
+def test_a_run_checks_for_what_is_not_finite_only_if_asked(lab, monkeypatch):
+    sparsity, shape = lab.sparsity_of([lab.masks["causal"](32)], 16), ModelShape(2, 1, 8, 4)
+    plan = build_plan(sparsity, shape, Cluster(devices_per_node=1), PlanConfig("static:zigzag"))
+    spoilt = worker.random_inputs(plan, plan.local_blocks(0).tolist(), 0, 0, torch.float32)
+    spoilt.q[3] = torch.nan
+    monkeypatch.setattr(worker, "random_inputs", lambda *_: spoilt)
+    found = worker.run_job(RunConfig(1, transport="loopback", verify=True), plan, 60, [])
+    assert np.isnan(found["0/out0"][3]).all()
+    with pytest.raises(RunError, match=r"16 values that are not finite.*at local token 3"):
+        worker.run_job(RunConfig(1, transport="loopback", check_finite=True), plan, 60, [])
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,14 @@ def test_only_the_pass_after_the_warm_up_counts(world, lab):
     assert last.errors == once.errors  # gradients do not pile up
 
 
+def test_a_ring_of_three_measures_messages_of_every_size_and_count(world):
+    ring = {"sizes": [8, 64], "counts": [1, 3], "repeats": 2}
+    for answer, _ in world.run({"ring": ring}):
+        found = [(s["size_bytes"], s["count"]) for s in answer["ring"]]
+        assert found == [(8, 1), (8, 3), (64, 1), (64, 3)]
+        assert all(0 < s["seconds"] < 10 for s in answer["ring"])
+
+
 def test_local_error_of_all_ranks_is_one_message_and_breaks_the_world(lab, world):
     """The last test of the world that they share."""
     plan = plan_of(lab, [lab.masks["causal"](80)])

@@ -310,9 +310,14 @@ class SharedPlans(PlanSource):
             else:
                 self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
                 request = replace(request, config=replace(request.config, partitioner=FALLBACK))
-            # From the text: this is another thread, and the values belong to the training loop.
-            self._plan_here(number, request, partial(plan_request, request))
-            self._seconds[number] = perf_counter() - started
+
+            def plan_timed() -> PlanReply:
+                # From the text: this is another thread, and the values belong to the training loop.
+                made = plan_request(request)
+                self._seconds[number] = perf_counter() - started  # before a rank can take the plan
+                return made
+
+            self._plan_here(number, request, plan_timed)
             return
         except DCPError as error:
             self._exchange.fail(number, error)

@@ -234,6 +234,8 @@ class DCPAttn:
                 "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, "
                 f"got {type(prepared).__name__}"
             )
+        if isinstance(kv, tuple) and len(kv) != 2:
+            plan.forward(q, kv)
         k, v = kv if isinstance(kv, tuple) else (kv, None)
         for x in (q, k, k if v is None else v):
             if not isinstance(x, Tensor) or x.device.type == "meta":

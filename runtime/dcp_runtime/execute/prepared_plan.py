@@ -117,6 +117,11 @@ PLAIN = Softmax()
 def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
     """Check what a forward call gets. Any strides will do; so will a mixed ``requires_grad``."""
     shape, tokens = part.heads.shape, part.num_local // part.heads.groups
+    if isinstance(kv, tuple) and len(kv) != 2:
+        raise RunError(
+            f"expected kv as one tensor or as (k, v), got a tuple of {len(kv)}; "
+            "stack k and v along dim 1, or give both"
+        )
     given = {"q": q, **(dict(zip("kv", kv, strict=True)) if isinstance(kv, tuple) else {"kv": kv})}
     for name, value in given.items():
         if not isinstance(value, Tensor):

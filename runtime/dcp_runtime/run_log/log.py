@@ -12,6 +12,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
@@ -224,10 +225,11 @@ class RunLog:
     def _open(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        size = os.fstat(self._file).st_size
-        start = max(0, size - MOST_TAIL_BYTES)
-        tail = os.pread(self._file, size - start, start)
-        last = max(map(_step_of, tail.split(b"\n")))
+        tail = _tail(self._file)
+        last = _last_step(tail)
+        if last < 0:  # a process that was killed right behind a rotation left no record in it
+            with suppress(FileNotFoundError), open(f"{self.path}.1", "rb") as older:
+                last = _last_step(_tail(older.fileno()))
         self._step = last + 1
         # A process that was killed may have left half a line.
         head = _line({"schema": SCHEMA, "started": round(time.time(), 3), **self._header})
@@ -252,6 +254,16 @@ class RunLog:
 
 def _line(document: StepRecord) -> bytes:
     return json.dumps(document, allow_nan=False).encode() + b"\n"
+
+
+def _tail(file: int) -> bytes:
+    size = os.fstat(file).st_size
+    start = max(0, size - MOST_TAIL_BYTES)
+    return os.pread(file, size - start, start)
+
+
+def _last_step(tail: bytes) -> int:
+    return max(map(_step_of, tail.split(b"\n")))
 
 
 def _step_of(line: bytes) -> int:
