@@ -235,7 +235,7 @@ class DCPAttn:
                 f"got {type(prepared).__name__}"
             )
         if isinstance(kv, tuple) and len(kv) != 2:
-            plan.forward(q, kv)
+            plan.forward(q, kv)  # as below
         k, v = kv if isinstance(kv, tuple) else (kv, None)
         for x in (q, k, k if v is None else v):
             if not isinstance(x, Tensor) or x.device.type == "meta":
