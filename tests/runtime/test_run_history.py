@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -119,6 +121,21 @@ def test_top_shows_prediction_beside_measurement_and_the_slowest_rank(tmp_path):
     told = json.loads(CliRunner().invoke(top, [str(tmp_path), "--json"]).output)
     assert told["schema"] == "dcp.top/1"
     assert told["runs"]["run.dcprun.jsonl"]["last"]["measured_s"] == 0.75
+
+
+def test_top_on_a_terminal_shows_every_step_until_it_is_interrupted(tmp_path, monkeypatch):
+    path, steps = tmp_path / "run.dcprun.jsonl", [8, 7]
+    append(path, {"step": 6, "name": "n"})
+
+    def sleep(_):
+        if not steps:
+            raise KeyboardInterrupt
+        append(path, {"step": steps.pop(), "name": "n"})
+
+    monkeypatch.setattr("dcp_runtime.commands.time", SimpleNamespace(sleep=sleep))
+    terminal = {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "120"}
+    shown = CliRunner().invoke(top, [str(tmp_path)], env=terminal)
+    assert re.findall(r"(\d) · n", shown.output)[:3] == ["6", "7", "8"]
 
 
 def test_a_folder_without_a_log_is_refused_with_the_way_out(tmp_path):

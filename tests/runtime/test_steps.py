@@ -209,6 +209,21 @@ def test_meshes_that_name_no_replicas_are_refused(ranks, names, options, says):
         find_replicas(packing, Planning(ModelShape(2, 1, 8, 4), group=mesh))
 
 
+@pytest.mark.parametrize(
+    ("ranks", "names", "found"),
+    [
+        ([[3, 2, 1, 0]], ("dp", "cp"), (1, 4, 3)),
+        ([[[3], [2]], [[0], [1]]], ("dp_replicate", "dp_shard", "cp"), (4, 1, 2)),
+        ([[[3], [2]], [[1], [0]]], ("dp_replicate", "dp_shard", "cp"), (4, 1, 3)),
+    ],
+)
+@pytest.mark.usefixtures("four_ranks")
+def test_a_mesh_says_which_rank_of_which_replica_this_one_is(ranks, names, found):
+    mesh = DeviceMesh("cpu", ranks, mesh_dim_names=names)
+    own = find_replicas(Packing(BUDGET), Planning(ModelShape(2, 1, 8, 4), group=mesh))
+    assert (own.count, own.context_ranks, own.device) == found
+
+
 def test_a_replica_without_rows_gets_micro_batches_without_tokens():
     extra = {"extra_columns": ("x",), "micro_batches": 2}
     rows = [{**row, "x": [0.5] * len(row["tokens"])} for row in rows_of([20, 10])]
