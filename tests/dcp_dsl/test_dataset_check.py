@@ -15,7 +15,7 @@ from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
 from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage import dataset_checker
 from dcp_dsl.coverage.dataset_checker import Distribution, check_dataset
-from dcp_dsl.data.nesting import column_depth, flatten_column
+from dcp_dsl.data.nesting import column_depth, flatten_column, measure_layout
 from dcp_dsl.data.sources import find_sources
 
 SHARED = """
@@ -290,6 +290,19 @@ def test_a_nested_column_is_taken_apart_and_put_together_again():
     assert flat.row_sums(flat.values).tolist() == [3, 0, 0, 3, 15]
     assert column_depth(column.type) == 2
     assert column_depth(pa.list_(pa.float32())) is None
+
+
+def test_rows_are_measured_without_binding_where_their_sizes_leave_no_doubt():
+    spec = Spec.from_text("segment s = a[x] b[y]*")
+    (layout,) = (layout for _, layout in spec.scope.layouts())
+    rows = {"x": [3, 0, -1, 5, None], "y": [[2, 0], [], [1], [-2, 2], [1]]}
+    columns = {
+        name: flatten_column(pa.chunked_array([pa.array(values)])) for name, values in rows.items()
+    }
+    totals = measure_layout(layout, columns, 5)
+    assert totals.tokens[:2].tolist() == [5, 0]
+    assert totals.is_certain.tolist() == [True, True, False, False, False]
+    assert not totals.takes_rest
 
 
 def test_distributions_count_every_value_once():

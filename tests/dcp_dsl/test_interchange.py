@@ -17,6 +17,7 @@ from dcp_dsl import ExchangeError, Sample, Slabs, Spec, dense_mask, export_mask,
 from dcp_dsl.interchange import (
     Export,
     ExportConfig,
+    build_mask_mod,
     find_difference,
     read_export,
     varlen_calls,
@@ -228,6 +229,16 @@ def test_a_dense_mask_of_a_million_tokens_is_refused():
     slabs = Spec.from_text("").mask("causal").bind(Sample(length=1_000_000))
     with pytest.raises(ExchangeError, match="at most 32_768 tokens") as raised:
         export_mask(slabs, "dense")
+    assert raised.value.code == "X304"
+
+
+def test_bits_are_stored_up_to_the_most_tokens(monkeypatch):
+    mask = rows_of(np.random.default_rng(0).random((64, 64)) < 0.5)
+    monkeypatch.setattr("dcp_dsl.interchange.block_sparse.MAX_TOKENS", 64)
+    assert build_mask_mod(mask).form == "bits"
+    monkeypatch.setattr("dcp_dsl.interchange.block_sparse.MAX_TOKENS", 63)
+    with pytest.raises(ExchangeError, match="for at most 63 tokens, got 64") as raised:
+        build_mask_mod(mask)
     assert raised.value.code == "X304"
 
 

@@ -161,6 +161,7 @@ def test_editors_with_images_get_a_drawn_picture(tmp_path):
     ("text", "expected", "unexpected"),
     [
         ("|", {"mask", "segment", "for", "check"}, {"causal"}),
+        ("segment d = |", {"every"}, {"causal"}),
         ("segment d = [x]*\nmask m = |", {"causal", "grpo", "d", "same", "not"}, {"x"}),
         ("segment d = [x]*\nmask m = same(|", {"d"}, {"causal", "and"}),
         ("segment d = [x]*\nmask m = causal per |", {"d"}, {"causal"}),

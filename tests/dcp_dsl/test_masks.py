@@ -126,6 +126,7 @@ def test_grpo_rollouts_see_their_own_prompt_only(paint):
         ({"question_len": [4], "answer_lens": [3]}, 7, "`question_len` to be one integer"),
         ({"question_len": 4, "answer_lens": 3}, 7, "expected column `answer_lens` to be a list"),
         ({"question_len": 4, "answer_lens": [-1, 4]}, 7, "negative length -1"),
+        ({"question_len": 4, "answer_lens": [1, 9]}, 7, "a part of 9 tokens, the sample only 7"),
         ({"question_len": -4, "answer_lens": [11]}, 7, "-4 tokens; expected at least 0"),
         ({"question_len": 4, "answer_lens": [[3]]}, 7, "to be a list of integers"),
         ({"question_len": 2**40, "answer_lens": [3]}, 7, "a part would have"),
@@ -196,6 +197,12 @@ def test_a_position_from_outside_is_the_same_token_inside_per(paint):
     for name in ("a", "b"):
         assert np.array_equal(paint(spec.mask(name).bind(sample)), expected)
         assert np.array_equal(dense_mask(spec.mask(name), sample), expected)
+
+
+def test_a_number_is_a_position():
+    spec = Spec.from_text("mask at(p: pos) = k <= p and causal  mask third = at(2)")
+    wanted = np.tri(5, dtype=bool) & (np.arange(5) <= 2)
+    assert np.array_equal(dense_mask(spec.mask("third"), Sample(length=5)), wanted)
 
 
 @pytest.mark.parametrize("call", ["near", "given(2)", "chosen(-3)"])

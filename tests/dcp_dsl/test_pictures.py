@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageColor
 
 from dcp_dsl import Picture, Sample, Slabs, Spec, dense_mask, preview
 from dcp_dsl.checks.scope import library_names
@@ -99,6 +99,18 @@ def test_pixels_are_exactly_the_visible_pairs(call, length):
     middle = np.arange(length) * size + size // 2
     drawn = (image[top + middle][:, left + middle] == visible).all(axis=2)
     assert np.array_equal(drawn, dense)
+
+
+def test_the_legend_of_a_png_has_a_square_of_every_kind():
+    sample = Sample({"question_len": 4, "answer_lens": [4, 4]}, 12)
+    picture = Picture.of(SPEC.mask("shared"), sample)
+    image = Image.open(io.BytesIO(picture.png(side=280))).convert("RGB")
+    below = image.crop((0, image.height - 34, image.width, image.height))
+    counts = {colour: count for count, colour in below.getcolors()}
+    colours = picture.frame.colours
+    assert list(colours) == ["question", "answer"]
+    for colour in colours.values():
+        assert counts[ImageColor.getrgb(colour)] == 12 * 12
 
 
 def test_long_samples_have_one_straight_polygon_per_slab():

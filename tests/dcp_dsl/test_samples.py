@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dcp_dsl import DatasetError, Sample, Spec, check, load, sample_from_argument
+from dcp_dsl.claims.column_samples import column_kinds, complete_samples
 from dcp_grammar import MASKS
 
 LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
@@ -146,3 +147,15 @@ def test_a_sample_that_a_claim_cannot_be_tested_on_has_its_own_way_out(fields, h
     (found,) = check(text)
     assert found.code == "E117"
     assert found.hint.startswith(hint)
+
+
+def test_a_column_of_instances_gets_a_value_for_each_instance_of_drawn_ids():
+    spec = Spec.from_text("segment w = ids(d)\ncolumn a in w\nmask m = causal and q.w.a >= k.w.a")
+    core = spec.mask("m").core
+    kinds = column_kinds(core)
+    assert set(kinds) == {"a", "d"}
+    drawn = list(complete_samples([Sample(length=6)], kinds, core))
+    assert drawn
+    for sample in drawn:
+        assert len(sample.columns["a"]) == 1 + max(sample.columns["d"])
+    assert any(len(sample.columns["a"]) > 1 for sample in drawn)

@@ -15,7 +15,7 @@ from numba import njit, types
 
 from dcp_planner import jit
 from dcp_planner.commands.plan import plan
-from dcp_planner.jit import COMPILE_CLOCK, check_private, compiled, inner
+from dcp_planner.jit import COMPILE_CLOCK, check_private, check_unshared, compiled, inner
 
 _COUNT = """
 import importlib, json, pkgutil
@@ -205,6 +205,19 @@ def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
     folder.chmod(0o750)
     with pytest.raises(PermissionError, match="that others cannot enter"):
         check_private(folder)
+
+
+def test_a_shared_folder_needs_a_sticky_bit_where_it_holds_compiled_code(tmp_path):
+    (folder := tmp_path / "code").mkdir(mode=0o755)
+    tmp_path.chmod(0o1777)
+    check_unshared(folder)
+    tmp_path.chmod(0o777)
+    with pytest.raises(PermissionError, match="others can write compiled code here"):
+        check_unshared(folder)
+    tmp_path.chmod(0o755)
+    folder.chmod(0o1777)  # a sticky bit keeps nobody from adding files
+    with pytest.raises(PermissionError, match="others can write compiled code here"):
+        check_unshared(folder)
 
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path, compile_kernel):

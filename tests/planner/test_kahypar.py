@@ -21,7 +21,13 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.model.problem import DIRECTIONS, build_workload, cap_of, caps_of
-from dcp_planner.search.kahypar import _both_directions, _encode, build_hypergraph
+from dcp_planner.search.kahypar import (
+    WEIGHT_LIMIT,
+    _both_directions,
+    _encode,
+    _to_int32,
+    build_hypergraph,
+)
 from dcp_planner.search.partitioners import place
 
 pytestmark = [
@@ -62,6 +68,16 @@ def best_cost(workload, cluster, config):
             )
             best = min(best, cost)
     return best
+
+
+def test_weights_of_edges_keep_their_ratios_and_fit_what_kahypar_adds_up():
+    assert _to_int32(np.array([6, 9, 30])).tolist() == [2, 3, 10]
+    assert _to_int32(np.zeros(0, np.int64)).tolist() == []
+    weight = np.array([1, 2**40, 3 * 2**40, 2**41 + 1])
+    found = _to_int32(weight)
+    assert found.sum() <= WEIGHT_LIMIT + len(weight)
+    assert found[0] == 1
+    assert found[1:] / found[1] == pytest.approx([1, 3, 2], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["causal", "window", "packed", "ragged"])

@@ -372,6 +372,17 @@ def test_a_large_meta_is_refused_unread(written, tmp_path, read):
         read(tmp_path / "b")
 
 
+def test_a_meta_of_the_limit_is_read(plan, written, tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(written[0])
+    size = len(members_of(written[0], tmp_path / "a")["meta.json"])
+    monkeypatch.setattr("dcp_planner.plan.file.META_LIMIT_BYTES", size)
+    assert read_plan(path).plan.num_devices == plan.num_devices
+    monkeypatch.setattr("dcp_planner.plan.file.META_LIMIT_BYTES", size - 1)
+    with pytest.raises(PlanFileError, match=rf"expected at most {size - 1} bytes, got {size}"):
+        read_plan(path)
+
+
 @pytest.mark.parametrize(("size", "is_kept"), [(META_LIMIT_BYTES // 2, True),
                                                (META_LIMIT_BYTES, False)])  # fmt: skip
 def test_what_is_written_can_be_read_however_long_its_samples(plan, tmp_path, size, is_kept):

@@ -169,6 +169,22 @@ def assembled(masks):
     return assembled
 
 
+def test_divisions_are_even_in_pairs_or_in_bytes_as_asked(masks):
+    """Device 0 computes all: few pairs with each key of four blocks, many with the fifth."""
+    workload = build_workload(masks.pack([masks.causal(4)] * 4 + [masks.causal(40)], 4), SHAPE)
+    owner = np.ones(workload.num_blocks, np.int32)
+    owner[5:] = 0
+    placement = Placement(owner, np.zeros(workload.num_tiles, np.int32))
+
+    def loads(even):
+        found = cut_streamed(workload, placement, "forward", 2, Streaming("keys", False, even))
+        return np.bincount(found, workload.compute_pairs)[1:]
+
+    pairs, by_bytes = loads("pairs"), loads("bytes")
+    assert np.ptp(pairs) <= workload.compute_pairs.max()
+    assert np.ptp(pairs) < np.ptp(by_bytes)
+
+
 @pytest.fixture
 def fetched_twice(assembled):
     """A plan in which devices let blocks go as soon as a division does without them."""

@@ -19,6 +19,7 @@ from dcp_runtime import (
     prefill,
     register_dcp,
 )
+from dcp_runtime.adapters.huggingface import _refuse
 from dcp_runtime.plans.batch_plans import look_back
 
 SPEC = Spec.from_text(
@@ -248,6 +249,12 @@ def test_checkpointed_batches_keep_their_plans_while_others_are_open(executor, u
         dense = dense_results(llama(), dense_bias(mask))
         gradients = [parameter.grad for parameter in model.parameters()]
         assert_close(gradients, *(found[1:] for found in dense))
+
+
+def test_a_layer_that_sees_both_ways_is_refused():
+    _refuse("layer 0", None, 0.0, {"is_causal": True})
+    with pytest.raises(RunError, match=r"layer 1: .* bidirectional or across two sequences"):
+        _refuse("layer 1", None, 0.0, {"is_causal": False})
 
 
 def test_a_model_with_dropout_by_default_is_refused(executor):

@@ -33,11 +33,15 @@ def world():
         yield opened
 
 
-@pytest.mark.parametrize(("doing", "has_failed"), [(None, False), ("forward", True)])
-def test_a_rank_is_late_where_it_computes_and_not_where_it_waits(world, doing, has_failed):
-    """Both gave a sign of life just now, and took no step for twice the limit."""
-    now = 2.0 * world.timeout_s
-    rank = _Rank(0, None, last_sign_s=now, has_spoken=True, doing=doing)
+@pytest.mark.parametrize(
+    ("doing", "limits", "has_failed"),
+    [(None, 2.0, False), ("forward", 2.0, True), ("forward", 0.5, False)],
+)
+def test_a_rank_is_late_where_it_computes_and_not_where_it_waits(world, doing, limits, has_failed):
+    """Each gave a sign of life just now, and took no step for so many limits."""
+    now = 10.0 * world.timeout_s
+    last_step_s = now - limits * world.timeout_s
+    rank = _Rank(0, None, last_sign_s=now, last_step_s=last_step_s, has_spoken=True, doing=doing)
     assert world._has_failed(rank, now + 0.1) == has_failed
 
 

@@ -171,6 +171,10 @@ def test_the_end_says_what_was_simulated_what_verified_means_and_why_times_diffe
     (mask,) = report.masks
     failed = replace(report, masks=(replace(mask, verified=False),))
     assert "dv are NOT all within" in summary(failed, 2)
+    ours, *others = mask.executed.methods
+    slower = replace(ours, predicted_s=2 * ours.predicted_s)
+    other = replace(mask, executed=replace(mask.executed, methods=(slower, *others)))
+    assert "times are 0.8 to 1.5 times" in summary(replace(report, masks=(mask, other)), 2)
 
 
 @pytest.mark.parametrize(

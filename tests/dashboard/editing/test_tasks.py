@@ -124,6 +124,16 @@ def test_the_batch_of_a_plan_is_planned_as_it_was():
     assert preview_plan({**asked, "heads": "8/4/64"})["total_bytes"] == 2 * found["total_bytes"]
 
 
+def test_a_batch_may_have_the_most_tokens(monkeypatch):
+    twice = {**PLAN, "copies": 2}
+    tokens = preview_plan(twice)["tokens"]
+    monkeypatch.setattr("dcp_dashboard.editing.texts.MAX_TOKENS", tokens)
+    assert preview_plan(twice)["tokens"] == tokens
+    monkeypatch.setattr("dcp_dashboard.editing.texts.MAX_TOKENS", tokens - 1)
+    with pytest.raises(DCPError, match=f"at most {tokens - 1:,} tokens, got {tokens:,}"):
+        preview_plan(twice)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

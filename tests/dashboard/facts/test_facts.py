@@ -287,6 +287,17 @@ def test_a_sequence_says_its_tokens_tiles_owners_and_bytes(client, small_plan):
     assert "expected a sequence from 0 to 2, got 3" in refused.json["error"]
 
 
+def test_a_sequence_shows_its_sample_where_the_plan_has_one(loaded, small_plan):
+    def rows(provenance):
+        shown = replace(loaded, plan=replace(small_plan, provenance=provenance))
+        return dict(words(devices.sequence_facts(shown, 1).to_json()))
+
+    known = replace(small_plan.provenance, samples=("first", "second"))
+    assert rows(known)["Sample"] == "second"
+    assert "Sample" not in rows(replace(known, samples=("first",)))
+    assert "Sample" not in rows(None)
+
+
 @pytest.mark.parametrize(
     ("text", "sequence"),
     [("row 7", 1), ("ROW 70", 0), (" chat-9f3a ", 2), ("<script>", 1)],

@@ -2,11 +2,13 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from dcp_planner.commands.step import show_report
 from dcp_planner.commands.step import step as step_command
 from dcp_planner.step.file import read_step
 from dcp_planner.step.policies import RIVALS
@@ -112,3 +114,16 @@ def test_command_writes_the_first_step(files: tuple[str, str], tmp_path) -> None
     code, text = run(*common, "--out", str(tmp_path / "first.json"))
     assert code != 0
     assert "ends in .dcpstep.json" in text
+
+
+def test_the_rest_of_a_step_is_its_bubble_and_its_synchronisation(capsys) -> None:
+    seconds = {"seconds": 0.1, "linear_s": 0.02, "attention_s": 0.03, "waiting_s": 0.01}
+    means = seconds | {"bubble_s": 0.025, "synchronisation_s": 0.015, "max_tokens": 1.0}
+    report = SimpleNamespace(
+        shown=[SimpleNamespace(name="plan_step", mean=means.__getitem__)],
+        steps=1, documents=2, levels={"2x8": 1}, rivals=[],
+    )  # fmt: skip
+    show_report(report)
+    shown = capsys.readouterr().out
+    assert re.findall(r"(\d+) ms", shown) == ["100", "20", "30", "10", "40"]
+    assert "1 step of 2 documents" in shown
