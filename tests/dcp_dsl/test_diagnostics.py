@@ -243,3 +243,12 @@ def test_a_size_that_adds_two_positions_is_told_that_it_may_depend_on_none():
 def test_a_call_of_a_mask_with_a_doubled_parameter_is_no_crash():
     text = "mask a(w: int, w: int) = k < w  @partial mask b = a(1, 2)"
     assert [d.code for d in check(text)][:1] == ["E108"]
+
+
+@pytest.mark.parametrize(
+    "argument", ["q - k", "q - k + 1", "1 + (q - k)", "2 * (q - k)", "(q - k) // 2", "-(k - q)"]
+)
+def test_a_number_that_a_mask_takes_may_not_depend_on_a_position(argument):
+    (found,) = check(f"mask m = sliding({argument})")
+    assert found.code == "E107"
+    assert "may not depend on a position" in found.message

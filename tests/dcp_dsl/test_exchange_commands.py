@@ -51,6 +51,7 @@ def test_every_format_is_written_and_read_back_if_it_can_be(spec, tmp_path, name
         assert done.exit_code == 0, done.output
         document = json.loads(done.stdout)
         assert (document["schema"], document["equal"]) == ("dcp.import/1", True)
+        assert (document["file"], document["format"]) == (str(out), name)
         assert document["pairs"] == 10 + 18 + 18 + 11
 
 

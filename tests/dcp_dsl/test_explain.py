@@ -14,7 +14,7 @@ from dcp_dsl import DatasetError, Sample, Spec, dense_mask
 from dcp_dsl.cli import dcpm
 from dcp_dsl.commands.mask_report import report_mask
 from dcp_dsl.commands.masks import explain
-from dcp_dsl.syntax.diagnostic_formats import explanations
+from dcp_dsl.syntax.diagnostic_formats import UnknownCodeError, explain_code, explanations
 
 ROOT = Path(__file__).parents[2]
 SPEC = Spec.from_text("""
@@ -47,6 +47,8 @@ def test_a_code_is_explained_with_both_examples(run):
 def test_unknown_codes_and_missing_topics_are_one_message(run):
     result = run("E999")
     assert "no code `E999`" in str(result.exception)
+    with pytest.raises(UnknownCodeError, match="no code `E0041`; did you mean `E004`"):
+        explain_code("E0041")
     assert result.exception.exit_code == 2
     assert "name a code" in run().stderr
 

@@ -41,6 +41,9 @@ def test_the_mask_that_fits_the_rows_is_proposed_and_checked(rows, statement, tm
     assert made.exit_code == 0, made.output
     text = (tmp_path / "a.dcpm").read_text()
     assert statement in text.splitlines()
+    named = ", ".join(f"`{column}`" for column in rows[0])
+    about = text.partition("# `dcpm show")[0].replace("\n# ", " ")
+    assert about == f"# Masks for {data}, with columns {named}.\n"
     assert "sample first_row(" in text
     assert CliRunner().invoke(check, [out]).exit_code == 0
     checked = CliRunner().invoke(check, [out, "--dataset", data])

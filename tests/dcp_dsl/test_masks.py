@@ -199,6 +199,18 @@ def test_a_position_from_outside_is_the_same_token_inside_per(paint):
         assert np.array_equal(dense_mask(spec.mask(name), sample), expected)
 
 
+@pytest.mark.parametrize(
+    "condition",
+    ["k // (1 + min(k, 3)) <= 1", "q % (2 + max(q - 5, 0)) < 2", "q // max(1, 3 - q) == k"],
+)
+def test_divisors_that_grow_for_some_tokens_divide_each_by_its_own(condition, paint):
+    spec = Spec.from_text(f"@partial mask m = causal and {condition}")
+    sample = Sample(length=14)
+    wanted = dense_mask(spec.mask("m"), sample)
+    assert 0 < wanted.sum() < 105
+    assert np.array_equal(paint(spec.mask("m").bind(sample)), wanted)
+
+
 def test_a_number_is_a_position():
     spec = Spec.from_text("mask at(p: pos) = k <= p and causal  mask third = at(2)")
     wanted = np.tri(5, dtype=bool) & (np.arange(5) <= 2)

@@ -34,7 +34,7 @@ from dcp_planner.plan import decode_part, encode_parts
 from dcp_planner.report import bound_ratios
 from dcp_planner.search.partitioners import place, static_layouts
 from dcp_planner.tables import expand_head_groups, receive_buffer_bytes
-from dcp_planner.tables.head_groups import possible_groups
+from dcp_planner.tables.head_groups import _expanded_cu_seqlens, possible_groups
 
 SHAPES = {"mha": ModelShape(8, 8, 4, 2), "gqa": ModelShape(8, 2, 4, 2), "mqa": ModelShape(8, 1, 4)}
 FAST = PlanConfig(budget="fast")
@@ -354,6 +354,13 @@ def test_auto_keeps_one_group_where_the_batch_is_too_long_for_more():
             build_plan(sparsity, shape, Cluster(2, 2), replace(FAST, head_groups=groups))
         plan = build_plan(sparsity, shape, Cluster(2, 2), replace(FAST, head_groups="auto"))
         assert plan.head_groups == 1
+
+
+def test_tokens_times_groups_may_be_the_most(monkeypatch):
+    monkeypatch.setattr("dcp_planner.tables.head_groups._MOST_TOKENS", 12)
+    assert _expanded_cu_seqlens(np.array([0, 4, 6], np.int32), 2).tolist() == [0, 4, 6, 10, 12]
+    with pytest.raises(PlanError, match="up to 12, got 7 times 2"):
+        _expanded_cu_seqlens(np.array([0, 4, 7], np.int32), 2)
 
 
 @pytest.mark.parametrize("value", [2.0, "2", "all", None, True])

@@ -22,7 +22,14 @@ from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.data.plan_sources import SharedPlans
-from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, MicroBatch, PlannerPool, PlanRequest
+from dcp_runtime.data.planner_pool import (
+    MOST_FAILED_STARTS,
+    MicroBatch,
+    PlannerPool,
+    PlanRequest,
+    decode_reply,
+    encode_parts_of,
+)
 from dcp_runtime.plans.batch_plans import batch_note
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
@@ -89,6 +96,17 @@ def test_parts_of_plans_name_their_sequences_too(is_part):
     held = decode_part(encode_parts(plan)[0]) if is_part else plan
     (own,) = MicroBatch((), 0, (held,), (0,), ()).named((), names).plans
     assert (own.plan if is_part else own).sequence_names == names
+
+
+def test_devices_get_their_parts_of_a_group_that_begins_later():
+    reply = plan_request(request_of())
+    (batch,) = reply.batches
+    (plan,) = batch.plans
+    later = replace(reply, batches=(replace(batch, first=2),))
+    replies = encode_parts_of(later, range(2, 4))
+    found = [decode_reply(reply, bytes).batches[0].plans[0] for reply in replies]
+    assert found == encode_parts(plan)
+    assert found[0] != found[1]
 
 
 def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):

@@ -245,6 +245,7 @@ def test_a_replica_without_rows_gets_micro_batches_without_tokens():
     ("options", "error", "says"),
     [
         ({"replicas": 3}, RunError, r"a divisor of the 4 ranks, got 3; 4 ranks are 1, 2, 4 repli"),
+        ({"seed": -1}, RunError, r"Packing.seed: expected at least 0, got -1"),
         ({"replicas": 0}, RunError, r"Packing.replicas: expected at least 1, got 0"),
         ({"micro_batches": 5}, DatasetError, r"got 3 usable rows for micro_batches=5; use at most"),
         ({"token_budget": 25}, DatasetError, r"row 1 has 30 .* Packing\(group='all'\), which hold"),

@@ -31,7 +31,7 @@ def json_text(document: Any) -> str:
     >>> json_text({"ratio": float("inf")})
     '{\n "ratio": null\n}'
     """
-    return json.dumps(_finite(document), indent=1, allow_nan=False)
+    return json.dumps(_finite(document), indent=1)
 
 
 def _finite(value: Any) -> Any:

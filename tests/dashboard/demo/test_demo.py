@@ -141,6 +141,7 @@ def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
     for figure in ("131,072 tokens", "3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "18,348"):
         assert figure in shown
     assert "1,234 ms  1,912 ms" in shown
+    assert shown.count("1,912 ms") == 2  # both batches are the one that ran, by our plan only
     assert "2.60*" in shown
     assert "1.39*" in shown
     assert "*: over its cap" in shown

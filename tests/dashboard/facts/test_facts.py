@@ -118,6 +118,9 @@ def test_a_pair_says_both_ways(client, small_plan):
             if (table.source[x], table.target[x]) == (a, b)
         )
         assert facts["values"][name] == moved
+        size = devices.quantities.size(moved)
+        number = sum((table.source == a) & (table.target == b))
+        assert (f"{a} → {b}", f"{size} in {number} messages") in words(facts)
     assert ("Path", "within a node") in words(facts)
     assert ("Path", "between nodes") in words(ask(client, "device/1/2"))
 
