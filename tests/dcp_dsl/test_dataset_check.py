@@ -15,6 +15,7 @@ from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
 from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage import dataset_checker
 from dcp_dsl.coverage.dataset_checker import Distribution, check_dataset
+from dcp_dsl.data.dataset import DataFile
 from dcp_dsl.data.nesting import column_depth, flatten_column, measure_layout
 from dcp_dsl.data.sources import find_sources
 
@@ -303,6 +304,12 @@ def test_rows_are_measured_without_binding_where_their_sizes_leave_no_doubt():
     assert totals.tokens[:2].tolist() == [5, 0]
     assert totals.is_certain.tolist() == [True, True, False, False, False]
     assert not totals.takes_rest
+
+
+def test_a_negative_length_among_others_is_refused():
+    file = DataFile("a", pa.table({"len": [8, -1, 4]}))
+    with pytest.raises(DatasetError, match="has the negative length -1"):
+        file.stated_lengths()
 
 
 def test_distributions_count_every_value_once():

@@ -11,7 +11,7 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule import emission
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
-from dcp_planner.schedule.routing import Crossings, find_needs
+from dcp_planner.schedule.routing import Crossings, Stays, find_needs
 from dcp_planner.tables.plan import columns_of
 
 
@@ -138,3 +138,11 @@ def test_a_plan_that_is_launched_early_keeps_the_ways_of_each_direction(masks, i
     assert set(relays) == {
         way for way, choice in zip((False, True), is_striped, strict=True) if choice
     }
+
+
+def test_a_block_that_leaves_when_idle_is_fetched_for_each_later_visit():
+    group = np.array([0, 0, 0, 0, 0, 3, 3])
+    division = np.array([0, 11, 5, 1, 10, 7, 9])
+    visits = Stays(division.astype(np.int32), 1).visits(group, division)
+    assert visits.tolist() == [0, 2, 1, 0, 2, 0, 0]
+    assert Stays(division.astype(np.int32), 0).visits(group, division)[-1] == 1

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dcp_runtime.kernels.triton_inputs import key_runs, query_runs
+from dcp_runtime.kernels.triton_kernel import launch_shape
 from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
 
@@ -186,3 +188,8 @@ def test_chunks_far_behind_each_other_stay_in_order():
     )  # fmt: skip
     runs = key_runs(table, 8, 8)
     assert runs.chunk_row.tolist() == runs.kv_start.tolist() == [8, far]
+
+
+def test_tiles_of_backward_are_smaller_where_operands_lie_in_registers():
+    wide, narrow = (launch_shape("dkv", torch.bfloat16, arch).block_m for arch in (90, 80))
+    assert (wide, narrow) == (64, 32)

@@ -3,6 +3,7 @@
 import csv
 import io
 from dataclasses import replace
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -18,7 +19,7 @@ from dcp_dashboard.facts.comparison import has_same_blocks
 from dcp_dashboard.facts.devices import division_facts
 from dcp_dashboard.facts.findings import metric_cards
 from dcp_dashboard.facts.text import transfer_selection
-from dcp_dashboard.facts.tiles import tile_facts, transfer_facts
+from dcp_dashboard.facts.tiles import serving_transfers, tile_facts, transfer_facts
 from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.library.summary import caption_of_first_group, group_labels
 from dcp_planner import TransferKind, simulate, write_plan
@@ -39,6 +40,23 @@ def test_the_mask_says_which_group_every_tile_is_of(grouped_plan, small_plan):
     header, columns = decode(mask_payload(small_plan))
     assert "group_labels" not in header
     assert "tile_group" not in columns
+
+
+def test_messages_that_serve_a_tile_are_those_of_its_group():
+    """Four groups of heads on device 1, of which two each read the same keys."""
+    four, kinds = np.zeros(4, np.int32), TransferKind
+    tiles = SimpleNamespace(q_block=four, kv_block=four + 1, device=four + 1, group=np.arange(4))
+    kind = np.array([kinds.Q] * 4 + [kinds.KV] * 2 + [kinds.OUT] * 4 + [kinds.Q] * 2)
+    back, block = kind == kinds.OUT, np.where(kind == kinds.KV, 1, 0)
+    table = SimpleNamespace(
+        kind=kind, block=block, group=np.array([0, 1, 2, 3, 0, 2, 0, 1, 2, 3, 0, 0]),
+        source=np.where(back, 1, 3), target=np.where(back, 3, 1),
+    )  # fmt: skip
+    block[-1], table.target[-2] = 2, 2  # another block, and another device
+    shape = SimpleNamespace(kv_heads=2)
+    plan = SimpleNamespace(tiles=tiles, transfers=table, shape=shape, head_groups=4)
+    served = [serving_transfers(plan, tile).tolist() for tile in range(4)]
+    assert served == [[0, 4, 6], [1, 4, 7], [2, 5, 8], [3, 5, 9]]
 
 
 def test_a_single_head_is_no_range(grouped_plan, small_plan):

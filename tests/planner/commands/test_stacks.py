@@ -245,4 +245,8 @@ def test_batches_and_stacks_are_told_beside_their_best_layouts(folder):
     stack = json.loads(run(plan_command, folder / "s.dcpm", *SMALL, *sample, "--json").stdout)
     speedups = {name: spread["most"] for name, spread in stack["speedup"].items()}
     assert stack["speedup_over_best_static"]["of_all"]["most"] == min(speedups.values())
-    assert "within the token cap" in run(plan_command, folder / "s.dcpm", *SMALL, *sample).stdout
+    lines = run(plan_command, folder / "s.dcpm", *SMALL, *sample).stdout.splitlines()
+    told = {line[:22].strip(): line[22:].strip() for line in lines}
+    for scope, label in (("of_all", "best static"), ("within_token_cap", "within the token cap")):
+        found = stack["speedup_over_best_static"].get(scope)
+        assert told[label] == (f"{found['most']:.2f} x" if found else "no static layout holds it")
