@@ -1,18 +1,21 @@
-"""Emit arranged batches as plans, and join those of groups of devices to one plan.
+"""Emit placed and scheduled batches as plans, and join the plans of groups of devices to one.
 
-Sums are in float32. Where they travel in 16 bits, each message rounds them once more, so the error
-grows with the number of devices. Float32 has no such rounding but twice the bytes. Most of them are
-hidden behind compute, so plans take it where the simulator finds that it costs little.
+Partial results are summed in float32. Where they travel in 16 bits, each message rounds them once
+more, so the error grows with the number of devices. Float32 has no such rounding but twice the
+bytes. Compute hides most of these bytes, so plans use float32 where the simulator predicts that it
+costs little.
 
-Documents that are spread over devices of their own choice share a micro-batch as joined plans: each
-group is planned alone, and the joined plan keeps every owner and every tile where its group has
-them. The groups may overlap.
+A micro-batch may hold several groups of documents, each on devices of its own. Every group is
+planned alone. The joined plan keeps every owner and every tile where the group has them; groups may
+share devices.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
 from dcp_dsl.arrays import Ints
@@ -31,11 +34,11 @@ from dcp_planner.tables.plan import Plan
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arranged:
-    """A batch of one mask, arranged.
+    """A batch of one mask with its placement and its schedule.
 
     Attributes:
         workload, placement, schedule: what is computed, where and when.
-        partitioner: who placed it.
+        partitioner: name of the partitioner that placed it.
         spent: int64 ``[R]``, bytes of the memory limit that something else takes.
     """
 
@@ -67,16 +70,18 @@ class Arranged:
         return predict(self.emit(cluster)).seconds
 
     def emit(self, cluster: Cluster, *, in_float32: bool = False) -> Plan:
-        """Make the plan, at will with partial results in float32; placed and scheduled alike."""
-        shape = self.workload.shape
+        """Make the plan, on request with partial results in float32.
+
+        The type changes the bytes of messages, but neither the placement nor the schedule.
+        """
+        workload = self.workload
         if in_float32:
-            shape = replace(shape, float32_partials=True)
-        workload = replace(self.workload, shape=shape)
+            workload = replace(workload, shape=replace(workload.shape, float32_partials=True))
         return assemble(workload, cluster, self.placement, self.schedule, self.partitioner)
 
 
 def shape_of(shape: ModelShape, config: PlanConfig) -> ModelShape:
-    """Return the shape with the type of partial results that a configuration demands, if it does.
+    """Return the shape with the type of partial results that the configuration demands, if any.
 
     >>> shape_of(ModelShape(), PlanConfig(partials="float32")).float32_partials
     True
@@ -93,12 +98,13 @@ def emit_plans(
 
     Args:
         arranged: the batch under each mask.
-        layers: of each mask.
+        layers: number of layers that use each mask.
         cluster: the machine.
         config: with ``partials="auto"`` all plans are in float32 if they fit the memory limit and
             take at most `MOST_COST` longer, tokens at their price included.
     """
     plans = tuple(one.emit(cluster) for one in arranged)
+    # All masks of a stack share the shape, so the first plan stands for all.
     if config.partials == "auto" and plans[0].shape.partial_bytes < FLOAT32_BYTES:
         wide = tuple(one.emit(cluster, in_float32=True) for one in arranged)
         least = _seconds(plans, layers, config)
@@ -120,6 +126,7 @@ def _seconds(plans: Sequence[Plan], layers: Sequence[int], config: PlanConfig) -
 
 
 def _fits(plan: Plan, arranged: Arranged, limit: int | None) -> bool:
+    # int64 [2, R]: the limit holds in each direction, since buffers are given back between them.
     needed = receive_buffer_bytes(plan) + accumulator_bytes(plan) + arranged.spent
     return limit is None or int(needed.max()) <= limit
 
@@ -130,7 +137,7 @@ def join_plans(
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
 ) -> Plan:
-    """Join plans whose batches lie one behind the other in the joined batch.
+    """Join plans of several batches to a plan of the concatenated batch.
 
     Args:
         parts: each plan and its first device; device d of the plan is ``first + d`` of the cluster.
@@ -161,7 +168,7 @@ def join_plans(
     except BufferLimitError:
         if config.partials != "auto" or not workload.shape.float32_partials:
             raise
-        # Each plan had room for float32 alone; on devices that several share they may not have.
+        # Each plan alone had room for float32; on a device of several groups the sum may not fit.
         workload = replace(workload, shape=replace(workload.shape, float32_partials=False))
         schedule = make_schedule(workload, placement, cluster, config)
     names = tuple(name for plan in plans for name in plan.sequence_names)
@@ -188,6 +195,7 @@ def _check(plan: Plan, first: int, like: Plan, cluster: Cluster) -> None:
 
 
 def _starts(sizes: Sequence[int]) -> Ints:
+    """Return the begin of each part in their concatenation, int64 ``[parts]``."""
     return np.cumsum([0, *sizes[:-1]], dtype=np.int64)
 
 
@@ -195,19 +203,15 @@ def _join(plans: Sequence[Plan], token: Ints) -> Workload:
     """Put the token blocks and tiles of the plans one behind the other."""
     sequence = _starts([len(plan.cu_seqlens) - 1 for plan in plans])
     block = _starts([len(plan.blocks) for plan in plans])
-    ends = [plan.cu_seqlens[1:] + at for plan, at in zip(plans, token, strict=True)]
-    by_block = {
-        "block_sequence": [p.blocks.sequence + at for p, at in zip(plans, sequence, strict=True)],
-        "compute_q": [p.tiles.q_block + at for p, at in zip(plans, block, strict=True)],
-        "compute_kv": [p.tiles.kv_block + at for p, at in zip(plans, block, strict=True)],
-    }
     return Workload(
+        # The smallest type: float32 only if every plan has it.
         shape=min((plan.shape for plan in plans), key=lambda shape: shape.partial_bytes),
-        cu_seqlens=np.concatenate([[0], *ends]).astype(np.int32),
-        block_start=np.concatenate(
-            [p.blocks.start + at for p, at in zip(plans, token, strict=True)]
-        ),
-        block_end=np.concatenate([p.blocks.end + at for p, at in zip(plans, token, strict=True)]),
+        cu_seqlens=np.append(0, _moved([plan.cu_seqlens[1:] for plan in plans], token)),
+        block_sequence=_moved([plan.blocks.sequence for plan in plans], sequence),
+        block_start=_moved([plan.blocks.start for plan in plans], token),
+        block_end=_moved([plan.blocks.end for plan in plans], token),
+        compute_q=_moved([plan.tiles.q_block for plan in plans], block),
+        compute_kv=_moved([plan.tiles.kv_block for plan in plans], block),
         compute_kind=np.concatenate([plan.tiles.kind for plan in plans]),
         compute_pairs=np.concatenate([plan.tiles.pairs for plan in plans]),
         slabs=_join_slabs(plans, token),
@@ -216,15 +220,18 @@ def _join(plans: Sequence[Plan], token: Ints) -> Workload:
             for plan, at in zip(plans, token, strict=True)
             for placed in plan.forms
         ),
-        **{name: np.concatenate(found).astype(np.int32) for name, found in by_block.items()},
     )
 
 
+def _moved(columns: Sequence[NDArray[np.integer]], by: Ints) -> Any:  # Any: a record narrows it
+    """Concatenate the columns of all plans, each raised by the begin of its plan."""
+    return np.concatenate([column + at for column, at in zip(columns, by, strict=True)])
+
+
 def _join_slabs(plans: Sequence[Plan], token: Ints) -> Slabs:
+    # Four columns of a slab are positions and move; the two slopes stay.
     moved = [
         plan.slabs.table() + np.array([at, at, at, at, 0, 0])
         for plan, at in zip(plans, token, strict=True)
     ]
-    table = np.concatenate(moved)
-    total = sum(plan.num_tokens for plan in plans)
-    return Slabs(total, *table[:, :4].T, *table[:, 4:].T.astype(np.uint8))
+    return Slabs(sum(plan.num_tokens for plan in plans), *np.concatenate(moved).T)

@@ -1,10 +1,11 @@
 """Build validated plans: place, schedule, emit and check; for one mask or for a stack of masks.
 
 In a stack, layers with local and with global attention alternate, but tokens cannot move between
-layers: every mask gets tiles, divisions and programs of its own over one and the same ownership.
-Ownerships are searched for all masks together and for each alone; for each of them every mask's
-tiles are placed anew, and the ownership that takes least time summed over all layers is kept. The
-portfolio looks at the static layouts as well, so that a stack is never slower than they are.
+layers. So all masks share one ownership of tokens, and each has tiles, divisions and programs of
+its own. The search looks for an ownership under all masks together and under each mask alone. Over
+each of these ownerships every mask's tiles are placed anew; the ownership with the least time,
+summed over all layers, is kept. The portfolio also tries the static layouts, so a stack is never
+slower than they are.
 """
 
 import itertools
@@ -39,7 +40,7 @@ from dcp_planner.tables.metrics import own_bytes_per_token
 from dcp_planner.tables.plan import Plan, Provenance
 
 MOST_TILES = 1 << 22
-"""Tiles that still take minutes, not hours."""
+"""Most tiles of a plan: planning them takes minutes, not hours."""
 
 
 @schedules_kept()
@@ -53,13 +54,13 @@ def build_plan(
 ) -> Plan:
     """Place, schedule and emit one batch, and validate the result.
 
-    The same arguments give the same plan, byte for byte; `digest` shows it. What the caps of
-    `config` could not be held to is said in ``Plan.warnings``.
+    The same arguments give the same plan, byte for byte; `digest` shows it. ``Plan.warnings`` lists
+    the caps of `config` that could not be held.
 
     If the plan does not fit ``config.memory_limit_bytes``, its blocks are streamed: they come late,
     leave early and may be fetched twice. If that is not enough, or the portfolio finds it faster, a
-    static layout takes the place of what the partitioner found, which ``Plan.warnings`` says; if
-    nothing else fits, one that exceeds the tolerances, its tokens above the cap counted as memory.
+    static layout replaces the partitioner's placement, and ``Plan.warnings`` says so. If nothing
+    else fits, that layout may exceed the tolerances; its tokens above the cap then count as memory.
 
     Raises:
         BufferLimitError: if nothing fits the memory limit; it says the smallest one that works.
@@ -80,10 +81,11 @@ def build_front(
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
 ) -> tuple[FrontPoint, ...]:
-    """Find placements of one batch of which none is beaten in every figure; fastest first.
+    """Find the Pareto front of one batch's placements: none is beaten in every figure.
 
-    All come from one search of the portfolio, which tightens the caps of `config` rung by rung; all
-    hold these caps. With ``PlanConfig.objective``, `build_plan` makes the plan of one of them.
+    The fastest comes first. One search of the portfolio finds all of them: it tightens the caps of
+    `config` rung by rung, so all hold these caps. `build_plan` plans the one that
+    ``PlanConfig.objective`` names.
 
     Raises:
         PlanError: as `build_plan`; if heads are to be in groups.
@@ -100,6 +102,7 @@ def build_front(
 def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arranged:
     """Place and schedule; where memory is short, another placement may fit or be faster."""
     found = place(workload, cluster, config)
+    # Ranked by bytes of tokens above the cap on the fullest device, then by seconds.
     fitting: list[tuple[tuple[int, float], Arranged]] = []
     refused = []
     try:
@@ -108,6 +111,7 @@ def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arrang
         refused.append(error)
         reason = f"with {config.partitioner} {error}"
     else:
+        # Streaming costs time. Only the portfolio may then take a layout that needs none.
         if config.partitioner != PORTFOLIO or not first.schedule.is_streamed:
             return first
         fitting.append(((0, first.seconds(cluster)), first))
@@ -115,6 +119,7 @@ def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arrang
     for chosen, other in _others(workload, cluster, config, has_found=bool(fitting)):
         spent = _spent(other, workload, cluster, config)
         unlimited = predict_placement(workload, other, cluster, config).seconds
+        # Streaming takes long to find: skip a layout that loses even before the limit slows it.
         if any(rank <= (int(spent.max()), unlimited) for rank, _ in fitting):
             continue
         try:
@@ -135,7 +140,11 @@ def _arrange(workload: Workload, cluster: Cluster, config: PlanConfig) -> Arrang
 def _others(
     workload: Workload, cluster: Cluster, config: PlanConfig, *, has_found: bool
 ) -> Iterator[tuple[PlanConfig, Placement]]:
-    """Yield static layouts that hold all caps; if nothing was found, all of them, and all rungs."""
+    """Yield static layouts that hold all caps; if nothing fits yet, all of them and all rungs.
+
+    The rungs come from `ladder`, which searches one head group: under tighter caps the fullest
+    device holds less.
+    """
     if not has_found and config.partitioner in _SEARCHED and config.head_groups in (1, "auto"):
         for found in ladder(workload, cluster, config):
             missed = find_shortfalls(found, workload, cluster, config)
@@ -150,16 +159,18 @@ def _others(
 def _spent(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Ints:
     """Compute the bytes of each device's tokens above the cap, int64 ``[R]``.
 
-    They count within the memory limit: what a layout saves must not go to one device's tokens.
+    They count within the memory limit, so a layout cannot save buffers by giving one device more
+    tokens of its own.
     """
     devices = cluster.num_devices
+    # The widest cap that the configuration allows: it may try several token tolerances.
     cap = max(caps_of(workload, devices, tried).tokens for tried in tolerances_of(config))
     above = np.maximum(loads_on(found, workload, cluster)[1] - cap, 0)
     return np.asarray(above * sum(own_bytes_per_token(workload.shape)))
 
 
 def check_size(workload: Workload, config: PlanConfig) -> None:
-    """Refuse what would take hours.
+    """Refuse a batch whose planning would take hours.
 
     Raises:
         PlanError: if the number of tiles is too large.
@@ -182,8 +193,8 @@ class PlanStack:
     """Plans of all distinct masks, with the same blocks and owners.
 
     Attributes:
-        plans: validated.
-        layers: how many layers of the model run each plan.
+        plans: validated plans, one for each mask.
+        layers: number of layers of the model that run each plan.
     """
 
     plans: tuple[Plan, ...]
@@ -236,6 +247,7 @@ def build_stack(
             f"a stack of masks has one head group, got {config.head_groups}; leave head_groups "
             "away, or plan each mask on its own"
         )
+    # "auto" leaves the number open, so a stack may take one group.
     config, shape = replace(config, head_groups=1), shape_of(shape, config)
     workloads = [build_workload(sparsity, shape) for sparsity, _ in masks]
     for workload in workloads:
@@ -250,6 +262,7 @@ def build_stack(
 
     candidates = sorted(_candidates(workloads, layers, cluster, config), key=seconds)
     refused = []
+    # The frugal ones are made only if no candidate fits: a limit of memory is rare.
     for ranked in itertools.chain(candidates, _frugal(workloads, layers, cluster, config)):
         try:
             arranged = _arrange_all(workloads, ranked, cluster, config)
@@ -270,7 +283,7 @@ def _arrange_all(
     """Schedule the fastest placement of every mask that fits the memory limit.
 
     Raises:
-        BufferLimitError: if none of a mask fits, with what all masks fit.
+        BufferLimitError: if no placement of some mask fits; it names a limit that all masks fit.
     """
     arranged, refused = [], []
     for workload, tried in zip(workloads, ranked, strict=True):
@@ -285,6 +298,7 @@ def _arrange_all(
         else:
             refused.append(min(errors, key=lambda error: error.least))
     if refused:
+        # The smallest limit of each mask is known; all of them together need the largest.
         raise max(refused, key=lambda error: error.least)
     return arranged
 
@@ -306,7 +320,7 @@ def _check(masks: Sequence[tuple[BlockSparsity, int]]) -> None:
 def _candidates(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
 ) -> Iterator[_Ranked]:
-    """Yield placements of all masks, each time over one ownership; the first of equals is kept."""
+    """Yield placements of all masks, each time over one ownership; of equals the first is kept."""
     for owner in _ownerships(workloads, layers, cluster, config):
         yield [_place_tiles(workload, owner, cluster, config) for workload in workloads]
     if config.partitioner == PORTFOLIO:
@@ -318,9 +332,10 @@ def _candidates(
 def _frugal(
     workloads: Sequence[Workload], layers: Sequence[int], cluster: Cluster, config: PlanConfig
 ) -> Iterator[_Ranked]:
-    """Yield what is tried where no other candidate fits the memory limit.
+    """Yield the last resorts: placements to try where no candidate fits the memory limit.
 
-    All that the search finds for all masks together, if it was asked; then all static layouts.
+    First the whole ladder of the search over all masks together, if a search was asked for; then
+    every static layout, also those that miss a cap.
     """
     if config.partitioner in _SEARCHED:
         for found in ladder(_union(workloads, layers), cluster, config):
@@ -332,7 +347,10 @@ def _frugal(
 def _shared_layouts(
     workloads: Sequence[Workload], cluster: Cluster, config: PlanConfig
 ) -> Iterator[_Ranked]:
-    """Yield the static layouts whose owners are the same under all masks, with their warnings."""
+    """Yield the static layouts whose owners are the same under all masks, with their warnings.
+
+    A layout that balances pairs, for example by documents, may choose other owners for each mask.
+    """
     for kind in STATIC_KINDS:
         found = [StaticLayout(kind).place(workload, cluster, config) for workload in workloads]
         owner = found[0].device_of_data
@@ -348,6 +366,7 @@ def _ownerships(
 ) -> list[Indices]:
     """List owners found for all masks together, then for each alone; no ownership twice."""
     found: list[Indices] = []
+    # The union stands for all layers at once, so a token costs the linear part of all of them.
     together = replace(config, token_seconds=sum(layers) * config.token_seconds)
     alone = [(workload, config) for workload in workloads if len(workloads) > 1]
     for workload, chosen in [(_union(workloads, layers), together), *alone]:
@@ -358,9 +377,9 @@ def _ownerships(
 
 
 def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
-    """Build a workload of all masks' tiles, each with its pairs in all layers together.
+    """Build a workload of the tiles of all masks, each with its pairs summed over all layers.
 
-    It is only placed: its tiles are no blocks of its slabs.
+    It is good for placing only: its slabs and forms are those of the first mask.
     """
     first, blocks = workloads[0], workloads[0].num_blocks
     place_of_tile = np.concatenate(
@@ -369,6 +388,7 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
     pairs = np.concatenate(
         [w.compute_pairs * count for w, count in zip(workloads, layers, strict=True)]
     )
+    # Tiles at the same blocks merge: one device computes them in every layer.
     found, inverse = np.unique(place_of_tile, return_inverse=True)
     total = np.zeros(len(found), np.int64)
     np.add.at(total, inverse, pairs)
@@ -377,6 +397,7 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
         first,
         compute_q=q.astype(np.int32),
         compute_kv=kv.astype(np.int32),
+        # Pairs of several layers may exceed the tile's area, so none of them is called full.
         compute_kind=np.full(len(found), BlockKind.PARTIAL, np.uint8),
         compute_pairs=total,
     )
@@ -385,9 +406,9 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
 def _place_tiles(
     workload: Workload, owner: Indices, cluster: Cluster, config: PlanConfig
 ) -> list[Placement]:
-    """Place the tiles of one mask, the tokens being where they are; the fastest way first.
+    """Place the tiles of one mask for fixed owners; the fastest placement comes first.
 
-    Where the queries are is a way as well, if that holds the caps.
+    Every tile on the owner of its queries is a candidate too, if that holds the caps.
     """
     start = Placement(owner, owner[workload.compute_q])
     candidates = list(tiles_placed(owner, workload, cluster, config))
