@@ -1,8 +1,8 @@
 """Tables of a plan file as Arrow IPC bytes, read with a bound on the bytes they unpack to.
 
-Arrow is C++ that reads what a stranger wrote. Tables of foreign files are decoded in a worker that
-may be lost over them, with limits of memory and time; it answers with plain arrays: JSON for texts,
-an ``npz`` without pickle for numbers. What it sends is checked like a file.
+Arrow is C++ code, and a stranger's bytes may crash it. So a worker process decodes the tables of
+foreign files, with limits of memory and time; only the worker is lost. It answers with plain
+arrays: JSON for texts, an ``npz`` without pickle for numbers. Its answer is checked like a file.
 """
 
 import io
@@ -57,9 +57,9 @@ TABLES: Mapping[str, Mapping[str, pa.DataType]] = {
 """Every table of a plan file: its columns in order, with their types."""
 OPTIONAL_TABLES = frozenset({"forms"})
 """Tables that a plan file has only where its plan needs them."""
-_GROUPED = ("tiles", "transfers")  # have a column `group` more if there are several head groups
+_GROUPED = ("tiles", "transfers")  # have an extra column `group` if there are several head groups
 
-_MAGIC = b"ARROW1\0\0"
+_MAGIC = b"ARROW1\0\0"  # behind it an IPC file is an IPC stream, then a footer that is not read
 
 
 def kinds_of(name: str, *, is_grouped: bool) -> Mapping[str, pa.DataType]:
@@ -99,7 +99,7 @@ def decode_table(
     Args:
         name: a key of `TABLES`.
         data: the bytes of an Arrow IPC file.
-        rows: how many rows it has to have.
+        rows: number of rows that it must have.
         limit_bytes: most bytes its buffers may unpack to; checked before anything is unpacked.
         is_grouped: whether the plan has several head groups.
 
@@ -107,7 +107,7 @@ def decode_table(
         Column by name: numpy arrays; lists of str for texts; ``(item_ptr, items)`` for lists.
 
     Raises:
-        PlanFileError: if it is no such table, or too large.
+        PlanFileError: if the bytes are another table or damaged, or it is too large.
     """
     if not data.startswith(_MAGIC):
         raise PlanFileError(f"table {name}: expected an Arrow IPC file, got {data[:8]!r}")
@@ -118,7 +118,7 @@ def decode_table(
         table = pa.Table.from_batches(batches, schema=pa.schema(list(kinds.items())))
         columns = {key: _column(name, key, table.column(key)) for key in kinds}
     except (pa.ArrowException, OSError, struct.error, IndexError, ValueError) as error:
-        # IndexError and struct.error: metadata that points outside; ValueError: no UTF-8.
+        # IndexError and struct.error: metadata points outside; ValueError: a text is not UTF-8.
         raise PlanFileError(f"table {name}: Arrow cannot read it: {error}") from error
     if table.num_rows != rows:
         raise PlanFileError(
@@ -135,7 +135,7 @@ def _read_batches(
         message = reader.read_next_message()
     except StopIteration:
         raise PlanFileError(f"table {name}: expected an Arrow schema, got the end") from None
-    if message.type != "schema":  # Arrow takes the bytes of another kind for a schema and crashes
+    if message.type != "schema":  # Arrow reads the bytes of any message as a schema, and crashes
         raise PlanFileError(f"table {name}: expected an Arrow schema first, got a {message.type}")
     schema = pa.ipc.read_schema(message)
     expected = list(kinds.items())
@@ -161,7 +161,7 @@ def _read_batches(
                 f"than {limit_bytes} bytes; a plan file never does"
             )
         batch = pa.ipc.read_record_batch(message, schema)
-        # Offsets and indices of a batch are a file's: unchecked, Arrow reads beyond its buffers.
+        # Offsets and indices come from the file: unchecked, Arrow reads beyond its buffers.
         batch.validate(full=True)
         yield batch
 
@@ -169,11 +169,13 @@ def _read_batches(
 def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
     """Read the rows of a record batch and the bytes its buffers claim to unpack to.
 
-    Reads the flatbuffer of Arrow's Message.fbs by hand, because pyarrow unpacks before it tells.
-    Each compressed buffer begins with its unpacked size as int64, -1 if it is stored as it is.
+    The flatbuffer (Arrow's Message.fbs) is read by hand, because pyarrow tells sizes only after
+    unpacking. Each compressed buffer begins with its unpacked size as int64, -1 if it is stored
+    as it is.
     """
     # Message: version, type of the header, header (2). RecordBatch: length (0), nodes, buffers (2),
-    # compression (3). A buffer is two int64: where it begins in the body, and its length.
+    # compression (3). A buffer is two int64: its begin in the body, and its length. The first four
+    # bytes of a flatbuffer are the offset of its root table.
     message = _Flat(metadata, struct.unpack_from("<I", metadata)[0])
     batch = message.table(2)
     start, count = batch.vector(2)
@@ -190,24 +192,28 @@ def _declared_sizes(metadata: bytes, body: pa.Buffer) -> tuple[int, int]:
             if size < 0:
                 raise IndexError(f"buffer {index} declares {size} bytes")
         total += size
+    # A writer may leave out a field that has its default, here a length of 0.
     place = batch.place(0)
     return (0 if place is None else struct.unpack_from("<q", metadata, place)[0]), total
 
 
 class _Flat:
-    """A table inside a flatbuffer: fields by number."""
+    """A table inside a flatbuffer: fields by number.
+
+    A table begins with the distance back to its vtable, which lists the offset of every field.
+    """
 
     def __init__(self, data: bytes, at: int) -> None:
         self.data, self.at = data, at
         self.vtable = at - struct.unpack_from("<i", data, at)[0]
 
     def place(self, number: int) -> int | None:
-        # Two uint16 come first: the size of this list of places, and that of the table.
+        # A vtable begins with two uint16: its own size, and that of the table.
         slot = 4 + 2 * number
         if slot >= struct.unpack_from("<H", self.data, self.vtable)[0]:
             return None
         offset = struct.unpack_from("<H", self.data, self.vtable + slot)[0]
-        return self.at + offset if offset else None
+        return self.at + offset if offset else None  # 0: the field is absent
 
     def target(self, number: int) -> int:
         place = self.place(number)
@@ -225,15 +231,13 @@ class _Flat:
 
 def _column(table: str, key: str, column: Any) -> Column:  # Any: the stubs miss list arrays
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # no batch at all
-        array = pa.array([], column.type)
     if array.null_count:
         raise PlanFileError(f"table {table}: column {key} has nulls")
     if pa.types.is_list(array.type):
         values = array.flatten()
         if values.null_count:
             raise PlanFileError(f"table {table}: column {key} has nulls")
-        # Lengths, since the offsets of a batch need not begin at 0; `flatten` leaves out the same.
+        # Lengths, since the offsets of a batch need not begin at 0; `flatten` drops earlier values.
         sizes = array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64)
         return np.append(0, np.cumsum(sizes)), values.to_numpy()
     if pa.types.is_string(array.type):
@@ -253,19 +257,19 @@ LIMIT_S = 60.0
 def decode_foreign(
     parts: Mapping[str, bytes], rows: Mapping[str, int], limit_bytes: int, *, is_grouped: bool
 ) -> dict[str, Columns]:
-    """Decode tables as `decode_table` does each of them, in a worker process.
+    """Decode tables in a worker process, each as `decode_table` does.
 
     The first call of a process starts the worker, 0.4 CPU seconds. `read_plan` of 0.8 MB takes half
     as long again as with `decode_table`, of 26 kB some tens of milliseconds on a busy machine.
 
     Args:
         parts: name and bytes of each table.
-        rows: how many rows each of them has to have.
+        rows: number of rows that each of them must have.
         limit_bytes: most bytes the buffers of a table may unpack to.
         is_grouped: whether the plan has several head groups.
 
     Raises:
-        PlanFileError: if one is no such table, or ends the worker.
+        PlanFileError: if one is another table or damaged, or ends the worker.
     """
     request = {
         "sizes": {name: len(data) for name, data in parts.items()},
@@ -292,8 +296,9 @@ def decode_foreign(
         raise PlanFileError(f"it cannot be read: its reader sent no tables: {error}") from error
 
 
+# By process id: a fork must not share the worker of its parent.
 @cache
-def _worker(_pid: int) -> Worker:  # a fork must not share that of its parent
+def _worker(_pid: int) -> Worker:
     return Worker(
         WorkerProgram(ENTRY, memory_bytes=MEMORY_BYTES, is_quiet=True), "the reader of plan files"
     )
@@ -303,7 +308,11 @@ def _worker(_pid: int) -> Worker:  # a fork must not share that of its parent
 def _received(
     arrays: Any, texts: Mapping[str, list[str]], key: str, kind: pa.DataType, rows: int
 ) -> Column:
-    """Return a column of the answer; `ValueError` or `IndexError` if it is none."""
+    """Return a column of the answer.
+
+    Raises:
+        ValueError, IndexError, KeyError: if the answer holds no such column.
+    """
     if pa.types.is_list(kind):
         pointers = _array(arrays, f"{key}.ptr", pa.int64(), rows + 1)
         if pointers[0] != 0 or (np.diff(pointers) < 0).any():
@@ -324,7 +333,7 @@ def _array(arrays: Any, key: str, kind: pa.DataType, size: int) -> Column:
 
 
 def start() -> Any:
-    """Return what decodes the tables of a request (`dcp_planner.workers.program`)."""
+    """Return the function that answers requests (`dcp_planner.workers.program`)."""
     return _answer
 
 
@@ -341,7 +350,7 @@ def _answer(request: Mapping[str, Any], blob: bytes, _tell: object) -> Answer:
         for name, column in columns.items():
             key = f"{table}.{name}"
             if isinstance(column, list):
-                # Texts in an `npz` would need pickle: it gets their numbers, the JSON the texts.
+                # Texts in an `npz` would need pickle: it gets their numbers, and JSON the texts.
                 numbers = {text: number for number, text in enumerate(dict.fromkeys(column))}
                 texts[key] = list(numbers)
                 column = np.array([numbers[text] for text in column], np.uint32)

@@ -1,7 +1,8 @@
 """A plan and its traces as columns: the tables of a plan file, and the part of each device.
 
-A part is what a planner sends to a rank. It keeps the numbers of tiles and transfers, which both
-ends of a message use as its name; rows of other devices are blank in it. It holds no provenance.
+A part is the message that a planner sends to one rank. It keeps the row numbers of tiles and
+transfers, because both ends of a message name it by its row; rows of other devices are blank. It
+holds no provenance.
 """
 
 import io
@@ -44,14 +45,16 @@ if TYPE_CHECKING:  # pyarrow: ranks that read their part need none
     from dcp_planner.plan.arrow_tables import Columns
 
 _DIRECTIONS = ("forward", "backward")
-_MOST = 2**53  # nanoseconds are 104 days, and exact as float64
+_MOST = 2**53  # nanoseconds: 104 days, and whole numbers up to here are exact as float64
 _SLABS = ("q_start", "q_end", "kv_start", "kv_end", "start_slope", "end_slope")
 
 
 def columns_of_plan(plan: Plan) -> "dict[str, Columns]":
-    """Lay out every table of a plan but `events`; `forms` only if the plan has some."""
+    """Lay out every table of a plan except `events`; `forms` only if the plan has some."""
     cu, programs = plan.cu_seqlens, tabulate_programs(plan)
     forms = {"forms": _columns_of_forms(plan.forms)} if plan.forms else {}
+    # The columns `sequence`, `block` and `transfer` number the rows for other readers of the file;
+    # reading checks these numbers and drops them.
     return {
         **forms,
         "sequences": {"sequence": np.arange(len(cu) - 1), "start": cu[:-1], "end": cu[1:]},
@@ -75,7 +78,7 @@ def columns_of_traces(traces: tuple[Trace, ...]) -> "Columns":
     """Lay out the `events` table: all traces one behind the other.
 
     Raises:
-        PlanFileError: if one lasts longer than a file can say.
+        PlanFileError: if a trace lasts longer than a file can say.
     """
     longest_ns = max((int(trace.end_ns.max(initial=0)) for trace in traces), default=0)
     if longest_ns >= _MOST:
@@ -83,6 +86,7 @@ def columns_of_traces(traces: tuple[Trace, ...]) -> "Columns":
             f"a plan file holds traces of at most {_MOST / 8.64e13:.0f} days, got one of "
             f"{longest_ns / 8.64e13:,.0f}; plan fewer tokens, or more devices"
         )
+    # The empty array stands for a file without traces: numpy concatenates at least one.
     columns: Columns = {
         name: np.concatenate([np.empty(0, np.int64), *(getattr(t, name) for t in traces)])
         for name in COLUMNS
@@ -101,14 +105,14 @@ def plan_of_columns(
     partitioner: str,
     provenance: Provenance | None,
     warnings: tuple[PlanWarning, ...],
-    head_groups: int = 1,
+    head_groups: int,
 ) -> Plan:
-    """Build a plan from its tables; not validated yet.
+    """Build a plan from its tables; it is not validated yet.
 
     Raises:
         ValueError: if values do not fit their columns.
     """
-    # Row i of our tables is number i and no column says so; that of a file could differ.
+    # In a plan the number of a row is its position; a file could number its rows otherwise.
     for name, key in (("sequences", "sequence"), ("blocks", "block"), ("transfers", "transfer")):
         if not np.array_equal(tables[name][key], np.arange(len(tables[name][key]))):
             raise ValueError(f"{name}.{key}: expected 0, 1, 2, ...")
@@ -116,7 +120,6 @@ def plan_of_columns(
     cu = np.append(0, sequences["end"])
     if not np.array_equal(cu[:-1], sequences["start"]):
         raise ValueError("sequences: expected each start at the end before it")
-    slabs = tables["slabs"]
     forms = _forms_of(tables["forms"], int(cu[-1])) if "forms" in tables else ()
     forward, backward = restore_programs(
         _program_table(tables["instructions"]), cluster.num_devices
@@ -128,7 +131,7 @@ def plan_of_columns(
         blocks=Blocks(**_without(tables["blocks"], "block")),
         tiles=ComputeBlocks(**tables["tiles"]),
         transfers=Transfers(**_without(tables["transfers"], "transfer")),
-        slabs=Slabs(int(cu[-1]), *(slabs[name] for name in _SLABS)),
+        slabs=Slabs(int(cu[-1]), **tables["slabs"]),
         forward=forward,
         backward=backward,
         partitioner=partitioner,
@@ -180,6 +183,7 @@ def _trace(events: "Columns", source: str, part: slice, plan: Plan) -> Trace:
     name, names = index_names(list(map(printable, events["name"][part])))
     kind = np.array([EVENT_KINDS.index(kind) for kind in kinds], np.uint8)
     trace = Trace(cast("Source", source), kind=kind, name=name, names=names, **numbers)
+    # Already sorted if a stable sort leaves every row where it is.
     order = np.lexsort((trace.start_ns, trace.lane, trace.device))
     if (np.diff(order) < 0).any():
         raise ValueError("events: expected each trace sorted by (device, lane, start)")
@@ -187,6 +191,7 @@ def _trace(events: "Columns", source: str, part: slice, plan: Plan) -> Trace:
 
 
 def _columns_of_forms(forms: Sequence[PlacedForm]) -> "Columns":
+    """Lay out the `forms` table: a row for each form, its numbers as a list of any length."""
     kinds, items = zip(*(items_of(placed.form) for placed in forms), strict=True)
     return {
         "kind": list(kinds),
@@ -234,7 +239,7 @@ def _without(columns: "Columns", key: str) -> "Columns":
 
 
 _META = "meta"
-# What zipfile, zlib and numpy raise for damaged bytes, and we for damaged values.
+# Errors that zipfile, zlib and numpy raise for damaged bytes, and our own code for damaged values.
 _DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, OSError, EOFError,
             RuntimeError, struct.error, zipfile.BadZipFile, zlib.error)  # fmt: skip
 _BLANK = {"kind": BlockKind.FULL, "device": -1, "source": -1, "target": -1}
@@ -248,9 +253,9 @@ class PlanPart:
     """The part of a plan that one device needs.
 
     Attributes:
-        device: whose part.
+        device: the device that needs it.
         digest: of the whole plan; equal on all ranks that run it.
-        plan: the plan, blank where other devices are concerned; not for `validate`, `measure` or
+        plan: the plan, with blank rows for other devices: unfit for `validate`, `measure` and
             `simulate`.
     """
 
@@ -274,7 +279,7 @@ class PlanPart:
         return self.plan.cu_seqlens
 
     def local_tokens(self, device: int) -> Ints:
-        """Return packed positions of the tokens that a device, any one, owns."""
+        """Return packed positions of the tokens that a device owns: this one or another."""
         return self.plan.local_tokens(device)
 
 
@@ -288,6 +293,7 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
     transfers = plan.transfers
     mine = (transfers.source == device) | (transfers.target == device)
     arrays: Arrays = {"cu_seqlens": plan.cu_seqlens}
+    # All blocks travel: a rank asks for the tokens of any device (`PlanPart.local_tokens`).
     _add(arrays, "blocks", plan.blocks, np.arange(len(plan.blocks)))
     _add(arrays, "tiles", plan.tiles, np.flatnonzero(plan.tiles.device == device))
     _add(arrays, "transfers", transfers, np.flatnonzero(mine))
@@ -319,10 +325,10 @@ def _encode(plan: Plan, device: int, name: str, programs: ProgramTable) -> bytes
 
 
 def decode_part(data: bytes) -> PlanPart:
-    """Read what `encode_parts` wrote.
+    """Read the bytes of a part that `encode_parts` wrote.
 
     Raises:
-        PlanFileError: if it is something else or of another schema.
+        PlanFileError: if the bytes are something else or of another schema.
     """
     try:
         with np.load(io.BytesIO(data), allow_pickle=False) as found:
@@ -340,7 +346,7 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
     if "devices" in given:
         given["devices"] = devices_of_json(given["devices"])
     cluster, cu = Cluster(**given), arrays["cu_seqlens"]
-    rows, slabs = meta["rows"], arrays["slabs"]
+    rows = meta["rows"]
     # Any: columns of several types, which the table checks
     steps: dict[str, Any] = {f.name: arrays[f"programs.{f.name}"] for f in fields(ProgramTable)}
     forward, backward = restore_programs(ProgramTable(**steps), cluster.num_devices)
@@ -351,7 +357,7 @@ def _restore(arrays: Arrays, meta: dict[str, Any]) -> Plan:  # Any: a JSON docum
         blocks=Blocks(**_table(arrays, "blocks", len(arrays["blocks.row"]))),
         tiles=ComputeBlocks(**_table(arrays, "tiles", int(rows["tiles"]))),
         transfers=Transfers(**_table(arrays, "transfers", int(rows["transfers"]))),
-        slabs=Slabs(int(cu[-1]), *slabs[:, :4].T, *slabs[:, 4:].T.astype(np.uint8)),
+        slabs=Slabs(int(cu[-1]), *arrays["slabs"].T),
         forward=forward,
         backward=backward,
         partitioner=meta["partitioner"],
@@ -371,7 +377,7 @@ def _add(arrays: Arrays, name: str, table: Blocks | ComputeBlocks | Transfers, r
 
 # Any: columns of several types
 def _table(arrays: Arrays, name: str, size: int) -> dict[str, Any]:
-    """Rebuild the columns of a whole table, blank but for the rows that came along."""
+    """Rebuild the columns of a whole table; rows that did not travel are blank."""
     rows = arrays[f"{name}.row"]
     columns = {}
     for key, values in arrays.items():
@@ -390,9 +396,10 @@ def _meets(placed: PlacedForm, plan: Plan, q_blocks: NDArray[np.generic]) -> boo
 
 
 def _slabs_met(plan: Plan, q_blocks: NDArray[np.generic]) -> Bools:
-    """Find the slabs that have rows in some of the given blocks."""
+    """Find the slabs that have rows in some of the given blocks; O(slabs log blocks)."""
     is_mine = np.zeros(len(plan.blocks), np.int64)
     is_mine[q_blocks] = 1
+    # A slab covers the blocks `first` to `last - 1`; prefix sums count the given ones among them.
     before = np.append(0, np.cumsum(is_mine))
     first = np.searchsorted(plan.blocks.end, plan.slabs.q_start, side="right")
     last = np.searchsorted(plan.blocks.start, plan.slabs.q_end, side="left")

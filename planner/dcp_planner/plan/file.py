@@ -1,8 +1,7 @@
 """Write and read plan files: a stored zip of ``meta.json`` and Arrow tables, with traces.
 
-The layout is written down in ``docs/dcpplan.md``. Reading trusts nothing: sizes are bounded before
-anything is unpacked, every table has to have its columns, the plan is validated and its digest
-computed anew.
+``docs/dcpplan.md`` documents the layout. Reading trusts nothing: sizes are bounded before anything
+is unpacked, every table must have its columns, the plan is validated and its digest computed anew.
 """
 
 import io
@@ -50,11 +49,11 @@ from dcp_planner.tables.plan import SCHEMA, Plan, Provenance
 from dcp_planner.tables.programs import digest
 
 LIMIT_BYTES = 1 << 30
-"""Most bytes a plan file, or any one of its tables unpacked, may have."""
+"""Most bytes of a plan file, and of each of its tables unpacked."""
 META_LIMIT_BYTES = 1 << 25
 """Most bytes of ``meta.json``; a plan for 65,536 devices has some 10 MB."""
 _SOURCE_LIMIT_BYTES = 3 << 23
-"""Most bytes of a provenance: with it ``meta.json`` stays below its limit."""
+"""Most bytes of a provenance; metrics and cluster get the rest of ``meta.json``."""
 _NAMES_LIMIT_BYTES = 1 << 20
 """Most bytes of the names of sequences; some 15,000 names."""
 
@@ -83,8 +82,8 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was. A provenance of more than 24 MiB is left out, and names of sequences of
-    more than 1 MiB; `left_out` says so of the former.
+    older file as it was. A provenance of more than 24 MiB is left out, as `left_out` says, and so
+    are names of sequences of more than 1 MiB.
 
     Raises:
         PlanFileError: if it cannot be written.
@@ -101,7 +100,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
     Raises:
         InvariantError: if the plan names blocks or devices that it does not have.
     """
-    check_ranges(plan)  # what a file says of its plan cannot be counted else
+    check_ranges(plan)  # `measure` indexes tables by devices and blocks
     tables = {**columns_of_plan(plan), "events": columns_of_traces(tuple(traces))}
     # Any: what JSON holds
     meta: dict[str, Any] = {
@@ -113,7 +112,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
         "shape": plan.shape.to_json(),
         "provenance": _provenance_json(plan.provenance),
         "metrics": measure(plan).to_json(),
-        # A table has as many rows as its first column.
+        # Rows are counted in the first column, which is never a list of items.
         "tables": {n: len(tables[n][next(iter(TABLES[n]))]) for n in TABLES if n in tables},
         "traces": [{"source": t.source, "events": len(t), "seconds": t.seconds()} for t in traces],
     }
@@ -133,7 +132,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
 
 
 def left_out(plan: Plan) -> str:
-    """Return what the file of a plan does not hold, as a sentence for people; empty if all."""
+    """Name what the file of a plan leaves out, in a sentence for people; empty if nothing."""
     if plan.provenance is None or _provenance_json(plan.provenance) is not None:
         return ""
     return (
@@ -151,8 +150,8 @@ def read_plan(
     Args:
         path: a file that `write_plan` wrote.
         limit_bytes: most bytes of the file, and of what each table unpacks to.
-        is_foreign: decode its tables in a worker process, so that no file can end this one;
-            ``None``: if it belongs to another user.
+        is_foreign: whether to decode its tables in a worker process, so that no file can crash
+            this one; ``None``: only if the file belongs to another user.
 
     Raises:
         PlanFileError: if it is missing, damaged, of another schema, too large, or breaks an
@@ -171,7 +170,7 @@ def read_plan(
 
 
 def read_meta(path: str | Path) -> Mapping[str, Any]:
-    """Read ``meta.json`` of a plan file, not its tables, so damaged ones pass; `Any`: JSON values.
+    """Read ``meta.json`` of a plan file, `Any`: JSON values; its tables may be damaged.
 
     Raises:
         PlanFileError: if the file is missing, no whole archive, or of another schema.
@@ -211,10 +210,10 @@ def decode_plan(
         sizes = [_member(trace, "events", int) for trace in kept]
         sources = [_member(trace, "source", str) for trace in kept]
         traces = traces_of_columns(tables["events"], sources, sizes, plan)
-        # A file may be anybody's: what follows relies on every invariant.
+        # Anybody may have written the file, and all users of a plan rely on its invariants.
         validate(plan)
     except (ValueError, OverflowError, PlanError, DatasetError) as error:
-        # OverflowError: JSON has whole numbers that no float reaches.
+        # OverflowError: JSON has whole numbers larger than any float.
         raise PlanFileError(f"holds no valid plan: {error}; {_AGAIN}") from error
     found, expected = digest(plan), _member(meta, "digest", str)
     if found != expected:
@@ -224,7 +223,7 @@ def decode_plan(
 
 @contextmanager
 def _named(path: Path) -> Iterator[None]:
-    """Turn what stops the reading of a file into a `PlanFileError` that names the file."""
+    """Turn errors of reading a file into a `PlanFileError` that names the file."""
     try:
         yield
     except FileNotFoundError as error:
@@ -237,7 +236,7 @@ def _named(path: Path) -> Iterator[None]:
 
 
 def _check_regular(path: Path) -> os.stat_result:
-    """Return the status of a regular file; a pipe would never end."""
+    """Return the status of a regular file; reading a pipe might never end."""
     status = path.stat()
     if stat.S_ISDIR(status.st_mode):
         raise PlanFileError(
@@ -249,7 +248,7 @@ def _check_regular(path: Path) -> os.stat_result:
 
 
 def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
-    """Read the wanted members of an archive, all of which are checked."""
+    """Read the wanted members of an archive; all of its members are checked."""
     size = file.seek(0, io.SEEK_END)
     try:
         with zipfile.ZipFile(file) as archive:
@@ -265,7 +264,7 @@ def _read_members(file: BinaryIO, wanted: Container[str]) -> dict[str, bytes]:
         OSError, NotImplementedError, RuntimeError, EOFError, ValueError, OverflowError,
         struct.error,
     ) as error:  # fmt: skip
-        # What zipfile raises for encrypted, foreign or damaged headers.
+        # Errors that zipfile raises for encrypted, foreign or damaged headers.
         raise PlanFileError(f"damaged zip archive: {error}; {_AGAIN}") from error
 
 
@@ -280,13 +279,15 @@ def _check_members(infos: list[zipfile.ZipInfo], size: int) -> None:
     if len(set(names)) != len(names):
         raise PlanFileError(f"a name appears twice inside; {_AGAIN}")
     for info in infos:
+        # Buffers of tables are compressed inside Arrow: a compressed member could be a zip bomb.
         if info.compress_type != zipfile.ZIP_STORED or info.file_size != info.compress_size:
             raise PlanFileError(f"{info.filename}: expected a stored member, got a compressed one")
         if info.filename == _META and info.file_size > META_LIMIT_BYTES:
             raise PlanFileError(
                 f"{_META}: expected at most {META_LIMIT_BYTES} bytes, got {info.file_size}"
             )
-    # Stored members lie side by side, so together they cannot be larger than the file.
+    # Stored members lie side by side, so together they cannot be larger than the file. Members that
+    # overlap could each claim the whole of it.
     total = sum(info.file_size for info in infos)
     if total > size:
         raise PlanFileError(f"its members declare {total} bytes, the file has {size}")
@@ -329,7 +330,11 @@ def _read_meta(data: bytes) -> dict[str, Any]:
 
 
 def _printable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON values
-    """Spell out control characters in the texts of an object, and of the lists in it."""
+    """Spell out control characters in the texts of an object, and of the lists in it.
+
+    JSON calls this for every object, the innermost first. So no text of a file can move the cursor
+    of a terminal that shows it.
+    """
 
     def clean(value: Any) -> Any:
         if isinstance(value, list):
@@ -341,6 +346,7 @@ def _printable(pairs: list[tuple[str, Any]]) -> dict[str, Any]:  # Any: JSON val
 
 def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be a `kind`
     value = values.get(key) if isinstance(values, dict) else None
+    # True is an int to Python; all whole numbers of a file count something.
     is_wrong_number = (
         isinstance(value, int) and kind is int and (isinstance(value, bool) or value < 0)
     )
@@ -350,14 +356,14 @@ def _member(values: object, key: str, kind: type) -> Any:  # Any: checked to be 
 
 
 def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
-    """Build a cluster or a shape from its JSON object; every field, each of its type."""
+    """Build a cluster or a shape from its JSON object, with every field, each of its type."""
     kinds: dict[object, type] = {kind: kind for kind in (int, float, str, bool)}
     kinds |= {float | None: float, int | None: int, MessageOrder: str}
     given: dict[str, Any] = {}
     for field in fields(cls):
         value = values.get(field.name)
         if field.name in LATER_FIELDS and field.name not in values:
-            continue
+            continue  # a file names such a field only where it is not the default
         if field.name == "devices":
             given["devices"] = devices_of_json(value)
             continue
@@ -365,6 +371,7 @@ def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
         if value is None and field.default is None:
             given[field.name] = None
             continue
+        # JSON of other writers has 1 for 1.0.
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
             value = float(value)
         given[field.name] = _member({field.name: value}, field.name, kind)

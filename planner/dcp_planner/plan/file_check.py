@@ -1,4 +1,4 @@
-"""Check a plan file: read it, validate its plan, compare its mask with the text that it names."""
+"""Check a plan file: read it, validate its plan, compare its mask with the mask's own text."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -21,9 +21,9 @@ class FileCheck:
     Attributes:
         file: its path.
         status: ``valid``, ``broken`` (an invariant does not hold) or ``unreadable``.
-        invariant: the sentence that is not true; empty unless broken.
+        invariant: the rule that does not hold, as a sentence; empty unless broken.
         where: the row that shows it, for example ``tile 3 (q_block 1, kv_block 0)``; may be empty.
-        message: everything there is to say; empty if valid.
+        message: the whole error for people; empty if valid.
         not_compared: why the mask of a valid plan was not compared with the text that made it.
     """
 
@@ -55,16 +55,17 @@ class FileCheck:
 
 
 def check_file(path: str) -> FileCheck:
-    """Read a plan file, check its plan, and compare its mask with the text that it names.
+    """Read a plan file, check its plan, and compare its mask with the text in its provenance.
 
-    Never raises for what the file holds.
+    No content of the file makes it raise an error.
     """
     try:
         plan = read_plan(path, is_foreign=True).plan
         return FileCheck(path, "valid", not_compared=check_origin(plan))
-    except PlanError as error:
+    except PlanError as error:  # of `check_origin`: the file was read
         return FileCheck(path, "broken", str(error), message=f"plan file {path}: {error}")
     except PlanFileError as error:
+        # A broken invariant comes wrapped, with the name of the file.
         broken = _cause(error)
         if broken is None:
             return FileCheck(path, "unreadable", message=str(error))
@@ -74,7 +75,7 @@ def check_file(path: str) -> FileCheck:
 
 
 def _cause(error: BaseException) -> PlanError | None:
-    """Find the broken invariant behind an error of the file, if that is the reason."""
+    """Find the broken invariant that an error of the file was raised from, if there is one."""
     cause = error.__cause__
     while cause is not None and not isinstance(cause, PlanError):
         cause = cause.__cause__
@@ -84,13 +85,13 @@ def _cause(error: BaseException) -> PlanError | None:
 def check_origin(plan: Plan) -> str:
     """Compile the mask anew from the provenance of a valid plan and compare every sequence.
 
-    Takes what compiling the mask on the samples takes, and the comparison of two forms.
+    Cost: compiling the mask on all samples, and comparing two forms for each.
 
     Returns:
-        Why nothing could be compared; empty if the mask is that of the text.
+        The reason why nothing could be compared; empty if the masks are equal.
 
     Raises:
-        PlanError: if a sequence has another length or sees other pairs than the text says.
+        PlanError: if a sequence has another length, or sees other pairs, than the text says.
     """
     source = plan.provenance
     if source is None:
@@ -103,6 +104,7 @@ def check_origin(plan: Plan) -> str:
         return f"its text gives no mask `{source.mask}`: {error}"
     spans = list(pairwise(plan.cu_seqlens.tolist()))
     table = plan.slabs.table()
+    # Sorted by their first row, the slabs of a sequence lie side by side.
     table = table[np.argsort(table[:, 0], kind="stable")]
     if [form.num_tokens for form in expected] != [end - start for start, end in spans]:
         raise PlanError("the samples of the plan's text are as long as its sequences")
@@ -126,5 +128,5 @@ def _form_of(plan: Plan, table: Ints, start: int, end: int) -> Form:
             return placed.form
     first, last = np.searchsorted(table[:, 0], (start, end))
     own = table[first:last].copy()
-    own[:, :4] -= start
+    own[:, :4] -= start  # rows and keys; the two slopes stay
     return Slabs(end - start, *own.T)
