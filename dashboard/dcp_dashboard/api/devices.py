@@ -40,7 +40,7 @@ from numpy.typing import NDArray
 from dcp_dashboard.api.encoding import KIND_COLOURS, encode, narrow
 from dcp_dashboard.facts.findings import ROWS, chart_columns, path_shares
 from dcp_dashboard.facts.text import DIRECTIONS
-from dcp_dashboard.facts.traces import RECEIVE, SEND, length_ns, track_order, track_place
+from dcp_dashboard.facts.traces import RECEIVE, SEND, length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.arrays import Indices, Ints, Record
@@ -65,7 +65,7 @@ MAX_EVENTS = 4_000_000
 
 
 def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
-    """Pack a trace for the timeline canvas; O(E log E), about 1 s for a million events.
+    """Pack a trace for the timeline canvas; O(E).
 
     Raises:
         DashboardError: if there are more than `MAX_EVENTS`, which a browser could not hold.
@@ -109,17 +109,16 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "kind": trace.kind,
         "backward": trace.is_backward.astype(np.uint8),
     }
-    order = track_order(trace)
-    return encode("dcp.timeline/1", header, {key: col[order] for key, col in columns.items()})
+    return encode("dcp.timeline/1", header, columns)
 
 
 def path_payload(loaded: LoadedPlan, source: Source) -> bytes:
     """Pack the critical path of a trace; O(E log E)."""
-    trace, path = loaded.traces[source], loaded.paths[source]
+    trace, path = loaded.traces[source], loaded.recorded[source].path
     base = int(trace.start_ns.min(initial=0))
     shares = [link.to_json() for link in path_shares(loaded, source)]
     columns = {
-        "event": narrow(track_place(trace)[path.event]),
+        "event": narrow(path.event),
         "start": (path.start_ns - base).astype(np.float64),
         "end": (path.end_ns - base).astype(np.float64),
     }

@@ -21,7 +21,7 @@ from dcp_dashboard.facts.text import (
     division_selection,
     event_selection,
 )
-from dcp_dashboard.facts.traces import Wait, find_waits, track_place
+from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import PlanSummary
 from dcp_planner import Source, Trace
@@ -175,7 +175,7 @@ STEP_WORDS: Mapping[Step, str] = {
 
 def path_shares(loaded: LoadedPlan, source: Source) -> list[DetailLink]:
     """Write the share of every kind of step, the largest first; each selects its longest step."""
-    shares = loaded.paths[source].shares()
+    shares = loaded.recorded[source].path.shares()
     links = []
     for step in sorted(shares, key=lambda name: -shares[name]):
         place = longest_step(loaded, source, step)
@@ -190,13 +190,13 @@ def longest_step(
     loaded: LoadedPlan, source: Source, step: Step
 ) -> tuple[str, tuple[int, int]] | None:
     """Return selection and time of the longest step of a kind, ``None`` if the path has none."""
-    path = loaded.paths[source]
+    path = loaded.recorded[source].path
     spent = (path.end_ns - path.start_ns) * (path.step == STEPS.index(step))
     if not spent.any():
         return None
     longest = int(spent.argmax())
     event, trace = int(path.event[longest]), loaded.traces[source]
-    selected = event_selection(loaded.plan, trace, event, int(track_place(trace)[event]))
+    selected = event_selection(loaded.plan, trace, event)
     return selected, (int(path.start_ns[longest]), int(path.end_ns[longest]))
 
 

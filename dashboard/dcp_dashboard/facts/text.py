@@ -1,7 +1,9 @@
 """Data model of the details panel: sections of rows with links that select other things.
 
-A selection is a text in URLs and links, ``tile.12~device.3~division.1``: the first part names the
-type of the selected thing, the others are known ids. `web/src/state.ts` reads the same texts.
+A selection is a text in URLs and links, ``tile.12~device.3~division.1``. The first part names the
+selected thing; the others are further ids that belong to it, so that every view finds the part it
+can mark: the mask the tile, the timeline the device and the division. `web/src/state.ts` reads the
+same texts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,7 +38,7 @@ KIND_WORDS: Mapping[TransferKind, str] = {
 class DetailLink:
     """A text; a click on it selects something, and shows its part of a trace's timeline.
 
-    Plain words select nothing; `time_ns` counts from the first event.
+    Plain words have no selection. `time_ns` is on the clock of the trace.
     """
 
     text: str
@@ -118,6 +120,7 @@ def row(label: str, *parts: str | DetailLink) -> DetailRow:
 
 def list_row(label: str, links: Sequence[DetailLink], most: int) -> DetailRow:
     """Build a row of links with commas between them and the number left out at the end."""
+    # Each link brings the comma before it; the first comma is cut off.
     parts: list[str | DetailLink] = [part for link in links[:most] for part in (", ", link)][1:]
     more = len(links) - most
     return row(label, *parts, *([f" and {more:,} more"] if more > 0 else []))
@@ -189,10 +192,10 @@ def transfer_selection(plan: Plan, transfer: int) -> str:
     )  # fmt: skip
 
 
-def event_selection(plan: Plan, trace: Trace, event: int, index: int) -> str:
-    """Select an event with all known ids; `index` as the timeline's payload counts."""
+def event_selection(plan: Plan, trace: Trace, event: int) -> str:
+    """Select an event, a row of the trace, with all ids that are known of it."""
     ids: dict[str, int | str] = {
-        "event": index, "source": trace.source, "device": int(trace.device[event]),
+        "event": event, "source": trace.source, "device": int(trace.device[event]),
         "backward": int(trace.is_backward[event]),
     }  # fmt: skip
     if trace.division[event] >= 0:

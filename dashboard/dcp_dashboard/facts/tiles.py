@@ -4,7 +4,6 @@ A number that the plan or the trace does not have raises `DashboardError`.
 """
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.devices import sequence_link
@@ -28,7 +27,7 @@ from dcp_dashboard.facts.text import (
     tile_selection,
     transfer_selection,
 )
-from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by, track_place
+from dcp_dashboard.facts.traces import RECEIVE, SEND, WAIT, released_by
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import group_labels
 from dcp_dsl.arrays import Ints
@@ -66,22 +65,24 @@ def tile_facts(loaded: LoadedPlan, tile: int) -> Details:
 def serving_transfers(plan: Plan, tile: int) -> Ints:
     """Find the messages that bring the tile its inputs and carry its results home; O(X).
 
-    Inputs are those of its two blocks to its device; results leave its device, merged with those of
-    the other tiles that it computes with the block.
+    Inputs of its two blocks arrive at its device. Results leave its device in one message for each
+    block: the sum over all tiles that the device computes with it.
     """
     tiles, table = plan.tiles, plan.transfers
     q, kv, device = tiles.q_block[tile], tiles.kv_block[tile], tiles.device[tile]
     of_q = np.isin(table.kind, (TransferKind.Q, TransferKind.OUT, TransferKind.DQ))
+    # The end of a message at the device that computes: results leave there, inputs arrive.
     end = np.where(table.kind >= TransferKind.OUT, table.source, table.target)
     chosen = (table.block == np.where(of_q, q, kv)) & (end == device)
     if tiles.group is not None and table.group is not None:
         group, share = int(tiles.group[tile]), _groups_per_key(plan)
+        # Keys that several groups read travel once, under the number of the first of these groups.
         chosen &= table.group == np.where(of_q, group, group // share * share)
     return np.flatnonzero(chosen)
 
 
 def _groups_per_key(plan: Plan) -> int:
-    """Return how many groups of heads read the same keys; their transfers name the first."""
+    """Return how many groups of heads read the same keys: above 1 with fewer key heads (GQA)."""
     return max(1, plan.head_groups // plan.shape.kv_heads)
 
 
@@ -182,7 +183,7 @@ def _time_rows(loaded: LoadedPlan, transfer: int) -> list[DetailRow]:
     rows, chosen = [], transfer_selection(loaded.plan, transfer)
     for source, trace in loaded.traces.items():
         sends = np.flatnonzero((trace.transfer == transfer) & (trace.lane == SEND))
-        for event in sends[:1].tolist():
+        for event in sends[:1].tolist():  # the first layer's, if the run has several
             start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
             link = DetailLink(spent_text(start, end), chosen, (start, end), source)
             rows.append(row(SOURCE_LABELS[source], link))
@@ -197,6 +198,7 @@ def _served_row(plan: Plan, transfer: int) -> DetailRow:
     block = tiles.q_block if is_query else tiles.kv_block
     chosen = (tiles.device == device) & (block == table.block[transfer])
     if tiles.group is not None and table.group is not None:
+        # As in `serving_transfers`: a message of keys serves all groups that read them.
         share = 1 if is_query else _groups_per_key(plan)
         chosen &= tiles.group // share == int(table.group[transfer]) // share
     served = np.flatnonzero(chosen)
@@ -257,14 +259,12 @@ def _largest_rows(plan: Plan, source: int, target: int) -> list[DetailRow]:
     return rows
 
 
-def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
-    """Collect the details of an event, counted as the timeline's payload counts; O(E log E)."""
+def event_facts(loaded: LoadedPlan, source: Source, event: int) -> Details:
+    """Collect the details of an event, a row of the trace; O(E)."""
     plan, trace = loaded.plan, loaded.traces[source]
-    check_index(loaded, "an event", index, len(trace), f" in the {source} trace")
-    place = track_place(trace)
-    event = int(np.flatnonzero(place == index)[0])
+    check_index(loaded, "an event", event, len(trace), f" in the {source} trace")
     device, lane, name = int(trace.device[event]), trace.lane[event], trace.name_of(event)
-    span = _span_link(plan, trace, event, index)
+    span = _span_link(plan, trace, event)
     rows = [row("Device", device_link(device)), row(SOURCE_LABELS[source], span)]
     division, word = int(trace.division[event]), direction_word(trace.is_backward[event])
     if division >= 0:
@@ -272,14 +272,14 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
         rows.append(row("In", DetailLink(f"division {division} {word}", chosen)))
     is_message, chain = lane in (SEND, RECEIVE), []
     if is_message:
-        rows += [*_message_rows(plan, trace, event), *_other_end_rows(plan, trace, event, place)]
+        rows += [*_message_rows(plan, trace, event), *_other_end_rows(plan, trace, event)]
     elif lane == WAIT:
         rows.append(_release_row(trace, event))
         chain = chain_behind(loaded, source, event)
     steps = []
     for step in chain:
         verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[step]), "on ")
-        link = _span_link(plan, trace, step, int(place[step]))
+        link = _span_link(plan, trace, step)
         steps.append(row(trace.name_of(step), f"{verb}device {trace.device[step]}: ", link))
     return Details(
         f"{f'{LANES[lane].capitalize()} of {name}' if is_message else name.capitalize()} on device "
@@ -287,10 +287,10 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
         span.selected,
         [Section("", rows), Section("The chain that ends it, backwards in time", steps)],
         {
-            "event": index, "source": source, "name": name, "device": device, "lane": LANES[lane],
+            "event": event, "source": source, "name": name, "device": device, "lane": LANES[lane],
             "start_ns": int(trace.start_ns[event]), "end_ns": int(trace.end_ns[event]),
             "size_bytes": int(trace.size_bytes[event]), "peer": int(trace.peer[event]),
-            "chain": place[chain].tolist(),
+            "chain": chain,
         },
     )  # fmt: skip
 
@@ -298,7 +298,8 @@ def event_facts(loaded: LoadedPlan, source: Source, index: int) -> Details:
 def chain_behind(loaded: LoadedPlan, source: Source, wait: int) -> list[int]:
     """Return the rows of the events that held up the end of a wait, the last one first.
 
-    Each began when the next one had ended; the chain goes back to the begin of the wait.
+    Each could begin only when the next one in the list had ended. The chain stops at the begin of
+    the wait: what ended before held nothing up.
     """
     trace, found = loaded.traces[source], loaded.recorded[source].dependencies
     chain: list[int] = []
@@ -309,10 +310,10 @@ def chain_behind(loaded: LoadedPlan, source: Source, wait: int) -> list[int]:
     return chain
 
 
-def _span_link(plan: Plan, trace: Trace, event: int, index: int) -> DetailLink:
-    """Build a link with the time of an event; `index` as the timeline's payload counts."""
+def _span_link(plan: Plan, trace: Trace, event: int) -> DetailLink:
+    """Build a link with the time of an event."""
     start, end = int(trace.start_ns[event]), int(trace.end_ns[event])
-    chosen = event_selection(plan, trace, event, index)
+    chosen = event_selection(plan, trace, event)
     return DetailLink(spent_text(start, end), chosen, (start, end), trace.source)
 
 
@@ -336,25 +337,21 @@ def _message_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
     return rows
 
 
-def _other_end_rows(
-    plan: Plan, trace: Trace, event: int, place: NDArray[np.intp]
-) -> list[DetailRow]:
-    """Link the receive of a send or the send of a receive; O(E log E).
-
-    Layers use a transfer again: its n-th send belongs to its n-th receive.
-    """
+def _other_end_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
+    """Link the receive of a send or the send of a receive; O(E)."""
     lane, transfer = trace.lane[event], trace.transfer[event]
     if transfer < 0:
         return []
+    # A run of several layers has a transfer once in each: its n-th send belongs to its n-th
+    # receive. The events of one lane of one device lie in the order of their starts.
     ends = np.flatnonzero(trace.transfer == transfer)
-    ends = ends[np.argsort(trace.start_ns[ends], kind="stable")]
     here, others = ends[trace.lane[ends] == lane], ends[trace.lane[ends] == SEND + RECEIVE - lane]
     number = int(np.flatnonzero(here == event)[0])
     if number >= len(others):
         return []
     other = int(others[number])
     text = spent_text(int(trace.start_ns[other]), int(trace.end_ns[other]))
-    chosen = event_selection(plan, trace, other, int(place[other]))
+    chosen = event_selection(plan, trace, other)
     return [row("Its receive" if lane == SEND else "Its send", DetailLink(text, chosen))]
 
 

@@ -1,4 +1,7 @@
-"""Queries over the events of a trace: their order, those that match, the longest waits.
+"""Queries over the events of a trace: those that match a filter, the longest waits, a table.
+
+A `Trace` is sorted by (device, lane, start), and the payload of the timeline keeps that order. So
+an event has one number everywhere: its row of the trace, in URLs, in tables and in the browser.
 
 The page filters events in the browser, the export on the server; a test holds both to the same
 meaning of the words.
@@ -29,19 +32,6 @@ _NUMBERS = {
 }
 
 
-def track_order(trace: Trace) -> NDArray[np.intp]:
-    """Sort the events by (device, lane, start), intp ``[E]``: the rows of the payload."""
-    order: NDArray[np.intp] = np.lexsort((trace.start_ns, trace.lane, trace.device))
-    return order
-
-
-def track_place(trace: Trace) -> NDArray[np.intp]:
-    """Return the row of the payload of each event, intp ``[E]``: the inverse of `track_order`."""
-    place = np.empty(len(trace), np.intp)
-    place[track_order(trace)] = np.arange(len(trace))
-    return place
-
-
 def length_ns(trace: Trace) -> int:
     """Return the time from the first start to the last end."""
     return int(trace.end_ns.max() - trace.start_ns.min()) if len(trace) else 0
@@ -50,11 +40,12 @@ def length_ns(trace: Trace) -> int:
 def phase_of(trace: Trace, direction: str) -> Trace:
     """Return the events of one direction, the first of which starts at 0; all for any other text.
 
-    So two traces whose forward takes different times show their backward side by side.
+    Two traces whose forward takes different times then show their backward side by side.
     """
     if direction not in DIRECTIONS:
         return trace
     chosen = trace.is_backward == (direction == "backward")
+    # `lane` is no argument of a trace: it follows from `kind`.
     columns = {
         column.name: getattr(trace, column.name)[chosen]
         for column in fields(trace)
@@ -106,7 +97,7 @@ def read_filter(query: Mapping[str, str]) -> EventFilter:
 
 
 def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
-    """Return the rows of a trace that pass a filter, in its order; O(E log E)."""
+    """Return the rows of a trace that pass a filter, in the order that it asks for; O(E log E)."""
     keep = (trace.end_ns - trace.start_ns) >= chosen.longer_ns
     if chosen.kinds:
         keep &= np.isin(
@@ -114,8 +105,7 @@ def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
         )
     if chosen.find.strip():
         keep &= found_by(chosen.find, trace)
-    order = track_order(trace)
-    rows: NDArray[np.intp] = order[keep[order]]
+    rows: NDArray[np.intp] = np.flatnonzero(keep)
     if not chosen.sort:
         return rows
     columns: dict[str, NDArray[np.integer]] = {
@@ -124,11 +114,16 @@ def matching(trace: Trace, chosen: EventFilter) -> NDArray[np.intp]:
         "start_ns": trace.start_ns, "duration_ns": trace.end_ns - trace.start_ns,
     }  # fmt: skip
     key = columns[chosen.sort.removeprefix("-")][rows]
+    # Falling order sorts negated values: events with equal values stay in the order of the trace.
     return rows[np.argsort(-key if chosen.sort.startswith("-") else key, kind="stable")]
 
 
 def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
-    """Mark the events that a search means, bool ``[E]``: numbers after words, rest in the name."""
+    """Mark the events that a search means, bool ``[E]``.
+
+    Words such as `gpu 17`, `division 3` and `backward` choose by a column; the rest of the text
+    must be a part of the event's name.
+    """
     columns = {"device": trace.device, "division": trace.division, "peer": trace.peer}
     keep = np.ones(len(trace), np.bool_)
     for column, pattern in _NUMBERS.items():
@@ -144,6 +139,7 @@ def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
     wanted = re.escape(" ".join(text.split()).lower())
     # `kv 1` does not mean `kv 12`.
     end = r"(?![0-9])" if re.search(r"[0-9]$", wanted) else ""
+    # A trace has few distinct names: each is searched once, not once for every event.
     is_named = [bool(re.search(wanted + end, name.lower())) for name in trace.names]
     return keep & np.array(is_named, np.bool_)[trace.name]
 
@@ -171,9 +167,10 @@ class Wait:
 def find_waits(
     trace: Trace, limit: int, *, device: int | None = None, division: tuple[int, bool] | None = None
 ) -> list[Wait]:
-    """Return the `limit` longest sums of waits, longest first; O(E log E + limit E).
+    """Sum the waits of each device, division and direction; return the `limit` longest sums.
 
-    Only those of a device or of a division, (number, whether it is of backward), if one is given.
+    The longest comes first. `device`, and `division` as (number, whether it is of backward), leave
+    out the waits of all others. O(E log E + limit E).
     """
     chosen = trace.lane == WAIT
     if device is not None:
@@ -183,7 +180,8 @@ def find_waits(
     waits = np.flatnonzero(chosen)
     if not len(waits):
         return []
-    # One number for device and division, which may be -1, so that one `unique` groups.
+    # Device, division and direction as one number, so that one `unique` groups the waits. Plus 1:
+    # a division may be -1.
     place = trace.device[waits].astype(np.int64) << 32 | (trace.division[waits] + 1)
     _, group = np.unique(place * 2 + trace.is_backward[waits], return_inverse=True)
     length = (trace.end_ns - trace.start_ns)[waits]
@@ -209,7 +207,11 @@ def _wait(trace: Trace, longest: int, seconds: float) -> Wait:
 
 
 def released_by(trace: Trace, wait: int) -> int | None:
-    """Find the message of the waiting device that ends last within the wait, or ``None``."""
+    """Find the message of the waiting device that ends last within the wait, or ``None``.
+
+    A device waits until everything of one launch has arrived and left (`CommWait`), so the message
+    that ends last also ends the wait.
+    """
     is_message = (trace.lane == SEND) | (trace.lane == RECEIVE)
     ends_inside = (trace.end_ns > trace.start_ns[wait]) & (trace.end_ns <= trace.end_ns[wait])
     is_own = (trace.device == trace.device[wait]) & (trace.peer >= 0)
@@ -219,15 +221,15 @@ def released_by(trace: Trace, wait: int) -> int | None:
 
 
 def event_table(trace: Trace, rows: NDArray[np.integer]) -> pa.Table:
-    """Build the table of some events; `event` counts as the timeline's payload, texts are words.
+    """Build a table of some rows of a trace; codes become words, `event` is the row.
 
-    `peer` is null where there is none; O(E log E).
+    `peer` is null where an event has none; O(rows).
     """
     peer, start, end = trace.peer[rows], trace.start_ns[rows], trace.end_ns[rows]
     return pa.table(
         {
             "source": _words(np.zeros(len(rows), np.uint8), (trace.source,)),
-            "event": track_place(trace)[rows],
+            "event": rows,
             "device": trace.device[rows],
             "lane": _words(trace.lane[rows], LANES),
             "kind": _words(trace.kind[rows], EVENT_KINDS),
@@ -245,4 +247,5 @@ def event_table(trace: Trace, rows: NDArray[np.integer]) -> pa.Table:
 
 
 def _words(codes: NDArray[np.integer], texts: tuple[str, ...]) -> "pa.Array[Any]":
+    # Arrow copies the texts by their codes, without a Python object for each event.
     return pa.array(texts, pa.string()).take(pa.array(codes))

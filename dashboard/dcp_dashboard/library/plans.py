@@ -36,15 +36,7 @@ from dcp_dashboard.library.index import (
 from dcp_dashboard.library.summary import DeviceTotals, PlanSummary, device_totals, summarise
 from dcp_dsl import DCPError
 from dcp_planner import Plan, Provenance, Source, Trace, measure, read_plan, simulate
-from dcp_planner.causes import (
-    CLOSE,
-    CriticalPath,
-    Why,
-    critical_path,
-    find_causes,
-    find_causes_of_run,
-    find_dependencies,
-)
+from dcp_planner.causes import CLOSE, Why, find_causes, find_causes_of_run
 from dcp_planner.report import BatchFigures, figures_of
 from dcp_planner.step import StepFile, read_step
 from dcp_runtime import RunHistory
@@ -91,16 +83,8 @@ class LoadedPlan:
 
     @cached_property
     def recorded(self) -> Mapping[Source, Why]:
-        """The causes of the time of each trace, from the trace alone."""
+        """The causes of the time of each trace and its critical path, from the trace alone."""
         return {name: find_causes_of_run(self.plan, trace) for name, trace in self.traces.items()}
-
-    @cached_property
-    def paths(self) -> Mapping[Source, CriticalPath]:
-        """The chain of events that decided the end of each trace."""
-        return {
-            name: critical_path(trace, find_dependencies(self.plan, trace))
-            for name, trace in self.traces.items()
-        }
 
     def is_predicted(self, source: Source) -> bool:
         """Tell whether a trace is what the planner predicts now."""

@@ -7,7 +7,6 @@ import numpy as np
 from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
 from dcp_dashboard.facts.findings import findings
 from dcp_dashboard.facts.tiles import tile_facts
-from dcp_dashboard.facts.traces import track_order
 from dcp_dashboard.library.folder import open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 
@@ -266,9 +265,9 @@ def test_a_sequence_is_found_by_its_number_in_every_view(visit, small_plan):
 
 
 def test_a_wait_that_is_chosen_shows_its_chain_as_arrows(visit, small_trace):
-    order, held = track_order(small_trace), []
-    wait = int(np.flatnonzero(small_trace.kind[order] == KINDS.index("wait"))[-1])
-    device = int(small_trace.device[order[wait]])
+    held = []
+    wait = int(np.flatnonzero(small_trace.kind == KINDS.index("wait"))[-1])
+    device = int(small_trace.device[wait])
     key = plan_key("small.dcpplan")
     visit.page.route("**/event/**", lambda route: held.append(route))
     page = visit.open(
@@ -298,8 +297,7 @@ def test_the_critical_path_is_drawn_told_and_hidden(visit, small_trace):
     assert drawn > plain + end  # a line from the first moment to the last, thicker than a pixel
     told.get_by_text("computing").click()
     rest(page, r"sel=event\.")
-    number = int(re.search(r"sel=event\.(\d+)", page.url)[1])
-    event = track_order(small_trace)[number]
+    event = int(re.search(r"sel=event\.(\d+)", page.url)[1])
     assert small_trace.kind[event] == KINDS.index("attention")
 
 
