@@ -1,11 +1,11 @@
 """Plan context parallelism: a validated plan and its predicted timeline for one batch.
 
 ```
-BlockSparsity ─→ Workload ─→ Hypergraph ─partition→ Placement ─schedule→ Schedule ─emit→ Plan
-─simulate→ Trace
+BlockSparsity ─build_workload→ Workload ─place→ Placement ─make_schedule→ Schedule
+─assemble→ Plan ─simulate→ Trace
 ```
-`build_plan` does all of this. numpy and numba only; KaHyPar runs in a process of its own. Names
-load on first use.
+`build_plan` runs the stages up to the plan and validates it. The package needs numpy and numba
+only; KaHyPar runs in a process of its own. Public names load on first use.
 """
 
 import lazy_loader

@@ -13,7 +13,7 @@ class InvariantError(PlanError):
     """A row of a plan that breaks an invariant.
 
     Attributes:
-        invariant: the sentence that is not true.
+        invariant: the rule, as a sentence that this row contradicts.
         where: the row, for example ``tile 3 (q_block 1, kv_block 0)``.
     """
 
@@ -48,7 +48,7 @@ class ClusterError(PlanError, ValueError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Suggest the name that was probably meant, as the end of a sentence that refuses another.
+    """Suggest the known name that was probably meant, as the end of an error message.
 
     >>> nearest("zigzag", ["static:ring", "static:zigzag"])
     '; did you mean `static:zigzag`?'

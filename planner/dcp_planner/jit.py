@@ -1,11 +1,13 @@
-"""Compile the loops of the planner: few specialisations, no reference counts, kept on disk.
+"""Compile the loops of the planner with numba, and keep the compiled code on disk.
 
-Releases bring the compiled code (`SHIPPED`) for the Python, numba and architecture that they were
-made with; elsewhere it is compiled once per installation, at the first import or the first plan,
-and whoever installs waits: a line says so, and a clock counts that time apart from planning.
-Functions that only compiled code calls get one signature: without, numba makes a version for every
-mixture of int32, int64 and literal arguments that their callers write. None allocates, so that
-arrays need not be counted: that halves the code. What runs once per plan is numpy instead.
+A wheel contains the compiled code (`SHIPPED`) for the Python, numba and architecture that it was
+built with. Elsewhere the first plan compiles the loops, once per installation. The user then waits:
+a line on standard error says so, and `COMPILE_CLOCK` counts that time apart from planning.
+
+Functions that only compiled code calls have one signature, taken from their annotations. Without it
+numba compiles a version for every mixture of int32, int64 and literal arguments in their callers.
+No compiled function allocates arrays, so references need not be counted: that halves the code. Work
+that is done once per plan is written in numpy instead.
 
 If neither the package's folder nor HOME can be written, a private folder keeps the code. Whoever
 can write to that folder can make this process run their code. So it belongs to this user alone, and
@@ -52,8 +54,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])  # Any: of any signat
 def compiled(function: _Function) -> _Function:
     """Compile a function that Python calls, for the types that it is called with.
 
-    It must not allocate, and its callers must not mix types: each mixture is compiled. What it
-    calls is linked into it and kept with it.
+    It must not allocate, and its callers must not mix types: each mixture is compiled. The compiled
+    functions that it calls are linked into it and kept with it.
     """
     made = _njit(function)
     if made is function:  # numba is switched off
@@ -70,21 +72,22 @@ def compiled(function: _Function) -> _Function:
 def inner(function: _Function, **options: bool) -> _Function:
     """Compile a function that only compiled functions call, for the types of its annotations.
 
-    That happens when the first of them is compiled: a process that finds all of those in the cache
-    needs nothing of this. It must not allocate. Taking a tuple of arrays from Python, which callers
-    of `compiled` pay for, is much code.
+    Compilation waits for the first caller that is compiled: a process that finds all callers in the
+    cache compiles nothing. The function must not allocate. Python cannot call it, which saves the
+    code that takes a tuple of arrays apart.
     """
     made = _njit(function, no_cpython_wrapper=True, no_cfunc_wrapper=True, **options)
     if made is function:  # numba is switched off
         return function
     template = made.get_call_template
 
+    # Numba asks for the template when it types a call, which happens while a caller is compiled.
     def compile_first(args: Any, kws: Any) -> Any:  # Any: numba's types
         if not made.signatures:
             hints = get_type_hints(function, include_extras=True)
             result = _numba_type(hints.pop("return"))
             made.compile(result(*map(_numba_type, hints.values())))
-            made.disable_compile()
+            made.disable_compile()  # later calls convert their arguments to this signature
         return template(args, kws)
 
     made.get_call_template = compile_first
@@ -92,9 +95,9 @@ def inner(function: _Function, **options: bool) -> _Function:
 
 
 def inlined(function: _Function) -> _Function:
-    """Compile as `inner` does, into every place of call: for small functions of a large state.
+    """Compile as `inner` does, into every caller: for small functions of a large state.
 
-    A call copies the tuple, some 190 words, which takes longer than most of them run.
+    A call copies the tuple, some 190 words, which takes longer than most such functions run.
     """
     return inner(function, forceinline=True)
 
@@ -164,6 +167,7 @@ def check_unshared(folder: Path) -> None:
     Raises:
         PermissionError: if others can, or can replace the folder.
     """
+    # In a sticky parent others can make folders of their own, but not replace this one.
     for place, may_stick in ((folder, False), (folder.parent, True)):
         found = place.stat()
         is_open = found.st_mode & stat.S_IWOTH or (
@@ -174,7 +178,7 @@ def check_unshared(folder: Path) -> None:
 
 
 def unshared(locator: Any) -> Any:
-    """Have one of numba's locators pass over folders that others can write to."""
+    """Derive a locator from one of numba's that skips folders others can write to."""
 
     def ensure_cache_path(self: Any) -> None:
         locator.ensure_cache_path(self)
@@ -209,16 +213,16 @@ class PrivateFolderLocator(caching._SourceFileBackedLocatorMixin, caching._Cache
 
 
 SOME_SECONDS = "some 15 s on a free core"
-"""Time to compile everything."""
+"""Time to compile everything, for messages."""
 
 
 @dataclass(slots=True)
 class Stopwatch:
-    """Seconds of a piece of work.
+    """Measured time of a piece of work.
 
     Attributes:
-        seconds: without compiling.
-        compile_s: seconds of compiling.
+        seconds: wall-clock time without compiling.
+        compile_s: wall-clock time of compiling.
     """
 
     seconds: float = 0.0
@@ -226,10 +230,10 @@ class Stopwatch:
 
 
 class CompileClock(event.Listener):
-    """Hears when numba compiles a watched function; adds up the seconds, thread by thread.
+    """Listens to numba's compile events; adds up the seconds of watched functions, per thread.
 
     Attributes:
-        is_kept: whether what is compiled stays for other processes.
+        is_kept: whether compiled code stays on disk for other processes.
     """
 
     def __init__(self) -> None:
@@ -245,7 +249,7 @@ class CompileClock(event.Listener):
         return getattr(self._own, "seconds", 0.0)
 
     def watch(self, function: Callable[..., Any]) -> None:
-        """Count the compiling of a function."""
+        """Count the time in which a function is compiled."""
         self._watched.add(function)
 
     def on_start(self, event: event.Event) -> None:
@@ -256,7 +260,7 @@ class CompileClock(event.Listener):
             self._has_told = True
             print(self._words(), file=sys.stderr, flush=True)
         self._own.depth = getattr(self._own, "depth", 0) + 1
-        if self._own.depth == 1:  # one function may compile others
+        if self._own.depth == 1:  # compiling a caller compiles its inner functions in between
             self._own.since = perf_counter()
 
     def on_end(self, event: event.Event) -> None:
@@ -313,17 +317,17 @@ class _CacheImpl(_Impl):  # type: ignore[misc]
 
 
 class _Cache(FunctionCache):
-    """The compiled function on disk, for as long as the code that it calls is the same.
+    """A compiled function on disk, valid as long as the code that it calls is the same.
 
-    Numba itself asks only whether the function's own file has changed, and ends the process if it
-    cannot read its files. Here they are written anew, or the function is compiled in every process.
+    Numba itself checks only whether the function's own file has changed, and raises if it cannot
+    read its cache files. Here such files are written anew, or every process compiles the function.
     """
 
     _impl_class = _CacheImpl
 
     # A truncated or foreign pickle may raise any exception.
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the function as it was compiled for a signature, ``None`` if that is not kept."""
+        """Load the code for a signature, cached or shipped; ``None`` if there is neither."""
         try:
             found = super().load_overload(sig, target_context)  # type: ignore[no-untyped-call]
             if found is None and (data := self.shipped().load(self.shipped_key(sig))) is not None:
@@ -352,13 +356,17 @@ class _Cache(FunctionCache):
         return IndexDataCacheFile(str(SHIPPED), self._impl.filename_base, "shipped")  # type: ignore[no-untyped-call]
 
     def shipped_key(self, sig: Any) -> Any:
-        """Return the key in it: the types, and the sources that the code was made from."""
+        """Return the key in it: the types, and the sources that the code was made from.
+
+        The processor is not part of it: a wheel's code is for any processor of an architecture.
+        """
         return (sig, *_sources(_linked(self._py_func)))
 
 
 def _linked(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> tuple[Any, ...]:
     """Return a function, and all compiled functions that are linked into it, unwrapped."""
     known = (*known, function)
+    # `co_names` lists attributes as well: a global of that name is one source too many, no harm.
     for name in function.__code__.co_names:
         called: Any = function.__globals__.get(name)  # Any: numba's types miss `py_func`
         if is_jitted(called) and called.py_func not in known:
@@ -367,7 +375,11 @@ def _linked(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> tuple[
 
 
 def _sources(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """Return all that decides their code: contents of files, and constants they import."""
+    """Return what decides the compiled code: hashes of files, and values of global constants.
+
+    Numba copies the values of globals into the code. A constant imported from another file is not
+    in the hashed files, so its value must be part of the key.
+    """
     constants = {
         f"{name}={value!r}"
         for function in functions
