@@ -1,6 +1,6 @@
 """Checks of the programs of a plan: everything is done once, in time, and by both ends.
 
-`check_programs` needs tables that `validation` has checked already.
+`check_programs` relies on tables that `validation` has checked before.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from dcp_planner.model.problem import DIRECTIONS, Direction
 from dcp_planner.schedule.slots import find_shared_rows
 from dcp_planner.simulation.event_loop import run_events
 from dcp_planner.simulation.event_tables import Messages, Steps, launches_of_waits, one_group
-from dcp_planner.tables.plan import Plan, TransferKind
+from dcp_planner.tables.plan import Plan, TransferKind, Transfers
 from dcp_planner.tables.programs import (
     ATTENTION,
     COPY,
@@ -36,6 +36,7 @@ def check_programs(plan: Plan, visits: Visits) -> None:
     for direction in DIRECTIONS:
         _check_devices(plan, direction)
         places = _Places(plan, direction, visits)
+        # In this order: each check relies on the places that those before it have found.
         places.check_form()
         places.check_copies()
         places.check_tiles()
@@ -52,6 +53,7 @@ def check_programs(plan: Plan, visits: Visits) -> None:
 def _check_devices(plan: Plan, direction: Direction) -> None:
     programs = plan.programs(direction)
     is_right = len(programs) == plan.num_devices
+    # `Programs` numbers its devices itself, and would make every program only to be asked.
     if not isinstance(programs, Programs):
         is_right &= [p.device for p in programs] == list(range(len(programs)))
     if not is_right:
@@ -61,10 +63,17 @@ def _check_devices(plan: Plan, direction: Direction) -> None:
         )
 
 
+def route_of(table: Transfers, x: int) -> str:
+    """Write kind, block and ends of a transfer for messages."""
+    kind = TransferKind(int(table.kind[x])).name
+    return f"{kind} of block {table.block[x]} from {table.source[x]} to {table.target[x]}"
+
+
 class _Places:
     """Positions of every tile, transfer and key in the programs of one direction.
 
-    A place is a row of the program table; rows of one device are in the order of its program.
+    A place is a row of the program table. Rows of one device are in the order of its program, so
+    places tell before from after on one device only.
     """
 
     def __init__(self, plan: Plan, direction: Direction, visits: Visits) -> None:
@@ -90,12 +99,7 @@ class _Places:
         return PlanError(f"{self.direction}: {message}")
 
     def told(self, transfer: int) -> str:
-        table = self.plan.transfers
-        kind = TransferKind(int(table.kind[transfer])).name
-        return (
-            f"transfer {transfer} ({kind} of block {table.block[transfer]} from "
-            f"{table.source[transfer]} to {table.target[transfer]})"
-        )
+        return f"transfer {transfer} ({route_of(self.plan.transfers, transfer)})"
 
     def items_of(self, op: int) -> tuple[Ints, Ints]:
         """Find the rows and items of all instructions of one kind."""
@@ -103,7 +107,10 @@ class _Places:
         return self.row_of_item[chosen], self.programs.items[chosen].astype(np.int64)
 
     def check_form(self) -> None:
-        """Only launches and waits have a key, only copies no division, and waits name nothing."""
+        """Require keys of launches and waits alone, divisions but for copies, waits without items.
+
+        All later checks rely on that form.
+        """
         programs = self.programs
         op, count = programs.op, np.diff(programs.item_ptr)
         has_key = (op == LAUNCH) | (op == WAIT)
@@ -123,16 +130,18 @@ class _Places:
                 )
 
     def check_copies(self) -> None:
-        """Every program begins with the copy of exactly the own blocks."""
+        """Require that every program begins with the copy of exactly the own blocks."""
         programs, owner = self.programs, self.plan.blocks.owner
         rows = np.flatnonzero(programs.op == COPY)
         devices = np.arange(self.plan.num_devices)
         starts = np.searchsorted(programs.device, devices)
         wrong: Bools = np.bincount(programs.device[rows], minlength=len(devices)) != 1
+        # The next two steps rely on one copy for each device, so they come behind that.
         if not wrong.any():
             owned = np.bincount(owner, minlength=len(devices))
             wrong = (rows != starts) | (np.diff(programs.item_ptr)[rows] != owned)
         if not wrong.any():
+            # Every copy has as many items as own blocks, so both lists, by device, line up.
             _, items = self.items_of(COPY)
             blocks = np.argsort(owner, kind="stable")
             wrong = np.bincount(owner[blocks[items != blocks]], minlength=len(devices)) > 0
@@ -141,7 +150,7 @@ class _Places:
             raise self.fail(f"device {device} first copies exactly the blocks it owns, once")
 
     def check_tiles(self) -> None:
-        """Every tile is computed once, where and when the table says."""
+        """Require that every tile is computed once, where and when the table says."""
         tiles, programs = self.plan.tiles, self.programs
         rows, items = self.items_of(ATTENTION)
         self._check_exist("computes tile", rows, items, len(tiles))
@@ -174,10 +183,10 @@ class _Places:
             raise self.fail(f"device {device} {what} {items[wrong[0]]}, which does not exist")
 
     def check_launches(self) -> None:
-        """Both ends launch every transfer once, in its division."""
+        """Require that both ends launch every transfer once, in its division."""
         programs, table = self.programs, self.plan.transfers
         launches = np.flatnonzero(programs.op == LAUNCH)
-        # Keys may be any int32: one number holds device and key, and one sort finds doubles.
+        # Keys may be any int32: device and key make one number, and one sort finds doubles.
         place = programs.device[launches].astype(np.int64) << 32 | programs.key[launches]
         order = np.argsort(place, kind="stable")
         double = np.flatnonzero(np.diff(place[order]) == 0)
@@ -208,7 +217,7 @@ class _Places:
                 f"a transfer is launched in its division: {self.told(x)} has division "
                 f"{table.division[x]}, the launch {programs.division[rows[wrong[0]]]}"
             )
-        both = ends * len(table) + items
+        both = ends * len(table) + items  # one number for an end of a transfer
         times = np.bincount(both, minlength=2 * len(table))
         self._refuse(
             times[both] > 1, rows, items,
@@ -234,7 +243,7 @@ class _Places:
                 )
 
     def check_waits(self) -> None:
-        """A wait follows its launch, and every transfer is waited for by both ends."""
+        """Require waits behind their launches, and a wait for every transfer at both ends."""
         programs = self.programs
         waits, launch = np.flatnonzero(programs.op == WAIT), self.launch_of
         wrong = waits[(launch[waits] < 0) | (launch[waits] > waits)]
@@ -244,6 +253,7 @@ class _Places:
                 f"device {programs.device[row]} waits only for what it has launched: key "
                 f"{programs.key[row]} at instruction {programs.position[row]} is not under way"
             )
+        # The first wait for each launch; later ones for the same key find everything done.
         first = np.full(len(programs), _NEVER, np.int64)
         np.minimum.at(first, launch[waits], waits)
         under_way = self.launch >= 0
@@ -251,7 +261,7 @@ class _Places:
         self._check_complete(self.wait == _NEVER, "waited for")
 
     def check_reductions(self) -> None:
-        """Every result is reduced once, by its target, after it has arrived."""
+        """Require that every result is reduced once, by its target, after it has arrived."""
         table, programs = self.plan.transfers, self.programs
         rows, items = self.items_of(REDUCTION)
         self._check_exist("reduces transfer", rows, items, len(table))
@@ -279,12 +289,13 @@ class _Places:
             raise self.fail(text.format(x=self.told(int(wrong[0]))))
 
     def check_inputs(self) -> None:
-        """Inputs arrive before the tiles that need them and before they are passed on."""
+        """Require that inputs arrive before the tiles that need them and before they travel on."""
         inputs = self.chosen[~self.is_result[self.chosen]]
         self._report(
             inputs[self.wait[1, inputs] >= self.first[inputs]],
             "an input arrives before the tiles that need it: {x} is waited for too late",
         )
+        # Launched behind the feeder is enough: a message leaves once its data is there.
         feeder = self.visits.feeder
         passed = inputs[feeder[inputs] >= 0]
         self._report(
@@ -293,7 +304,7 @@ class _Places:
         )
 
     def check_results(self) -> None:
-        """Results leave after the last tile that adds to them and after all they merge."""
+        """Require that results leave after the last tile that adds to them and all they merge."""
         visits = self.visits
         results = self.chosen[self.is_result[self.chosen]]
         self._report(
@@ -311,18 +322,20 @@ class _Places:
             into[self.launch[0, into] <= self.reduction[merged]],
             "a result leaves after all partials merged into it: {x} is launched too early",
         )
+        # Sums lie at the rows of their input: before its launch, these may hold another block.
         self._report(
             merged[self.reduction[merged] <= self.launch[1, visits.input_of[into]]],
             "a partial is merged into sums that were begun: {x} is merged too early",
         )
 
     def check_order(self) -> None:
-        """Two devices launch what passes between them in the same order."""
+        """Require that two devices launch the messages between them in the same order."""
         chosen, table = self.chosen, self.plan.transfers
         rows, items = self.items_of(LAUNCH)
         rank = np.zeros((2, len(table)), np.int64)
         ends = np.where(table.source[items] == self.programs.device[rows], 0, 1)
         rank[ends, items] = np.flatnonzero(self.op_of_item == LAUNCH)
+        # Inputs and results are matched apart: each class has an order of its own.
         pair = table.target[chosen].astype(np.int64) * self.plan.num_devices + table.source[chosen]
         pair = pair * 2 + self.is_result[chosen]
         orders = [order_by(pair, rank[end, chosen]) for end in (0, 1)]
@@ -334,11 +347,12 @@ class _Places:
             )
 
     def check_slots(self) -> None:
-        """No two blocks share rows of a receive buffer while both are in use."""
+        """Require that no two blocks share rows of a receive buffer while both are in use."""
         table, chosen = self.plan.transfers, self.chosen
         wrong = chosen[table.slot[chosen] < 0]
         self._report(wrong, "receive buffers begin at row 0: {x} has a slot below")
         freed = self._last_reads()
+        # A device has a buffer for each kind; a launch takes rows, since data may come at once.
         clash = find_shared_rows(
             table.target[chosen].astype(np.int64) * len(TransferKind) + table.kind[chosen],
             self.launch[1, chosen],
@@ -354,7 +368,7 @@ class _Places:
             )
 
     def _last_reads(self) -> Ints:
-        """Return the last row that reads what each transfer has brought."""
+        """Return the place of the last read of the data that each transfer brings."""
         freed = np.where(self.is_result, self.reduction, -1)
         inputs = self.chosen[~self.is_result[self.chosen]]
         freed[inputs] = self.last[inputs]
@@ -369,7 +383,7 @@ class _Places:
     def check_progress(self) -> None:
         """Run the programs with messages that take no time; every device must reach its end."""
         programs, table = self.programs, self.plan.transfers
-        own_ports = np.tile(np.arange(len(table)), (2, 1))  # messages do not wait for each other
+        own_ports = np.tile(np.arange(len(table)), (2, 1))  # no message waits for a busy port
         steps = Steps.of(programs, self.plan.num_devices)
         messages = Messages.of(
             (table.source, table.target), self.visits.feeder, (own_ports, len(table)),

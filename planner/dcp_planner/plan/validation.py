@@ -1,11 +1,12 @@
-"""Checks of the tables of a plan; they use nothing but the tables themselves.
+"""Checks of the tables of a plan, from these tables alone.
 
 The checks run in this order: blocks tile the batch; tiles are exactly the visible part of the mask,
 counted anew; transfers are exactly those that the placement needs, at the sizes of the byte model.
-`program_validation` checks what devices do with them.
+`program_validation` checks the devices' programs.
 """
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dcp_dsl import Slabs
 from dcp_dsl.arrays import Bools, Ints, order_by
@@ -13,12 +14,10 @@ from dcp_dsl.forms import BlockKind, regions_of
 from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
-from dcp_planner.plan.program_validation import check_programs
+from dcp_planner.plan.program_validation import check_programs, route_of
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
 from dcp_planner.tables.visits import Visits
-
-__all__ = ["PlanError", "validate"]
 
 
 def validate(plan: Plan) -> None:
@@ -27,6 +26,7 @@ def validate(plan: Plan) -> None:
     Raises:
         PlanError: names the first invariant that is broken, and where.
     """
+    # Ranges first: later checks, and the expansion of head groups, index tables by these numbers.
     _check_groups(plan)
     _check_blocks(plan)
     check_ranges(plan)
@@ -60,9 +60,9 @@ def require(holds: Bools, invariant: str, table: str, *columns: object) -> None:
 
     Args:
         holds: bool ``[*]``, one per row.
-        invariant: the sentence that is not true.
-        table: what a row is called, for example ``"tile"``.
-        columns: pairs of name and array that the message shows of the row.
+        invariant: the rule as a sentence.
+        table: noun for a row, for example ``"tile"``.
+        columns: name and array, in turn, of the values that the message shows.
     """
     if holds.all():
         return
@@ -75,7 +75,7 @@ def require(holds: Bools, invariant: str, table: str, *columns: object) -> None:
 
 
 def _check_groups(plan: Plan) -> None:
-    """The columns of head groups are there if there are several."""
+    """Require the columns of head groups if, and only if, there are several groups."""
     groups = plan.head_groups
     if not 1 <= groups <= MOST_HEAD_GROUPS:
         raise PlanError(f"a plan has 1 to {MOST_HEAD_GROUPS} head groups, got {groups}")
@@ -128,6 +128,7 @@ def _check_blocks(plan: Plan) -> None:
             f"{plan.num_tokens}"
         )
     in_range = (blocks.sequence >= 0) & (blocks.sequence < len(cu) - 1)
+    # Any valid index will do where the sequence is out of range: `in_range` refuses those rows.
     sequence = np.where(in_range, blocks.sequence, 0)
     require(
         in_range & (cu[sequence] <= blocks.start) & (blocks.end <= cu[1:][sequence]),
@@ -137,8 +138,13 @@ def _check_blocks(plan: Plan) -> None:
 
 
 def _check_slabs(plan: Plan) -> None:
-    """No slab leaves its sequence; laid out by head groups, keys may lie in another one."""
+    """Require that no slab leaves its sequence.
+
+    That holds in real tokens only: in the expanded batch of head groups, the keys of a slab may lie
+    in the copy of another group.
+    """
     slabs, cu = plan.slabs, plan.cu_seqlens
+    # `right`: an empty sequence shares its start with the one that holds the row.
     at = np.searchsorted(cu[:-1], slabs.q_start, side="right") - 1
     last_end = slabs.kv_end + slabs.end_slope * (slabs.q_end - slabs.q_start - 1)
     require(
@@ -169,6 +175,7 @@ def _check_mask(plan: Plan) -> None:
     _check_forms(plan)
     bounds = np.append(0, blocks.end)
     q_block, kv_block, pairs = count_pairs(slabs, bounds, plan.forms)
+    # Both lists are sorted by (q_block, kv_block), so equal sets are equal arrays.
     have = tiles.q_block.astype(np.int64) * len(blocks) + tiles.kv_block
     need = q_block * len(blocks) + kv_block
     if not np.array_equal(have, need):
@@ -204,6 +211,8 @@ def _check_forms(plan: Plan) -> None:
     for number, placed in enumerate(plan.forms):
         spans = ((placed.q_start, placed.q_end), (placed.kv_start, placed.kv_end))
         places = [int(np.searchsorted(cu, start, side="right")) - 1 for start, _ in spans]
+        # Queries and keys each fill one sequence: the same one, but in the expanded batch of head
+        # groups the keys may be those of another copy.
         is_there = [
             0 <= at < len(cu) - 1 and (cu[at], cu[at + 1]) == span
             for at, span in zip(places, spans, strict=True)
@@ -234,9 +243,10 @@ def _check_transfers(plan: Plan, visits: Visits) -> None:
 
 
 def _check_needed(plan: Plan, visits: Visits) -> None:
-    """Every device gets each remote block that it computes with, and sends results home.
+    """Require that every device gets each remote block that it computes with, and sends results.
 
-    It may get a block several times, for tiles of different divisions, and then sends as many.
+    A device may get a block several times, for tiles of different divisions; it then sends as many
+    results.
     """
     table = plan.transfers
     used = _used_inputs(plan, visits)
@@ -246,9 +256,10 @@ def _check_needed(plan: Plan, visits: Visits) -> None:
     if same.any():
         x = int(order[1:][same][0])
         raise PlanError(f"no transfer is listed twice: {_told(plan, x)} is")
+    # `need` holds inputs and results of tiles, and results of inputs that are only passed on.
     missing = np.setdiff1d(need, have)
     if missing.size:
-        place, worker = divmod(int(missing[0]), plan.num_devices)
+        place, worker = divmod(int(missing[0]), plan.num_devices)  # `_place` undone
         kind, rest = place % 8, place // 8
         direction = "backward" if rest % 2 else "forward"
         ends = ("from", "for") if kind < TransferKind.OUT else ("for", "from")
@@ -265,6 +276,8 @@ def _used_inputs(plan: Plan, visits: Visits) -> Bools:
     """Find the inputs that some tile reads, on their target or after they are passed on."""
     table = plan.transfers
     owner, used = plan.blocks.owner[table.block], np.zeros(len(table), np.bool_)
+    # From the inputs that tiles read, back along the routes to the owners: one turn for each hop.
+    # It ends in a damaged plan, too, since no input is visited twice.
     found = np.concatenate(visits.read_by, axis=None)
     while found.size:
         found = np.unique(found[found >= 0])
@@ -280,12 +293,11 @@ def _result_places(plan: Plan, used: Bools) -> Ints:
     row, column = table.kind == kinds.Q, (table.kind == kinds.KV) & table.is_backward
     rows = np.flatnonzero(used & (row | column))
     kind = np.where(row, np.where(table.is_backward, kinds.DQ, kinds.OUT), kinds.DKV)[rows]
-    place = (table.block[rows].astype(np.int64) * 2 + table.is_backward[rows]) * 8 + kind
-    return np.asarray(place * plan.num_devices + table.target[rows])
+    return _place(plan, table.block[rows], table.is_backward[rows], kind, table.target[rows])
 
 
 def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
-    """Find the used inputs, and the results that alone take their sums home.
+    """Find the used inputs, and the results that are the only way home for their sums.
 
     Raises:
         PlanError: if the sums of a used input have no result.
@@ -293,6 +305,7 @@ def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
     table, used = plan.transfers, used.copy()
     results = np.flatnonzero(input_of >= 0)
     count = np.bincount(input_of[results], minlength=len(table))
+    # Forward sums results by query; backward has gradients of queries and of keys.
     is_summed = used & ((table.kind == TransferKind.Q) | table.is_backward)
     lost = np.flatnonzero(is_summed & (count == 0))
     if lost.size:
@@ -304,11 +317,25 @@ def _is_used(plan: Plan, used: Bools, input_of: Ints) -> Bools:
     return used
 
 
+def _place(
+    plan: Plan,
+    block: NDArray[np.integer],
+    is_backward: Bools | int,
+    kind: NDArray[np.integer] | TransferKind,
+    device: NDArray[np.integer],
+) -> Ints:
+    """Number the purposes of transfers: block, direction, kind and the device that computes.
+
+    The device counts fastest. 8 is more than there are kinds.
+    """
+    place = (block.astype(np.int64) * 2 + is_backward) * 8 + kind
+    return np.asarray(place * plan.num_devices + device)
+
+
 def _places(table: Transfers, plan: Plan) -> Ints:
-    """Number what a transfer does by (block, direction, kind, device that computes), ``[X]``."""
+    """Number the purpose of every transfer, int64 ``[X]``."""
     worker = np.where(table.kind >= TransferKind.OUT, table.source, table.target)
-    place = (table.block.astype(np.int64) * 2 + table.is_backward) * 8 + table.kind
-    return np.asarray(place * plan.num_devices + worker)
+    return _place(plan, table.block, table.is_backward, table.kind, worker)
 
 
 def _needed_places(plan: Plan) -> Ints:
@@ -319,19 +346,21 @@ def _needed_places(plan: Plan) -> Ints:
         (tiles.q_block, ((0, kinds.Q), (0, kinds.OUT), (1, kinds.Q), (1, kinds.DQ))),
         (tiles.kv_block, ((0, kinds.KV), (1, kinds.KV), (1, kinds.DKV))),
     ):
+        # Many tiles of a device share a block: each (block, device) once, before seven copies.
         remote = np.flatnonzero(owner[block] != tiles.device)
         pairs = block[remote].astype(np.int64) * plan.num_devices + tiles.device[remote]
         at, device = np.divmod(np.unique(pairs), plan.num_devices)
-        places += [((at * 2 + way) * 8 + kind) * plan.num_devices + device for way, kind in wanted]
+        places += [_place(plan, at, is_backward, kind, device) for is_backward, kind in wanted]
     return np.concatenate(places)
 
 
 def _check_ways(plan: Plan, visits: Visits) -> None:
-    """Inputs come from the owner, or from a device that has them; results go the same way back."""
+    """Require inputs from the owner or a device that has them, and results back the same way."""
     table = plan.transfers
     owner = plan.blocks.owner[table.block]
     is_result = table.kind >= TransferKind.OUT
     is_home = np.where(is_result, table.target, table.source) == owner
+    # The neighbour nearer to the owner: what feeds an input, what a partial result is merged into.
     other = np.where(is_result, visits.merged_into, visits.feeder)
     require(
         is_home | (other >= 0),
@@ -339,6 +368,7 @@ def _check_ways(plan: Plan, visits: Visits) -> None:
         "transfer", "kind", table.kind, "block", table.block, "source", table.source,
         "target", table.target,
     )  # fmt: skip
+    # Hops count from the source of the data: from the owner for inputs, towards it for results.
     hop = table.hop.astype(np.int64)
     next_hop = hop[other] if len(hop) else hop
     require(
@@ -357,11 +387,15 @@ def _check_ways(plan: Plan, visits: Visits) -> None:
 
 
 def _bytes_per_token(plan: Plan) -> Ints:
-    """Spell the byte model out from heads and element size, ``[X]``."""
+    """Spell the byte model out from heads and element size, ``[X]``.
+
+    It is written anew here, so that an error in `ModelShape` cannot vouch for itself.
+    """
     shape, table = plan.shape, plan.transfers
     row, keys_and_values = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    size, heads = shape.dtype_bytes, 4 * shape.q_heads
+    size, heads = shape.dtype_bytes, 4 * shape.q_heads  # lse and delta: a float32 per head
     home = 4 if shape.float32_partials else size
+    # By `TransferKind`: KV, Q, OUT, DQ, DKV. Backward's Q is q and dout, lse and delta.
     forward = np.array([size * keys_and_values, size * row, home * row + heads, 0, 0])
     backward = np.array(
         [
@@ -376,9 +410,5 @@ def _bytes_per_token(plan: Plan) -> Ints:
 
 
 def _told(plan: Plan, x: int) -> str:
-    table = plan.transfers
-    direction = "backward" if table.is_backward[x] else "forward"
-    return (
-        f"{direction} {TransferKind(int(table.kind[x])).name} of block {table.block[x]} from "
-        f"{table.source[x]} to {table.target[x]}"
-    )
+    direction = "backward" if plan.transfers.is_backward[x] else "forward"
+    return f"{direction} {route_of(plan.transfers, x)}"
