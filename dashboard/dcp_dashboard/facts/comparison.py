@@ -1,4 +1,4 @@
-"""Compares two plans, or the prediction and the run of one: figures, devices, kinds of events.
+"""Compares two plans, or the prediction and the run of one plan: figures, devices, kinds of events.
 
 Times and bytes of different batches stand side by side without a judgement; `Comparison.limits`
 explains why.
@@ -29,6 +29,7 @@ from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dsl.arrays import Floats
 from dcp_planner import Direction, Plan, Source, Trace
+from dcp_planner.causes import unlike_batches
 from dcp_planner.report import Difference, compare_figures
 from dcp_planner.simulation import EVENT_KINDS
 
@@ -78,14 +79,14 @@ class Deltas:
         return self.second - self.first
 
 
-@dataclass(frozen=True, eq=False)  # no slots: its parts are computed once, when asked for
+@dataclass(frozen=True, eq=False)  # no slots: a cached property needs a `__dict__`
 class Comparison:
     """Two sides, A first."""
 
     first: Side
     second: Side
 
-    @cached_property
+    @property
     def is_same_plan(self) -> bool:
         """Return whether both sides are traces of one plan."""
         return self.first.loaded.entry.key == self.second.loaded.entry.key
@@ -100,20 +101,16 @@ class Comparison:
     @cached_property
     def is_same_batch(self) -> bool:
         """Return whether both plans compute the same pairs of the same sequences."""
-        a, b = self.first.loaded.plan, self.second.loaded.plan
-        return (
-            np.array_equal(a.cu_seqlens, b.cu_seqlens)
-            and self.first.loaded.summary.metrics.pairs == self.second.loaded.summary.metrics.pairs
-            and a.shape.is_same_model(b.shape)
-        )
+        # Kept: it is asked for with every figure, and takes 12 ms for 65,000 tiles.
+        return not unlike_batches(self.first.loaded.plan, self.second.loaded.plan)
 
-    @cached_property
+    @property
     def has_same_devices(self) -> bool:
         """Return whether both sides have as many nodes of as many devices."""
         a, b = (side.loaded.plan.cluster for side in (self.first, self.second))
         return np.array_equal(a.node_ptr, b.node_ptr)
 
-    @cached_property
+    @property
     def has_same_blocks(self) -> bool:
         """Return whether both plans cut the same tokens into the same blocks."""
         return has_same_blocks(self.first.loaded.plan, self.second.loaded.plan)
@@ -151,13 +148,18 @@ class Comparison:
 def has_same_blocks(first: Plan, second: Plan) -> bool:
     """Return whether two plans cut the same tokens, and heads, into the same blocks."""
     a, b = first.blocks, second.blocks
+    # Without groups a tile has all heads, however many there are; a group's number means a range of
+    # heads, which depends on how many there are.
     if common_groups(first, second) > 1 and first.shape.q_heads != second.shape.q_heads:
         return False
     return np.array_equal(a.start, b.start) and np.array_equal(a.end, b.end)
 
 
 def common_groups(first: Plan, second: Plan) -> int:
-    """Return the number of head groups that both plans' groups can be cut into."""
+    """Return the number of head groups that both plans' groups can be cut into.
+
+    With 2 and 3 groups there are 6 common ones: each group of the first plan is 3 of them.
+    """
     return math.lcm(first.head_groups, second.head_groups)
 
 
@@ -187,6 +189,7 @@ class FigureRow:
     def change(self) -> str:
         """The difference with its sign, in the figure's own unit and in per cent."""
         first, second, text = self.difference.first, self.difference.second, self.figure.text
+        # A share of A, so that one bound serves all units; from 0, only 0 is equal.
         if abs(second - first) <= EQUAL * abs(first):
             return "equal"
         if text is percent:  # per cent of per cent would be read as points
@@ -206,6 +209,7 @@ def compare_rows(comparison: Comparison) -> tuple[FigureRow, ...]:
         if comparison.is_same_plan and not figure.is_of_run:
             continue
         of = figure.value
+        # Figures without a `value` are the planner's own, which `dcpm compare` shows, too.
         difference = planned[figure.name] if of is None else Difference(figure.name, of(a), of(b))
         is_fair = comparison.is_same_batch or not figure.is_total
         judged = judge(difference, figure.goal) if is_fair else "none"
@@ -229,7 +233,7 @@ def judge(difference: Difference, goal: Goal) -> Judgement:
 def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
     """Return what each device computes, waits, sends, receives and owns; none if devices differ.
 
-    Two traces of one plan differ in the first two only.
+    Two traces of one plan differ in the times that devices compute and wait only.
     """
     if not comparison.has_same_devices:
         return ()

@@ -29,8 +29,8 @@ from dcp_dashboard.library.summary import count_divisions, count_kinds, device_p
 from dcp_dsl.arrays import Floats
 from dcp_planner import LANES, Direction, Plan, Source, Trace, TransferKind
 
-MAX_DEVICES, MAX_FOUND = 12, 50
-MAX_ROW_TEXT = 200
+MAX_DEVICES, MAX_FOUND, MAX_ROW_TEXT = 12, 50, 200
+"""Most devices of a sequence, sequences of a name, and characters of a sample that are shown."""
 
 
 def find_sequences(loaded: LoadedPlan, text: str) -> Details:
@@ -42,6 +42,7 @@ def find_sequences(loaded: LoadedPlan, text: str) -> Details:
         DashboardError: if no name has the text in it.
     """
     asked, names = text.strip().casefold(), [n.casefold() for n in loaded.plan.sequence_names]
+    # "row 7" is the whole name of "row 7: chat-9f3a", so it does not mean "row 70".
     whole = [at for at, name in enumerate(names) if asked in (name, name.partition(":")[0])]
     part = [at for at, name in enumerate(names) if asked and asked in name]
     found = whole or part
@@ -120,19 +121,17 @@ def _devices(amounts: Floats, unit: str) -> list[DetailLink]:
 
 
 MAX_DEVICE_WAITS, MAX_DIVISION_WAITS, MAX_SEQUENCES = 6, 5, 8
+"""Most waits of a device, waits of a division, and sequences of a device that are listed."""
 
 
 def device_facts(loaded: LoadedPlan, device: int) -> Details:
     """Collect the details of a device; O(E)."""
-    check_index(loaded, "a device", device, loaded.plan.num_devices)
+    sections = [Section("", _device_rows(loaded, device))]
     totals, plan = loaded.totals, loaded.plan
-    sections = [Section("", (*_device_load_rows(loaded, device), *_partner_rows(loaded, device)))]
     for source, trace in loaded.traces.items():
-        rows, found = (
-            _device_time_rows(trace, device),
-            find_waits(trace, MAX_DEVICE_WAITS, device=device),
-        )
-        rows += [wait_row(wait, source, is_own=True) for wait in found]
+        waits = find_waits(trace, MAX_DEVICE_WAITS, device=device)
+        rows = _device_time_rows(trace, device)
+        rows += [wait_row(wait, source, is_own=True) for wait in waits]
         sections.append(Section(SOURCE_LABELS[source], rows))
     return Details(
         f"Device {device}",
@@ -153,22 +152,32 @@ def device_facts(loaded: LoadedPlan, device: int) -> Details:
 
 
 def wait_row(wait: Wait, source: Source, *, is_own: bool) -> DetailRow:
-    """Write one wait as a row: place, length and the other device, each with its link."""
+    """Write one wait as a row: place, length and the other device, each with its link.
+
+    The panel of a device (`is_own`) names the division as the place, that of a division the device.
+    """
     window = (wait.start_ns, wait.end_ns)
-    place = f"division {wait.division} {wait.direction}"
-    if not is_own:
-        place = f"device {wait.device}"
+    division = f"division {wait.division} {wait.direction}"
+    place = division if is_own else f"device {wait.device}"
     chosen = division_selection(wait.division, wait.direction, wait.device)
     parts: list[str | DetailLink] = [DetailLink(place, chosen, window, source)]
     if wait.peer >= 0:
+        # A pair is (sender, receiver); a device may wait for a message of its own to leave.
         ends = (wait.device, wait.peer) if wait.is_sent else (wait.peer, wait.device)
         peer = DetailLink(f"device {wait.peer}", pair_selection(*ends))
         parts += [" for ", peer, f" ({wait.message})"]
     return row(f"waits {quantities.duration(wait.seconds)}", *parts)
 
 
+def _device_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
+    """Describe what the plan gives a device to do, without any trace."""
+    check_index(loaded, "a device", device, loaded.plan.num_devices)
+    return [*_device_load_rows(loaded, device), *_partner_rows(loaded, device)]
+
+
 def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     totals, plan, q = loaded.totals, loaded.plan, quantities
+    # A device of half the rate is level with the others at half of the mean.
     share = float(totals.pairs.mean() * plan.cluster.work_of_device[device])
     above = q.ratio(totals.pairs[device] / share) if share else "0"
     speed = plan.cluster.speed_of_device[device]
@@ -232,6 +241,7 @@ def division_facts(
     check_index(loaded, "a division", division, last + 1, f" in {direction}")
     chosen = column == division
     pairs = device_pairs(loaded.plan, chosen)
+    # Over the rate: equal loads take equally long on unequal devices.
     load = pairs / loaded.plan.cluster.work_of_device
     busiest, q = int(load.argmax()), quantities
     tiles_and_devices = (
@@ -250,8 +260,7 @@ def division_facts(
         sections.append(Section(SOURCE_LABELS[source], rows))
     title = f"Division {division}, {direction}"
     if device is not None:
-        rows = [*device_facts(loaded, device).sections[0].rows]
-        sections.append(Section(f"Device {device}", rows))
+        sections.append(Section(f"Device {device}", _device_rows(loaded, device)))
         title += f", device {device}"
     return Details(
         title,
@@ -266,6 +275,7 @@ def division_facts(
 
 
 def _needs_row(loaded: LoadedPlan, division: int, direction: Direction) -> DetailRow:
+    """Sum the inputs that arrive for a division; kinds below `OUT` are inputs."""
     table, q = loaded.plan.transfers, quantities
     arrives = (
         (table.is_backward == (direction == "backward"))

@@ -1,6 +1,6 @@
 """The answers on the page of a plan: its figures, and sentences that say why it takes its time.
 
-The causes of its time come from the planner, which predicts the plan again without each of them, or
+The planner finds the causes of a plan's time: it predicts the plan again without each of them, or
 moves the events of a run. The longest waits are read off the trace.
 """
 
@@ -83,10 +83,11 @@ ROWS = (
      "wait"),
     ("wait_measured", "Waiting, measured", "Time that the device stood still", "seconds", "wait"),
 )  # fmt: skip
+"""Rows of the balance chart: key of `device_columns`, label, meaning, unit, name of the colour."""
 
 
 def plan_caption(loaded: LoadedPlan) -> str:
-    """Return the line below a plan's name: file, who placed it, cluster, float32 or not, origin."""
+    """Return the line below a plan's name: file, method, cluster, float32 partials, origin."""
     summary, is_wide = loaded.summary, loaded.plan.shape.float32_partials
     parts = (
         loaded.entry.relative,
@@ -140,7 +141,7 @@ def above_bounds(loaded: LoadedPlan) -> dict[str, float]:
     found = {}
     for name, values in (("bytes", moved), ("time", seconds)):
         known = (ratios.get(f"forward_{name}"), ratios.get(f"backward_{name}"))
-        # A ratio is a value over its bound.
+        # A ratio is a value over its bound, so dividing gives the bounds, which can be added up.
         bounds = [value / ratio for value, ratio in zip(values, known, strict=True) if ratio]
         if len(bounds) == len(values) and sum(bounds) > 0:
             found[name] = sum(values) / sum(bounds)
@@ -210,7 +211,7 @@ EVIDENCE: Mapping[str, Step] = {
     "links": "links", "latency": "latency", "launches": "launches",
     "waves": "computing", "tiles": "computing",
 }  # fmt: skip
-"""Causes that the longest step of a kind on the critical path shows; others show at a device."""
+"""Causes that show at the longest step of a kind on the critical path; others show at a device."""
 
 ACCOUNT_RULE = (
     "Every moment of every device, by what it did; a wait counts for what the message that ends it "
@@ -288,11 +289,10 @@ def longest_waits(trace: Trace) -> list[Finding]:
 def _wait_finding(wait: Wait) -> Finding:
     where = f"division {wait.division} ({wait.direction})"
     text = f"Device {wait.device} waits {duration(wait.seconds)} in {where}"
+    chosen = division_selection(wait.division, wait.direction, wait.device)
     if wait.peer >= 0:
         end = "to reach it" if wait.is_sent else "to arrive"
         text += f" for device {wait.peer}: {wait.message} is the last {end}"
-    chosen = division_selection(wait.division, wait.direction, wait.device)
-    if wait.peer >= 0:
         chosen += f"~peer.{wait.peer}"
     return Finding(
         text + ".",
@@ -312,12 +312,17 @@ def explain(comparison: Comparison) -> Finding:
     if comparison.is_same_plan and first.source != second.source:
         words = {"measured": "the run", "simulated": "the prediction"}
         names = (words[first.source], words[second.source])
-    if all(side.loaded.is_predicted(side.source) for side in (first, second)):
-        found = Explanation(*(side.loaded.predicted.diagnosis for side in (first, second)))
-        return Finding(explain_difference(found, names, duration, percent), CAUSE_RULE)
-    recorded = (side.loaded.recorded[side.source].diagnosis for side in (first, second))
-    text = explain_difference(Explanation(*recorded), names, duration, percent)
-    return Finding(text, f"{RUN_RULE} {CAUSE_RULE}")
+    # Both sides are explained in one way: savings found by predicting again cannot be set against
+    # savings found by moving the events of a run.
+    is_new = all(side.loaded.is_predicted(side.source) for side in (first, second))
+    whys = (
+        side.loaded.predicted if is_new else side.loaded.recorded[side.source]
+        for side in (first, second)
+    )
+    text = explain_difference(
+        Explanation(*(why.diagnosis for why in whys)), names, duration, percent
+    )
+    return Finding(text, CAUSE_RULE if is_new else f"{RUN_RULE} {CAUSE_RULE}")
 
 
 def _explain_rates(first: Side, second: Side) -> Finding:

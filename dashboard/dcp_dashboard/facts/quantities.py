@@ -1,6 +1,6 @@
 """Writes numbers for people: three significant digits and a unit, the same on every page.
 
-A no-break space stands between the two, so no line ends inside a quantity.
+A no-break space stands between number and unit, so no line ends inside a quantity.
 """
 
 import math
@@ -52,6 +52,7 @@ def duration(seconds: float) -> str:
     ('1.9\xa0ms', '12.3\xa0s', '42\xa0ns')
     """
     if seconds < 1e-6:
+        # Traces count whole nanoseconds: a digit below them would mean nothing.
         return f"{seconds * 1e9:.0f}{SPACE}ns"
     return _scaled(seconds, SECONDS)
 
@@ -65,6 +66,7 @@ def alike(values: Iterable[float], text: Text) -> Text:
     ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms', '2\xa0ns']
     """
     units, most = _UNITS.get(text, ()), max(map(abs, values), default=0.0)
+    # `percent` and `ratio` have no units; counts below a million are written out.
     if not units or most < units[0][1]:
         return text
     unit = _unit(most, units)
@@ -119,6 +121,7 @@ def _scaled(value: float, units: Units) -> str:
 
 
 def _unit(value: float, units: Units) -> tuple[str, float]:
+    """Return the largest unit that is not above a value, the smallest one if all are."""
     return next((found for found in reversed(units) if value >= found[1]), units[0])
 
 
@@ -130,9 +133,11 @@ def digits(value: float) -> str:
     """
     if value == 0:
         return "0"
-    decimals = max(0, 2 - math.floor(math.log10(abs(value))))  # two behind the first digit
+    # Two digits behind the first one that is not 0; above 1,000 all digits before the point stay.
+    decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 _UNITS: Mapping[Text, Units] = {count: COUNTS, size: BYTES, duration: SECONDS}
+"""Units by the function that writes with them; at the end, since the functions are its keys."""
