@@ -36,6 +36,14 @@ def test_a_run_checks_for_what_is_not_finite_only_if_asked(lab, monkeypatch):
         worker.run_job(RunConfig(1, transport="loopback", check_finite=True), plan, 60, [])
 
 
+def test_ranks_that_take_turns_run_without_overlap_too(lab):
+    sparsity, shape = lab.sparsity_of([lab.masks["causal"](64)], 16), ModelShape(2, 1, 8, 4)
+    plan = build_plan(sparsity, shape, Cluster(1, 2), PlanConfig("static:contiguous"))
+    config = RunConfig(2, transport="loopback", overlap=False)
+    found = worker.run_job(config, plan, 60, [])
+    assert {"0/prepare_s", "1/prepare_s", "trace"} <= set(found)
+
+
 @pytest.mark.parametrize(
     ("gloo", "said"),
     [

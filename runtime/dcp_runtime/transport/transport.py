@@ -1,9 +1,10 @@
-"""Transports: how an execution sends blocks between ranks, as parcels, once all ranks agree.
+"""The base of all transports, which send blocks between ranks as parcels; agreement of all ranks.
 
-`gloo_transport` and `nccl_transport` move them between processes, `loopback` between the threads of
-one. Before blocks travel all ranks agree on the plan, and on the tensors it runs on. A rank that
-cannot go on says so there, so that all ranks raise an error at the same place: a person can then
-mend the cause and try again, and no rank waits for a message that never comes.
+`gloo_transport` and `nccl_transport` move parcels between processes, `loopback` between the threads
+of one. Before blocks travel all ranks agree on the plan, and on the tensors that it runs on
+(`agree`). A rank that cannot go on says so there, so that all ranks raise an error at the same
+place: a person can then mend the cause and try again, and no rank waits for a message that never
+comes.
 """
 
 import threading
@@ -37,14 +38,15 @@ RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
 
 @dataclass(slots=True, eq=False)
 class Parcel:
-    """A transfer in flight.
+    """A transfer in flight, at its sender or its receiver.
 
     Attributes:
         transfer: what travels, between whom.
         tensors: contiguous; read until they have left, or written until they have arrived. Each is
             a message of its own, sent from and received into the working buffers.
         division: of the launch.
-        after: the parcel that brings what this one forwards; it starts once that has arrived.
+        after: the parcel that brings the block which this one forwards; this one starts once that
+            has arrived.
         start_ns, end_ns: when it started and ended, on the monotonic clock.
         error: why it never arrived or left.
     """
@@ -66,16 +68,18 @@ class Parcel:
         return sum(tensor.nbytes for tensor in self.tensors)
 
     def finish(self, error: str | None = None) -> None:
-        """Note that it has arrived or left, or why it never will, and start what follows."""
+        """Note that it has arrived or left, or why it never will, and call the followers."""
         self.error, self.end_ns = error, time.perf_counter_ns()
         with self._lock:
             self._done.set()
             followers, self._followers = self._followers, []
+        # Outside the lock: a follower may take long, and may end parcels itself.
         for follower in followers:
             follower()
 
     def then(self, follower: Callable[[], None]) -> None:
-        """Call once this has ended: at once, or later on the thread that ends it."""
+        """Call `follower` once this has ended: at once, or later on the thread that ends it."""
+        # The lock makes this one step with `finish`: every follower is called, and called once.
         with self._lock:
             if not self._done.is_set():
                 self._followers.append(follower)
@@ -83,7 +87,7 @@ class Parcel:
         follower()
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait; say whether it has ended."""
+        """Wait for the end; return whether it came in time."""
         return self._done.wait(timeout_s)
 
 
@@ -92,7 +96,7 @@ class Transport(ABC):
 
     Attributes:
         store: of all ranks, with keys of this transport.
-        message_order: what it lets wait for what, as the simulator plays it.
+        message_order: which messages may have to wait for others, as the simulator plays it.
     """
 
     message_order: ClassVar[MessageOrder] = "any"
@@ -113,7 +117,7 @@ class Transport(ABC):
 
     @abstractmethod
     def start(self, parcels: Sequence[Parcel]) -> None:
-        """Start all parcels in order, without waiting; one with `after` follows that."""
+        """Start all parcels in order, without waiting; a parcel with `after` starts behind it."""
 
     @abstractmethod
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
@@ -137,7 +141,7 @@ class Transport(ABC):
 
     def _blame(self, parcel: Parcel, direction: Direction) -> PeerError:
         """Agree on the rank to blame for a parcel that does not come."""
-        # What waits for something to forward waits for the rank that should have sent it.
+        # A parcel that forwards a block waits for the rank that should have sent that block.
         while parcel.after is not None and (not parcel.after.wait(0) or parcel.after.error):
             parcel = parcel.after
         text = self._waited(parcel)
@@ -156,7 +160,7 @@ class Transport(ABC):
         return self._barrier.exchange_notes(note, place, is_error=is_error)
 
     def catch_up(self) -> None:
-        """Wait until the ends of all messages that were waited for are known."""
+        """Wait until the host knows the end of every message that a stream waits for."""
         return
 
     @abstractmethod
@@ -164,20 +168,20 @@ class Transport(ABC):
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
 
     def close(self) -> None:
-        """End what runs beside the program; the transport cannot be used after that."""
+        """End the threads of this transport, which cannot be used after that."""
         return
 
 
 class NoOverlapTransport(Transport):
-    """A transport that overlaps nothing: messages start when their rank next waits.
+    """A transport without overlap, around another: messages start when their rank next waits.
 
-    A run over this transport shows what another run gains by overlap. Plans order launches and
+    A run over this transport shows how much another run gains by overlap. Plans order launches and
     waits in one way for all devices, so no two ranks can wait for each other here either.
     """
 
     def __init__(self, inner: Transport) -> None:
-        self.rank, self.size, self.store = inner.rank, inner.size, inner.store
-        self._failures, self._barrier, self._inner = inner._failures, inner._barrier, inner
+        # Without the base's constructor: registry, barrier and time limit are those of `inner`.
+        self.rank, self.size, self.store, self._inner = inner.rank, inner.size, inner.store, inner
         self._held: list[Parcel] = []
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
@@ -194,8 +198,16 @@ class NoOverlapTransport(Transport):
         self._inner.start(held)
         self._inner.wait(held, direction)  # of `parcels`, those not held were waited for before
 
+    def report(self, place: str, division: int | None, error: Exception) -> None:
+        """Tell the other ranks that this one cannot go on."""
+        self._inner.report(place, division, error)
+
+    def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
+        """Wait for every rank at this place."""
+        return self._inner.exchange_notes(note, place, is_error=is_error)
+
     def catch_up(self) -> None:
-        """Wait until the ends of all messages that were waited for are known."""
+        """Wait until the host knows the end of every message that a stream waits for."""
         self._inner.catch_up()
 
     def gather_timeline(self, recorder: Recorder) -> Timeline | None:
@@ -203,7 +215,7 @@ class NoOverlapTransport(Transport):
         return self._inner.gather_timeline(recorder)
 
     def close(self) -> None:
-        """End what runs beside the program."""
+        """End the threads of the transport."""
         self._inner.close()
 
 
@@ -223,19 +235,19 @@ def agree(
         topics: what is compared; the first that differs is named.
         place: the step, for example ``"prepare"``.
         propose: returns this rank's value of each topic, one line each and empty where it cannot
-            know it, and what the rank goes on with once all agree; or raises an error that all
-            ranks should hear of.
+            know it, and the result of `agree` for this rank; or raises an error that all ranks
+            should hear of.
 
     Raises:
-        Exception: what `propose` raised.
-        RunError: on the other ranks an error that quotes it, or
-            says which rank differs from most; or names a rank that does not come.
+        Exception: that of `propose`.
+        RunError: on the other ranks; it quotes that exception, or names a rank that differs from
+            most, or a rank that does not come.
     """
     if transport.size == 1:
         return propose()[1]
     try:
         values, result = propose()
-    except Exception as error:  # also one that is none of ours: no rank must wait for this one
+    except Exception as error:  # of any kind: no rank must wait for this one
         transport.exchange_notes(describe_error(error), place, is_error=True)
         raise
     notes = transport.exchange_notes("\n".join(values), place)
