@@ -6,10 +6,9 @@ that waits as well, to the peer's peers. The chain ends at a rank that raised an
 that wrote nothing, because it is dead or stalled. The first rank that comes to the end publishes
 the failure, and all others raise the same. Ranks write nothing while all is well.
 
-At the barrier every rank waits for all others and reads a note from each, if all came to the same
-place. Notes go up a tree of
-ranks and come down as one value, so that the store does O(ranks) work: where every rank looked at
-the keys of all others, 1,024 of them made it look up a million keys a time.
+At the barrier every rank waits for all others and reads a note from each. Notes go up a tree of
+ranks and come down as one value, so that the store does O(ranks) work. If every rank read the keys
+of all others, 1,024 ranks would make the store look up a million keys per barrier.
 """
 
 import json
@@ -38,11 +37,11 @@ class Status:
 
     Attributes:
         kind: ``"waiting"`` for a message of `peer`, or ``"raised"`` an error.
-        peer: rank that is waited for, or -1.
-        place: where: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
+        peer: the rank whose message is missing, or -1.
+        place: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
         division: of the direction; ``None`` for a step.
         text: the low-level error, if there is one.
-        others: ranks that it may be waiting for instead of `peer`.
+        others: ranks whose message may be missing instead of that of `peer`.
     """
 
     kind: Literal["waiting", "raised"]
@@ -79,7 +78,8 @@ class FailureRegistry:
         self._write(f"status/{self._rank}", json.dumps(asdict(status)))
         if self._count("posts") == 1:
             self._write("first", str(self._rank))
-        self._write("marked", str(self._rank))  # last: who sees it finds the others
+        # The mark comes last: a rank that sees it finds the other keys.
+        self._write("marked", str(self._rank))
 
     def raised(self, place: str, division: int | None, error: Exception) -> None:
         """Write that this rank raised an error."""
@@ -101,14 +101,15 @@ class FailureRegistry:
     def _follow(self, own: Status, *, is_over: bool) -> PeerError | None:
         """Follow the chains of waiting ranks; return the failure once their end is certain.
 
-        They begin at the rank that wrote first. All others looked because of its mark, while their
-        own peers may still compute: silence of those proves nothing.
+        The search begins at the rank that wrote first. All others looked because of its mark, while
+        their own peers may still compute: silence of those peers proves nothing.
         """
         first = self._read("first")
         root = self._rank if first is None else int(first)
         known, silent = dict[int, Status](), None
+        # Breadth first over (rank that waits, its peer); the list grows while it is read.
         edges = [(self._rank, root)]
-        for waiting, peer in edges:  # grows
+        for waiting, peer in edges:
             if peer in known:
                 continue
             status = own if peer == self._rank else self._status_of(peer)
@@ -118,8 +119,9 @@ class FailureRegistry:
             known[peer] = status
             if status.kind == "raised":
                 text = f"rank {peer} failed in {_place(status)}: {status.text}"
-                return _failure(peer, status, text)
+                return PeerError(text, rank=peer, division=status.division)
             edges += [(peer, other) for other in (status.peer, *status.others)]
+        # A silent rank may be about to write, also that it raised an error: that counts for more.
         if not is_over:
             return None
         if silent is None:
@@ -133,26 +135,28 @@ class FailureRegistry:
             f"rank {peer} is dead or stalled: rank {waiting} waited for it in "
             f"{_place(status)}{how}{'' if self._is_reachable else _LOST_STORE}"
         )
-        return _failure(peer, status, text)
+        return PeerError(text, rank=peer, division=status.division)
 
     def _circle(self, root: int, known: Mapping[int, Status]) -> PeerError:
+        # No rank is silent and none raised, so every chain of waiting ranks returns to itself.
         chain = [root]
         while (peer := known[chain[-1]].peer) not in chain:
             chain.append(peer)
         circle = ", ".join(map(str, chain[chain.index(peer) :]))
         status = known[chain[-1]]
         text = f"ranks {circle} wait for each other in {_place(status)}"
-        return _failure(peer, status, text)
+        return PeerError(text, rank=peer, division=status.division)
 
     def _publish(self, failure: PeerError) -> PeerError:
         """Write the failure unless another rank was first; return the failure that was first."""
         number = self._count("failures")
-        if number is None:
+        if number is None:  # without a store nothing can be agreed on
             return failure
         if number == 1:
             shared = {"message": str(failure), "rank": failure.rank, "division": failure.division}
             self._write("failure", json.dumps(shared))
             return failure
+        # The rank that counted first may die before it writes.
         deadline = time.monotonic() + GRACE_S
         while time.monotonic() < deadline:
             if (known := self._read("failure")) is not None:
@@ -178,7 +182,7 @@ class FailureRegistry:
         try:
             if self._is_reachable and self._store.check([key]):
                 found = self._store.get(key).decode()
-        except RuntimeError:  # the process that serves the store is gone
+        except RuntimeError:  # the process that serves the store has ended
             self._is_reachable = False
         return found
 
@@ -201,14 +205,11 @@ def _place(status: Status) -> str:
     return f"division {status.division} of {status.place}"
 
 
-def _failure(rank: int, status: Status, message: str) -> PeerError:
-    """Blame a rank for what a waiting or failed rank reports."""
-    return PeerError(message, rank=rank, division=status.division)
-
-
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
+"""Pauses between looks at the store, each twice as long as the last: ranks that come together go on
+at once, and a long wait costs the store little."""
 FAN = 16
-"""Children of a rank in the tree."""
+"""Children of a rank in the tree: those of rank r are ``FAN * r + 1`` to ``FAN * r + FAN``."""
 
 
 class StoreBarrier:
@@ -223,12 +224,12 @@ class StoreBarrier:
         self._store, self._failures = store, failures
         self._rank, self._size, self._timeout_s = rank, size, timeout_s
         self._count = 0
-        self._written: list[str] = []  # of the last meeting: others may still read them
+        self._written: list[str] = []  # keys of the last meeting: other ranks may still read them
 
     def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
         """Wait for all ranks and return their notes in rank order; collective.
 
-        Where `is_error`, the note says why this rank cannot go on, and all others raise it.
+        With `is_error` the note says why this rank cannot go on, and all others raise it.
 
         Raises:
             RunError: names a rank that did not come, came to another place, or cannot go on.
@@ -238,7 +239,7 @@ class StoreBarrier:
         sent = f"{_ERROR if is_error else place}\n{note}"
         split = [text.split("\n", 1) for text in self._meet(sent, place)]
         came, notes = [first for first, _ in split], [rest for _, rest in split]
-        if is_error:
+        if is_error:  # the caller has an error of its own to raise
             return notes
         for rank, step in enumerate(came):
             if step == _ERROR:
@@ -252,11 +253,13 @@ class StoreBarrier:
         meeting = self.meet(note)
         try:
             while True:
-                self._wait(next(meeting), deadline, place)
+                keys = next(meeting)
+                if not self._have_come(keys, deadline):
+                    self._give_up(place)
         except StopIteration as end:
             notes: list[str] = end.value
             return notes
-        except RuntimeError as error:  # the process that serves the store is gone
+        except RuntimeError as error:  # the process that serves the store has ended
             status = Status("waiting", 0, place, None, str(error).splitlines()[0])
             raise self._failures.settle(status) from error
 
@@ -264,6 +267,7 @@ class StoreBarrier:
         """Take part in a meeting: yields the keys to wait for, and returns all notes."""
         number, self._count = self._count, self._count + 1
         before, self._written = self._written, []
+        # Ranks by note: most ranks write the same note, so a sum over thousands of them is short.
         found = {note: [self._rank]}
         self._write(_key(number, self._rank), found)
         first = FAN * self._rank + 1
@@ -284,10 +288,11 @@ class StoreBarrier:
             key = _key(number, 0, is_sum=True)
             yield [key]
             common, others = json.loads(self._store.get(key))
-        for key in before:  # every rank has left the meeting before
+        # The sum of all ranks has come, so each has begun this meeting and left the one before.
+        for key in before:
             self._store.delete_key(key)
         notes = [common] * self._size
-        for rank, text in others.items():
+        for rank, text in others.items():  # JSON makes texts of the ranks
             notes[int(rank)] = text
         return notes
 
@@ -298,15 +303,12 @@ class StoreBarrier:
     def _has_children(self, rank: int) -> bool:
         return FAN * rank + 1 < self._size
 
-    def _wait(self, keys: list[str], deadline: float, place: str) -> None:
-        if not self._have_come(keys, deadline):
-            self._give_up(place)
-
     def _have_come(self, keys: list[str], deadline: float) -> bool:
         """Wait for keys; return whether they came before the deadline and any failure."""
         nap_s = FIRST_NAP_S
         while not self._store.check(keys):
             is_over = time.monotonic() > deadline
+            # The mark costs another look at the store, so only a long wait asks for it.
             if is_over or (nap_s == LONGEST_NAP_S and self._failures.is_marked()):
                 return False
             time.sleep(nap_s)
@@ -323,16 +325,16 @@ class StoreBarrier:
         try:
             if self._have_come(keys, time.monotonic() + self._timeout_s):
                 return
-        except RuntimeError as error:  # the process that serves the store is gone
+        except RuntimeError as error:  # the process that serves the store has ended
             text = str(error).splitlines()[0]
-        # All that still live say that they wait: the one that is silent is to blame.
+        # All living ranks say that they wait for all others: the silent one is to blame.
         peer, *others = (rank for rank in ranks if rank != self._rank)
         status = Status("waiting", peer, place, None, text, others)
         raise self._failures.settle(status)
 
     @contextmanager
     def waiting_for(self, peer: int, place: str) -> Iterator[None]:
-        """Blame a rank for a message of torch's own that does not come."""
+        """Blame a rank if a collective or a store of torch fails inside the block."""
         try:
             yield
         except RuntimeError as error:
@@ -340,19 +342,21 @@ class StoreBarrier:
             raise self._failures.settle(Status("waiting", peer, place, None, text)) from error
 
     def _give_up(self, place: str) -> None:
+        # The rank to blame wrote no note of its own, or no sum although those below it are there.
         number, ranks = self._count - 1, range(self._size)
         keys = {_key(number, rank): rank for rank in ranks}
-        # Who has children comes behind them: the last of those that stopped between is to blame.
+        # Children have higher numbers than their parent, so a missing sum is found before those
+        # that wait for it.
         inner = [rank for rank in reversed(ranks) if self._has_children(rank)]
         keys |= {_key(number, rank, is_sum=True): rank for rank in inner}
         peer = next((rank for key, rank in keys.items() if not self._store.check([key])), None)
-        if peer in (None, self._rank):  # only the mark of another failure made us look
+        if peer in (None, self._rank):  # the mark of another failure ended the wait
             peer = (self._rank + 1) % self._size
         raise self._failures.settle(Status("waiting", peer, place, None, ""))
 
 
 class Topic(NamedTuple):
-    """Something that ranks must agree on: its name in messages, and what to do when they differ."""
+    """A value on which ranks must agree: its name in messages, and the way out if they differ."""
 
     what: str
     way_out: str
@@ -364,7 +368,7 @@ _STEP = Topic("step", "all ranks prepare the same plans and run the same layers 
 
 
 def compare(topic: Topic, values: Sequence[str], place: str) -> None:
-    """Compare the values of all ranks; one that cannot know its value leaves it empty.
+    """Compare the values of all ranks; a rank that cannot know its value leaves it empty.
 
     Raises:
         RunError: names a rank whose value differs from that of most.

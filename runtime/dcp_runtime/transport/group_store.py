@@ -1,7 +1,8 @@
-"""Stores of a process group that fail instead of waiting: for a server, or for a rank.
+"""Key-value stores of a process group that raise an error instead of waiting without end.
 
-torch's client reads the answers of a `TCPStore` without a limit: where the serving process is
-stopped, or its machine out of reach, looking up a key would never return.
+`DeadlineStore` gives up on a server that does not answer: torch's client reads the answers of a
+`TCPStore` without a limit, so where the serving process is stopped, or its machine out of reach,
+looking up a key would never return. `MeetingStore` gives up on a rank that does not come.
 """
 
 import queue
@@ -22,13 +23,14 @@ from dcp_runtime.errors import RunError
 Group: TypeAlias = dist.ProcessGroup | DeviceMesh
 
 _Call: TypeAlias = "tuple[Callable[[], Any], Future[Any]]"
-"""A question on its way through the thread that talks to the store, and where the answer goes."""
+"""A call for the thread that talks to the store, and the place of its answer."""
 
 SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
+"""Ends messages about a lost store."""
 
 
 def process_group(group: Group | None) -> dist.ProcessGroup | None:
-    """Return the group of a mesh's ranks; a group, or ``None`` for all ranks, as it is."""
+    """Return the group of a mesh's ranks. A group, or ``None`` for all ranks, stays as it is."""
     if not isinstance(group, DeviceMesh):
         return group
     if group.ndim != 1:
@@ -40,11 +42,16 @@ def process_group(group: Group | None) -> dist.ProcessGroup | None:
 
 
 def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> "DeadlineStore":
-    """Return keys of our own in the store of a group: the n-th caller of a rank shares them."""
+    """Return a part of a group's store with keys of its own; the n-th call of each rank shares it.
+
+    Raises:
+        RunError: if the store does not answer.
+    """
     found = group or dist.group.WORLD
     assert found is not None, "torch.distributed is initialised"
     store = found.get_group_store()
     try:
+        # A count for each rank: a rank numbers its calls without waiting for the others.
         number = DeadlineStore(store, timeout_s).add(f"{name}/{found.rank()}", 1)
     except RuntimeError as error:
         raise RunError(f"{error}; the cause is {SERVER}") from error
@@ -52,10 +59,10 @@ def open_store(group: dist.ProcessGroup | None, name: str, timeout_s: float) -> 
 
 
 class DeadlineStore(Store):
-    """Wraps a store: asks it in a separate thread and gives up after a deadline.
+    """A store that is asked in a separate thread, with a time limit for each answer.
 
-    Whoever asks gets a ``RuntimeError`` then, as from a store whose process has ended; after one
-    answer that did not come within `timeout_s` the store counts as lost.
+    After the limit the caller gets a ``RuntimeError``, as from a store whose process has ended, and
+    so does every later caller: one answer that is missing makes the store count as lost.
     """
 
     def __init__(self, store: Store, timeout_s: float) -> None:
@@ -63,8 +70,8 @@ class DeadlineStore(Store):
         self._store, self._timeout_s = store, timeout_s
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._is_lost = False
-        # A daemon: an answer that never comes must not keep a failed process alive. It ends with
-        # the last one who could ask.
+        # A daemon: an answer that never comes must not keep a failed process alive. The thread
+        # ends with this object, so it must not hold a reference to it.
         threading.Thread(target=_serve, args=(self._calls,), name="store", daemon=True).start()
         weakref.finalize(self, self._calls.put, None)
 
@@ -106,15 +113,16 @@ class DeadlineStore(Store):
 
 
 class MeetingStore(Store):
-    """A store for meetings of torch's own, which end by our deadline and name the rank that misses.
+    """A store for torch's own meetings, which end by our deadline and name the missing rank.
 
-    torch would wait for minutes, hold Python's lock all the while, and name nobody. Its keys begin
-    with the number of the meeting, ``"CUDASymmetricMemory/7/0"``, and it counts all meetings of a
-    process: ranks that met others before would not find each other. So they are counted here anew.
+    torch itself would wait for minutes, hold Python's global lock all the while, and name nobody.
+    Its keys begin with the number of the meeting, ``"CUDASymmetricMemory/7/0"``, and it counts all
+    meetings of a process: a rank that has met others before would look for another number than the
+    ranks that it is to meet now. This store numbers the meetings anew.
 
     Args:
         store: of all ranks.
-        name: of the meetings; others may be held at the same time.
+        name: of this series of meetings; other series may use the same store.
         wait_for: waits until keys of `store` are there, or raises.
     """
 
@@ -145,8 +153,9 @@ class MeetingStore(Store):
         return self._store.multi_get(list(map(self._key, keys)))
 
     def _key(self, key: str) -> str:
-        numbered = re.match(r".*?/\d+", key)
+        numbered = re.match(r".*?/\d+", key)  # up to the first number: "CUDASymmetricMemory/7"
         meeting = key if numbered is None else numbered[0]
+        # All ranks of the series hold the same meetings in the same order.
         number = self._numbers.setdefault(meeting, len(self._numbers))
         return f"{self._name}/{number}{key[len(meeting) :]}"
 
@@ -158,4 +167,6 @@ def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:
             answer.set_result(ask())
         except RuntimeError as error:
             answer.set_exception(error)
-        del call, ask, answer  # or their store would never be forgotten
+        # `ask` holds the store. Kept while the queue is empty, it would keep the store alive, and
+        # the `None` that ends this thread comes when the store is freed.
+        del call, ask, answer
