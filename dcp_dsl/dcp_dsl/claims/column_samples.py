@@ -1,15 +1,15 @@
 """Make up the columns of small samples, for layouts and for columns that hold flags, ids or tokens.
 
-Columns of layouts say how long a sample is: parts of several tokens, of one, of none, lists without
-elements, so that every way in which a part can be empty is tested. Each such sample then gets the
-columns that depend on its length.
+The columns of layouts come first, because they say how long a sample is. Parts get several tokens,
+one or none, and lists may have no elements, so that every way in which a part can be empty is
+tested. Each such sample then gets the columns that depend on its length.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from random import Random
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast, get_args
 
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.frame import Frame
@@ -22,7 +22,7 @@ from dcp_dsl.syntax.trees import walk
 
 _LENGTHS = ((1, 4), (0, 2), (0, 3), (0, 1))  # of one part, fewest and most tokens, by style
 _MAX_COUNT = 3  # elements of a list
-_COUNTS = (0, 0, 1, 2, 3)  # to choose from where lists differ in size
+_COUNTS = (0, 0, 1, 2, 3)  # to choose from where lists differ in size: empty ones often
 DRAWS = 6  # samples of each length: every token alike, then random ones
 FEW_DRAWS = 24  # of a few tokens there are few different ones: most of them are drawn
 FEW_TOKENS = 3
@@ -31,9 +31,9 @@ STEPS_TO_COUNT = 2**20
 MAX_LITERALS = 16  # numbers of the mask that values are taken from
 MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
 ColumnUse: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
-# What says most about a column comes first; one column may be read in several ways.
-_ORDER: tuple[ColumnUse, ...] = ("spans", "positions", "flags", "ids", "token", "row")
-_OPEN: tuple[ColumnUse, ...] = ("token", "row")  # any integer: only the data knows which make sense
+# The strictest use comes first: a mask may read one column in several ways, and its values must
+# suit them all.
+_ORDER: tuple[ColumnUse, ...] = get_args(ColumnUse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +66,11 @@ def draw_columns(layouts: Iterable[ast.Layout], index: int, rng: Random) -> dict
 
     Args:
         layouts: checked.
-        index: says which lengths and sizes are drawn; 12 indices in a row have them all.
+        index: chooses the lengths and sizes; 12 indices in a row have them all.
         rng: where chance comes from.
     """
     shortest, longest = _LENGTHS[index % len(_LENGTHS)]
+    # Indices 0, 1, 4, 5, 8, 9 have lists of 1, 1, 2, 2, 3, 3 elements; the others mix sizes.
     count = 1 + index // len(_LENGTHS) % _MAX_COUNT if index % len(_LENGTHS) < 2 else None
     found: dict[str, Column] = {}
     for layout in layouts:
@@ -80,7 +81,7 @@ def draw_columns(layouts: Iterable[ast.Layout], index: int, rng: Random) -> dict
 def _draw_parts(
     parts: tuple[ast.Leaf | ast.Group, ...], style: _Style, found: dict[str, Column]
 ) -> None:
-    """Draw the columns of some parts; one that is drawn already stays."""
+    """Draw the columns of some parts; a column that another part has drawn keeps its value."""
     for part in parts:
         if isinstance(part, ast.Group):
             _draw_group(part, style, found)
@@ -99,6 +100,7 @@ def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> No
     if not group.is_repeated:
         _draw_parts(group.parts, style, found)
         return
+    # A repetition is drawn like a small sample; columns then list the values of all repetitions.
     rounds: list[dict[str, Column]] = [{} for _ in range(style.size())]
     for each in rounds:
         _draw_parts(group.parts, style, each)
@@ -110,7 +112,7 @@ def _draw_group(group: ast.Group, style: _Style, found: dict[str, Column]) -> No
 def _draw_parents(
     part: ast.Leaf | ast.Group, size: int, style: _Style, found: dict[str, Column]
 ) -> None:
-    """Draw for each branch the one that it goes on from, an earlier one or none."""
+    """Draw the parent of each branch: the number of an earlier branch, or -1."""
     if part.parents is not None:
         parents = [style.rng.randint(-1, index - 1) for index in range(size)]
         found.setdefault(part.parents.text, parents)
@@ -121,10 +123,10 @@ class ColumnContents:
     """The contents of a column, as far as the text says them.
 
     Attributes:
-        source: the statement or expression that reads it.
-        most: how many different ids it has; 0 for other columns.
+        source: how the mask reads it.
+        most: number of different ids; 0 for other columns.
         size: numbers in each list of a column of lists, else None.
-        segment: whose instances have a value each; None for tokens.
+        segment: the segment whose instances have a value each; None for tokens.
     """
 
     source: ColumnUse
@@ -135,7 +137,7 @@ class ColumnContents:
     @property
     def is_open(self) -> bool:
         """True if the text allows any integer, so that only a sample shows sensible ones."""
-        return self.source in _OPEN
+        return self.source in ("token", "row")
 
     @property
     def is_per_token(self) -> bool:
@@ -144,7 +146,7 @@ class ColumnContents:
 
 
 def column_kinds(core: nodes.Mask) -> dict[str, ColumnContents]:
-    """Describe the columns that a mask reads, but for those of layouts."""
+    """Describe the columns that a mask reads, except those of layouts (see `draw_columns`)."""
     found: dict[str, ColumnContents] = {}
     lengths: set[str] = set()
     for column, reader in column_readers(core):
@@ -160,7 +162,7 @@ def column_kinds(core: nodes.Mask) -> dict[str, ColumnContents]:
 def _kind(reader: Reader) -> ColumnContents:
     match reader:
         case ast.Columns(kind=kind, names=names):
-            source = next(known for known in _ORDER if known == kind.text)
+            source = cast("ColumnUse", kind.text)  # checked: `ids`, `spans`, `flags`, `positions`
             return ColumnContents(source, (len(names) or UNNAMED_IDS) if source == "ids" else 0)
         case nodes.TokenColumn(size=size, segment=segment):
             return ColumnContents("token", 0, size, segment)
@@ -174,7 +176,7 @@ def _rank(kind: ColumnContents) -> tuple[int, int]:
 def complete_samples(
     bases: Iterable[Sample], kinds: Mapping[str, ColumnContents], core: nodes.Mask
 ) -> Iterator[Sample]:
-    """Yield each sample several times with the columns that it lacks; always the same values.
+    """Yield each sample several times with the columns that it lacks; every call yields the same.
 
     Args:
         bases: samples with a length, in the order in which to complete them.
@@ -185,11 +187,13 @@ def complete_samples(
         yield from bases
         return
     literals = _literals(core)
+    # Segments last: a column of tokens may decide how many instances a segment has.
+    names = sorted(kinds, key=lambda name: (kinds[name].segment is not None, name))
     rng = Random(0)  # the same samples every time
     for base in bases:
         for index in range(FEW_DRAWS if base.length <= FEW_TOKENS else DRAWS):
             columns = dict(base.columns)
-            for name in sorted(kinds, key=lambda name: (kinds[name].segment is not None, name)):
+            for name in names:
                 kind = kinds[name]
                 count = base.length if kind.segment is None else _count(kind.segment, columns, base)
                 columns[name] = _draw(kind, count, literals, rng, is_uniform=index == 0)
@@ -197,18 +201,22 @@ def complete_samples(
 
 
 def _count(segment: nodes.Segment, columns: Mapping[str, Column], base: Sample) -> int:
-    """Return how many values a column of a segment has; 0 where the columns fit no layout."""
+    """Return how many values a column of a segment has; 0 where the columns fit no layout.
+
+    Evaluating a mask refuses samples that do not fit, so their number of values does not matter.
+    """
     if not base.length:
         return 0
     try:
         own = Frame.of(base.length, columns, Budget(STEPS_TO_COUNT)).instances(segment)
     except DatasetError:
         return 0
+    # Several stretches of tokens may share an id, and an id may have none: `total` counts ids.
     return int(own.total.max(initial=0)) if own.is_named else len(own)
 
 
 def _literals(core: nodes.Mask) -> list[int]:
-    """Return the small numbers of a mask, and their neighbours."""
+    """Return the small numbers of a mask and their neighbours, where comparisons turn."""
     found: set[int] = set()
     for node in nodes.walk(core):
         if isinstance(node, nodes.Const) and 0 <= node.value <= MAX_LITERAL:
@@ -227,24 +235,26 @@ def _draw(
             values = list(range(-1, kind.most))
             return [0] * length if is_uniform else _stretches(values, length, rng)
         case "token" if kind.size is not None:
-            # Small numbers mean most: as many as the longest tiles of the mask leave.
+            # Most lists hold numbers of tiles. If the largest number of the mask is the tile size,
+            # only so many tiles fit into the sample; -1 is no tile.
             values = [-1, *range((length - 1) // max([1, *literals]) + 1)]
             drawn = _stretches(values, kind.size * length, rng)
             return [drawn[at : at + kind.size] for at in range(0, len(drawn), kind.size)]
         case "token":
+            # Many columns hold positions: some of these lie before or behind the sample.
             values = [*range(-1, length + 2), *literals]
             return [length] * length if is_uniform else _stretches(values, length, rng)
         case "row":
             return rng.choice([*range(1, length + 2), *(n for n in literals if n > 0)])
     borders = [0, length] if is_uniform else _borders(length, rng)
     if kind.source == "spans":
-        # Some tokens lie in no span.
+        # Leaving spans out puts some tokens into no span.
         return [[a, b] for a, b in pairwise(borders) if is_uniform or rng.random() < 0.7]
     return [at - a for a, b in pairwise(borders) for at in range(a, b)]
 
 
 def _stretches(values: list[int], length: int, rng: Random) -> Column:
-    """Return a value per token; every other token repeats the one before."""
+    """Return a value per token; about every other token repeats the value before it."""
     drawn: list[Column] = []
     for _ in range(length):
         drawn.append(drawn[-1] if drawn and rng.random() < 0.5 else rng.choice(values))
@@ -252,4 +262,5 @@ def _stretches(values: list[int], length: int, rng: Random) -> Column:
 
 
 def _borders(length: int, rng: Random) -> list[int]:
+    """Return rising borders from 0 to the length; each place between is one with probability ½."""
     return [0, *(at for at in range(1, length) if rng.random() < 0.5), length]

@@ -1,7 +1,7 @@
 """Refuse samples that would train garbage: a token that sees a later one, a row that sees nothing.
 
-What a mask's text proves for every sample is proved once; only the rest is decided on each sample,
-exactly, from its bound form.
+What can be proved about a mask for every sample is proved once. The rest is decided exactly on each
+sample, from the mask bound to it.
 """
 
 import reprlib
@@ -30,11 +30,11 @@ class MaskRule:
 
     Attributes:
         mask: the mask.
-        may_look_ahead: `@ahead`, anywhere.
-        may_see_nothing: `@partial`.
-        leaks: pairs that look ahead where `@ahead(segment)` does not allow it; None without one.
+        may_look_ahead: the mask is marked `@ahead`, without segments.
+        may_see_nothing: the mask is marked `@partial`.
+        leaks: pairs that look ahead outside the segments of `@ahead(segment)`; None without it.
         is_causal_proved: no sample can have a look-ahead that is not allowed.
-        is_total_proved: in every sample every token sees something.
+        is_total_proved: in every sample every token sees something, or the mask is `@partial`.
     """
 
     mask: Mask
@@ -50,7 +50,8 @@ class MaskRule:
         # Loaded on use: reading a text needs no proofs.
         from dcp_dsl.proof.proving import is_total, never
 
-        if mask.keys is not None:  # refused on each sample, whatever is proved
+        # `Mask.compile` refuses masks over two sequences, so `check` must bind these every time.
+        if mask.keys is not None:
             return cls(mask, may_look_ahead=False, may_see_nothing=False, leaks=None)
         definition = find_definition(mask.expression, mask.scope)
         ahead, segments, is_partial = read_decorators(definition)
@@ -76,6 +77,7 @@ class MaskRule:
         if self.may_look_ahead or self.is_causal_proved:
             return
         if self.leaks is None and isinstance(bound, Slabs):
+            # The slabs answer at once; the general way binds a second mask.
             pair = _first_ahead(bound)
         else:
             leaks = self.leaks or leaking_pairs(self.mask, (), self.mask.scope)
@@ -103,7 +105,7 @@ class Guard:
 
     @classmethod
     def of(cls, masks: Iterable[Mask]) -> "Guard":
-        """Prove what holds for every sample of these masks; some milliseconds each."""
+        """Prove what holds for every sample of these masks; takes some milliseconds per mask."""
         return cls(tuple(map(MaskRule.of, masks)))
 
     @property
@@ -119,7 +121,7 @@ class Guard:
     def check(self, sample: Sample) -> None:
         """Refuse a sample that leaks, has a row that sees nothing, or does not fit its layout.
 
-        Costs a binding of each mask of which not everything is proved, else only the layouts.
+        Binds each mask of which not everything is proved; of the others only the layouts.
 
         Raises:
             DatasetError: naming the tokens and the columns.
@@ -136,7 +138,11 @@ class Guard:
 def read_decorators(
     found: tuple[ast.MaskDef, Scope] | None,
 ) -> tuple[bool, tuple[ast.Ident, ...], bool]:
-    """Return whether a mask may look ahead anywhere, the segments where it may, `@partial`."""
+    """Return the meaning of a mask's decorators.
+
+    Returns:
+        Whether it may look ahead anywhere; the segments in which it may; whether it is `@partial`.
+    """
     decorators = () if found is None else found[0].decorators
     ahead = [d for d in decorators if d.name.text == "ahead"]
     is_anywhere = any(not d.arguments for d in ahead)
@@ -153,9 +159,10 @@ def leaking_pairs(mask: Mask, segments: tuple[ast.Ident, ...], scope: Scope) -> 
 
 
 def _first_empty(bound: Form) -> int | None:
-    """Return the first row that sees nothing."""
-    if isinstance(bound, Slabs):  # sorted by their first row
-        # a slab that begins behind all ends so far leaves rows out
+    """Return the first row that sees nothing, None if every row sees something."""
+    # Slabs are sorted by their first row. Where one begins behind the ends of all before it, the
+    # rows between are empty. This takes O(slabs); counting the pairs of each row takes O(tokens).
+    if isinstance(bound, Slabs):
         covered = np.maximum.accumulate(np.concatenate([[0], bound.q_end]))
         gaps = np.flatnonzero(np.append(bound.q_start, bound.num_tokens) > covered)
         return int(covered[gaps[0]]) if len(gaps) else None
@@ -166,7 +173,7 @@ def _first_empty(bound: Form) -> int | None:
 
 def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
     """Return a row that sees a later token, and that token."""
-    # An end moves as fast as the row or stands still, so its first row looks ahead the furthest.
+    # Ends have slope 0 or 1, so no row of a slab looks further ahead than its first row does.
     ahead = np.flatnonzero(bound.kv_end - 1 > bound.q_start)
     if not len(ahead):
         return None
@@ -175,7 +182,7 @@ def _first_ahead(bound: Slabs) -> tuple[int, int] | None:
 
 
 def _told(mask: Mask, sample: Sample) -> str:
-    """Name the columns of a sample that a mask reads."""
+    """Show the columns of a sample that a mask reads, shortened, or else its length."""
     short = reprlib.Repr()
     short.maxlist = 8
     shown = [f"{name} = {short.repr(sample.columns[name])}" for name in sorted(mask.columns)]
