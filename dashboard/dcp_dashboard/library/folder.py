@@ -2,14 +2,14 @@
 
 A key is a digest of the path relative to the folder. A text from a URL is only looked up among the
 keys of the names that a walk through the folder found; it never becomes a path, so no file outside
-the folder is ever opened. A folder is read again only once its time of change is another: a known
-key costs one `stat` of its file, an unknown key and a list one `stat` of each folder, a list one of
-each of its files, too.
+the folder is ever opened. A folder is read again only when its time of change differs. A known key
+costs one `stat` of its file, an unknown key one `stat` of each folder; a list costs one `stat` of
+each folder and of each of its files.
 
 Plans that were dropped on a page or planned there are files in a private temporary folder, so
 everything that reads a plan file works on them; they are gone when the server ends. The folder is
-locked while its process lives; the kernel drops the lock however that ends, and whoever makes the
-next folder removes those of the same user that nobody holds.
+locked while its process lives, and the kernel drops the lock however the process ends. A server
+that makes its folder first removes the folders of the same user that no process holds.
 """
 
 import fcntl
@@ -38,7 +38,8 @@ SUFFIXES = (SUFFIX, REPORT_SUFFIX, STEP_SUFFIX, SPEC_SUFFIX, RUN_SUFFIX)
 MAX_NAMES = 1_000_000
 """Most names that a walk looks at, so that serving a whole disk by mistake ends."""
 RECENT_NS = 2 * 10**9
-"""A folder changed so shortly before a walk may change again without a new time of change."""
+"""A folder that changed less than this before a walk is read again: a second change within one tick
+of the file system's clock leaves the same time."""
 
 
 class DashboardError(DCPError):
@@ -120,10 +121,11 @@ class Folder:
 
     def find(self, key: str, suffix: str | tuple[str, ...] = SUFFIXES) -> PlanEntry | None:
         """Return the file with this key as it is now, or ``None``."""
+        # A key that the last walk found needs no new walk; the file itself is looked at either way.
         relative = self._names.get(key) or self._walked().get(key)
         if relative is None or not relative.endswith(suffix):
             return None
-        return _entry(self.root, self.root / relative)
+        return _resolved(self.root, self.root / relative)
 
     def bounds(self) -> str:
         """Explain which files the last walk left out; empty if it left out none."""
@@ -135,14 +137,15 @@ class Folder:
         )
 
     def _entry(self, key: str, relative: str) -> PlanEntry | None:
-        """Return a file of a walk as it is now; only the path of a link has to be resolved."""
+        """Return a file of a walk as it is now; only a link has to be resolved."""
         try:
             # Resolving the paths of ten thousand files took 0.43 s, this takes 0.04 (LOG.md).
             status = os.lstat(f"{self.root}/{relative}")
         except OSError:
             return None
         if not stat.S_ISREG(status.st_mode):
-            return _entry(self.root, self.root / relative)
+            return _resolved(self.root, self.root / relative)
+        # The same object for the same content: rows of the list are compared with it.
         known = self._entries.get(key)
         seen = (status.st_size, status.st_mtime_ns)
         if known is None or (known.size_bytes, known.mtime_ns) != seen:
@@ -155,11 +158,13 @@ class Folder:
             listings: dict[str, _Listing] = {}
             seen, waiting = 0, [""]
             while waiting and seen <= MAX_NAMES:
+                # A folder that has not changed gives its old listing, without reading a name.
                 below = waiting.pop()
                 listing = listings[below] = self._listing(below)
                 seen += listing.size
                 waiting += listing.folders
             if listings != self._listings:
+                # A new mapping, not a changed one: `find` reads it without the lock.
                 self._names = {
                     key: name for found in listings.values() for key, name in found.names.items()
                 }
@@ -168,6 +173,7 @@ class Folder:
             return self._names
 
     def _listing(self, below: str) -> "_Listing":
+        # Times are taken before the names, so the next walk sees a change made while they are read.
         path, now_ns = os.path.join(self.root, below), time.time_ns()
         times, known = _times(path), self._listings.get(below)
         if known is not None and known.times is not None and known.times == times:
@@ -211,7 +217,8 @@ def _times(path: str) -> tuple[int, int] | None:
     return status.st_mtime_ns, status.st_ctime_ns
 
 
-def _entry(root: Path, path: Path) -> PlanEntry | None:
+def _resolved(root: Path, path: Path) -> PlanEntry | None:
+    """Return a file, of a link the one it leads to, if it is regular and lies below the root."""
     try:
         resolved = path.resolve(strict=True)
         status = resolved.stat()
@@ -232,6 +239,8 @@ class SessionFolder:
     def __init__(self) -> None:
         _sweep(Path(tempfile.gettempdir()))
         self.path, lock = _made()
+        # The finalizer made last runs first, so the lock goes before the folder. A server that
+        # sweeps in between removes the same files.
         self.close = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
         weakref.finalize(self, os.close, lock)
 
@@ -311,7 +320,7 @@ class SessionPlans:
         # A `person` of its own: no path of the folder has the key of a session's plan.
         key = hashlib.blake2b(content, digest_size=8, person=b"dcpm session").hexdigest()
         with self._lock:
-            shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or f"{key}.dcpplan"
+            shown = "".join(c for c in name if c.isprintable())[-MAX_NAME:] or f"{key}{SUFFIX}"
             try:
                 entry = self._written(key, shown, content)
             except OSError as error:
@@ -322,7 +331,7 @@ class SessionPlans:
                 ) from error
             self._entries[key] = entry
             self._entries.move_to_end(key)
-            # A plan that is too large alone stays: its reader refuses it.
+            # The newest plan stays even if it alone is too large: its reader refuses it in words.
             while len(self._entries) > 1 and (
                 len(self._entries) > self._max_plans
                 or sum(kept.size_bytes for kept in self._entries.values()) > self._max_total_bytes
@@ -358,7 +367,7 @@ class SessionPlans:
     def _written(self, key: str, shown: str, content: bytes) -> PlanEntry:
         if self._folder is None or not self._folder.is_there:
             self._folder = SessionFolder()
-        path = self._folder.path / f"{key}.dcpplan"
+        path = self._folder.path / f"{key}{SUFFIX}"
         try:
             path.write_bytes(content)
             status = path.stat()

@@ -1,9 +1,10 @@
 """Rows of the list: figures of each plan from its `meta.json`, and reports of many planned batches.
 
 A plan is read whole when somebody opens it, so a file whose tables are damaged is in the list like
-any other. What is not read within `READ_S` of the first request is read in a thread of its own. The
-planner's `read_batches` checks the outer form of a report, `*.dcpbatches.json`; a single figure
-that is missing or no number is left out here, and every text and list is cut to a bound.
+any other. Files that a request does not read within `READ_S` are read in a thread of their own.
+
+The planner's `read_batches` checks the outer form of a report, `*.dcpbatches.json`. This module
+leaves out every single figure that is missing or no number, and cuts texts and lists to a bound.
 """
 
 import math
@@ -23,7 +24,7 @@ from dcp_dsl import DCPError
 from dcp_planner import PlanFileError, Source, read_batches, read_meta
 
 READ_S = 0.3
-"""Most seconds that a request reads files for, beside those that it shows."""
+"""Most seconds that a request spends on files that its page does not show."""
 SOURCES: tuple[Source, ...] = ("simulated", "measured")
 
 Value = TypeVar("Value")
@@ -33,9 +34,9 @@ Value = TypeVar("Value")
 class PlanLine:
     """Figures and texts of a plan that its line of the list shows.
 
-    Bytes move forward or backward; the density is over the pairs of a causal mask on each sequence.
-    Seconds are by the source of each trace, ``None`` if the file does not say: it may be older, or
-    leave its prediction to whoever opens it.
+    Bytes are those of forward and backward together; the density is over the pairs of a causal mask
+    on each sequence. Seconds are by the source of each trace, ``None`` if the file does not say: an
+    older file has none, and a file without a predicted trace leaves the prediction to its reader.
     """
 
     mask: str
@@ -53,7 +54,7 @@ class PlanLine:
 
 @dataclass(frozen=True, slots=True)
 class FileRow(Generic[Value]):
-    """A row of the list: a file in numbers, or why it cannot be read; neither: not read yet."""
+    """A row of the list: the figures of a file, or why it cannot be read, or neither yet."""
 
     entry: PlanEntry
     value: Value | None
@@ -61,7 +62,7 @@ class FileRow(Generic[Value]):
 
     @classmethod
     def read(cls, entry: PlanEntry, read: Callable[[PlanEntry], Value]) -> "FileRow[Value]":
-        """Read a file; what is wrong with it becomes a text."""
+        """Read a file; a `DCPError` becomes the text of the row."""
         try:
             return FileRow(entry, read(entry))
         except DCPError as error:
@@ -91,6 +92,7 @@ class PlanIndex:
         for key in set(self._rows).difference(entry.key for entry in entries):
             self._rows.pop(key, None)  # its file is gone
         unread = [entry for entry in entries if not self._row(entry).is_read]
+        # A small folder is complete at once; of a large one the page shows what is known by then.
         deadline = time.monotonic() + READ_S
         while unread and time.monotonic() < deadline:
             self._read(unread.pop())
@@ -101,10 +103,11 @@ class PlanIndex:
         return [self._row(entry) for entry in entries]
 
     def read(self, rows: Iterable[PlanRow]) -> list[PlanRow]:
-        """Return rows of which all files are read."""
+        """Read the files of these rows that nobody has read yet, and return the rows."""
         return [row if row.is_read else self._read(row.entry) for row in rows]
 
     def _row(self, entry: PlanEntry) -> PlanRow:
+        """Return what is known of a file; nothing if its size or time has changed since."""
         known = self._rows.get(entry.key)
         return FileRow(entry, None) if known is None or known.entry != entry else known
 
@@ -114,12 +117,13 @@ class PlanIndex:
 
     def _read_all(self, entries: list[PlanEntry]) -> None:
         for entry in entries:
+            # A page that shows the file may have read it meanwhile.
             if not self._row(entry).is_read:
                 self._read(entry)
 
 
 def read_line(entry: PlanEntry) -> PlanLine:
-    """Read what the list says of a plan.
+    """Read the figures and texts of a plan that the list shows.
 
     Raises:
         DCPError: if the file has no readable `meta.json`, or figures are missing there.
@@ -138,6 +142,7 @@ def read_line(entry: PlanEntry) -> PlanLine:
 def _line(meta: Mapping[str, Any]) -> PlanLine:  # Any: JSON values
     metrics, provenance = meta["metrics"], meta["provenance"] or {}
     sides = (metrics["forward"], metrics["backward"])
+    # Whoever opens a plan without a simulated trace gets one, so the prediction is always listed.
     seconds: dict[str, Any] = {"simulated": None}
     seconds |= {trace["source"]: trace.get("seconds") for trace in meta["traces"]}
     return PlanLine(
@@ -166,9 +171,8 @@ def _finite(value: Any) -> float:  # Any: a JSON value
     return number
 
 
-MOST_METHODS = 24
-MOST_BINS = 40
-MOST_TEXT = 200
+MOST_METHODS, MOST_BINS, MOST_TEXT = 24, 40, 200
+"""Most other methods and length bins of a batch, and characters of a text, that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +218,7 @@ class BatchLine:
 class DatasetReport:
     """Many planned batches of one data set, in the file's order; texts are empty if unknown.
 
-    It is not complete while planning goes on, or after it was stopped.
+    A report is not complete while planning goes on, or if planning was stopped.
     """
 
     spec: str
@@ -280,7 +284,7 @@ def parse_report(document: Mapping[str, Any]) -> DatasetReport:
 
 
 def _batch_line(at: int, batch: Mapping[str, Any]) -> BatchLine:
-    # A report is anybody's JSON: what is no number is left out, never an error of the page.
+    # A report is anybody's JSON: an entry that is no number is left out and breaks no page.
     figures = {
         name: number for name, value in batch.items() if (number := _number(value)) is not None
     }
@@ -317,12 +321,14 @@ def _batch_line(at: int, batch: Mapping[str, Any]) -> BatchLine:
         mask=_text(batch.get("mask")),
         origin=_text(batch.get("origin")),
         backend=_text(batch.get("backend")),
-        file=file.name if file.name == str(file) else "",  # beside the report or nowhere
+        # A bare name means a file beside the report; a path could lead out of its folder.
+        file=file.name if file.name == str(file) else "",
         warnings=_texts(batch.get("warnings")),
     )
 
 
 def _seconds(figures: Mapping[str, Any]) -> float | None:
+    """Add forward and backward up, ``None`` unless both are known and none is negative."""
     parts = [_number(figures.get(f"predicted_{side}_s")) for side in ("forward", "backward")]
     known = [part for part in parts if part is not None]
     return sum(known) if len(known) == 2 and min(known) >= 0 else None
@@ -331,6 +337,7 @@ def _seconds(figures: Mapping[str, Any]) -> float | None:
 def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
+    # JSON holds whole numbers of any length; `float` would raise for the largest of them.
     if isinstance(value, int) and abs(value) >= 2**63:
         return None
     return float(value) if math.isfinite(value) else None

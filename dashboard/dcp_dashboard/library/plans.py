@@ -1,7 +1,7 @@
 """`PlanLibrary` reads each plan and report once and keeps the results in bounded caches.
 
-The caches are keyed by path, size and modification time, so an overwritten file is read anew at the
-next request.
+The keys of the caches are path, size and modification time, so an overwritten file is read anew at
+the next request.
 """
 
 import threading
@@ -41,8 +41,7 @@ from dcp_planner.report import BatchFigures, figures_of
 from dcp_planner.step import StepFile, read_step
 from dcp_runtime import RunHistory
 
-MAX_FILE_BYTES = 2 * 10**9
-LIMIT_BYTES = 2**30
+MAX_FILE_BYTES = 2**30
 """Most bytes of a file, and of what each of its tables unpacks to."""
 MAX_SESSION_BYTES = 2**28
 """The same for files that a browser sent: a small file can claim to unpack to much."""
@@ -56,7 +55,7 @@ Value = TypeVar("Value")
 class LoadedPlan:
     """A parsed plan file and the figures that the pages compute from it.
 
-    Of its traces, `simulated` is always there, computed if the file does not carry it.
+    The trace `simulated` is always there: it is computed if the file does not hold it.
     """
 
     entry: PlanEntry
@@ -87,14 +86,17 @@ class LoadedPlan:
         return {name: find_causes_of_run(self.plan, trace) for name, trace in self.traces.items()}
 
     def is_predicted(self, source: Source) -> bool:
-        """Tell whether a trace is what the planner predicts now."""
+        """Tell whether a trace is what the planner predicts now.
+
+        A file may be older than the planner's model, or hold a prediction for other constants.
+        """
         if source == "measured":
             return False
         stored, present = self.traces[source].seconds(), self.predicted.diagnosis.seconds
         return abs(stored - present) <= CLOSE * max(stored, present)
 
     def why(self, source: Source) -> Why:
-        """Return the causes of a trace's time, from new predictions where these are the same."""
+        """Return the causes of a trace's time: by predicting again if the trace is a prediction."""
         return self.predicted if self.is_predicted(source) else self.recorded[source]
 
 
@@ -103,6 +105,8 @@ ReportRow = FileRow[DatasetReport]
 
 class BoundedCache(Generic[Value]):
     """A mapping that forgets the entry used longest ago; safe to use from several threads.
+
+    Eight threads of the server may ask for one value at once. Only the first makes it.
 
     >>> cache = BoundedCache[int](1)
     >>> cache.get("a", lambda: 1), cache.get("b", lambda: 2), cache.get("a", lambda: 3)
@@ -120,6 +124,7 @@ class BoundedCache(Generic[Value]):
         Only those who ask for the same key wait for its maker, which must not ask for it itself.
         """
         with self._lock:
+            # The lock is held to register who makes a value, not while it is made.
             is_known = key in self._values
             value = self._values.setdefault(key, Future())
             self._values.move_to_end(key)
@@ -130,7 +135,8 @@ class BoundedCache(Generic[Value]):
                 value.set_result(make())
             except BaseException as error:
                 with self._lock:
-                    # Those who wait get the error; who asks next tries again.
+                    # Threads that wait get the error; the next request tries again. The key may
+                    # have been pushed out meanwhile, and have another maker by now.
                     if self._values.get(key) is value:
                         del self._values[key]
                 value.set_exception(error)
@@ -177,6 +183,8 @@ class PlanLibrary:
 
     def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
         """Return what `read` makes of the log with this key, written so far; errors of `load`."""
+        # One history for each path, not for each content: a log only grows, and `update` reads on
+        # from where it stopped. Each has a lock of its own, since histories change.
         entry = self._find(key, RUN_SUFFIX)
         history, lock = self._runs.get(
             entry.path, lambda: (RunHistory(entry.path), threading.Lock())
@@ -213,9 +221,13 @@ class PlanLibrary:
         return self._plans.get(_content(entry), lambda: _read(entry, limit))
 
     def thumbnail(self, key: str, make: Callable[[Plan], bytes]) -> bytes:
-        """Return the small picture of a plan; making it keeps the plans that people look at."""
+        """Return the small picture of a plan, made by `make` if it is not in the cache.
+
+        A list asks for fifty of them: they are read beside the cache of plans, so as to push none
+        out that people look at, and not simulated.
+        """
         entry, limit = self._plan_file(key)
-        return self._thumbnails.get(_content(entry), lambda: make(_read(entry, limit).plan))
+        return self._thumbnails.get(_content(entry), lambda: make(_read_file(entry, limit)[0]))
 
     def _plan_file(self, key: str) -> tuple[PlanEntry, int]:
         """Return the file of a plan and the most bytes that it may unpack to."""
@@ -236,11 +248,13 @@ class PlanLibrary:
         `name` is shown to people and never used as a path. Bytes that are no readable plan are not
         kept; they raise `DCPError`.
         """
+        # The reader takes a path, so the bytes become a file before anybody has checked them.
         entry = self.session.add(content, name)
         try:
             return self.load(entry.key)
         except DCPError as error:
             self.session.discard(entry.key)
+            # The reader names the temporary file; people know the name that they gave it.
             raise DashboardError(error.reason, entry.relative) from error
 
     def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
@@ -279,22 +293,32 @@ def _content(entry: PlanEntry) -> tuple[str, int, int]:
 def _read(
     entry: PlanEntry, limit_bytes: int = MAX_FILE_BYTES, *, is_foreign: bool | None = True
 ) -> LoadedPlan:
+    plan, traces = _read_file(entry, limit_bytes, is_foreign=is_foreign)
+    return loaded_plan(entry, plan, traces)
+
+
+def _read_file(
+    entry: PlanEntry, limit_bytes: int, *, is_foreign: bool | None = True
+) -> tuple[Plan, tuple[Trace, ...]]:
+    """Read plan and traces within the limits of a page.
+
+    By default a worker process decodes the tables, whoever wrote them: no file can end the server.
+    """
     if entry.size_bytes > MAX_FILE_BYTES:
         raise DashboardError(
             f"expected at most {MAX_FILE_BYTES:,} bytes, got {entry.size_bytes:,}; plan fewer "
             "tokens or larger blocks",
             entry.relative,
         )
-    limit = min(limit_bytes, LIMIT_BYTES)
-    file = read_plan(entry.path, limit_bytes=limit, is_foreign=is_foreign)
-    plan = file.plan
-    if plan.num_devices > MAX_DEVICES:
+    file = read_plan(entry.path, limit_bytes=limit_bytes, is_foreign=is_foreign)
+    devices = file.plan.num_devices
+    if devices > MAX_DEVICES:
         raise DashboardError(
-            f"expected a plan for at most {MAX_DEVICES:,} devices, got {plan.num_devices:,}; see "
+            f"expected a plan for at most {MAX_DEVICES:,} devices, got {devices:,}; see "
             f"its numbers with: dcpm simulate {entry.relative}",
             entry.relative,
         )
-    return loaded_plan(entry, plan, file.traces)
+    return file.plan, file.traces
 
 
 def loaded_plan(entry: PlanEntry, plan: Plan, recorded: Iterable[Trace]) -> LoadedPlan:

@@ -41,8 +41,9 @@ class DeviceTotals(Record):
 class PlanSummary:
     """One plan in numbers, the planner's figures among them; times are by the source of a trace.
 
-    Heads are query heads, head groups those that are placed apart, divisions those of forward.
-    ``wait_share`` is the time that devices wait over devices times ``seconds``.
+    ``num_heads`` counts query heads, ``num_head_groups`` groups of heads that are placed apart,
+    ``num_divisions`` the divisions of forward. ``wait_share`` is the time that all devices wait,
+    over devices times ``seconds``.
     """
 
     mask: str
@@ -70,7 +71,7 @@ class PlanSummary:
 
 
 def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) -> PlanSummary:
-    """Collect the figures of a plan that the list shows."""
+    """Collect the figures of a plan that its pages show."""
     provenance, size = plan.provenance, plan.num_devices
     return PlanSummary(
         mask=provenance.mask if provenance else "unnamed mask",
@@ -109,6 +110,7 @@ def device_pairs(plan: Plan, chosen: NDArray[np.bool_] | slice = slice(None)) ->
     With G groups of heads every group computes each pair for its own heads; the pair counts 1 / G.
     """
     device, pairs = plan.tiles.device[chosen], plan.tiles.pairs[chosen]
+    # `bincount` adds weights as float64, exact up to 2**53 pairs.
     work = np.bincount(device, weights=pairs, minlength=plan.num_devices)
     return work / plan.head_groups
 
@@ -117,13 +119,15 @@ def count_divisions(plan: Plan, direction: Direction) -> int:
     """Count the steps of a direction's schedule."""
     tiles = plan.tiles
     division = tiles.division if direction == "forward" else tiles.backward_division
-    return int(division.max(initial=-1)) + 1
+    return int(division.max(initial=-1)) + 1  # 0 for a plan without tiles
 
 
 def count_kinds(plan: Plan, blocks: Bools) -> dict[str, int]:
     """Count the full, partial and empty tiles of whole sequences by their blocks, bool ``[D]``."""
+    # A tile never leaves its sequence, so the block of its queries says whether it counts.
     found = plan.tiles.kind[blocks[plan.tiles.q_block]]
     kinds = {name: int((found == kind).sum()) for name, kind in KINDS.items()}
+    # A plan has no rows for empty tiles: of n blocks of a sequence all n * n tiles but those found.
     pairs = int((np.bincount(plan.blocks.sequence[blocks]) ** 2).sum())
     kinds["empty"] = pairs * plan.head_groups - len(found)
     return kinds
