@@ -1,7 +1,7 @@
-"""Warn about texts that mean something, but probably not what their author meant.
+"""Warn about texts that are valid, but probably do not mean what their author intended.
 
-Looked for once a text is free of errors: W201-W208, W210. What is claimed about masks is proved, so
-a lint never guesses about meaning, only about intent.
+These lints, W201 to W208 and W210, look at texts without errors. They prove what they say about the
+meaning of a mask; only the intent is a guess.
 """
 
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from dcp_dsl.syntax.diagnostics import Edit, Fix
 from dcp_dsl.syntax.trees import mentioned_names, unparse, walk
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
-MAX_PARTS = 6  # of a conjunction that is looked through for redundant ones
+MAX_PARTS = 6  # items of an `and` or `or` that is searched for redundant ones
 _DISTANCE = ast.Binary("-", ast.Name("q"), ast.Name("k"))
 
 
 def lint_steps(testing: Testing) -> Iterator[Step]:
-    """Yield the steps that look for all of them."""
+    """Yield the steps that look for everything listed above."""
     for mask in testing.scope.masks.values():
         yield Step("lint", mask, partial(_check_mask, mask, testing))
     yield Step("unused", None, partial(_check_unused, testing))
@@ -35,7 +35,8 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_parameters(mask, testing)
     _check_rules(mask, testing)
     keys = keys_of_mask(mask, testing.scope)
-    is_one = keys is None or bool(keys.alignment)  # sequence: proofs speak of one
+    # With an alignment, queries are tokens of the keys' sequence; proofs speak of one sequence.
+    is_one = keys is None or bool(keys.alignment)
     if is_one:
         _check_redundant(mask, testing)
     _check_decorators(mask, testing, is_one=is_one)
@@ -52,10 +53,11 @@ def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
             distance, size = (left, right) if op == "<=" else (right, left)
             if op not in ("<=", ">=") or distance != _DISTANCE:
                 continue
+            # The size stands there as a number, or as a parameter whose default is one.
             value = size.value if isinstance(size, ast.Number) else None
             if isinstance(size, ast.Name):
                 value = sizes.get(size.text)
-            # powers of two alone: people choose these as windows
+            # People choose powers of two as windows; other numbers may well count this way.
             if value is not None and value >= SMALLEST_WINDOW and value & (value - 1) == 0:
                 _report_window(left, op, right, value, testing)
 
@@ -65,6 +67,7 @@ def _report_window(left: ast.Expr, op: str, right: ast.Expr, value: int, testing
     at = text.find(op, left.span.end, right.span.start)
     message = f"this window sees {value + 1} tokens: a window counts the token itself"
     span = ast.Span(left.span.start, right.span.end)
+    # The tree has no place for the operator; brackets or comments may stand beside it.
     fix = Fix(f"replace `{op}` by `{op[0]}`", (Edit(at, at + 2, op[0]),)) if at >= 0 else None
     testing.report("W201", message, span, f"write `{op[0]}` for {value} tokens", fix)
 
@@ -94,13 +97,14 @@ def _used_names(scope: Scope) -> set[str] | None:
             used.update(name for name, _ in mentioned_names(statement.source))
         if isinstance(statement, ast.MaskDef):
             used.update(name.text for d in statement.decorators for name in d.segments)
+    # `paths` and `q.path` read the layout with branches without naming it.
     if used & {"path", "paths"}:
         used.update(tree.name.text for tree in scope.trees())
     return used
 
 
 def _check_unused(testing: Testing) -> None:
-    """Find segments and columns that no mask reads (W203); definitions alone are fine."""
+    """Find segments and columns that no mask reads (W203), unless the text only defines such."""
     used = _used_names(testing.scope)
     if used is None:
         return
@@ -115,7 +119,7 @@ def _check_unused(testing: Testing) -> None:
 
 
 def _check_attachments(testing: Testing) -> None:
-    """Find `for` statements behind one that takes all their data sets (W204)."""
+    """Find `for` statements behind another that takes all their data sets (W204)."""
     earlier: list[ast.Attach] = []
     for statement in testing.scope.program.statements:
         if not isinstance(statement, ast.Attach):
@@ -151,9 +155,11 @@ def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
     if not asked <= {column.text for column in second.having}:
         return False
     pattern, other = first.pattern.text, second.pattern.text
-    # Matching a pattern with another decides only where its sole wildcard is a star.
+    # Reading the other pattern as a path decides for all its paths if `*` is the only wildcard
+    # here: the stars then cover the wildcards of the other like any characters.
     is_plain = not any(c in pattern.replace("*", "") for c in "?[")
-    shortest = other.removeprefix("*/").removeprefix("**/")  # it takes files without a folder, too
+    # A leading `*/` also takes files without a folder; in folders `matches` finds the same tails.
+    shortest = other.removeprefix("*/").removeprefix("**/")
     return pattern == other or (is_plain and "[" not in other and matches(pattern, shortest))
 
 
@@ -189,9 +195,9 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
 
 
 def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> None:
-    """Find `@ahead` on masks that never look ahead, `@partial` where every token sees itself.
+    """Find `@ahead` on masks without look-ahead, `@partial` where every token sees itself (W207).
 
-    That is W207. No token is later than one of another sequence.
+    Between two sequences no token is later than another, so `@ahead` is always needless there.
     """
     (core,) = write_out_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
@@ -203,6 +209,7 @@ def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> N
             is_needless = is_partial and is_total(core, testing.proofs)
             what = "every token sees itself"
         if is_needless:
+            # The fix also removes the blanks and line ends behind the decorator.
             end, text = decorator.span.end, testing.scope.program.text
             end += len(text[end:]) - len(text[end:].lstrip())
             fix = Fix("remove the decorator", (Edit(decorator.span.start, end, ""),))
@@ -217,6 +224,7 @@ def _check_documents(mask: ast.MaskDef, core: nodes.Mask, testing: Testing) -> N
     mentioned = {name for name, _ in mentioned_names(mask)}
     for segment, document in _packed(testing):
         inner = {name.text for name in segment_names(segment)}
+        # A mask that names no part of the layout may be for other data.
         if not mentioned & inner or _is_asked_for(mask, document):
             continue
         outside = nodes.Not(nodes.Same(nodes.Laid(segment, document)))
@@ -231,6 +239,7 @@ def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
     for segment, layout in testing.scope.layouts():
         if len(layout.parts) == 1 and layout.parts[0].is_repeated:
             part = layout.parts[0]
+            # `segment doc = [lens]*` names the part by the statement.
             if part.name is not None:
                 yield segment, part.name.text
             elif isinstance(part, ast.Leaf):
@@ -238,7 +247,7 @@ def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
 
 
 def _is_asked_for(mask: ast.MaskDef, document: str) -> bool:
-    """Return whether a mask speaks of documents otherwise than by `same` and `per`."""
+    """Return whether a mask speaks of documents by `in`, a dot or a rule, not `same` or `per`."""
     for node in walk(mask):
         match node:
             case ast.In(_, container) if document in {n for n, _ in mentioned_names(container)}:

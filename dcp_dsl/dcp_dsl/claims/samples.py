@@ -1,6 +1,7 @@
-"""List the samples a claim is tested on, and make one that shows a fault as small as it gets.
+"""List the samples that a claim is tested on, and shrink a sample that shows a fault.
 
-A claim is tested on the sample it names, else on small ones and all that fit.
+A claim is tested on the sample it names. Without a name it is tested on made-up small samples and
+on all declared samples that fit.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -20,16 +21,16 @@ from dcp_dsl.syntax.trees import walk
 MAX_SAMPLE_TOKENS = 256
 GENERATED = 32
 TRIES = 50 * GENERATED  # columns of several layouts fit together only by chance
-TINY = 48  # further samples, of so few tokens that most of their shapes are drawn
+TINY = 48  # further samples, with so few tokens that most shapes of such samples are drawn
 MAX_TINY_TOKENS = 4
-# Of `draw_columns`: parts of two tokens at most, in lists of 1, 2, 3; of one, in lists of any size.
+# For `draw_columns`: parts of 0 to 2 tokens in lists of 1, 2 or 3; of 0 or 1 in lists of any size.
 TINY_INDICES = (1, 5, 9, 3) * 40
 STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
-REST_TOKENS = (3, 0, 1)  # what generated samples have beyond their columns, for `[..]`
+REST_TOKENS = (3, 0, 1)  # tokens of generated samples beyond those of their columns, for `[..]`
 
 
 class UnfitSampleError(DatasetError):
-    """A sample that a claim names and cannot be tested on; `hint` is the way out."""
+    """A claim names a sample that it cannot be tested on; `hint` is the way out."""
 
     def __init__(self, message: str, hint: str) -> None:
         self.hint = hint
@@ -48,8 +49,8 @@ def claim_samples(
     """Yield the samples to test a claim about a mask on, small ones first.
 
     Args:
-        mask: the mask, or all that the claim speaks of in one.
-        asked: the sample it names, if it does.
+        mask: the mask; of a claim about two masks, their difference.
+        asked: the sample that the claim names, if any.
         scope: the text's definitions.
         broken: samples of the text that fit no layout.
         budget: shared by all claims of the text.
@@ -77,6 +78,7 @@ def claim_samples(
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     for name, definition in scope.samples.items():
         if name not in broken:
+            # Its length may need all layouts of the text, and those of the library.
             budget.spend(STEPS_PER_PART * (size + 4))
             try:
                 sample = _named(definition, columns, scope)
@@ -107,7 +109,10 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
 def _generate(
     columns: frozenset[str], laid: list[tuple[ast.Segment, ast.Layout]], budget: Budget
 ) -> Iterator[Sample]:
-    """Yield small samples that fit the layouts, in a fixed order."""
+    """Yield small samples that fit the layouts, in a fixed order.
+
+    `columns` are those of layouts. A mask without any is tested on every length up to `GENERATED`.
+    """
     if not columns:
         for length in range(1, GENERATED + 1):
             yield Sample({}, length)
@@ -119,23 +124,25 @@ def _generate(
     size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
     found: set[str] = set()
+    # First samples of all shapes, then tiny ones, where chance alone would leave many shapes out.
     for indices, longest, wanted in (
         (range(TRIES), MAX_SAMPLE_TOKENS, GENERATED),
         (TINY_INDICES, MAX_TINY_TOKENS, GENERATED + TINY),
     ):
-        fitting = 0
+        fitting = 0  # samples drawn so far whose columns fit together, also those found before
         for index in indices:
             budget.spend(STEPS_PER_PART * size)
             drawn = draw_columns(read, index, rng)
             values = {name: drawn[name] for name in sorted(columns)}
             rest = REST_TOKENS[index % len(REST_TOKENS)]
-            total = _length(values, laid, max(0, _sum(list(values.values()))) + rest)
+            # Without a layout that says it, the length is the sum of the columns, and some rest.
+            total = _length(values, laid, max(0, sum(map(_sum, values.values()))) + rest)
             shown = repr((values, total))
             if total and total <= longest and shown not in found:
                 found.add(shown)
                 yield Sample(values, total)
             fitting += total is not None
-            # Where few samples are possible the same ones come again and again.
+            # Where few samples are possible, the same ones come again: they count towards the end.
             if len(found) == wanted or fitting == 2 * wanted:
                 break
 
@@ -148,12 +155,17 @@ def count_parts(layout: ast.Layout) -> int:
 def _length(
     values: Mapping[str, Column], laid: Sequence[tuple[ast.Segment, ast.Layout]], otherwise: int
 ) -> int | None:
-    """Return the tokens that layouts say, `otherwise` if none does; None if columns do not fit."""
+    """Return the length on which all layouts agree; None if they do not, or the columns do not fit.
+
+    `otherwise` is the length where no layout says any.
+    """
     try:
         lengths = {length for _, length in layout_lengths(values, laid)}
     except DatasetError:  # a length below 0, say, by `a - b`
         return None
-    return otherwise if not lengths else lengths.pop() if len(lengths) == 1 else None
+    if not lengths:
+        return otherwise
+    return lengths.pop() if len(lengths) == 1 else None
 
 
 def _sum(value: Column) -> int:
@@ -168,7 +180,7 @@ def all_layouts(mask: Mask, scope: Scope) -> list[tuple[ast.Segment, ast.Layout]
     return list(found.values())
 
 
-MAX_TRIES = 400
+MAX_TRIES = 400  # samples that shrinking looks at
 
 _Found = TypeVar("_Found")
 
@@ -182,21 +194,21 @@ def shrink(
 ) -> _Found:
     """Shrink a sample by small steps and return the finding on the smallest.
 
-    A step leaves out a token or an element of a list, or makes a value smaller.
+    A step leaves out tokens or an element of a list, or makes a value smaller. Greedy: the first
+    step after which the fault is still there is taken, and the steps begin anew from there.
     """
     tries = MAX_TRIES
-    is_smaller = True
-    while is_smaller:
-        is_smaller = False
+    while True:
         for smaller in _steps(sample, per_token, layouts):
             tries -= 1
             if tries < 0:
                 return found
             again = search(smaller)
             if again is not None:
-                sample, found, is_smaller = smaller, again, True
+                sample, found = smaller, again
                 break
-    return found
+        else:
+            return found
 
 
 def _steps(
@@ -205,6 +217,7 @@ def _steps(
     """Yield the samples that are one step smaller, shorter ones first."""
     own = {name: sample.columns[name] for name in per_token if name in sample.columns}
     rest = {name: value for name, value in sample.columns.items() if name not in own}
+    # Columns of layouts stay here; where they fix the length, `search` refuses the sample.
     tokens = sample.length // 2 or sample.length
     while tokens:  # halves first, single tokens last
         for values in _cut(own, sample.length, tokens, every=tokens):
@@ -212,6 +225,7 @@ def _steps(
         tokens //= 2
     for columns in _smaller_columns(rest):
         length = _length(columns, layouts, sample.length)
+        # Fewer elements may mean fewer tokens: the columns per token lose as many, anywhere.
         if length is not None and length <= sample.length:
             for values in _cut(own, sample.length, sample.length - length):
                 yield Sample({**columns, **values}, length)
@@ -222,7 +236,10 @@ def _steps(
 def _cut(
     own: Mapping[str, Column], length: int, tokens: int, every: int = 1
 ) -> Iterator[Mapping[str, Column]]:
-    """Yield the columns per token without so many neighbouring tokens, at every so many places."""
+    """Yield the columns per token without `tokens` neighbours, cut at every `every`-th place.
+
+    Without such columns, or without tokens to cut, all places give the same.
+    """
     for at in range(0, length - tokens + 1, every) if own and tokens else range(1):
         yield {name: [*value[:at], *value[at + tokens :]] for name, value in own.items()}
 
@@ -230,6 +247,7 @@ def _cut(
 def _smaller_columns(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Column]]:
     """Yield columns with one element less in all lists or in one, or with one smaller number."""
     lists = {name: value for name, value in columns.items() if isinstance(value, list)}
+    # All lists at once first: columns of a repeated group must stay equally long.
     for index in range(max(map(len, lists.values()), default=0)):
         shorter = {name: [*v[:index], *v[index + 1 :]] for name, v in lists.items()}
         yield {**columns, **shorter}
@@ -240,7 +258,7 @@ def _smaller_columns(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Col
 
 
 def _shorter(value: Column) -> Iterator[Column]:
-    """Yield a list without one of its elements, or of the elements of the lists in it."""
+    """Yield a list without one of its elements, or without one element of a list inside it."""
     for index, item in enumerate(value if isinstance(value, list) else []):
         yield [*value[:index], *value[index + 1 :]]
         for shorter in _shorter(item):
@@ -248,13 +266,14 @@ def _shorter(value: Column) -> Iterator[Column]:
 
 
 def _smaller_values(columns: Mapping[str, Column]) -> Iterator[Mapping[str, Column]]:
+    """Yield the columns with a smaller value in one of them."""
     for name, value in columns.items():
         for smaller in _smaller(value):
             yield {**columns, name: smaller}
 
 
 def _smaller(value: Column) -> Iterator[Column]:
-    """Yield a value with all numbers 0, or one of them nearer to 0."""
+    """Yield a value with all numbers 0, or with one of them nearer to 0; -3 becomes 0 at once."""
     if isinstance(value, list):
         if any(value) and all(isinstance(item, int) for item in value):
             yield [0] * len(value)
