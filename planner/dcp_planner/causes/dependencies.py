@@ -21,7 +21,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.jit import IntTable, compiled
-from dcp_planner.simulation.trace import LANES, Trace
+from dcp_planner.simulation.trace import LANES, Trace, pair_messages
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.visits import find_feeders
@@ -136,11 +136,8 @@ class PairedMessages(NamedTuple):
 
     @classmethod
     def of(cls, trace: Trace) -> "PairedMessages":
-        """Pair sends and receives: the n-th send of a transfer belongs to its n-th receive."""
-        send, receive = (np.flatnonzero(trace.lane == lane) for lane in (SEND, RECEIVE))
-        place = [_occurrences(trace, rows) for rows in (send, receive)]
-        _, left, right = np.intersect1d(place[0], place[1], assume_unique=True, return_indices=True)
-        send, receive = send[left], receive[right]
+        """Pair sends and receives, and find when each message was launched and left."""
+        send, receive = pair_messages(trace)
         ready = np.stack([trace.ready_ns[send], trace.ready_ns[receive]])
         started = trace.start_ns[send]
         if trace.source == "simulated":
@@ -149,16 +146,6 @@ class PairedMessages(NamedTuple):
             started = ready.max(axis=0)
         ends = np.stack([trace.device[send], trace.device[receive]]).astype(np.int64)
         return cls(send, receive, ready, started, ends)
-
-
-def _occurrences(trace: Trace, rows: Ints) -> Ints:
-    """Number each message by its transfer and by how often that came before, int64."""
-    order = np.lexsort((trace.start_ns[rows], trace.transfer[rows]))
-    transfer = trace.transfer[rows][order].astype(np.int64)
-    first = np.searchsorted(transfer, transfer)
-    found = np.empty(len(rows), np.int64)
-    found[order] = transfer * (len(trace) + 1) + np.arange(len(rows)) - first
-    return found
 
 
 def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:

@@ -1,7 +1,7 @@
 """The compiled event loop of the simulator, on arrays, with times in whole nanoseconds.
 
-An event is a device that may go on, a message that has left, or one that has arrived. Events at the
-same time are handled in the order in which they were made.
+An event is a device that may go on, a message that has left, or a message that has arrived. Events
+at the same time are handled in the order in which they were made.
 """
 
 from typing import NamedTuple
@@ -22,8 +22,8 @@ _CODE_BITS = 32
 class _State(NamedTuple):
     """Mutable state of the replay of one direction.
 
-    Messages that could start but for their ports stand in the queues of both. A queue is a circle:
-    the place behind the messages, ``X + port``, is its begin and its end.
+    A message that only waits for its ports stands in the queues of both. A queue is a circular list
+    whose begin and end is the place ``X + port``, behind the numbers of all messages.
 
     Attributes:
         following, before: int64 ``[2, X+P]``, neighbours in the queues of ports to leave by (0)
@@ -123,7 +123,7 @@ def _push(state: _State, time_ns: int, code: int) -> None:
     state.counts[_MADE] += 1
     while i > 0:
         up = (i - 1) >> 1
-        if times[up] <= time_ns:
+        if times[up] <= time_ns:  # an equal time stays ahead: its event was made before
             break
         times[i], codes[i] = times[up], codes[up]
         i = up
@@ -132,7 +132,7 @@ def _push(state: _State, time_ns: int, code: int) -> None:
 
 @inlined
 def _pop(state: _State) -> int:
-    """Remove the first event from the heap; gives its code."""
+    """Remove the first event from the heap and return what happens to whom."""
     times, codes = state.times, state.codes
     found = int(codes[0] & ((1 << _CODE_BITS) - 1))
     state.counts[_SIZE] -= 1
@@ -178,21 +178,22 @@ def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
         state.is_busy[1, messages.ports[1, x]] = 0
     else:
         state.has_arrived[x] = 1
-        fed = state.first_fed[x]
+        fed = state.first_fed[x]  # messages that pass on the data of this one
         while fed >= 0:
             _note_if_ready(messages, state, fed)
             fed = state.next_fed[fed]
+    # The last end of a group lets the next group of the communicator go.
     next_group = state.follower[group]
     if state.still_grouped[group] == 0 and next_group >= 0:
         for k in range(messages.group_ptr[next_group], messages.group_ptr[next_group + 1]):
             member = messages.members[k]
-            if side == _LEAVE or messages.feeder[member] != x:  # that one is noted already
+            if side == _LEAVE or messages.feeder[member] != x:  # else it is noted above
                 _note_if_ready(messages, state, member)
 
 
 @inlined
 def _freed(steps: Steps, messages: Messages, state: _State, side: int, x: int, now: int) -> int:
-    """Close one end of a message; gives its device if that ends the wait it stands at, else -1."""
+    """Close one end of a message; return its device if that ends the device's wait, else -1."""
     launch = state.launch_row[side, x]
     device = int(messages.source[x] if side == _LEAVE else messages.target[x])
     state.still_open[launch] -= 1
@@ -224,12 +225,14 @@ def _launch(steps: Steps, messages: Messages, state: _State, device: int, row: i
 
 @inlined
 def _advance(steps: Steps, messages: Messages, state: _State, device: int, now: int) -> None:
-    """Let a device go on until it computes or waits."""
+    """Let a device go on until it computes or waits.
+
+    It comes to every instruction once: what ends a wait also moves the device behind it.
+    """
     while state.at[device] < steps.row_ptr[device + 1]:
         row = state.at[device]
         op, launch = steps.op[row], steps.launch_of[row]
-        if state.begun[row] < 0:
-            state.begun[row] = now
+        state.begun[row] = now
         if op == WAIT and launch >= 0 and state.still_open[launch] > 0:
             break
         state.ended[row] = now
@@ -237,6 +240,8 @@ def _advance(steps: Steps, messages: Messages, state: _State, device: int, now: 
         if op == LAUNCH:
             _launch(steps, messages, state, device, row)
         elif op != WAIT and steps.duration[row] > 0:
+            # Slower from begin to end if messages are under way when it begins: durations are fixed
+            # then, and no event is ever taken back.
             duration = steps.duration[row]
             if state.under_way[device] > 0 and messages.slowdown > 1.0 and op == ATTENTION:
                 duration = np.int64(np.ceil(duration * messages.slowdown))
@@ -250,6 +255,7 @@ def _enqueue(messages: Messages, state: _State, x: int) -> None:
     """Put a message into the queues of its ports: by number, or behind all others (fifo)."""
     size = len(messages.source)
     for side in range(2):
+        # From the end of the circle forwards past higher numbers; the sentinel X + port ends it.
         behind = size + messages.ports[side, x]
         ahead = state.before[side, behind]
         while x < ahead < size and not messages.is_fifo:
@@ -270,7 +276,7 @@ def _first_in_line(messages: Messages, state: _State, side: int, x: int) -> int:
 
 @inlined
 def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
-    """Start a message whose ports are free; -1 is none."""
+    """Start a message, -1 for none, if both of its ports are free."""
     if x < 0 or state.is_busy[0, messages.ports[0, x]] or state.is_busy[1, messages.ports[1, x]]:
         return
     state.started[x] = now
@@ -285,8 +291,8 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
 
 @compiled
 def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int:
-    """Handle events in time until there are none; gives the time of the last one."""
-    # Backwards, since each goes to the head of its list: lists then are in rising order.
+    """Handle events in time until there are none; return the time of the last one."""
+    # Backwards, since each message goes to the head of its list: lists then rise.
     for x in range(len(messages.source) - 1, -1, -1):
         if messages.feeder[x] >= 0:
             state.next_fed[x] = state.first_fed[messages.feeder[x]]
@@ -308,7 +314,8 @@ def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int
         starting = state.counts[_STARTING]
         for n in range(starting):
             _enqueue(messages, state, state.to_start[n])
-        # New messages first, then what waited for the ports that have become free.
+        # New messages first, then the first in line at each of the two ports that became free. One
+        # loop for both, since `_start_if_free` is compiled into every place of call.
         for n in range(starting + (2 if what == _LEAVE else 0)):
             x = state.to_start[n] if n < starting else -1
             if n >= starting:

@@ -1,6 +1,6 @@
 """Tables that the event loop plays: instructions and messages of one direction, and their times.
 
-Messages of a communicator may travel in groups, one group behind the other.
+Messages of a communicator may travel in groups, one group after the other.
 """
 
 from typing import NamedTuple
@@ -91,7 +91,8 @@ class Messages(NamedTuple):
 
 
 def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """Put so many messages into one group that follows nobody: groups hold nothing back."""
+    """Put all messages into one group that follows no other, so that groups delay nothing."""
+    # Members are ends of messages: every message is there as it leaves, and as it arrives.
     both = np.concatenate([np.arange(size)] * 2)
     return np.zeros((2, size), np.int64), np.array([0, 2 * size]), both, np.array([-1])
 
@@ -99,13 +100,15 @@ def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
 def launches_of_waits(programs: ProgramTable) -> Ints:
     """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
     found = np.full(len(programs), -1, np.int64)
-    span = int(programs.key.max(initial=0)) + 2  # keys begin at -1
+    # Device and key in one number; keys begin at -1, so a device spans two more than the largest.
+    span = int(programs.key.max(initial=0)) + 2
     place = programs.device.astype(np.int64) * span + programs.key
     launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
     if launches.size and waits.size:
         order = np.argsort(place[launches])
         where = np.searchsorted(place[launches], place[waits], sorter=order)
-        chosen = launches[order[np.minimum(where, len(launches) - 1)]]  # a wait may lack its launch
+        # A wait of a damaged plan may lack its launch: its place is another one, or behind all.
+        chosen = launches[order[np.minimum(where, len(launches) - 1)]]
         found[waits] = np.where(place[chosen] == place[waits], chosen, -1)
     return found
 
@@ -113,9 +116,12 @@ def launches_of_waits(programs: ProgramTable) -> Ints:
 def groups_of(
     steps: Steps, transfers: Transfers, cluster: Cluster
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Find the group of each end of each message, the members of groups, and whom they follow.
+    """Find the group of each end of each message, the members of groups, and their predecessors.
 
-    One group of everything where messages do not travel in groups.
+    If messages do not travel in groups, all are in one.
+
+    Returns:
+        `group`, `group_ptr`, `members` and `after` of `Messages`.
     """
     size = len(transfers)
     if cluster.message_order != "grouped" or not size:
@@ -125,16 +131,16 @@ def groups_of(
     # A communicator is a device and a kind of message; what it sends in one division and hop is one
     # group, and its first launch says when its turn is.
     is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
-    # + 1: communicator 0 is for ends that this direction does not launch.
+    # + 1: communicator 0 is for ends that the programs do not launch.
     communicator = np.append(transfers.source, transfers.target) * np.int64(2) + is_result + 1
     columns = np.stack([communicator, np.tile(transfers.division, 2), np.tile(transfers.hop, 2)])
-    columns *= launch.ravel() >= 0  # others, of the other direction, are one group of their own
+    columns *= launch.ravel() >= 0  # ends that are not launched form one group
     order = order_by(*columns)
     group, group_ptr = np.empty((2, size), np.int64), np.empty(2 * size + 1, np.int64)
     begins = np.empty(2 * size, np.int64)
     count = _number_groups(order, columns, launch, group, group_ptr, begins)
     communicator = columns[0, order[group_ptr[:count]]]
-    turn = order_by(communicator, begins[:count] + 1)
+    turn = order_by(communicator, begins[:count] + 1)  # + 1: -1 where nothing is launched
     after = np.full(count, -1, np.int64)
     follows = np.diff(communicator[turn]) == 0
     after[turn[1:][follows]] = turn[:-1][follows]
@@ -156,7 +162,10 @@ def _find_launches(steps: Steps, source: Indices, launch: IntTable) -> None:
 def _number_groups(
     order: Ints, columns: IntTable, launch: IntTable, group: IntTable, group_ptr: Ints, begins: Ints
 ) -> int:
-    """Number the groups of ends, which are equal in their columns, find their first launches."""
+    """Number groups of ends with equal columns, and find the first launch of each.
+
+    `order` sorts the ends by `columns`, so members of a group are neighbours in it.
+    """
     size, count = launch.shape[1], 0
     for n in range(len(order)):
         end = order[n]
@@ -215,12 +224,12 @@ def levelled(
     *,
     is_everywhere: bool,
 ) -> Floats:
-    """Stretch or shrink what each device computes to what it would be in balance.
+    """Stretch or shrink the compute of each device to what it would be in balance.
 
     Args:
         spent: time of each instruction or event ``[I]``.
         device: of each.
-        kinds: which of them are attention, and which are reductions; nothing else is compute.
+        kinds: masks of the attentions and of the reductions; nothing else is compute.
         speed: rate of each device, relative ``[R]``.
         is_everywhere: whether devices without attention take their share, too.
     """
@@ -228,6 +237,7 @@ def levelled(
     load = np.bincount(device, spent * (attends | reduces), len(speed))
     busy = np.bincount(device, spent * attends, len(speed)) > 0
     shares = busy | is_everywhere
+    # Seconds times speed is work; all devices that share it take equally long for their part.
     mean = float(load[shares] @ speed[shares]) / max(speed[shares].sum(), 1e-300)
     # A device that only merges keeps that: stretched, it would hold up those that it merges for.
     factor = np.divide(mean, load, out=np.ones(len(load)), where=busy)
@@ -242,5 +252,5 @@ def message_times(size_bytes: Ints, link: Ints, cluster: Cluster) -> tuple[Float
 
 
 def nanoseconds(seconds: Floats) -> Ints:
-    """Round seconds up to whole nanoseconds, int64."""
+    """Round seconds up to whole nanoseconds, int64; positive times stay positive."""
     return np.ceil(seconds * 1e9).astype(np.int64)

@@ -1,8 +1,8 @@
 """Traces as JSON for https://ui.perfetto.dev, in the format of Chrome's trace events.
 
-A device is a process, a lane a thread of it, an event a slice, and a message an arrow from its send
-to its receive. Slices of a thread must nest, so messages that overlap in a lane get rows of their
-own. A counter per device shows how many received bytes wait to be used.
+A device is a process, a lane one of its threads, an event a slice, and a message an arrow from its
+send to its receive. Slices of a thread must nest, so messages that overlap in a lane get separate
+rows. A counter for each device shows how many received bytes wait to be used.
 
 pyarrow writes the text column by column: about 1 s of CPU for a million events.
 """
@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dcp_dsl.arrays import Indices, Ints
-from dcp_planner.simulation.trace import LANES, Trace
+from dcp_planner.simulation.trace import LANES, Trace, pair_messages
 
 pc: Any = pyarrow.compute  # its stubs miss most of these functions
-_SEND, _RECEIVE, _COMPUTE = LANES.index("send"), LANES.index("receive"), LANES.index("compute")
+_SEND, _RECEIVE, _COMPUTE = (LANES.index(lane) for lane in ("send", "receive", "compute"))
 _MOST_ROWS = 4_000_000  # pyarrow joins at most 2 GiB of text at a time
 _TITLES = {"simulated": "predicted", "measured": "measured"}
 
@@ -27,11 +27,11 @@ _TITLES = {"simulated": "predicted", "measured": "measured"}
 def to_perfetto(trace: Trace, *more: Trace) -> bytes:
     """Write traces as one JSON file; each is a group of processes, on one clock. O(E log E).
 
-    Slices carry the direction, the division, and of messages the peer and the bytes. With several
-    traces the processes say which one they belong to.
+    Slices carry direction and division, those of messages also peer and bytes. With several traces
+    the names of processes tell the trace.
     """
     parts: list[bytes] = []
-    process, flow = 1, 0
+    process, flow = 1, 0  # the next trace goes on with these numbers: viewers join equal ones
     for each in (trace, *more):
         title = f" ({_TITLES[each.source]})" if more else ""
         flows = flow_numbers(each)
@@ -46,14 +46,16 @@ def _events(trace: Trace, process: int, flow: Ints, title: str) -> Iterator[byte
     pid, tid = trace.device + process, rows_of_tracks(trace) * len(LANES) + trace.lane + 1
     for device in np.unique(trace.device).tolist():
         yield _name("process", f"device {device}{title}", pid=process + device)
+    # Process and thread in one number: each pair is named once.
     for track in np.unique(pid.astype(np.int64) << 32 | tid).tolist():
         row, lane = divmod((track & (2**32 - 1)) - 1, len(LANES))
         name = LANES[lane] + (f" {row + 1}" if row else "")
         yield _name("thread", name, pid=track >> 32, tid=row * len(LANES) + lane + 1)
+    # Three classes, each with the same JSON keys in all of its slices, so columns can be joined.
     has_peer = trace.peer >= 0
     for chosen in (~has_peer, has_peer & (flow == 0), has_peer & (flow > 0)):
         rows = np.flatnonzero(chosen)
-        for part in np.array_split(rows, len(rows) // _MOST_ROWS + 1):  # no part is longer
+        for part in np.array_split(rows, len(rows) // _MOST_ROWS + 1):
             yield _slices(trace, part, pid, tid, flow)
     device, time, size = unused_bytes(trace)
     yield _joined(
@@ -63,7 +65,7 @@ def _events(trace: Trace, process: int, flow: Ints, title: str) -> Iterator[byte
 
 
 def _slices(trace: Trace, rows: Ints, pid: Indices, tid: Ints, flow: Ints) -> bytes:
-    """Write the slices of some events that are alike in what they carry."""
+    """Write the slices of events of one class: all with a peer and a flow, or all without."""
     start = trace.start_ns[rows]
     names: Any = pa.array([json.dumps(name) for name in trace.names], pa.string())
     columns = [
@@ -94,9 +96,10 @@ def _microseconds(time_ns: Ints) -> Any:  # Any: as above
 
 
 def _joined(size: int, *columns: Any) -> bytes:  # Any: texts, numbers, pyarrow's columns
-    """Write one event a row: its columns side by side."""
+    """Write one event for each row: its columns side by side."""
     if not size:
         return b""
+    # `binary_join` joins the texts of one list, so all rows become the only list of an array.
     texts = [pa.array(c).cast(pa.string()) if isinstance(c, np.ndarray) else c for c in columns]
     rows = pc.binary_join_element_wise(*texts, "")
     lists = pa.ListArray.from_arrays(pa.array([0, size], pa.int32()), rows)
@@ -106,8 +109,9 @@ def _joined(size: int, *columns: Any) -> bytes:  # Any: texts, numbers, pyarrow'
 def rows_of_tracks(trace: Trace) -> Ints:
     """Assign each event a row of its (device, lane) on which no two overlap, int64 ``[E]``.
 
-    As few rows as events overlap at one time; 0 is the first. An event that starts when another
-    ends may share its row, unless both start at one time. O(E log E), a loop over lanes only.
+    There are as many rows as events overlap at one time; 0 is the first. An event that starts when
+    another ends may share its row, unless both start at one time. O(E log E), and Python loops over
+    lanes only.
     """
     lane = trace.device.astype(np.int64) * len(LANES) + trace.lane
     order = np.lexsort((trace.end_ns, trace.start_ns, lane))
@@ -117,6 +121,7 @@ def rows_of_tracks(trace: Trace) -> Ints:
     for first, past in zip([0, *borders.tolist()], [*borders.tolist(), len(order)], strict=True):
         part = slice(first, past)
         begins = start[part]
+        # Lanes without an overlap stay on row 0.
         if ((begins[1:] < end[part][:-1]) | (begins[1:] == begins[:-1])).any():
             rows[part] = _spread(start[part], end[part])
     result = np.empty_like(rows)
@@ -127,9 +132,10 @@ def rows_of_tracks(trace: Trace) -> Ints:
 def _spread(start: Ints, end: Ints) -> Ints:
     """Assign rows to events sorted by start: each takes the row that was left first, if any is.
 
-    With c[i] ends until start i, the number of rows taken over before event i is
-    q[i + 1] = min(q[i] + 1, c[i]), a running minimum; event i then takes over from the q[i]-th to
-    end, and rows follow from these links by pointer doubling.
+    Interval partitioning without a loop over events. Let c[i] be the ends until start i. The number
+    of rows taken over up to event i is q[i + 1] = min(q[i] + 1, c[i]), a running minimum. Where it
+    grows, event i takes over the row of the q[i]-th event to end. Rows follow from these links by
+    pointer doubling.
     """
     size = len(start)
     place = np.arange(size)
@@ -138,6 +144,7 @@ def _spread(start: Ints, end: Ints) -> Ints:
     instants = np.concatenate([[0], np.cumsum(start == end)])
     first, past = (np.searchsorted(start, start, side=side) for side in ("left", "right"))
     ended = np.searchsorted(end[by_end], start, side="right") - (instants[past] - instants[first])
+    # q[i] - i is the running minimum of c[j] - (j + 1) for j < i, and of 0.
     taken = np.concatenate([[0], np.minimum(0, np.minimum.accumulate(ended - (place + 1)))])
     taken += np.arange(size + 1)
     takes_over = taken[1:] > taken[:-1]
@@ -151,33 +158,19 @@ def _spread(start: Ints, end: Ints) -> Ints:
 
 
 def flow_numbers(trace: Trace) -> Ints:
-    """Number sends and receives of one message alike, from 1 on, int64 ``[E]``; 0: none.
-
-    Layers use a transfer again: its n-th send belongs to its n-th receive.
-    """
+    """Number sends and receives of one message alike, from 1 on, int64 ``[E]``; 0: none."""
+    send, receive = pair_messages(trace)
+    known = trace.transfer[send] >= 0
     numbers = np.zeros(len(trace), np.int64)
-    is_message = (trace.lane == _SEND) | (trace.lane == _RECEIVE)
-    rows = np.flatnonzero(is_message & (trace.transfer >= 0))
-    if not len(rows):
-        return numbers
-    side = trace.transfer[rows].astype(np.int64) * 2 + (trace.lane[rows] == _SEND)
-    order = np.lexsort((trace.start_ns[rows], side))
-    ends, side = rows[order], side[order]
-    first = np.append(True, side[1:] != side[:-1])
-    ordinal = np.arange(len(side)) - np.flatnonzero(first)[np.cumsum(first) - 1]
-    message, is_send = side >> 1 << 32 | ordinal, side % 2 == 1
-    _, sent, received = np.intersect1d(
-        message[is_send], message[~is_send], assume_unique=True, return_indices=True
-    )
-    numbers[ends[is_send][sent]] = numbers[ends[~is_send][received]] = np.arange(1, len(sent) + 1)
+    numbers[send[known]] = numbers[receive[known]] = np.arange(1, known.sum() + 1)
     return numbers
 
 
 def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     """Count the received bytes that every device holds for work that is not done yet.
 
-    They come when a message has arrived and go when the device has finished the division that the
-    message was for; bytes that came later than that are gone at once.
+    Bytes count from the arrival of their message until the device has finished the message's
+    division; bytes that arrive later than that count for no time.
 
     Returns:
         Device, time in ns, and bytes from then on; int64 ``[C]`` each, by device and time.
@@ -199,5 +192,6 @@ def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     change = np.concatenate([trace.size_bytes[got], -trace.size_bytes[got]])
     order = np.lexsort((time, device))
     device, time, change = device[order], time[order], change[order]
+    # Of several changes at one moment only the sum after the last one shows.
     last = np.append((device[1:] != device[:-1]) | (time[1:] != time[:-1]), True)
     return device[last], time[last], np.cumsum(change)[last]

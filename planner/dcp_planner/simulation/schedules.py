@@ -1,12 +1,12 @@
-"""Schedules: each direction is cut as finely as the simulator finds fastest within the memory.
+"""Choose the schedule of a placement: the cut of each direction that the simulator finds fastest.
 
 More divisions hide more communication behind compute, but pay latencies and launches more often;
-frugal ones need less memory and may stand still for it. What is best depends on the plan, so every
-candidate is emitted and played.
+frugal ones need less memory, and devices may wait for it. The best cut depends on the plan, so
+every candidate is emitted and played.
 
-A limit of memory is met by streaming. Each direction that needs more is cut in orders in which
-blocks are needed for a short time, and gives buffers back as early as it can. If that is not enough
-blocks leave while they are idle and are fetched again, or travel without a gateway that holds them.
+Streaming meets a limit of memory. Each direction that needs more is cut in orders in which blocks
+are needed for a short time, and gives buffers back as early as it can. If that is not enough, idle
+blocks are dropped and fetched again, or blocks travel without a gateway that holds them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,31 +40,31 @@ from dcp_planner.tables.plan import Transfers
 
 # 2, 3, 4, 6, 8 gained 0.2 % more of the time for 5 % more cuts (LOG.md).
 PARTS = (2, 4, 8)
-"""Into how many parts what is not local is cut in the order of arrival, as long as that gains."""
+"""Numbers of parts that remote tiles are cut into in the order of arrival, while that gains."""
 EVEN: Mapping[Budget, tuple[bool, ...]] = MappingProxyType(
     {"fast": (True,), "balanced": (False, True)}
 )
-"""By budget: parts of equal bytes (False) and of equal work (True)."""
+"""Measures of parts by budget: equal bytes (False), equal work (True)."""
 STREAMED_PARTS = tuple(2**n for n in range(1, 10))
-"""The same where memory is short."""
+"""Numbers of parts that are tried where memory is short."""
 STREAMINGS = tuple(
     Streaming(by, in_ring, even)
     for by in ("awaited", "keys") for in_ring in (False, True) for even in ("bytes", "pairs")
 )  # fmt: skip
-"""Orders that are tried where memory is short."""
+"""Orders of tiles that are tried where memory is short."""
 _UNKNOWN = 1 << 62
 IDLE = (2, 0)
-"""Divisions that a block may be idle, where it is fetched again after more."""
+"""Most divisions that a block may lie idle; after more it is dropped and fetched again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cut:
-    """A way to cut a direction, and what playing it gave.
+    """One way to cut a direction, with the result of playing it.
 
     Attributes:
         division: int32 ``[W]``.
         manner: how its blocks travel.
-        emitted: what it gave.
+        emitted: its transfers and programs.
         arrived: int64 ``[X]``, when each transfer has arrived, ns.
         seconds: until the end.
     """
@@ -82,9 +82,9 @@ class _Trial:
 
     Attributes:
         workload, placement, cluster: what is placed, where, on which machine.
-        routing: which way blocks travel.
-        needs: which devices need which blocks.
-        work: what prices the tiles, forward and backward.
+        routing: routes of blocks.
+        needs: blocks that each device needs.
+        work: prices of the tiles, forward and backward.
         limit: of the memory of a direction, bytes, or ``None``.
         spent: int64 ``[R]``, bytes of it that are spent on something else.
     """
@@ -102,7 +102,7 @@ class _Trial:
     def of(
         cls, workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig
     ) -> "_Trial":
-        """Route a placement, in head groups or not."""
+        """Route a placement, expanded if it is in head groups."""
         workload, placement = expand_placement(workload, placement)
         needs = find_needs(workload, placement, cluster, config.routing)
         tiles = workload.compute_q, workload.compute_kv, workload.compute_pairs
@@ -124,7 +124,7 @@ class _Trial:
         return self._played(direction, division, manner, self._emitted(direction, division, manner))
 
     def _emitted(self, direction: Direction, division: Indices, manner: Manner) -> Emission:
-        """Emit one direction; blocks fetched again, or another way, have needs of their own."""
+        """Emit one direction; blocks that are fetched again or rerouted have needs of their own."""
         needs = self.needs
         if manner != Manner(self.routing, manner.is_frugal):
             needs = find_needs(
@@ -146,7 +146,7 @@ class _Trial:
         return _Cut(division, manner, emitted, played.arrived, played.end_ns / 1e9)
 
     def memory(self, direction: Direction, transfers: Transfers) -> int:
-        """Return the most bytes that a device needs: what it receives, sums up, or spent before."""
+        """Return the most bytes that a device needs: received blocks, sums, and bytes `spent`."""
         work = self.workload
         needed = buffer_bytes(
             transfers, work.block_tokens, work.shape, direction, self.cluster.num_devices
@@ -161,6 +161,8 @@ class _Trial:
         """
         divisions = self._streamed_divisions(direction)
         least = _UNKNOWN
+        # Emitting tells the memory; only the cuts that fit are played, which takes longer. Later
+        # manners send more bytes, so they are tried only if no earlier one fits.
         for manners in self._manners():
             cuts = []
             for manner in manners:
@@ -175,7 +177,7 @@ class _Trial:
         raise BufferLimitError(direction, limit, least)
 
     def _manners(self) -> Iterator[list[Manner]]:
-        """Yield manners of streaming: first those that send every block once, the same way."""
+        """Yield manners of streaming: first the one that sends every block once, as routed."""
         yield [Manner(self.routing, is_frugal=True)]
         ways: tuple[Routing, ...] = (self.routing,)
         if self.routing == "node" and self.cluster.nodes > 1:
@@ -184,7 +186,7 @@ class _Trial:
         yield idle[1:]  # the first one is what was yielded before
 
     def _streamed_divisions(self, direction: Direction) -> list[Indices]:
-        """Cut a direction in every order, coarse to fine, no cut twice."""
+        """Cut a direction in every order, coarse to fine, and leave out equal cuts."""
         found: dict[bytes, Indices] = {}
         for way in STREAMINGS:
             for parts in STREAMED_PARTS:
@@ -195,17 +197,17 @@ class _Trial:
         return list(found.values())
 
     def chosen(self, direction: Direction, config: PlanConfig) -> _Cut:
-        """Cut as the configuration says: as is fastest, or into a given number of divisions."""
+        """Cut as the configuration says: the fastest way, or into a given number of divisions."""
         if config.divisions == "auto":
             return self.best(direction, EVEN[config.budget])
-        return self.cut(direction, config.divisions - 1)  # division 0 is what is local
+        return self.cut(direction, config.divisions - 1)  # division 0 holds the local tiles
 
     def best(self, direction: Direction, even: Sequence[bool]) -> _Cut:
         """Find the fastest cut, the coarsest of equals.
 
-        The coarsest cut shows when everything arrives. In that order parts get equal bytes or equal
-        work (`even`), and become finer as long as that gains: nobody waits for a block while others
-        lie there unused.
+        Playing the coarsest cut tells when each block arrives. In that order parts get equal bytes
+        or equal work (`even`), and become finer while that gains: no device waits for a block while
+        others lie there unused.
         """
         best = coarse = self.cut(direction, 1)
         for arrivals in self._arrivals(direction, coarse, even):
@@ -219,7 +221,7 @@ class _Trial:
         return self._striped(direction, best)
 
     def best_of(self, direction: Direction, parts: int) -> _Cut:
-        """Find the fastest cut into so many parts: by numbers of blocks, or by arrival."""
+        """Find the fastest cut into a number of parts: in the order of blocks, or of arrival."""
         coarse = self.cut(direction, 1)
         orders = (None, *self._arrivals(direction, coarse, (False, True)))
         cuts = (self.cut(direction, parts, order) for order in orders)
@@ -240,7 +242,7 @@ class _Trial:
     def _arrivals(
         self, direction: Direction, cut: _Cut, even: Sequence[bool]
     ) -> Iterator[Arrivals]:
-        """Yield the arrivals of a cut, with equal work as the measure of parts, or equal bytes."""
+        """Yield the arrivals of a cut with each measure of parts: equal work, or equal bytes."""
         if cut.division.max(initial=0) == 0:
             return  # nothing is remote
         # When the last remote input of each tile has arrived; 0 for local ones, whose need is -1.
@@ -253,7 +255,7 @@ class _Trial:
 
 @contextmanager
 def schedules_kept() -> Iterator[None]:
-    """Keep the last schedules while a plan is made, since what was judged last is emitted next."""
+    """Keep the last schedules while a plan is made: the placement judged last is emitted next."""
     try:
         yield
     finally:
@@ -279,12 +281,13 @@ def make_schedule(
 ) -> Schedule:
     """Assign every tile to a division, forward and backward each in its own divisions.
 
-    A direction that needs more than the memory limit is streamed. Bytes that each device has spent
-    on something else, int64 ``[R]``, are not there.
+    A direction that needs more than the memory limit is streamed. `spent`, int64 ``[R]`` bytes of
+    each device, is subtracted from the limit.
 
     Raises:
         BufferLimitError: if no schedule of this placement fits the limit.
     """
+    # There is nothing to choose, so nothing is emitted and played.
     if config.divisions != "auto" and config.memory_limit_bytes is None:
         expanded, placed = expand_placement(workload, placement)
         cuts = [cut_divisions(expanded, placed, d, config.divisions - 1) for d in DIRECTIONS]
@@ -319,7 +322,7 @@ def _within(trial: _Trial, cuts: Sequence[_Cut], limit: int) -> list[_Cut]:
 def divide(
     workload: Workload, placement: Placement, cluster: Cluster, config: PlanConfig, divisions: int
 ) -> Schedule:
-    """Schedule in at most so many divisions a direction, in the order that is fastest with them."""
+    """Schedule each direction in at most so many divisions, in the fastest of the known orders."""
     trial = _Trial.of(workload, placement, cluster, config)
     cuts = [trial.best_of(direction, divisions - 1) for direction in DIRECTIONS]
     return _schedule_of(cuts)
@@ -330,7 +333,7 @@ def predict_placement(
 ) -> Prediction:
     """Predict how long a placement takes with the schedule that it would get; no plan is made.
 
-    Some milliseconds for 10,000 tiles: what a search over placements minimises.
+    Searches over placements minimise it. Some milliseconds for 10,000 tiles.
     """
     _, (forward, backward) = _chosen(workload, placement, cluster, config)
     return Prediction(forward.seconds, backward.seconds)
@@ -343,7 +346,7 @@ class Weighed:
     Attributes:
         seconds: predicted, forward and backward.
         inter_bytes: sent between nodes, forward and backward.
-        memory_bytes: most that a device needs for what it receives and for partial results.
+        memory_bytes: most that a device needs for received blocks and partial results.
     """
 
     seconds: float

@@ -2,13 +2,13 @@
 
 The model, per device: one compute lane, which stands still at a `CommWait`; for links inside the
 node one port that sends and one that receives, and for links between nodes the two ports of its
-NIC, all independent of each other. A message starts once both ends have launched it, what it passes
-on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives the link's
-latency later. `MESSAGE_ORDERS` says which one a free port takes, and what else waits. Attention
-takes what its blocks of threads take (`KernelWork`), reductions `reduction_seconds`, each after the
-launch of its kernel. A direction begins with what the host does for it (`pass_s`, and
-`host_message_s` for each message). Backward starts when the slowest device has finished forward.
-Times are whole nanoseconds, durations rounded up.
+NIC, all independent of each other. A message starts once both ends have launched it, the data that
+it passes on has arrived, and both ports are free; it occupies both for ``Link.busy_s`` and arrives
+the link's latency later. `MESSAGE_ORDERS` lists the rules by which a free port chooses a message,
+and other reasons to wait. Attention takes the time of its blocks of threads (`KernelWork`),
+reductions `reduction_seconds`, each after the launch of its kernel. A direction begins with the
+host's work for it (`pass_s`, and `host_message_s` for each message). Backward starts when the
+slowest device has finished forward. Times are whole nanoseconds, durations rounded up.
 """
 
 from dataclasses import dataclass, replace
@@ -69,8 +69,8 @@ class Prediction(NamedTuple):
 
 
 Evenness = Literal["as placed", "busy devices", "all devices"]
-"""How compute is shared in a prediction: as the plan says, or in each direction for equally long on
-every device with attention, as long as the mean of those devices, or of all."""
+"""How a prediction shares compute out: as the plan says; or equally long in each direction, on all
+devices with attention (``busy devices``) or on all devices."""
 
 
 def simulate(plan: Plan) -> Trace:
@@ -85,10 +85,10 @@ def simulate(plan: Plan) -> Trace:
 
 
 def predict(plan: Plan, evenness: Evenness = "as placed") -> Prediction:
-    """Predict how long each direction takes, without a timeline; what searches minimise.
+    """Predict how long each direction takes, without a timeline; searches minimise that.
 
     Args:
-        plan: what is played.
+        plan: a plan, validated or not.
         evenness: how compute is imagined to be shared.
 
     Raises:
@@ -140,11 +140,12 @@ class DirectionModel:
     ) -> "DirectionModel":
         """Lay out who sends what through which port, behind what; O(E log E).
 
-        `rows` are those of the transfers in their plan, left out, its first; `feeder` is what
-        `find_feeders` finds, if it is known.
+        `rows` are the rows of the transfers in their plan; without them, its first rows. `feeder`
+        is the result of `find_feeders`, if the caller has it.
         """
         nics, ends = cluster.nic_of_device, np.stack([transfers.source, transfers.target])
         link = cluster.link_class(transfers.source, transfers.target)
+        # Ports 0 to R - 1 are those of devices inside their node; the ports of NICs follow.
         devices = cluster.num_devices
         ports = np.where(link > 0, devices + nics[ends], ends)
         num_ports = devices + int(nics[-1]) + 1
@@ -166,6 +167,7 @@ class DirectionModel:
         """Take one direction out of a plan of one head group."""
         programs, transfers = tabulate_programs(plan, direction), plan.transfers
         rows = np.flatnonzero(transfers.is_backward == (direction == "backward"))
+        # Items of launches and reductions name rows of all transfers: renumber them.
         place = np.full(len(transfers), -1, np.int32)
         place[rows] = np.arange(len(rows))
         travels = np.isin(programs.op, (LAUNCH, REDUCTION))[programs.row_of_item()]
@@ -188,7 +190,7 @@ class DirectionModel:
         Args:
             work: what prices its attention.
             cluster: the machine.
-            start_ns: when everybody begins.
+            start_ns: begin of all devices.
             evenness: how compute is imagined to be shared.
 
         Raises:
@@ -210,7 +212,7 @@ class DirectionModel:
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
             )
         busy_ns, latency_ns = np.maximum(nanoseconds(busy), 1), nanoseconds(latency)
-        # Multiprocessors that move messages are not there for attention meanwhile.
+        # Multiprocessors that move messages do not compute meanwhile.
         slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
         steps = self.steps._replace(duration=nanoseconds(duration))
         messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
@@ -227,10 +229,10 @@ class DirectionModel:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Played:
-    """Times of one direction after its end, all in ns.
+    """Times of one played direction, all in ns.
 
     Attributes:
-        model: what was played.
+        model: the direction.
         begun, ended: int64 ``[I]``, of every instruction.
         started, left, arrived: int64 ``[X]``, of every message.
         end_ns: of the last event.
@@ -245,7 +247,7 @@ class Played:
     end_ns: int
 
     def ready_ns(self) -> Ints:
-        """Find when both ends had launched each message and it had what it passes on, ``[X]``."""
+        """Find when both ends had launched each message and its data was at the source, ``[X]``."""
         programs, ready = self.model.programs, np.zeros(len(self.started), np.int64)
         row = programs.row_of_item()
         launched = programs.op[row] == LAUNCH
@@ -288,6 +290,7 @@ class PlanModel:
 
     def predict(self, cluster: Cluster, evenness: Evenness = "as placed") -> Prediction:
         """Predict both directions; like `predict`, at the rates of another cluster."""
+        # Both from 0: when a direction begins does not change how long it takes.
         ends = (self.play(name, cluster, 0, evenness).end_ns / 1e9 for name in DIRECTIONS)
         return Prediction(*ends)
 
@@ -313,17 +316,21 @@ def _kernel_work(plan: Plan, direction: Direction, cluster: Cluster) -> KernelWo
 
 
 def _trace_of(parts: list[Played], messages: list[str]) -> Trace:
-    """Write down what happened, sorted by (device, lane, start)."""
+    """Build the trace of both directions, sorted by (device, lane, start).
+
+    `messages` names every transfer of the plan.
+    """
     rows, texts = [], []
     for is_backward, played in zip((False, True), parts, strict=True):
         for table, names in (_compute_events(played), _waits(played), _messages(played, messages)):
+            # The tables have all of `COLUMNS` but the direction.
             rows.append(np.insert(table, COLUMNS.index("is_backward"), is_backward, axis=1))
             texts += names
     return Trace.of_rows("simulated", np.concatenate(rows), texts)
 
 
 def _compute_events(played: Played) -> tuple[Ints, list[str]]:
-    """Attentions, and the reductions and the work of the host that take time."""
+    """List attentions, and the reductions and copies (the host's work) that take time."""
     programs = played.model.programs
     is_long = np.isin(programs.op, (REDUCTION, COPY)) & (played.ended > played.begun)
     chosen = np.flatnonzero((programs.op == ATTENTION) | is_long)
@@ -332,9 +339,10 @@ def _compute_events(played: Played) -> tuple[Ints, list[str]]:
 
 
 def _waits(played: Played) -> tuple[Ints, list[str]]:
-    """Waits that a device stood still for."""
+    """List the waits at which a device stood still."""
     programs = played.model.programs
     chosen = np.flatnonzero((programs.op == WAIT) & (played.ended > played.begun))
+    # Programs launch inputs and results apart, so the first transfer of a launch tells.
     launch = played.model.steps.launch_of[chosen]
     is_result = (
         played.model.transfers.kind[programs.items[programs.item_ptr[launch]]] >= TransferKind.OUT
@@ -355,16 +363,13 @@ def _events_of_steps(played: Played, rows: Ints, kinds: Ints) -> Ints:
 
 
 def _messages(played: Played, messages: list[str]) -> tuple[Ints, list[str]]:
-    """Every message twice: as it is sent, and as it is received, a latency later."""
+    """List every message twice: as it is sent, and as it is received, a latency later."""
     x, transfers = np.flatnonzero(played.started >= 0), played.model.transfers
     row = played.model.rows[x]
     names = [messages[transfer] for transfer in row.tolist()]
     start, left, ready = played.started[x], played.left[x], played.ready_ns()[x]
-    source, target, latency = (
-        transfers.source[x],
-        transfers.target[x],
-        (played.arrived - played.left)[x],
-    )
+    source, target = transfers.source[x], transfers.target[x]
+    latency = (played.arrived - played.left)[x]
     both = [
         np.column_stack([
             start + later, left + later, ready + later, device, np.full(len(x), kind),

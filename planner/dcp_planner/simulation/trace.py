@@ -31,7 +31,7 @@ class Trace(Record, Drawn):
     per message in flight), `wait` (the device stands still: exposed communication).
 
     Attributes:
-        source: who made it.
+        source: ``"simulated"`` or ``"measured"``.
         start_ns, end_ns: int64 ``[E]``, nanoseconds since the first event of the trace.
         ready_ns: int64 ``[E]``, when all that an event needs was there: a simulated message stands
             in line for its ports from then on. Equal to `start_ns` for all other events.
@@ -76,12 +76,12 @@ class Trace(Record, Drawn):
 
     @classmethod
     def of_rows(cls, source: Source, rows: Ints, texts: Sequence[str]) -> "Trace":
-        """Sort events that come in any order.
+        """Build a trace from events in any order.
 
         Args:
-            source: who made them.
+            source: as of the trace.
             rows: int64 ``[E, 10]``, values of `COLUMNS`.
-            texts: the name of each.
+            texts: the name of each event.
         """
         columns = dict(zip(COLUMNS, rows.T, strict=True))
         columns["name"], names = index_names(texts)
@@ -131,7 +131,7 @@ class Timings:
     """A trace in seconds; one tuple entry per device.
 
     Attributes:
-        source: who made the trace.
+        source: as of the trace.
         forward_s, backward_s: from the first start to the last end.
         compute_s: computing.
         wait_s: standing still for messages: exposed communication.
@@ -192,6 +192,28 @@ def _covered_seconds(trace: Trace, chosen: Bools, num_devices: int) -> Floats:
         before = np.append(start[:1], reached[:-1])
         seconds[device] = np.maximum(end - np.maximum(start, before), 0).sum() / 1e9
     return seconds
+
+
+def pair_messages(trace: Trace) -> tuple[Ints, Ints]:
+    """Find the sends and the receives of the same messages, rows of a trace; O(E log E).
+
+    Layers use a transfer again: its n-th send belongs to its n-th receive. A message of which one
+    end is missing is left out.
+    """
+    ends = [np.flatnonzero(trace.lane == LANES.index(lane)) for lane in ("send", "receive")]
+    numbers = [_occurrences(trace, rows) for rows in ends]
+    _, sent, received = np.intersect1d(*numbers, assume_unique=True, return_indices=True)
+    return ends[0][sent], ends[1][received]
+
+
+def _occurrences(trace: Trace, rows: Ints) -> Ints:
+    """Number events by their transfer and by how often it came before, int64."""
+    order = np.lexsort((trace.start_ns[rows], trace.transfer[rows]))
+    transfer = trace.transfer[rows][order].astype(np.int64)
+    first = np.searchsorted(transfer, transfer)
+    found = np.empty(len(rows), np.int64)
+    found[order] = transfer * (len(trace) + 1) + np.arange(len(rows)) - first
+    return found
 
 
 def message_names(kind: Bytes, block: Indices, groups: int, num_blocks: int) -> list[str]:
