@@ -1,13 +1,13 @@
-"""Static layouts, as systems without a planner use them: baselines, and starts of a search.
+"""Static layouts, as systems without a planner use them: baselines, and candidates of a search.
 
-But for ``grid``, a tile is computed by the owner of its queries, so only keys and values travel.
-Plans send what the mask needs and no more; an all-gather of keys is thus ``contiguous`` or
-``zigzag`` without the keys that nobody reads.
+Except in ``grid``, the owner of the queries computes a tile, so only keys and values travel. Plans
+send only what the mask needs: an all-gather of keys becomes ``contiguous`` or ``zigzag`` without
+the keys that nobody reads.
 
-Two layouts split heads, over a *team*: a few neighbouring devices that compute different heads of
-the same tiles. Partitioners place the batch on teams as if each team were one device. The problem
-is smaller then, all members of a team compute equally much, and tokens and heads are exchanged
-inside a team, each way once, as in DeepSpeed-Ulysses. A team lies inside one node or consists of
+Two layouts split heads over a *team*: a few neighbouring devices that compute different heads of
+the same tiles. Partitioners place the batch on teams as if each team were one device. This makes
+the problem smaller, and all members of a team compute equally much. Inside a team tokens and heads
+are exchanged once each way, as in DeepSpeed-Ulysses. A team lies inside one node or consists of
 whole nodes, so the network carries only what one team sends another.
 """
 
@@ -17,11 +17,17 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Indices
+from dcp_dsl.arrays import Indices, expand
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import MOST_RATE, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
-from dcp_planner.model.problem import Partitioner, Placement, Workload, pack_largest_first
+from dcp_planner.model.problem import (
+    Partitioner,
+    Placement,
+    Workload,
+    loads_of,
+    pack_largest_first,
+)
 from dcp_planner.tables.head_groups import possible_groups, why_not
 
 StaticKind = Literal["contiguous", "zigzag", "ring", "documents", "grid"]
@@ -38,8 +44,8 @@ class StaticLayout(Partitioner):
             owns the chunks r and 2R-1-r of 2R, which levels one long causal document (Llama 3
             report, Sec. 3.3.2). ``ring``: the same for every sequence on its own, as ring attention
             on packed sequences does. ``documents``: whole sequences, largest first, on the least
-            loaded device. ``grid``: zigzag over nodes; inside a node the key block says which
-            device computes a tile, as splitting heads inside a node would spread the work.
+            loaded device. ``grid``: zigzag over nodes; inside a node the key block decides which
+            device computes a tile, which spreads the work as splitting heads would.
     """
 
     kind: StaticKind
@@ -71,21 +77,20 @@ def _fold(chunk: Indices, parts: int) -> Indices:
 
 
 def _documents(workload: Workload, devices: int) -> Indices:
-    """Pack whole sequences by their pairs, at least one each."""
-    pairs = np.ones(len(workload.cu_seqlens), np.int64)
-    np.add.at(pairs, workload.block_sequence[workload.compute_q], workload.compute_pairs)
+    """Pack whole sequences by their pairs, plus one so that empty masks spread as well."""
+    of_tile = workload.block_sequence[workload.compute_q]
+    pairs = 1 + loads_of(of_tile, workload.compute_pairs, len(workload.cu_seqlens) - 1)
     return pack_largest_first(pairs, devices)[workload.block_sequence]
 
 
 def _grid(workload: Workload, cluster: Cluster) -> Placement:
     first, inside = cluster.node_ptr[:-1], np.diff(cluster.node_ptr)
     node = _fold(chunk_of_blocks(workload, 2 * cluster.nodes), cluster.nodes)
-    # Blocks of a node are dealt out to its devices in turn, as owners and as keys alike.
-    order = np.argsort(node, kind="stable")
+    # Owners: the blocks of a node are dealt out to its devices in turn.
     rank = np.empty(len(node), np.int64)
-    begin = np.searchsorted(node[order], np.arange(cluster.nodes))
-    rank[order] = np.arange(len(node)) - begin[node[order]]
+    rank[np.argsort(node, kind="stable")] = expand(0, np.bincount(node))[1]
     owner = (first[node] + rank % inside[node]).astype(np.int32)
+    # Tiles stay in the node of their queries, where the number of the key block chooses a device.
     at = node[workload.compute_q]
     device = first[at] + workload.compute_kv % inside[at]
     return Placement(owner, device.astype(np.int32))
@@ -102,6 +107,7 @@ def chunk_of_blocks(workload: Workload, num_chunks: int) -> Indices:
     bounds = np.append(workload.block_start, workload.block_end[-1])
     ideal = np.arange(1, num_chunks) * (float(bounds[-1]) / num_chunks)
     above = np.clip(np.searchsorted(bounds, ideal), 1, len(bounds) - 1)
+    # One less where the border on the left is nearer; of two equally near, the right one.
     nearest = above - (ideal - bounds[above - 1] < bounds[above] - ideal)
     # A border before block b raises the chunk of b and of every later block by one.
     steps = np.bincount(nearest, minlength=len(bounds))[: workload.num_blocks]
@@ -125,9 +131,9 @@ def chunk_within_sequence(workload: Workload, num_chunks: int) -> Indices:
 
 
 def team_sizes(cluster: Cluster) -> tuple[int, ...]:
-    """Compute the sizes that teams may have, ascending: they part a node, or the nodes, evenly.
+    """Compute the sizes that teams may have, ascending: they divide a node, or the nodes, evenly.
 
-    Where devices or nodes are not equal there are no teams.
+    Unequal devices or nodes form no teams: each is alone.
 
     >>> team_sizes(Cluster(nodes=3, devices_per_node=4))
     (1, 2, 4, 12)
@@ -140,16 +146,16 @@ def team_sizes(cluster: Cluster) -> tuple[int, ...]:
 
 
 def largest_team(cluster: Cluster, groups: int, *, is_inside: bool) -> int:
-    """Find the largest team over which the head groups spread evenly; inside a node if asked."""
+    """Find the largest team over which the head groups spread evenly; inside one node if asked."""
     most = cluster.devices_per_node if is_inside else cluster.num_devices
     return max(size for size in team_sizes(cluster) if size <= most and groups % size == 0)
 
 
 def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
-    """Compute the head groups that part a node between them, two at least.
+    """List numbers of head groups, from two, with one team member for each group inside a node.
 
-    A group more than a team has members would not be placed on its own; teams of several nodes send
-    all of their tokens through the network.
+    More groups than members would not be placed apart; teams of several nodes would send all of
+    their tokens through the network.
 
     >>> groups_worth_trying(ModelShape(8, 2, 128), Cluster(nodes=4, devices_per_node=8))
     (2, 4, 8)
@@ -159,7 +165,9 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
 
 
 def teams_of(cluster: Cluster, size: int) -> Cluster:
-    """Build a cluster in which teams of devices act as single devices with summed rates.
+    """Build a cluster in which each team of devices acts as one device with the summed rates.
+
+    A team that spans several network ports has one port with the sum of their rates.
 
     >>> pairs = teams_of(Cluster(2, 8, devices_per_nic=4), 2)
     >>> pairs.nodes, pairs.devices_per_node, pairs.devices_per_nic
@@ -192,7 +200,7 @@ def spread(found: Placement, workload: Workload, groups: int, size: int) -> Plac
         owner[blocks] += pack_largest_first(workload.block_tokens[blocks], size)
     member = np.arange(groups) * size // groups  # groups with the same keys are neighbours
     device: NDArray[np.int64] = found.device_of_compute * np.int64(size) + member[:, None]
-    return Placement(owner, device.ravel().astype(np.int32), found.warnings, groups)
+    return Placement(owner, device.ravel().astype(np.int32), head_groups=groups)
 
 
 _RATES = (
@@ -229,6 +237,7 @@ class StaticHeads(Partitioner):
             PlanError: if the heads of the shape do not go round.
         """
         given, devices = config.head_groups, cluster.num_devices
+        # One group, the default of all partitioners, is no choice for a layout that splits heads.
         chosen = None if given in ("auto", 1) else int(given)
         if self.kind == "heads":
             groups, reason = chosen or devices, why_not(shape, chosen or devices)
@@ -267,7 +276,6 @@ class StaticHeads(Partitioner):
             PlanError: if the heads of the shape do not go round.
         """
         groups = self.groups(workload.shape, cluster, config)
-        is_inside = self.kind == "heads_context"
-        size = largest_team(cluster, groups, is_inside=is_inside)
-        teams, whole = teams_of(cluster, size), replace(config, head_groups=1)
-        return spread(StaticLayout("zigzag").place(workload, teams, whole), workload, groups, size)
+        size = largest_team(cluster, groups, is_inside=self.kind == "heads_context")
+        on_teams = StaticLayout("zigzag").place(workload, teams_of(cluster, size), config)
+        return spread(on_teams, workload, groups, size)

@@ -1,33 +1,33 @@
 """Seconds of tiles, kernel launches, messages and reductions on a cluster.
 
-The simulator charges these, and searches optimise them, so that a plan is judged by the figures it
-was made for. Four terms:
+The simulator charges these and the searches minimise them, so that plans are judged by the figures
+they were made for. Four terms:
 
 - attention: FLOPs over the device's rate. The kernel computes whole tiles of `kernel_tile` tokens,
   so a partial tile costs more than its visible pairs (`tile_seconds`);
 - a message: ``launch + size / bandwidth`` on both ports, then the latency (`link_seconds`);
 - a reduction or copy: bytes read and written over the rate of the device's memory;
-- `kernel_launch_s` for each attention or reduction, added by whoever walks the program.
+- `kernel_launch_s` for each attention or reduction, added by the simulator.
 
 Constants, their sources and how far predictions are from measured bars: ``docs/cost-model.md``.
 
 A launch computes tiles for many query rows (`KernelWork`). Every `kernel_tile` rows of a query
 block, for one query head, are one block of threads (CTA), which walks through all keys of the
 launch that its rows see. A device runs `sms` CTAs at once, so a launch of few or unequal CTAs takes
-longer than its FLOPs say:
+longer than its FLOPs alone. How much longer depends on how CTAs get multiprocessors:
 
-- ``list``: the hardware starts CTAs in order, each where one has ended (the Triton kernels of the
-  runtime, FlashAttention-2);
-- ``persistent``: CTAs take work from a queue, longest first, and reach the larger of the mean load
-  and the longest CTA;
+- ``list``: the hardware starts CTAs in order, each where an earlier CTA has ended (the Triton
+  kernels of the runtime, FlashAttention-2);
+- ``persistent``: multiprocessors take CTAs from a queue, longest first; the launch takes the larger
+  of the mean load and the longest CTA;
 - ``split``: the keys of long CTAs are split, so that all multiprocessors work to the end; partial
   results are merged in a pass over the launch's results.
 
-In backward two such kernels run: one for dq with CTAs of query rows (3 of 7 products), one for dk
-and dv with CTAs of keys (4 of 7). Each CTA also takes a fixed time, `cta_keys` keys long.
+Backward runs two such kernels: one for dq with CTAs of query rows (3 of 7 products), one for dk and
+dv with CTAs of keys (4 of 7). Each CTA also takes a fixed time, `cta_keys` keys long.
 
-What is left out: rows of one block whose numbers of keys differ (each has the block's mean), and
-heads that share a CTA.
+Not modelled: rows of one block whose numbers of keys differ (each has the block's mean), and heads
+that share a CTA.
 """
 
 from dataclasses import dataclass
@@ -47,7 +47,7 @@ REDUCTION_ACCESSES = 3
 
 
 def price_between_nodes(cluster: Cluster) -> float:
-    """Compute what a byte between nodes counts, in bytes inside a node."""
+    """Compute the price of a byte between nodes, in bytes inside a node."""
     ratio = cluster.intra_bytes_per_s / cluster.inter_bytes_per_s
     return min(max(1.0, ratio), _MOST_PRICE)
 
@@ -57,10 +57,10 @@ def computed_pairs(
 ) -> Floats:
     """Estimate the pairs that the kernel computes to obtain the visible ones.
 
-    A full tile is rounded up to whole kernel tiles. In a partial one a border crosses the rows, and
-    half a kernel tile of every row is computed in vain: a tile of ``n`` rows costs
-    ``pairs + n * kernel_tile / 2``, never more than the full one. That is exact up to ``n / 2``
-    pairs for a diagonal through a multiple of `kernel_tile`, and low for several borders in a tile.
+    A full tile is rounded up to whole kernel tiles. In a partial tile a border of the mask crosses
+    the rows, and half a kernel tile of every row is computed in vain: a tile of ``n`` rows costs
+    ``pairs + n * kernel_tile / 2``, never more than the full tile. For a diagonal through a
+    multiple of `kernel_tile` that is exact up to ``n / 2`` pairs; for several borders it is low.
 
     >>> computed_pairs([2098176, 4194304, 0], [2048] * 3, [2048] * 3, 128).tolist()
     [2229248.0, 4194304.0, 0.0]
@@ -123,100 +123,25 @@ def link_seconds(size_bytes: ArrayLike, cluster: Cluster, *, is_inter: bool) -> 
 def reduction_seconds(size_bytes: ArrayLike, cluster: Cluster) -> Floats:
     """Compute the seconds to merge arrived partial results of `size_bytes` into the owner's."""
     size = np.asarray(size_bytes, np.float64)
-    if cluster.copy_bytes_per_s is None:
-        return np.zeros_like(size)
-    return size * REDUCTION_ACCESSES / cluster.copy_bytes_per_s
+    return size * REDUCTION_ACCESSES / (cluster.copy_bytes_per_s or np.inf)
 
 
-# Each kernel computes QK^T and dO V^T; one adds dQ, the other dK and dV: 3 and 4 products.
-_DQ_SHARE = 3 / 7  # of the products that two backward kernels compute
+# Both backward kernels compute QK^T and dO V^T; one adds dQ, the other dK and dV: 3 and 4 products.
+_DQ_SHARE = 3 / 7
 _PERSISTENT, _SPLIT = (KERNEL_SCHEDULES.index(name) for name in ("persistent", "split"))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class KernelWork:
-    """Inputs of the price of one direction's launches.
-
-    Attributes:
-        seconds: float64 ``[W]``, of each tile, if it had a device to itself that is never idle.
-        sides: the kernels: blocks of their CTAs, int32 ``[W]``, and their share of the seconds.
-        ctas: int64 ``[D]``, CTAs of each block.
-        cta_s: fixed time of a CTA in forward, on one multiprocessor.
-        merge_s: float64 ``[D]``, of merging the partial results of each block, if keys are split:
-            float32, written and read.
-        sms, schedule: as in `Cluster`, the schedule as an index into `KERNEL_SCHEDULES`.
-    """
-
-    seconds: Floats
-    sides: tuple[tuple[Indices, float], ...]
-    ctas: Ints
-    cta_s: float
-    merge_s: Floats
-    sms: int
-    schedule: int
-
-    @classmethod
-    def of(
-        cls,
-        tiles: tuple[Indices, Indices, Ints],
-        tokens: Ints,
-        shape: ModelShape,
-        cluster: Cluster,
-        *,
-        is_backward: bool,
-    ) -> "KernelWork":
-        """Price the tiles of one direction."""
-        q, kv, pairs = tiles
-        seconds = tile_seconds(
-            pairs, tokens[q], tokens[kv], shape, cluster, is_backward=is_backward
-        )
-        rate = cluster.attention_flops_per_s(is_backward=is_backward)
-        flops = 4.0 * shape.head_dim * cluster.cta_keys * cluster.kernel_tile
-        if is_backward:
-            flops *= BACKWARD_FLOPS_RATIO
-        rate_of_copies = cluster.copy_bytes_per_s or np.inf
-        # 8: the four bytes of a float32, once written and once read.
-        merge_s = tokens * (8.0 * shape.q_heads * shape.head_dim) / rate_of_copies
-        return cls(
-            seconds,
-            ((q, _DQ_SHARE), (kv, 1 - _DQ_SHARE)) if is_backward else ((q, 1.0),),
-            -(-tokens // cluster.kernel_tile) * shape.q_heads,
-            flops * cluster.sms / rate,  # the rate is the device's, a CTA has one of `sms`
-            np.asarray(merge_s, np.float64),
-            cluster.sms,
-            KERNEL_SCHEDULES.index(cluster.kernel_schedule),
-        )
-
-    def launch_seconds(self, rows: Ints, item_ptr: Ints, items: Indices) -> Floats:
-        """Compute the seconds of launches, float64 ``[n]``; O(tiles + CTAs of unequal length).
-
-        Args:
-            rows: int64 ``[n]``, the launches, as rows of `item_ptr`.
-            item_ptr: int64 ``[I+1]``, where the tiles of each row begin in `items`.
-            items: int32 ``[N]``, tiles.
-        """
-        taken = np.zeros(len(rows))
-        blocks, slots = len(self.ctas), self.sms + 2
-        scratch = _Scratch(
-            np.zeros(blocks), np.zeros(blocks + 1, np.int64),
-            np.zeros(slots), np.zeros(slots, np.int64),
-        )  # fmt: skip
-        for block_of_tile, share in self.sides:
-            kernel = _Kernel(
-                block_of_tile, self.seconds * share, self.ctas, self.merge_s, self.cta_s * share,
-                self.sms, self.schedule,
-            )  # fmt: skip
-            _add_launches(kernel, rows, item_ptr, items, scratch, taken)
-        return taken
-
-
 class _Kernel(NamedTuple):
-    """One kernel of a direction.
+    """One attention kernel on one cluster; forward has one, backward two.
 
     Attributes:
         block_of_tile: int32 ``[W]``, block whose CTAs compute each tile.
-        seconds: float64 ``[W]``, of each tile in this kernel.
-        ctas, merge_s, cta_s, sms, schedule: as in `KernelWork`, `cta_s` of this kernel.
+        seconds: float64 ``[W]``, of each tile on a whole device that is never idle.
+        ctas: int64 ``[D]``, CTAs of each block.
+        merge_s: float64 ``[D]``, of merging the partial results of each block, if keys are split:
+            float32, written and read.
+        cta_s: fixed time of a CTA, on one multiprocessor.
+        sms, schedule: as in `Cluster`, the schedule as an index into `KERNEL_SCHEDULES`.
     """
 
     block_of_tile: Indices
@@ -228,11 +153,80 @@ class _Kernel(NamedTuple):
     schedule: int
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KernelWork:
+    """Inputs of the price of one direction's launches.
+
+    Attributes:
+        seconds: float64 ``[W]``, of each tile in all kernels, on a whole device that is never idle.
+        kernels: of the direction, each with its share of the seconds.
+    """
+
+    seconds: Floats
+    kernels: tuple[_Kernel, ...]
+
+    @classmethod
+    def of(
+        cls,
+        tiles: tuple[Indices, Indices, Ints],
+        tokens: Ints,
+        shape: ModelShape,
+        cluster: Cluster,
+        *,
+        is_backward: bool,
+    ) -> "KernelWork":
+        """Price the tiles of one direction: query blocks, key blocks and visible pairs."""
+        q, kv, pairs = tiles
+        seconds = tile_seconds(
+            pairs, tokens[q], tokens[kv], shape, cluster, is_backward=is_backward
+        )
+        rate = cluster.attention_flops_per_s(is_backward=is_backward)
+        flops = 4.0 * shape.head_dim * cluster.cta_keys * cluster.kernel_tile
+        if is_backward:
+            flops *= BACKWARD_FLOPS_RATIO
+        cta_s = flops * cluster.sms / rate  # the rate is the device's, a CTA has one of `sms`
+        # 8: the four bytes of a float32, once written and once read.
+        merged_bytes = tokens * (8.0 * shape.q_heads * shape.head_dim)
+        ctas = -(-tokens // cluster.kernel_tile) * shape.q_heads
+        sides = ((q, _DQ_SHARE), (kv, 1 - _DQ_SHARE)) if is_backward else ((q, 1.0),)
+        kernels = tuple(
+            _Kernel(
+                block_of_tile=block,
+                seconds=seconds * share,
+                ctas=ctas,
+                merge_s=np.asarray(merged_bytes / (cluster.copy_bytes_per_s or np.inf)),
+                cta_s=cta_s * share,
+                sms=cluster.sms,
+                schedule=KERNEL_SCHEDULES.index(cluster.kernel_schedule),
+            )
+            for block, share in sides
+        )
+        return cls(seconds, kernels)
+
+    def launch_seconds(self, rows: Ints, item_ptr: Ints, items: Indices) -> Floats:
+        """Compute the seconds of launches, float64 ``[n]``; O(tiles + CTAs of unequal length).
+
+        Args:
+            rows: int64 ``[n]``, the launches, as rows of `item_ptr`.
+            item_ptr: int64 ``[I+1]``, where the tiles of each row begin in `items`.
+            items: int32 ``[N]``, tiles.
+        """
+        taken = np.zeros(len(rows))
+        for kernel in self.kernels:
+            blocks, slots = len(kernel.ctas), kernel.sms + 2
+            scratch = _Scratch(
+                np.zeros(blocks), np.zeros(blocks + 1, np.int64),
+                np.zeros(slots), np.zeros(slots, np.int64),
+            )  # fmt: skip
+            _add_launches(kernel, rows, item_ptr, items, scratch, taken)
+        return taken
+
+
 class _Scratch(NamedTuple):
     """Memory for one launch at a time.
 
-    Multiprocessors that become free at the same time are one entry of `times`, rising, with their
-    number in `counts`: CTAs of a block are equally long, so there are few such moments.
+    Multiprocessors that become free at the same time share one entry of `times`, rising; `counts`
+    says how many they are. CTAs of a block are equally long, so there are few such moments.
 
     Attributes:
         load: float64 ``[D]``, seconds of each block's tiles; 0 between launches.
@@ -260,7 +254,8 @@ def _add_launches(
             if load[block] == 0.0:
                 touched[known] = block
                 known += 1
-            load[block] += kernel.seconds[items[x]] + 1e-300  # a tile may cost nothing
+            # A load of 0 marks a block that is not listed, and a tile may cost nothing.
+            load[block] += kernel.seconds[items[x]] + 1e-300
         for i in range(known):
             block = touched[i]
             each = load[block] * sms / kernel.ctas[block] + kernel.cta_s
@@ -285,7 +280,7 @@ def _add_launches(
 
 @inlined
 def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: int) -> float:
-    """Start the CTAs of the first `known` touched blocks in order; returns when the last ends."""
+    """Start the CTAs of the first `known` touched blocks in order; return when the last ends."""
     times, counts = scratch.times, scratch.counts
     end, offset = 1, 0.0
     times[0], counts[0] = 0.0, sms
@@ -294,8 +289,8 @@ def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: 
         each = scratch.load[block] * sms / ctas[block] + cta_s
         left = ctas[block]
         while left > 0:
-            # All are free within one CTA's length: a round gives one to each and keeps their order.
-            # It moves all times alike, so `offset` takes it and nothing else changes.
+            # If all become free within one CTA's length, a round gives a CTA to each of them and
+            # keeps their order. All times move alike, so only `offset` changes.
             if left >= sms and times[end - 1] - times[0] <= each:
                 offset += (left // sms) * each  # one for every multiprocessor, in turn
                 left -= (left // sms) * sms
@@ -304,7 +299,7 @@ def _list_seconds(scratch: _Scratch, known: int, ctas: Ints, cta_s: float, sms: 
             when = times[0] + each
             left -= moved
             counts[0] -= moved
-            if counts[0] == 0:  # leave the place free
+            if counts[0] == 0:  # `times` has no entries of no multiprocessors
                 for k in range(end - 1):
                     times[k], counts[k] = times[k + 1], counts[k + 1]
                 end -= 1
