@@ -1,4 +1,4 @@
-"""Clusters that plans are made for, and the shape of the attention that runs there."""
+"""The machine that a plan is made for, and the shape of the attention that runs there."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
@@ -10,12 +10,12 @@ from dcp_dsl.arrays import Floats, Indices, Ints, settle
 from dcp_planner.errors import ClusterError
 
 MOST_DEVICES = 1 << 16
-"""Devices that a plan may be for."""
+"""Most devices of a cluster that can be planned for."""
 MOST_NODES = 1 << 20
-"""Nodes, and devices of a node, that anybody may write down."""
+"""Most nodes, and most devices of a node, in a cluster; `MOST_DEVICES` limits their product."""
 FLOAT32_BYTES = 4
 MOST_BYTES_PER_TOKEN = 1 << 24
-"""Bytes of q, or of k, that one token may have: byte counts of a batch stay within int64."""
+"""Most bytes of q, or of k, in one token: byte counts of a batch stay within int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class ModelShape:
         head_dim: elements per head.
         dtype_bytes: bytes per element of q, k and v.
         float32_partials: partial outputs and partial gradients travel in float32, not in the type
-            of the inputs; never true where that type is no smaller.
+            of the inputs; set to False where that type is not smaller than float32.
 
     >>> shape = ModelShape(q_heads=32, kv_heads=8, head_dim=128, dtype_bytes=2)
     >>> shape.kv_bytes, shape.q_bytes + shape.out_bytes
@@ -100,6 +100,7 @@ class ModelShape:
     @property
     def q_backward_bytes(self) -> int:
         """Bytes per token of a remote query row in backward: q, dout, lse, delta."""
+        # 8: lse and delta, a float32 each per head.
         return 2 * self.q_bytes + 8 * self.q_heads
 
     @property
@@ -109,7 +110,7 @@ class ModelShape:
 
     @property
     def round_trip_bytes(self) -> tuple[int, int]:
-        """Bytes per token that queries, and keys, send and get back in forward and backward."""
+        """Bytes per token that remote queries, and remote keys, move in forward and backward."""
         queries = self.q_bytes + self.out_bytes + self.q_backward_bytes + self.dq_bytes
         return queries, 2 * self.kv_bytes + self.dkv_bytes
 
@@ -123,25 +124,25 @@ class ModelShape:
 
 
 MOST_RATE = 1e20
-"""Bytes or FLOPs per second that anything may sustain."""
+"""Most bytes or FLOPs per second of a device or link."""
 MOST_OVERHEAD_S = 3600.0
-"""Seconds that a latency or a launch may take."""
+"""Most seconds of a latency or a launch."""
 MOST_KERNEL_TILE = 1 << 16
-"""Tokens of a kernel tile's edge."""
+"""Most tokens at the edge of a kernel tile."""
 KERNEL_SCHEDULES = ("list", "persistent", "split")
-"""Ways in which blocks of threads get to multiprocessors."""
+"""Ways to assign blocks of threads to multiprocessors."""
 MessageOrder: TypeAlias = Literal["any", "fifo", "grouped"]
 MESSAGE_ORDERS: tuple[MessageOrder, ...] = get_args(MessageOrder)
-"""What a transport lets wait for what.
+"""Orders in which transports run messages.
 
 ``any``: a message starts when both ends have launched it and both ports are free, lowest first.
-``fifo``: a device sends one message after the other, in the order in which it could; nothing waits
-for the target's port. So gloo does, and a slowed link.
-``grouped``: what a device exchanges in one (division, hop) is a group; inputs and results have a
-communicator each, which runs its groups in order. So NCCL does.
+``fifo``: a device sends one message after the other, in the order in which they become ready; the
+target's port holds nothing up. Gloo and artificially slowed links work this way.
+``grouped``: all messages of a device in one (division, hop) form a group; inputs and results have a
+communicator each, which runs its groups in order. NCCL works this way.
 """
 MOST_RATIO = 1000.0
-"""Times that a device may be faster or slower than the cluster's rates."""
+"""Most times that a device may be faster or slower than the cluster's rates."""
 
 Sizes = TypeVar("Sizes", float, Floats)
 
@@ -174,10 +175,10 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Devices by node, and what they and the links between them sustain.
+    """Devices by node, with the rates and delays of devices and links.
 
-    ``Cluster(4, 8)`` has equal nodes of equal devices; `devices` says what is not equal. Its second
-    node lacks a device, and its last one works at four fifths of the rate:
+    ``Cluster(4, 8)`` has equal nodes of equal devices; `devices` describes unequal ones. Here the
+    second node has one device less, and its last device works at four fifths of the rate:
 
     >>> cluster = Cluster(2, 3, devices=((1, 1, 1), (1, 0.8)))
     >>> cluster.num_devices, cluster.node_of_device.tolist(), cluster.speed_of_device.tolist()
@@ -189,12 +190,12 @@ class Cluster:
 
     Attributes:
         nodes, devices_per_node: of the largest node; devices are numbered node after node.
-        intra_bytes_per_s: what one device sends, and at the same time receives, inside its node.
+        intra_bytes_per_s: bytes that one device sends, and at the same time receives, in its node.
         inter_bytes_per_s: the same over the network: its share when all devices of a node send.
         latency_s: seconds before the first byte of a message arrives.
         flops_per_s: attention FLOPs per second of one device in forward, on full kernel tiles.
         memory_bytes: memory of one device.
-        name: how tables call it.
+        name: of the cluster, for tables.
         source: where the constants come from.
         inter_latency_s: latency between nodes; ``None``: as `latency_s`.
         devices_per_nic: neighbouring devices of a node that share one network port, which carries
@@ -207,13 +208,13 @@ class Cluster:
         copy_bytes_per_s: bytes that a device reads and writes per second when it merges or copies;
             ``None``: free.
         sms: multiprocessors of a device; each runs one block of threads (CTA) at a time.
-        cta_keys: what a CTA takes beside its keys (start, state, end), as so many keys more.
-        kernel_schedule: how CTAs get to multiprocessors, one of `KERNEL_SCHEDULES`; the module
-            `cost_model` explains them.
+        cta_keys: fixed time of a CTA (start, state, end), as the number of keys that take as long.
+        kernel_schedule: how CTAs are assigned to multiprocessors, one of `KERNEL_SCHEDULES`; the
+            module `cost_model` explains them.
         pass_s: seconds that the host takes for one direction of a layer before anything runs:
             checks, buffers, copies of the own blocks, results.
         host_message_s: seconds that the host takes for each message of a device, at either end.
-        message_order: what a transport lets wait for what, one of `MESSAGE_ORDERS`.
+        message_order: order in which the transport runs messages, one of `MESSAGE_ORDERS`.
         comm_sms: multiprocessors that do not compute while messages of a device are under way; no
             effect on a device of one.
         devices: for each node the rate of each of its devices, relative to `flops_per_s` and
@@ -221,8 +222,8 @@ class Cluster:
         rails: network port j of a node is on rail ``j % rails``.
         nodes_per_leaf: neighbouring nodes whose ports of one rail meet in one switch; ``None``:
             those of all nodes do.
-        spine_bytes_per_s: what a device sends to another rail or another leaf, its share when all
-            devices of a node do so; ``None``: as `inter_bytes_per_s`.
+        spine_bytes_per_s: bytes that a device sends to another rail or another leaf, its share when
+            all devices of a node do so; ``None``: as `inter_bytes_per_s`.
 
     Raises:
         ClusterError: if a value is no number, zero, negative, infinite or absurdly large.
@@ -273,6 +274,7 @@ class Cluster:
                      "pass_s", "host_message_s"):  # fmt: skip
             self._settle_number(name, _check_overhead)
         _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
+        # One multiprocessor is left to compute; a device of one ignores the field.
         most_sms = self.sms - 1 if self.sms > 1 else 1 << 14
         _check_count("comm_sms", self.comm_sms, most_sms, least=0)
         _check_choice("kernel_schedule", self.kernel_schedule, KERNEL_SCHEDULES)
@@ -316,7 +318,8 @@ class Cluster:
                 "devices",
             )
         is_equal = all(node == (1.0,) * shape[1] for node in devices)
-        object.__setattr__(self, "devices", () if is_equal else devices)
+        # Equal devices, listed or counted, are one cluster: equal values, one digest.
+        settle(self, devices=() if is_equal else devices)
 
     @property
     def num_devices(self) -> int:
@@ -334,6 +337,7 @@ class Cluster:
     def node_of_device(self) -> Ints:
         """Node of each device, int64 ``[R]``."""
         if not self.devices:
+            # A tenth of the time of the way below, and each prediction asks several times.
             return np.asarray(np.arange(self.num_devices) // self.devices_per_node)
         return np.repeat(np.arange(self.nodes), np.diff(self.node_ptr))
 
@@ -346,7 +350,7 @@ class Cluster:
 
     @property
     def work_of_device(self) -> Floats:
-        """Share of the work that levels times, relative to the mean share, float64 ``[R]``."""
+        """Share of the work at which all devices end together, over the mean, float64 ``[R]``."""
         speed = self.speed_of_device
         return np.asarray(speed / speed.mean())
 
@@ -365,7 +369,8 @@ class Cluster:
     def link_class(self, source: Indices, target: Indices) -> Ints:
         """Find the class of the link of each message, an index into `links`, int64 ``[X]``.
 
-        0 inside a node, 1 between nodes, 2 between nodes through the spine.
+        0 inside a node, 1 between nodes, 2 between nodes through the spine: from rail to rail, or
+        from leaf to leaf.
 
         >>> two_rails = Cluster(2, 2, rails=2)
         >>> two_rails.link_class(np.array([0, 0, 0]), np.array([1, 2, 3])).tolist()
@@ -378,7 +383,7 @@ class Cluster:
             rail = self.nic_of_device % nics_per_node % self.rails
             leaf = node // (self.nodes_per_leaf or self.nodes)
             crosses = (rail[source] != rail[target]) | (leaf[source] != leaf[target])
-            found += found * crosses
+            found += found * crosses  # inside a node rails and leaves do not matter
         return np.asarray(found)
 
     @property
@@ -404,8 +409,8 @@ class Cluster:
     def to_json(self) -> dict[str, Any]:
         """Return the constants as a JSON object; `Any`: numbers, texts and lists.
 
-        What describes unequal machines is left out where all is equal, so that a uniform cluster
-        reads as it always did.
+        Fields of `LATER_FIELDS` are left out at their defaults: files and digests that were made
+        before these fields existed stay valid.
         """
         return _stated(self)
 
@@ -420,11 +425,11 @@ LATER_FIELDS = frozenset({
     "devices", "rails", "nodes_per_leaf", "spine_bytes_per_s", "sms", "cta_keys", "kernel_schedule",
     "message_order", "comm_sms", "pass_s", "host_message_s", "float32_partials",
 })  # fmt: skip
-"""Fields that files name only where they are not the default."""
+"""Fields that files contain only where they differ from the default."""
 
 
 def _stated(record: ModelShape | Cluster) -> dict[str, Any]:
-    """Return the fields that files name, as a JSON object; `Any`: numbers, texts and lists."""
+    """Return the fields that files contain, as a JSON object; `Any`: numbers, texts and lists."""
     given = {f.name for f in fields(record) if getattr(record, f.name) != f.default}
     return {k: v for k, v in asdict(record).items() if k not in LATER_FIELDS or k in given}
 

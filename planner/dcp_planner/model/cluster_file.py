@@ -1,4 +1,4 @@
-"""Clusters as files: the presets of this package, and what a person or `dcpm calibrate` wrote.
+"""Read and write clusters as files: presets, and files by a person or by `dcpm calibrate`.
 
 A TOML file holds the fields of `Cluster` by their names, and a table ``[sources]`` that says for
 each constant where it comes from; a file whose name ends in ``.json`` holds the same as one object:
@@ -39,14 +39,14 @@ SCHEMA = "dcp.cluster/1"
 PRESETS = (
     "a100-p4de", "h100-dgx", "h200-dgx", "b200-dgx", "gb200-nvl72", "mi300x", "cpu-gloo",
 )  # fmt: skip
-"""Clusters that the package brings; `preset` gives them."""
+"""Names of the clusters in this package; `preset` reads them."""
 LIMIT_BYTES = 1 << 16
 """Most bytes of a cluster file."""
 
 # Seven digits reach beyond `MOST_NODES`: `Cluster` names the field that is too large.
 _SIZE = re.compile(r"(\d{1,7})x(\d{1,7})")
 _NAMES = tuple(field.name for field in fields(Cluster))
-# `Cluster` has an A100's values for these; no file gets them without saying so.
+# `Cluster` has an A100's values for these; a file that omits one must not get it by accident.
 _REQUIRED = (
     "nodes", "devices_per_node", "flops_per_s", "intra_bytes_per_s", "inter_bytes_per_s",
     "latency_s", "memory_bytes",
@@ -98,8 +98,8 @@ def preset_file(name: str) -> ClusterFile:
 def find_cluster(text: str) -> Cluster:
     """Return the cluster that a command line names: ``NxD``, a preset or a file.
 
-    ``:NxD`` behind a preset or a file changes its size. ``4x8`` alone is that many nodes and
-    devices of `a100-p4de`.
+    ``:NxD`` behind a preset or a file changes its size. ``4x8`` alone means 4 nodes of 8 devices of
+    the preset `a100-p4de`.
 
     Raises:
         ClusterError: if nothing has that name, or its content makes no sense.
@@ -131,8 +131,8 @@ def read_cluster(path: str | Path) -> ClusterFile:
     """Read a cluster file.
 
     Raises:
-        ClusterError: if it is missing, too large, no TOML, or a key is unknown, missing or has a
-            value that makes no sense; the message names file, line and key.
+        ClusterError: if the file is missing, too large or not TOML, or a key is unknown, missing or
+            has an invalid value; the message names file, line and key.
     """
     path = Path(path)
     try:
@@ -140,7 +140,7 @@ def read_cluster(path: str | Path) -> ClusterFile:
         if not stat.S_ISREG(status.st_mode):  # a pipe would never end
             raise ClusterError(f"{path}: expected a regular file, got something else")
         with path.open("rb") as file:
-            # One byte more tells that a file is too large, however long it is.
+            # One byte above the limit shows that a file is too large, however long it is.
             data = file.read(LIMIT_BYTES + 1)
         if len(data) > LIMIT_BYTES:
             raise ClusterError(
@@ -165,7 +165,7 @@ def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = Fals
         text: TOML, or JSON if `is_json`.
         where: names the file in messages.
         name: of the cluster, if the text gives none.
-        is_json: whether it is not TOML.
+        is_json: whether the text is JSON instead of TOML.
 
     Raises:
         ClusterError: as `read_cluster`.
@@ -189,7 +189,7 @@ def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = Fals
         if key not in _NAMES:
             raise ClusterError(f"{where}: [sources]: unknown key {key!r:.60}{nearest(key, _NAMES)}")
     given: dict[str, Any] = {"name": name or "unnamed", "source": where} | values
-    # Tables print both; a file may be anybody's.
+    # Tables print both, and a file of a stranger may hold control characters.
     given |= {key: printable(given[key]) for key in ("name", "source")}
     memory = given["memory_bytes"]
     if isinstance(memory, float) and memory.is_integer():  # 80e9 is a whole number to people
@@ -201,9 +201,9 @@ def parse_cluster(text: str, where: str, name: str = "", *, is_json: bool = Fals
 
 
 def write_cluster(path: str | Path, cluster: Cluster, sources: Mapping[str, str]) -> None:
-    """Write a cluster file; `read_cluster` gives the same back.
+    """Write a cluster file that `read_cluster` reads back as the same cluster.
 
-    The file appears under its name only when it is whole.
+    The file appears under its name only when it is complete.
 
     Raises:
         ClusterError: if it cannot be written.
@@ -227,12 +227,13 @@ def format_cluster(cluster: Cluster, sources: Mapping[str, str]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a TOML literal; JSON's texts are TOML's, but for one control character."""
+    """Return a TOML literal; JSON strings are TOML strings, except for one control character."""
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_literal, value))}]"
-    return repr(float(value) if isinstance(value, float) else value)  # numpy's say their type
+    # The repr of a numpy float contains its type, so it becomes a float of Python first.
+    return repr(float(value) if isinstance(value, float) else value)
 
 
 def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) -> Cluster:
@@ -248,7 +249,7 @@ def _resized(cluster: Cluster, nodes: int | None, devices_per_node: int | None) 
 
 
 def _count_devices(values: dict[str, Any], text: str, where: str) -> None:
-    """Read the devices that a file lists; it need not count them as well."""
+    """Read the devices that a file lists, and count them where the file does not."""
     if "devices" not in values:
         return
     try:
@@ -279,7 +280,7 @@ def _check_keys(values: Mapping[str, object], text: str, where: str) -> None:
 
 
 def _at(text: str, where: str, key: str) -> str:
-    """Return ``where:line`` of a key; only `where` if it stands nowhere as itself."""
+    """Return ``where:line`` of a key; only `where` if no line begins with the key."""
     for number, line in enumerate(text.splitlines(), 1):
         # `key =`, `[key]` and `key.x` of TOML, `"key":` of JSON.
         if re.match(rf"\s*[\[{{]*\s*[\"']?{re.escape(key)}[\"']?\s*[=.\]:]", line):

@@ -7,24 +7,24 @@ from typing import Literal, TypeAlias, get_args
 from dcp_planner.errors import PlanError
 
 Routing: TypeAlias = Literal["direct", "node"]
-"""Routes of blocks: straight from and to the owner, or once per node and on from there."""
+"""Routes of blocks: directly from and to the owner, or once per node and on from there."""
 
 Partials: TypeAlias = Literal["auto", "float32", "input"]
-"""Types of partial results on their way: float32, or that of the inputs."""
+"""Types in which partial results travel: float32, or that of the inputs."""
 
 MOST_TOLERANCE = 1e6
-"""Largest tolerance: one below the number of devices already forbids nothing."""
+"""Largest tolerance. Devices minus one already allow everything on one device."""
 MOST_COST = 0.03
-"""Most that float32 may add to the predicted time where it is taken unasked."""
+"""Most share of the predicted time that float32 may add where ``partials`` is ``"auto"``."""
 # 0.005, 0.02 and 0.4 as a fourth gained 0.1 % of the step (LOG.md).
 TOLERANCES = (0.5, 1.0, 2.0)
-"""Multiples of the token tolerance that are tried where the whole step decides."""
+"""Multiples of the token tolerance to try where tokens have a price."""
 Budget = Literal["fast", "balanced"]
 BUDGETS: tuple[Budget, ...] = get_args(Budget)
 """Budgets of a search, smallest first."""
 Objective = Literal["time", "bytes", "balance", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-"""Figures of which the portfolio may pick the least from the front; bytes are between nodes."""
+"""Figures that the portfolio may minimise over the front; bytes are those between nodes."""
 MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256
@@ -39,29 +39,30 @@ class PlanConfig:
 
     Attributes:
         partitioner: a key of `PARTITIONERS`.
-        divisions: most divisions per direction: one of local tiles, the others wait for inputs; at
-            least 2. ``"auto"`` takes the number that the simulator finds fastest.
+        divisions: most divisions per direction, at least 2: the first has the local tiles, the
+            others wait for inputs. ``"auto"`` takes the number that the simulator finds fastest.
         compute_tolerance: how far above the mean the most loaded device may compute, as a share; at
             most `MOST_TOLERANCE`.
         token_tolerance: the same for tokens owned.
         token_seconds: seconds that a token takes in the rest of a layer, forward and backward
-            (`StepModel.token_seconds`). With more than 0 the whole step decides: plans are made at
-            `TOLERANCES` times the tolerance, and the one is kept whose attention, plus this times
-            the tokens of the fullest device, takes least time. Takes as many times the planning.
-            The other objectives know no time, and hold `token_tolerance` as without this price.
+            (`StepModel.token_seconds`). Above 0 the time of the whole layer decides: plans are made
+            at each of `TOLERANCES` times the tolerance, and the plan is kept whose attention time,
+            plus this price times the tokens of the fullest device, is least. Planning then takes
+            as many times as long. Other objectives than time ignore the price.
         budget: how much the native search may do, in work, not in time: the same input gives the
             same plan on a slow machine.
-        objective: the plan of the front that the portfolio takes: the fastest, or that of fewest
-            bytes between nodes, most even compute and tokens, or least memory for what is received.
+        objective: plan of the front that the portfolio takes: the fastest, or that with the fewest
+            bytes between nodes, the most even compute and tokens, or the smallest receive buffers
+            and partial sums.
         seed: of every random choice; the same input and seed give the same plan.
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
-        memory_limit_bytes: most bytes that a device may need for what it receives and for partial
-            results of others' tokens; ``None`` for no limit. What needs more is streamed: blocks
-            come late, leave early and may be fetched twice, at a price in time.
-        head_groups: groups of heads that are placed on their own, at most `MOST_HEAD_GROUPS`: with
-            1 all heads of a tile are computed on one device. ``"auto"`` also tries what shape and
-            cluster allow, and takes what the simulator finds fastest. A group has equally many
-            query heads, and whole key/value heads or a part of the readers of one.
+        memory_limit_bytes: most bytes of receive buffers and partial sums of remote blocks on a
+            device; ``None`` for no limit. Directions that need more are streamed: blocks come late,
+            leave early and may be fetched twice, at a price in time.
+        head_groups: groups of heads that are placed separately, at most `MOST_HEAD_GROUPS`: with
+            1 all heads of a tile are computed on one device. ``"auto"`` also tries the numbers that
+            shape and cluster allow, and takes what the simulator finds fastest. All groups have
+            equally many query heads, and whole key/value heads or a part of the readers of one.
         partials: how partial outputs and partial gradients travel. ``"float32"`` adds no rounding,
             so that the error does not depend on the number of devices; ``"input"`` halves the bytes
             of 16-bit inputs. ``"auto"`` takes float32 where that costs at most `MOST_COST` of the
@@ -123,7 +124,7 @@ class PlanConfig:
 
 
 def tolerances_of(config: PlanConfig) -> list[PlanConfig]:
-    """List a configuration for each token tolerance that is tried."""
+    """Return the configurations to try, one for each token tolerance."""
     if not config.token_seconds or config.objective != "time":
         return [config]
     tried = (min(times * config.token_tolerance, MOST_TOLERANCE) for times in TOLERANCES)
@@ -131,7 +132,7 @@ def tolerances_of(config: PlanConfig) -> list[PlanConfig]:
 
 
 def _is_auto_or_count(value: object, least: int, most: int) -> bool:
-    """Check that a value is what its annotation says: Python lets anything through."""
-    if isinstance(value, bool) or not isinstance(value, Integral):  # as numpy's are, too
+    """Check that a value is what its annotation says, since Python does not."""
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's integers are Integral
         return value == "auto"
     return least <= int(value) <= most

@@ -1,9 +1,9 @@
 """Cut a batch into token blocks, and count the visible pairs of every tile.
 
 A block is owned, sent and computed with as a whole, so it should hold tokens that are seen
-together. Where many rows or keys change their mind at once (a document, a sink, a demonstration
-begins), a border costs nothing and saves bytes. Kernels cut blocks again into tiles of their own.
-Pairs are counted exactly, from the mask itself; validation counts them again.
+together. Where the mask changes for many rows or keys at once (a document, a sink or a
+demonstration begins), a border costs nothing and saves bytes. Kernels cut blocks again into tiles
+of their own. Pairs are counted exactly, from the mask itself; validation counts them again.
 """
 
 from bisect import bisect_left, insort
@@ -20,18 +20,19 @@ from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.problem import as_arrays, loads_of, pack_largest_first
 
 MOST_PIECES = 1 << 26
-"""Pieces that slabs are cut into: some gigabytes."""
+"""Most pieces that slabs are cut into: their arrays take some gigabytes."""
 BLOCKS_PER_DEVICE = (2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 12.0, 16.0)
-"""Token blocks per device that are tried, until the tokens pack well and there are tiles enough."""
+"""Token blocks per device to try, until the tokens pack well and there are enough tiles."""
 FEWEST_TILES, MOST_TILES = 24, 150
-"""Tiles per device: fewer cannot be balanced, more take long to plan for."""
+"""Tiles per device: fewer cannot be balanced, more take long to plan."""
 SHORT_BLOCK = 16
 """Tokens of a block where a device's even share of the tokens is less."""
-_FEW_BLOCKS = 64  # so many blocks of fewer tokens are no harm: at most some thousand tiles
-# Without the 5 % LPT leaves one document of six at 1.14 to 1.31 x the mean (LOG.md).
-_SLACK = (1.0, 1.05)  # a little more than an even share leaves room for ragged ones
-_GRAIN = 16  # inside a segment borders are multiples of it: whole rows of a matrix instruction
-_SHORTEST_SHARE = 16  # breakpoints lie at least this share of a block apart
+_FEW_BLOCKS = 64  # blocks of fewer tokens are allowed up to this number: some thousand tiles
+# Blocks a little above an even share leave room for ragged ones. Without the 5 % LPT leaves one
+# document of six at 1.14 to 1.31 x the mean (LOG.md).
+_SLACK = (1.0, 1.05)
+_GRAIN = 16  # between breakpoints borders are multiples of it: whole rows of a matrix instruction
+_SHORTEST_SHARE = 16  # breakpoints lie at least a 16th of a block apart
 
 
 def count_pairs(
@@ -42,7 +43,7 @@ def count_pairs(
     Args:
         slabs: the mask, in packed positions.
         bounds: int64 ``[D+1]``, borders of the token blocks, for queries and keys alike.
-        forms: the masks of sequences without slabs, which lie between borders.
+        forms: the masks of sequences that are not slabs; `bounds` has the ends of each.
 
     Returns:
         ``q_block``, ``kv_block``, ``pairs``, each int64 ``[W]``, sorted by (q_block, kv_block). O(N
@@ -56,6 +57,7 @@ def count_pairs(
     >>> list(zip(q.tolist(), kv.tolist(), pairs.tolist()))
     [(0, 0, 3), (1, 0, 4), (1, 1, 3)]
     """
+    # Slabs are cut at the borders of query blocks, then these pieces at the borders of key blocks.
     slab, row = _ranges(
         np.searchsorted(bounds, slabs.q_start, side="right") - 1,
         np.searchsorted(bounds, slabs.q_end, side="left"),
@@ -101,8 +103,9 @@ def count_pairs(
 def find_overlap(slabs: Slabs) -> int | None:
     """Find a slab that shares a pair with another, or ``None``.
 
-    Between two rows where any slab begins or ends, ends are straight lines, so slabs are disjoint
-    on all rows if they lie in the same order, side by side, on the first and on the last.
+    The rows where a slab begins or ends divide all rows into bands. Inside a band the ends of key
+    ranges are straight lines. So slabs are disjoint on all rows of a band if they are disjoint, in
+    the same order, on its first and on its last row.
 
     >>> find_overlap(Slabs(4, [0, 2], [4, 3], [0, 1], [1, 4], [0, 0], [1, 0]))
     1
@@ -118,7 +121,7 @@ def find_overlap(slabs: Slabs) -> int | None:
                 slabs.kv_end[slab] + slabs.end_slope[slab] * down,
             )
         )
-    order = np.lexsort((spans[0][0], band))
+    order = np.lexsort((spans[0][0], band))  # by band, then by the first key on its first row
     follows = np.diff(band[order]) == 0
     for start, end in spans:
         crossed = np.flatnonzero(follows & (end[order][:-1] > start[order][1:]))
@@ -140,7 +143,8 @@ def _ranges(first: Ints, last: Ints) -> tuple[Ints, Ints]:
 
 def _sum_of_minimum(value: Ints, slope: Ints, border: Ints, rows: Ints) -> Ints:
     """Sum ``min(value + slope * r, border)`` over ``r = 0 .. rows - 1``."""
-    free = np.clip(border - value, 0, rows)  # rows in which a rising value stays below the border
+    # A rising value is below the border for `free` rows, where it sums to value + (value + 1) ...
+    free = np.clip(border - value, 0, rows)
     rising = free * value + free * (free - 1) // 2 + (rows - free) * border
     return np.where(slope > 0, rising, rows * np.minimum(value, border))
 
@@ -153,8 +157,8 @@ def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
         block: most tokens of a block.
 
     Returns:
-        Exact block sparsity; queries and keys are cut at the same places. Breakpoints
-        closer than a sixteenth of a block to a stronger one are left out. O(slabs log slabs +
+        Exact block sparsity; queries and keys are cut at the same places. A breakpoint closer than
+        a 16th of a block to one that matters for more tokens is left out. O(slabs log slabs +
         tiles).
 
     >>> from dcp_dsl import Slabs
@@ -165,7 +169,7 @@ def cut_blocks(sequences: Sequence[Form], block: int) -> BlockSparsity:
 
 
 def cut_stack(masks: Sequence[Sequence[Form]], block: int) -> tuple[BlockSparsity, ...]:
-    """Cut several masks of the same sequences at the same places, the breakpoints of all of them.
+    """Cut several masks of the same sequences at the same places: the breakpoints of all masks.
 
     >>> from dcp_dsl import Slabs
     >>> causal = Slabs(8, [0], [8], [0], [1], [0], [1])
@@ -191,11 +195,11 @@ def choose_block_size(
 ) -> int:
     """Choose the largest block with which `cut_blocks` gives blocks that can be placed well.
 
-    That is: whole blocks can be packed so that no device owns more tokens than two thirds of the
-    tolerance above the mean, and every device gets `FEWEST_TILES` tiles; but never more than
-    `MOST_TILES`, and one block per device where two would be several times as many tiles. Where
-    devices outnumber sixteenths of the tokens, blocks stay at about `SHORT_BLOCK` tokens, and
-    devices stay empty: tiles of single pairs would be more than anyone can place.
+    Whole blocks can be packed so that no device owns more tokens than two thirds of the tolerance
+    above the mean, and every device gets `FEWEST_TILES` tiles, but never more than `MOST_TILES`.
+    Where two blocks per device would be several times as many tiles, each device gets one block.
+    Where the share of a device is less than `SHORT_BLOCK` tokens, blocks stay at about that length
+    and some devices stay empty: tiles of single pairs would be too many to place.
     """
     batch = _pack(sequences)
     devices = cluster.num_devices
@@ -207,10 +211,10 @@ def choose_block_size(
     # Blocks of half the length have up to four times the tiles: 524,800 become two million for
     # one document on 1,024 devices.
     if len(count_pairs(batch.slabs, finer, batch.others)[2]) > 4 * MOST_TILES * devices:
-        return max(whole, least)  # one block per device: tiles grow with the square of the devices
+        return max(whole, least)  # one block per device
     chosen = max(least, int(share / BLOCKS_PER_DEVICE[0]))
     sizes = (int(share / n * slack) for n in BLOCKS_PER_DEVICE for slack in _SLACK)
-    # Each length once: 18 tries of one token took 3.9 s on 4,096 devices.
+    # `dict.fromkeys` tries each length once: 18 tries of one token took 3.9 s on 4,096 devices.
     for block in dict.fromkeys(max(least, size) for size in sizes):
         bounds = _borders([batch], block)
         tokens = np.diff(bounds)
@@ -238,7 +242,8 @@ def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
     for slabs, at in (found for batch in batches for found in _all_slabs(batch)):
         rows = slabs.q_end - slabs.q_start
         keys = slabs.kv_end - slabs.kv_start
-        start, end = slabs.start_slope == 0, slabs.end_slope == 0  # key ends that stand still
+        # A sloped end moves with the row, so it marks no single place among the keys.
+        start, end = slabs.start_slope == 0, slabs.end_slope == 0
         places += [
             at + p for p in (slabs.q_start, slabs.q_end, slabs.kv_start[start], slabs.kv_end[end])
         ]
@@ -252,9 +257,9 @@ def _borders(batches: Sequence[BlockSparsity], block: int) -> Ints:
 
 
 def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
-    """List the slabs that a batch is made of, and what their positions count from.
+    """List the slabs of a batch, each with the packed position that its positions count from.
 
-    Queries and keys are cut at the same places, so slabs of a transposed mask say the same. Where
+    Queries and keys are cut at the same places, so slabs of a transposed mask serve as well. Where
     every row or key has ranges of its own (`Rows`), no place is better than another.
     """
     yield batch.slabs, 0
@@ -265,7 +270,7 @@ def _all_slabs(batch: BlockSparsity) -> Iterator[tuple[Slabs, int]]:
 
 
 def _spread(fixed: Ints, points: Ints, strength: Floats, least: int) -> Ints:
-    """Keep all fixed borders, and the strongest points that are `least` apart from every other."""
+    """Keep all fixed borders, and the strongest points at least `least` from all that are kept."""
     every = np.union1d(fixed, points)
     if len(every) < 2 or np.diff(every).min() >= least:
         return every

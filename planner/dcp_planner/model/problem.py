@@ -1,7 +1,7 @@
 """The planning problem and its answer: the work of one batch, caps, and a placement.
 
-A workload has token blocks and tiles with their weights. Caps are as low as the tolerances say, or
-as whole blocks and tiles can be shared out.
+A workload has token blocks and tiles with their weights. The caps follow from the tolerances; they
+are higher where whole blocks and tiles cannot be divided that evenly.
 """
 
 import heapq
@@ -36,8 +36,8 @@ class Workload(Record):
         compute_q, compute_kv: int32 ``[W]``, token block of the tile's queries and keys; sorted.
         compute_kind: uint8 ``[W]``, `BlockKind`.
         compute_pairs: int64 ``[W]``, exact visible pairs.
-        slabs: the exact mask of the sequences that are slabs.
-        forms: those of the others.
+        slabs: exact masks of the sequences that are slabs, in packed positions.
+        forms: exact masks of the other sequences.
         block_tokens: int64 ``[D]``, tokens of each block.
     """
 
@@ -88,7 +88,7 @@ def build_workload(sparsity: BlockSparsity, shape: ModelShape) -> Workload:
             f"{sparsity.block_q} and block_kv {sparsity.block_kv}; use one block size for both"
         )
     start, end = sparsity.q_bounds[:-1], sparsity.q_bounds[1:]
-    # `right`: an empty sequence shares its start with the one that owns the block.
+    # `right`: an empty sequence has the same start as the sequence that owns the block.
     sequence = np.searchsorted(sparsity.batch.cu_seqlens, start, side="right") - 1
     return Workload(
         shape=shape,
@@ -156,17 +156,18 @@ def pack_largest_first(sizes: Ints, parts: int) -> Indices:
 
 
 def cap_of(sizes: Ints, parts: int, tolerance: float) -> int:
-    """Compute the most that a part may hold: the tolerance, or what LPT needs if that is more."""
+    """Compute the most that a part may hold: the tolerance, or what LPT reaches if that is more."""
     total = int(sizes.sum())
     level = min(total, int((1 + tolerance) * total / parts))
     if total + parts * int(sizes.max(initial=0)) <= parts * level:
-        return level  # LPT ends at most one item above the mean
+        return level  # LPT ends at most one item above the mean, so it need not be run
     packed = loads_of(pack_largest_first(sizes, parts), sizes, parts)
     return max(level, int(packed.max(initial=0)))
 
 
 def loads_of(part: Indices, sizes: Ints | Sequence[int], parts: int) -> Ints:
     """Add up the sizes in each part, int64 ``[parts]``."""
+    # Not `bincount`: it adds weights as float64, which is exact below 2**53 only.
     loads = np.zeros(parts, np.int64)
     np.add.at(loads, part, sizes)
     return loads
@@ -175,15 +176,15 @@ def loads_of(part: Indices, sizes: Ints | Sequence[int], parts: int) -> Ints:
 WarningCode: TypeAlias = Literal[
     "compute_above_tolerance", "tokens_above_tolerance", "placed_by_layout"
 ]
-"""Reasons to warn: a tolerance is missed, or a static layout replaced what needed too much."""
+"""Reasons to warn: a missed tolerance, or a static layout in place of a too large placement."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWarning:
-    """A wish of the configuration that a plan could not meet.
+    """A demand of the configuration that a plan does not meet.
 
     Attributes:
-        code: what programs may decide on.
+        code: the reason, for programs.
         message: a sentence for people.
     """
 
@@ -202,7 +203,7 @@ class Placement(Record):
         device_of_data: int32 ``[D]``, owner of each token block.
         device_of_compute: int32 ``[G W]``, device of each tile: of all tiles in head group 0, then
             of all in group 1, ...
-        warnings: what could not be met; empty if everything was.
+        warnings: demands that it does not meet.
         head_groups: groups of heads G.
     """
 
@@ -224,7 +225,7 @@ class Partitioner(ABC):
 
     @property
     def is_fixed(self) -> bool:
-        """True if the result is taken as it is; others are repaired to the caps."""
+        """True if the result is taken as it is; otherwise it is repaired to the caps."""
         return True
 
     def unavailable(self) -> str | None:
@@ -233,11 +234,12 @@ class Partitioner(ABC):
 
     @abstractmethod
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-        """Place every token block and tile; need not meet the caps unless `is_fixed`."""
+        """Place every token block and tile."""
 
 
 def loads_on(found: Placement, workload: Workload, cluster: Cluster) -> tuple[Ints, Ints]:
     """Compute the pairs of all head groups, and the tokens, on each device, int64 ``[R]``."""
+    # A tile is there once for each head group, with all of its pairs each time.
     pairs, devices = np.tile(workload.compute_pairs, found.head_groups), cluster.num_devices
     return (
         loads_of(found.device_of_compute, pairs, devices),
