@@ -175,7 +175,7 @@ def call_mask(
         name = (argument.name or mask.params[index].name).text
         if name not in params:
             known = ", ".join(params) or "none"
-            hint = did_you_mean(name, list(params)) or f"parameters: {known}"
+            hint = did_you_mean(name, params) or f"parameters: {known}"
             message = f"`{mask.name.text}` has no parameter `{name}`"
             at = argument.span if argument.name is None else argument.name.span
             checker.report("E106", message, at, hint)

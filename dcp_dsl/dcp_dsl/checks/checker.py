@@ -397,5 +397,5 @@ def _check_check(check: ast.Check, checker: MaskChecker) -> None:
     if check.sample is not None and check.sample.text not in checker.scope.samples:
         if check.sample.text in checker.lost:
             return
-        hint = did_you_mean(check.sample.text, list(checker.scope.samples))
+        hint = did_you_mean(check.sample.text, checker.scope.samples)
         checker.report("E101", f"unknown sample `{check.sample.text}`", check.sample.span, hint)

@@ -333,7 +333,7 @@ class Checker(ABC):
             known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
         elif wanted == "":
             known |= {*scope.segments, "q", "k", "len"}
-        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, sorted(known))
+        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, known)
         if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
         self.report(

@@ -94,7 +94,7 @@ def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic
             problem = _bring(name.text, other, imported)
             if problem is not None:
                 known = {*other.masks, *other.stacks, *other.segments, *other.tokens}
-                hint = "" if name.text in known else did_you_mean(name.text, sorted(known))
+                hint = "" if name.text in known else did_you_mean(name.text, known)
                 message = f'"{statement.path.text}" {problem}'
                 found.append(_report(program, "E131", message, name.span, hint))
     return Scope.of(program, imported), tuple(found)

@@ -37,10 +37,12 @@ def read_source(name: str, unreadable: list[dict[str, str]]) -> tuple[str, bytes
 
 def replace_source(name: str, data: bytes, unreadable: list[dict[str, str]]) -> None:
     """Replace a .dcpm file; if that fails, print why and remember it."""
-    from dcp_dsl.syntax.source import SpecFileError, replace_bytes
+    from dcp_dsl.files import replacing
+    from dcp_dsl.syntax.source import SpecFileError
 
     try:
-        replace_bytes(name, data)
+        with replacing(name, SpecFileError) as draft:
+            draft.write_bytes(data)
     except SpecFileError as error:
         click.echo(f"dcpm: {error}", err=True)
         unreadable.append({"file": name, "message": str(error)})

@@ -31,6 +31,7 @@ class Span:
         return source.count("\n", 0, self.start) + 1
 
 
+# Of nodes that stand in no text, such as the call that a hover makes up to draw a mask.
 NO_SPAN = Span(0, 0)
 
 
@@ -150,7 +151,7 @@ class Or(Node):
 
 @dataclass(frozen=True, slots=True)
 class Minus(Node):
-    """``left minus right``: pairs of the one that are not in the other."""
+    """``left minus right``: the pairs of `left` that `right` does not have."""
 
     left: "Expr"
     right: "Expr"
@@ -188,6 +189,7 @@ class Rules(Node):
     rules: tuple[Rule, ...]
 
 
+# No node for brackets: `unparse` puts them where the tree needs them.
 Expr: TypeAlias = (
     Number | Bool | Name | Attribute | Call | Sign | Binary | Compare | In | Not | And | Or | Minus
     | Per | Rules
@@ -238,9 +240,9 @@ class Every(Node):
 class Columns(Node):
     """``ids(column) as a, b``: segments that a column of the data set spells out."""
 
-    kind: Ident
+    kind: Ident  # spans, ids, flags or positions
     column: Ident
-    names: tuple[Ident, ...]
+    names: tuple[Ident, ...]  # of ids alone: the first one has the id 0
 
 
 SegmentSource: TypeAlias = Layout | Every | Columns

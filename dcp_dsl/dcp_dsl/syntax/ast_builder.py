@@ -1,7 +1,7 @@
 """Build the syntax tree from the parser's tree, bottom-up and without recursion.
 
-`_RULES` has an entry for every rule of the grammar. Walking with a stack of our own keeps a text
-with thousands of nested brackets from overflowing Python's.
+`_RULES` has an entry for every rule of the grammar. `build` walks with a stack of its own, so that
+thousands of nested brackets do not overflow the call stack of Python.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 
 MAX_NUMBER = 2**40  # a million times a million tokens, and far from the borders of int64
-MAX_DEPTH = 64
+MAX_DEPTH = 64  # levels of one statement; everything behind the parser may recurse
 COLUMN_KINDS = ("spans", "ids", "flags", "positions")
 
 Built: TypeAlias = Any  # Any: a node, a word, None or a tuple of them; each rule knows its own
@@ -59,6 +59,7 @@ def _items(child: Built) -> tuple[Built, ...]:
 
 
 def _literal(value: Built) -> ast.Literals:
+    # A number with a sign and a list are plain values by now.
     return int(value.value) if isinstance(value, ast.Number | ast.Bool) else value
 
 
@@ -77,29 +78,28 @@ def integer(word: ParsedWord) -> int:
 
 
 def _node(
-    make: Callable[..., ast.Node], *readers: Callable[[Built], Built], **fixed: bool
+    make: Callable[..., ast.Node],
+    *readers: Callable[[Built], Built],
+    has_list: bool = False,
+    **fixed: bool,
 ) -> Builder:
-    """Return the rule that makes a node out of its children, with a reader for each."""
+    """Return the rule that makes a node out of its children, with a reader for each.
+
+    With `has_list` the last field of the node holds all children without a reader.
+    """
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
-        read = (reader(child) for reader, child in zip(readers, children, strict=False))
+        read = [reader(child) for reader, child in zip(readers, children, strict=not has_list)]
+        if has_list:
+            read.append(tuple(children[len(readers) :]))
         return make(*read, **fixed, span=span)
-
-    return build
-
-
-def _list_node(make: Callable[..., ast.Node], *readers: Callable[[Built], Built]) -> Builder:
-    """Return the rule that makes a node whose last field holds all children without a reader."""
-
-    def build(children: Sequence[Built], span: Span) -> ast.Node:
-        read = (reader(child) for reader, child in zip(readers, children, strict=False))
-        return make(*read, tuple(children[len(readers) :]), span=span)
 
     return build
 
 
 def _and(children: Sequence[Built], span: Span) -> ast.Expr:
     """Fold ``a and b minus c and d`` from the left; runs of `and` stay flat."""
+    # `a and b minus c and d` is `(a and b minus c) and d`: `minus` takes all in front of it.
     items: list[ast.Expr] = [children[0]]
     for operator, operand in zip(children[1::2], children[2::2], strict=True):
         if operator.type == "AND":
@@ -135,7 +135,7 @@ def _binary(children: Sequence[Built], span: Span) -> ast.Binary:
 
 def _target(children: Sequence[Built], span: Span) -> ast.Target:
     name, *qualifiers = children
-    within = [value for value in qualifiers if value is not None]
+    within = [value for value in qualifiers if value is not None]  # `causally` is built as None
     if len(within) > 1 or len(qualifiers) - len(within) > 1:
         hint = "`causally` and `within N` at most once each"
         raise BuildError("E010", "a qualifier is written twice", span, hint)
@@ -166,6 +166,7 @@ def _columns(children: Sequence[Built], span: Span) -> ast.Columns:
 
 
 def _token(children: Sequence[Built], span: Span) -> ast.Token:
+    # A `token` has three children, a `column` has its segment as well.
     name, size, *segment, column = children
     own = None if size is None else integer(size), _ident(segment[0]) if segment else None
     return ast.Token(_ident(name), _ident(column or name), *own, span=span)
@@ -184,14 +185,14 @@ def _bind(children: Sequence[Built], span: Span) -> ast.Binding:
 
 def _layer(children: Sequence[Built], span: Span) -> ast.Layer:
     count, value = children
-    is_heads = isinstance(value, tuple)
+    is_heads = isinstance(value, tuple)  # an expression is a node, `linear` is None
     repeat = 1 if count is None else integer(count)
     return ast.Layer(repeat, None if is_heads else value, value if is_heads else (), span=span)
 
 
 _RULES: Mapping[str, Builder] = {
     # expressions
-    "or_": _list_node(ast.Or),
+    "or_": _node(ast.Or, has_list=True),
     "and_": _and,
     "not_": _node(ast.Not, _same),
     "per": _node(ast.Per, _same, _ident),
@@ -209,11 +210,12 @@ _RULES: Mapping[str, Builder] = {
     "call": _node(ast.Call, _ident, _items),
     "arguments": _tuple,
     "argument": _node(ast.Argument, _ident, _same),
+    # Brackets leave a wider span and nothing else: messages mark them, too.
     "paren": lambda children, span: replace(children[0], span=span),
     "true_": _node(ast.Bool, value=True),
     "false_": _node(ast.Bool, value=False),
-    "rules": _list_node(ast.Rules),
-    "rule": _list_node(ast.Rule, _ident),
+    "rules": _node(ast.Rules, has_list=True),
+    "rule": _node(ast.Rule, _ident, has_list=True),
     "target": _target,
     "causally": _nothing,
     "within": _first,
@@ -225,7 +227,7 @@ _RULES: Mapping[str, Builder] = {
         tuple(map(_ident, children[:-1])), _string(children[-1]), span=span
     ),
     "segment": _node(ast.Segment, _ident, _same),
-    "layout": _list_node(ast.Layout),
+    "layout": _node(ast.Layout, has_list=True),
     "leaf": _part(ast.Leaf, _same),
     "group": _part(ast.Group, _parts),
     "rest": _nothing,
@@ -243,13 +245,12 @@ _RULES: Mapping[str, Builder] = {
     "bind_segment": _bind,
     "bind_value": _bind,
     "bind_function": _bind,
-    "stack": _list_node(ast.StackDef, _ident),
+    "stack": _node(ast.StackDef, _ident, has_list=True),
     "layer": _layer,
     "heads": _tuple,
     "linear": _nothing,
-    "head_group": lambda children, span: ast.HeadGroup(
-        children[0][0], children[0][1], children[1], span=span
-    ),
+    "head_group": lambda children, span: ast.HeadGroup(*children[0], children[1], span=span),
+    # `rest`, one head or `first..last`
     "head_range": lambda children, _: (
         (None, None)
         if children[0].type == "REST"
@@ -259,41 +260,41 @@ _RULES: Mapping[str, Builder] = {
     "having": _first,
     "with_": _tuple,
     "rename": _node(ast.Rename, _ident, _ident),
-    "sample": _list_node(ast.SampleDef, _ident),
+    "sample": _node(ast.SampleDef, _ident, has_list=True),
     "field": _node(ast.Field, _ident, _literal),
     "negative": lambda children, _: integer(children[1]) * (-1 if children[0].text == "-" else 1),
+    # An empty list has one child, None.
     "list_": lambda children, _: tuple(_literal(c) for c in children if c is not None),
-    "check": lambda children, span: ast.Check(
-        children[0], children[1][0], children[1][1], children[2], span=span
-    ),
+    "check": lambda children, span: ast.Check(children[0], *children[1], children[2], span=span),
     "check_relation": lambda children, _: (children[0].text, children[1]),
     "check_property": lambda children, _: (children[0].text, None),
     "on": lambda children, _: _ident(children[0]),
 }
 
 
-def build(root: Any, offset: int) -> Built:  # Any: a Lark tree or token; Lark stays in the parser
+def build(root: Any, offset: int) -> Built:  # Any: a Lark tree; Lark stays in the parser
     """Turn the tree of one statement or expression into a node.
+
+    `offset` is where the text that was parsed begins in the whole text.
 
     Raises:
         BuildError: for numbers out of range, too deep nesting, unknown kinds of columns.
     """
-    if not _is_tree(root):
-        return root
+    # Values with their depths; those of the children of one node are the last ones, in order.
     results: list[tuple[Built, int]] = []
     stack: list[tuple[Any, bool]] = [(root, False)]
     while stack:
         node, is_ready = stack.pop()
         if not _is_tree(node):
-            results.append((_shift(node, offset), 0))
+            results.append((_word(node, offset), 0))
         elif not is_ready:
             stack.append((node, True))  # comes again when its children have been built
             stack.extend((child, False) for child in reversed(node.children))
         else:
-            count = len(node.children)
-            children = results[len(results) - count :] if count else []
-            del results[len(results) - count :]
-            span = _span_of(node, offset)
+            first = len(results) - len(node.children)
+            children = results[first:]
+            del results[first:]
+            span = _span(node.meta, offset)
             depth = 1 + max((d for _, d in children), default=0)
             if depth > MAX_DEPTH:
                 raise BuildError(
@@ -308,15 +309,12 @@ def _is_tree(node: Any) -> TypeGuard[Any]:
     return hasattr(node, "children")
 
 
-def _shift(token: Any, offset: int) -> ParsedWord | None:
-    if token is None:
+def _word(token: Any, offset: int) -> ParsedWord | None:
+    if token is None:  # where the grammar lets a text leave something out
         return None
-    return ParsedWord(
-        token.type, str(token), Span(token.start_pos + offset, token.end_pos + offset)
-    )
+    return ParsedWord(token.type, str(token), _span(token, offset))
 
 
-def _span_of(node: Any, offset: int) -> Span:
-    if node.meta.empty:
-        return Span(offset, offset)
-    return Span(node.meta.start_pos + offset, node.meta.end_pos + offset)
+def _span(place: Any, offset: int) -> Span:
+    # Every rule that a text is parsed by holds a token, so that Lark knows its place.
+    return Span(place.start_pos + offset, place.end_pos + offset)

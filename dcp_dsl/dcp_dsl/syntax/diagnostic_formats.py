@@ -16,6 +16,7 @@ from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, did_you_mean
 
 SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
+# In a property of a GitHub command `:` and `,` separate; in its message only `%` and line ends do.
 _ESCAPES = {ord(character): f"%{ord(character):02X}" for character in "%\r\n:,"}
 _TITLE = re.compile(r"^## ([EWCX]\d{3}) (.+)$", re.MULTILINE)
 
@@ -51,7 +52,7 @@ def explain_code(code: str) -> CodeExplanation:
     known = explanations()
     wanted = code.strip().upper()
     if wanted not in known:
-        hint = did_you_mean(wanted, list(known))
+        hint = did_you_mean(wanted, known)
         raise UnknownCodeError(
             f"no code `{code}`{'; ' + hint if hint else ''} (codes: {', '.join(known)})"
         )
@@ -71,7 +72,7 @@ def explanations() -> dict[str, CodeExplanation]:
 
 
 def _page() -> Path:
-    """Return the page: in the installed package, or in the checkout's documentation."""
+    """Return the path of the page: in an installed package, or in a checkout's documentation."""
     packaged = Path(__file__).with_name("diagnostics.md")
     return packaged if packaged.exists() else Path(__file__).parents[3] / "docs" / "diagnostics.md"
 
@@ -81,16 +82,18 @@ def format_github(diagnostic: Diagnostic) -> str:
 
     Source: GitHub documentation, "Workflow commands for GitHub Actions".
     """
-    text = f"{diagnostic.code} {diagnostic.message}"
-    if diagnostic.hint:
-        text += f"\n{diagnostic.hint}"
     place = {
         "title": f"dcpm {diagnostic.code}", "file": diagnostic.name, "line": diagnostic.line,
         "endLine": diagnostic.line, "col": diagnostic.column, "endColumn": diagnostic.end_column,
     }  # fmt: skip
     properties = ",".join(f"{key}={str(value).translate(_ESCAPES)}" for key, value in place.items())
-    message = text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+    message = f"{diagnostic.code} {_message(diagnostic)}"
+    message = message.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
     return f"::{diagnostic.severity} {properties}::{message}"
+
+
+def _message(diagnostic: Diagnostic) -> str:
+    return diagnostic.message + (f"\n{diagnostic.hint}" if diagnostic.hint else "")
 
 
 def format_sarif(
@@ -130,7 +133,6 @@ def _rule(code: str) -> dict[str, Any]:  # Any: as above
 
 
 def _result(diagnostic: Diagnostic, rule: int, text: str) -> dict[str, Any]:  # Any: as above
-    message = diagnostic.message + (f"\n{diagnostic.hint}" if diagnostic.hint else "")
     region = {
         "startLine": diagnostic.line,
         "startColumn": diagnostic.column,
@@ -144,7 +146,7 @@ def _result(diagnostic: Diagnostic, rule: int, text: str) -> dict[str, Any]:  # 
         "ruleId": diagnostic.code,
         "ruleIndex": rule,
         "level": diagnostic.severity,
-        "message": {"text": message},
+        "message": {"text": _message(diagnostic)},
         "locations": [location],
     }
     if diagnostic.fix is not None:
@@ -166,10 +168,12 @@ def _fix(fix: Fix, name: str, text: str) -> dict[str, Any]:  # Any: as above
 
 
 def _place(text: str, offset: int) -> tuple[int, int]:
+    # Lines and columns of SARIF count from 1.
     line = text.count("\n", 0, offset)
     return line + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1
 
 
 def _artifact(name: str) -> dict[str, str]:
+    # A relative path becomes a relative URI, which GitHub resolves in the repository.
     path = Path(name)
     return {"uri": path.as_uri() if path.is_absolute() else quote(path.as_posix())}

@@ -3,7 +3,7 @@
 Fixes are applied pass by pass, as long as each pass mends something.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
 from typing import Any, Literal, TypeAlias, get_args
@@ -12,7 +12,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.syntax.ast import Span
 
 MAX_FINDINGS = 100  # nobody reads more at once, and locating them all is slow
-MAX_CANDIDATES = 300
+MAX_CANDIDATES = 300  # words that an unknown one is compared with, each in some 50 us
 MAX_PASSES = 30  # a mended error may uncover the next one
 CERTAIN = 0.75  # how alike two words are before one is put in place of the other
 
@@ -36,7 +36,7 @@ class Fix:
 
     Attributes:
         title: what it does, for a menu: "replace `=` by `==`".
-        edits: in the order of the text, not overlapping.
+        edits: at least one, in the order of the text, not overlapping.
     """
 
     title: str
@@ -214,6 +214,7 @@ def make_diagnostic(  # noqa: PLR0913  # all but four are keywords that most cal
     A `Guess` as the hint becomes a fix where the span is one word and the two are very close.
     """
     start = min(span.start, len(text))
+    # A span may lie behind the text, where something is missing at its end.
     begin = text.rfind("\n", 0, start) + 1
     line_end = text.find("\n", start)
     line_end = len(text) if line_end < 0 else line_end
@@ -265,13 +266,14 @@ class Guess(str):
         return made
 
 
-def did_you_mean(word: str, known: "list[str] | tuple[str, ...] | frozenset[str]") -> str:
+def did_you_mean(word: str, known: Collection[str]) -> str:
     """Return ``did you mean `x`?``, a `Guess`, for the closest known word, or an empty text.
 
     >>> did_you_mean("casual", ["causal", "full"])
     'did you mean `causal`?'
     """
-    # Comparing is slow for long words, and a word of another length is not close.
+    # Comparing is slow for long words, and a word of another length is not close. Sorted, since the
+    # order of a set differs from run to run and only the first of many words are compared.
     near = [k for k in sorted(known) if abs(len(k) - len(word)) <= 8][:MAX_CANDIDATES]
     close = get_close_matches(word, near, n=1, cutoff=0.6) if len(word) < 64 else []
     return Guess(close[0]) if close else ""
@@ -282,6 +284,7 @@ def _window(line: str, start: int, end: int, width: int = 120) -> tuple[str, int
     line = "".join(c if c.isprintable() else " " for c in line)
     if len(line) <= width:
         return line, start, min(end, len(line) + 1)
+    # A third of the width stands in front of the caret, except at the ends of the line.
     left = max(0, min(start - width // 3, len(line) - width))
     shown = line[left : left + width]
     return shown, start - left, min(end - left, width)
@@ -302,19 +305,19 @@ class FixedText:
     remaining: tuple[Diagnostic, ...]
 
 
-CheckText = Callable[[str, str], tuple[Diagnostic, ...]]
+CheckText: TypeAlias = Callable[[str, str], tuple[Diagnostic, ...]]
 
 
 def fix_text(text: str, name: str, check: CheckText) -> FixedText:
     """Mend a text pass by pass until no finding carries a fix.
 
     A pass after which the same codes are found as often as before is taken back, unless all of
-    them lie behind what was mended: a statement tells its first mistake only. Mending may uncover
-    findings of other codes: names are only looked at where the syntax is right.
+    them lie behind what was mended: only the first mistake of a statement is reported. Mending may
+    uncover findings of other codes: names are only looked at where the syntax is right.
 
     Args:
         text: source.
-        name: what findings of this text are called; those of imported files are left alone.
+        name: of the text in its findings; those of imported files are left alone.
         check: gives the findings of a text.
 
     >>> from dcp_dsl.specs.spec import check
@@ -330,6 +333,7 @@ def fix_text(text: str, name: str, check: CheckText) -> FixedText:
         edits = [e for d in chosen if d.fix is not None for e in d.fix.edits]
         after = apply_edits(text, edits)
         left = check(after, name)
+        # Counting by code: a fix that is wrong gives the same finding again, for ever.
         mended = {d.code for d in chosen}
         before, now = ([d.start for d in all_ if d.code in mended] for all_ in (found, left))
         if len(now) > len(before) or (len(now) == len(before) and not _are_behind(now, edits)):
@@ -341,7 +345,7 @@ def fix_text(text: str, name: str, check: CheckText) -> FixedText:
 
 def _are_behind(starts: Sequence[int], edits: Sequence[Edit]) -> bool:
     """Return whether each place in a mended text lies behind an edit of its own."""
-    ends, shift = [], 0
+    ends, shift = [], 0  # where edits end in the mended text
     for edit in sorted(edits, key=lambda e: e.start):
         shift += len(edit.text) - (edit.end - edit.start)
         ends.append(edit.end + shift)
@@ -354,18 +358,12 @@ def choose_fixes(found: Sequence[Diagnostic], name: str) -> list[Diagnostic]:
     """Return the findings of a text whose fixes touch different places; the earlier one wins."""
     chosen: list[Diagnostic] = []
     end = -1
-    for diagnostic in sorted(found, key=_first_edit):
-        if diagnostic.fix is None or not diagnostic.fix.edits or diagnostic.name != name:
-            continue
-        if _first_edit(diagnostic) > end:
+    fixes = [(d.fix.edits, d) for d in found if d.fix is not None and d.name == name]
+    for edits, diagnostic in sorted(fixes, key=lambda pair: pair[0][0].start):
+        if edits[0].start > end:
             chosen.append(diagnostic)
-            end = max(edit.end for edit in diagnostic.fix.edits)
+            end = edits[-1].end
     return chosen
-
-
-def _first_edit(diagnostic: Diagnostic) -> int:
-    edits = diagnostic.fix.edits if diagnostic.fix is not None else ()
-    return min((edit.start for edit in edits), default=-1)
 
 
 def apply_edits(text: str, edits: Sequence[Edit]) -> str:
@@ -374,6 +372,7 @@ def apply_edits(text: str, edits: Sequence[Edit]) -> str:
     >>> apply_edits("mask a = q = k", [Edit(11, 12, "==")])
     'mask a = q == k'
     """
+    # From the end, so that the places of the others stay right.
     for edit in sorted(edits, key=lambda e: e.start, reverse=True):
         text = text[: edit.start] + edit.text + text[edit.end :]
     return text

@@ -30,6 +30,9 @@ class Mistake:
 
 
 MISTAKES: tuple[Mistake, ...] = (
+    # An example stands for the state of the parser in which it fails, so a code has one for each
+    # kind of expression in front of the mistake. Where examples of two codes fail alike, the first
+    # code is taken.
     Mistake(
         "E004", "`=` gives a name a value; comparing needs `==`", "write `==`",
         ("mask a = q = k", "mask a = (q = k)", "mask a = q + 1 = k", "check a = b",
@@ -156,7 +159,7 @@ JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
 
 
 def position_hint(name: str) -> str:
-    """Return the name of a position in this language, or an empty text.
+    """Return the hint for a position with a name of another language, or an empty text.
 
     >>> position_hint("kv_idx")
     'write `k`, the position of the key'
@@ -171,7 +174,7 @@ def segment_hint(name: str, segments: Sequence[str]) -> str:
     >>> segment_hint("document", ["part", "doc"])
     'did you mean `doc`?'
     """
-    near = did_you_mean(name, list(segments))
+    near = did_you_mean(name, segments)
     if near:
         return near
     alike = [s for s in segments if min(len(s), len(name)) > 1]
@@ -188,20 +191,22 @@ _ARITHMETIC = frozenset({"+", "-", "*", "//", "%", "."})
 _ID_ENDINGS = ("_ids", "_idx", "_id")
 
 
-def fail_foreign_syntax(place: RawToken, tokens: Sequence[RawToken], text: str) -> None:
+def fail_foreign_syntax(at: int, tokens: Sequence[RawToken], text: str) -> None:
     """Raise for a statement that stops making sense at a habit of another language.
+
+    `at` is the index of the token at which the parser stopped.
 
     Raises:
         BuildError: E025 for a column with an index, E026 for `in` and a list, E027 for a fraction.
     """
-    at = next((i for i, token in enumerate(tokens) if token.span == place.span), len(tokens))
     _fail_fraction(at, tokens)
     _fail_list(at, tokens, text)
     _fail_index(at, tokens, text)
 
 
 def _fail_fraction(at: int, tokens: Sequence[RawToken]) -> None:
-    """Raise for `0.1`; within a call of a function that cannot be, say that instead."""
+    """Raise for `0.1`; in a call such as `random(0.1)` report the function instead."""
+    # `0.1` is three tokens, of which the parser accepts two: a name may follow the dot.
     if at < 2 or at >= len(tokens):
         return
     whole, dot, part = tokens[at - 2 : at + 1]
@@ -220,6 +225,7 @@ def _fail_fraction(at: int, tokens: Sequence[RawToken]) -> None:
 
 def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
     """Raise for `in` and a list of numbers."""
+    # The nearest bracket behind an `in`; the parser stops somewhere between it and its partner.
     for index in range(min(at, len(tokens) - 1), 0, -1):
         if tokens[index].text in _PAIRS and tokens[index - 1].text == "in":
             break
@@ -227,6 +233,7 @@ def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
         return
     end = _closing(index, tokens)
     values = _values(tokens[index + 1 : end], text)
+    # `k in (doc)` asks about a segment.
     if end is None or end < at or not values or (tokens[index].text == "(" and len(values) < 2):
         return
     is_not = tokens[index - 2].text == "not"
@@ -235,6 +242,7 @@ def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
     if first > last:
         return
     span = Span(tokens[first].span.start, tokens[end].span.end)
+    # `(q - k) in [1, 2]` needs no brackets as a comparison.
     if tokens[first].text == "(" and _closing(first, tokens) == last:
         first, last = first + 1, last - 1
     item = text[tokens[first].span.start : tokens[last].span.end]
@@ -244,10 +252,9 @@ def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
 
 
 def _comparisons(item: str, values: Sequence[str], *, is_not: bool) -> str:
+    # `in [3, 4, 5]` is a range, shorter as a chain of comparisons; names and `4k` are no digits.
     numbers = [int(value) for value in values if value.isdigit()]
-    is_run = len(numbers) == len(values) > 2 and all(
-        number == numbers[0] + i for i, number in enumerate(numbers)
-    )
+    is_run = len(numbers) == len(values) > 2 and all(b - a == 1 for a, b in pairwise(numbers))
     if is_run and not is_not:
         return f"{numbers[0]} <= {item} <= {numbers[-1]}"
     op, word = ("!=", " and ") if is_not else ("==", " or ")
@@ -303,22 +310,20 @@ def _fail_index(at: int, tokens: Sequence[RawToken], text: str) -> None:
     # `column[position]` has four tokens, of which `at` is the second; then comes `==`.
     other = _index_at(at + 4, tokens)
     is_known = ("token", column) in _definitions(text)
-    fix: str | None = meant if is_known else None
     if other is not None and other[0] == column and tokens[at + 3].text == "==":
         span = Span(span.start, tokens[at + 7].span.end)
         meant += f" == {other[1]}.{column}"
-        fix = meant if is_known else None
         segment = _segment_like(column, text)
         if segment is not None and not is_known:
-            meant = fix = f"same({segment})"
-            is_known = True
+            meant, is_known = f"same({segment})", True
     hint = f"write `{meant}`"
     if not is_known:
         hint += f" and, above the mask, `token {column}`"
         if other is not None:
             hint += "; if a column gives lengths: `segment doc = [doc_lens]*` and `same(doc)`"
     message = f"the column `{column}` is read by name, not with an index"
-    raise BuildError("E025", message, span, hint, fix)
+    # Without a definition of the column the text would not mean what it should: no fix.
+    raise BuildError("E025", message, span, hint, meant if is_known else None)
 
 
 def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
@@ -332,7 +337,7 @@ def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
     return (name.text, meant) if name.kind == "name" and name.text not in KEYWORDS else None
 
 
-@lru_cache(maxsize=1)  # a text has many errors at most
+@lru_cache(maxsize=1)  # every error of one text may ask
 def _definitions(text: str) -> tuple[tuple[str, str], ...]:
     """Return the names of the token columns and segments of a text, each behind its keyword."""
     words = [token.text for token in scan(text) if token.kind == "name"]
@@ -351,18 +356,12 @@ def fail_unbalanced(tokens: list[RawToken]) -> None:
     """Raise for the first bracket without a partner; a lone closing one, or the innermost open."""
     open_: list[RawToken] = []
     for token in tokens:
-        if token.kind != "symbol":
-            continue
         if token.text in _PAIRS:
             open_.append(token)
         elif token.text in _PAIRS.values():
             if not open_ or _PAIRS[open_[-1].text] != token.text:
-                raise BuildError(
-                    "E006",
-                    f"`{token.text}` closes nothing",
-                    token.span,
-                    "remove it or open it before",
-                )
+                message = f"`{token.text}` closes nothing"
+                raise BuildError("E006", message, token.span, "remove it or open it before")
             open_.pop()
     if open_:
         closing = _PAIRS[open_[-1].text]

@@ -11,7 +11,6 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -42,8 +41,6 @@ from dcp_dsl.syntax.tokens import (
 )
 from dcp_dsl.syntax.trees import moved
 from dcp_grammar import GRAMMAR
-
-__all__ = ["MAX_CHARACTERS", "Parsed", "Program", "parse", "parse_all", "parse_expression"]
 
 MAX_CHARACTERS = 2**16
 LANGUAGE_VERSION = 1
@@ -140,7 +137,7 @@ def _parse_or_move(
     fresh: dict[str, ast.Statement],
 ) -> ast.Statement:
     """Parse one statement, or move it where it was parsed before; `fresh` remembers it."""
-    if known is None or not group or group[0].text == "dcpm":  # `dcpm` may only come first
+    if known is None or group[0].text == "dcpm":  # `dcpm` may only come first
         return _parse_group(text, group, index)
     start = group[0].span.start
     source = text[start : group[-1].span.end]
@@ -180,9 +177,10 @@ def _cut_by_keyword(
     error: BuildError, text: str, group: list[RawToken], follower: RawToken | None
 ) -> BuildError | None:
     """Return the better error where a keyword, used as a name, cut a statement short."""
+    # `mask sample = full`: the statement ends too early, on the line where the next one begins.
     end = group[-1].span.end
     if (
-        group[0].text == "@"
+        group[0].text == "@"  # decorators need a mask: another statement is wrong by any name
         or follower is None
         or error.span.start < end
         or "\n" in text[end : follower.span.start]
@@ -195,7 +193,7 @@ def _cut_by_keyword(
 
 
 def _parse_group(text: str, group: list[RawToken], index: int) -> ast.Statement:
-    """Parse one statement; `index` counts statements, because `dcpm 1` may only come first."""
+    """Parse one statement; its `index` tells whether `dcpm 1` comes first, as it must."""
     first = group[0]
     if first.text not in STATEMENT_KEYWORDS and first.text != "@":
         _fail_unknown_statement(first)
@@ -231,8 +229,8 @@ def _lark() -> lark.Lark:
     """Build the parser once a process.
 
     Its tables, which take 0.2 s, are kept beside the compiled modules of the grammar's package, as
-    JSON: Lark's own cache is a pickle, which runs what it is told to. Behind a first line that does
-    not belong to this grammar, this Lark and the rest of the file, nothing is read.
+    JSON: Lark's own cache is a pickle, and reading a pickle can run any code. The file is used only
+    if its first line fits this grammar, this version of Lark and the rest of the file.
     """
     grammar = GRAMMAR.read_text(encoding="utf-8")
     with suppress(OSError, UnicodeDecodeError):
@@ -242,7 +240,7 @@ def _lark() -> lark.Lark:
             kept = json.loads(
                 tables, object_hook=lambda t: {int(k) if k.isdigit() else k: t[k] for k in t}
             )
-            return _quick(lark.Lark._load_from_dict(**kept))  # type: ignore[no-untyped-call]
+            return lark.Lark._load_from_dict(**kept)  # type: ignore[no-untyped-call, no-any-return]
     built = lark.Lark(
         grammar,
         parser="lalr",
@@ -253,21 +251,7 @@ def _lark() -> lark.Lark:
     )
     if not sys.dont_write_bytecode:
         _keep(built, grammar)
-    return _quick(built)
-
-
-def _quick(parser: lark.Lark) -> lark.Lark:
-    """Let rules such as `_sum: _product`, which only hand on what they hold, do nothing else.
-
-    An expression passes nine of them at every name and number; Lark would build a tree and find its
-    place at each, which is an eighth of the time of a text.
-    """
-    callbacks = parser.parser.parser.parser.callbacks
-    for rule in callbacks:
-        symbols = (rule.origin, *rule.expansion) if isinstance(rule, Rule) else ()
-        if len(symbols) == 2 and all(s.name.startswith("_") and not s.is_term for s in symbols):
-            callbacks[rule] = itemgetter(0)
-    return parser
+    return built
 
 
 def _keep(parser: lark.Lark, grammar: str) -> None:
@@ -285,15 +269,18 @@ def _stamp(grammar: str, tables: str) -> str:
 
 
 def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> NoReturn:
-    """Raise the most telling message for an error of the parser."""
+    """Raise the most helpful message for an error of the parser."""
     place = _place(error, tokens)
-    fail_foreign_syntax(place, tokens, text)
+    at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
+    # The most specific messages come first: the table of examples at the end only knows in which
+    # state the parser stopped.
+    fail_foreign_syntax(at, tokens, text)
     _fail_foreign_operator(place, text)
     _fail_unknown_character(place)
     fail_unbalanced(tokens)
-    at = next((i for i, t in enumerate(tokens) if t.span == place.span), len(tokens))
     if at and tokens[at - 1].text == "NOT":  # the name was read before the parser stopped
         _fail_foreign_operator(tokens[at - 1], text)
+    # A misspelt keyword behind a statement that could end there: `causal` / `maks b = full`.
     is_first_on_line = "\n" in text[tokens[at - 1].span.end : place.span.start] if at else True
     if place.kind == "name" and is_first_on_line and at + 1 < len(tokens):
         hint = did_you_mean(place.text, STATEMENT_KEYWORDS)
@@ -338,12 +325,13 @@ _WAYS_OUT = {
 
 def _fail_foreign_operator(place: RawToken, text: str) -> None:
     """Raise for `&`, `||`, `!`, `AND`: operators that are words here, in small letters."""
-    if place.kind not in ("unknown", "name") or place.text not in _FOREIGN:
+    if place.text not in _FOREIGN:
         return
     word, span = _FOREIGN[place.text], place.span
-    if text[span.end : span.end + 1] == place.text:  # `&&`
+    if text[span.end : span.end + 1] == place.text:  # `&&`, of which each half is a token
         span = Span(span.start, span.end + 1)
     before, behind = text[span.start - 1 : span.start], text[span.end : span.end + 1]
+    # Words need spaces: `a&b` becomes `a and b`.
     fix = f"{'' if before.isspace() else ' '}{word}{'' if behind.isspace() else ' '}"
     raise BuildError(
         "E003", f"`{span.text(text)}` is not an operator", span, f"write `{word}`", fix
@@ -380,6 +368,7 @@ def _position(error: lark.UnexpectedInput) -> Any:  # Any: Lark's number of a pa
 @cache
 def _mistake_table() -> dict[tuple[Any, str], str]:  # Any: as above
     """Run every example once: (parser state, kind of the unexpected token) -> code."""
+    # Some 180 texts of a line each: 13 ms, and only where a text has an error.
     table: dict[tuple[Any, str], str] = {}
     for mistake in MISTAKES:
         for example in mistake.examples:
@@ -409,6 +398,7 @@ def _role(kind: str) -> str:
     return "end" if kind == "$END" else "other"
 
 
+# Terminals with patterns that say nothing to a person; `ADD` is `+`, too, which nobody needs.
 _WORDS = {"NAME": "a name", "INT": "a number", "STRING": 'a text in `"`', "ADD": "`-`"}
 
 
@@ -420,6 +410,7 @@ def _expected(names: set[str]) -> str:
         for name in names
         if name in _WORDS or (name in patterns and patterns[name].type == "str")
     }
+    # Where a statement may end, every keyword that begins another one is expected.
     starts = {f"`{word}`" for word in (*STATEMENT_KEYWORDS, "@")}
     if len(shown & starts) > 1:
         shown = (shown - starts) | {"the next statement"}
@@ -429,6 +420,7 @@ def _expected(names: set[str]) -> str:
 
 def _defined_names(group: list[RawToken]) -> set[str]:
     """Guess what a broken statement defines: its name and, for a segment, those of its parts."""
+    # A name too many only keeps a use of it from being reported as unknown.
     names = {token.text for token in group[:8] if token.kind == "name"}
     if group[0].text == "segment":
         names.update(token.text for token in group if token.kind == "name")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcp_dsl.errors import DCPError
-from dcp_dsl.files import replacing
 from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.parser import parse
 from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken, scan
@@ -92,16 +91,6 @@ def encode_text(text: str, like: bytes) -> bytes:
     return text.replace("\n", "\r\n" if has_crlf else "\n").encode()
 
 
-def replace_bytes(path: str | Path, data: bytes) -> None:
-    """Replace the contents of a file at once: written beside it, then renamed over it.
-
-    Raises:
-        SpecFileError: if it cannot be written; the file is then as it was.
-    """
-    with replacing(path, SpecFileError) as draft:
-        draft.write_bytes(data)
-
-
 INDENT = "  "
 
 _TIGHT_AFTER = {"(", "[", ".", "@", ".."}
@@ -131,19 +120,20 @@ def format_source(text: str) -> str:
     mask a = causal and (q - k < 4)  # near
     """
     parse(text)
-    lines = _Lines()
-    previous: RawToken | None = None
+    lines = _Lines(text)
     for token in scan(text):
-        breaks = 0 if previous is None else text.count("\n", previous.span.end, token.span.start)
-        lines.add(token, breaks)
-        previous = token
-    return lines.finish()
+        lines.add(token)
+    return lines.text + "\n" if lines.text else ""
 
 
 @dataclass(slots=True)
 class _Lines:
-    """The formatted text, token by token."""
+    """The formatted text, token by token.
 
+    `depth` counts the brackets that are open, `in_layout` says that a `segment` statement is.
+    """
+
+    source: str
     text: str = ""
     previous: RawToken | None = None
     before: RawToken | None = None  # the one in front of `previous`
@@ -151,19 +141,19 @@ class _Lines:
     is_decorated: bool = False
     in_layout: bool = False
 
-    def add(self, token: RawToken, breaks: int) -> None:
-        """Append one token; `breaks` newlines stood in front of it."""
+    def add(self, token: RawToken) -> None:
+        """Append one token, with the space or the line break in front of it."""
         if token.text in (")", "]", "}"):
             self.depth -= 1
         is_start = self._is_statement(token)
-        if self.previous is None:
-            pass
-        elif is_start or breaks:
-            self._break(token, breaks, is_start=is_start)
-        elif token.kind == "comment":
-            self.text += "  "
-        elif self._needs_space(token):
-            self.text += " "
+        if (previous := self.previous) is not None:
+            breaks = self.source.count("\n", previous.span.end, token.span.start)
+            if is_start or breaks:
+                self._break(token, breaks, is_start=is_start)
+            elif token.kind == "comment":
+                self.text += "  "
+            elif self._needs_space(previous, token):
+                self.text += " "
         self.text += self._shown(token)
         if token.text in ("(", "[", "{"):
             self.depth += 1
@@ -171,17 +161,14 @@ class _Lines:
             self.in_layout = token.text == "segment"
         self.before, self.previous = self.previous, token
 
-    def finish(self) -> str:
-        """Return the whole text."""
-        return self.text + "\n" if self.text else ""
-
     def _is_statement(self, token: RawToken) -> bool:
-        if self.previous is not None and self.previous.text == ":":
+        """Return whether a statement begins here: at its first decorator, else at its keyword."""
+        if self.previous is not None and self.previous.text == ":":  # a type: `m: mask`
             return False
-        if token.text == "@" and token.kind == "symbol":
+        if token.text == "@":
             was, self.is_decorated = self.is_decorated, True
             return not was
-        if token.kind != "name" or token.text not in STATEMENT_KEYWORDS:
+        if token.text not in STATEMENT_KEYWORDS:
             return False
         was, self.is_decorated = self.is_decorated, False
         return not was
@@ -189,7 +176,9 @@ class _Lines:
     def _break(self, token: RawToken, breaks: int, *, is_start: bool) -> None:
         if breaks > 1 and (is_start or token.kind == "comment"):
             self.text += "\n"
-        at_margin = is_start or (token.kind == "comment" and self.depth == 0 and breaks > 0)
+        # A comment on its own line may speak of the statement behind it, unless brackets are open.
+        at_margin = is_start or (token.kind == "comment" and self.depth == 0)
+        # A closing bracket is not part of what it closes; other lines go in at least once.
         closes = token.text in (")", "]", "}")
         depth = self.depth if closes else max(1, self.depth)
         self.text += "\n" + ("" if at_margin else INDENT * depth)
@@ -197,25 +186,20 @@ class _Lines:
     def _shown(self, token: RawToken) -> str:
         if token.kind != "comment":
             return token.text
-        body = token.text[1:].rstrip()
+        body = token.text[1:].rstrip()  # `#!` is the first line of a script, without a space
         return "#" + (body if not body or body[0] in " !" else " " + body)
 
-    def _needs_space(self, token: RawToken) -> bool:
-        assert self.previous is not None, "the first token has nothing before it"
-        last, text = self.previous.text, token.text
-        if last in _TIGHT_AFTER and self.previous.kind == "symbol":
+    def _needs_space(self, previous: RawToken, token: RawToken) -> bool:
+        last, text = previous.text, token.text
+        if last in _TIGHT_AFTER or text in _TIGHT_BEFORE:
             return False
-        if self.previous.kind == "symbol" and last in ("-", "+") and self._is_sign():
+        if last in ("-", "+") and self._is_sign():
             return False
-        if token.kind != "symbol":
-            return True
+        # Behind a part of a layout `*` repeats; elsewhere it multiplies.
         if text == "*" and self.in_layout and last in (")", "]"):
             return False
-        if text in _TIGHT_BEFORE:
-            return False
-        if text in ("(", "["):
-            is_call = self.previous.kind == "name" and last not in _WORD_OPERATORS
-            return not is_call
+        if text in ("(", "["):  # tight behind a name, in a call or a part of a layout
+            return previous.kind != "name" or last in _WORD_OPERATORS
         return True
 
     def _is_sign(self) -> bool:

@@ -22,6 +22,7 @@ KEYWORDS = frozenset(words_of("statement", "clause", "operator", "constant"))
 RESERVED = KEYWORDS | {*words_of("variable", "function")}
 
 # The first alternative that fits wins: comments and strings swallow all others, `<=` is before `<`.
+# Wrong tokens are taken whole, for a message about them: a string without its end, `3x`.
 _PATTERN = re.compile(
     r"""(?P<comment>\#[^\n]*)
       | (?P<string>"[^"\n]*"?)

@@ -80,9 +80,6 @@ def _children(kind: type) -> tuple[str, ...] | None:
 def mentioned_names(node: object) -> Iterator[tuple[str, bool]]:
     """Yield every name in a tree, with whether it stands behind a dot."""
     for inner in walk(node):
-        kind = type(inner)
-        if kind is ast.Ident:
-            continue
         match inner:
             case ast.Name(text):
                 yield text, False
@@ -188,6 +185,7 @@ def _text(value: ast.Expr) -> tuple[str, int]:
             return "{ " + "  ".join(map(_rule, rules)) + " }", _POSTFIX
         case ast.Binary(op, left, right):
             level = _SUM if op in ("+", "-") else _PRODUCT
+            # Operators group from the left: `a - (b - c)` needs its brackets, `(a - b) - c` none.
             return f"{_at_least(left, level)} {op} {_at_least(right, level + 1)}", level
     return _logic(value)
 
@@ -207,12 +205,14 @@ def _logic(value: ast.Expr) -> tuple[str, int]:
         case ast.Not(inner):
             return f"not {_at_least(inner, _NOT)}", _NOT
         case ast.And(items):
-            # A nested `and` keeps its brackets; a leading `minus` needs none.
+            # A nested `and` keeps its brackets, else it would become one with this; a leading
+            # `minus` needs none.
             first = items[0]
             head = _text(first)[0] if isinstance(first, ast.Minus) else _at_least(first, _NOT)
             rest = [_at_least(item, _NOT) for item in items[1:]]
             return " and ".join([head, *rest]), _AND
         case ast.Minus(left, right):
+            # `a and b minus c` is the text of this tree: `minus` takes all in front of it.
             head = (
                 _text(left)[0] if isinstance(left, ast.And | ast.Minus) else _at_least(left, _NOT)
             )
