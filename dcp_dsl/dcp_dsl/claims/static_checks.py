@@ -1,10 +1,10 @@
 """Find masks and stacks that would train garbage: look-ahead, tokens that see nothing, leaks.
 
-Each mask of a text is first proved sound for every sample; what is not proved is searched for on
-small samples that fit its columns, and the smallest one that shows the fault is part of the error.
-What can be neither proved nor tested is a warning. On a layout with branches, a mask is asked
-whether it means the same in a packed sample and in each of its paths. Values pass from layer to
-layer: documents or branches that one layer of a stack keeps apart still reach each other where a
+Each mask of a text is first proved sound for every sample. Where the proof fails, small samples
+that fit the mask's columns are searched for a fault, and the error shows the smallest sample that
+has it. A claim that can be neither proved nor tested is a warning. On a layout with branches, a
+mask should mean the same in a packed sample and in each path alone. In a stack, values pass from
+layer to layer: documents or branches that one layer keeps apart still reach each other where a
 window of another layer crosses their border.
 """
 
@@ -34,7 +34,7 @@ from dcp_dsl.syntax.trees import unparse
 
 
 def layouts_of_paths(core: nodes.Mask) -> list[nodes.Laid]:
-    """Return the layouts whose paths a mask speaks of, each once."""
+    """Return the layouts whose paths a mask reads, by `paths` or `.path`, each once."""
     found: dict[int, nodes.Laid] = {}
     for node in nodes.walk(core):
         match node:
@@ -44,10 +44,10 @@ def layouts_of_paths(core: nodes.Mask) -> list[nodes.Laid]:
 
 
 def is_same_alone(core: nodes.Mask) -> bool:
-    """Return whether a mask asks only what a token of a path also has in a sequence of its own.
+    """Return whether a mask asks only for facts that stay the same if each path stands alone.
 
-    That is its place on the path, the values of its token columns, and the parts that it lies in;
-    and of two tokens which one comes first, and whether they share a part.
+    These are a token's place on its path, the values of its token columns and the parts that it
+    lies in; and of two tokens their order and whether they share a part.
     """
     match core:
         case nodes.Truth() | nodes.Along():
@@ -60,6 +60,7 @@ def is_same_alone(core: nodes.Mask) -> bool:
             return True
         case nodes.Same(nodes.Laid(statement)):  # runs of a column may join where branches are cut
             return isinstance(statement.source, ast.Layout)
+        # Only the order of two positions: a distance would count the tokens of other branches.
         case nodes.Compare(_, nodes.Pos(), nodes.Pos()):
             return True
         case nodes.Compare(_, left, right):
@@ -80,12 +81,12 @@ def _is_number_alone(number: nodes.Number) -> bool:
     return False
 
 
-_NUMBER = 3  # what a parameter without a value is tested with; proofs take every number
+_NUMBER = 3  # value of parameters without a default
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A mask to look at: an own definition, or an expression that is attached or stacked."""
+    """A mask to check: a definition of the text, or an expression that is attached or stacked."""
 
     what: str
     mask: Mask
@@ -98,10 +99,10 @@ class _Claim:
 
     Attributes:
         what: the statement, for the verdict.
-        question: the same as a question, for the warning that it is not tested.
-        find: gives what contradicts it on a sample.
-        code, message, hint: of the error when something does.
-        way_out: what allows such samples, for the warning.
+        question: the statement as a question, for the warning that it is not tested.
+        find: finds the place on a sample that contradicts the statement.
+        code, message, hint: of the error for such a place.
+        way_out: how to avoid the claim, for the warning.
     """
 
     what: str
@@ -114,7 +115,7 @@ class _Claim:
 
 
 def mask_steps(testing: Testing) -> Iterator[Step]:
-    """Yield the steps that look at every mask of a text, and at those it attaches or stacks.
+    """Yield the steps that check every mask of a text, and those that it attaches or stacks.
 
     They find E111 for divisors and tiles below 1, E120 for look-ahead, E121 for tokens that see
     nothing, E122 for masks without pairs, W209 for masks on paths that see another branch, and
@@ -128,18 +129,19 @@ def mask_steps(testing: Testing) -> Iterator[Step]:
 
 
 def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
-    """Look at a definition; one with a mask as parameter cannot be looked at alone."""
+    """Check a definition, unless it has a parameter that only a caller can give, such as a mask."""
     call = _call(definition)
     if call is not None:
         _check_subject(f"mask {definition.name.text}", call, definition.name.span, testing)
 
 
 def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
-    """Look at the masks of a statement that are not looked at as definitions."""
+    """Check the masks of a statement that are not checked as definitions."""
     for value in used_masks(statement, testing.scope):
-        own = testing.scope.own_mask(value.text) if isinstance(value, ast.Name) else None
-        if isinstance(value, ast.Name) and (own is None or own[1] is testing.scope):
-            continue  # a mask of the library, or an own one
+        if isinstance(value, ast.Name):
+            own = testing.scope.own_mask(value.text)
+            if own is None or own[1] is testing.scope:
+                continue  # a mask of the library, or one of this text
         _check_subject(f"use of {unparse(value)}", value, value.span, testing)
 
 
@@ -147,7 +149,7 @@ def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.E
     """Return the expressions that are attached to data sets or stacked into layers."""
     match statement:
         case ast.Attach(value=ast.Name(text)) if scope.find_stack(text) is not None:
-            return []
+            return []  # the statement of the stack is checked itself
         case ast.Attach():
             return [with_columns(statement, scope)]
         case ast.StackDef(layers=layers):
@@ -158,10 +160,11 @@ def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.E
 def _check_subject(what: str, value: ast.Expr, span: ast.Span, testing: Testing) -> None:
     if len(testing.found) < MAX_FINDINGS:
         subject = _Subject(what, on_keys(read_mask(value, testing.scope)), span)
+        # Binding refuses such a mask on every sample, so it has no other faults.
         if _has_zeros(subject, testing):
-            return  # nothing can be said of a mask that binding refuses
+            return
         _check_empty(subject, testing)
-        if subject.mask.keys is None:  # else no token is later than another
+        if subject.mask.keys is None:  # between two sequences no token is later than another
             _check_ahead(subject, testing)
         _check_branches(subject, testing)
 
@@ -174,17 +177,16 @@ def _has_zeros(subject: _Subject, testing: Testing) -> bool:
             case nodes.Arithmetic("//" | "%", _, nodes.Const(value, place=place)) | nodes.Tiles(
                 nodes.Const(value, place=place)
             ) if value < 1:
-                has_found, is_own = True, place.program is testing.scope.program
-                message, hint = (
-                    f"expected at least 1, got {value}",
-                    "sizes and divisors are positive",
-                )
-                testing.report("E111", message, place.span if is_own else subject.span, hint)
+                has_found = True
+                # A place in another file cannot be shown here; the use of that mask can.
+                span = place.span if place.program is testing.scope.program else subject.span
+                message = f"expected at least 1, got {value}"
+                testing.report("E111", message, span, "sizes and divisors are positive")
     return has_found
 
 
 def _call(definition: ast.MaskDef) -> ast.Expr | None:
-    """Return a call of a mask with small numbers where it has no defaults."""
+    """Return a call of a mask with small numbers where it has no defaults; None if that fails."""
     arguments = []
     for param in definition.params:
         if param.default is None:
@@ -198,10 +200,13 @@ def _call(definition: ast.MaskDef) -> ast.Expr | None:
 
 
 def _check_empty(subject: _Subject, testing: Testing) -> None:
-    """Look for tokens that see nothing."""
+    """Look for tokens that see nothing.
+
+    Two proofs come first: that every token sees itself, and that no token ever sees any.
+    """
     _, _, is_partial = read_decorators(_definition(subject))
     what, core = f"{subject.what}: every token sees something", subject.mask.core
-    is_one = subject.mask.keys is None
+    is_one = subject.mask.keys is None  # proofs speak of one sequence
     if is_one and is_total(core, testing.proofs):
         if not is_partial:
             testing.decide(what, "proved", subject.span)
@@ -215,11 +220,11 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
 
 
 def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
-    """Look for tokens that see nothing on samples.
+    """Look on samples for tokens that see nothing.
 
     A made-up token column proves nothing here: `q < k.evict` hides every key where the column is
-    0, which no data set has. Only declared samples test such a mask. Without one, the made-up
-    sample becomes part of the warning.
+    0, but no data set has such a column. Only declared samples test such a mask. Without them, the
+    made-up sample becomes part of the warning.
     """
     claim = _Claim(
         what, "whether every token sees something", first_empty_row,
@@ -237,7 +242,7 @@ def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
 
 
 def _check_ahead(subject: _Subject, testing: Testing) -> None:
-    """Look for tokens that see a later one where that is not asked for."""
+    """Look for tokens that see a later one where no `@ahead` allows it."""
     found = _definition(subject)
     is_anywhere, segments, _ = read_decorators(found)
     if is_anywhere:
@@ -261,8 +266,8 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
 def _check_branches(subject: _Subject, testing: Testing) -> None:
     """Look for tokens that see another branch, in masks that speak of paths.
 
-    A mask that shows only the path, and asks only what a separate sequence knows of its tokens,
-    shows every path what it would see alone.
+    A mask that shows a token only its own path, and asks only for facts that a separate sequence
+    has as well, shows every path what the path would see alone.
     """
     core = subject.mask.core
     trees = layouts_of_paths(core)
@@ -285,7 +290,7 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
 
 
 def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
-    """Describe the outcome of a search: a fault, samples without one, or nothing testable."""
+    """Report the outcome of a search: a fault, samples without a fault, or nothing to test."""
     if tried.failure is not None:
         message = f"{claim.message}: {tried.failure.described()}"
         testing.report(claim.code, message, subject.span, claim.hint)
@@ -300,6 +305,7 @@ def _report_untested(claim: _Claim, tried: Tried, subject: _Subject, testing: Te
     """Warn that a claim is neither proved nor tested, and say what a `sample` must give."""
     reason, hint = tried.reason, tried.hint
     if not reason:
+        # There was no sample: name the columns for which none could be made up.
         mask = subject.mask
         kinds = column_kinds(mask.core)
         unknown = [column for column in sorted(mask.columns) if column not in kinds]
@@ -320,13 +326,17 @@ def _definition(subject: _Subject) -> tuple[ast.MaskDef, Scope] | None:
 
 
 def leak_steps(testing: Testing) -> Iterator[Step]:
-    """Yield the steps that look at every stack of a text; they find W211."""
+    """Yield the steps that check every stack of a text; they find W211."""
     for statement in testing.scope.program.statements:
         if isinstance(statement, ast.StackDef):
             yield Step("stack", statement, partial(_check_layers, statement, testing))
 
 
 def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
+    """Look for layers whose masks cross the documents or branches that another layer keeps apart.
+
+    O(different masks² * borders) proofs; a stack has few different masks.
+    """
     values = {unparse(value): value for value in used_masks(stack, testing.scope)}
     masks = {call: on_keys(read_mask(value, testing.scope)) for call, value in values.items()}
     borders = {call: _borders(mask, testing) for call, mask in masks.items() if mask.keys is None}
@@ -341,7 +351,7 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
                 continue
             tried = search_fault(across, first_wrong_pair, testing, with_open=True)
             is_proved, samples = False, samples + tried.samples
-            if tried.failure is not None:
+            if tried.failure is not None:  # one border is enough to warn of this layer
                 has_failed = True
                 testing.report(
                     "W211",
@@ -356,12 +366,15 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
 
 
 def _borders(mask: Mask, testing: Testing) -> list[nodes.Mask]:
-    """Return the relations of paths and of instances outside which a mask shows no pair."""
+    """Return the borders that a mask keeps: relations outside which it shows no pair.
+
+    Candidates are the paths and instances that it mentions; a proof decides about each.
+    """
     found: dict[tuple[type, int, str], nodes.Mask] = {}
     for node in _of_the_sample(mask.core):
         match node:
             case nodes.Along(layout):
-                # Paths order queries and keys as well; a later key is no matter of branches.
+                # `Along` also excludes later keys; these are look-ahead (E120), not other branches.
                 border = nodes.Or((nodes.Along(layout), nodes.AHEAD))
                 found[nodes.Along, id(layout.statement), ""] = border
             case nodes.Same(nodes.Laid() as laid) | nodes.Per(nodes.Laid() as laid):
@@ -374,13 +387,13 @@ def _borders(mask: Mask, testing: Testing) -> list[nodes.Mask]:
 
 
 def _outside(mask: Mask, border: nodes.Mask, columns: frozenset[str] = frozenset()) -> Mask:
-    """Return the pairs of a mask that a relation does not hold."""
+    """Return the pairs of a mask outside a relation that needs `columns`."""
     core = nodes.And((mask.core, nodes.Not(border)))
     return replace(mask, core=core, columns=mask.columns | columns)
 
 
 def _of_the_sample(core: nodes.Mask) -> Iterator[nodes.Mask]:
-    """Yield the masks of the frame of the sample, not those inside an instance."""
+    """Yield the parts of a mask outside `per`: inside, positions count from an instance."""
     yield core
     match core:
         case nodes.Not(item):

@@ -1,8 +1,8 @@
-"""Cut the checks of a text into steps; repeat what one said about a statement that means the same.
+"""List the checks of a text as steps, and reuse the findings of steps that would find the same.
 
-A step depends on its statement, on all that this mentions in turn and, if it tested samples, on the
-layouts and samples of the text. What the work allowed has room for is the same as without memory,
-so a text checked with it gets the findings that it gets without.
+A step depends on its statement, on all that the statement mentions, directly or not, and, if it
+tested samples, on the layouts and samples of the text. A reused step also spends the budgets that
+it spent before, so a text gets the same findings with and without memory.
 """
 
 import re
@@ -22,9 +22,10 @@ _Key: TypeAlias = tuple[str, str, frozenset[str]]
 
 
 class Meanings:
-    """The statements of a text, and which of them each depends on.
+    """The statements of a text, and the statements that each depends on.
 
-    Dependence is read off the words, so it may name too much, never too little.
+    A statement depends on all whose names appear among its words, comments included: that may be
+    too many, never too few.
     """
 
     def __init__(self, scope: Scope) -> None:
@@ -39,6 +40,8 @@ class Meanings:
             if id(tree) in self.sources:
                 for word in ("path", "paths"):
                     self.owners.setdefault(word, []).append(tree)
+        # What searches depend on: they try samples that fit the layouts, and those declared, and
+        # pay for each statement.
         kinds = (ast.Segment, ast.SampleDef, ast.Token, ast.Import)
         shared = [s for s in scope.program.statements if isinstance(s, kinds)]
         self.around = (
@@ -69,16 +72,14 @@ class Meanings:
             self._words[source] = frozenset(_WORD.findall(source))
         return self._words[source]
 
-    def key(self, step: Step) -> _Key | None:
-        """Return what a step on one statement depends on, if it tests no samples."""
-        if step.statement is None:
-            return None
-        needed = frozenset(self.sources[id(s)] for s in self.closure(step.statement))
-        return step.kind, self.sources[id(step.statement)], needed | self.imported
+    def key(self, kind: str, statement: ast.Statement) -> _Key:
+        """Return the texts on which a step about a statement depends, if it tests no samples."""
+        needed = frozenset(self.sources[id(s)] for s in self.closure(statement))
+        return kind, self.sources[id(statement)], needed | self.imported
 
 
 def _imported(scope: Scope) -> Iterable[str]:
-    """Yield the texts of all imported masks and stacks, and segments and tokens as they are."""
+    """Yield the texts of files with imported masks and stacks, and imported segments and tokens."""
     imported = scope.imported
     for _, other in (*imported.masks.values(), *imported.stacks.values()):
         yield other.program.text
@@ -90,7 +91,14 @@ def _imported(scope: Scope) -> Iterable[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """Findings of a step about a statement, and the work that they took."""
+    """Findings of a step about a statement, and the work that they took.
+
+    Attributes:
+        around: layouts and samples that it depends on; None if it did not look at samples.
+        spent: of each budget, in the order of `_left`.
+        start, line: of the statement then.
+        found, verdicts: the findings.
+    """
 
     around: object
     spent: tuple[int, ...]
@@ -108,48 +116,52 @@ class Memory:
     _used: dict[_Key, _Record] = field(default_factory=dict)
 
     def run(self, step: Step, testing: Testing, meanings: Meanings) -> bool:
-        """Take a step, or repeat it; return whether it was repeated."""
-        key = meanings.key(step)
-        if key is None or step.statement is None:
+        """Take a step, or repeat its findings; return whether they were repeated."""
+        statement = step.statement
+        if statement is None:  # about the whole text, so any change may matter
             step.look()
             return False
+        key = meanings.key(step.kind, statement)
         around = (meanings.around, testing.broken)
         record = self._records.get(key)
         left = _left(testing)
-        is_known = (
-            record is not None and record.around in (None, around) and _has_room(left, record.spent)
-        )
-        if record is not None and is_known:
+        if record is not None and record.around in (None, around) and _has_room(left, record.spent):
             self._used[key] = record
-            _repeat(record, step.statement, testing)
+            _repeat(record, statement, testing)
             return True
         found, verdicts = len(testing.found), len(testing.verdicts)
         step.look()
         after = _left(testing)
         spent = tuple(a - b for a, b in zip(left, after, strict=True))
+        # Findings that a limit cut short would be others in a text with more room.
         if _has_room(left, spent) and len(testing.found) < MAX_FINDINGS:
             concluded = tuple(testing.verdicts[verdicts:])
-            # A proof does not depend on the layouts and samples around; a search for samples does,
-            # also one that found none.
+            # A proof does not depend on the layouts and samples around. A search does, even if it
+            # found no sample and spent nothing.
             is_searched = any(spent[1:]) or any(v.outcome != "proved" for v in concluded)
             self._used[key] = self._records[key] = _Record(
                 around if is_searched else None, spent,
-                step.statement.span.start, step.statement.span.line(testing.scope.program.text),
+                statement.span.start, statement.span.line(testing.scope.program.text),
                 tuple(testing.found[found:]), concluded,
             )  # fmt: skip
         return False
 
     def forget(self) -> None:
-        """Forget all that was not used since this was called last."""
+        """Forget all findings that were not used since the last call."""
         self._records, self._used = self._used, {}
 
 
 def _left(testing: Testing) -> tuple[int, int, int]:
+    """Return the steps left for proofs, for searches and for shrinking."""
     return testing.proofs.left, testing.budget.left, testing.shrinking.left
 
 
 def _has_room(left: tuple[int, ...], spent: tuple[int, ...]) -> bool:
-    """Return whether no budget ends in a step; proofs fail without a trace when theirs is spent."""
+    """Return whether no budget ends in a step that spends so much.
+
+    A step that used a budget up may have been cut short. Proofs without budget just fail, so some
+    of theirs must be left even if the step spent none.
+    """
     is_enough = all(have > asked for have, asked in zip(left, spent, strict=True) if asked)
     return is_enough and left[0] > spent[0]
 
@@ -167,7 +179,7 @@ def _repeat(record: _Record, statement: ast.Statement, testing: Testing) -> None
 
 
 def move(found: Diagnostic, distance: int, program: ast.Program) -> Diagnostic:
-    """Return a finding so many characters further on, in a new version of its text."""
+    """Return a finding in a new version of its text, `distance` characters further on."""
     fix = found.fix
     if fix is not None:
         edits = (replace(e, start=e.start + distance, end=e.end + distance) for e in fix.edits)

@@ -1,7 +1,7 @@
-"""Decide statements about masks: by proof for every sample, else by a search on small samples.
+"""Decide claims about masks: by a proof for every sample, else by a search on small samples.
 
-A claim that fails is shown with the smallest sample and the first pair that break it. The verdict
-says whether a claim that holds is proved or tested.
+A failing claim is shown with a sample, made as small as possible, and the first pair that breaks
+it. The verdict of a claim that holds says whether it is proved or only tested.
 """
 
 from collections.abc import Callable, Iterator
@@ -41,8 +41,10 @@ from dcp_dsl.syntax.diagnostics import (
 )
 from dcp_dsl.syntax.trees import unparse
 
-MAX_STEPS = 2**28  # of numpy on one pair; about half a second
-SHRINKING_STEPS = 2**27  # for making counter-examples smaller; a quarter of a second
+# A step is one numpy operation on one pair. Counting steps instead of time makes all machines give
+# the same verdicts.
+MAX_STEPS = 2**28  # for searches, about half a second
+SHRINKING_STEPS = 2**27  # for making counter-examples smaller, a quarter of a second
 TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
 
 
@@ -52,10 +54,10 @@ class Testing:
 
     Attributes:
         scope: the text's definitions.
-        budget: for evaluating masks on samples.
-        proofs: for proving.
-        shrinking: for making counter-examples smaller.
-        broken: samples of the text that fit no layout.
+        budget: steps left for evaluating masks on samples.
+        proofs: steps left for proofs.
+        shrinking: steps left for making counter-examples smaller.
+        broken: names of samples of the text that fit no layout.
         found, verdicts: results so far.
     """
 
@@ -72,7 +74,7 @@ class Testing:
     def report(
         self, code: str, message: str, span: ast.Span, hint: str = "", fix: Fix | None = None
     ) -> None:
-        """Add a diagnostic."""
+        """Add a diagnostic; leave out what is there already, and all beyond `MAX_FINDINGS`."""
         program = self.scope.program
         found = make_diagnostic(
             code, message, program.text, span, name=program.name, hint=hint, fix=fix
@@ -94,8 +96,9 @@ class Step:
 
     Attributes:
         kind: of check.
-        statement: the one it looks at, with all that this one mentions; None if it looks at all.
-        look: reports what it finds and decides.
+        statement: the statement that it checks, with all that this mentions; None for the whole
+            text.
+        look: does the check, reports findings and adds verdicts.
     """
 
     kind: str
@@ -112,7 +115,7 @@ class Failure:
     k: int | None
 
     def described(self) -> str:
-        """Return the place and the sample in words."""
+        """Return the place and the sample in words, as in `at q = 2, k = 3 of the sample {...}`."""
         place = f"q = {self.q}" + ("" if self.k is None else f", k = {self.k}")
         return f"at {place} of the sample {self.sample.to_json()}"
 
@@ -138,10 +141,9 @@ class Tried:
 
     Attributes:
         failure: the fault on the smallest sample that shows it, or None.
-        samples: how many samples were tried.
-        code: of the warning that the mask could not be evaluated on samples, else empty.
-        reason: why it could not.
-        hint: the way out of that, or empty.
+        samples: number of samples tried.
+        code: warning that the search could not be completed, else empty.
+        reason, hint: why it could not, and the way out, perhaps empty.
     """
 
     failure: Failure | None
@@ -173,11 +175,12 @@ def search_fault(
             try:
                 failure = look(sample, testing.budget)
             except DatasetError:
-                if asked is not None:
+                if asked is not None:  # the person chose this sample and must hear of it
                     raise
                 continue  # a generated sample that a layout with `len` cannot take
             tested += 1
             if failure is not None:
+                # A sample that the claim names is shown as it is.
                 smallest = failure if asked is not None else _shrunk(failure, look, mask, testing)
                 return Tried(smallest, tested)
     except OverBudget:
@@ -194,20 +197,20 @@ def _shrunk(
     mask: Mask,
     testing: Testing,
 ) -> Failure:
-    """Return a failure on a sample that is as small as it gets."""
+    """Return a failure on a sample that no small step makes smaller, as far as the budget goes."""
     kinds = column_kinds(mask.core)
     per_token = {column for column, kind in kinds.items() if kind.is_per_token}
 
     def look(sample: Sample) -> Failure | None:
         try:
             return search(sample, testing.shrinking)
-        except (DatasetError, SpecError, OverBudget):  # it fits no layout, or enough was tried
-            return None
+        except (DatasetError, SpecError, OverBudget):
+            return None  # the sample fits no layout, or enough was tried: keep the larger one
 
     return shrink(failure.sample, failure, look, per_token, all_layouts(mask, testing.scope))
 
 
-STEPS_PER_STATEMENT = 2**10  # what looking through the text for samples and layouts costs
+STEPS_PER_STATEMENT = 2**10  # cost of looking through the text for samples and layouts
 _FAULTS = {
     "implies": ("C401", "the left mask sees a pair that the right one does not"),
     "equals": ("C402", "the masks differ"),
@@ -223,8 +226,8 @@ def claim_steps(testing: Testing) -> Iterator[Step]:
     A text with very much to test is tested in part; W291 says which checks are not.
 
     Finds C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
-    the claim cannot be evaluated yet, W291 where there is nothing to test it on or testing it
-    would take too long, W292 for samples that no claim names and that do not fit.
+    the claim cannot be evaluated, W291 where there is no sample to test it on or testing it would
+    take too long, W292 for samples that do not fit and that no claim names.
     """
     yield Step("samples", None, partial(_check_samples, testing))
     for statement in testing.scope.program.statements:
@@ -245,7 +248,7 @@ def _check_samples(testing: Testing) -> None:
             _check_columns(declared_sample(definition, scope), scope)
         except OverBudget:
             break
-        except NoLengthError:  # it may still show what the columns look like
+        except NoLengthError:  # no fault: such samples may only show what the columns look like
             continue
         except DatasetError as error:
             broken.add(name)
@@ -255,7 +258,7 @@ def _check_samples(testing: Testing) -> None:
 
 
 def _check_columns(sample: Sample, scope: Scope) -> None:
-    """Refuse columns of tokens, and of segments, that do not have their shape."""
+    """Raise a `DatasetError` for columns of tokens or segments that do not have their shape."""
     given, length = sample.columns, sample.length
     for token in scope.tokens.values():
         column = token.column.text
@@ -275,6 +278,7 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
     what += "" if check.right is None else f" {unparse(check.right)}"
     what += "" if check.sample is None else f" on {check.sample.text}"
     mask = _read(check, testing.scope)
+    # A named sample says how many of the keys' tokens are queries; without one, all of them are.
     mask = on_keys(mask) if check.sample is None else mask
     proves = is_total if check.claim == "total" else never
     is_one = mask.keys is None  # proofs speak of one sequence
@@ -297,7 +301,8 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
 
 
 def _read(check: ast.Check, scope: Scope) -> Mask:
-    """Return the pairs that contradict a claim; for `total` the mask (rows may be empty)."""
+    """Return the pairs that contradict a claim; for `total` the mask, whose rows are looked at."""
+    # A side without `@keys` is read over the two sequences of the other side.
     keys = keys_of(check.left, scope)
     if keys is None and check.right is not None:
         keys = keys_of(check.right, scope)
@@ -314,7 +319,7 @@ def _read(check: ast.Check, scope: Scope) -> Mask:
 
 
 def _conclude(check: ast.Check, what: str, tried: Tried, mask: Mask, testing: Testing) -> None:
-    """Report how the search for what contradicts a claim went."""
+    """Report the outcome of the search for a contradiction of a claim, and add the verdict."""
     outcome: Outcome = "untested"
     reason = tried.reason
     if tried.failure is not None:
