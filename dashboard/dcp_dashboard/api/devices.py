@@ -2,27 +2,29 @@
 
 All are payloads of the wire format in `api.encoding`.
 
-`dcp.timeline/1`: one row per event, sorted by (device, lane, start). Header: `source`,
-`num_devices`, `node_starts`, `base_ns`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by
-code), `names` (distinct texts), `sequence_blocks` (the first block of each sequence, then the
-number of all). Columns: `start`, `end` (u4, in `unit_ns` after `base_ns`),
-`device`, `lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
-`division`, `peer` (-1: none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of
-the plan that a message belongs to (-1: none).
+All times are on the clock of the trace, which begins at 0.
+
+`dcp.timeline/1`: one row per event, in the order of the trace: (device, lane, start). Header:
+`source`, `num_devices`, `node_starts`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by code),
+`names` (distinct texts), `sequence_blocks` (the first block of each sequence, then the number of
+all). Columns: `start`, `end` (u4, in `unit_ns`), `device`, `lane` (index into
+`dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1), `division`, `peer` (-1:
+none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of the plan that a message
+belongs to (-1: none).
 `unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
 the plan: the axis that all share.
 
 `dcp.memory/1`. Header: `source`, `num_devices`, `unit_ns` and `longest_ns` as in the timeline;
 `limit_bytes`, memory of a device. Columns: `saved`, `forward`, `backward` (f8, a value per device),
 bytes held outside of both directions and in each; `buffers` and `began`, `ended` (forward of all
-devices, then backward); `ptr`, where each device's steps begin in `time` and `filled`, the last two
-a value per step. The runtime allocates the buffers of a direction when it begins and gives them
-back when it ends (`dcp_planner.tables.measure_memory`), so what a device holds has three levels.
-How much of the buffers is filled changes with every message.
+devices, then backward); `ptr`, where each device's steps begin in `time` and `filled`, which have a
+value per step. The runtime allocates the buffers of a direction when it begins and gives them back
+when it ends (`dcp_planner.tables.measure_memory`), so a device holds bytes at three levels. How
+much of the buffers is filled changes with every message.
 
 `dcp.path/1`: the chain of events that decided the end, one row per step, in time. Header: `source`
 and `shares`, words that link to the longest step of each kind. Columns: `event` (row of the
-timeline), `start`, `end` (f8, ns as those of the timeline).
+timeline), `start`, `end` (f8, ns).
 
 `dcp.devices/1`. Header: `num_devices`, `node_starts`, `rows`: the quantities of the balance
 chart, each `{"id", "label", "meaning", "unit", "kind", "ratio", "mean"}`; unit is "count", "bytes"
@@ -76,14 +78,12 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
             f"{len(trace):,}; open it in ui.perfetto.dev: dcpm run writes it with "
             "--trace FILE.pftrace, and the page of the timeline exports it"
         )
-    base = int(trace.start_ns.min(initial=0))
-    span = int(trace.end_ns.max(initial=base)) - base
+    span = int(trace.end_ns.max(initial=0))
     unit = time_unit_ns(span)
     header = {
         "source": trace.source,
         "num_devices": plan.num_devices,
         "node_starts": plan.cluster.node_ptr.tolist(),
-        "base_ns": base,
         "unit_ns": unit,
         "longest_ns": max(span, longest_ns),
         "kinds": list(EVENT_KINDS),
@@ -95,8 +95,8 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     }
     columns = {
         # Rounded outwards: an event is never shorter than it was, and never nothing.
-        "start": ((trace.start_ns - base) // unit).astype(np.uint32),
-        "end": (-(-(trace.end_ns - base) // unit)).astype(np.uint32),
+        "start": (trace.start_ns // unit).astype(np.uint32),
+        "end": (-(-trace.end_ns // unit)).astype(np.uint32),
         "bytes": narrow(trace.size_bytes),
         "division": narrow(trace.division),
         "peer": narrow(trace.peer),
@@ -114,13 +114,12 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
 
 def path_payload(loaded: LoadedPlan, source: Source) -> bytes:
     """Pack the critical path of a trace; O(E log E)."""
-    trace, path = loaded.traces[source], loaded.recorded[source].path
-    base = int(trace.start_ns.min(initial=0))
+    path = loaded.recorded[source].path
     shares = [link.to_json() for link in path_shares(loaded, source)]
     columns = {
         "event": narrow(path.event),
-        "start": (path.start_ns - base).astype(np.float64),
-        "end": (path.end_ns - base).astype(np.float64),
+        "start": path.start_ns.astype(np.float64),
+        "end": path.end_ns.astype(np.float64),
     }
     return encode("dcp.path/1", {"source": source, "shares": shares}, columns)
 
@@ -141,11 +140,10 @@ def time_unit_ns(span_ns: int) -> int:
 def memory_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
     """Pack the bytes that devices hold over the time of a trace; O((W + E) log E)."""
     curves, longest = memory_over_time(plan, trace), max(length_ns(trace), longest_ns)
-    base = int(trace.start_ns.min(initial=0))
     unit, levels = time_unit_ns(longest), curves.levels
 
     def ticks(time_ns: Ints) -> NDArray[np.uint32]:
-        return (np.maximum(time_ns - base, 0) // unit).astype(np.uint32).ravel()
+        return (time_ns // unit).astype(np.uint32).ravel()
 
     header = {
         "source": trace.source,
@@ -233,6 +231,7 @@ def memory_over_time(plan: Plan, trace: Trace) -> MemoryCurves:
     the message that fills them to the last event that needs them: computing with them, passing them
     on, taking their sums home, merging them.
     """
+    # A message of a plan with groups becomes one of a block of its group's copy of the batch.
     expanded = expand_head_groups(plan)
     transfers, devices = expanded.transfers, plan.num_devices
     arrives = np.flatnonzero((trace.lane == RECEIVE) & (trace.transfer >= 0))
@@ -242,6 +241,7 @@ def memory_over_time(plan: Plan, trace: Trace) -> MemoryCurves:
     np.minimum.at(start, row, trace.start_ns[arrives])
     end = _last_need(expanded, trace)
     np.maximum.at(end, row, trace.end_ns[arrives])
+    # Partial sums lie at the rows of the inputs that they belong to, and live as long.
     tokens = expanded.blocks.num_tokens[transfers.block]
     sums = np.stack([sum_bytes_per_token(expanded.shape, way) for way in DIRECTIONS])
     held = transfers.size_bytes + tokens * sums[transfers.is_backward.astype(int), transfers.kind]
@@ -259,7 +259,11 @@ def memory_over_time(plan: Plan, trace: Trace) -> MemoryCurves:
 
 
 def _last_need(plan: Plan, trace: Trace) -> Ints:
-    """Find when the last event ends that needs the rows of each transfer, int64 ``[X]``."""
+    """Find when the last event ends that needs the rows of each transfer, int64 ``[X]``.
+
+    Inputs are needed by the tiles that read them, by messages that pass them on, and by the results
+    that take their sums home; results are needed until they are merged.
+    """
     transfers, tiles = plan.transfers, plan.tiles
     until = np.zeros(len(transfers), np.int64)
     computed = _ends_of_attention(plan, trace)
@@ -295,9 +299,11 @@ def _merged(plan: Plan, trace: Trace) -> Ints:
     """Find when each result was merged, int64 ``[X]``; 0 where the trace does not say.
 
     A device merges in the order of its program, in every layer again, so its events and its
-    instructions match one by one. A trace that lacks some of the events says of no result which.
+    instructions match one by one. Where a trace lacks some of a device's events, none are matched:
+    nobody can tell which are missing.
     """
     programs, devices = tabulate_programs(plan), plan.num_devices
+    # A reduction without items takes no time, so a trace has no event of it.
     merges = (programs.op == REDUCTION) & (np.diff(programs.item_ptr) > 0)
     rows = np.flatnonzero(merges)
     events = np.flatnonzero(trace.kind == _REDUCTION)
@@ -308,11 +314,14 @@ def _merged(plan: Plan, trace: Trace) -> Ints:
         np.bincount(each, minlength=2 * devices)
         for each in (programs.is_backward[rows] * devices + programs.device[rows], way)
     )
+    # `way` counts devices, those of backward behind those of forward. `number` counts the events of
+    # each: the n-th one belongs to the n-th instruction, in the second layer to the first again.
     number = np.arange(len(events)) - (np.cumsum(seen) - seen)[way]
     whole = (wanted > 0) & (seen % np.maximum(wanted, 1) == 0)
     kept = whole[way]
     events, way, number = events[kept], way[kept], number[kept]
     row = rows[(np.cumsum(wanted) - wanted)[way] + number % wanted[way]]
+    # The buffers hold a result until the last layer has merged it.
     ended = np.zeros(len(programs), np.int64)
     np.maximum.at(ended, row, trace.end_ns[events])
     of_item = programs.row_of_item()
@@ -326,13 +335,17 @@ def _steps(
     device: Indices, start: Ints, end: Ints, held: Ints, devices: int
 ) -> tuple[Ints, Ints, Ints]:
     """Sum what is held from start to end: pointer by device, times, bytes from each time on."""
+    # Rows of a buffer add their bytes when they fill and take them away when nobody needs them any
+    # more. The running sum over these changes of a device, in time, is what it holds.
     device, time = np.tile(device, 2), np.append(start, end)
     change = np.append(held, -held)
     order = np.lexsort((time, device))
     device, time, change = device[order], time[order], change[order]
-    is_last = np.ones(len(time), np.bool_)  # of those at one time
+    # Of several changes at one time only the sum behind the last is a step of the curve.
+    is_last = np.ones(len(time), np.bool_)
     is_last[:-1] = (np.diff(time) != 0) | (np.diff(device) != 0)
     kept = np.flatnonzero(is_last)
-    filled = np.cumsum(change)[kept]  # what a device holds ends at 0, so sums pass from one to next
+    # One sum runs over all devices: what a device holds ends at 0, so the next one begins at 0.
+    filled = np.cumsum(change)[kept]
     ptr = np.searchsorted(device[kept], np.arange(devices + 1))
     return ptr, time[kept], filled

@@ -11,9 +11,9 @@ The header is an object with entries of the caller, `"schema"`, and `"columns"`,
 numpy's short name (`u1 u2 u4 i2 i4 f8`). `web/src/api.ts` makes typed arrays over the body
 without a copy.
 
-A kind of event has its hue everywhere (Okabe-Ito). Devices cannot: nobody can tell 32 hues apart,
-so a node is a hue and its devices are steps of lightness; with one node the hue runs along with the
-lightness. Divisions and amounts are ramps of lightness.
+Each kind of event has a hue of its own everywhere (Okabe-Ito). Devices cannot have one: nobody can
+tell 32 hues apart. So a node is a hue and its devices are steps of lightness; with one node the hue
+changes along with the lightness. Divisions and amounts are ramps of lightness.
 """
 
 import json
@@ -48,14 +48,16 @@ def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray
     """
     described, body = [], bytearray()
     for name, column in columns.items():
-        dtype = column.dtype.str[1:]  # without the order of its bytes
+        dtype = column.dtype.str[1:]  # "u4" of "<u4": without the order of the bytes
         if dtype not in DTYPES:
             raise ValueError(f"column {name!r}: expected one of {DTYPES}, got {dtype}")
         described.append({"name": name, "dtype": dtype, "length": len(column), "offset": len(body)})
         body += column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes()
+        # A typed array over a buffer must begin at a multiple of its element's size, at most 8.
         body += bytes(-len(body) % ALIGNMENT)
     full = {"schema": schema, **header, "columns": described}
     text = json.dumps(full, separators=(",", ":")).encode()
+    # Spaces behind JSON change nothing, and the body begins at a multiple of 8, too.
     text += b" " * (-(len(text) + len(MAGIC) + 4) % ALIGNMENT)
     return MAGIC + struct.pack("<I", len(text)) + text + bytes(body)
 
@@ -137,6 +139,7 @@ def device_colours(nodes: int, devices_per_node: int) -> list[str]:
         return ramp(devices_per_node)
     colours = []
     for node in range(nodes):
+        # Hues at equal distances, from blue on.
         hue = 250.0 + 360.0 * node / nodes
         for i in range(devices_per_node):
             step = i / max(1, devices_per_node - 1)

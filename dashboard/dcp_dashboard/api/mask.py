@@ -32,6 +32,7 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner import Plan
 
 FETCHES = ("nothing", "keys and values", "queries", "both")
+"""What the device of a tile has to fetch for it, because another device owns it."""
 FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
 FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
 DENSITY_STEPS = 16
@@ -98,6 +99,7 @@ def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     of_fetches = _legend((f"fetches {name}" for name in FETCHES), FETCH_COLOURS)
     blues = tints(DENSITY_STEPS)
     of_density = [{"label": "visible pairs of the tile, few to all", "colours": blues}]
+    # Up to eight names are read beside the mask; of more devices only the nodes are named.
     shown = of_devices if len(colours) <= 8 else _node_legend(plan, colours)
     return [
         _mode("device", colours, shown),
@@ -118,7 +120,8 @@ def fetches(plan: Plan) -> NDArray[np.uint8]:
     owner, tiles = plan.blocks.owner, plan.tiles
     kv = owner[tiles.kv_block] != tiles.device
     q = owner[tiles.q_block] != tiles.device
-    wanted: NDArray[np.uint8] = (kv + 2 * q).astype(np.uint8)  # index into `FETCHES`
+    # `FETCHES` counts in binary: 1 for keys and values, 2 for queries.
+    wanted: NDArray[np.uint8] = (kv + 2 * q).astype(np.uint8)
     return wanted
 
 
@@ -158,7 +161,8 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
     num_devices = max(plan.num_devices for plan in plans)
     has_first = moves.first >= 0
 
-    # A tile that one plan lacks has row -1 there, which reads what is appended.
+    # A tile that a plan lacks has row -1 in it, which reads the appended value: 0, which is never
+    # chosen, or the number behind the last device, whose colour means a missing tile.
     def column(name: str) -> NDArray[np.generic]:
         ours, theirs = (np.append(getattr(plan.tiles, name), 0) for plan in plans)
         chosen: NDArray[np.generic] = np.where(has_first, ours[moves.first], theirs[moves.second])
@@ -167,6 +171,7 @@ def moves_payload(first: Plan, second: Plan) -> bytes:
     def devices(plan: Plan, rows: NDArray[np.int64]) -> NDArray[np.generic]:
         return narrow(np.append(plan.tiles.device, num_devices)[rows])
 
+    # At the edges the canvas shows `block_owner`: here whether the block moved, so two colours.
     colours = list(CHANGE_COLOURS[:2])
     header = _header(first, num_devices, colours, moves_modes(first, second))
     columns: Columns = {
@@ -211,10 +216,11 @@ def moves_modes(first: Plan, second: Plan) -> list[dict[str, Any]]:  # Any: JSON
 
 
 def read_window(text: str, num_tokens: int) -> Window:
-    """Read ``"q0-q1-k0-k1"``, half-open ranges of tokens.
+    """Read ``"q0-q1-k0-k1"``, half-open ranges of queries and of keys, in tokens.
 
     Raises:
-        DashboardError: if it is something else, lies outside the batch or is too large.
+        DashboardError: if the text is something else, the window lies outside the batch, or it is
+            too large.
 
     >>> read_window("0-4-2-6", 8)
     (0, 4, 2, 6)
@@ -308,10 +314,12 @@ def find_moves(first: Plan, second: Plan) -> Moves:
         raise ValueError("expected two plans over the same blocks, got different ones")
     blocks, groups = max(1, len(first.blocks)), common_groups(first, second)
     plans = (first, second)
+    # The key of a tile is one number, (group * blocks + q_block) * blocks + kv_block. Sorted keys
+    # match the tiles of both plans.
     keys, tiles = zip(*(_sorted_tiles(plan, groups, blocks) for plan in plans), strict=True)
     union = np.union1d(*keys)
     rows = [np.append(tile, -1)[_rows(union, key)] for key, tile in zip(keys, tiles, strict=True)]
-    # A tile that a plan lacks has row -1 there, which reads what is appended.
+    # A tile that a plan lacks has row -1 in it, which reads what is appended: no device, no pairs.
     a, b = (np.append(p.tiles.device, -1)[row] for p, row in zip(plans, rows, strict=True))
     ours, theirs = (np.append(p.tiles.pairs, 0)[row] for p, row in zip(plans, rows, strict=True))
     pairs, on_both = np.where(a >= 0, ours, theirs), (a >= 0) & (b >= 0)
@@ -334,17 +342,22 @@ def find_moves(first: Plan, second: Plan) -> Moves:
 
 
 def _sorted_tiles(plan: Plan, groups: int, blocks: int) -> tuple[Ints, Ints]:
-    """Return a sorted key and the row of each tile, once per group of `common_groups`."""
+    """Return a sorted key and the row of each tile, once per group of `common_groups`.
+
+    A tile of a plan without groups is in every common group: its device computes all heads.
+    """
     share = groups // plan.head_groups
     tiles = [tiles_of_group(plan, group // share) for group in range(groups)]
     group = np.repeat(np.arange(groups), [len(rows) for rows in tiles])
     row, table = np.concatenate(tiles), plan.tiles
+    # Sorted without sorting: a plan's tiles lie in the order of (group, q_block, kv_block).
     return (group * blocks + table.q_block[row]) * blocks + table.kv_block[row], row
 
 
 def _changes(first: Indices, second: Indices) -> Bytes:
     """Compare the devices of each tile in both plans, -1 where a plan lacks the tile."""
     found = np.where(first == second, SAME, MOVED)
+    # -1 on one side alone; a tile of the union is in one plan at least.
     found[second < 0], found[first < 0] = ONLY_FIRST, ONLY_SECOND
     return found.astype(np.uint8)
 
@@ -359,6 +372,8 @@ def fit_devices(first: Indices, second: Indices, weight: Ints, size: int) -> Ind
     >>> fit_devices(np.array([0, 0, 1]), np.array([1, 1, 0]), np.array([5, 5, 3]), 2).tolist()
     [1, 0]
     """
+    # Weight of the items on each pair of devices; from the heaviest pair down, a pair counts if
+    # neither of its devices has a partner yet.
     shared = np.zeros((size, size), np.int64)
     np.add.at(shared, (first, second), weight)
     numbers = np.full(size, -1, np.int32)

@@ -73,7 +73,7 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
     @api.get("/plan/<key>/mask")
     def mask(key: str) -> WSGIResponse:
         loaded = library.load(key)
-        return answer(library.payload(loaded, "mask", lambda item: mask_payload(item.plan)), BINARY)
+        return answer(library.payload(loaded, "mask", lambda: mask_payload(loaded.plan)), BINARY)
 
     @api.get("/plan/<key>/pairs")
     def pairs(key: str) -> WSGIResponse:
@@ -91,8 +91,8 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
             )
         # The cache knows the content of the first plan; that of the second belongs to the name.
         name = f"moves {b.entry.key} {b.entry.size_bytes} {b.entry.mtime_ns}"
-        payload = library.payload(a, name, lambda item: moves_payload(item.plan, b.plan))
-        return answer(payload, BINARY)
+        made = library.payload(a, name, lambda: moves_payload(a.plan, b.plan))
+        return answer(made, BINARY)
 
 
 def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
@@ -101,15 +101,17 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
     @api.get("/plan/<key>/devices")
     def devices(key: str) -> WSGIResponse:
         loaded = library.load(key)
-        return answer(library.payload(loaded, "devices", devices_payload), BINARY)
+        made = library.payload(loaded, "devices", lambda: devices_payload(loaded))
+        return answer(made, BINARY)
 
     @api.get("/plan/<key>/memory")
     def memory(key: str) -> WSGIResponse:
         loaded = library.load(key)
         trace = trace_of(loaded, request.args.get("source", "simulated"))
         longest = max(length_ns(each) for each in loaded.traces.values())
-        name = f"memory {trace.source}"
-        made = library.payload(loaded, name, lambda it: memory_payload(trace, it.plan, longest))
+        made = library.payload(
+            loaded, f"memory {trace.source}", lambda: memory_payload(trace, loaded.plan, longest)
+        )
         return answer(made, BINARY)
 
     @api.get("/plan/<key>/timeline")
@@ -117,11 +119,12 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
         loaded = library.load(key)
         trace = trace_of(loaded, request.args.get("source", "simulated"))
         asked = request.args.get("phase", "")
+        # Any other text means both directions, and must not become a key of the cache.
         phase = asked if asked in DIRECTIONS else ""
         name = f"timeline {trace.source} {phase}"
         longest = max(length_ns(phase_of(each, phase)) for each in loaded.traces.values())
         made = library.payload(
-            loaded, name, lambda it: timeline_payload(phase_of(trace, phase), it.plan, longest)
+            loaded, name, lambda: timeline_payload(phase_of(trace, phase), loaded.plan, longest)
         )
         return answer(made, BINARY)
 
@@ -129,7 +132,7 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
     def path(key: str) -> WSGIResponse:
         loaded = library.load(key)
         source = trace_of(loaded, request.args.get("source", "simulated")).source
-        made = library.payload(loaded, f"path {source}", lambda item: path_payload(item, source))
+        made = library.payload(loaded, f"path {source}", lambda: path_payload(loaded, source))
         return answer(made, BINARY)
 
 
@@ -172,6 +175,7 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
         if known is None:
             raise DashboardError(f"expected forward or backward, got {direction[:20]!r}")
         text = request.args.get("device", "")
+        # Cut: Python refuses to read a number of thousands of digits.
         one = int(text[:9]) if text.isascii() and text.isdigit() else None
         return facts(key, lambda loaded: division_facts(loaded, division, known, one))
 
@@ -183,7 +187,7 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
 
 
 def trace_of(loaded: LoadedPlan, source: str) -> Trace:
-    """Return the trace of a plan that a request names by its source.
+    """Return the trace of a plan by its source, a text of a request.
 
     Raises:
         DashboardError: if the plan has no such trace.
@@ -212,7 +216,9 @@ def refuse(message: str) -> WSGIResponse:
 
 
 MAX_UPLOAD_BYTES = 64 * 10**6
+"""Most bytes of a file that a browser sends: it is held in memory until it is whole."""
 MAX_OPEN = 4
+"""Most files that are on their way at once."""
 
 
 @dataclass(slots=True)
@@ -242,6 +248,7 @@ class Uploads:
         with self._lock:
             number = secrets.token_hex(8)  # no other page can guess it and add to the file
             self._open[number] = Upload(shown, size_bytes)
+            # The oldest goes: it may be one whose page was closed half way.
             while len(self._open) > MAX_OPEN:
                 self._open.popitem(last=False)
         return number
@@ -254,6 +261,7 @@ class Uploads:
                 raise DashboardError("expected a piece of an announced file; send it again")
             fits = at == len(upload.content) and 0 < len(piece) <= upload.size_bytes - at
             if not fits:
+                # A piece is lost or came twice: the rest would make another file.
                 del self._open[number]
                 raise DashboardError(
                     f"{upload.name}: expected a piece from byte {len(upload.content)} to at most "
@@ -277,7 +285,8 @@ def upload_api(library: PlanLibrary) -> Blueprint:
 
     @api.post("/<number>")
     def add(number: str) -> WSGIResponse:
-        # A form of another site can only send forms and plain text without asking first.
+        # The page of another site may send forms and plain text without a preflight request, but
+        # not this content type.
         if request.mimetype != BINARY:
             raise DashboardError(f"expected a piece as {BINARY}, got {request.mimetype[:40]!r}")
         upload = uploads.add(number, _whole("at"), request.get_data())

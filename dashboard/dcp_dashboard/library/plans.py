@@ -257,9 +257,9 @@ class PlanLibrary:
             # The reader names the temporary file; people know the name that they gave it.
             raise DashboardError(error.reason, entry.relative) from error
 
-    def payload(self, loaded: LoadedPlan, name: str, make: Callable[[LoadedPlan], bytes]) -> bytes:
-        """Return bytes made from a plan, from the cache if this content was asked for before."""
-        return self._payloads.get((_content(loaded.entry), name), lambda: make(loaded))
+    def payload(self, loaded: LoadedPlan, name: str, make: Callable[[], bytes]) -> bytes:
+        """Return bytes about a plan by their name, made by `make` if this content has none yet."""
+        return self._payloads.get((_content(loaded.entry), name), make)
 
     def _read_report(self, entry: PlanEntry) -> DatasetReport:
         return self._reports.get(_content(entry), lambda: read_report(entry.path))

@@ -13,8 +13,8 @@ def test_timeline_rows_are_the_events_of_the_trace(small_trace, small_plan):
     header, columns = decode(timeline_payload(small_trace, small_plan))
     sent = {
         (
-            int(columns["start"][i]) * header["unit_ns"] + header["base_ns"],
-            int(columns["end"][i]) * header["unit_ns"] + header["base_ns"],
+            int(columns["start"][i]) * header["unit_ns"],
+            int(columns["end"][i]) * header["unit_ns"],
             int(columns["device"][i]),
             LANES[columns["lane"][i]],
             bool(columns["backward"][i]),
