@@ -1,14 +1,14 @@
-"""Head groups: attention of G groups of heads, each of which may be placed on its own.
+"""Head groups: attention of G groups of heads, each of which may be placed separately.
 
 Heads do not see each other, so attention of G groups of heads is attention of a batch G times as
 long with a Gth of the heads: copy g of a token holds its heads of group g, and sees what the token
-sees, in copy g. Everything that places, schedules, emits, simulates, checks and executes works on
+sees, in copy g. All code that places, schedules, emits, simulates, checks and executes works on
 this *expanded* batch and knows nothing of groups. A `Plan` is written in real tokens, with the
 group as a column of tiles and transfers; `expand_head_groups` and `fold_head_groups` translate.
 
-What ties the copies together: a token's owner holds all of its heads, because the rest of the model
-needs whole tokens. And where there are more groups than key/value heads (GQA, MQA), groups that
-share a key/value head share its keys: they exist in the copy of the first of them only.
+Two rules tie the copies together. A token's owner holds all of its heads, because the rest of the
+model needs whole tokens. And where there are more groups than key/value heads (GQA, MQA), groups
+that share a key/value head share its keys, which exist in the copy of the first of them only.
 """
 
 from dataclasses import replace
@@ -42,8 +42,6 @@ def group_shape(shape: ModelShape, groups: int) -> ModelShape:
     >>> part.q_heads, part.kv_heads
     (2, 1)
     """
-    if groups == 1:
-        return shape
     reason = why_not(shape, groups)
     if reason:
         raise PlanError(f"head_groups: {reason}")
@@ -96,7 +94,7 @@ def first_groups(shape: ModelShape, groups: int) -> Ints:
 
 
 def expand_placement(workload: Workload, placement: Placement) -> tuple[Workload, Placement]:
-    """Expand a workload and its placement in head groups; both stay as they are with one group.
+    """Expand a workload and its placement in head groups; with one group return both unchanged.
 
     Raises:
         PlanError: if the heads cannot be cut into these groups.
@@ -105,7 +103,7 @@ def expand_placement(workload: Workload, placement: Placement) -> tuple[Workload
     if groups == 1:
         return workload, placement
     owner = np.tile(placement.device_of_data, groups)
-    return expand_workload(workload, groups), Placement(
+    return _expand_workload(workload, groups), Placement(
         owner, placement.device_of_compute, placement.warnings
     )
 
@@ -115,15 +113,13 @@ def is_cuttable(workload: Workload, groups: int) -> bool:
     return int(workload.cu_seqlens[-1]) * groups <= _MOST_TOKENS
 
 
-def expand_workload(workload: Workload, groups: int) -> Workload:
+def _expand_workload(workload: Workload, groups: int) -> Workload:
     """Build the workload of the expanded batch; O(G (W + D + slabs)).
 
     Raises:
         PlanError: if the heads cannot be cut into these groups, or the batch gets too long.
     """
     shape, blocks = group_shape(workload.shape, groups), workload.num_blocks
-    if groups == 1:
-        return workload
     first = first_groups(workload.shape, groups)
     tokens = int(workload.cu_seqlens[-1])
     return Workload(
@@ -158,7 +154,6 @@ def expand_head_groups(plan: Plan) -> Plan:
     if tiles.group is None or transfers.group is None:
         raise PlanError(f"a plan of {groups} head groups says the group of tiles and transfers")
     first, count = first_groups(plan.shape, groups), len(blocks)
-    of_keys = first[np.minimum(tiles.group, groups - 1)]
     forward, backward = (
         Programs(_with_copies(tabulate_programs(plan, d), groups, count, is_expanding=True), len(p))
         for d, p in zip(DIRECTIONS, (plan.forward, plan.backward), strict=True)
@@ -178,7 +173,7 @@ def expand_head_groups(plan: Plan) -> Plan:
         tiles=replace(
             tiles,
             q_block=_int32(tiles.q_block + tiles.group.astype(np.int64) * count),
-            kv_block=_int32(tiles.kv_block + of_keys * count),
+            kv_block=_int32(tiles.kv_block + first[tiles.group] * count),
             group=None,
         ),
         transfers=replace(
@@ -196,6 +191,7 @@ def expand_head_groups(plan: Plan) -> Plan:
 def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
     """Write the plan of an expanded batch in real blocks; the inverse of `expand_head_groups`."""
     count = workload.num_blocks
+    # Block b of group g is block g * count + b of the expanded batch.
     tiles, transfers = plan.tiles, plan.transfers
     forward, backward = (
         Programs(
@@ -212,7 +208,7 @@ def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
             workload.block_sequence,
             workload.block_start,
             workload.block_end,
-            plan.blocks.owner[:count],
+            plan.blocks.owner[:count],  # the same in every copy
         ),
         tiles=replace(
             tiles,
@@ -237,7 +233,7 @@ def _int32(column: NDArray[np.integer]) -> Indices:
 
 
 def _shifted(column: NDArray[_Number], by: int, groups: int) -> NDArray[_Number]:
-    """Repeat a column for every group, each time raised by the same."""
+    """Repeat a column for every group, raised by 0, `by`, twice `by`, ..."""
     shifts = np.arange(groups, dtype=column.dtype)[:, None] * column.dtype.type(by)
     return np.asarray((column[None] + shifts).ravel())
 
@@ -269,7 +265,7 @@ def _expanded_slabs(slabs: Slabs, first: Ints) -> Slabs:
 def _expanded_forms(
     forms: tuple[PlacedForm, ...], first: Ints, tokens: int
 ) -> tuple[PlacedForm, ...]:
-    """Place every mask once for each group: on its own queries, on the keys that it reads."""
+    """Place every mask once for each group: on the group's queries and the keys that it reads."""
     return tuple(
         PlacedForm(f.form, f.q_start + group * tokens, f.kv_start + keys * tokens)
         for group, keys in enumerate(first.tolist())
@@ -280,11 +276,14 @@ def _expanded_forms(
 def _with_copies(
     table: ProgramTable, groups: int, count: int, *, is_expanding: bool
 ) -> ProgramTable:
-    """Make copies name the blocks of all groups, or those of group 0 for all."""
+    """Rewrite the blocks of copies: of all groups if `is_expanding`, else of group 0 only.
+
+    Other instructions list rows of tiles or transfers, which are the same in both plans.
+    """
     counts = np.diff(table.item_ptr)
     is_copy = np.repeat(table.op == COPY, counts)
     if is_expanding:
-        # A copy's items, then the same items of the next group, ...: sort by (instruction, group).
+        # Blocks of a copy in group 0, then the same blocks in group 1, ...
         times = np.where(is_copy, groups, 1)
         item, group = expand(0, times)
         items = table.items.astype(np.int64)[item] + group * count

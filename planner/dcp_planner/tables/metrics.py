@@ -1,9 +1,9 @@
 """Figures of a plan: balance, bytes of transfers and buffers, memory of devices.
 
-The buffers of a direction are allocated when it begins and given back when it ends, so a device has
-two levels: what one layer holds while forward runs, and while backward runs. Between the two it
-holds what backward needs (`saved`). The model's own weights, its other activations and the
-allocator's rounding are not counted.
+The buffers of a direction are allocated when it begins and freed when it ends. So the memory of one
+layer on a device has two levels, one while forward runs and one while backward runs. Between them
+the device holds the tensors that backward needs (`DeviceMemory.saved`). Weights, other activations
+of the model and the allocator's rounding are not counted.
 """
 
 from dataclasses import asdict, dataclass
@@ -24,7 +24,6 @@ def receive_rows(plan: Plan, direction: Direction) -> Ints:
     A device allocates exactly these rows: its transfers lie at their `slot` within them. In a plan
     of several head groups a row is a token with the heads of one group.
     """
-    # A row of a head group holds the heads of the group.
     plan = expand_head_groups(plan)
     chosen = plan.transfers.is_backward == (direction == "backward")
     return _rows(plan.transfers, chosen, plan.blocks.num_tokens, plan.num_devices)
@@ -39,8 +38,7 @@ def receive_buffer_bytes(plan: Plan) -> Ints:
 def accumulator_bytes(plan: Plan) -> Ints:
     """Compute the bytes of the partial sums of remote blocks, int64 ``[2, R]``: forward, backward.
 
-    They lie at the rows of the blocks' inputs: out and lse, or dq, at those of Q; dkv at those of
-    KV.
+    They have the rows of the blocks' inputs: out and lse, or dq, those of Q; dkv those of KV.
     """
     shape = group_shape(plan.shape, plan.head_groups)
     return np.stack([receive_rows(plan, d) @ sum_bytes_per_token(shape, d) for d in DIRECTIONS])
@@ -63,6 +61,7 @@ def buffer_bytes(
 
 
 def _rows(table: Transfers, chosen: Bools, block_tokens: Ints, num_devices: int) -> Ints:
+    # Rows are reused, so a buffer is as long as the last row of any transfer, not as their sum.
     rows = np.zeros((num_devices, len(TransferKind)), np.int64)
     ends = table.slot[chosen] + block_tokens[table.block[chosen]]
     np.maximum.at(rows, (table.target[chosen], table.kind[chosen]), ends)
@@ -70,7 +69,7 @@ def _rows(table: Transfers, chosen: Bools, block_tokens: Ints, num_devices: int)
 
 
 def sum_bytes_per_token(shape: ModelShape, direction: Direction) -> Ints:
-    """Compute the bytes of the partial sums at a row of each kind, int64 ``[5]``.
+    """Compute the bytes of the partial sums at a row of each kind of input, int64 ``[5]``.
 
     >>> sum_bytes_per_token(ModelShape(32, 8, 128, 2), "forward").tolist()
     [0, 16512, 0, 0, 0]
@@ -144,16 +143,14 @@ def own_bytes_per_token(shape: ModelShape) -> tuple[int, int]:
 
 
 def _buffers(rows: Ints, own: Ints, shape: ModelShape, direction: Direction) -> Ints:
-    """Compute copies of own rows, where something arrives beside them, and partial sums."""
-    q, kv = rows[:, TransferKind.Q], rows[:, TransferKind.KV]
-    row = shape.q_bytes if direction == "forward" else shape.q_backward_bytes
-    copies = np.where(q > 0, own * row, 0) + np.where(kv > 0, own * shape.kv_bytes, 0)
-    query, keys = shape.q_heads * shape.head_dim, 2 * shape.kv_heads * shape.head_dim
-    if direction == "forward":
-        sums = (own + q) * (query + shape.q_heads)
-    else:
-        sums = (own + q) * query + (own + kv) * keys
-    return np.asarray(copies + FLOAT32_BYTES * sums)
+    """Compute the bytes of copies of own rows, and of all partial sums, int64 ``[R]``."""
+    inputs, sums = bytes_per_token(shape, direction), sum_bytes_per_token(shape, direction)
+    total = np.zeros(len(own), np.int64)
+    for kind in (TransferKind.Q, TransferKind.KV):
+        received = rows[:, kind]
+        # Own rows are copied in front of received ones; where none arrive they are used in place.
+        total += np.where(received > 0, own * inputs[kind], 0) + (own + received) * sums[kind]
+    return total
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,17 +178,17 @@ class PlanMetrics:
     """A plan in numbers; one tuple entry per device.
 
     Attributes:
-        partitioner: who placed it.
+        partitioner: name of the partitioner.
         tokens, blocks, tiles: sizes of the batch; a tile of every head group counts.
         pairs: visible pairs.
         density: pairs over those of a causal mask on each whole sequence.
         full_density: pairs over those of the whole square of each sequence.
         flops: forward FLOPs per device.
         owned_tokens: tokens per device.
-        compute_imbalance, token_imbalance: most over mean; 1 is level. A device at 0.8 of the rate
-            has its share with 0.8 of the work.
+        compute_imbalance, token_imbalance: most over mean; 1 is level. Work counts relative to the
+            device's rate: 0.8 of the mean work is level on a device at 0.8 of the mean rate.
         forward, backward: bytes.
-        warnings: caps that could not be met.
+        warnings: caps that are not met.
     """
 
     partitioner: str
@@ -218,10 +215,14 @@ def measure(plan: Plan) -> PlanMetrics:
     """Compute the figures of a plan; O(W + X + D)."""
     tiles, blocks, devices = plan.tiles, plan.blocks, plan.num_devices
     lengths = np.diff(plan.cu_seqlens).astype(np.int64)
-    # Every pair is there once for each head group, and costs a part of the FLOPs there.
+    # Every pair is there once for each head group, each time with a Gth of the FLOPs.
     pairs = int(tiles.pairs.sum()) // plan.head_groups
     work = loads_of(tiles.device, tiles.pairs, devices)
     tokens = loads_of(blocks.owner, blocks.num_tokens, devices)
+    forward, backward = (
+        _measure_direction(plan, direction, peaks)
+        for direction, peaks in zip(DIRECTIONS, receive_buffer_bytes(plan), strict=True)
+    )
     return PlanMetrics(
         partitioner=plan.partitioner,
         tokens=plan.num_tokens,
@@ -233,21 +234,20 @@ def measure(plan: Plan) -> PlanMetrics:
         flops=tuple((work * (plan.shape.flops_per_pair // plan.head_groups) * 1.0).tolist()),
         owned_tokens=tuple(tokens.tolist()),
         compute_imbalance=_imbalance(work, plan.cluster.work_of_device),
-        token_imbalance=_imbalance(tokens, np.ones(1)),
-        forward=_measure_direction(plan, "forward"),
-        backward=_measure_direction(plan, "backward"),
+        token_imbalance=_imbalance(tokens, np.ones(devices)),
+        forward=forward,
+        backward=backward,
         warnings=tuple(map(str, plan.warnings)),
     )
 
 
-def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
+def _measure_direction(plan: Plan, direction: Direction, peaks: Ints) -> DirectionMetrics:
     table, cluster = plan.transfers, plan.cluster
     chosen = table.is_backward == (direction == "backward")
     kind, size = table.kind[chosen], table.size_bytes[chosen]
     source, target = table.source[chosen], table.target[chosen]
     crosses = cluster.link_class(source, target) > 0
     sent, received = (loads_of(ends, size, plan.num_devices) for ends in (source, target))
-    peak = receive_buffer_bytes(plan)[int(direction == "backward")]
     return DirectionMetrics(
         total_bytes=int(size.sum()),
         inter_node_bytes=int(size[crosses].sum()),
@@ -256,15 +256,13 @@ def _measure_direction(plan: Plan, direction: Direction) -> DirectionMetrics:
         },
         sent_bytes=tuple(sent.tolist()),
         received_bytes=tuple(received.tolist()),
-        peak_buffer_bytes=tuple(peak.tolist()),
+        peak_buffer_bytes=tuple(peaks.tolist()),
     )
 
 
 def _imbalance(load: Ints, share: Floats) -> float:
-    """Divide the most by the mean; a device with a larger share may have more."""
-    relative = np.ones(len(load))
-    relative[: len(share)] = share
-    return float((load / relative).max() / load.mean()) if load.any() else 1.0
+    """Divide the most by the mean, each load relative to the device's share of the work."""
+    return float((load / share).max() / load.mean()) if load.any() else 1.0
 
 
 def _ratio(part: int, whole: int) -> float:

@@ -1,7 +1,8 @@
 """Plans as tables: owners of blocks, devices of tiles, transfers, and every device's program.
 
 A plan is one immutable value made of tables. An index has the name of its table: a `tile` is a row
-of `ComputeBlocks`, a `transfer` a row of `Transfers`. Instructions are the paper's five (Sec. 5).
+of `ComputeBlocks`, a `transfer` a row of `Transfers`. Programs consist of the five instructions of
+the DCP paper (SOSP'25, Sec. 5).
 """
 
 from collections.abc import Callable, Sequence
@@ -14,21 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl import Slabs, printable
-from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record, expand
 from dcp_dsl.forms import BlockKind, PlacedForm
 from dcp_planner.errors import PlanError
 from dcp_planner.model.cluster import Cluster, ModelShape
 from dcp_planner.model.problem import Direction, PlanWarning
 
 SCHEMA = "dcp.plan/1"
-"""Version of the tables; a column `group` and a table `forms` are there only if needed."""
+"""Version of the tables; the columns `group` and the table `forms` exist only where needed."""
 
 MOST_NAME = 200
-"""Most characters of the name of a sequence."""
+"""Most characters in the name of a sequence."""
 
 
 class TransferKind(IntEnum):
-    """Content of a transfer: all heads of one token block and head group.
+    """Content of a transfer, for one token block and all heads of a head group.
 
     `KV` and `Q` are inputs, on their way from the block's owner to the devices that compute with
     it; `OUT`, `DQ` and `DKV` are partial results, on their way home. In backward, `Q` is the bundle
@@ -79,10 +80,10 @@ class ComputeBlocks(Record):
         q_block, kv_block: int32 ``[W]``, rows of `Blocks`; sorted by (group, q_block, kv_block).
         kind: uint8 ``[W]``, `BlockKind`.
         pairs: int64 ``[W]``, visible pairs.
-        device: int32 ``[W]``, who computes it, forward and backward.
-        division: int32 ``[W]``, when, in forward.
-        backward_division: int32 ``[W]``, when, in backward.
-        group: uint8 ``[W]``, the head group that it computes; ``None`` in a plan of one.
+        device: int32 ``[W]``, device that computes the tile, forward and backward.
+        division: int32 ``[W]``, division in which it is computed, forward.
+        backward_division: int32 ``[W]``, the same in backward.
+        group: uint8 ``[W]``, head group that is computed; ``None`` in a plan of one group.
     """
 
     q_block: Annotated[Indices, "W"]
@@ -106,10 +107,10 @@ class ComputeBlocks(Record):
 class Transfers(Record):
     """Messages of one block between two different devices.
 
-    The inputs of one direction, kind and block are a tree from the owner to every device that
-    computes with the block; its results the same way back, merged where they meet. Devices may pass
-    on a block that they do not compute with. A device may receive a block again in a later
-    division: `visits` says which receive a tile or a result belongs to.
+    The inputs of one direction, kind and block form a tree from the owner to every device that
+    computes with the block. Results travel the same tree back and are merged where they meet.
+    Devices may pass on a block that they do not compute with. A device may receive a block again in
+    a later division: the module `visits` finds the receive that a tile or a result belongs to.
 
     Attributes:
         is_backward: bool ``[X]``.
@@ -119,24 +120,24 @@ class Transfers(Record):
         division: int32 ``[X]``: an input arrives before the target computes this division, a result
             leaves after the source has computed it.
         size_bytes: int64 ``[X]``.
-        hop: uint8 ``[X]``: 0 if the source has the data of its own, else more than the hop of every
-            transfer that brought it what it passes on.
-        slot: int32 ``[X]``, first token row that it takes in the target's receive buffer of its
+        hop: uint8 ``[X]``: 0 if the source itself made the data, else more than the hop of every
+            transfer that brought the source what this transfer passes on.
+        slot: int32 ``[X]``, first token row of the transfer in the target's receive buffer of its
             direction and kind.
-        group: uint8 ``[X]``, the head group that it carries, of several that read the same keys the
-            first; ``None`` in a plan of one.
+        group: uint8 ``[X]``, head group of the data; for keys that several groups read, the first
+            of these. ``None`` in a plan of one group.
     """
 
-    is_backward: Annotated[Bools, "M"]
-    kind: Annotated[Bytes, "M"]
-    block: Annotated[Indices, "M"]
-    source: Annotated[Indices, "M"]
-    target: Annotated[Indices, "M"]
-    division: Annotated[Indices, "M"]
-    size_bytes: Annotated[Ints, "M"]
-    hop: Annotated[Bytes, "M"]
-    slot: Annotated[Indices, "M"]
-    group: Annotated[Bytes | None, "M"] = None
+    is_backward: Annotated[Bools, "X"]
+    kind: Annotated[Bytes, "X"]
+    block: Annotated[Indices, "X"]
+    source: Annotated[Indices, "X"]
+    target: Annotated[Indices, "X"]
+    division: Annotated[Indices, "X"]
+    size_bytes: Annotated[Ints, "X"]
+    hop: Annotated[Bytes, "X"]
+    slot: Annotated[Indices, "X"]
+    group: Annotated[Bytes | None, "X"] = None
 
     def __len__(self) -> int:
         return len(self.block)
@@ -153,9 +154,9 @@ class Copy:
 class CommLaunch:
     """Start the given transfers, in this order, without waiting; `key` names them for `CommWait`.
 
-    Both ends launch a transfer, each in its own program; between two devices the order of launches
-    of inputs is the same on both ends, and so is the order of results. An input that is passed on
-    may be launched while it is still arriving: it leaves when it is there.
+    Both ends launch a transfer, each in its own program. Between two devices both ends launch the
+    inputs in the same order, and likewise the results. An input that is passed on may be launched
+    before it has arrived: it leaves on arrival.
     """
 
     key: int
@@ -181,7 +182,7 @@ class Attention:
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """Merge arrived partial results into the own: out by log-sum-exp, dq and dkv by adding."""
+    """Merge arrived partial results into this device's: out by log-sum-exp, dq and dkv by sums."""
 
     division: int
     transfers: tuple[int, ...]
@@ -206,7 +207,7 @@ class Provenance:
         spec: source of the .dcpm file.
         mask: name or call of the mask, as ``Spec.mask`` takes it.
         samples: one JSON object of columns per sequence, each with ``len``.
-        origin: file names or a sentence for people; never used to compute anything.
+        origin: file names or a sentence, for people only.
         files: path and text of every file that the spec imports.
     """
 
@@ -218,10 +219,10 @@ class Provenance:
 
 
 class Drawn:
-    """Base of values that are pictures in notebooks; text without the dashboard.
+    """Base of values that notebooks show as pictures, or as text without the dashboard.
 
-    This package does not know the dashboard. It asks the entry points of `dcpm.notebook`, as the
-    command line asks those of `dcpm.commands`.
+    This package does not import the dashboard. It looks for entry points of `dcpm.notebook`, as the
+    command line looks for those of `dcpm.commands`.
     """
 
     __slots__ = ()
@@ -232,7 +233,7 @@ class Drawn:
 
 
 def _shower(name: str) -> Callable[[Any], Any] | None:  # Any: a value, and what shows it
-    """Return what shows a value, ``None`` where no installed package does."""
+    """Return the function that shows a value, ``None`` if no installed package has one."""
     found = entry_points(group="dcpm.notebook", name=name)
     return next((entry.load() for entry in found), None)
 
@@ -242,18 +243,18 @@ class Plan(Record, Drawn):
     """Placement, schedule and programs of one batch on one cluster.
 
     Attributes:
-        cluster, shape: what it was made for.
+        cluster, shape: machine and heads that the plan is made for.
         cu_seqlens: int32 ``[S+1]``, sequences of the packed batch.
         blocks, tiles, transfers: the tables.
-        slabs: the exact masks of the sequences that are slabs, in packed coordinates.
-        forms: those of the others, at their places; `mask_tile` cuts both to a tile.
+        slabs: exact masks of the sequences that are slabs, in packed coordinates.
+        forms: exact masks of the other sequences, at their places; `mask_tile` evaluates both.
         forward, backward: one program per device, in device order; made from a table on demand.
-        partitioner: who placed it, for example ``"kahypar"``.
+        partitioner: name of the partitioner, for example ``"kahypar"``.
         provenance: where the mask came from, or ``None``.
-        warnings: wishes of the configuration that could not be met.
-        head_groups: groups of heads G that are placed on their own; every tile is there once for
-            each of them, and computes a Gth of the heads.
-        sequence_names: for people: of each sequence its row of the data set; empty: not known.
+        warnings: demands of the configuration that the plan does not meet.
+        head_groups: groups of heads G that are placed separately; every tile is there once for each
+            group, and computes a Gth of the heads.
+        sequence_names: row of the data set of each sequence, for people; empty: unknown.
 
     Raises:
         ValueError: if not each sequence has a name, or a name is longer than `MOST_NAME`.
@@ -326,11 +327,10 @@ class Plan(Record, Drawn):
     def local_tokens(self, device: int) -> Ints:
         """Return packed positions of the tokens that `device` owns, in its order, ``[T_local]``."""
         blocks = self.local_blocks(device)
-        spans = zip(self.blocks.start[blocks], self.blocks.end[blocks], strict=True)
-        return np.concatenate([np.empty(0, np.int64), *(np.arange(a, b) for a, b in spans)])
+        return expand(self.blocks.start[blocks], self.blocks.num_tokens[blocks])[1]
 
 
 def columns_of(table: Blocks | ComputeBlocks | Transfers) -> dict[str, NDArray[np.generic]]:
-    """Return the columns of a table by name, in order; without those that it does not have."""
+    """Return the columns of a table by name, in order; without optional columns that are None."""
     found = {field.name: getattr(table, field.name) for field in fields(table)}
     return {name: column for name, column in found.items() if column is not None}

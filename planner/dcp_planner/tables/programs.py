@@ -43,21 +43,21 @@ class ProgramTable(Record):
         device: int32 ``[I]``.
         position: int32 ``[I]``, place in the program, from 0.
         op: uint8 ``[I]``, index into `OPS`.
-        key: int32 ``[I]``, of a launch or wait, else -1.
+        key: int32 ``[I]``, key of a launch or wait, else -1.
         division: int32 ``[I]``, or -1 for a copy.
         item_ptr: int64 ``[I+1]``, the items of row i are ``items[item_ptr[i]:item_ptr[i+1]]``.
         items: int32 ``[N]``, blocks of a copy, tiles of an attention, transfers of a launch or a
             reduction.
     """
 
-    is_backward: Annotated[Bools, "N"]
-    device: Annotated[Indices, "N"]
-    position: Annotated[Indices, "N"]
-    op: Annotated[Bytes, "N"]
-    key: Annotated[Indices, "N"]
-    division: Annotated[Indices, "N"]
-    item_ptr: Annotated[Ints, "N+1"]
-    items: Annotated[Indices, "M"]
+    is_backward: Annotated[Bools, "I"]
+    device: Annotated[Indices, "I"]
+    position: Annotated[Indices, "I"]
+    op: Annotated[Bytes, "I"]
+    key: Annotated[Indices, "I"]
+    division: Annotated[Indices, "I"]
+    item_ptr: Annotated[Ints, "I+1"]
+    items: Annotated[Indices, "N"]
 
     def _check(self) -> None:
         if len(self.op) and self.op.max() >= len(OPS):
@@ -77,22 +77,23 @@ class ProgramTable(Record):
         return np.repeat(np.arange(len(self)), np.diff(self.item_ptr))
 
     def chosen(self, rows: Ints) -> dict[str, NDArray[np.generic]]:
-        """Return the columns of some instructions, their items with them."""
+        """Return the columns of some instructions, with their items."""
         counts = np.diff(self.item_ptr)[rows]
         return {
+            # All columns but the last two, `item_ptr` and `items`, have one entry per instruction.
             **{f.name: getattr(self, f.name)[rows] for f in fields(self)[:-2]},
             "item_ptr": np.append(0, np.cumsum(counts)),
             "items": self.items[expand(self.item_ptr[rows], counts)[1]],
         }
 
     def rows(self, first: int, last: int) -> "ProgramTable":
-        """Return the instructions from `first` up to before `last`."""
+        """Return the instructions ``first`` to ``last - 1``."""
         columns: dict[str, Any] = self.chosen(np.arange(first, last))
         return ProgramTable(**columns)
 
 
 class Programs(Sequence[DeviceProgram]):
-    """The programs of one direction, one per device, made from a table when they are asked for.
+    """The programs of one direction, one per device, made from a table on first access.
 
     Args:
         table: instructions of this direction only.
@@ -118,7 +119,7 @@ class Programs(Sequence[DeviceProgram]):
         if isinstance(index, slice):
             return tuple(self[device] for device in range(*index.indices(len(self))))
         device = range(len(self))[index]
-        # Made once each: who looks at one device of a thousand need not wait for all.
+        # Made one by one: a caller that looks at one device of a thousand does not wait for all.
         if device not in self._made:
             part = self.table.rows(self._row_ptr[device], self._row_ptr[device + 1])
             self._made[device] = DeviceProgram(device, tuple(_instructions(part)))
@@ -134,7 +135,7 @@ class Programs(Sequence[DeviceProgram]):
 
 
 def tabulate_programs(plan: Plan, direction: Direction | None = None) -> ProgramTable:
-    """Write the programs of a plan as a table; O(instructions + items), O(1) if made from one.
+    """Write programs as a table; O(instructions + items), O(1) for a direction with a table.
 
     Args:
         plan: any plan.
@@ -150,6 +151,7 @@ def tabulate_programs(plan: Plan, direction: Direction | None = None) -> Program
         f.name: np.concatenate([getattr(forward, f.name), getattr(backward, f.name)])
         for f in fields(ProgramTable)
     }
+    # Items of backward follow those of forward; the last pointer of forward is its first one.
     values["item_ptr"] = np.concatenate(
         [forward.item_ptr, backward.item_ptr[1:] + len(forward.items)]
     )
@@ -191,6 +193,7 @@ def restore_programs(table: ProgramTable, num_devices: int) -> tuple[Programs, P
         raise ValueError("instructions: expected rows sorted by direction, device and position")
     if len(table) and not (table.device.min() >= 0 and table.device.max() < num_devices):
         raise ValueError(f"instructions: expected devices 0 to {num_devices - 1}")
+    # Positions count from 0 in each program: the number of a row less that of the program's first.
     rows = np.arange(len(table))
     is_first = np.diff(table.is_backward * num_devices + table.device, prepend=-1) != 0
     expected = rows - np.maximum.accumulate(np.where(is_first, rows, 0))
@@ -234,11 +237,11 @@ def _instructions(table: ProgramTable) -> Iterator[Instruction]:
 
 
 def digest(plan: Plan) -> str:
-    """Compute the sha256 over what the devices execute, as 64 hex digits.
+    """Compute the sha256 over all that the devices execute, as 64 hex digits.
 
-    Covers schema, numbers of cluster and shape, sequences, all tables, the mask and the programs;
-    not provenance, names of sequences, the partitioner's name, warnings, or names and sources of
-    the cluster's constants.
+    It covers schema, numbers of cluster and shape, sequences, all tables, the mask and the
+    programs. It does not cover provenance, names of sequences, the partitioner's name, warnings, or
+    names and sources of the cluster's constants.
     """
     cluster = {k: v for k, v in plan.cluster.to_json().items() if k not in ("name", "source")}
     head: dict[str, object]
@@ -253,7 +256,7 @@ def digest(plan: Plan) -> str:
         title = "Tiles" if table is plan.tiles else type(table).__name__
         for name, column in columns_of(table).items():
             _add(sha, f"{title}.{name}", column)
-    for name in programs.__slots__:
+    for name in programs.__slots__:  # the order of columns is part of the digest
         _add(sha, f"ProgramTable.{name}", getattr(programs, name))
     _add(sha, "slabs", plan.slabs.table())
     for placed in plan.forms:

@@ -1,8 +1,9 @@
-"""Match tiles, messages and sums to the one of several transfers of a block that serves them.
+"""Find which of several transfers of a block serves a tile, a message or a sum.
 
-A device may receive a block again in a later division: each receive begins a visit of the block.
-What uses the block in a division uses the visit that began last by then. A result takes home the
-sums of one visit; a partial result is merged into the next result that leaves its target.
+A device may receive a block again in a later division: each receive begins a visit of the block. A
+tile or message that uses the block in a division belongs to the last visit that began by then. A
+result takes home the sums of one visit; a partial result is merged into the next result that leaves
+its target.
 """
 
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from dcp_dsl.arrays import Bools, Indices, Ints
 from dcp_planner.model.cluster import MOST_DEVICES
 from dcp_planner.tables.plan import ComputeBlocks, Plan, TransferKind, Transfers
 
+# Of each kind, whether it concerns keys: KV and DKV share a place, and so do Q, OUT and DQ.
 _KEYS = np.array([kind in (TransferKind.KV, TransferKind.DKV) for kind in TransferKind])
 
 
@@ -26,7 +28,7 @@ class Visits:
         read_by: of queries and of keys: the input that each tile reads, int64 ``[2, W]``, or -1.
         input_of: the input whose sums each result takes home, int64 ``[X]``, or -1.
         merged_into: the result that each partial result is merged into, int64 ``[X]``, or -1.
-        feeder: what brings each input that the owner does not send, int64 ``[X]``, or -1.
+        feeder: the input that brought each passed-on input to its source, int64 ``[X]``, or -1.
     """
 
     read_by: tuple[Ints, Ints]
@@ -36,12 +38,13 @@ class Visits:
 
     @classmethod
     def of(cls, plan: Plan) -> "Visits":
-        """Find them in a plan of one head group; O((W + X) log X)."""
+        """Find the visits of a plan of one head group; O((W + X) log X)."""
         table, inputs, owner = plan.transfers, _inputs(plan.transfers), plan.blocks.owner
         return cls(
             _of_tiles(inputs, plan.tiles),
             _at_source(inputs, table, table.kind >= TransferKind.OUT),
             find_merges(table, owner),
+            # By the owner, not by the hop: validation checks the hops against these feeders.
             _at_source(
                 inputs,
                 table,
@@ -84,16 +87,17 @@ def inputs_of_results(transfers: Transfers) -> Ints:
 def find_feeders(transfers: Transfers) -> Ints:
     """Find the transfer that brings each passed-on input to its source, int64 ``[X]``, or -1.
 
-    The hops of inputs say which are passed on.
+    An input is passed on if its hop is above 0.
     """
     is_passed = (transfers.hop > 0) & (transfers.kind < TransferKind.OUT)
     return _at_source(_inputs(transfers), transfers, is_passed)
 
 
 def find_merges(transfers: Transfers, owner: Indices) -> Ints:
-    """Find the result that each partial result is merged into, int64 ``[X]``; -1 at the owner.
+    """Find the result that each partial result is merged into, int64 ``[X]``, or -1.
 
-    `owner` is int32 ``[D]``, the device of every block.
+    Inputs, and results that arrive at the owner, are merged into no other result. `owner` is int32
+    ``[D]``, the device of every block.
     """
     found = np.full(len(transfers), -1, np.int64)
     is_result = transfers.kind >= TransferKind.OUT
@@ -104,14 +108,14 @@ def find_merges(transfers: Transfers, owner: Indices) -> Ints:
         _place(transfers.block[x], end[x], _KEYS[transfers.kind[x]], transfers.is_backward[x])
         for x, end in ends
     )
-    # The next result is the latest one, with time turned round.
+    # With time reversed, the next result to leave is the latest one.
     time = -transfers.division.astype(np.int64)
     found[partials] = _Index.of(results, place, time[results]).latest(wanted, time[partials])
     return found
 
 
 def _inputs(transfers: Transfers) -> "_Index":
-    """Lay out what begins each visit."""
+    """Index the inputs, each of which begins a visit at its target."""
     rows = np.flatnonzero(transfers.kind < TransferKind.OUT)
     kind, is_backward = transfers.kind[rows], transfers.is_backward[rows]
     place = _place(transfers.block[rows], transfers.target[rows], _KEYS[kind], is_backward)
@@ -133,19 +137,20 @@ def _place(
     is_keys: NDArray[np.generic] | int,
     is_backward: NDArray[np.generic] | int,
 ) -> Ints:
+    """Number the places where visits happen: block, device, direction, queries or keys."""
     side = 2 * np.asarray(is_backward, np.int64) + np.asarray(is_keys, np.int64)
     # Below 2**49, which leaves 14 bits for the rank of the division.
     return (block * np.int64(MOST_DEVICES) + device) * 4 + side
 
 
 class _Index(NamedTuple):
-    """Rows by their place, then by their division.
+    """Rows of a table, sorted by their place, then by their division.
 
     Attributes:
         rows: int64 ``[N]``, in this order.
         place: int64 ``[N]``, of each.
-        known: the divisions, int64, rising.
-        keys: int64 ``[N]``, place and rank of the division in one number, rising.
+        known: the divisions that occur, rising.
+        keys: int64 ``[N]``, place, and rank of the division among `known`, in one number; rising.
     """
 
     rows: Ints
@@ -175,6 +180,8 @@ class _Index(NamedTuple):
         if len(self.rows) == 0:
             return np.full(len(wanted), -1, np.int64)
         width = len(self.known) + 1
+        # Divisions up to `at` have ranks below `rank`, so the row before this key is the latest;
+        # if it belongs to an earlier place, the first row of the wanted place is taken.
         rank = np.searchsorted(self.known, at, side="right")
         found = np.searchsorted(self.keys, wanted * width + rank) - 1
         first = np.searchsorted(self.keys, wanted * width)
