@@ -1,8 +1,8 @@
-"""Parcels over gloo: point to point, without waiting, a message per tensor.
+"""Parcels over gloo: point-to-point messages that do not block, one for each tensor.
 
 Inputs and results each have a process group of their own, because operations of one group can wait
-for each other. A message per tensor, straight from the working buffers, beat one packed message per
-peer (2 ranks, 2 cores: blocks of 1 MiB 2.1 against 0.4 GB/s).
+for each other. Messages straight from the working buffers, one for each tensor, were faster than
+one packed message per peer (2 ranks, 2 cores, blocks of 1 MiB: 2.1 against 0.4 GB/s).
 """
 
 import queue
@@ -25,9 +25,10 @@ from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel
 
 PARTS = 8
-"""Tags per transfer: more than any has tensors."""
+"""Tags per transfer, a bound on its tensors: part p of transfer n has the tag ``PARTS * n + p``."""
 UNUSED_TAG = 2**31 - 1
 LANES = ("receive inputs", "send inputs", "receive results", "send results")
+"""Threads that wait for messages, by the place ``2 * is_result + is_send``."""
 
 
 @dataclass(slots=True)
@@ -35,16 +36,16 @@ class _Posted:
     """A parcel with messages in flight; CUDA tensors travel as copies in pinned memory."""
 
     parcel: Parcel
-    stream: AbstractContextManager[object]  # where the layer works that waits for the parcel
+    stream: AbstractContextManager[object]  # of the layer that waits for the parcel
     works: list[dist.Work] = field(default_factory=list)
-    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    staged: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # on the device, on the host
 
 
 def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
-    """Return a context of the stream that this thread works on; of the CPU, one without effect.
+    """Return a context of this thread's current stream; for tensors on the CPU an empty one.
 
-    Threads have streams of their own. Copies that a watching thread makes belong to the stream of
-    the layer, or that layer's kernels could read before the copy has ended.
+    Each thread has a current stream of its own. A watching thread must copy on the stream of the
+    layer, or kernels of that layer could read before the copy has ended.
     """
     if not tensors or tensors[0].device.type != "cuda":
         return nullcontext()
@@ -54,11 +55,12 @@ def stream_of(tensors: Sequence[Tensor]) -> AbstractContextManager[object]:
 class GlooTransport(GroupTransport):
     """Point-to-point messages on gloo, from CPU memory or through pinned memory.
 
-    Threads wait for the messages, so that a trace knows when each one arrived and not only when
-    somebody looked, and so that relays are sent on arrival.
+    Threads wait for the messages, so that a trace has the time at which each arrived, not the time
+    at which its rank looked, and so that relays are sent on arrival.
 
     Args:
-        group, timeout_s: see above; a message that takes longer names its peer.
+        group: ranks that share the attention; ``None`` for all.
+        timeout_s: a message that takes longer is an error that names its peer.
         limit: hold outgoing messages back as a slower link would.
     """
 
@@ -74,7 +76,7 @@ class GlooTransport(GroupTransport):
         self._threads: list[threading.Thread] = []
 
     def start(self, parcels: Sequence[Parcel]) -> None:
-        """Start all parcels in order, without waiting; a peer that is gone shows at the wait."""
+        """Start all parcels in order, without waiting; the error of a lost peer comes at `wait`."""
         if not self._queues:
             self._start_threads()
         for parcel in parcels:
@@ -82,16 +84,13 @@ class GlooTransport(GroupTransport):
             if parcel.after is None:
                 self._start_one(posted)
             else:
-                parcel.after.then(partial(self._follow, posted, parcel.after))
-
-    def _follow(self, posted: _Posted, before: Parcel) -> None:
-        if before.error is not None:
-            posted.parcel.finish(before.error)
-        else:
-            self._start_one(posted)
+                parcel.after.then(partial(self._start_one, posted))
 
     def _start_one(self, posted: _Posted) -> None:
         parcel = posted.parcel
+        if parcel.after is not None and parcel.after.error is not None:
+            parcel.finish(parcel.after.error)  # there is nothing to forward
+            return
         parcel.start_ns = time.perf_counter_ns()
         if self._link is not None and parcel.transfer.is_send:
             self._link.send(parcel.size_bytes, partial(self._post, posted))
@@ -102,7 +101,7 @@ class GlooTransport(GroupTransport):
         parcel, transfer = posted.parcel, posted.parcel.transfer
         is_result = int(transfer.kind.is_result)
         group, peer = self._groups[is_result], self._ranks[transfer.peer]
-        # One by one, as a batch does on gloo as well: it would not say which peer is gone.
+        # One by one: gloo does no more for a batch, whose error would not name the lost peer.
         post = dist.isend if transfer.is_send else dist.irecv
         try:
             for part, tensor in enumerate(parcel.tensors):
@@ -110,7 +109,7 @@ class GlooTransport(GroupTransport):
                 work = post(host, peer, group=group, tag=PARTS * transfer.index + part)
                 assert work is not None, "this rank is a member of its groups"
                 posted.works.append(work)
-        except RuntimeError as error:  # the connection is gone already
+        except RuntimeError as error:  # the connection is broken already
             parcel.finish(str(error))
             return
         self._queues[2 * is_result + int(transfer.is_send)].put(posted)
@@ -122,7 +121,7 @@ class GlooTransport(GroupTransport):
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         if is_send:
             with posted.stream:
-                host.copy_(tensor)  # waits for the kernels that fill it
+                host.copy_(tensor)  # blocks the host until the kernels that fill it have ended
         else:
             posted.staged.append((tensor, host))
         return host
@@ -156,7 +155,7 @@ class GlooTransport(GroupTransport):
                 with posted.stream:
                     for tensor, host in posted.staged:
                         tensor.copy_(host)
-            except RuntimeError as failure:  # gloo: timeout, or the connection is gone
+            except RuntimeError as failure:  # gloo: timeout, or a broken connection
                 error = str(failure)
             posted.parcel.finish(error)
 
@@ -164,8 +163,8 @@ class GlooTransport(GroupTransport):
         """End the waiting threads; the process groups end with ``destroy_process_group``.
 
         A thread that still waits for a message would end the process by SIGABRT if it woke while
-        Python shuts down, so it is woken now: a receive that nobody answers breaks gloo's
-        connections.
+        Python shuts down. It is woken now, by a receive that no rank answers: after its time limit
+        gloo breaks the connections.
         """
         if self._link is not None:
             self._link.close()

@@ -1,4 +1,4 @@
-"""Transports between the ranks of a process group, over groups of their own."""
+"""The base of transports between the ranks of a process group; they send over their own groups."""
 
 import atexit
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ _with_threads: "WeakSet[GroupTransport]" = WeakSet()
 
 
 def close_at_exit(transport: "GroupTransport") -> None:
-    """Close a transport that started threads before Python shuts down."""
+    """Note a transport that started threads: it is closed before Python shuts down."""
     _with_threads.add(transport)
 
 
@@ -43,14 +43,13 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Make a group of our own; collective among its ranks only.
-
-    Messages over NCCL start before the rest of an attention kernel that fills the device.
-    """
+    """Make a separate group of some ranks; collective among these ranks only."""
     timeout, options = timedelta(seconds=timeout_s), None
     if backend == "nccl":
+        # On a stream of high priority messages start while an attention kernel fills the device,
+        # before the blocks of that kernel which still wait for room.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
-        options._timeout = timeout  # torch warns of another one
+        options._timeout = timeout  # torch warns if it differs from that of the group
     try:
         with _unbound_world():
             made = dist.new_group(ranks, timeout, backend, options, use_local_synchronization=True)
@@ -73,11 +72,11 @@ def abort_group(group: dist.ProcessGroup) -> None:
 def _unbound_world() -> Iterator[None]:
     """Hide the device that ``init_process_group(device_id=...)`` bound to the group of all ranks.
 
-    torch would split the communicator of all ranks to make a group, which waits for every rank,
-    also for those that make no executor.
+    With that device torch makes a group by splitting the communicator of all ranks, and a split
+    waits for every rank, also for those that make no executor.
     """
     world = dist.group.WORLD
-    assert world is not None, "the process group was looked at before"
+    assert world is not None, "`member_ranks` has asked this group for its ranks"
     bound, world.bound_device_id = world.bound_device_id, None
     try:
         yield
@@ -92,5 +91,6 @@ class GroupTransport(Transport):
         self._ranks = member_ranks(group)
         store = open_store(group, "dcp-executors", timeout_s)
         super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks), store, timeout_s)
-        # Missing ranks are named here; torch would say which key is missing in the store.
+        # Ranks that miss are named here. Without this, `make_group` of torch would name a key of
+        # the store that is missing.
         self.exchange_notes("", "making the executor")

@@ -1,8 +1,8 @@
 """N ranks as threads of one process, on one device: for tests, and to measure one GPU.
 
-A message is a copy within the device, made by whoever comes second, the sender or the receiver. The
-plan, the interpreter and the kernels are those of real processes; failures are found and told the
-same way, through a store that lives in memory.
+A message is a copy within the device, made by the thread that comes second, sender or receiver. The
+plan, the interpreter and the kernels are those of real processes; failures are found and reported
+in the same way, through a store in memory.
 """
 
 import threading
@@ -33,7 +33,10 @@ GRACE_S = 3.0
 
 @dataclass(slots=True)
 class _Box:
-    """Messages of one number between two ranks: sent and not received, or awaited and not sent."""
+    """Messages of one number between two ranks: sent and not received, or awaited and not sent.
+
+    One of the queues is empty at any time. Several messages wait where a sender is layers ahead.
+    """
 
     sent: deque[tuple[Tensor, ...]] = field(default_factory=deque)
     awaited: deque[Parcel] = field(default_factory=deque)
@@ -42,7 +45,7 @@ class _Box:
 class LoopbackWorld:
     """Ranks that share a process.
 
-    With `lockstep` one rank computes at a time, so that the time of each is that of a device of its
+    With `lockstep` one rank computes at a time, so that each takes as long as on a device of its
     own; messages still cost their copies.
     """
 
@@ -55,13 +58,13 @@ class LoopbackWorld:
         self.store = HashStore()
         self.recorders: dict[int, Recorder] = {}
         self._lock = threading.Lock()
-        # By transfer, source and target: another plan has the same number for another source.
+        # By transfer, source and target: two plans may use one number for different sources.
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self.turn = threading.Lock() if lockstep else None
         self.turn_holder = -1
 
     def run(self, work: Callable[["LoopbackTransport"], Result]) -> list[Result]:
-        """Call `work` once per rank, each on a thread, and give the results in rank order.
+        """Call `work` once per rank, each on a thread, and return the results in rank order.
 
         A rank that never returns is left behind once the others have failed because of it.
         """
@@ -77,9 +80,10 @@ class LoopbackWorld:
         if wait(runs, return_when=FIRST_EXCEPTION).not_done:  # a rank failed
             wait(runs, self.timeout_s + GRACE_S)
         errors = [error for run in runs if run.done() and (error := run.exception())]
-        told = [e for e in errors if isinstance(e, PeerError)]
+        # A `PeerError` names the rank to blame; the error of that rank itself does not.
+        agreed = [error for error in errors if isinstance(error, PeerError)]
         if errors:
-            raise (told or errors)[0]
+            raise (agreed or errors)[0]
         return [run.result() for run in runs]
 
     def send(self, parcel: Parcel, source: int) -> None:
@@ -87,17 +91,15 @@ class LoopbackWorld:
         key = parcel.transfer.index, source, parcel.transfer.peer
         with self._lock:
             box = self._boxes.setdefault(key, _Box())
-            if not box.awaited:
+            receiver = box.awaited.popleft() if box.awaited else None
+            if receiver is None:  # a copy: the sender may use its rows again at once
                 box.sent.append(tuple(tensor.clone() for tensor in parcel.tensors))
-                receiver = None
-            else:
-                receiver = box.awaited.popleft()
         if receiver is not None:
             _deliver(parcel.tensors, receiver)
         parcel.finish()
 
     def receive(self, parcel: Parcel, target: int) -> None:
-        """Take a parcel that has been sent, or leave word that it is awaited."""
+        """Take a parcel that has been sent, or note that it is awaited."""
         key = parcel.transfer.index, parcel.transfer.peer, target
         with self._lock:
             box = self._boxes.setdefault(key, _Box())
@@ -120,7 +122,7 @@ def _run_rank(
         # On CUDA one thread per device runs all backward passes, where a rank waits for another.
         with torch.autograd.set_multithreading_enabled(False):
             run.set_result(work(transport))
-    except BaseException as error:  # whoever waits for the ranks raises it
+    except BaseException as error:  # the thread that waits for the ranks raises it
         run.set_exception(error)
     finally:
         transport.give_turn()
@@ -157,6 +159,7 @@ class LoopbackTransport(Transport):
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
         """Wait until every parcel has arrived or left."""
+        # Keeping the turn would stop the rank that is waited for.
         self.give_turn()
         self._await(parcels, direction, self._timeout_s, POLL_S)
         self.take_turn(direction, parcels[0].division if parcels else None)
@@ -182,7 +185,7 @@ class LoopbackTransport(Transport):
         return f"{self._timeout_s:g} s long"
 
     def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
-        """Wait for every rank at this place; others compute meanwhile."""
+        """Wait for every rank at this place; other ranks may compute meanwhile."""
         self.give_turn()
         notes = super().exchange_notes(note, place, is_error=is_error)
         self.take_turn(place, None)

@@ -28,11 +28,11 @@ from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel
 
 NAP_S = 200e-6
-"""Seconds between looks at a batch: the ends of messages are known to that in a trace."""
+"""Seconds between looks at a batch: so exact are the ends of messages in a trace."""
 
 
 class DeviceWork(Protocol):
-    """Work of a device, as torch's ``dist.Work`` describes it."""
+    """Work of a device, a part of torch's ``dist.Work``."""
 
     def is_completed(self) -> bool:
         """Return whether the device has done it."""
@@ -45,7 +45,7 @@ class DeviceWork(Protocol):
 class MessageBatch:
     """Parcels that started together, of one division and hop.
 
-    `blamed` tells which ranks may be late; by default all that the parcels come from or go to.
+    `blamed` returns the ranks that may be late; by default all peers of the parcels.
     """
 
     parcels: Sequence[Parcel]
@@ -62,7 +62,7 @@ class MessageBatch:
             work.wait()
 
     def peers(self) -> Sequence[int]:
-        """Return the ranks that it may be waiting for."""
+        """Return the ranks that may hold up the batch."""
         if self.blamed is not None:
             return self.blamed()
         return list(dict.fromkeys(parcel.transfer.peer for parcel in self.parcels))
@@ -70,7 +70,7 @@ class MessageBatch:
 
 @dataclass(slots=True, eq=False)
 class _Awaited:
-    """Parcels that a stream waits for, with their batches."""
+    """Parcels for which a stream waits, with their batches."""
 
     parcels: Sequence[Parcel]
     batches: Sequence[MessageBatch]
@@ -80,21 +80,22 @@ class _Awaited:
 class NcclTransport(GroupTransport):
     """Batched point-to-point messages on NCCL, from and into CUDA memory.
 
-    What all ranks exchange in one division and hop is one ``batch_isend_irecv`` on the communicator
+    All that ranks exchange in one division and hop is one ``batch_isend_irecv`` on the communicator
     of inputs or of results, with the pairs that exchange something and no others. A communicator
-    runs its batches in order: two ranks that send to each other must do so within one, or each
-    would wait for the other's second batch; and a forwarded block leaves after it has arrived
-    without anybody watching.
+    runs its batches in order. So two ranks that send to each other must do so within one batch, or
+    each would wait for the other's second batch; and a forwarded block leaves after it has arrived,
+    though no thread watches for it.
 
     `wait` puts the current stream behind the messages and returns, so the host runs ahead of the
     device, over layers. A thread looks whether the messages come. If they do not, the thread agrees
-    with the other ranks on who is to blame and ends the communicators, since their kernels would
-    wait for ever; the next call of this rank raises that failure. Results that the device computed
-    in between are void, and no optimizer of torch takes them: its step waits until the messages so
-    far have come, on the host. Calls that a CUDA graph captures are not watched.
+    with the other ranks on the rank to blame and ends the communicators, whose kernels would never
+    end; the next call of this rank raises that failure. Results that the device computed in between
+    are void, and no optimizer of torch uses them: before its step the host waits until the messages
+    so far have come. Calls that a CUDA graph captures are not watched.
     """
 
     message_order = "grouped"
+    # Of the class, since the constructor of the base exchanges notes, which look at them.
     _failure: PeerError | None = None
     _is_told = False  # whether a call of this rank raised it
     _step_hook: RemovableHandle | None = None
@@ -110,7 +111,7 @@ class NcclTransport(GroupTransport):
         self._watcher: threading.Thread | None = None
         self._latest: Parcel | None = None
         self._is_over = threading.Event()  # nothing is watched any more
-        self._blaming = threading.Lock()
+        self._blaming = threading.Lock()  # the thread and a call may notice one failure at a time
 
     def _make_groups(self) -> list[dist.ProcessGroup]:
         limit_s = last_limit_s(self._timeout_s)
@@ -147,7 +148,8 @@ class NcclTransport(GroupTransport):
             RunError: names the rank and the division where an earlier message did not come.
         """
         batches = tuple(dict.fromkeys(self._batches.pop(parcel) for parcel in parcels))
-        if torch.cuda.is_current_stream_capturing():  # a replay starts the messages again
+        # A captured message has not started: every replay will start it again.
+        if torch.cuda.is_current_stream_capturing():
             for parcel in parcels:
                 parcel.finish()
         elif parcels:
@@ -186,7 +188,8 @@ class NcclTransport(GroupTransport):
         self._awaited.put(awaited)
 
     def _follow_all(self, device: int) -> None:
-        torch.cuda.set_device(device)  # asking about another device would make a context there
+        # A thread begins on device 0, where its queries would make a context.
+        torch.cuda.set_device(device)
         while (awaited := self._awaited.get()) is not None:
             where = awaited.direction, awaited.parcels[0].division
             error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
@@ -195,6 +198,7 @@ class NcclTransport(GroupTransport):
 
     def _follow(self, batch: MessageBatch, place: str, division: int | None) -> str | None:
         """Look until a batch is over; return why it never will be."""
+        # It asks the device often, for exact times, and the store of the registry seldom.
         deadline = time.monotonic() + self._timeout_s
         looks_s = time.monotonic() + POLL_S
         try:
@@ -213,9 +217,9 @@ class NcclTransport(GroupTransport):
     def _give_up(
         self, batch: MessageBatch, place: str, division: int | None, text: str = ""
     ) -> PeerError:
-        """Agree on the rank to blame, and end what waits on the GPU.
+        """Agree on the rank to blame, and end the work that waits on the GPU.
 
-        All peers of a batch count, since NCCL does not tell which of its messages are missing.
+        All peers of a batch may be late, since NCCL does not say which message is missing.
         """
         with self._blaming:
             if self._failure is None:
@@ -223,7 +227,8 @@ class NcclTransport(GroupTransport):
                 status = Status("waiting", peer, place, division, text, others)
                 self._failure = self._failures.settle(status)
                 self._is_over.set()
-                self._release()  # last: streams go on, to a host that knows why
+                # Last: streams go on with void blocks, so the host must know of the failure.
+                self._release()
             return self._failure
 
     def _release(self) -> None:
@@ -233,16 +238,17 @@ class NcclTransport(GroupTransport):
 
     def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
-        self._is_over.set()  # this rank is to blame, and no rank that it waits for
+        # This rank is to blame: the thread must blame no peer for messages that miss from now on.
+        self._is_over.set()
         super().report(place, division, error)
 
     def catch_up(self) -> None:
-        """Wait until the thread knows the end of every message that was waited for.
+        """Wait until the thread knows the end of every message that a stream waits for.
 
         Raises:
-            RunError: if one of them never came, and no call has said so.
+            RunError: if a message never came, and no call has raised that yet.
         """
-        # Each message has a limit of its own, all together have none. A fork has no such thread.
+        # No deadline here: the thread has one for each message. A forked process has no thread.
         while self._latest and self._watcher and not self._latest.wait(POLL_S):
             if not self._watcher.is_alive():
                 break
@@ -270,9 +276,9 @@ class NcclTransport(GroupTransport):
 
 
 def last_limit_s(timeout_s: float) -> float:
-    """Return the limit of waits on the GPU, which ends the process: longer than ours.
+    """Return the time limit of waits on the GPU, which end the process: longer than our limit.
 
-    It counts from the start of a message, ours from the wait.
+    It counts from the start of a message, our limit from the wait for it.
     """
     return 2 * timeout_s + 60
 

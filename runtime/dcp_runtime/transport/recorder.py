@@ -1,12 +1,12 @@
-"""The recorder of a rank: events with their times, filled while a plan runs, read as a `Trace`.
+"""The recorder of a rank: notes events with their times while a plan runs; they become a `Trace`.
 
 On the CPU work has ended when its call returns. On CUDA the host only queues work: `StreamClock`
-queues events beside it, and asks for their times once somebody reads the trace.
+queues events beside it, and reads their times when a trace is made.
 
-Events of all ranks come on the clock of rank 0: it pings each rank a few times; the ping with the
-shortest round trip gives the offset of that rank's clock, which is uncertain by half that round
-trip (NTP's rule). On one machine the monotonic clocks agree anyway and the offsets only show how
-small the error is.
+The events of all ranks are put on the clock of rank 0. It pings each rank a few times; the ping
+with the shortest round trip gives the offset of that rank's clock, which is uncertain by half that
+round trip (the rule of NTP). On one machine the monotonic clocks agree anyway, and the offsets only
+show how small the error is.
 """
 
 import io
@@ -48,11 +48,11 @@ class HostClock:
 class StreamClock(HostClock):
     """The clock of a device that works through a stream.
 
-    One event is waited for when the clock is made, and ties the device's time to the host's: off by
-    the time of that one call, some microseconds, and by the drift of the two since then.
+    When the clock is made the host waits for one event, which ties the device's time to the host's.
+    The two differ by the time of that call, some microseconds, and by their drift since then.
 
-    What is exposed comes out right: a wait begins when the stream has no work left, not when the
-    host began to wait, and ends when the stream goes on.
+    So exposed communication is measured where it happens: a wait begins when the stream has no work
+    left, not when the host began to wait, and ends when the stream goes on.
 
     Args:
         make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one.
@@ -83,7 +83,7 @@ class StreamClock(HostClock):
 def make_clock(device: torch.device, known: HostClock | None = None) -> HostClock:
     """Return the clock of a device: of its current stream on CUDA, else the host's.
 
-    `known`, the clock of the plan before, is kept on CUDA, since a new one waits for the device.
+    `known`, the clock of the plan before, is kept on CUDA, since a new clock waits for the device.
 
     >>> make_clock(torch.device("cpu")).now() > 0
     True
@@ -111,7 +111,7 @@ class Event(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """An instruction that a rank works on, of a division and direction."""
+    """The instruction of a division and direction on which a rank works."""
 
     instruction: Instruction
     division: int
@@ -132,16 +132,16 @@ class Recorder:
 
     Attributes:
         device: the rank.
-        is_on: whether events are kept; what the rank does now is known in any case.
+        is_on: whether events are kept; `doing` and the times of the host are known in any case.
         events: the last `MAX_EVENTS` events, in the order of their ends.
-        doing: what the rank does now; ``None`` between calls.
-        steps: instructions begun so far: a watcher sees by it whether the rank moves.
+        doing: the present work of the rank; ``None`` between calls.
+        steps: instructions begun so far; a watcher sees by them whether the rank moves.
         clock: of the device that computes.
         calls: forward and backward calls so far, of all layers.
-        attention_ns, other_ns: time of the host in attention, and in all else but waiting, also
-            where no event is kept.
+        attention_ns, other_ns: time of the host in attention, and in everything else but waiting,
+            also where no event is kept.
         awaited_ns: time of the host in waits, by the rank whose message came last; see `awaited`.
-        latest_peer: that rank in the wait under way.
+        latest_peer: the rank whose message came last in the wait under way.
     """
 
     device: int
@@ -158,7 +158,7 @@ class Recorder:
     _since_ns: int = 0
 
     def begin(self, doing: Activity | None) -> None:
-        """Note what the rank does from now on, and how long it did what it did."""
+        """Note the next work of the rank, and add the time of its work so far."""
         now_ns, before = time.perf_counter_ns(), self.doing
         if before is not None:
             kind = type(before.instruction)
@@ -168,7 +168,7 @@ class Recorder:
                 self.awaited_ns[self.latest_peer] += now_ns - self._since_ns
             else:
                 self.other_ns += now_ns - self._since_ns
-            if doing is None:
+            if doing is None:  # the call ends here
                 self.calls[before.direction] += 1
         self.doing, self._since_ns = doing, now_ns
         self.steps += 1
@@ -182,6 +182,8 @@ class Recorder:
         if not isinstance(self.clock, StreamClock):
             waiting_ns = self.awaited_ns.total()
             return self.attention_ns / 1e9, self.other_ns / 1e9, waiting_ns / 1e9
+        # Messages end at times of the host; the stream's own events come in its order, so once the
+        # last has passed all have. A copy of the deque: other threads may append meanwhile.
         ends = [event.end for event in tuple(self.events) if not isinstance(event.end, int)]
         if not ends or not ends[-1].query():
             return None
@@ -197,14 +199,14 @@ class Recorder:
         """
         if not isinstance(self.clock, StreamClock):
             return self.awaited_ns
+        # Columns as in `table`: start, end, ready, device, kind, direction, division, peer, ...
         table, found = self.table()[0], Counter[int]()
         arrivals = table[table[:, 4] == EVENT_KINDS.index("receive")]
         for wait in table[table[:, 4] == EVENT_KINDS.index("wait")]:
-            alike = arrivals[(arrivals[:, 5:7] == wait[5:7]).all(axis=1)]  # direction, division
-            if len(alike):  # of all layers: the one that came when the wait ended
-                found[int(alike[np.abs(alike[:, 1] - wait[1]).argmin(), 7])] += int(
-                    wait[1] - wait[0]
-                )
+            alike = arrivals[(arrivals[:, 5:7] == wait[5:7]).all(axis=1)]
+            if len(alike):  # one for each layer and message: the arrival nearest to the wait's end
+                peer = int(alike[np.abs(alike[:, 1] - wait[1]).argmin(), 7])
+                found[peer] += int(wait[1] - wait[0])
         return found
 
     def add(self, event: Event) -> None:
@@ -219,6 +221,7 @@ class Recorder:
             start, end = self.clock.read_ns(e.start), self.clock.read_ns(e.end)
             kind = EVENT_KINDS.index(e.kind)
             rest = e.is_backward, e.division, e.peer, e.size_bytes, e.transfer
+            # The third column, ready: only the simulator knows when an event could have begun.
             rows.append((start, end, start, self.device, kind, *rest))
         return np.array(rows, np.int64).reshape(-1, 10), tuple(e.name for e in events)
 
@@ -265,7 +268,7 @@ def gather_timeline(
 
 
 def farthest_apart(uncertainties: Sequence[int]) -> int:
-    """Return how far two clocks may be apart that are off by so much each: both in opposite ways.
+    """Return how far two clocks can be apart, given the error of each: the largest two may add up.
 
     >>> farthest_apart([0, 30, 20]), farthest_apart([0])
     (50, 0)
@@ -283,7 +286,7 @@ def merge_timelines(
 
 
 def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
-    """Return what to add to a rank's clock, and by how much that may be wrong, in ns."""
+    """Return the offset that puts a rank's clock on this one, and a bound on its error, in ns."""
     best_ns = 0, np.iinfo(np.int64).max
     to = dist.get_global_rank(group, peer)
     answer = torch.zeros(1, dtype=torch.int64)

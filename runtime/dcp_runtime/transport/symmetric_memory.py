@@ -1,9 +1,9 @@
-"""Memory that all ranks of a machine read: places of blocks, signals, streams that copy.
+"""GPU memory that all ranks of a machine read: places of blocks, signals, streams that copy.
 
 A shared window is one symmetric buffer (``torch.distributed._symmetric_memory``): each rank writes
-into its own part and reads those of the others. A signal is one bit per channel and pair of ranks:
-`put` waits until it is 0 and sets it, `wait` waits until it is 1 and clears it. Both wait on the
-device, in the current stream, while the host goes on.
+into its own part and reads the parts of the others. A signal is one bit per channel and ordered
+pair of ranks: `put` waits until it is 0 and sets it, `wait` waits until it is 1 and clears it. Both
+wait on the device, in the current stream, while the host goes on.
 """
 
 import os
@@ -35,10 +35,11 @@ from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.transport.transport import RowBytes
 
 HALVES = 2
-"""Turns that results of one division after another take in their region."""
+"""Parts of the region of results: those of one division fill one half while the other is read."""
 ALIGNMENT = 16
 """Bytes at whose multiples tensors begin."""
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""Variable with the number of queues to a GPU; streams that share one can wait for each other."""
 FEWEST_QUEUES = 8
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
 
@@ -51,7 +52,7 @@ class Mark:
         self._event.record(stream)
 
     def is_completed(self) -> bool:
-        """Return whether the stream has come here."""
+        """Return whether the stream has passed this place."""
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
@@ -66,7 +67,7 @@ class CopyStream:
         self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
-        """Go on behind what the current stream has to do so far."""
+        """Go on behind the work that is queued in the current stream now."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
     def entered(self) -> AbstractContextManager[object]:
@@ -79,14 +80,15 @@ class CopyStream:
             work()
 
     def mark(self) -> Mark:
-        """Return the place behind all that is queued."""
+        """Return the place behind all work that is queued now."""
         return Mark(self._stream)
 
 
 class WindowGroup:
     """The ranks of a group that share windows; torch finds them by `name`.
 
-    torch's meeting for a window goes through `store`, of which it knows that half in C++ alone.
+    When torch makes a window the ranks meet through `store`. The group is registered in C++ alone,
+    which is the half of a process group that this meeting reads.
     """
 
     def __init__(self, group: ProcessGroup, store: Store) -> None:
@@ -110,7 +112,7 @@ class SharedWindow:
 
     def __init__(self, size_bytes: int, group: WindowGroup, limit_s: float) -> None:
         device = torch.device("cuda", torch.cuda.current_device())
-        # `symm_mem.empty` takes it from a pool, which would keep it when a window grows.
+        # `symm_mem.empty` takes memory from a pool, which would keep it when a window grows.
         self._memory = _SymmetricMemory.empty_strided_p2p((size_bytes,), (1,), torch.uint8, device)
         self._handle = symm_mem.rendezvous(self._memory, group.name)
         self._limit_ms = int(1000 * limit_s)
@@ -120,7 +122,7 @@ class SharedWindow:
         self.num_channels = self._pads[0].numel() // group.size
 
     def put(self, rank: int, channel: int) -> None:
-        """Signal a rank what the current stream has done."""
+        """Signal a rank that the current stream has come this far."""
         self._handle.put_signal(rank, channel, self._limit_ms)
 
     def wait(self, rank: int, channel: int) -> None:
@@ -128,7 +130,9 @@ class SharedWindow:
         self._handle.wait_signal(rank, channel, self._limit_ms)
 
     def release(self, stream: CopyStream) -> None:
-        """Answer the signals of this rank by those it waits for, on a stream of their own."""
+        """Let all waits of this rank end, as if every other rank had answered."""
+        # A pad has a row per channel and a column per rank that signals: its owner waits for 1
+        # there, the other rank for 0 before it signals again.
         for rank, pad in enumerate(self._pads):
             if rank == self._rank:
                 stream.run(partial(pad.fill_, 1))
@@ -142,11 +146,11 @@ class WindowPlaces:
     """Places of the blocks of one plan and direction in the regions of a window.
 
     Attributes:
-        places: by the index of a transfer, also of what near ranks send: its first byte in the
-            region or the half, and the half of a result.
-        copied: transfers that take a block into the window, for all its targets.
-        unsent: numbers of inputs and of results that go to near ranks.
-        awaited: inputs that come from each near rank.
+        places: by the index of a transfer to or from a near rank: the first byte in the region of
+            inputs, or in a half of that of results, and the number of the half.
+        copied: transfers that copy their block into the window, for all its targets.
+        unsent: how many inputs, and how many results (``True``), go to near ranks.
+        awaited: how many inputs come from each near rank.
         count: transfers to and from near ranks.
         needed: bytes of the region of inputs, and of a half of that of results.
     """
@@ -166,8 +170,11 @@ class WindowPlaces:
         row_bytes: RowBytes,
         near: Container[int],
     ) -> Self:
-        """Lay out what a rank sends to near ranks; those tell it the places of their own blocks."""
+        """Lay out the blocks that a rank sends to near ranks; those tell it their own places."""
         places, known = dict[int, tuple[int, int]](), dict[tuple[int, ...], tuple[int, int]]()
+        # Bytes laid out so far, by turn: -1 for all inputs, then a turn for the results of each
+        # division and hop. Every turn begins at the start of its half, in the place of the results
+        # of the turn before the last.
         ends, turns = Counter[int](), dict[tuple[int, int], int]()
         copied, unsent, awaited, count = set[int](), Counter[bool](), Counter[int](), 0
         for launch, x in _near_launches(part, direction, near):
@@ -176,7 +183,7 @@ class WindowPlaces:
                 awaited[x.peer] += not x.kind.is_result
                 continue
             unsent[x.kind.is_result] += 1
-            # A result has one target; all targets of an input get the same.
+            # A result has one target; all targets of an input read the same copy.
             copy: tuple[int, ...] = -1, x.kind, x.block, x.brought_by
             turn = -1
             if x.kind.is_result:
@@ -193,7 +200,7 @@ class WindowPlaces:
 def _near_launches(
     part: DevicePlan, direction: Direction, near: Container[int]
 ) -> Iterator[tuple[CommLaunch, Transfer]]:
-    """Yield what a program sends to near ranks and takes from them, in order."""
+    """Yield the transfers of a program to and from near ranks, in order."""
     for step, _ in part.of(direction).steps:
         if isinstance(step, CommLaunch):
             for index in step.transfers:
@@ -202,7 +209,7 @@ def _near_launches(
 
 
 def places(part: Tensor, offset: int, tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Return where tensors of these shapes lie one after another in a part of a window.
+    """Return the places of tensors of these shapes, one after another in a part of a window.
 
     >>> a, b = places(torch.zeros(64, dtype=torch.uint8), 16, torch.ones(2, 3, 1))
     >>> a.shape, a.dtype, b.storage_offset()
@@ -223,6 +230,7 @@ def aligned(size_bytes: int) -> int:
 
 def host_name() -> str:
     """Return a name of this machine."""
+    # Machines may share a host name, but not the id of their last boot.
     boot = Path("/proc/sys/kernel/random/boot_id")
     return f"{socket.gethostname()} {boot.read_text().strip() if boot.exists() else ''}"
 

@@ -4,16 +4,19 @@ A rank copies a block that leaves into its own part of the window, once for all 
 puts one signal to each target and group of parcels. The target waits for the signal on a stream of
 its own, pulls the blocks by the copy engine, so no kernel of a GPU sends anything, and signals that
 it has read them. Inputs and results each have a lane: a stream out, a stream in, channels, and a
-region of the window. Results of one division after another take turns in two halves of theirs.
+region of the window. The results of one division after another use two halves of their region in
+turn.
 
-A call leaves the window as it found it: the stream out ends behind the signals of all that read
-from it, so no signal is up, and nobody reads, when its next call begins. That is the only thing for
-which a stream out waits, besides what it is to send, so no two ranks wait for each other. And calls
-that a CUDA graph captured are right whatever ran between their replays. A graph holds the streams
-of a call to its end, so once there is one, the layers of this rank wait there for those readers.
+A call leaves the window as it found it: the stream out ends behind the signals of all ranks that
+read from it. So no signal is set, and no rank reads, when its next call begins. A stream out waits
+for these signals and for the blocks that it sends, and for nothing else, so no two ranks wait for
+each other. And calls that a CUDA graph captured are right whatever ran between their replays. All
+streams of a captured call must end with its graph, so once there is a graph, the layers of this
+rank wait at their end for those readers.
 
-Targets must know where a block lies. Ranks write that to the store when a plan is first run in a
-direction, at a meeting of all ranks at which windows also grow to what the largest plan needs.
+Targets must know the places of blocks. Ranks write them to the store when a plan is first run in a
+direction, at a meeting of all ranks at which windows also grow to the size that the largest plan
+needs.
 """
 
 import json
@@ -54,7 +57,7 @@ CLOSE_S = 1.0
 RELEASE_S = 5.0
 """Seconds that streams get to end once nothing holds them."""
 _PLACE = "laying out blocks"
-_left_behind: list[SharedWindow] = []  # freeing one would wait for streams that never end
+_left_behind: list[SharedWindow] = []  # to free a window is to wait for streams that never end
 
 
 @dataclass(slots=True, eq=False)
@@ -64,14 +67,14 @@ class _Lane:
     is_result: bool
     out: CopyStream = field(default_factory=CopyStream)
     into: CopyStream = field(default_factory=CopyStream)
-    # Of the call:
+    # State of one call:
     sent: Counter[int] = field(default_factory=Counter)  # signals, by rank
     received: Counter[int] = field(default_factory=Counter)
     readers: tuple[set[int], ...] = field(default_factory=lambda: (set(), set()))
-    """Ranks that have yet to say that they have read a half."""
+    """By half, the ranks that have not signalled yet that they have read it."""
     unsent: int = 0
     awaited: Counter[int] = field(default_factory=Counter)
-    # What the streams have to do, with the ranks that may hold it up.
+    # Of all calls: pending work of `into` and of `out`, with the ranks that may hold it up.
     queued: tuple[deque[tuple[Mark, Sequence[int]]], ...] = field(
         default_factory=lambda: (deque(), deque())
     )
@@ -84,14 +87,16 @@ class _Lane:
     def batch(
         self, parcels: Sequence[Parcel], peers: Sequence[int], *, is_send: bool
     ) -> MessageBatch:
-        """Return a batch that ends with what is queued now."""
+        """Return a batch that ends with the work that is queued now."""
         mark, queued = (self.out if is_send else self.into).mark(), self.queued[is_send]
-        if torch.cuda.is_current_stream_capturing():  # CUDA tells nothing of a mark in a graph
+        if torch.cuda.is_current_stream_capturing():  # CUDA refuses to look at a mark in a graph
             return MessageBatch(parcels, (mark,))
         queued.append((mark, peers))
         while queued[0][0].is_completed() and len(queued) > 1:
             queued.popleft()
 
+        # A stream works in order: the oldest work that is not over holds up all behind it, also
+        # where that is work of an earlier batch for other ranks.
         def blamed() -> Sequence[int]:
             stuck = (peers for mark, peers in tuple(queued) if not mark.is_completed())
             return next(stuck, peers)
@@ -102,15 +107,16 @@ class _Lane:
 class SymmetricTransport(NcclTransport):
     """Symmetric memory between the ranks of a machine, NCCL between machines; see above.
 
-    A CUDA graph may capture calls where all ranks share a machine. Nobody watches its replays. They
-    end before `close`: a later one would read memory that is freed, and nothing can refuse it.
+    A CUDA graph may capture calls where all ranks share a machine. No thread watches its replays.
+    All replays must end before `close`: a later replay would read memory that is freed, and no
+    check can refuse it.
 
     Args:
         group, timeout_s: as for NCCL, which is not used where all ranks share a machine.
 
     Raises:
-        RunError: on all ranks, if no two of them share a machine, or its GPUs cannot read each
-            other's memory.
+        RunError: on all ranks, if a rank is alone on its machine, or GPUs of a machine cannot read
+            each other's memory.
     """
 
     def __init__(self, group: dist.ProcessGroup | None, timeout_s: float) -> None:
@@ -120,9 +126,10 @@ class SymmetricTransport(NcclTransport):
             node = make_group([self._ranks[r] for r in self._near], "gloo", timeout_s)
         meet = partial(self._barrier.wait_for, ranks=list(self._near), place=_PLACE)
         self._node = WindowGroup(node, MeetingStore(self.store, f"node of {min(self._near)}", meet))
-        self._windows: list[SharedWindow] = []  # the last one, and those that graphs may use
+        self._windows: list[SharedWindow] = []  # the last is in use; graphs may use those before
         self._has_graphs = False
-        self._capacity = [0, 0]  # bytes for inputs, and of a half for results
+        self._capacity = [0, 0]  # bytes of the region of inputs, and of a half of that of results
+        # Weak: the places of a plan go with the plan.
         self._calls: WeakKeyDictionary[DevicePlan, dict[Direction, WindowPlaces]]
         self._calls = WeakKeyDictionary()
         self._meetings = 0
@@ -145,7 +152,7 @@ class SymmetricTransport(NcclTransport):
         return super()._make_groups() if len(near) < self.size else []
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
-        """Find where the blocks of a call lie; collective in the first call of a plan.
+        """Find the places of the blocks of a call; collective in the first call of a plan.
 
         Raises:
             RunError: names a rank that does not come; or in a CUDA graph, if this is the first call
@@ -178,8 +185,9 @@ class SymmetricTransport(NcclTransport):
         super().wait(parcels, direction)
         self._unfinished -= len(parcels)
         if self._has_graphs and not self._unfinished:
-            # A graph must end with all its streams, and begin behind those of a call before it.
-            # Earlier in a call, readers could wait for what this rank has still to compute.
+            # All streams of a graph must join its own before it ends, and a later graph must begin
+            # behind them. Not earlier in the call: readers could wait for blocks that this rank has
+            # still to compute.
             for stream in self._streams():
                 stream.mark().wait()
 
@@ -187,7 +195,7 @@ class SymmetricTransport(NcclTransport):
         return chain.from_iterable((lane.out, lane.into) for lane in self._lanes)
 
     def _exchange(self, own: WindowPlaces) -> dict[int, tuple[int, int]]:
-        """Tell all ranks where blocks of this rank lie; return those of near ones; collective."""
+        """Publish the places of this rank's blocks; return those of near ranks; collective."""
         number, self._meetings = self._meetings, self._meetings + 1
         with self._barrier.waiting_for(0, _PLACE):
             self.store.set(f"blocks/{number}/{self.rank}", json.dumps(list(own.places.items())))
@@ -197,8 +205,8 @@ class SymmetricTransport(NcclTransport):
         found: dict[int, tuple[int, int]] = {}
         with self._barrier.waiting_for(0, _PLACE):
             for data in self.store.multi_get([f"blocks/{number}/{rank}" for rank in self._near]):
-                found |= dict(json.loads(data))
-            if number > 0:  # all have read those of the meeting before
+                found |= dict(json.loads(data))  # a transfer has one sender: no key comes twice
+            if number > 0:  # all ranks came to this meeting, so they have read the last one's keys
                 self.store.delete_key(f"blocks/{number - 1}/{self.rank}")
         return found
 
@@ -206,13 +214,14 @@ class SymmetricTransport(NcclTransport):
         """Make a larger window where a region is too small, on all ranks alike."""
         if self._windows and all(map(int.__le__, needed, self._capacity)):
             return
+        # Blocks of calls before this one may still be on their way through the old window.
         for lane, is_send in product(self._lanes, (False, True)):
             others = [rank for rank in self._near if rank != self.rank]
             self._follow(lane.batch((), others, is_send=is_send), "growing the window", None)
         self._check()
         self._capacity = [aligned(max(pair)) for pair in zip(needed, self._capacity, strict=True)]
-        if not self._has_graphs:  # replays go on in the window of their capture
-            self._windows.clear()  # frees it before the larger one is made
+        if not self._has_graphs:  # replays use the window that was there when they were captured
+            self._windows.clear()  # frees the memory before the larger window is made
         size = max(1, self._capacity[0] + HALVES * self._capacity[1])
         self._windows.append(SharedWindow(size, self._node, last_limit_s(self._timeout_s)))
 
@@ -232,11 +241,12 @@ class SymmetricTransport(NcclTransport):
             self._receive(lane, peer, chosen)
 
     def _start_far(self, is_result: bool, parcels: Sequence[Parcel]) -> None:
-        """Start messages to other nodes, behind what near ranks bring for them."""
+        """Start messages to other nodes, those that forward blocks of near ranks behind these."""
         before = [self._batches[p.after] for p in parcels if p.after in self._batches]
         if not before:
             super()._start_batch(is_result, parcels)
             return
+        # On a stream of its own: the current one, which computes, must not wait for those blocks.
         self._bridge.follow()
         with self._bridge.entered():
             for batch in before:
@@ -247,6 +257,8 @@ class SymmetricTransport(NcclTransport):
         """Copy blocks into the window, unless they are there, and signal their targets."""
         window, half = self._window(), self._call.places[parcels[0].transfer.index][1]
         lane.out.follow()
+        # Results overwrite those of the turn before the last, which must have been read. Inputs
+        # of a call have a place each.
         readers = self._await_readers(lane, half) if lane.is_result else ()
         for parcel in parcels:
             if parcel.transfer.index not in self._call.copied:
@@ -264,10 +276,10 @@ class SymmetricTransport(NcclTransport):
         lane.unsent -= len(parcels)
         if not lane.unsent:
             late = [reader for half in range(HALVES) for reader in self._await_readers(lane, half)]
-            lane.batch((), late, is_send=True)  # whoever waits behind them knows whom to blame
+            lane.batch((), late, is_send=True)  # later work of the stream may have to blame them
 
     def _await_readers(self, lane: _Lane, half: int) -> Sequence[int]:
-        """Wait until all targets have read what a half holds."""
+        """Wait until all targets have read the blocks of a half."""
         readers, channel = tuple(lane.readers[half]), self._read_channel(lane, half)
         for reader in readers:
             lane.out.run(partial(self._window().wait, self._near[reader], channel))
@@ -284,7 +296,8 @@ class SymmetricTransport(NcclTransport):
         batch = lane.batch(parcels, (source,), is_send=False)
         self._batches.update(dict.fromkeys(parcels, batch))
         lane.awaited[source] -= len(parcels)
-        if lane.is_result or lane.awaited[source] == 0:  # the call brings no more inputs from there
+        # One signal for all inputs of a rank, behind the last; one for each batch of results.
+        if lane.is_result or lane.awaited[source] == 0:
             half = self._call.places[parcels[0].transfer.index][1]
             lane.into.run(partial(window.put, place, self._read_channel(lane, half)))
 
@@ -301,13 +314,17 @@ class SymmetricTransport(NcclTransport):
                 lane.into.run(partial(tensor.copy_, place))
 
     def _channel(self, lane: _Lane, signals: Counter[int], peer: int) -> int:
-        """Return the channel of the next signal of blocks from or to a rank: one after another."""
+        """Return the channel of the next signal of blocks from or to a rank: one after another.
+
+        Both ranks count the signals of a call, so they agree on it without a message.
+        """
+        # Each lane has one half of all channels; its first ones are those of `_read_channel`.
         each = self._window().num_channels // len(self._lanes)
         number, signals[peer] = signals[peer], signals[peer] + 1
         return lane.is_result * each + HALVES + number % (each - HALVES)
 
     def _read_channel(self, lane: _Lane, half: int) -> int:
-        """Return the channel that says that a half has been read."""
+        """Return the channel on which a reader signals that it has read a half."""
         return lane.is_result * (self._window().num_channels // len(self._lanes)) + half
 
     def _window(self) -> SharedWindow:
@@ -320,12 +337,13 @@ class SymmetricTransport(NcclTransport):
         return MessageBatch((), [stream.mark() for stream in self._streams()])
 
     def _release(self) -> None:
-        """Let streams go on that wait for a lost rank; their blocks are void.
+        """End the waits of streams for a lost rank; their blocks are void.
 
-        What this rank signals from now on is void, too: the failure is in the registry by then, and
-        every rank looks there before it takes a step.
+        The signals of this rank are void from now on, too. The failure is in the registry by then,
+        and every rank looks there before it takes a step.
         """
         super()._release()
+        # Repeated, since each wait clears its signal and each put sets one.
         stream, ends, deadline = CopyStream(), self._ends(), time.monotonic() + RELEASE_S
         while self._windows and not ends.is_over() and time.monotonic() < deadline:
             for window in self._windows:
@@ -336,7 +354,7 @@ class SymmetricTransport(NcclTransport):
         """Wait for the end of all messages, and look whether another rank has failed.
 
         Raises:
-            RunError: if a message never came, or a rank failed that may have sent void blocks.
+            RunError: if a message never came, or another rank failed, whose blocks may be void.
         """
         super().catch_up()
         marked = self._failures.marked_by()
@@ -345,7 +363,7 @@ class SymmetricTransport(NcclTransport):
             self._check()
 
     def close(self) -> None:
-        """Free the windows, once nothing waits in them any more; graphs must not replay then."""
+        """Free the windows, once no stream waits in them; graphs must not replay after that."""
         super().close()
         self._node.close()
         if not self._windows:
