@@ -1,9 +1,8 @@
-"""The plan as it could be: some things cost nothing, scheduled otherwise, or the batch cut anew.
+"""Alternatives to a plan: some costs are zero, the schedule is another, or the batch is cut anew.
 
-Conditions: a plan is predicted again while something costs nothing. A run cannot be repeated with
-other links, but its recorded timeline can be played again: every event follows the same others as
-in the trace (`find_dependencies`), as long behind them as it did there. The order of messages
-stays as recorded.
+A plan is predicted again while some costs are zero. A run cannot be repeated with other links, but
+its recorded timeline can be played again: every event follows the same events as in the trace
+(`find_dependencies`), with the same delay behind them. The order of messages stays as recorded.
 
 Other schedules and other cuts follow from the tables of a plan, without the text of its mask.
 """
@@ -33,17 +32,17 @@ from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
 
 Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idle"]
-"""Causes that can be imagined away.
+"""Causes that can be imagined away. While a cause is free:
 
-- `links`: messages have no bytes;
-- `latency`: they take no time on their way, and none to be started;
+- `links`: links are infinitely fast;
+- `latency`: messages have no latency, and take no time to be started;
 - `launches`: kernels start at once, and the host takes no time before a direction;
-- `waves`: kernels keep all multiprocessors of a device busy, from the begin to the end, and
-  messages take none of them;
-- `tiles`: kernels compute visible pairs only, not whole tiles of their own. It follows `waves`,
-  which depend on those tiles;
-- `balance`: in each direction all devices that compute do so for equally long;
-- `idle`: devices that compute nothing take their share too. It follows `balance`.
+- `waves`: kernels keep all multiprocessors of a device busy from begin to end, and messages occupy
+  none of them;
+- `tiles`: kernels compute visible pairs only, no whole kernel tiles. It needs `waves`, which depend
+  on kernel tiles;
+- `balance`: in each direction all devices that compute anything compute equally long;
+- `idle`: devices that compute nothing take their share too. It needs `balance`.
 """
 FREE: tuple[Free, ...] = get_args(Free)
 
@@ -61,11 +60,11 @@ NEEDS: Mapping[Free, frozenset[Free]] = {
     "idle": frozenset({"balance"}),
     "tiles": frozenset({"waves"}),
 }
-"""Causes that are free before another one can be, where they cost anything."""
+"""Causes that must be free before another one can be, if they cost anything."""
 
 
 def costly(cluster: Cluster) -> tuple[Free, ...]:
-    """List what can cost anything on a cluster.
+    """List the causes that can cost anything on a cluster.
 
     >>> costly(Cluster())
     ('links', 'latency', 'launches', 'balance', 'idle')
@@ -101,19 +100,19 @@ def seconds_without(model: PlanModel, free: Collection[Free]) -> float:
 
 
 REPLAYED: tuple[Free, ...] = ("links", "launches", "balance", "idle")
-"""Causes that can be imagined away in a recorded timeline: `links` are messages from the moment
-that both ends have launched them, `launches` what the host does before a direction and the time
-between an event and what it waited for."""
+"""Causes that can be imagined away in a recorded timeline. `links` is the time of messages from the
+moment that both ends have launched them; `launches` is the host's work before a direction, and the
+gap between an event and the last event that it waited for."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recording:
-    """A trace with what its events waited for.
+    """A trace and its dependencies, ready to be played again.
 
     Attributes:
-        trace, dependencies: of each other.
+        trace, dependencies: the events and their edges.
         num_devices: of the plan.
-        order: int64 ``[E]``, events in an order in which each comes behind what it waits for.
+        order: int64 ``[E]``, a topological order: each event comes after those it waits for.
     """
 
     trace: Trace
@@ -124,6 +123,7 @@ class Recording:
     @classmethod
     def of(cls, trace: Trace, found: Dependencies, num_devices: int) -> "Recording":
         """Sort the events by time; messages first where several are at one moment."""
+        # By lane: a send (0) before its receive (1), and both before the wait (2) that they end.
         rank = np.array([2, 0, 1, 2])[trace.lane]
         order = np.lexsort((trace.start_ns, rank, found.end_ns, found.begin_ns))
         return cls(trace, found, num_devices, order)
@@ -135,8 +135,10 @@ class Recording:
             return 0.0
         begin = found.begin_ns
         spent = self._spent(free)
-        # What lay between an event and the last thing it waited for stays, as its own delay.
-        delay = begin - np.maximum(begin.min(), _latest(found))
+        # The gap behind the last event that it waited for stays, as the event's own delay.
+        before = found.predecessor
+        latest = np.where(before >= 0, found.end_ns[before], -1)
+        delay = begin - np.maximum(begin.min(), latest)
         if "launches" in free:
             delay = np.zeros_like(delay)
         ended = np.full(len(begin), begin.min())
@@ -144,7 +146,7 @@ class Recording:
         return float(ended.max() - begin.min()) / 1e9
 
     def _spent(self, free: Collection[Free]) -> Ints:
-        """Compute how long each event takes itself, int64 ``[E]``."""
+        """Compute the own time of each event, int64 ``[E]``."""
         trace, found = self.trace, self.dependencies
         spent = (found.end_ns - found.begin_ns).astype(np.float64)
         if "links" in free:
@@ -157,18 +159,12 @@ class Recording:
             )
             for backward in (False, True):
                 here = trace.is_backward == backward
-                # A run does not say how fast its devices are: all count alike.
+                # A trace does not tell the speed of devices: all count alike.
                 spent = levelled(
                     spent, trace.device, (attends & here, reduces & here),
                     np.ones(self.num_devices), is_everywhere="idle" in free,
                 )  # fmt: skip
         return np.rint(spent).astype(np.int64)
-
-
-def _latest(found: Dependencies) -> Ints:
-    """Find when the last thing that each event waited for had ended; -1 if there was nothing."""
-    before = found.predecessor
-    return np.where(before >= 0, found.end_ns[before], -1)
 
 
 @compiled
@@ -181,7 +177,7 @@ def _replay(
     first_ns: int,
     ended: Ints,
 ) -> None:
-    """Let every event begin a delay behind what it waits for, and write down when it ends."""
+    """Let every event begin a delay after those it waits for, and write down when it ends."""
     for n in range(len(order)):
         event = order[n]
         now = first_ns
@@ -215,14 +211,6 @@ class PlanInputs:
         config = PlanConfig(routing="node" if is_routed else "direct")
         return cls(plan, workload_of(plan), placement, config)
 
-    @property
-    def divisions(self) -> int:
-        """Most divisions of a direction, the local one with them."""
-        tiles = self.plan.tiles
-        return 1 + max(
-            int(column.max(initial=0)) for column in (tiles.division, tiles.backward_division)
-        )
-
     def divided(self, divisions: int) -> Plan:
         """Schedule the placement in so many divisions, launched early."""
         return self._scheduled(
@@ -245,7 +233,7 @@ class PlanInputs:
         return Schedule(tiles.division, tiles.backward_division, (forward, backward))
 
     def _is_striped(self, direction: Direction) -> bool:
-        """Tell whether blocks take the ways that striping finds, which transfers do not say."""
+        """Tell whether blocks take the routes of striping, by comparing: no column says so."""
         if self.config.routing == "direct":
             return False
         table, cluster = self.plan.transfers, self.plan.cluster
@@ -260,7 +248,7 @@ class PlanInputs:
         )
 
     def unlimited(self) -> Plan:
-        """Schedule the placement as is fastest, whatever memory that takes."""
+        """Schedule the placement the fastest way, whatever memory that takes."""
         cluster = self.plan.cluster
         return self._scheduled(make_schedule(self.workload, self.placement, cluster, self.config))
 
@@ -269,8 +257,14 @@ class PlanInputs:
         return assemble(self.workload, self.plan.cluster, self.placement, schedule, name)
 
 
+def divisions_of(plan: Plan) -> int:
+    """Return the most divisions of a direction, including the one of local tiles."""
+    columns = plan.tiles.division, plan.tiles.backward_division
+    return 1 + max(int(column.max(initial=0)) for column in columns)
+
+
 def workload_of(plan: Plan) -> Workload:
-    """Read blocks and tiles of a plan of one head group; the inverse of what planning does."""
+    """Read the workload of a plan of one head group back from its tables."""
     blocks, tiles = plan.blocks, plan.tiles
     return Workload(
         plan.shape, plan.cu_seqlens, blocks.sequence, blocks.start, blocks.end, tiles.q_block,
@@ -279,7 +273,7 @@ def workload_of(plan: Plan) -> Workload:
 
 
 def recut(workload: Workload, borders: Ints) -> Workload:
-    """Cut a batch at other places, which include the ends of its sequences; O(tiles log tiles)."""
+    """Cut a batch at other borders, among them the ends of its sequences; O(tiles log tiles)."""
     q, kv, pairs = count_pairs(workload.slabs, borders, workload.forms)
     tokens = np.diff(borders)
     is_full = pairs == tokens[q] * tokens[kv]
@@ -299,6 +293,7 @@ def recut(workload: Workload, borders: Ints) -> Workload:
 def coarser(workload: Workload) -> Ints:
     """Leave out every second border inside each sequence: about twice the tokens per block."""
     sequence = workload.block_sequence
+    # Number of a block in its sequence: blocks are sorted by sequence.
     place = np.arange(len(sequence)) - np.searchsorted(sequence, sequence)
     return np.append(workload.block_start[place % 2 == 0], workload.block_end[-1:])
 
@@ -307,4 +302,4 @@ def finer(workload: Workload) -> Ints:
     """Cut every block of at least two tokens in the middle."""
     middle = (workload.block_start + workload.block_end) // 2
     borders = np.concatenate([workload.block_start, middle, workload.block_end[-1:]])
-    return np.unique(borders)
+    return np.unique(borders)  # the middle of a block of one token is its start

@@ -1,10 +1,10 @@
 """Compare a run with its prediction by class of work, and name the constant behind a difference.
 
 Each class of work, such as attention in forward or messages between nodes, has two or three
-constants of the cluster that can make it slower. Each of these is fitted alone: so that the class
-takes as long in all as it did in the run. The one that comes closest piece by piece explains the
-difference: a rate stretches long pieces, a launch all of them alike. Constants that were found are
-kept for the classes behind: kernels and the host first, then messages.
+constants of the cluster that can make it slower. Each constant is fitted alone, until the class
+takes as long in all as it did in the run. Of the fitted constants, the one that comes closest piece
+by piece explains the difference: a rate stretches long pieces, a launch all of them alike. Found
+constants are kept for the later classes: kernels and the host come first, then messages.
 """
 
 from collections import Counter
@@ -27,7 +27,7 @@ from dcp_planner.tables.plan import Plan
 from dcp_planner.tables.programs import ATTENTION, COPY, OPS, REDUCTION
 
 WORTH_FITTING = 0.05
-"""A class that takes within this share of what was predicted needs no constant."""
+"""A class whose time differs from the prediction by a smaller share needs no constant."""
 EXPLAINS = 0.5
 """A constant is named if it removes at least this share of a class's difference."""
 SIZE_CLASSES = {"up to 64 KiB": 1 << 16, "up to 1 MiB": 1 << 20, "larger": 1 << 62}
@@ -41,14 +41,14 @@ _CONSTANTS: Mapping[str, tuple[str, ...]] = {
     "messages between nodes": ("inter_bytes_per_s", "inter_latency_s", "message_launch_s"),
     "messages inside nodes": ("intra_bytes_per_s", "latency_s", "message_launch_s"),
 }
-"""Constants that can make each class slower; the first is taken where two explain as much."""
+"""Constants that can make each class slower; of two that explain as much the first is taken."""
 _STANDS_FOR = {
     "backward_flops_per_s": "flops_per_s", "inter_latency_s": "latency_s",
     "spine_bytes_per_s": "inter_bytes_per_s",
 }  # fmt: skip
-"""The constant that is used where a cluster does not give one."""
+"""The constant that a cluster uses in place of one that it does not give."""
 _AS_MUCH = 0.02  # shares that differ by less are alike
-_STEPS = 8  # of a fit: most classes grow in proportion with their constants
+_STEPS = 8  # of a fit: the time of most classes is linear in their constants, so few are enough
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,12 +58,12 @@ class ClassTime:
     Attributes:
         name: of the class, messages with their sizes.
         pieces: instructions, messages or, of the host, directions on devices.
-        predicted_s, measured_s: of all pieces together; a message from when both ends have
-            launched it until it has arrived.
+        predicted_s, measured_s: of all pieces together; a message counts from its launch by both
+            ends until it has arrived.
         differs: whether the class, of all sizes, took another time than predicted.
-        constant: of the cluster, which explains the difference; ``None``: no one constant does.
-        now, set_to: its value, and the one that explains the run; 0 rates are infinite.
-        explains: share of the difference, piece by piece, that goes with it.
+        constant: constant of the cluster that explains the difference; ``None``: no single one.
+        now, set_to: its present value, and the value that explains the run; 0 without a constant.
+        explains: share of the difference, piece by piece, that the constant removes.
     """
 
     name: str
@@ -83,9 +83,9 @@ class RunComparison:
 
     Attributes:
         predicted_s, measured_s: forward and backward.
-        fitted_s: predicted with all constants that were found.
-        classes: what took how long, and why.
-        cluster: the plan's, with those constants.
+        fitted_s: predicted with all found constants.
+        classes: times of the classes of work, with their constants.
+        cluster: the plan's cluster with the found constants.
     """
 
     predicted_s: float
@@ -104,7 +104,7 @@ class RunComparison:
 
 
 def compare_with_run(plan: Plan, trace: Trace) -> RunComparison:
-    """Compare a plan's prediction with a run of it; some 100 predictions.
+    """Compare a plan's prediction with a run of it; costs some 100 predictions.
 
     Raises:
         PlanError: if the trace has no whole direction of the plan; like `simulate`.
@@ -116,6 +116,7 @@ def compare_with_run(plan: Plan, trace: Trace) -> RunComparison:
     passes = _passes_of(trace)
     pieces = _Pieces.of(PlanModel.of(sent), trace, passes, messages)
     cluster, found = plan.cluster, dict[str, _Explanation]()
+    # In the order of `_CONSTANTS`: messages wait for kernels, so kernels are fitted before them.
     for name in _CONSTANTS:
         found[name] = pieces.explain(name, cluster, tuple(found.values()))
         if found[name].constant:
@@ -137,13 +138,14 @@ class _Pass:
 
 
 def _passes_of(trace: Trace) -> list[_Pass]:
-    """Cut what every device did, waits included, where it begins a direction."""
+    """Cut the work and waits of every device where it begins a direction."""
     main = np.flatnonzero((trace.lane == COMPUTE) | (trace.lane == WAIT))
     main = main[np.lexsort((trace.end_ns[main], trace.start_ns[main], trace.device[main]))]
     begins = np.flatnonzero(trace.kind[main] == EVENT_KINDS.index("copy"))
     found, layers = [], Counter[tuple[int, bool]]()
     for rows in np.split(main, begins)[1:]:
         side = int(trace.device[rows[0]]), bool(trace.is_backward[rows[0]])
+        # A pass reaches to the next copy of any device, so events of the next device may follow.
         found.append(_Pass(*side, layers[side], rows[trace.device[rows] == side[0]]))
         layers[side] += 1
     return found
@@ -165,7 +167,10 @@ def _seconds(trace: Trace, passes: Sequence[_Pass]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Explanation:
-    """A constant with its cost (see `_cost`) and the share of a difference that it explains."""
+    """A constant with its cost (see `_cost`) and the share of a difference that it explains.
+
+    The default stands for no constant.
+    """
 
     constant: str = ""
     cost: float = 0.0
@@ -231,7 +236,8 @@ class _Pieces:
     ) -> _Explanation:
         """Find the constant that explains a class best, if any explains enough.
 
-        Where the cluster predicts the class already, that is one that explained others.
+        If the cluster, with the constants found so far, predicts the class already, then one of
+        these explains it, too.
         """
         best, predicted = _Explanation(), self.predicted(cluster)
         if not self.differs(name, predicted):
@@ -246,18 +252,19 @@ class _Pieces:
         return best
 
     def differs(self, name: str, predicted: Floats) -> bool:
-        """Tell whether a class takes another time than predicted, all pieces together."""
+        """Tell whether the total time of a class differs from the prediction."""
         rows = self.members[name]
         measured = float(self.measured[rows].sum())
         return abs(float(predicted[rows].sum()) - measured) > WORTH_FITTING * measured
 
     def _fit(self, name: str, cluster: Cluster, constant: str) -> tuple[float, Floats]:
-        """Set a constant so that a class takes as long as measured; gives its cost and pieces."""
+        """Fit a constant to the total of a class; return its cost and the times of the pieces."""
         rows = self.members[name]
         wanted, last = float(self.measured[rows].sum()), _cost(cluster, constant)
         pieces = self.predicted(cluster)[rows]
         took = float(pieces.sum())
-        # In proportion at first, then by secants: waiting for others bends the line.
+        # The first guess takes the time for proportional to the cost; then the secant method, since
+        # waiting for others bends the line.
         cost = last * wanted / took if last and took else (wanted - took) / len(rows)
         for _ in range(_STEPS):
             cost = max(0.0, cost)
@@ -269,7 +276,7 @@ class _Pieces:
         return cost, pieces
 
     def classes(self, found: Mapping[str, _Explanation], cluster: Cluster) -> tuple[ClassTime, ...]:
-        """List the classes of the run, messages by their sizes."""
+        """List the classes of the run; those of messages are divided by size."""
         predicted, listed = self.predicted(cluster), []
         for name, rows in self.members.items():
             differs = self.differs(name, predicted)
@@ -287,7 +294,7 @@ class _Pieces:
         return tuple(listed)
 
     def _by_size(self, rows: Ints) -> Iterator[tuple[str, Ints]]:
-        """Divide messages among the classes of sizes; what is no message stays together."""
+        """Divide messages among the classes of sizes; other pieces (size 0) stay together."""
         size, least = self.size_bytes[rows], 0
         if (size == 0).any():
             yield "", rows[size == 0]
@@ -303,7 +310,7 @@ def _step_seconds(
 ) -> Floats:
     """Find the seconds of instructions in a run, NaN where it has none, float64 ``[n]``.
 
-    The host has what is left of a pass beside kernels and waits.
+    The time of the host is the rest of a pass beside kernels and waits.
     """
     seconds = np.full(len(rows), np.nan)
     programs = part.programs
@@ -315,7 +322,7 @@ def _step_seconds(
         mine = np.flatnonzero(programs.device[rows] == one.device)
         events = one.rows[trace.lane[one.rows] == COMPUTE]
         if not np.array_equal(trace.kind[events], kinds[mine]):
-            continue  # cut off
+            continue  # the trace holds only a part of this pass
         took = (trace.end_ns - trace.start_ns)[events] / 1e9
         waits = one.rows[trace.lane[one.rows] == WAIT]
         span = int(trace.end_ns[one.rows].max() - trace.start_ns[events[0]])
@@ -332,6 +339,7 @@ def _transits(trace: Trace, messages: PairedMessages, num_transfers: int) -> Flo
     """Find the median seconds from launch to arrival of each transfer, NaN if it was not sent."""
     transfer = trace.transfer[messages.send]
     took = (trace.end_ns[messages.receive] - messages.launched.max(axis=0)) / 1e9
+    # Sorted by time inside each transfer: the median is its middle row, the upper of two.
     order = np.lexsort((took, transfer))
     sent, first, count = np.unique(transfer[order], return_index=True, return_counts=True)
     found = np.full(num_transfers, np.nan)
@@ -340,7 +348,10 @@ def _transits(trace: Trace, messages: PairedMessages, num_transfers: int) -> Flo
 
 
 def _cost(cluster: Cluster, constant: str) -> float:
-    """Return a constant as seconds: of a rate, those of one byte or FLOP."""
+    """Return a constant as seconds; for a rate, the seconds of one byte or FLOP.
+
+    Times grow with seconds in a line, but not with rates: so fits work on costs.
+    """
     value = getattr(cluster, constant)
     if value is None and constant in _STANDS_FOR:
         value = getattr(cluster, _STANDS_FOR[constant])
@@ -348,7 +359,7 @@ def _cost(cluster: Cluster, constant: str) -> float:
 
 
 def _value(constant: str, cost: float) -> float:
-    """Turn the cost of a constant into its value, and back; a rate without a cost is the most."""
+    """Turn the cost of a constant into its value, and back; the rate for no cost is the largest."""
     if not constant.endswith("_per_s"):
         return float(min(cost, MOST_OVERHEAD_S))
     return 1 / max(1 / MOST_RATE, float(cost))

@@ -1,16 +1,16 @@
 """Find the events that each event of a trace waited for.
 
-A trace says when events began and ended; the plan says what they needed. From both follow the
-edges, for predicted and for measured traces alike:
+A trace gives the begin and end of events, the plan gives their inputs. The edges follow from both,
+for predicted and for measured traces alike:
 
-- *lane*: a device computes, reduces and waits one thing behind the other;
-- *message*: a wait ends with the messages of its division, a receive with its send, and what a
-  device passes on has to arrive first;
-- *launch*: a message leaves once both of its ends have launched it, and what it is sent with;
-- *port*: it stands in line behind another one of the same ports;
+- *lane*: a device computes, reduces and waits in sequence;
+- *message*: a wait ends with the messages of its division, a receive with its send, and a block
+  that a device passes on has to arrive first;
+- *launch*: a message leaves once both of its ends have launched it and the messages of its group;
+- *port*: a message stands in line behind another one at the same port;
 - *barrier*: a predicted backward begins when the last device has finished forward.
 
-The edge that ends last is the one that held the event up, its *predecessor*.
+The source that ends last held the event up: it is the event's *predecessor*.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ COMPUTE, SEND, RECEIVE, WAIT = (
 
 
 class Reason(IntEnum):
-    """Kind of a dependency; where several end at once, the later of these names it."""
+    """Kind of a dependency; of several sources that end at once, the highest kind counts."""
 
     NOTHING = 0
     BARRIER = 1
@@ -65,7 +65,7 @@ class Dependencies(Record):
 
     @classmethod
     def of_edges(cls, begin_ns: Ints, end_ns: Ints, edges: "list[_Edges]") -> "Dependencies":
-        """Sort edges by what waits, and leave out those that end behind its begin; O(E + N)."""
+        """Sort edges by the event that waits, without those whose source ends later; O(E + N)."""
         target, source = (
             np.concatenate([np.asarray(edge[n], np.int64) for edge in edges]) for n in range(2)
         )
@@ -90,9 +90,10 @@ def _sort_edges(
     predecessor: Indices,
     reason: Bytes,
 ) -> None:
-    """Write sources to the places of their targets, and find the one of each that ends last.
+    """Write sources to the places of their targets, and find the last source of each.
 
-    The rows of `table` are targets, sources and reasons.
+    A counting sort: `place` is the next free edge of each event. The rows of `table` are targets,
+    sources and reasons.
     """
     for n in range(table.shape[1]):
         event, before, why = table[0, n], table[1, n], table[2, n]
@@ -105,7 +106,7 @@ def _sort_edges(
 
 
 class _Edges(NamedTuple):
-    """Edges of one kind: events that wait, events that they wait for."""
+    """Edges of one kind: events that wait, and the events before them."""
 
     target: Ints
     source: Ints
@@ -152,22 +153,23 @@ def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
     """Find what the events of a trace waited for; O(E log E)."""
     times = np.stack([trace.start_ns, trace.end_ns, trace.ready_ns])
     moments, ranks = np.unique(times, return_inverse=True)
-    # Only the order of moments matters, and keys made of their ranks are small.
+    # Only the order of moments matters. Ranks are small, so (key, moment) fits into one int64.
     start, end, ready = ranks.reshape(times.shape)
     found = _find_ranked(plan, replace(trace, start_ns=start, end_ns=end, ready_ns=ready))
     return replace(found, begin_ns=moments[found.begin_ns], end_ns=moments[found.end_ns])
 
 
 def _find_ranked(plan: Plan, trace: Trace) -> Dependencies:
-    """Find dependencies in a trace whose moments are numbers from 0, as few as there are."""
-    messages = PairedMessages.of(trace)
+    """Find dependencies in a trace whose moments are ranks: numbers from 0 without gaps."""
+    plan, messages = expand_head_groups(plan), PairedMessages.of(trace)
     begin = trace.start_ns.copy()
-    begin[trace.lane == WAIT] = trace.end_ns[trace.lane == WAIT]
+    begin[trace.lane == WAIT] = trace.end_ns[trace.lane == WAIT]  # a wait has no work of its own
     ends = trace.end_ns.copy()
     arrived = trace.end_ns[messages.receive]
     left = ends[messages.send] = np.minimum(ends[messages.send], arrived)
     begin[messages.send] = np.minimum(messages.started, left)
-    # A message may leave before it is expected: then its arrival follows the launch at the target.
+    # A measured message may leave before its target has launched the receive: then the arrival
+    # follows that launch.
     begin[messages.receive] = np.minimum(np.maximum(messages.started, left), arrived)
     main = np.flatnonzero((trace.lane == COMPUTE) | (trace.lane == WAIT))
     main = main[np.lexsort((trace.end_ns[main], trace.start_ns[main], trace.device[main]))]
@@ -193,6 +195,7 @@ def _waits(trace: Trace, main: Ints) -> _Edges:
     message = np.flatnonzero((trace.lane == SEND) | (trace.lane == RECEIVE))
     wait = main[trace.lane[main] == WAIT]
     key, wanted = _division_of(trace, wait), _division_of(trace, message)
+    # Of the waits of its division on this device: the first that ended with the message or later.
     order, place, places = _by_key(key, trace.end_ns[wait], wanted, trace.end_ns[message])
     first = np.searchsorted(place, places, side="left")
     found = _checked(order, np.where(first < len(order), first, -1), key, wanted)
@@ -208,11 +211,13 @@ def _division_of(trace: Trace, rows: Ints) -> Ints:
 
 
 def _launches(plan: Plan, trace: Trace, main: Ints, messages: PairedMessages) -> list[_Edges]:
-    """Let a message follow what each of its ends did last before it had launched it.
+    """Let a message follow the last event of each of its ends before they had launched it.
 
-    One that stood in line may have waited for others of its group, so it follows their launches.
+    A message that stood in line may have waited for others of its group, so it follows the events
+    before their launches, too.
     """
     is_backward = trace.is_backward[messages.send]
+    # A predicted backward begins at a barrier, not behind its device's forward; a run has none.
     key, wanted = trace.device[main].astype(np.int64), messages.device
     if trace.source == "simulated":
         key, wanted = 2 * key + trace.is_backward[main], 2 * wanted + is_backward
@@ -234,17 +239,21 @@ def _launches(plan: Plan, trace: Trace, main: Ints, messages: PairedMessages) ->
 
 
 def _groups(plan: Plan, trace: Trace, messages: PairedMessages) -> list[Ints]:
-    """Number what the source, and the target, of each message sends or receives with it."""
-    table, transfer = expand_head_groups(plan).transfers, trace.transfer[messages.send]
+    """Number the group of each message at its source, and at its target, int64 ``[M]`` each.
+
+    A group shares device, direction, division, hop and whether it holds results; see
+    `MESSAGE_ORDERS`.
+    """
+    table, transfer = plan.transfers, trace.transfer[messages.send]
     is_result = table.kind[transfer] >= TransferKind.OUT
-    step = (table.division[transfer].astype(np.int64) << 8) + table.hop[transfer]
+    step = (table.division[transfer].astype(np.int64) << 8) + table.hop[transfer]  # hop: uint8
     place = (step * 2 + is_result) * 2 + trace.is_backward[messages.send]
     return [place * plan.num_devices + device for device in messages.device]
 
 
 def _passed_on(plan: Plan, trace: Trace, messages: PairedMessages) -> _Edges:
     """Let an input that is passed on follow its arrival."""
-    feeder = find_feeders(expand_head_groups(plan).transfers)
+    feeder = find_feeders(plan.transfers)
     transfer = trace.transfer[messages.send]
     wanted = np.where(transfer >= 0, feeder[transfer] if len(feeder) else -1, -1)
     sends = np.flatnonzero(wanted >= 0)
@@ -257,15 +266,17 @@ def _passed_on(plan: Plan, trace: Trace, messages: PairedMessages) -> _Edges:
 
 
 def _ports(plan: Plan, trace: Trace, messages: PairedMessages) -> list[_Edges]:
-    """Let a message that stood in line follow what its ends sent or received before it.
+    """Let a message that stood in line follow the messages of its ends before it.
 
-    It may have waited for its device, for the NIC, or until the group before it had arrived.
+    It may have waited until one had left the port of its device or of the NIC, or until the group
+    before it had arrived.
     """
     nic, left = plan.cluster.nic_of_device, trace.end_ns[messages.send]
     arrived, target = trace.end_ns[messages.receive], messages.device[1]
     waiting = np.flatnonzero(messages.started > messages.launched[0])
     found = []
     for device in messages.device:
+        # The port that the message needs; when others left it or arrived; whose port that was.
         for port, ended, owner, event in (
             (device, left, device, messages.send),
             (nic[device], left, nic[device], messages.send),
@@ -278,7 +289,7 @@ def _ports(plan: Plan, trace: Trace, messages: PairedMessages) -> list[_Edges]:
 
 
 def _barrier(trace: Trace, main: Ints, messages: PairedMessages) -> _Edges:
-    """Let what comes first on each device in backward follow the last event of forward."""
+    """Let the first events of every device in backward follow the last event of forward."""
     forward = np.flatnonzero(~trace.is_backward)
     if not len(forward):
         return _Edges.of(forward, forward, Reason.BARRIER)
@@ -290,14 +301,14 @@ def _barrier(trace: Trace, main: Ints, messages: PairedMessages) -> _Edges:
 
 
 def _last_until(key: Ints, time_ns: Ints, wanted: Ints, until_ns: Ints) -> Ints:
-    """Find, of the rows with each wanted key, the one with the last time up to a moment, or -1."""
+    """Find the last of the rows with each wanted key, up to a moment; -1 if there is none."""
     order, place, places = _by_key(key, time_ns, wanted, until_ns)
     found = np.searchsorted(place, places, side="right") - 1
     return _checked(order, found, key, wanted)
 
 
 def _by_key(key: Ints, time_ns: Ints, wanted: Ints, moment_ns: Ints) -> tuple[Ints, Ints, Ints]:
-    """Sort rows by key and time, and write both and what is looked for as single numbers."""
+    """Sort rows by key and time; return the order, and rows and queries as single numbers."""
     span = 1 + max(int(times.max(initial=0)) for times in (time_ns, moment_ns))
     place = key * span + time_ns
     order = np.argsort(place, kind="stable")
@@ -305,7 +316,10 @@ def _by_key(key: Ints, time_ns: Ints, wanted: Ints, moment_ns: Ints) -> tuple[In
 
 
 def _checked(order: Ints, found: Ints, key: Ints, wanted: Ints) -> Ints:
-    """Turn places in an order into rows; -1 where the row there has another key."""
+    """Turn places in an order into rows; -1 where the row there has another key.
+
+    A search among all keys may end at the neighbour of the wanted one.
+    """
     if not len(order):
         return np.full(len(wanted), -1)
     rows = order[found]

@@ -1,11 +1,11 @@
 """Divide the predicted time of a plan among causes: each costs what the plan would save without it.
 
-A column of a timeline is no cause: devices that compute little wait for the one that computes much,
-and uneven compute looks like waiting for messages. So every cause is imagined away and the plan
-predicted again. `order` is left when everything else is free: waiting for what others do first.
-`memory` is what a plan loses because it gives buffers back early.
+A timeline shows symptoms, not causes. Devices that compute little wait for the one that computes
+much, so uneven compute looks like waiting for messages. Therefore every cause is imagined away and
+the plan predicted again. `order` is the rest when everything else is free: waiting for the earlier
+work of others. `memory` is the time that a plan loses because it gives buffers back early.
 
-Beside each cause stands where it shows: the device, port, document or number to look at.
+Each cause comes with its place: the device, port, document or number to look at.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +23,7 @@ from dcp_planner.causes.alternatives import (
     Recording,
     cluster_without,
     costly,
+    divisions_of,
     seconds_without,
 )
 from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND, Dependencies, find_dependencies
@@ -47,25 +48,21 @@ _MOSTLY = 0.5
 """A document is named if it is at least this share of a device's pairs."""
 
 
-def place_of(name: str, scene: Scene) -> dict[str, Any]:
-    """Name where a cause shows; `Any`: numbers, texts and lists of numbers."""
-    return _PLACES[name](scene)
-
-
 def _busiest_device(scene: Scene) -> dict[str, Any]:
     """Name the device that computes longest, and the document that most of it belongs to."""
     seconds = scene.compute_s
     device, working = int(seconds.argmax()), seconds > 0
     mean = float(seconds[working].mean()) if working.any() else 0.0
-    found: dict[str, Any] = {  # as of `place_of`
+    found: dict[str, Any] = {  # as of `_PLACES`
         "device": device,
         "seconds": float(seconds[device]),
         "times_mean": float(seconds[device] / mean) if mean else 1.0,
     }
     tiles, blocks = scene.plan.tiles, scene.plan.blocks
     mine = tiles.device == device
+    # The expanded batch of head groups has every sequence once for each group.
     sequence = blocks.sequence[tiles.q_block[mine]] % (len(scene.plan.cu_seqlens) - 1)
-    pairs = np.bincount(sequence, tiles.pairs[mine]) if mine.any() else np.zeros(1)
+    pairs = np.bincount(sequence, tiles.pairs[mine])
     if pairs.sum() and pairs.max() >= _MOSTLY * pairs.sum():
         most, names = int(pairs.argmax()), scene.plan.sequence_names
         found["sequence"] = most
@@ -99,7 +96,7 @@ def _busiest_port(scene: Scene) -> dict[str, Any]:
 
 
 def _messages_on_path(scene: Scene) -> dict[str, Any]:
-    """Count the messages that the critical path waits for, and name who waits longest for them."""
+    """Count the messages that the critical path waits for, and name the device that waits most."""
     path, trace = scene.path, scene.trace
     arriving = trace.lane[path.event] == RECEIVE
     rows, spent = path.event[arriving], (path.end_ns - path.start_ns)[arriving]
@@ -110,21 +107,22 @@ def _messages_on_path(scene: Scene) -> dict[str, Any]:
 
 
 def _kernels(scene: Scene) -> dict[str, Any]:
-    tiles, trace = scene.plan.tiles, scene.trace
+    """Count the kernels of the device with most of them, and its divisions; time the host."""
+    trace = scene.trace
     is_start = trace.kind == EVENT_KINDS.index("copy")
     is_kernel = (trace.lane == COMPUTE) & ~is_start
     kernels = np.bincount(trace.device[is_kernel], minlength=scene.plan.num_devices)
     side = 2 * trace.device[is_start] + trace.is_backward[is_start]
     on_host = np.bincount(side, (trace.end_ns - trace.start_ns)[is_start])
-    columns = (tiles.division, tiles.backward_division)
     return {
         "kernels_of_device": int(kernels.max(initial=0)),
         "host_s": float(on_host.max(initial=0)) / 1e9,
-        "divisions": 1 + max(int(column.max(initial=0)) for column in columns),
+        "divisions": divisions_of(scene.plan),
     }
 
 
 def _kernel_tiles(scene: Scene) -> dict[str, Any]:
+    """Compute how many pairs kernels compute for each visible one."""
     tiles, tokens = scene.plan.tiles, scene.plan.blocks.num_tokens
     edge = scene.plan.cluster.kernel_tile
     computed = computed_pairs(tiles.pairs, tokens[tiles.q_block], tokens[tiles.kv_block], edge)
@@ -133,6 +131,7 @@ def _kernel_tiles(scene: Scene) -> dict[str, Any]:
 
 
 def _waves(scene: Scene) -> dict[str, Any]:
+    """Compute how many times longer kernels take than on multiprocessors that are always busy."""
     cluster = cluster_without(scene.plan.cluster, ["launches"])
     taken, full = (
         mean_compute_seconds(replace(scene.plan, cluster=machine))
@@ -149,15 +148,17 @@ def _most_waiting(scene: Scene) -> dict[str, Any]:
 
 
 def _idle(scene: Scene) -> dict[str, Any]:
+    """Name the devices without work."""
     return {"devices": scene.idle_devices.tolist()}
 
 
+# Any: numbers, texts and lists of numbers
 _PLACES: Mapping[str, Callable[[Scene], dict[str, Any]]] = {
     "balance": _busiest_device, "links": _busiest_port, "latency": _messages_on_path,
     "launches": _kernels, "waves": _waves, "tiles": _kernel_tiles, "order": _most_waiting,
     "idle": _idle,
 }  # fmt: skip
-
+"""Functions that name the place of each cause."""
 
 Name = Free | Literal["order", "memory"]
 Kind = Literal["compute", "links", "latency", "order", "launches", "memory", "idle"]
@@ -174,10 +175,10 @@ class Cause:
     """Something that costs a plan time.
 
     Attributes:
-        name: what it is.
-        saves_s: seconds that the plan takes less if this alone costs nothing.
+        name: of the cause.
+        saves_s: seconds that the plan takes less if this cause alone costs nothing.
         saves_last_s: the same if everything else costs nothing already.
-        where: where it shows: devices, messages, numbers.
+        where: its place: devices, messages, numbers.
     """
 
     name: Name
@@ -192,7 +193,7 @@ class Cause:
 
     @property
     def part_s(self) -> float:
-        """Its share; a cost that only several causes have together counts half for each."""
+        """Seconds that count for it; what two causes cost only together counts half for each."""
         return (self.saves_s + self.saves_last_s) / 2
 
     def to_json(self) -> dict[str, Any]:
@@ -205,11 +206,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Causes of a plan's predicted time, the one that saves most first.
+    """Causes of a plan's predicted time, the largest saving first.
 
     Attributes:
-        seconds: forward and backward, as it is.
-        work_s: what the mean device has to compute, without launches and kernel tiles.
+        seconds: forward and backward, with all costs.
+        work_s: compute of the mean device, without launches and kernel tiles.
         causes: all that were tried, also those that save nothing.
     """
 
@@ -236,9 +237,9 @@ class Why:
 
     Attributes:
         trace: the predicted timeline.
-        dependencies: what its events waited for.
+        dependencies: the events before each of its events.
         path: the events that decided the end.
-        accounting: what every device did.
+        accounting: how every device spent its time.
         diagnosis: the causes.
     """
 
@@ -275,15 +276,15 @@ def find_causes(plan: Plan) -> Why:
 def find_causes_of_run(plan: Plan, trace: Trace) -> Why:
     """Find the causes of the time of a recorded trace, of one layer or of several.
 
-    Its events are moved in time, as each follows others (`replay`); latency cannot be told from
-    links there, nor what a schedule costs.
+    Its events are moved in time, each behind those it waited for (`Recording`). A trace cannot tell
+    latency from links, nor the cost of a schedule.
     """
     scene, found = _seen(plan, trace)
     recording = Recording.of(trace, found, plan.num_devices)
     times = _Times.of(_tried(scene, REPLAYED), recording.seconds_without)
     work = float(scene.compute_s.mean())
     order = times.least - work
-    causes = [*times.causes(scene), Cause("order", order, order, place_of("order", scene))]
+    causes = [*times.causes(scene), Cause("order", order, order, _PLACES["order"](scene))]
     return _why(scene, found, times, work, causes)
 
 
@@ -309,11 +310,11 @@ def _why(
 
 @dataclass(frozen=True, slots=True)
 class _Times:
-    """Times while some things cost nothing.
+    """Predicted times while some causes cost nothing.
 
     Attributes:
-        tried: everything that can cost nothing.
-        seconds: by what is free.
+        tried: all causes that can be imagined away.
+        seconds: by the set of causes that cost nothing.
     """
 
     tried: tuple[Free, ...]
@@ -337,18 +338,18 @@ class _Times:
         return self.seconds[frozenset(self.tried)]
 
     def causes(self, scene: Scene) -> list[Cause]:
-        """Write down what each saves, alone and last."""
+        """List the causes with their savings, alone and last."""
         every, found = frozenset(self.tried), []
         for name in self.tried:
             base, after = _around(name, every)
             saves = self.seconds[base] - self.seconds[base | {name}]
             saves_last = self.seconds[after - {name}] - self.seconds[after]
-            found.append(Cause(name, saves, saves_last, place_of(name, scene)))
+            found.append(Cause(name, saves, saves_last, _PLACES[name](scene)))
         return found
 
 
 def _tried(scene: Scene, names: Iterable[Free]) -> tuple[Free, ...]:
-    """Leave out what cannot cost anything here."""
+    """Return the causes of `names` that can cost anything here."""
     found = set(costly(scene.plan.cluster))
     if not len(scene.idle_devices):
         found.discard("idle")
@@ -366,29 +367,37 @@ def _conditions(tried: Iterable[Free]) -> set[frozenset[Free]]:
 
 
 def _around(name: Free, every: frozenset[Free]) -> tuple[frozenset[Free], frozenset[Free]]:
-    """Return what is free when something comes first, and when it comes last, it included."""
+    """Return the free causes when one comes first, without it, and when it comes last, with it.
+
+    First, only the causes that it needs are free; last, all causes but those that need it.
+    """
     behind = {other for other, needed in NEEDS.items() if name in needed}
     return NEEDS.get(name, frozenset()) & every, every - behind
 
 
 def _of_schedule(scene: Scene, times: _Times, waits_s: float) -> list[Cause]:
-    """Tell whether late launches save memory, and what order costs beside that."""
+    """Find the cost of late launches, if they save memory, and the cost of order beside it.
+
+    `waits_s` is the time that is left above the mean device's work when everything is free.
+    """
     parts = PlanInputs.of(scene.plan)
+    # If launching early needs no more buffers, the plan does not give them back early.
     sizes = [_buffer_bytes(plan) for plan in (scene.plan, parts.launched_early())]
     if sizes[0] >= sizes[1]:
-        return [Cause("order", waits_s, waits_s, place_of("order", scene))]
+        return [Cause("order", waits_s, waits_s, _PLACES["order"](scene))]
     free = parts.unlimited()
     model = PlanModel.of(free)
     saves = times.as_it_is - seconds_without(model, ())
     saves_last = times.least - seconds_without(model, times.tried)
     where = {"buffer_bytes": sizes[0], "unlimited_bytes": _buffer_bytes(free)}
+    # Waiting that disappears without the limit belongs to `memory`, not to `order` as well.
     order = max(0.0, waits_s - saves_last)
     return [
         Cause("memory", saves, saves_last, where),
-        Cause("order", order, order, place_of("order", scene)),
+        Cause("order", order, order, _PLACES["order"](scene)),
     ]
 
 
 def _buffer_bytes(plan: Plan) -> int:
-    """Compute the most bytes that a device needs for what it receives and for partial results."""
+    """Compute the most bytes that a device needs for received blocks and for partial results."""
     return int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max(initial=0))

@@ -1,7 +1,7 @@
 """Causes in words: why a plan takes its time, and why one of two plans of a batch is faster.
 
-What several causes cost only together counts half for each of them (`Cause.part_s`), so that the
-parts of a time add up to it but for what three and more share.
+Time that two causes cost only together counts half for each of them (`Cause.part_s`). So the parts
+of a time add up to the whole, except for time that three or more causes share.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,7 +44,7 @@ CONDITIONS: Mapping[Name, str] = {
     "order": "if nobody waited for what others do first",
     "memory": "without a limit of memory",
 }
-"""The condition that is imagined instead of each cause."""
+"""The imagined condition without each cause, as the start of a sentence."""
 
 
 def joined(parts: list[str]) -> str:
@@ -103,6 +103,7 @@ def three_sentences(
         first = f"No single cause costs {least} of the time: what is left is computing."
         return headline(why, seconds, share), first, "There is little to gain."
     first = f"Most is lost to {NOUNS[causes[0].name]}: {_would(causes[0], total, seconds, share)}"
+    # Savings of single causes do not add up, so the sentence says `each alone`.
     told = joined([f"{NOUNS[cause.name]} ({seconds(cause.saves_s)})" for cause in causes[1:]])
     rest = f"Next come {told}, each alone; nothing" if told else "Nothing"
     return headline(why, seconds, share), first, f"{rest} else saves {least}."
@@ -115,7 +116,7 @@ def worth_saying(diagnosis: Diagnosis) -> tuple[Cause, ...]:
 
 
 def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
-    """Describe what devices do all the time; like `three_sentences`."""
+    """Describe how devices spend the time; like `three_sentences`."""
     spent = why.accounting.shares()
     told = [
         f"compute for {share(spent['computing'])} of that",
@@ -151,6 +152,7 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
     where = cause.where
     match cause.name:
         case "balance":
+            # A document is named only if most of the device's pairs belong to it.
             of = f", mostly of sequence {where['sequence']}" if "sequence" in where else ""
             of += f" ({where['sequence_name']})" if "sequence_name" in where else ""
             return (
@@ -189,7 +191,7 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
 
 
 def path_lines(why: Why) -> tuple[PathLine, ...]:
-    """Write the critical path as lines, in time."""
+    """Write the critical path as lines, in the order of time."""
     path, trace = why.path, why.trace
     total = float(np.maximum(1, (path.end_ns - path.start_ns).sum()))
     lines = []
@@ -214,6 +216,7 @@ def _step_text(trace: Trace, event: int, step: str) -> str:
         text = f"{name} is on its way from device {peer} to {device}"
     else:
         text = f"{name} on device {device}, division {division}"
+    # A copy begins the program of a direction, so it is its start, whatever the kind of step.
     if trace.kind[event] == EVENT_KINDS.index("copy"):
         text = f"device {device} starts work"
     elif step == "launches":
@@ -222,15 +225,15 @@ def _step_text(trace: Trace, event: int, step: str) -> str:
 
 
 Reason = Name | Literal["work", "close", "several"]
-"""The reason for a difference: a cause, the mean device's compute (`work`), none because it is too
-small (`close`), or several causes."""
+"""The reason for a difference: a cause, the mean device's compute (`work`), several causes, or
+`close`: the difference is too small for a reason."""
 
 CLOSE = 0.01
 """Times that differ by a smaller share have no cause that is worth a name."""
 MOSTLY = 0.6
 """A cause is named alone if it is this share of all that make the slower plan slower."""
 WORTH_SAYING = 0.1
-"""Beside the reason, causes of at least this share of the difference are listed."""
+"""Causes of at least this share of the difference are listed beside the reason."""
 
 CAUSE_RULE = (
     "Both plans are predicted again with one thing free at a time, and with everything else free: "
@@ -244,7 +247,7 @@ class Explanation:
     """Difference in predicted time between two plans of one batch, with its reason.
 
     Attributes:
-        first, second: causes of their times.
+        first, second: the diagnoses of the two plans.
     """
 
     first: Diagnosis
@@ -257,7 +260,7 @@ class Explanation:
 
     @property
     def shares(self) -> dict[Name | Literal["work"], float]:
-        """Seconds that each cause adds to the slower plan, most first; below 0 where it saves."""
+        """Seconds that each cause adds to the slower plan, most first; negative if it saves."""
         sign = 1 if self.difference >= 0 else -1
         found: dict[Name | Literal["work"], float] = {
             "work": sign * (self.second.work_s - self.first.work_s)
@@ -272,9 +275,11 @@ class Explanation:
 
     @property
     def reason(self) -> Reason:
-        """Decide what explains most of the difference."""
+        """The cause that explains most of the difference, if one does."""
         if abs(self.difference) <= CLOSE * max(self.first.seconds, self.second.seconds):
             return "close"
+        # Compared with all causes that slow the slower plan down; other causes may pull the other
+        # way, so a share of the difference itself could exceed 1.
         shares = self.shares
         best = next(iter(shares))
         pushing = sum(max(0.0, share) for share in shares.values())
@@ -296,6 +301,7 @@ def unlike_batches(first: Plan, second: Plan) -> tuple[str, ...]:
     is_same_batch = first.cu_seqlens.tolist() == second.cu_seqlens.tolist()
     differs = {
         "batches of other lengths": not is_same_batch,
+        # Masks of as many pairs count as equal.
         "other masks": is_same_batch and measure(first).pairs != measure(second).pairs,
         "other model shapes": not first.shape.is_same_model(second.shape),
     }
@@ -306,7 +312,7 @@ def explain(first: Plan, second: Plan, *, known: Diagnosis | None = None) -> Exp
     """Find out why two plans of one batch take different times; `known` is the first's diagnosis.
 
     Raises:
-        PlanError: if they compute other pairs; like `simulate`.
+        PlanError: if the plans are not of one batch; like `simulate`.
     """
     unlike = unlike_batches(first, second)
     if unlike:
@@ -352,7 +358,7 @@ def _because(found: Explanation, slower: str, seconds: TimeText) -> str:
 
 
 def _listed(found: Explanation, sign: int, seconds: TimeText) -> str:
-    """Name the causes that add time to the slower plan, or take some away, the largest first."""
+    """Name the causes that add time to the slower plan (`sign` 1), or save some (-1)."""
     least = WORTH_SAYING * abs(found.difference)
     shares = {name: sign * share for name, share in found.shares.items()}
     chosen = sorted((n for n in shares if shares[n] >= least), key=lambda n: -shares[n])
@@ -362,7 +368,7 @@ def _listed(found: Explanation, sign: int, seconds: TimeText) -> str:
 
 
 def _what_if(found: Explanation, names: tuple[str, str], seconds: TimeText) -> str:
-    """Write what both would take without the causes that push most."""
+    """Write the times of both plans without each of the two causes that slow one down most."""
     pushing = [name for name, share in found.shares.items() if name != "work" and share > 0]
     told = []
     for name in pushing[:2]:

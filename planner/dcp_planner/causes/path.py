@@ -1,8 +1,7 @@
 """Find the critical path of a trace, and account for every moment of every device.
 
-Both follow predecessors backwards in time. From the last event that leads to the chain of events
-that decided the end, the critical path; from the end of a wait it leads to what the device waited
-for.
+Both follow predecessors backwards in time. From the last event they form the critical path, the
+chain of events that decided the end; from the end of a wait they lead to the reasons of the wait.
 """
 
 from dataclasses import dataclass, replace
@@ -22,23 +21,25 @@ Step = Literal["computing", "reducing", "links", "latency", "launches"]
 STEPS: tuple[Step, ...] = get_args(Step)
 """Uses of a moment on the critical path: `links` while a message leaves, `latency` until
 it has arrived, `launches` before a direction's first kernel (the host, copies of own tokens) and
-between two events that follow one another."""
+in the gap between two events of the chain."""
 
 Account = Literal["computing", "reducing", "links", "latency", "others", "launches", "idle"]
 ACCOUNTS: tuple[Account, ...] = get_args(Account)
-"""Uses of a moment of a device. From `links` to `launches` it stands still: a message that it
-needs, directly or through others, is leaving or on its way; another device still computes;
-nothing is under way. `idle`: it has finished a direction that others work on."""
+"""Uses of a moment of a device. `links` to `launches`: the device stands still, because a message
+that it needs, directly or through others, is leaving (`links`) or on its way (`latency`); because
+another device still computes (`others`); or although nothing is under way (`launches`). `idle`: the
+device has finished a direction on which others still work."""
 
 _COMPUTING, _REDUCING, _LINKS, _LATENCY, _LAUNCHES = range(len(STEPS))
-_OTHERS, _IDLE = ACCOUNTS.index("others"), ACCOUNTS.index("idle")
+_OTHERS, _STARTS, _IDLE = (ACCOUNTS.index(name) for name in ("others", "launches", "idle"))
 # The first four steps and accounts have the same numbers.
-_ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, _LINKS, _LATENCY, ACCOUNTS.index("launches")])
+_ACCOUNT_OF_STEP = np.array([_OTHERS, _OTHERS, _LINKS, _LATENCY, _STARTS])
+"""Account of a wait for each step that leads to its end: compute there is another device's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CriticalPath(Record):
-    """Chain of events, without holes in time, that decided when the last one ended.
+    """Chain of events that decided when the last one ended; it has no gap in time.
 
     Attributes:
         event: int32 ``[P]``, rows of the trace.
@@ -78,10 +79,11 @@ class Accounting(Record):
 
 
 def steps_of(trace: Trace) -> Bytes:
-    """Find what each event of a trace spends its own time on, index into `STEPS`, uint8 ``[E]``."""
+    """Find the kind of step that each event of a trace is, index into `STEPS`, uint8 ``[E]``."""
     found = np.where(trace.kind == EVENT_KINDS.index("attention"), _COMPUTING, _REDUCING)
     found[trace.kind == EVENT_KINDS.index("copy")] = _LAUNCHES
     found[trace.lane == SEND] = _LINKS
+    # In a run a receive lasts until the data is there; in a prediction it is the send, later.
     found[trace.lane == RECEIVE] = _LATENCY if trace.source == "simulated" else _LINKS
     return found.astype(np.uint8)
 
@@ -93,20 +95,18 @@ def critical_path(trace: Trace, found: Dependencies) -> CriticalPath:
     if len(trace):
         last, first_ns = int(found.end_ns.argmax()), int(trace.start_ns.min())
         size = _walk(last, first_ns, found.begin_ns, found.end_ns, found.predecessor, table)
-    event, is_gap, start_ns, end_ns = table[:, :size][:, ::-1]
+    event, is_gap, start_ns, end_ns = table[:, :size][:, ::-1]  # in time: it was walked backwards
     step = np.where(is_gap, _LAUNCHES, steps_of(trace)[event])
     return CriticalPath(event.astype(np.int32), start_ns, end_ns, step.astype(np.uint8))
 
 
 def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounting:
-    """Divide the time of every device in each direction; O(E) and the chains behind waits."""
+    """Divide the time of every device in each direction; O(E + lengths of the waits' chains)."""
     spent = np.zeros((2, num_devices, len(ACCOUNTS)), np.int64)
     length = trace.end_ns - trace.start_ns
     side, step = trace.is_backward.astype(np.int64), steps_of(trace)
     is_work = trace.lane == COMPUTE
-    account = np.where(
-        step == _LAUNCHES, ACCOUNTS.index("launches"), step
-    )  # of a device's own work
+    account = np.where(step == _LAUNCHES, _STARTS, step)  # of a device's own work
     np.add.at(spent, (side[is_work], trace.device[is_work], account[is_work]), length[is_work])
     _blame_waits(trace, found, spent)
     for backward in range(2):
@@ -118,13 +118,14 @@ def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounti
         mine = here & (is_work | (trace.lane == WAIT))
         np.maximum.at(finished, trace.device[mine], trace.end_ns[mine])
         spent[backward, :, _IDLE] = end - finished
+        # Gaps between events are time to start the next one.
         rest = end - begin - spent[backward].sum(axis=1)
-        spent[backward, :, ACCOUNTS.index("launches")] += rest
+        spent[backward, :, _STARTS] += rest
     return Accounting(spent)
 
 
 def _blame_waits(trace: Trace, found: Dependencies, spent: Ints) -> None:
-    """Add the time of every wait to what the device waited for."""
+    """Add the time of every wait to the accounts of its reasons."""
     waits = np.flatnonzero(trace.lane == WAIT)
     spent_of = np.zeros((len(waits), len(STEPS)), np.int64)
     _blame(
@@ -138,7 +139,7 @@ def _blame_waits(trace: Trace, found: Dependencies, spent: Ints) -> None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Scene:
-    """A plan with one head group, its timeline, and where the time of that went."""
+    """A plan of one head group, its timeline, critical path, and accounting of time."""
 
     plan: Plan
     trace: Trace
@@ -176,11 +177,12 @@ class Scene:
 def _walk(
     last: int, floor_ns: int, begin_ns: Ints, end_ns: Ints, predecessor: Indices, table: IntTable
 ) -> int:
-    """Write (event, whether it is the time before it, start, end) of the steps to an event.
+    """Write the steps that lead to an event: (event, whether it is the gap before it, start, end).
 
     The last one comes first; steps that take no time are left out.
     """
     size, at, now = 0, last, end_ns[last]
+    # A bounded loop: events of no length could wait for each other.
     for _ in range(len(begin_ns)):
         began = max(floor_ns, min(now, begin_ns[at]))
         before = predecessor[at]
@@ -206,9 +208,10 @@ def _blame(
     step: Bytes,
     spent: IntTable,
 ) -> None:
-    """Divide every wait among the steps behind its end that lie within it."""
+    """Divide every wait among the steps that lead to its end, as far as they lie within it."""
     for n in range(len(waits)):
         at = waits[n]
+        # From the end of the wait backwards; `now` never rises, so all parts add up to the wait.
         floor_ns, now = start_ns[at], end_ns[at]
         for _ in range(len(begin_ns)):
             began = max(floor_ns, min(now, begin_ns[at]))

@@ -4,19 +4,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from dcp_planner.causes.alternatives import FREE, PlanInputs, coarser, finer, recut, workload_of
+from dcp_planner.causes.alternatives import (
+    FREE,
+    PlanInputs,
+    coarser,
+    divisions_of,
+    finer,
+    recut,
+    workload_of,
+)
 from dcp_planner.causes.diagnosis import Diagnosis, Name
 from dcp_planner.errors import PlanError
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.problem import Workload
 from dcp_planner.plan.assembly import Arranged, emit_plans
-from dcp_planner.schedule.emission import assemble
 from dcp_planner.search.partitioners import PARTITIONERS, place, place_front
-from dcp_planner.simulation.schedules import make_schedule, schedules_kept
+from dcp_planner.simulation.schedules import schedules_kept
 from dcp_planner.simulation.simulator import predict
-from dcp_planner.tables.plan import Plan
+from dcp_planner.tables.plan import ComputeBlocks, Plan, columns_of
 
 WORTH_TRYING = 0.01
 """Causes and changes that save a smaller share of the time are left out."""
@@ -29,11 +34,11 @@ class Suggestion:
     """A change that was planned.
 
     Attributes:
-        change: what is different, for people.
-        option: how `dcpm plan` is told to do so; empty if it chooses that itself.
+        change: the difference, for people.
+        option: the option of `dcpm plan` that makes it.
         seconds: predicted time of the plan with the change.
-        saves_s: how much less that is; negative: more.
-        plan: the batch, planned so.
+        saves_s: seconds that the change saves; negative if it costs time.
+        plan: the plan with the change.
     """
 
     change: str
@@ -59,14 +64,14 @@ class _Start:
     @classmethod
     def of(cls, plan: Plan, memory_limit_bytes: int | None) -> "_Start":
         tiles = plan.tiles
-        if plan.head_groups > 1 and tiles.group is not None:
-            # Every group has the same tiles: those of one are the workload before groups.
-            once = np.flatnonzero(tiles.group == 0)
-            columns = ("q_block", "kv_block", "kind", "pairs", "device", "division")
-            chosen = {name: getattr(tiles, name)[once] for name in (*columns, "backward_division")}
-            tiles = replace(tiles, group=None, **chosen)
+        if tiles.group is not None:
+            # Every group has the same tiles: those of group 0 are the workload before groups.
+            chosen: dict[str, Any]  # Any: columns of several types
+            chosen = {name: column[tiles.group == 0] for name, column in columns_of(tiles).items()}
+            tiles = ComputeBlocks(**chosen | {"group": None})
         workload = workload_of(replace(plan, tiles=tiles))
         name = plan.partitioner
+        # A file may come from a machine with other partitioners.
         known = name in PARTITIONERS and PARTITIONERS[name].unavailable() is None
         config = PlanConfig(
             partitioner=name if known else "portfolio", budget="fast",
@@ -79,16 +84,14 @@ class _Start:
         """Plan the batch, or another cut of it, with other choices; `Any`: of `PlanConfig`."""
         work, config = workload or self.workload, replace(self.config, **choices)
         cluster = self.plan.cluster
-        placed = place(work, cluster, config)
-        schedule = make_schedule(work, placed, cluster, config)
-        return assemble(work, cluster, placed, schedule, config.partitioner)
+        return Arranged.of(work, place(work, cluster, config), cluster, config).emit(cluster)
 
 
 @schedules_kept()
 def front_plans(plan: Plan) -> tuple[Plan, ...]:
     """Plan the batch of a plan again: every plan of its Pareto front, fastest first.
 
-    The caps are the default ones. Takes as long as `build_front`.
+    The caps are the defaults. Takes as long as `build_front`.
 
     Raises:
         PlanError: if the plan places groups of heads apart; as `build_front`.
@@ -100,15 +103,17 @@ def front_plans(plan: Plan) -> tuple[Plan, ...]:
     workload = replace(workload_of(plan), shape=shape)
     plans: list[Plan] = []
     for point in place_front(workload, cluster, config):
-        schedule = make_schedule(workload, point.placement, cluster, config)
-        found = Arranged(workload, point.placement, schedule, config.partitioner)
+        found = Arranged.of(workload, point.placement, cluster, config)
         plans += emit_plans([found], [1], cluster, config)
     return tuple(plans)
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """A change, the causes that it is tried against, and how it is made; `None`: it cannot be."""
+    """A change, the causes that it is tried against, and a function that plans it.
+
+    `make` returns text, option and plan, or ``None`` where the change is impossible.
+    """
 
     causes: tuple[Name, ...]
     make: Callable[[_Start], tuple[str, str, Plan] | None]
@@ -118,18 +123,23 @@ class _Change:
 def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
     """Plan every change that may help against the three largest causes; most saved first.
 
-    Searches get the smallest budget; what gives buffers back early keeps their size, except to
-    show what that costs. Takes as long as planning the batch some three to eight times.
-
-    What cannot be planned is left out.
+    Searches get the smallest budget. Changes to a plan that gives buffers back early keep to its
+    size of buffers, except the change that lifts that limit. Takes as long as planning the batch
+    some three to eight times. Changes that cannot be planned are left out.
     """
     least = WORTH_TRYING * diagnosis.seconds
     causes = {cause.name for cause in diagnosis.causes[:_MOST_CAUSES] if cause.saves_s >= least}
+    # The plan's own buffers stand for the limit, which a plan does not hold.
     memory = diagnosis.of("memory")
     limit = None if memory is None else int(memory.where["buffer_bytes"])
     start, found = _Start.of(plan, limit), []
     for change in _CHANGES:
-        made = _made(change, start) if causes & set(change.causes) else None
+        if not causes & set(change.causes):
+            continue
+        try:
+            made = change.make(start)
+        except PlanError:  # this batch cannot be planned so: nothing to suggest
+            continue
         if made is not None:
             text, option, other = made
             seconds = predict(other).seconds
@@ -137,24 +147,17 @@ def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
     return tuple(sorted(found, key=lambda suggestion: -suggestion.saves_s))
 
 
-def _made(change: _Change, start: _Start) -> tuple[str, str, Plan] | None:
-    try:
-        return change.make(start)
-    except PlanError:
-        return None  # this batch cannot be planned so: nothing to suggest
-
-
 def worth_saying(found: Sequence[Suggestion], seconds: float) -> tuple[Suggestion, ...]:
-    """Keep what saves at least a hundredth of a time."""
+    """Keep the suggestions that save at least `WORTH_TRYING` of a time."""
     return tuple(s for s in found if s.saves_s >= WORTH_TRYING * seconds)
 
 
 def _divided(start: _Start, more: int, least: int) -> tuple[str, str, Plan] | None:
-    parts = PlanInputs.of(start.plan)
-    divisions = parts.divisions + more
+    divisions = divisions_of(start.plan) + more
     if divisions < least or start.config.memory_limit_bytes is not None:
-        return None  # all is local, or more would not fit
-    return f"{divisions} divisions", f"--divisions {divisions}", parts.divided(divisions)
+        return None  # all tiles are local, or other divisions may not fit
+    planned = PlanInputs.of(start.plan).divided(divisions)
+    return f"{divisions} divisions", f"--divisions {divisions}", planned
 
 
 def _unlimited(start: _Start) -> tuple[str, str, Plan] | None:
