@@ -1,11 +1,12 @@
 """Lower bounds of compute, bytes and time, from the blocks and the caps alone.
 
 Bytes. A device (or node) that computes c pairs reads r query tokens and k key tokens with ``c <= r
-* k`` (Loomis and Whitney: a set of pairs is no larger than the product of its shadows), c at most
-the pairs of the r fullest rows and of the k fullest columns. It owns at most T tokens, so it sends
-or receives at least ``f(c) = min row * max(0, r - T) + column * max(0, k - T)`` bytes. All P of
-them share C pairs, none above the cap; with g the lower convex envelope of f up to the cap, the sum
-is at least ``P * g(C / P)`` (Jensen). Bytes between nodes follow with nodes in place of devices.
+* k`` (Loomis and Whitney: a set of pairs is no larger than the product of its shadows). Further, c
+is at most the pairs of the r fullest rows, and of the k fullest columns. The device owns at most T
+tokens, so it sends or receives at least ``f(c) = min row * max(0, r - T) + column * max(0, k - T)``
+bytes, with the bytes per token of `net_bytes`. All P devices share C pairs, and none exceeds the
+cap. With g the lower convex envelope of f up to the cap, the sum is at least ``P * g(C / P)``
+(Jensen). Bytes between nodes follow with nodes in place of devices.
 
 Source: Irony, Toledo, Tiskin, Communication Lower Bounds for Distributed-Memory Matrix
 Multiplication (2004), Sec. 3, for the shadows; the caps and the envelope are ours.
@@ -26,8 +27,8 @@ _GRID = 64  # points of c and of r at which the bound is evaluated
 def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> dict[str, float]:
     """Compute how far a plan is above the bounds at its own balance; 1 is the best possible.
 
-    Bounds of compute are at the rate of the cluster; those of time are the larger of compute and
-    the bytes between nodes over all network ports. O(W + D log D).
+    The bound of time is the larger of two: compute at the rates of all devices, and the bytes
+    between nodes over all network ports. O(W + D log D).
 
     Args:
         plan: any plan.
@@ -42,7 +43,8 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
     tiles, inside = plan.tiles, cluster.devices_per_node
     work = loads_of(tiles.device, tiles.pairs, plan.num_devices)
     owned = loads_of(plan.blocks.owner, plan.blocks.num_tokens, plan.num_devices)
-    # Pairs of the fastest device.
+    # Caps are what this plan reaches: the bounds hold for every plan as even as this one. A device
+    # of a higher rate may have more pairs at the same balance.
     most = int(np.ceil(int(work.max(initial=0)) * float(cluster.work_of_device.max())))
     caps = Caps(most, int(owned.max(initial=0)))
     wide = Caps(caps.pairs * inside, caps.tokens * inside)
@@ -55,7 +57,7 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
         flops = float(tiles.pairs.sum()) * shape.flops_per_pair
         flops *= BACKWARD_FLOPS_RATIO if is_backward else 1.0
         compute = flops / (rate * float(cluster.speed_of_device.sum()))
-        # A port that fewer devices than usual share has its whole rate.
+        # A port has its whole rate, also where fewer devices than usual share it.
         ports = len(np.unique(cluster.nic_of_device))
         network = between / (cluster.link(is_inter=True).bytes_per_s * ports)
         least = _least_bytes(plan, caps, cluster.num_devices, direction)
@@ -78,13 +80,18 @@ def _least_bytes(plan: Plan, caps: Caps, parts: int, direction: Direction) -> fl
     reach = _reach(plan, plan.tiles.q_block), _reach(plan, plan.tiles.kv_block)
     sizes = net_bytes(plan.shape, direction)
     low = np.array([_least_of_one(c, reach, caps.tokens, *sizes) for c in grid])
-    # Between two points f is at least what it is at the left one, and it never falls.
+    # f never falls, so between two points of the grid it is at least its value at the left one.
+    # Shifted by one point, the envelope lies below f everywhere.
     held = np.append(0.0, low[:-1])
     return parts * _envelope_at(total / parts, grid, held)
 
 
 def _reach(plan: Plan, block: Indices) -> tuple[Floats, Floats]:
-    """Compute tokens, and the most pairs that so many rows (or columns) have, both rising."""
+    """Compute the most pairs that any number of rows (or columns) can have: a rising curve.
+
+    Returns:
+        Tokens, and pairs of the densest blocks with so many tokens, float64 ``[D+1]`` each.
+    """
     size = plan.blocks.num_tokens
     degree = np.zeros(len(size))
     np.add.at(degree, block, plan.tiles.pairs)
@@ -102,7 +109,7 @@ def _least_of_one(
 ) -> float:
     """Compute the least bytes of a part that computes so many pairs and owns so many tokens.
 
-    Rounded down: r is tried on a grid, k is taken for the upper end of each of its cells.
+    Rounded down: r is tried on a grid, and k belongs to the upper end of each cell of the grid.
     """
     if pairs <= 0:
         return 0.0
@@ -118,7 +125,7 @@ def _least_of_one(
 
 
 def _envelope_at(point: float, x: Floats, y: Floats) -> float:
-    """Evaluate the lower convex envelope of points, x rising.
+    """Evaluate the lower convex envelope of points, x rising (Andrew's monotone chain).
 
     >>> _envelope_at(1.0, np.array([0.0, 1.0, 2.0]), np.array([0.0, 2.0, 1.0]))
     0.5
@@ -127,6 +134,7 @@ def _envelope_at(point: float, x: Floats, y: Floats) -> float:
     for i in range(len(x)):
         while len(hull) > 1:
             a, b = hull[-2], hull[-1]
+            # Point b stays if it lies below the line from a to i.
             if (y[b] - y[a]) * (x[i] - x[a]) < (y[i] - y[a]) * (x[b] - x[a]):
                 break
             hull.pop()

@@ -1,11 +1,11 @@
 """Figures of one planned batch, beside those of static layouts, and their spread over many batches.
 
 A static layout is taken as it is, so one device may own or compute more than the tolerances allow.
-More tokens than the cap need memory that nobody planned for: such a layout is no fair rival, but is
-named. More compute than the cap takes longer, which the predicted time shows already: such a layout
-is marked and stays a rival, although plans hold that cap.
+More tokens than the cap need memory that the tolerances exclude: such a layout is no fair rival,
+but is named. More compute than the cap takes longer, and the predicted time shows that already:
+such a layout is marked and stays a rival, although plans hold that cap.
 
-Two plans stand side by side; thresholds say which difference must not be crossed.
+Two plans are compared figure by figure; a threshold is a limit for a difference.
 """
 
 import json
@@ -35,6 +35,7 @@ def json_text(document: Any) -> str:
 
 
 def _finite(value: Any) -> Any:
+    # JSON has no Infinity and no NaN; Python writes them all the same, and other readers refuse.
     if isinstance(value, dict):
         return {key: _finite(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -50,14 +51,13 @@ class BatchFigures:
         tokens, sequences, devices: sizes.
         forward_bytes, forward_inter_bytes: sent between devices, and the part between nodes.
         backward_bytes, backward_inter_bytes: the same in backward.
-        max_send_bytes, max_recv_bytes: of the device that sends, or receives, most in both
-            directions together.
+        max_send_bytes, max_recv_bytes: of the device that sends, or receives, most in forward and
+            backward together.
         compute_imbalance, token_imbalance: most over mean.
         peak_buffer_bytes: largest buffers of any device in any direction.
         predicted_forward_s, predicted_backward_s: simulated.
-        plan_s: seconds that planning took, without compiling the planner; ``None`` if nobody
-            measured it.
-        backend: who placed it.
+        plan_s: seconds that planning took, without compiling the planner; ``None``: not measured.
+        backend: name of the partitioner.
         bound_ratios: figure over its lower bound, by name; at least 1.
         plan_bytes_per_rank: most bytes that one rank has to be sent.
         head_groups: groups of heads that are placed on their own.
@@ -187,10 +187,10 @@ def speedups_over(
 
 
 PREFIX = "static:"
-"""With which the names of static layouts begin."""
+"""Begin of the names of static layouts."""
 Scope = Literal["within_token_cap", "of_all"]
 SCOPES: tuple[Scope, ...] = get_args(Scope)
-_ROUNDING = 1e-9
+_ROUNDING = 1e-9  # a ratio at its cap may come out a few last bits above
 
 
 class Rival(NamedTuple):
@@ -206,7 +206,7 @@ class Rival(NamedTuple):
 
 
 def over_caps(figures: BatchFigures | PlanMetrics, config: PlanConfig) -> dict[str, float]:
-    """Return the caps that a plan exceeds, with the most over the mean that it reaches.
+    """Return the caps that a plan exceeds, each with the ratio of most to mean that it reaches.
 
     >>> from types import SimpleNamespace
     >>> over_caps(SimpleNamespace(compute_imbalance=2.4, token_imbalance=1.1), PlanConfig())
@@ -251,6 +251,7 @@ def spreads_over_best(batches: Iterable[Mapping[Scope, Rival]]) -> dict[Scope, S
     return {scope: spread_of(speedups) for scope, speedups in values.items() if speedups}
 
 
+# Figures that are named as the attributes of `BatchFigures`; times have shorter names.
 _SAME = (
     "forward_bytes", "forward_inter_bytes", "backward_bytes", "backward_inter_bytes",
     "max_send_bytes", "max_recv_bytes", "peak_buffer_bytes", "compute_imbalance",
@@ -294,8 +295,8 @@ class Threshold:
         name: key of `FIGURES`.
         is_above: whether more than `bound` fails; else less.
         bound: a share if `is_relative`, otherwise in the figure's own unit.
-        is_relative: whether the change from the first plan counts, not the value.
-        text: as it was written.
+        is_relative: whether the bound is on the change from the first plan, not on the value.
+        text: the condition as it was written.
     """
 
     name: str
@@ -305,7 +306,7 @@ class Threshold:
     text: str
 
     def is_crossed(self, differences: tuple[Difference, ...]) -> bool:
-        """Tell whether the condition holds; a change from 0 to more is without limit."""
+        """Tell whether the condition holds; a change from 0 counts as infinite."""
         found = next(d for d in differences if d.name == self.name)
         value = found.second
         if self.is_relative:
@@ -314,10 +315,10 @@ class Threshold:
 
 
 def parse_threshold(text: str, more: Sequence[str] = ()) -> Threshold:
-    """Read a condition: a figure, ``<`` or ``>``, and a number; with ``%`` it is the change.
+    """Read a condition: a figure, ``<`` or ``>``, and a number; ``%`` makes it a change.
 
     Raises:
-        PlanError: if it is none.
+        PlanError: if the text is no condition, or its figure is unknown.
 
     >>> parse_threshold("makespan>+2%").bound
     0.02
