@@ -12,7 +12,7 @@ import json
 import secrets
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from flask import Blueprint, Response, jsonify, make_response, request
@@ -44,6 +44,13 @@ from dcp_planner import Trace
 MAX_WATCHED = 8
 """Files whose versions one request may ask for."""
 JSON, BINARY = "application/json", "application/octet-stream"
+NUMBERED: Mapping[str, Callable[[LoadedPlan, int], Details]] = {
+    "tile": tile_facts,
+    "transfer": transfer_facts,
+    "device": device_facts,
+    "sequence": sequence_facts,
+}
+"""Things that a number names, by their word in addresses, and what collects their details."""
 
 
 def data_api(library: PlanLibrary) -> Blueprint:
@@ -143,19 +150,9 @@ def _add_facts_routes(api: Blueprint, library: PlanLibrary) -> None:
         text = json.dumps(make(library.load(key)).to_json(), separators=(",", ":"))
         return answer(text.encode(), JSON)
 
-    for name, make in (
-        ("tile", tile_facts),
-        ("transfer", transfer_facts),
-        ("device", device_facts),
-        ("sequence", sequence_facts),
-    ):
-        # `make` is bound now: the loop goes on before a request comes.
-        def by_number(
-            key: str, number: int, make: Callable[[LoadedPlan, int], Details] = make
-        ) -> WSGIResponse:
-            return facts(key, lambda loaded: make(loaded, number))
-
-        api.add_url_rule(f"/plan/<key>/{name}/<int:number>", name, by_number)
+    @api.get(f"/plan/<key>/<any({', '.join(NUMBERED)}):thing>/<int:number>")
+    def by_number(key: str, thing: str, number: int) -> WSGIResponse:
+        return facts(key, lambda loaded: NUMBERED[thing](loaded, number))
 
     @api.get("/plan/<key>/sequence")
     def named_sequence(key: str) -> WSGIResponse:

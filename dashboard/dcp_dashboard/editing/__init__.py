@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 from dcp_dashboard.library.folder import DashboardError
 
 MAX_DATA_BYTES = 2 * 2**30
-"""Memory of a worker: beyond it, Python raises, and the machine goes on."""
+"""Memory of a worker: beyond it Python raises `MemoryError`, and the machine goes on."""
 
 # Any, below: JSON values
 Request: TypeAlias = dict[str, Any]
@@ -15,7 +15,7 @@ Answer: TypeAlias = tuple[dict[str, Any], bytes]
 
 
 def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer]:
-    """Load what a worker of this kind needs and return what answers its requests."""
+    """Import the modules of a kind of worker and return the function that answers its requests."""
     loaded = import_module(f"{__name__}.{_LOADED[kind]}")
     if kind == "plan":
         loaded.warm_up()
@@ -30,6 +30,7 @@ def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer
     """
     module, name, tells = _TASKS[request["task"]]
     asked = {**request, "blob": blob}
+    # Neither error harms the process: it answers the next request.
     try:
         task = getattr(import_module(f"{__name__}.{module}"), name)
         found: Answer | Request = task(asked, tell) if tells else task(asked)
@@ -58,4 +59,5 @@ _TASKS = {
     "front": ("planning", "plan_front", True),
     "query": ("querying", "run_query", False),
 }
-"""Module, function, whether it tells its stages. Loaded when asked: a checker needs no numpy."""
+"""Module, function, whether it tells its stages. Modules load when a task first asks for them, so
+that a checker does not wait for the planner."""

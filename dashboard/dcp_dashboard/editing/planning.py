@@ -29,15 +29,17 @@ from dcp_planner.model import PRESETS
 from dcp_planner.plan import encode_plan
 from dcp_planner.tables import PlanMetrics
 
+Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
+"""Figures of the plans that were made, and the bytes of their files, behind one another."""
+
 BUDGETS: tuple[Literal["fast", "balanced"], ...] = ("fast", "balanced")
 """Budgets of a search, smallest first."""
 
 Known = TypeVar("Known", bound=str)
 
-MAX_NODES = 64
-MAX_PER_NODE = 64
-MAX_DEVICES = 1024
+MAX_NODES, MAX_PER_NODE, MAX_DEVICES = 64, 64, 1024
 MAX_BLOCK = 1 << 22
+"""Most tokens of a block; a batch has no more."""
 
 MAX_PREVIEW_TILES = 12_000
 """Most tiles that are planned while a person types."""
@@ -117,7 +119,7 @@ def _one_of(request: Mapping[str, Any], name: str, known: Sequence[Known], defau
     value = request.get(name, default)
     if not isinstance(value, str) or value not in known:
         raise DashboardError(f"{name}: expected one of {', '.join(known)}, got {str(value)[:40]!r}")
-    return known[known.index(value)]
+    return known[known.index(value)]  # the known text, whose type lists all of them
 
 
 def _cluster(request: Mapping[str, Any]) -> Cluster:
@@ -128,7 +130,6 @@ def _cluster(request: Mapping[str, Any]) -> Cluster:
             f"expected at most {MAX_DEVICES:,} devices, got {nodes} x {per_node} = "
             f"{nodes * per_node:,}; plan for more with: dcpm plan"
         )
-    # The planner would look for a file of any other name.
     name = _one_of(request, "cluster", PRESETS, PRESETS[0])
     return preset(name, nodes, per_node)
 
@@ -137,7 +138,7 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
     method = _one_of(request, "method", tuple(PARTITIONERS), "portfolio")
     budget = _one_of(request, "budget", BUDGETS, "balanced")
     tolerance = request.get("tolerance", 0.1)
-    # JSON holds whole numbers that no float can.
+    # JSON holds whole numbers of any length; `float` would raise for the largest of them.
     is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
     if not is_number or (isinstance(tolerance, int) and tolerance.bit_length() > 64):
         raise DashboardError(f"tolerance: expected a number, got {str(tolerance)[:40]!r}")
@@ -151,7 +152,7 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
 
 
 def preview_config(config: PlanConfig) -> PlanConfig:
-    """Return the quick configuration that a preview plans with: static layouts stay as they are.
+    """Return the configuration of a preview: a quick search; static layouts stay as they are.
 
     >>> preview_config(PlanConfig(partitioner="kahypar")).partitioner
     'native'
@@ -167,6 +168,7 @@ def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
     with stopwatch() as watch:
         asked = read_batch(request)
         tiles, config = asked.sparsity.num_blocks, preview_config(asked.config)
+        # Refused before planning: a preview that runs out of time costs its process.
         if tiles > MAX_PREVIEW_TILES:
             raise DashboardError(
                 f"{tiles:,} tiles are too many to be planned while you type (at most "
@@ -178,7 +180,7 @@ def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _told(config: PlanConfig) -> str:
-    """Return the name of a method and, for a search, its budget."""
+    """Return the name of a method and, for a search, its budget; a static layout has none."""
     is_fixed = config.partitioner.startswith("static:")
     return config.partitioner if is_fixed else f"{config.partitioner}, {config.budget}"
 
@@ -210,9 +212,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
     }
 
 
-def make_plan(
-    request: Mapping[str, Any], tell: Callable[[str], None]
-) -> tuple[dict[str, Any], bytes]:
+def make_plan(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answer:
     """Plan fully; return the figures and the bytes of the plan file. Arguments as of `read_batch`.
 
     Raises:
@@ -244,9 +244,6 @@ MOST_OF_FRONT = 24
 WORTH_TRYING = 0.01
 """Changes that save a smaller share of the time are not shown."""
 
-Answer = tuple[dict[str, Any], bytes]
-"""``plans``, with the bytes of each file (``size_bytes``), and the files behind one another."""
-
 
 def suggest_plans(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answer:
     """Plan what may help; the best changes with their predicted gain, most saved first.
@@ -257,6 +254,7 @@ def suggest_plans(request: Mapping[str, Any], tell: Callable[[str], None]) -> An
     plan = read_plan(request["path"]).plan
     found = diagnose(plan)
     tell("planning changes")
+    # `suggest` has sorted them, the most saved first.
     least = WORTH_TRYING * found.seconds
     best = [s for s in suggest(plan, found) if s.saves_s >= least][:MOST_SUGGESTIONS]
     told = [s.to_json() | {"share": s.saves_s / found.seconds} for s in best]
@@ -273,6 +271,8 @@ def plan_front(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answe
 
 
 def _answer(origin: Plan, told: Sequence[dict[str, Any]], plans: Sequence[Plan]) -> Answer:
+    """Return ``plans``, each with the bytes of its file (``size_bytes``), and all files."""
+    # All are of one batch; the planner, which has no text of it, leaves the provenance out.
     made = [replace(plan, provenance=origin.provenance) for plan in plans]
     files = [encode_plan(plan, [simulate(plan)]) for plan in made]
     sizes = [one | {"size_bytes": len(file)} for one, file in zip(told, files, strict=True)]

@@ -1,7 +1,7 @@
 """SQL over the events of a plan's traces: their table, and one SELECT that DuckDB runs on it.
 
-The statement is a stranger's text. It runs in a worker process, which has a time limit, by a
-DuckDB that opens no file, loads no extension and keeps its settings.
+Anybody may have written the statement. A worker process with a time limit runs it, in a DuckDB that
+opens no file, loads no extension and lets nobody change its settings.
 """
 
 from decimal import Decimal
@@ -99,7 +99,7 @@ def run_query(request: dict[str, Any]) -> dict[str, Any]:
     try:
         with duckdb.connect(":memory:", config=SETTINGS) as database:
             database.register("events", pa.ipc.open_stream(request["blob"]).read_all())
-            # DuckDB would run all statements of a text, and settings among them.
+            # DuckDB would run every statement of a text, settings included.
             statements = database.extract_statements(sql)
             kinds = [statement.type.name for statement in statements]
             if kinds != ["SELECT"]:
@@ -127,6 +127,7 @@ def run_query(request: dict[str, Any]) -> dict[str, Any]:
 
 
 _NUMBERS = (int, float, Decimal, type(None))
+"""Python's types of numbers in SQL; a column may have nulls among them."""
 
 
 def _text(value: Any) -> str:  # Any: whatever SQL has

@@ -1,14 +1,15 @@
 """The routes of the page `/edit`, the workers that answer them, and the plans in the making.
 
-`/api/edit/...` takes JSON and answers JSON or columns. Plans take longer than a request: one at a
-time is made, in a process that can be ended.
+`/api/edit/...` takes JSON and answers with JSON or columns. Planning takes longer than a request
+may, so it is a job: one plan at a time is made, in a process that can be ended, and the page asks
+for its state.
 """
 
 import secrets
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any, Literal
@@ -27,8 +28,9 @@ from dcp_dsl import DCPError
 from dcp_planner.workers import Worker, WorkerLost, WorkerOverdue, WorkerProgram
 
 MAX_WAITING = 4
+"""Most plans that wait behind the one that is being made."""
 MAX_REMEMBERED = 64
-DEFAULT_LIMIT_S = 60.0
+"""Jobs whose state can still be asked for; each keeps its figures, not its plan."""
 
 
 def make_worker(kind: Literal["check", "plan", "query"]) -> Worker:
@@ -38,11 +40,13 @@ def make_worker(kind: Literal["check", "plan", "query"]) -> Worker:
     return Worker(WorkerProgram(entry, (kind,), memory_bytes=MAX_DATA_BYTES), name)
 
 
-def loss_message(error: WorkerLost) -> str:
-    """Return why there is no answer, with the way out."""
+def reason_of(error: DCPError) -> str:
+    """Return why there is no answer; after the loss of a worker, with the way out."""
     if isinstance(error, WorkerOverdue):
         return f"{error}; try a shorter sample, larger blocks or a simpler mask"
-    return f"{error}; the next request starts another"
+    if isinstance(error, WorkerLost):
+        return f"{error}; the next request starts another"
+    return str(error)
 
 
 State = Literal["waiting", "running", "done", "failed", "cancelled"]
@@ -122,12 +126,13 @@ class Jobs:
             if job.ended_s is None:
                 if job.state == "running":  # under the lock, so that no other job runs
                     self._worker.end()
-                self._end(job, "cancelled", "cancelled")
+                self._end(job, "cancelled")
         return job
 
     def _run(self, job: Job, request: Mapping[str, Any], limit_s: float, name: str) -> None:
         with self._turn:  # one plan at a time
             with self._lock:
+                # Cancelled while it waited for its turn.
                 if job.ended_s is not None:
                     return
                 job.state, job.stage, job.began_s = "running", "starting", time.monotonic()
@@ -136,15 +141,14 @@ class Jobs:
                     request, limit_s, on_note=lambda stage: setattr(job, "stage", str(stage))
                 )
                 key = self._keep(figures, content, name)
-            except WorkerLost as error:
-                self._fail(job, loss_message(error))
             except DCPError as error:
-                self._fail(job, str(error))
+                self._fail(job, reason_of(error))
             else:
                 with self._lock:
+                    # A job may be cancelled after the worker has answered.
                     if job.ended_s is None:
                         job.key, job.figures = key, figures
-                        self._end(job, "done", "done")
+                        self._end(job, "done")
 
     def _keep(self, figures: dict[str, Any], content: bytes, name: str) -> str:
         """Keep the plan of an answer and return its key; of several plans, each has its own."""
@@ -159,26 +163,25 @@ class Jobs:
         with self._lock:
             if job.ended_s is None:  # a cancelled job ends its worker too
                 job.message = message
-                self._end(job, "failed", "failed")
+                self._end(job, "failed")
 
-    def _end(self, job: Job, state: State, stage: str) -> None:
-        job.state, job.stage, job.ended_s = state, stage, time.monotonic()
+    def _end(self, job: Job, state: State) -> None:
+        job.state, job.stage, job.ended_s = state, state, time.monotonic()
 
 
 DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
-CHECK_LIMIT_S = 5.0
-PREVIEW_LIMIT_S = 5.0
-QUERY_LIMIT_S = 10.0
-SUGGEST_LIMIT_S = 120.0
+CHECK_LIMIT_S, PREVIEW_LIMIT_S, QUERY_LIMIT_S, SUGGEST_LIMIT_S = 5.0, 5.0, 10.0, 120.0
+"""Seconds after which the worker of a request is ended."""
+PLAN_LIMIT_S, MAX_PLAN_S = 60, 600
+"""The same for a full plan, unless the request states more or less; and the most it may state."""
 MOST_CHECKERS = 4
-MAX_PLAN_S = 600
 
 
 class Desk:
-    """The workers of one server: some check and draw; one each previews, plans, runs SQL.
+    """The workers of one server: four check and draw; one previews, one plans, one runs SQL.
 
-    Processes start when first asked. `jobs` are the plans of the planner.
+    A process starts with the first request for it. `jobs` are the plans of the planner.
     """
 
     def __init__(self, library: PlanLibrary) -> None:
@@ -192,9 +195,10 @@ class Desk:
     def checker(self, tab: str) -> Worker:
         """Return the checker of a tab of a browser, so that a slow text keeps no other waiting.
 
-        A tab beyond `MOST_CHECKERS` shares the checker that was asked longest ago.
+        A tab beyond `MOST_CHECKERS` takes the checker of the tab that asked longest ago.
         """
         with self._lock:
+            # `_tabs` holds the number of each tab's checker, the tab that asked longest ago first.
             if tab not in self._tabs and len(self._tabs) < MOST_CHECKERS:
                 self._tabs[tab] = len(self._tabs)
             elif tab not in self._tabs:
@@ -211,9 +215,9 @@ class Desk:
 def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     """Build the routes of the editor.
 
-    What is wrong with a text, a sample or a setting is an answer too, ``{"error": message}``
-    with status 200: while one types it is the rule, and no browser should log it. A request that no
-    page sends is a 400, a worker that ended a 503.
+    A fault of a text, a sample or a setting is an answer, ``{"error": message}`` with status 200:
+    while a person types, most texts have one, and browsers log every other status. A request that
+    no page sends is a 400, a worker that ended a 503.
     """
     api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
     _add_text_routes(api, library, desk)
@@ -231,10 +235,9 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:
-        if isinstance(error, WorkerLost):
-            status = 200 if isinstance(error, WorkerOverdue) else 503
-            return _json({"error": loss_message(error)}, status)
-        return _json({"error": str(error)})
+        # A text that takes too long is a fault of the text; a worker that ended is not.
+        is_lost = isinstance(error, WorkerLost) and not isinstance(error, WorkerOverdue)
+        return _json({"error": reason_of(error)}, 503 if is_lost else 200)
 
     @api.errorhandler(BadRequest)
     def refuse_request(error: BadRequest) -> WSGIResponse:
@@ -260,11 +263,9 @@ def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     def picture() -> WSGIResponse:
         return Response(ask("picture")[1], content_type="application/octet-stream")
 
-    def answering(task: str) -> Callable[[], WSGIResponse]:
-        return lambda: _json(ask(task)[0])
-
-    for task in ("hover", "complete", "format", "svg"):
-        api.add_url_rule(f"/{task}", task, answering(task), methods=["POST"])
+    @api.post("/<any(hover, complete, format, svg):task>")
+    def text_task(task: str) -> WSGIResponse:
+        return _json(ask(task)[0])
 
 
 def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
@@ -279,7 +280,7 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     @api.post("/plan")
     def plan() -> WSGIResponse:
         body = _request(library, "plan")
-        limit_s = whole(body, "limit_s", int(DEFAULT_LIMIT_S), 1, MAX_PLAN_S)
+        limit_s = whole(body, "limit_s", PLAN_LIMIT_S, 1, MAX_PLAN_S)
         mask = str(body.get("mask", ""))[:40] or "mask"
         name = str(body.get("label", ""))[:40] or f"edited/{mask}"
         return _json(desk.jobs.start(body, limit_s, name).to_json(), 202)
@@ -314,10 +315,11 @@ def _request(library: PlanLibrary, task: str) -> dict[str, Any]:
     """
     try:
         body = request.get_json()
-    except RecursionError:
+    except RecursionError:  # JSON that is nested thousands of times
         body = None
     if not isinstance(body, dict):
         raise BadRequest("expected a JSON object as the editor sends it")
+    # A page knows keys, never paths: both entries are replaced by what the server finds for them.
     key = body.get("home")
     home = home_of(library, key) if isinstance(key, str) else None
     batch = body.get("batch")

@@ -46,7 +46,7 @@ def text_of(request: Mapping[str, Any]) -> tuple[str, str]:
             f"expected at most {MAX_TEXT:,} characters, got {len(text):,}; check such a file with: "
             "dcpm check FILE"
         )
-    # One kind of line end: places count characters.
+    # The editor counts every line end as one character, and places are counted in characters.
     plain = text.replace("\r\n", "\n").replace("\r", "\n")
     return plain, home if isinstance(home, str) else "<editor>"
 
@@ -79,6 +79,7 @@ def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
         raise DashboardError(
             "expected a sample: the name of one, its columns as JSON, or a number of tokens"
         )
+    # Columns that the mask does not read would be written into the plan, and could forbid scaling.
     if mask.columns <= sample.columns.keys():
         sample = Sample({c: sample.columns[c] for c in mask.columns}, sample.length)
     if scale > 1:
@@ -114,6 +115,8 @@ def samples_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> tuple[Samp
 
 
 def _scaled(sample: Sample, scale: int) -> Sample:
+    # A scaled sample has the same numbers of parts, each longer. Ids, one per token, would have to
+    # become more.
     for name, column in sample.columns.items():
         if isinstance(column, list) and len(column) == sample.length and sample.length > 1:
             raise DashboardError(
@@ -155,7 +158,7 @@ def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
         "columns": [],
         "wants": True,
     }
-    # Without arguments a mask fails that has a parameter without a default.
+    # A mask with a parameter that has no default fails without arguments.
     for wanted, wants in ((name, False), (call, True)):
         try:
             return found | {"columns": sorted(spec.mask(wanted).columns), "wants": wants}
@@ -207,6 +210,7 @@ def check_text(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finding(found: Diagnostic, name: str) -> dict[str, Any]:
+    # Places in an imported file mean nothing in the text that is shown.
     is_here = found.name == name
     return found.to_json() | {
         "file": "" if is_here else found.name,
@@ -239,7 +243,9 @@ def format_text(request: Mapping[str, Any]) -> dict[str, Any]:
 MAX_CELLS = 512
 """Cells along a side; up to so many tokens a cell is one pair."""
 MAX_ROWS_COUNTED = 1 << 17
+"""Most tokens of a picture whose queries without a key are counted."""
 MAX_STRIPES = 512
+"""Most stripes along the axes, as many as cells: of more, some would be too narrow to be seen."""
 
 
 def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
@@ -257,7 +263,7 @@ def draw_text(request: Mapping[str, Any]) -> tuple[dict[str, Any], bytes]:
     picture = picture_of(request)
     form = picture.bound
     cell = -(-form.num_tokens // MAX_CELLS)
-    stripes = picture.stripes[:MAX_STRIPES] if len(picture.stripes) <= MAX_STRIPES else ()
+    stripes = picture.stripes if len(picture.stripes) <= MAX_STRIPES else ()
     kinds = list(dict.fromkeys(stripe.kind for stripe in stripes))
     header = {
         "title": picture.title,
@@ -300,7 +306,8 @@ def _empty_rows(form: Form) -> int | None:
     if form.num_tokens > MAX_ROWS_COUNTED:
         return None
     try:
+        # One block per query, one for all keys: a query that sees none has no block in its row.
         blocks = block_sparsity([form], 1, form.num_tokens)
-    except DCPError:  # a form that is counted slowly at such blocks refuses it
+    except DCPError:  # too slow for a form of this kind
         return None
     return int((np.diff(blocks.row_ptr) == 0).sum())
