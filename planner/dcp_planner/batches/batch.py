@@ -40,8 +40,8 @@ class StackUse:
 
     Attributes:
         stack: its name.
-        label: of the mask among those of the stack, fit for the name of a file.
-        layers, period: how many layers of a cycle use it, and of how many.
+        label: of the mask within the stack, safe in the name of a file.
+        layers, period: layers of a cycle that use the mask, and all layers of a cycle.
     """
 
     stack: str
@@ -57,7 +57,7 @@ class Batch:
     Attributes:
         sparsity: its blocks.
         provenance: text, mask and samples that make it.
-        notes: what was left out, as sentences for people.
+        notes: sentences for people about rows that were left out.
         index: number of the batch in its data set.
         num_available: batches that the data set has; ``None`` for samples.
         rows: first and last row of the data set in it; ``None`` for samples.
@@ -104,7 +104,7 @@ class PackedDataset:
         tokens: most tokens of a batch.
         lengths: tokens of every row, int64 ``[N]``.
         rows: of each batch.
-        notes: what was left out, as sentences for people.
+        notes: sentences for people about rows that were left out.
     """
 
     spec: Spec
@@ -130,6 +130,7 @@ class PackedDataset:
             raise DatasetError(f"{path}: {_no_batch(self.lengths, len(self), index, self.tokens)}")
         rows = self.rows[index]
         origin = f"{path}, batch {index} of {len(self)} (rows {rows[0]} to {rows[-1]})"
+        # Each row is read once, for its sample and for its name.
         held = {row: self.dataset[row] for row in rows}
 
         def sample(row: int) -> Sample:
@@ -154,8 +155,8 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
     Args:
         spec: the masks.
         path: of the data set.
-        mask_call: a mask by name or call, or a stack by name; ``None`` takes what the first
-            matching `for` uses, which has to be the same for all files of a folder.
+        mask_call: a mask by name or call, or a stack by name; ``None`` takes the mask of the first
+            matching `for` statement, which must be the same for all files of a folder.
         tokens: most tokens of a batch; longer rows are left out.
 
     Raises:
@@ -186,7 +187,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
 
 
 def find_masks(spec: Spec, call: str) -> Mask | Stack:
-    """Find the stack of a name, or the mask of a name or call.
+    """Find a stack by name, or a mask by name or call.
 
     Raises:
         DCPError: if there is neither.
@@ -216,6 +217,7 @@ def _compile(
     origin: str,
 ) -> tuple[Batch, ...]:
     """Bind every sample to every mask and cut the batch; errors name the sample, as `row 3`."""
+    # A mask is a stack of one, so that both take the same way.
     stack = value if isinstance(value, Stack) else Stack.of(value)
     samples: list[Sample] = []
     bound: list[list[Form]] = []
@@ -229,6 +231,7 @@ def _compile(
     if total > MOST_TOKENS:
         raise DatasetError(f"expected a batch of at most {MOST_TOKENS} tokens, got {total}")
     by_mask = list(zip(*bound, strict=True))
+    # A function cuts all masks together: a stack needs the same borders under every mask.
     if isinstance(block_size, int):
         cut = tuple(block_sparsity(forms, block_size, block_size) for forms in by_mask)
     else:
@@ -244,7 +247,7 @@ def _compile(
 def _uses(stack: Stack) -> tuple[StackUse | None, ...]:
     """Find where a stack uses each of its masks; one mask for all layers is no stack."""
     cycle = stack.cycle()
-    if not any(cycle):
+    if not any(cycle):  # all layers use mask 0
         return (None,)
     return tuple(
         StackUse(

@@ -36,9 +36,11 @@ STATIC = "static"
 """Every static layout, in `PlanningChoices.against`."""
 
 
+# Attributes of `BatchRow` that a report holds as they are.
 _TOLD = (
     "index", "rows", "length_counts", "density", "mask", "origin", "digest", "file", "warnings",
 )  # fmt: skip
+# Figures of the other partitioners that a report holds.
 _COMPARED = (
     "predicted_forward_s", "predicted_backward_s", "plan_s", "compute_imbalance", "token_imbalance",
 )  # fmt: skip
@@ -50,13 +52,13 @@ class PlanningChoices:
 
     Attributes:
         shape, cluster, config: as `build_plan` takes them.
-        block: tokens per block; ``None``: cut at the mask's breakpoints into blocks that can be
-            placed well.
+        block: tokens per block; ``None``: cut at the mask's breakpoints, into blocks that suit the
+            cluster.
         against: partitioners to compare with; `STATIC` for every static layout that heads and
             devices allow.
 
     Raises:
-        PlanError: if there is no partitioner of a name, or it is not installed.
+        PlanError: if a name is no partitioner's, or the partitioner is not installed.
     """
 
     shape: ModelShape
@@ -77,7 +79,7 @@ class PlanningChoices:
 
     def _cut(self, masks: Sequence[Sequence[Form]]) -> tuple[BlockSparsity, ...]:
         sizes = [choose_block_size(forms, self.cluster, self.config) for forms in masks]
-        return cut_stack(masks, min(sizes))
+        return cut_stack(masks, min(sizes))  # fine enough for the mask that needs the smallest
 
     def others(self) -> tuple[str, ...]:
         """List the names of the partitioners to compare with, each once."""
@@ -98,9 +100,9 @@ class BatchRow:
         notes, warnings: as sentences for people.
         index, num_available, rows: as of the `Batch`.
         lengths: of its sequences, in tokens.
-        length_counts: how many sequences have ``2**i`` to ``2**(i+1) - 1`` tokens, by i.
+        length_counts: number of sequences with ``2**i`` to ``2**(i+1) - 1`` tokens, by i.
         density: visible pairs over those of a causal mask.
-        file: where the plan was written, or ``None``.
+        file: path of the written plan, or ``None``.
     """
 
     figures: BatchFigures
@@ -159,7 +161,7 @@ class PlannedMask:
     use: StackUse | None = None
 
     def written(self, path: Path) -> "PlannedMask":
-        """Write plan and trace, and return a copy that knows the file.
+        """Write plan and trace, and return a copy whose row names the file.
 
         Raises:
             PlanFileError: if the file cannot be written.
@@ -169,21 +171,22 @@ class PlannedMask:
 
 
 def plan_batch(masks: Sequence[Batch], planning: PlanningChoices) -> tuple[PlannedMask, ...]:
-    """Plan one batch with the chosen partitioner and with those it is compared with.
+    """Plan one batch with the chosen partitioner and with those to compare with.
 
     Args:
-        masks: the batch under its mask, or under every mask of a stack: those are planned over one
-            ownership of tokens, and the planning time of each is that of all.
+        masks: the batch under its mask, or under every mask of a stack. Masks of a stack are
+            planned over one ownership of tokens, and each reports the planning time of all.
         planning: shape, cluster and choices.
 
     Raises:
         PlanError: as `build_plan` and `build_stack`.
     """
     ours = _planned(masks, planning, planning.config)
-    partials = ours[0][0].shape.partials  # of all that is compared
+    # "auto" has chosen a type for our plan. The others get the same, so that bytes compare.
+    partials = ours[0][0].shape.partials
     others: dict[str, list[BatchFigures]] = {}
     for name in planning.others():
-        # A static layout stays as it is under every mask of a stack.
+        # A static layout knows no stack: it is planned under each mask alone, as it is.
         is_static = name.startswith(f"{STATIC}:")
         parts = [[replace(batch, use=None)] for batch in masks] if is_static else [masks]
         config = replace(planning.config, partitioner=name, partials=partials)
@@ -198,6 +201,7 @@ def plan_batch(masks: Sequence[Batch], planning: PlanningChoices) -> tuple[Plann
 def _planned(
     masks: Sequence[Batch], planning: PlanningChoices, config: PlanConfig
 ) -> list[tuple[Plan, BatchFigures]]:
+    """Plan a batch with one partitioner: as a stack, or under the only mask."""
     shape, cluster = planning.shape, planning.cluster
     layers = [(batch.sparsity, batch.use.layers) for batch in masks if batch.use is not None]
     with stopwatch() as watch:

@@ -1,7 +1,7 @@
 """Write and read the report of a planned data set: one JSON file, ``*.dcpbatches.json``.
 
-The dashboard shows it. The file lies beside the plans, if they are kept. Planning rewrites it batch
-by batch, so that a person can watch a long run.
+The dashboard shows the report. The file lies beside the plans, if they are kept. Planning rewrites
+it batch by batch, so that a person can watch a long run.
 """
 
 import json
@@ -30,14 +30,14 @@ from dcp_planner.report.figures import (
 
 SCHEMA = "dcp.batches/1"
 STACK_SCHEMA = "dcp.stack/1"
-"""Of one document over the reports of all masks of a stack."""
+"""Schema of one document with the reports of all masks of a stack."""
 SUFFIX = ".dcpbatches.json"
 MOST_BATCHES = 4096
 """Batches of one report: some 2 kB each."""
 LIMIT_BYTES = 1 << 26
 """Most bytes of a report that is read."""
 
-REWRITE_S = 3.0
+REWRITE_S = 3.0  # seconds between rewrites: a report of thousands of batches is megabytes
 _AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out FOLDER`"
 
 
@@ -46,8 +46,8 @@ class DatasetRun:
     """Command that a report answers: what to plan, and how.
 
     Attributes:
-        spec, dataset: paths as the person gave them; no data set: samples of the command line.
-        mask: call that takes the place of the spec's ``for ... use``, or ``None``.
+        spec, dataset: paths as the person gave them; ``None``: samples of the command line.
+        mask: call that replaces the spec's ``for ... use``, or ``None``.
         token_budget: most tokens of a batch.
         first_batch, num_wanted: range of batches.
         planning: shape, cluster and choices.
@@ -105,7 +105,10 @@ def _over_layers(uses: Sequence[StackUse], figures: Sequence[BatchFigures], name
 
 
 def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> dict[str, Spread]:
-    """Add up what the layers of one cycle of a stack cost together, over its batches."""
+    """Add up the costs of all layers of one cycle of a stack, for each batch; return spreads.
+
+    `rows` are the batches under each mask.
+    """
     batches = [[row.figures for row in batch] for batch in zip(*rows, strict=True)]
     return {n: spread_of([_over_layers(uses, batch, n) for batch in batches]) for n in SUMMED}
 
@@ -113,7 +116,7 @@ def stack_totals(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -
 def stack_speedups(
     uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]
 ) -> tuple[dict[str, Spread], dict[Scope, Spread]]:
-    """Compute how many times faster all layers together are predicted than by other methods.
+    """Compute how many times faster all layers together are predicted than with other methods.
 
     Returns:
         The speedups over each other method, and over the best static layout of each batch.
@@ -128,6 +131,7 @@ def stack_speedups(
         }
         for name, seconds in theirs.items():
             speedups[name].append(seconds / (ours or 1.0))
+        # A layout exceeds a cap if it does so under any mask.
         over = {name: {cap for row in batch for cap in row.over_caps[name]} for name in theirs}
         rivals.append(best_static(ours, theirs, over))
     return {name: spread_of(values) for name, values in speedups.items()}, spreads_over_best(rivals)
@@ -152,7 +156,7 @@ def stack_document(
 
 
 class ReportWriter:
-    """Writes a report batch by batch: whole at any time, and soon after each batch.
+    """Writer of a report that grows batch by batch: the file is whole at any time.
 
     Args:
         path: of the report.
@@ -184,11 +188,11 @@ class ReportWriter:
 def read_batches(path: str | Path) -> dict[str, Any]:
     """Read a report; `Any`: what JSON holds.
 
-    The outer form is checked (schema, kinds of the main entries, number of batches); a reader of
-    single figures must expect that one is missing.
+    The outer form is checked: schema, kinds of the main entries, number of batches. Code that reads
+    single figures must expect missing ones.
 
     Raises:
-        PlanFileError: if it is missing, too large, no JSON, or no such report.
+        PlanFileError: if the file is missing, too large, no JSON, or no such report.
     """
     path = Path(path)
     try:
@@ -203,6 +207,7 @@ def read_batches(path: str | Path) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
+    # No pipe and no device, which might never end.
     if not path.is_file():
         raise PlanFileError(f"there is no such file; {_AGAIN}")
     try:
