@@ -45,6 +45,7 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
     found = checker.scope.find_mask(text)
     if found is not None and text not in checker.scope.segments:
         return call_mask(*found, value.arguments, value.name.span, names, checker)
+    # The call means nothing, but its arguments may have errors of their own.
     for argument in value.arguments:
         checker.kind(argument.value, names)
     if text in checker.lost:
@@ -116,7 +117,7 @@ def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
                 "E104", f"this compares {result.described()} with {other.described()}",
                 argument.span, "use values of one kind",
             )  # fmt: skip
-        is_vague = result.name == "int"
+        is_vague = result.name == "int"  # `min(4, len)` is a length, like `min(len, 4)`
         result = replace(other if is_vague else result, depends=result.depends | other.depends)
     place = checker.place(value.span)
     return result.of(_extreme(value.name.text, [kind.node for kind in kinds], place))
@@ -137,6 +138,7 @@ def _extreme(name: str, numbers: list[nodes.Number], place: nodes.Place) -> node
 
 def _check_function(value: ast.Call, function: Function, names: Names, checker: Checker) -> Kind:
     """Return the kind of a call of a `where` function: check its body with these arguments."""
+    # Parameters of a `where` function have no types, so each call checks the body with its own.
     kinds = [checker.kind(a.value, names) for a in value.arguments]
     params = function.params
     if not _has_count(value, len(params), len(params), checker):
@@ -222,12 +224,11 @@ def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Che
     """Check one argument (or default) against its parameter; return what it means."""
     wanted, kind = param_kind(param.type.text), checker.kind(value, names)
     node: nodes.Node = kind.node
-    if UNKNOWN in (wanted, replace(kind, depends=frozenset())):
+    if "unknown" in (wanted.name, kind.name):
         return node
-    fits = kind.is_plain if wanted.is_plain else kind.name == wanted.name
-    if wanted.name == "pos" and kind.is_plain:
-        fits = True
-    if not fits:
+    # Lengths and integers are taken for each other, and a number such as 0 for a position.
+    takes_plain = wanted.is_plain or wanted.name == "pos"
+    if kind.name != wanted.name and not (takes_plain and kind.is_plain):
         checker.report(
             "E107",
             f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",

@@ -66,7 +66,7 @@ def _measure(
     if key in sizes:
         return sizes[key]
     mask = scope.masks[name]
-    # A mask of an imported file is measured, too, but its errors are told there.
+    # A mask of an imported file is measured, too, but its errors are reported in that file.
     if name in path and scope is checker.scope:
         cycle = " -> ".join((*path[path.index(name) :], name))
         hint = cycle if len(cycle) < 100 else ""
@@ -76,16 +76,14 @@ def _measure(
     if len(path) > MAX_EXPANDED_DEPTH:
         report_size(mask, checker)
         return sizes.setdefault(key, _Size(1, 1))
-    own = [node for node in walk(mask) if hasattr(node, "span")]
-    depth, nodes = _depth(mask), len(own)
-    deepest = 0
+    deepest, nodes = 0, sum(1 for _ in walk(mask))
     for called, is_attribute in mentioned_names(mask):
         found = None if is_attribute else scope.own_mask(called)
         if found is not None:
             inner = _measure(found[0].name.text, found[1], checker, sizes, (*path, name))
             deepest, nodes = max(deepest, inner.depth), nodes + inner.nodes
-    # a mask that calls itself has size 1 by now and keeps it: one error is enough
-    size = sizes.setdefault(key, _Size(depth + deepest, nodes))
+    # A mask that calls itself has size 1 by now and keeps it: one error is enough.
+    size = sizes.setdefault(key, _Size(_depth(mask) + deepest, nodes))
     is_large = size.depth > MAX_EXPANDED_DEPTH or size.nodes > MAX_EXPANDED_NODES
     if is_large and scope is checker.scope:
         report_size(mask, checker)
@@ -93,19 +91,14 @@ def _measure(
 
 
 def _depth(node: object) -> int:
-    """Return the depth of a tree; the parser bounds it."""
-    depth = 1  # a leaf has fields, and its place has two
-    level = [node]
-    while level:
-        depth += 1
-        level = [below for inner in level for below in children(inner)]
-    return depth
+    """Return the depth of a tree, 2 for a leaf; the parser bounds it."""
+    return 1 + max(map(_depth, children(node)), default=1)
 
 
 def check_size(expression: ast.Expr, checker: ExpressionChecker) -> None:
     """Report a single expression that is too large."""
-    count = sum(1 for node in walk(expression) if hasattr(node, "span"))
-    if count > MAX_EXPANDED_NODES // 20:
+    # Its calls may write out to many times its size, so it gets a share of what a mask may have.
+    if sum(1 for _ in walk(expression)) > MAX_EXPANDED_NODES // 20:
         checker.report("E116", "this expression is too large", expression.span, "name parts of it")
 
 
@@ -116,7 +109,7 @@ def check_layout(layout: ast.Layout, checker: ExpressionChecker) -> None:
         checker.report(
             "E113", "only one part can take the remaining tokens", extra.span, "give it a column"
         )
-    nesting: dict[str, int] = {}
+    nesting: dict[str, int] = {}  # column -> depth of its lists, as the first part reads it
     for part in layout.parts:
         _check_part(part, 0, nesting, checker, is_top=True)
 
@@ -153,6 +146,8 @@ def _check_part(
                 "use it once, outside groups and without `*`",
             )  # fmt: skip
         return
+    # A list gives one length for each repetition. With parents a number does, too: the column of
+    # parents says how often.
     has_count = isinstance(part.length, ast.Name) and part.length.text != "len"
     has_count |= part.parents is not None and isinstance(part.length, ast.Number)
     if part.is_repeated and not has_count:
@@ -182,7 +177,7 @@ def _check_length(
                 checker.report("E111", "this divides by zero", zero.span)
             case ast.Sign(op="-", value=ast.Number(value=size)) if node is length and size:
                 checker.report("E111", f"expected at least 0, got -{size}", node.span)
-            case ast.Name() | ast.Number() | ast.Binary() | ast.Sign() | ast.Span() | ast.Ident():
+            case ast.Name() | ast.Number() | ast.Binary() | ast.Sign():
                 pass
             case ast.Attribute() | ast.Call() | ast.Compare() | ast.Bool() | ast.Rules():
                 checker.report(
@@ -217,6 +212,7 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
     program = scope.program
     checker = MaskChecker(scope, program, lost | _missing_imports(scope))
     check_definitions(program, checker)
+    # Before the masks are checked, which writes them out: calls of too large ones are left out.
     sizes: _Sizes = {}
     for name in scope.masks:
         _measure(name, scope, checker, sizes, ())
@@ -326,6 +322,7 @@ def _check_heads(layer: ast.Layer, checker: MaskChecker) -> None:
         elif any(group.first <= last and first <= group.last for first, last in taken):
             checker.report("E123", "these heads already have a mask in this layer", group.span)
         taken.append((group.first, group.last))
+    # Without `rest` the ranges must follow one another from head 0.
     if taken and layer.heads[-1].first is not None:
         ends = [0, *(last + 1 for _, last in sorted(taken))]
         gaps = [end for end, (first, _) in zip(ends, sorted(taken), strict=False) if first > end]
@@ -346,7 +343,7 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
         seen.add(rename.new.text)
 
 
-# this walks through the whole text, and each sample asks
+# It walks through the whole text, and each sample asks.
 @lru_cache(8)
 def _signed_columns(scope: Scope) -> set[str]:
     """Return the columns that may hold negative numbers; what is no length is judged by binding."""
@@ -373,19 +370,13 @@ def _check_sample(sample: ast.SampleDef, checker: MaskChecker) -> None:
 
 
 def _has_negative(value: ast.Literals) -> bool:
-    pending = [value]
-    while pending:
-        current = pending.pop()
-        if isinstance(current, tuple):
-            pending.extend(current)
-        elif current < 0:
-            return True
-    return False
+    return any(map(_has_negative, value)) if isinstance(value, tuple) else value < 0
 
 
 def _check_check(check: ast.Check, checker: MaskChecker) -> None:
     sides = [side for side in (check.left, check.right) if side is not None]
     stated = [found for side in sides if (found := keys_of(side, checker.scope)) is not None]
+    # A side without `@keys`, such as `causal`, takes those of the other.
     keys = stated[0] if stated else None
     for side in sides:
         core = checker.whole(side, keys)

@@ -106,6 +106,7 @@ class ExpressionChecker(Checker):
                 kind = self.number(inner, names)
                 if op == "+":
                     return kind
+                # A position or an index with a minus in front is only an integer.
                 node = nodes.negated(kind.node)
                 return Kind(kind.name if kind.is_plain else "int", depends=kind.depends, node=node)
             case ast.Binary():
@@ -132,6 +133,7 @@ class ExpressionChecker(Checker):
                 inside = self.membership(value, names, place)
                 return nodes.Not(inside, place=place) if value.negated else inside
             case ast.Per(inner, segment):
+                # Known while the body is read: `S.count` has one value in each instance around it.
                 self.cells.append(segment.text)
                 body = self.mask(inner, names)
                 self.cells.pop()
@@ -242,6 +244,7 @@ class ExpressionChecker(Checker):
                 "E102", f"a `{segment}` number has no `.{name.text}`, a token's instance has",
                 name.span, f"write `q.{segment}.{name.text}` or `k.{segment}.{name.text}`",
             )  # fmt: skip
+        # With an error above, `index` may not come from a token; then the program is not used.
         place, number = self.place(value.span), index.node
         table, at = (number.table, number.at) if isinstance(number, nodes.Lookup) else (LOST, LOST)
         if column is not None and is_own:
@@ -262,6 +265,7 @@ class ExpressionChecker(Checker):
 
     def _count(self, value: ast.Attribute, name: str, parent: str, names: Names) -> None:
         """Refuse a count of nested instances without a parent: each parent has its own count."""
+        # Inside `per doc`, or per anything that lies in one doc, the parent is clear.
         local = {
             n: k.segment for n, k in names.items() if isinstance(k, Kind) and k.name == "segment"
         }
@@ -299,6 +303,7 @@ class ExpressionChecker(Checker):
         for i, (left, right) in enumerate(pairwise(kinds)):
             if are_comparable(left, right) or self._is_of_both(left, right):
                 continue
+            # One of them is an index: all other numbers can be compared.
             index, at = (left, i) if left.name == "index" else (right, i + 1)
             other = right if at == i else left
             segment = index.segment
@@ -317,7 +322,10 @@ class ExpressionChecker(Checker):
         )
 
     def _is_of_both(self, left: Kind, right: Kind) -> bool:
-        """Return whether two numbers count instances of queries and of keys, which may belong."""
+        """Return whether one number counts instances of queries and one those of keys.
+
+        With `@keys(S)` these are different sequences, whose n-th instances may belong together.
+        """
         is_cross = self.keys is not None and not self.keys.alignment
         return is_cross and left.name == right.name == "index" and left.depends != right.depends
 
@@ -372,18 +380,17 @@ class ExpressionChecker(Checker):
             conditions.append(nodes.Compare("<=", k, q, place=place))
         if target.within is not None:
             width = self.constant(target.within, names, at_least=1)
-            for a, b in ((q, k), (k, q)):
+            for a, b in ((q, k), (k, q)):  # near on both sides; `causally` takes one away
                 distance = nodes.Arithmetic("-", a, b, place=place)
                 conditions.append(nodes.Compare("<", distance, width, place=place))
         return nodes.all_of(conditions or [nodes.Truth(True, place=place)], place)
 
 
 def _literal(value: ast.Expr) -> int | None:
-    """Return the value of a number with or without a sign in front; nothing for anything else."""
+    """Return the value of a number with or without a sign in front; None for anything else."""
     match value:
         case ast.Number(value=number):
             return number
         case ast.Sign(op=sign, value=ast.Number(value=number)):
             return -number if sign == "-" else number
-        case _:
-            return None
+    return None

@@ -1,4 +1,4 @@
-"""Check what expressions share: kinds of values, segments by name, and the diagnostics so far.
+"""The base of all checks of expressions: kinds of values, segments by name, diagnostics so far.
 
 `pos` is a token's position, `tokens` a length, `index` the number of a segment's instance.
 """
@@ -95,23 +95,23 @@ def param_kind(type_name: str) -> Kind:
 def combine(op: str, left: Kind, right: Kind) -> Kind | None:
     """Return the kind of ``left op right``, or None if it means nothing."""
     depends = left.depends | right.depends
-    if "unknown" in (left.name, right.name):
-        return Kind("unknown", depends=depends)
     names = left.name, right.name
-    if op == "*":
-        plain = left.is_plain and right.is_plain
-        return Kind("tokens" if plain and "tokens" in names else "int", depends=depends)
-    if op in ("//", "%"):
-        is_length = left.name == "tokens" and right.is_plain and (op == "%" or right == INT)
+    if "unknown" in names:  # of a name with an error, or a parameter without a type
+        return Kind("unknown", depends=depends)
+    is_plain = left.is_plain and right.is_plain
+    if op in ("//", "%"):  # `len // 4` and `len % w` are lengths, `len // w` counts windows
+        is_length = is_plain and left.name == "tokens" and (op == "%" or right == INT)
         return Kind("tokens" if is_length else "int", depends=depends)
-    if left.is_plain and right.is_plain:
-        return Kind("tokens" if "tokens" in names else "int", depends=depends)
+    if is_plain or op == "*":  # a position or an index times a number is no place any more
+        return Kind("tokens" if is_plain and "tokens" in names else "int", depends=depends)
     return _add_places(op, left, right)
 
 
 def _add_places(op: str, left: Kind, right: Kind) -> Kind | None:
     """Return the kind of a sum or difference with a position or a segment's number."""
     depends = left.depends | right.depends
+    # A distance is a length, a place plus a length a place. Numbers of a segment work alike, but
+    # the difference of two is a count of instances.
     if left.name == "pos":
         if right.name == "pos":
             return Kind("tokens", depends=depends) if op == "-" else None
@@ -131,13 +131,10 @@ def _add_places(op: str, left: Kind, right: Kind) -> Kind | None:
 def are_comparable(left: Kind, right: Kind) -> bool:
     """Return whether comparing two numbers means something."""
     names = {left.name, right.name}
-    if "unknown" in names or names == {"pos"}:
-        return True
     if names == {"index"}:
         return left.segment == right.segment
-    if "index" in names:
-        return names == {"index", "int"}
-    return True
+    # `q.doc < 3` compares, `q.doc < q` does not; positions and lengths are both counted in tokens.
+    return "index" not in names or not names.isdisjoint({"int", "unknown"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +171,7 @@ def has_one_parent(
         local: parents of the tiles behind `where`, by name.
         segments: the statements of the text, by every name that they define.
     """
+    # From the inside out; tiles that, wrongly, lie in each other would go round for ever.
     seen: set[str] = set()
     while cell not in seen and cell != parent:
         seen.add(cell)
@@ -197,13 +195,17 @@ _BRANCH_HINT = (
 
 @dataclass(slots=True)
 class Checker(ABC):
-    """Collects diagnostics about expressions of one text; `MaskChecker` is the only one.
+    """Collects diagnostics about expressions of one text.
+
+    `MaskChecker` is the only class that has all methods; three files share them.
 
     Attributes:
         scope: definitions.
         program: the text that spans point into.
         lost: names that broken statements would have defined.
         found: diagnostics so far.
+        places: codes and spans of these.
+        depth: how many `where` functions are being called inside each other.
         cells: segments of the `per` around what is checked, from the outside in.
         segments: those of the text that were named so far.
         keys: the sequence of the keys of the mask that is read, if it has one of its own.
@@ -289,6 +291,7 @@ class Checker(ABC):
             return cast("nodes.Segment", self.named_segment(ident, names).node)
         if kind == UNKNOWN or (kind is None and ident.text in self.lost):
             return LOST
+        # The name of something else is of a wrong kind (E103), that of nothing is unknown (E101).
         known = [*self.scope.segments, *(n for n in names if self.is_segment(n, names))]
         is_other = ident.text in ("q", "k", "len") or self.scope.find_mask(ident.text) is not None
         if kind is not None or is_other:
@@ -308,7 +311,9 @@ class Checker(ABC):
             statement = self.scope.segments[name]
             kind = self.segments[name] = Kind("segment", parent_of(name, statement))
             node: nodes.Segment = nodes.Laid(statement, name, place=self.place(ident.span))
-            if isinstance(statement.source, ast.Every):  # which may, wrongly, tile itself
+            # The kind is known by now, since tiles may, wrongly, tile themselves. Errors in them
+            # belong to the text that defines them, not to an argument such as `--mask`.
+            if isinstance(statement.source, ast.Every):
                 is_own = self.program is self.scope.program
                 text = self if is_own else type(self)(self.scope, self.scope.program)
                 node = text.every(statement.source, {})

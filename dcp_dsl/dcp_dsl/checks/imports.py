@@ -1,8 +1,8 @@
-"""Read the files that a text imports, and bring in the names it lists.
+"""Read the files that a text imports, and bring in the names that its `import` statements list.
 
-A statement reads `import a, b from "file.dcpm"`.
-Reading is confined: a file is named relative to the one that imports it, and nothing outside the
-folder of the first file is read. Each file keeps its own names; only what is listed comes in.
+Such a statement is `import a, b from "file.dcpm"`. Reading is confined: a file is named relative to
+the one that imports it, and nothing outside the folder of the first file is read. Each file keeps
+its own names; only listed ones come in.
 """
 
 from collections.abc import Mapping
@@ -35,8 +35,8 @@ class _Reader:
     given: Mapping[str, str] | None = None  # instead of files: texts by path below the root
     texts: dict[str, str] = field(default_factory=dict)
     scopes: dict[Path, Scope] = field(default_factory=dict)
-    broken: dict[Path, str] = field(default_factory=dict)
-    open_files: list[Path] = field(default_factory=list)
+    broken: dict[Path, str] = field(default_factory=dict)  # why a file was refused, said each time
+    open_files: list[Path] = field(default_factory=list)  # each imports the next one
 
 
 def build_scope(
@@ -121,13 +121,14 @@ def _locate(text: str, reader: _Reader) -> tuple[Path | None, str]:
     given = PurePosixPath(text)
     if not text.endswith(".dcpm"):
         return None, "is no .dcpm file"
+    # Refused on every system, because Windows reads folders and drives in them.
     if given.is_absolute() or "\\" in text or ":" in text or "\0" in text:
         return None, "is no relative path"
     try:
         path = (reader.open_files[-1].parent / given).resolve()
     except (OSError, ValueError, RuntimeError):  # a loop of links, a name too long
         return None, "cannot be found"
-    if not path.is_relative_to(reader.root):
+    if not path.is_relative_to(reader.root):  # links are resolved by now
         return None, f"lies outside {reader.root}"
     return path, ""
 
@@ -158,7 +159,7 @@ def _read(path: Path, reader: _Reader) -> Scope:
         problems = check_scope(scope, parsed.lost_names)
     errors = [d for d in problems if d.severity == "error"]
     for found in errors:
-        if found.code == "E132":  # said where the cycle closes; once is enough
+        if found.code == "E132":  # reported where the cycle closes; once is enough
             raise _Refused("E132", found.message, found.hint)
     if errors:
         what = f"{path.name}:{errors[0].line}: {errors[0].code} {errors[0].message}"
@@ -170,6 +171,8 @@ def _read(path: Path, reader: _Reader) -> Scope:
 
 def _bring(name: str, other: Scope, imported: Imported) -> str | None:
     """Add what a name means in another file; give why it cannot be brought in."""
+    # Masks and stacks come with the scope of their file. Other statements are read in the text that
+    # imports them, so they must not use names of their file.
     if (mask := other.own_mask(name)) is not None:
         imported.masks[name] = mask
     elif (stack := other.find_stack(name)) is not None:

@@ -14,6 +14,7 @@ from dcp_dsl.syntax.tokens import RESERVED
 from dcp_dsl.syntax.trees import mentioned_names, walk
 
 MAX_BINDINGS = 256  # they are checked in the order of their dependencies, round by round
+# Each call writes its mask out anew: of `b = a or a`, `c = b or b` and so on each doubles the size.
 MAX_EXPANDED_DEPTH = 128
 MAX_EXPANDED_NODES = 20_000
 _DECORATORS = ("ahead", "partial", "keys")
@@ -64,6 +65,7 @@ class MaskChecker(ExpressionChecker):
         """Return the body of a mask of a scope, read once; None if it cannot be written out."""
         name = mask.name.text
         if name not in scope.bodies:
+            # Only the text at hand may have statements that do not parse: such imports are refused.
             lost = self.lost if scope is self.scope else frozenset()
             scope.bodies[name] = MaskChecker(scope, scope.program, lost).read(mask)
         return scope.bodies[name]
@@ -75,6 +77,7 @@ class MaskChecker(ExpressionChecker):
             return None
         names, defaults = self.names(mask)
         self.keys = keys_of_mask(mask, self.scope)
+        # Functions that nothing calls are checked, too, with parameters that may be anything.
         for binding in mask.bindings:
             if binding.body is not None:
                 vague = dict.fromkeys((p.text for p in binding.params), UNKNOWN)
@@ -92,6 +95,7 @@ class MaskChecker(ExpressionChecker):
             if type_ not in PARAM_TYPES:
                 hint = did_you_mean(type_, PARAM_TYPES) or f"types: {', '.join(PARAM_TYPES)}"
                 self.report("E118", f"unknown type `{type_}`", param.type.span, hint)
+            # Of the names of the mask, a default sees the parameters in front of it.
             if param.default is not None:
                 defaults[name] = check_argument(param.default, param, dict(names), self)
             free = nodes.Free(name, type_, place=self.place(param.span))
@@ -101,6 +105,7 @@ class MaskChecker(ExpressionChecker):
 
     def _bind(self, mask: ast.MaskDef, names: dict[str, Kind | Function]) -> None:
         """Add the `where` bindings to the names, in the order in which they need each other."""
+        # All names first: a function sees the others wherever they stand, since `names` is shared.
         for binding in mask.bindings:
             names[binding.name.text] = _binding_kind(binding)
         order, cyclic = _in_order(mask)
@@ -145,11 +150,12 @@ def check_mask(mask: ast.MaskDef, checker: MaskChecker) -> None:
     named = [checker.segment_name(s, {}) for d in mask.decorators for s in d.segments]
     body = checker.read(mask)
     keys = keys_of_mask(mask, checker.scope)
+    # The sides of facts are read from the core program, which means nothing with errors.
     if body is not None and keys is not None and not checker.found:
         allowed = [nodes.Same(segment) for segment in named if keys.alignment]  # by `@ahead(S)`
         core = nodes.And((body.core, *allowed), place=body.core.place)
         check_sides(core, mask.value.span, keys, checker)
-    if checker.scope.masks[mask.name.text] is mask:
+    if checker.scope.masks[mask.name.text] is mask:  # not a second one of its name
         checker.scope.bodies.setdefault(mask.name.text, body)
     for node in walk(mask.value):
         if isinstance(node, ast.Rules):
@@ -234,6 +240,7 @@ def _in_order(mask: ast.MaskDef) -> tuple[list[ast.Binding], set[str]]:
     by_name = {b.name.text: b for b in mask.bindings}
     order: list[ast.Binding] = []
     done: set[str] = set()
+    # Round by round, those whose needs are met; what is left in the end waits for itself.
     while ready := [name for name, needs in graph.items() if name not in done and needs <= done]:
         order += [by_name[name] for name in ready]
         done.update(ready)
@@ -242,6 +249,7 @@ def _in_order(mask: ast.MaskDef) -> tuple[list[ast.Binding], set[str]]:
 
 def _expanded_bindings(mask: ast.MaskDef) -> int:
     """Return the size of a mask's body with all its bindings written out."""
+    # A binding counts at each place that names it, so sizes multiply along the order.
     order, cyclic = _in_order(mask)
     sizes: dict[str, int] = dict.fromkeys(cyclic, 1)
     for binding in order:
@@ -250,7 +258,7 @@ def _expanded_bindings(mask: ast.MaskDef) -> int:
 
 
 def _expanded(node: object, sizes: dict[str, int]) -> int:
-    own = sum(1 for inner in walk(node) if hasattr(inner, "span"))
+    own = sum(1 for _ in walk(node))
     return own + sum(sizes.get(name, 0) for name, _ in mentioned_names(node))
 
 
@@ -258,6 +266,7 @@ def _check_cover(rules: ast.Rules, mask: ast.MaskDef, checker: ExpressionChecker
     """Report kinds of the layout that no rule gives anything to see."""
     if any(d.name.text == "partial" for d in mask.decorators):
         return
+    # Each layout that rules speak of must be covered; its own name stands for all of its parts.
     subjects = [rule.subject.text for rule in rules.rules]
     layouts = {id(checker.scope.segments[s]): checker.scope.segments[s]
                for s in subjects if s in checker.scope.segments}  # fmt: skip

@@ -47,7 +47,7 @@ class Scope:
         segments: segment statements by their own name and by the names of the parts inside;
             imported ones too, as imported tokens are among `tokens`.
         imported: masks and stacks from other files.
-        bodies: of masks that were read, by name; None for those that cannot be written out.
+        bodies: of masks that were checked, by name; None for those that cannot be written out.
     """
 
     program: Program
@@ -62,6 +62,7 @@ class Scope:
     @classmethod
     def of(cls, program: Program, imported: Imported | None = None) -> "Scope":
         """Collect the definitions of a program and what it imports."""
+        # `own` keeps this order, in which its values are named below.
         kinds = (ast.MaskDef, ast.StackDef, ast.SampleDef, ast.Token, ast.Segment)
         own: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}  # Any: of that kind
         for statement in program.statements:
@@ -91,7 +92,7 @@ class Scope:
         return (self.stacks[name], self) if name in self.stacks else self.imported.stacks.get(name)
 
     def sample_layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
-        """Return the layouts that lay samples out: all but those that keys are laid out by."""
+        """Return the layouts that lay samples out: all but those that `@keys` names."""
         named = {
             id(keys.statement)
             for mask in self.masks.values()
@@ -101,6 +102,8 @@ class Scope:
 
     def layouts(self) -> "list[tuple[ast.Segment, ast.Layout]]":
         """Return the segment statements, own and imported, that are layouts, with the layouts."""
+        # From the statements, since a doubled name hides one in `segments`. There an imported
+        # statement stands under each name that was brought in.
         own = [s for s in self.program.statements if isinstance(s, ast.Segment)]
         brought = {id(s): s for s in self.imported.segments.values()}
         segments = [*own, *brought.values()]
@@ -131,6 +134,7 @@ def keys_of_mask(mask: ast.MaskDef, scope: Scope) -> KeySequence | None:
         if decorator.name.text == "keys" and decorator.arguments:
             name, *corner = (argument.text for argument in decorator.arguments)
             statement = scope.segments.get(name)
+            # An unknown corner is reported elsewhere; here it counts as none.
             known = [each for each in ALIGNMENTS if corner == [each]]
             if statement is not None and isinstance(statement.source, ast.Layout):
                 return KeySequence(statement, known[0] if known else "")
@@ -141,6 +145,7 @@ def given_arguments(
     definition: ast.MaskDef, arguments: tuple[ast.Argument, ...]
 ) -> dict[str, ast.Expr]:
     """Return what a call of a mask gives its parameters, by their names in their order."""
+    # Arguments by position stand before those by name, so the n-th is that of the n-th parameter.
     given = {a.name.text: a.value for a in arguments if a.name is not None}
     given |= {
         param.name.text: argument.value
@@ -210,6 +215,7 @@ def matches(pattern: str, path: str) -> bool:
     >>> matches("*/rows.parquet", "rows.parquet"), matches("web/*", "/data/web/a/rows.parquet")
     (True, True)
     """
+    # `*/rows.parquet` also means a path without a folder, which the `*/` alone would refuse.
     parts = path.split("/")
     tails = ["/".join(parts[i:]) for i in range(len(parts))]
     patterns = {pattern, pattern.removeprefix("*/"), pattern.removeprefix("**/")}
