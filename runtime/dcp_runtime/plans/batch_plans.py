@@ -24,15 +24,19 @@ from dcp_runtime.run_log.records import PlanFacts
 
 logger = logging.getLogger(__name__)
 
-# Beside the plans, which are frozen and have digests; a note goes with its plan.
+# Kept beside the plans: those are frozen, and a note must not change their digest. Weak, so that
+# a note is freed with its plan.
 _notes: "WeakKeyDictionary[BatchPlan, BatchNote]" = WeakKeyDictionary()
 
 
 @dataclass(frozen=True, slots=True)
 class BatchNote:
-    """Words of a data loader about a batch: its name, its plans in numbers, and how it was planned.
+    """The note of a data loader about a batch.
 
-    The name is empty if no loader yielded the batch.
+    Attributes:
+        name: of the batch, for messages; empty if no loader yielded it.
+        plans: figures of each plan.
+        facts: how it was planned: seconds of planning and of waiting, rows left out so far.
     """
 
     name: str = ""
@@ -48,11 +52,11 @@ class StackedPlans:
 
     Attributes:
         plans: one per distinct mask, or this rank's parts of them.
-        cycle: for each layer the number of its plan, -1 for a linear one, which attends to nothing;
-            the cycle repeats over the model's layers.
+        cycle: for each layer the number of its plan, -1 for a linear layer, which attends to
+            nothing; the cycle repeats over the model's layers.
 
     Raises:
-        RunError: if the plans place tokens differently, or the cycle names one that is not there.
+        RunError: if the plans place tokens differently, or the cycle names a plan that is missing.
     """
 
     plans: tuple[Plan | PlanPart, ...]
@@ -101,7 +105,7 @@ class StackedPlans:
 
 
 BatchPlan: TypeAlias = Plan | PlanPart | StackedPlans
-"""The plans that a loader yields beside the data: one for all layers, or one per distinct mask."""
+"""The plans that a loader yields beside the data: a single plan, or one per distinct mask."""
 
 
 def digest_of(plan: Plan | PlanPart) -> str:
@@ -110,7 +114,7 @@ def digest_of(plan: Plan | PlanPart) -> str:
 
 
 def whole_plan(plan: Plan | PlanPart) -> Plan:
-    """Return a plan; of a part the plan inside it, which says what its device needs to know."""
+    """Return a plan as it is, and of a part the plan inside it, which holds its device's share."""
     return plan.plan if isinstance(plan, PlanPart) else plan
 
 
@@ -124,7 +128,7 @@ def batch_note(plan: object) -> BatchNote:
     """Return the note of a plan's batch; an empty one if no data loader yielded the plan."""
     if not isinstance(plan, Plan | PlanPart | StackedPlans):
         return BatchNote()
-    if isinstance(plan, StackedPlans) and plan not in _notes:
+    if isinstance(plan, StackedPlans) and plan not in _notes:  # a loader's plan, stacked later
         return batch_note(plan.plans[0])
     return _notes.get(plan, BatchNote())
 
@@ -132,6 +136,7 @@ def batch_note(plan: object) -> BatchNote:
 def plan_facts(plan: Plan, predicted_s: tuple[float, ...] = ()) -> PlanFacts:
     """Return the numbers of a plan, with its predicted seconds where they are known; O(tiles)."""
     devices, transfers = plan.num_devices, plan.transfers
+    # Every head group has the tiles of the mask, so pairs are counted once per group.
     work = np.bincount(plan.tiles.device, plan.tiles.pairs, devices) / plan.head_groups
     tokens = np.bincount(plan.blocks.owner, plan.blocks.num_tokens, devices)
     forward, total = (
@@ -160,14 +165,17 @@ def look_back(plan: Plan) -> int:
 
 
 def _look_back(form: Form) -> int:
-    """As `look_back`; of labels and predicates, which keep no ranges, all tokens."""
+    """Return the look-back of one form; labels and predicates hold no ranges: all tokens."""
     if form.form == "tiles":
         return form.num_tokens
     return max((_of_part(part) for part in regions_of(form)), default=0)
 
 
 def _of_part(part: RegionPart) -> int:
-    """Of each slab and remainder the largest distance, if the slab, which has no gaps, has one."""
+    """Return the largest ``q - k + 1`` of a part: of its ranges, or of slabs and remainders.
+
+    A slab has no gaps: it holds every distance from its nearest pair to its farthest.
+    """
     region = part.region
     if isinstance(region, Rows):
         row = np.repeat(np.arange(region.num_tokens), np.diff(region.row_ptr))
@@ -188,16 +196,18 @@ def _of_part(part: RegionPart) -> int:
 class DeviceRates:
     """The cluster of one replica, with rates of its devices as they are measured.
 
-    Give the same one to `DCPExecutor` and to `Planning`. All ranks compare what they measured once
-    a period, in `prepare`, and so plan for the same cluster. Batches that are planned already stay
-    as they are. A batch is measured when the second one behind it is prepared; on CUDA it counts if
-    the device is done with it by then. The executor records the events of all batches there.
-    A rate is work over time, so it does not depend on how much work a plan gives to a rank. It is
-    adopted only if it stays off for two periods: a single slow step changes nothing, and a changed
+    Give the same object to `DCPExecutor` and to `Planning`. All ranks compare their measurements
+    once a period, in `prepare`, and so plan for the same cluster. Batches that are planned already
+    stay as they are. A batch is measured when the second batch behind it is prepared; on CUDA it
+    counts if the device is done with it by then. The executor then records the events of all
+    batches.
+
+    A rate is work over time, so it does not depend on how much work a plan gives to a rank. A rate
+    is adopted only if it differs for two periods: a single slow step changes nothing, and a changed
     cluster makes no plan that changes it back.
 
     Args:
-        cluster: of the first plans.
+        cluster: for the first plans.
         every: batches of a period.
         change: share by which a rate must differ from the one in use, in two periods running.
 
@@ -224,7 +234,10 @@ class DeviceRates:
         self._before: Floats | None = None  # work and seconds of a period that was off, [2, R]
 
     def add(self, work: int, seconds: float | None) -> str | None:
-        """Count a batch of this rank; return the note that ends a period, else ``None``."""
+        """Count a batch of this rank; return a note for all ranks at the end of a period.
+
+        Inside a period it is ``None``. `seconds` is ``None`` if the batch was not measured.
+        """
         self._period.append((work, seconds))
         if len(self._period) < self._every:
             return None
@@ -234,6 +247,7 @@ class DeviceRates:
     def update(self, notes: Sequence[str]) -> None:
         """Adopt the rates that the notes of all ranks give, if they stay off; the same on all."""
         batches = [json.loads(note) for note in notes]
+        # Only batches that every rank has measured: sums over different batches do not compare.
         known = [b for b in zip(*batches, strict=True) if all(s is not None for _, s in b)]
         if self._is_measured and not known:
             logger.warning(
@@ -241,7 +255,7 @@ class DeviceRates:
                 "device has to finish each batch before the second one behind it is prepared"
             )
         self._is_measured = bool(known)
-        total = np.array(known, np.float64).reshape(-1, len(notes), 2).sum(0).T
+        total = np.array(known, np.float64).reshape(-1, len(notes), 2).sum(0).T  # work, seconds
         if not (total > 0).all():
             self._before = None
             return
@@ -256,6 +270,7 @@ class DeviceRates:
 
     def _adopt(self, total: Floats) -> None:
         speed = _relative(total[0] / total[1])
+        # Devices that hardly differ count as equal: noise moves no tokens between them.
         speed = np.where(np.abs(speed - 1) < self._change / 2, 1.0, speed.round(2)).clip(0.01, 100)
         pointer = self.cluster.node_ptr.tolist()
         nodes = [speed[a:b].tolist() for a, b in pairwise(pointer)]
@@ -264,5 +279,5 @@ class DeviceRates:
 
 
 def _relative(speed: Floats) -> Floats:
-    """Divide by the upper median: the rate that most devices have at least."""
+    """Divide by the upper median, which at least half of the devices reach."""
     return np.asarray(speed / np.sort(speed)[len(speed) // 2])

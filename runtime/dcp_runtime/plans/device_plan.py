@@ -1,13 +1,13 @@
 """One device's part of a plan: where blocks lie in its buffers, and a tile table per instruction.
 
 The working buffers of a device hold its own tokens first, in local order, then its receive buffers.
-Remote blocks lie where the plan says (`Transfers.slot`), for as long as they are needed; rows are
-used again. A plan speaks of blocks of a packed batch, a kernel of rows of these buffers:
-`tile_pieces` cuts the tiles to those of the kernel once, a `TileTable` says where they lie.
+Remote blocks lie where the plan says (`Transfers.slot`), as long as they are needed; later blocks
+use the same rows again. A plan names blocks of a packed batch, a kernel reads rows of buffers:
+`tile_pieces` cuts the plan's tiles to those of the kernel, and a `TileTable` says where they lie.
 
 A plan in head groups is made ready as the plan of a batch G times as long
-(`dcp_planner.tables.expand_head_groups`): tokens, blocks and rows below are that batch's.
-Only on the way in and out of a layer does anybody see whole tokens (`HeadLayout`).
+(`dcp_planner.tables.expand_head_groups`): tokens, blocks and rows below are those of that batch.
+Whole tokens exist only on the way into a layer and out of it (`HeadLayout`).
 """
 
 from collections.abc import Mapping
@@ -88,7 +88,7 @@ class TileTable(Record):
         seen = np.zeros((rows, length), bool)
         for lo, hi in zip(self.row_lo, self.row_hi, strict=True):
             lo_row, hi_row = lo[first : first + rows, None], hi[first : first + rows, None]
-            if hi_row.any():
+            if hi_row.any():  # most pieces have one range per row: spare a pass over all pairs
                 seen |= (keys >= lo_row) & (keys < hi_row)
         return seen
 
@@ -96,8 +96,11 @@ class TileTable(Record):
 class TableBuilder:
     """Builds the tables of one device and direction.
 
-    `rows` are the first rows of each tile's queries and of its keys in the device's working
-    buffers, int64 ``[W]`` each.
+    Args:
+        blocks, tiles: of the plan.
+        pieces: of the device's tiles.
+        rows: for every tile of the plan the first row of its queries and of its keys in the
+            device's working buffers, int64 ``[W]`` each.
     """
 
     def __init__(
@@ -107,18 +110,15 @@ class TableBuilder:
         q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
         self._q_row = rows[0][pieces.tile] + pieces.q_start - blocks.start[q_block]
         self._kv_row = rows[1][pieces.tile] + pieces.kv_start - blocks.start[kv_block]
-        self._is_chosen = np.zeros(len(tiles), bool)
 
     def build(self, tiles: tuple[int, ...]) -> TileTable:
         """Build the table of the given tiles; O(pieces of the device)."""
-        # One array for all calls, cleared again: a new one per table would cost O(tiles) each.
-        self._is_chosen[list(tiles)] = True
-        chosen = np.flatnonzero(self._is_chosen[self._pieces.tile])
-        self._is_chosen[list(tiles)] = False
+        chosen = np.flatnonzero(np.isin(self._pieces.tile, tiles))
         kv_row, kv_len = self._kv_row[chosen], self._pieces.kv_len[chosen]
         kind = self._pieces.kind[chosen]
+        # Pieces are sorted by their queries, so the pieces of a segment are neighbours.
         opens_segment = np.diff(self._pieces.q_start[chosen], prepend=-1) != 0
-        # A full piece that begins where the full one before it ends is one piece with it.
+        # Full pieces whose rows follow one another become one: a kernel then has longer loops.
         opens = opens_segment.copy()
         opens[1:] |= (kind[1:] != PieceKind.FULL) | (kind[:-1] != PieceKind.FULL)
         opens[1:] |= kv_row[:-1] + kv_len[:-1] != kv_row[1:]
@@ -130,7 +130,7 @@ class TableBuilder:
             q_len=self._pieces.q_len[chosen[segment]].astype(np.int32),
             row_ptr=np.append(np.cumsum(opens)[segment] - 1, len(first)).astype(np.int32),
             kv_start=kv_row[first].astype(np.int32),
-            kv_len=(np.add.reduceat(kv_len, first) if len(first) else kv_len).astype(np.int32),
+            kv_len=np.add.reduceat(kv_len, first).astype(np.int32),
             kind=kind[first],
             mask_start=self._pieces.mask_start[chosen[first]],
             row_lo=masks.row_lo,
@@ -174,10 +174,11 @@ class HeadLayout:
         """
         if self.groups == 1:
             return kv
-        if self._sharing == 1:
+        if self._sharing == 1:  # at least one kv head for each group
             each = self.shape.kv_heads // self.groups
             heads = kv.reshape(*kv.shape[:-2], self.groups, each, kv.shape[-1])
             return heads.movedim(-3, 0).flatten(0, 1)  # [G, T, ..., Hkv / G, D]
+        # More groups than kv heads: the first of the groups that share a head owns its keys.
         expanded = kv.new_zeros(self.groups, *kv.shape[:-2], 1, kv.shape[-1])
         expanded[:: self._sharing] = kv.movedim(-2, 0).unsqueeze(-2)  # [Hkv, T, ..., 1, D]
         return expanded.flatten(0, 1)
@@ -213,10 +214,10 @@ class Transfer:
         num_tokens: tokens of the block.
         peer: the other device.
         is_send: whether this device is the source.
-        row: first row in the working buffers of queries or of keys: where an input lies, or the
-            sums that a result is of or is merged into.
+        row: first row in the working buffers of queries or of keys: where an input lies, where the
+            sums lie that a result carries, or the sums that it is merged into.
         slot: first row in the receive buffer of its kind, at the target.
-        hop: 0 if the source has the data of its own, more if it passes it on.
+        hop: 0 if the source owns the data or computed it, more if it passes the data on.
         brought_by: transfer that brings the block to this device before it forwards it, or -1.
     """
 
@@ -240,7 +241,12 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DirectionPlan:
-    """The work of one device in one direction: rows of receive buffers, program, tile tables."""
+    """The work of one device in one direction.
+
+    Attributes:
+        receive_rows: rows of the receive buffer of each kind.
+        steps: the program, with its tile tables.
+    """
 
     receive_rows: Mapping[TransferKind, int]
     steps: tuple[Step, ...]
@@ -327,11 +333,15 @@ def _of_device(table: Transfers, device: int) -> tuple[Ints, Transfers]:
 
 
 def _rows_of_transfers(plan: Plan, table: Transfers, device: int) -> Ints:
-    """Return the first row of what each transfer of a device carries or is merged into."""
+    """Return the first row of the data that each transfer of a device carries or is merged into."""
     is_send, is_result = table.source == device, table.kind >= TransferKind.OUT
     feeder, input_of = find_feeders(table), inputs_of_results(table)
     into = find_merges(table, plan.blocks.owner)
-    # The input that lies there, or at whose rows the sums lie; -1 for own blocks.
+    # Sums lie at the rows of the input that they belong to, so each case leads to an input:
+    # - a result that leaves: the input whose sums it carries;
+    # - a result that arrives: that of the result which takes the merged sums further;
+    # - an input that leaves: the transfer that brought it here; one that arrives: itself.
+    # -1 stands for own blocks, whose rows are the local ones.
     arrived = np.where(
         is_result, np.where(is_send, input_of, np.where(into >= 0, input_of[into], -1)),
         np.where(is_send, feeder, np.arange(len(table))),
@@ -361,13 +371,14 @@ def _direction_plan(
 
 
 def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints, Ints]:
-    """Return the first rows of queries and keys of tiles: own blocks in order, then slots.
+    """Return the first rows of queries and of keys of all tiles: local rows, or slots behind them.
 
-    -1 for a tile whose block is never on this device; without transfers there is no slot to index.
+    A tile whose block is never on this device has -1.
     """
     tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
     q, kv = (
+        # Without transfers there is no slot to index, and every `x` is -1.
         np.where(x >= 0, own + table.slot[x] if len(table) else -1, local[block])
         for x, block in zip(
             (read[int(direction == "backward")] for read in inputs_of_tiles(tiles, table)),

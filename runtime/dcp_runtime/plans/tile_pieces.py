@@ -1,12 +1,12 @@
 """The tiles of a device, cut to the rows that its kernel computes at once, with exact masks.
 
-A plan's block is cut into segments of at most `segment_rows` queries, and each tile is trimmed to
-the keys that its segment sees: the kernel's tile does not depend on the plan's blocks, so coarse
-planning blocks waste no work on a narrow window. Done once per plan and device, in packed
-coordinates; `device_plan` moves the pieces to where the blocks lie in buffers.
+A plan's block is cut into segments of at most `segment_rows` queries. Each tile is trimmed to the
+keys that its segment sees. The tiles of a kernel so do not depend on the blocks of the plan, and
+large planning blocks waste no work on a narrow window. Pieces are cut once per plan and device, in
+packed coordinates; `device_plan` moves them to where the blocks lie in buffers.
 
 Slabs are cut to the segments first and expanded to rows last, in a few passes over flat arrays:
-nothing loops over rows, slabs or segments.
+no loop runs over rows, slabs or segments.
 """
 
 from collections.abc import Sequence
@@ -25,9 +25,9 @@ from dcp_runtime.errors import RunError
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cells:
-    """Segment times tile: what a piece is before it is trimmed; all int64 ``[C]``, packed.
+    """Segments times tiles: pieces before they are trimmed; all int64 ``[C]``, packed.
 
-    For `cut_slabs` sorted by `q_start`; cells that share rows share all of them.
+    `cut_slabs` needs them sorted by `q_start`. Cells that share rows share all of them.
     """
 
     tile: Ints
@@ -37,13 +37,13 @@ class Cells:
     kv_end: Ints
 
     def only(self, chosen: Ints) -> "Cells":
-        """Return some of them."""
+        """Return the chosen cells."""
         return Cells(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CutRanges:
-    """Visible keys inside cells: interval i says that `row[i]` sees ``[lo[i], hi[i])``.
+    """Visible keys inside cells: row `row[i]` of cell `cell[i]` sees the keys ``[lo[i], hi[i])``.
 
     Sorted by (cell, row, lo); the intervals of a row neither overlap nor touch; int64 ``[I]``.
     """
@@ -57,8 +57,8 @@ class CutRanges:
 def cut_slabs(slabs: Slabs, cells: Cells) -> CutRanges:
     """Return the visible keys of every row of every cell.
 
-    Cost: O(slabs times cells that share rows + intervals), times log intervals where several
-    slabs meet in one cell.
+    Cost: O(slabs times cells that share rows + intervals), times log intervals where several slabs
+    meet in one cell.
 
     >>> causal = Slabs(4, [0], [4], [0], [1], [0], [1])
     >>> cell = Cells(*np.array([[0], [2], [4], [1], [3]]))
@@ -75,19 +75,19 @@ def cut_slabs(slabs: Slabs, cells: Cells) -> CutRanges:
     lo_first = slabs.kv_start[slab] + start_slope * (first - q_start)
     hi_first = slabs.kv_end[slab] + end_slope * (first - q_start)
     lo_cell, hi_cell = cells.kv_start[cell], cells.kv_end[cell]
-    pair, moved = expand(0, end - first)
+    pair, moved = expand(0, end - first)  # one entry per shared row; rows below the first
     lo = np.maximum(lo_first[pair] + start_slope[pair] * moved, lo_cell[pair])
     hi = np.minimum(hi_first[pair] + end_slope[pair] * moved, hi_cell[pair])
     row, cell = first[pair] + moved, cell[pair]
+    # A slab that meets a cell may still miss it on some rows: a diagonal enters it further down.
     seen = lo < hi
-    if not seen.all():
-        cell, row, lo, hi = cell[seen], row[seen], lo[seen], hi[seen]
-    return _merged(CutRanges(cell, row, lo, hi))
+    return _merged(CutRanges(cell[seen], row[seen], lo[seen], hi[seen]))
 
 
 def _pairs_that_meet(slabs: Slabs, cells: Cells) -> tuple[Ints, Ints]:
     """Return the pairs (slab, cell) that may share a visible pair, sorted by (cell, slab)."""
-    first_cell = np.flatnonzero(np.diff(cells.q_start, prepend=-1))  # of each run of rows
+    # Cells of the same rows are one run: slabs are matched with runs by search, then with cells.
+    first_cell = np.flatnonzero(np.diff(cells.q_start, prepend=-1))
     run_start, run_end = cells.q_start[first_cell], cells.q_end[first_cell]
     run_size = np.diff(first_cell, append=len(cells.q_start))
     first_run = np.searchsorted(run_end, slabs.q_start, side="right")
@@ -109,18 +109,15 @@ def _pairs_that_meet(slabs: Slabs, cells: Cells) -> tuple[Ints, Ints]:
 
 def _merged(cut: CutRanges) -> CutRanges:
     """Sort intervals and join those that touch: a sink that meets its window is one range."""
-    if not len(cut.row):
-        return cut
     is_next = (np.diff(cut.cell) > 0) | (np.diff(cut.row) > 0)
     if not is_next.all():  # nearly all masks come in order, and sorting costs most here
         order = np.lexsort((cut.lo, cut.row, cut.cell))
         cut = CutRanges(cut.cell[order], cut.row[order], cut.lo[order], cut.hi[order])
         is_next = (np.diff(cut.cell) > 0) | (np.diff(cut.row) > 0)
-    opens = np.append(True, is_next | (cut.lo[1:] != cut.hi[:-1]))
-    if opens.all():
-        return cut
-    closes = np.append(opens[1:], True)
-    return CutRanges(cut.cell[opens], cut.row[opens], cut.lo[opens], cut.hi[closes])
+    opens = np.ones(len(cut.row), bool)
+    opens[1:] = is_next | (cut.lo[1:] != cut.hi[:-1])
+    # An interval ends with the last entry before the next one opens.
+    return CutRanges(cut.cell[opens], cut.row[opens], cut.lo[opens], cut.hi[np.roll(opens, -1)])
 
 
 MAX_RANGES = 2
@@ -149,8 +146,9 @@ class PieceMasks:
     bits: NDArray[np.uint8]
 
     def __post_init__(self) -> None:
+        # Every table of the device shares them: `Record` copies arrays that are still writeable.
         for array in (self.row_lo, self.row_hi, self.bits):
-            array.flags.writeable = False  # every table of the device shares them
+            array.flags.writeable = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -188,9 +186,9 @@ def cut_pieces(
 ) -> TilePieces:
     """Cut the tiles `chosen` of a plan, ascending, into pieces of at most `segment_rows` queries.
 
-    `slabs` is the mask of the plan, `forms` the masks of its sequences that have no slabs.
-    Cost: O(segments times tiles + intervals of the rows of partial tiles), and the pairs, visible
-    or not, of partial tiles of forms.
+    `slabs` is the mask of the plan, `forms` the masks of its sequences that are not slabs. Cost:
+    O(segments times tiles + intervals of the rows of partial tiles); partial tiles of forms cost
+    all their pairs, visible or not.
     """
     cells = _make_cells(blocks, tiles, chosen, segment_rows)
     is_full = tiles.kind[cells.tile] == BlockKind.FULL
@@ -222,7 +220,7 @@ def _make_cells(blocks: Blocks, tiles: ComputeBlocks, chosen: Ints, segment_rows
 
 
 def _whole(cells: Cells) -> TilePieces:
-    """Make pieces of cells that are visible altogether."""
+    """Make pieces of cells whose pairs are all visible."""
     rows, keys = cells.q_end - cells.q_start, cells.kv_end - cells.kv_start
     none = np.zeros((MAX_RANGES, 0), np.int32)
     return TilePieces(
@@ -241,12 +239,9 @@ def _whole(cells: Cells) -> TilePieces:
 def _trim(cells: Cells, cut: CutRanges) -> TilePieces:
     """Trim cells to the visible keys and store their masks; drop empty cells."""
     count = np.bincount(cut.cell, minlength=len(cells.tile))
-    kept = np.flatnonzero(count)
-    cells, number = cells.only(kept), np.cumsum(count > 0) - 1
+    cells, number = cells.only(np.flatnonzero(count)), np.cumsum(count > 0) - 1
     cut = CutRanges(number[cut.cell], cut.row, cut.lo, cut.hi)
-    starts = np.flatnonzero(np.diff(cut.cell, prepend=-1))
-    if not len(starts):
-        return _whole(cells)
+    starts = np.flatnonzero(np.diff(cut.cell, prepend=-1))  # a first interval for every kept cell
     low = np.minimum.reduceat(cut.lo, starts)
     high = np.maximum.reduceat(cut.hi, starts)
     pairs = np.add.reduceat(cut.hi - cut.lo, starts)
@@ -254,6 +249,7 @@ def _trim(cells: Cells, cut: CutRanges) -> TilePieces:
     nth = _place_in_row(cut)
     most = np.maximum.reduceat(nth, starts) + 1
     kind = np.where(most > MAX_RANGES, PieceKind.BITS, PieceKind.RANGES).astype(np.uint8)
+    # After trimming, a tile that the plan calls partial may be full: the keys of a sink are.
     kind[pairs == rows * (high - low)] = PieceKind.FULL
     relative = CutRanges(
         cut.cell, cut.row - cells.q_start[cut.cell], cut.lo - low[cut.cell],
@@ -270,6 +266,7 @@ def _place_in_row(cut: CutRanges) -> Ints:
     index = np.arange(len(cut.row))
     opens = np.ones(len(index), bool)
     opens[1:] = (cut.row[1:] != cut.row[:-1]) | (cut.cell[1:] != cut.cell[:-1])
+    # The running maximum is the index of the row's first interval.
     return index - np.maximum.accumulate(np.where(opens, index, 0))
 
 
@@ -279,9 +276,9 @@ def _store(
     """Write ranges and bits of pieces; `relative` counts from each piece's first row and key."""
     mask_start = np.full(len(kind), -1, np.int64)
     is_ranges = kind == PieceKind.RANGES
-    ends = np.cumsum(np.where(is_ranges, rows, 0))
-    mask_start[is_ranges] = (ends - rows)[is_ranges]  # a column for each row
-    row_lo, row_hi = np.zeros((2, MAX_RANGES, int(ends[-1])), np.int32)
+    columns = rows[is_ranges]  # a column for each row
+    mask_start[is_ranges] = np.cumsum(columns) - columns
+    row_lo, row_hi = np.zeros((2, MAX_RANGES, columns.sum()), np.int32)
     chosen = np.flatnonzero(is_ranges[relative.cell])
     at = mask_start[relative.cell[chosen]] + relative.row[chosen]
     row_lo[nth[chosen], at] = relative.lo[chosen]
@@ -289,6 +286,7 @@ def _store(
     bits, size = [np.zeros(0, np.uint8)], 0
     for piece in np.flatnonzero(kind == PieceKind.BITS).tolist():
         part = slice(*np.searchsorted(relative.cell, (piece, piece + 1)).tolist())
+        # One step up where an interval begins, one down where it ends: the mask is their sum.
         steps = np.zeros((rows[piece], keys[piece] + 1), np.int8)
         # Intervals of a row neither overlap nor touch: no key is named twice.
         steps[relative.row[part], relative.lo[part]] += 1
@@ -300,10 +298,11 @@ def _store(
 
 
 def _forms_of(cells: Cells, forms: Sequence[PlacedForm]) -> Ints:
-    """Return the form that each cell's mask is, int64 ``[C]``; -1 where it is slabs."""
+    """Return the number of the form that holds each cell's mask, int64 ``[C]``; -1 for slabs."""
     order = sorted(range(len(forms)), key=lambda i: forms[i].q_start)
     starts = np.array([forms[i].q_start for i in order], np.int64)
     ends = np.array([0, *(forms[i].q_end for i in order)], np.int64)
+    # Of the forms that begin at or before the cell, the last holds it, if it has not ended yet.
     place = np.searchsorted(starts, cells.q_start, side="right")
     number = np.array([-1, *order], np.int64)[place]
     return np.where(cells.q_start < ends[place], number, -1)
@@ -312,8 +311,8 @@ def _forms_of(cells: Cells, forms: Sequence[PlacedForm]) -> Ints:
 def _rasterise(cells: Cells, forms: Sequence[PlacedForm]) -> TilePieces:
     """Make pieces of cells by painting the form of each; empty cells are dropped.
 
-    A dilated window, a tree or a cache that drops keys has hundreds of ranges on a row, which would
-    cost more than the bits that a kernel reads in the end. O(pairs of the cells).
+    A dilated window, a tree or a cache that drops keys has hundreds of ranges in a row. Listing
+    them would cost more than the bits that a kernel reads in the end. O(pairs of the cells).
     """
     spans = zip(*(getattr(cells, n).tolist() for n in Cells.__slots__[1:]), strict=True)
     found: list[tuple[int, ...]] = []  # cell, first and last key, pairs, kind, mask_start
@@ -346,6 +345,7 @@ def _rasterise(cells: Cells, forms: Sequence[PlacedForm]) -> TilePieces:
 
 def _row_ranges(seen: Bools) -> Indices | None:
     """Return the ranges of each row, int32 ``[2, MAX_RANGES, rows]``; ``None`` if one has more."""
+    # Counted first: finding the ranges costs several times as much, and most tiles have too many.
     opens = seen.copy()
     opens[:, 1:] &= ~seen[:, :-1]
     if np.count_nonzero(opens, axis=1).max() > MAX_RANGES:
@@ -361,6 +361,7 @@ def _join(*parts: TilePieces) -> TilePieces:
     """Put pieces into the order of segments, and of tiles within one."""
     shifted, num_rows, num_bytes = [], 0, 0
     for part in parts:
+        # Ranges count columns, bits count bytes; -1 of full pieces stays.
         by = np.where(part.kind == PieceKind.RANGES, num_rows, num_bytes)
         by[part.kind == PieceKind.FULL] = 0
         shifted.append(replace(part, mask_start=part.mask_start + by))
