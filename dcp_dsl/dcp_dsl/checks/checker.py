@@ -5,6 +5,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from dcp_dsl.checks.expressions import PLACES, ExpressionChecker
+from dcp_dsl.checks.findings import has_one_parent
 from dcp_dsl.checks.masks import (
     MAX_EXPANDED_DEPTH,
     MAX_EXPANDED_NODES,
@@ -179,7 +180,7 @@ def _check_length(
                 checker.report("E111", f"expected at least 0, got -{size}", node.span)
             case ast.Name() | ast.Number() | ast.Binary() | ast.Sign():
                 pass
-            case ast.Attribute() | ast.Call() | ast.Compare() | ast.Bool() | ast.Rules():
+            case _:
                 checker.report(
                     "E113", "a length is arithmetic on columns and `len`", length.span,
                     "write `name[column]` or `name[len // 2]`",
@@ -284,8 +285,9 @@ def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
     match segment.source:
         case ast.Every() as every:
             checker.every(every, {})
-            if every.parent is not None and every.parent.text == segment.name.text:
-                checker.report("E110", f"`{segment.name.text}` tiles itself", every.parent.span)
+            name, segments = segment.name.text, checker.scope.segments
+            if every.parent is not None and has_one_parent(every.parent.text, name, {}, segments):
+                checker.report("E110", f"`{name}` tiles itself", every.parent.span)
         case ast.Columns(kind=kind, names=names) if names and kind.text != "ids":
             checker.report(
                 "E113", f"`{kind.text}` makes instances of one kind, so names mean nothing",
