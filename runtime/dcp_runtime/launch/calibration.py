@@ -1,11 +1,11 @@
 """Measure the constants of a `Cluster` on this machine: attention, messages, memory.
 
-Attention is measured through `run_plan`, so that its rate and launch are those of the executor with
-all ranks at work; messages through rings of point-to-point operations on the same backend
-(`link_ring`). Both are fitted to the terms of the planner's cost model. One further run, of a
-batch that no fit has seen, says how far predictions are off.
+On CPUs attention is measured through `run_plan`, so that its rate and launch are those of the
+executor with all ranks at work; messages through rings of point-to-point operations on the same
+backend (`measure_ring`). Both are fitted to the terms of the planner's cost model. Further runs, of
+plans that no fit has seen (`CHECKS`), show the errors of predictions.
 
-With a CUDA device attention is PyTorch's own flash attention in bfloat16, and messages travel over
+With CUDA devices attention is PyTorch's own flash attention in bfloat16, and messages travel over
 NCCL if there are two devices.
 """
 
@@ -31,6 +31,7 @@ from dcp_runtime.transport.nccl_transport import NcclTransport
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)
 """The shape that is measured on CPUs: small, float32, as `dcpm demo` runs it."""
 LENGTHS = (256, 512, 1024, 2048)
+"""Tokens of the causal sequences that are timed, each of them one tile."""
 MESSAGE_BYTES = (1 << 10, 1 << 16, 1 << 20, 1 << 22)
 MESSAGE_COUNTS = (1, 8)
 REPEATS = 5
@@ -38,7 +39,7 @@ MOST_NOISE = 0.2
 """Relative spread of repeated measurements above which a machine counts as busy."""
 WORLD_TIMEOUT_S = 120.0
 KERNEL_TILE = 256
-"""Query rows that the CPU kernel computes at once, keys up to the end of their diagonal."""
+"""Query rows that the CPU kernel computes at once, with the keys up to the last row's diagonal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class Calibration:
     Attributes:
         cluster: this machine as one node of `ranks` devices.
         sources: how each constant was measured, by its name.
-        checks: plans that no constant was fitted to, predicted and measured.
-        noise: median spread of repeated measurements of one thing, relative to their median: above
-            `MOST_NOISE` the machine does other work, and the constants are worth little.
+        checks: plans to which no constant was fitted, predicted and measured.
+        noise: median over pairs of equal measurements of their difference, relative to their mean:
+            above `MOST_NOISE` the machine does other work, and the constants are worth little.
     """
 
     cluster: Cluster
@@ -64,7 +65,7 @@ class Calibration:
         return self.noise > MOST_NOISE
 
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `Any`: what JSON holds."""
+        """Return a JSON object."""  # Any: JSON values
         return {
             "cluster": self.cluster.to_json(),
             "sources": dict(self.sources),
@@ -76,7 +77,7 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class PredictionCheck:
-    """A plan that no constant was fitted to: forward and backward, the median of several runs."""
+    """A plan to which no constant was fitted: forward and backward, the median of several runs."""
 
     plan: str
     predicted_s: float
@@ -96,6 +97,7 @@ def calibrate_cpu(ranks: int, say: Callable[[str], None]) -> Calibration:
     with open_world(ranks, WORLD_TIMEOUT_S) as world:
         link = measure_links(world) if ranks > 1 else Line(0.0, 0.0, 0.0)
         say("attention, forward and backward")
+        # All ranks compute at once: they share caches and memory, as they do in a real run.
         rates, launch, host, noise = _attention_rates(world)
         cluster = _cluster(
             ranks, link, rates, launch, name="calibrated-cpu",
@@ -137,7 +139,10 @@ def calibrate_cuda(say: Callable[[str], None]) -> Calibration:
 def _cluster(
     ranks: int, link: "Line", rates: tuple[float, float], launch: float, **others: Any
 ) -> Cluster:  # Any: further constants
-    """Return one node; only its links were measured, so those to other nodes count as equal."""
+    """Return one node; only links inside it were measured, so links to other nodes count as equal.
+
+    `rates` are FLOPs per second, forward and backward.
+    """
     return Cluster(
         nodes=1, devices_per_node=ranks, intra_bytes_per_s=link.rate, inter_bytes_per_s=link.rate,
         latency_s=link.latency_s, message_launch_s=link.launch_s, flops_per_s=rates[0],
@@ -162,9 +167,10 @@ class Line:
 def fit_messages(samples: Sequence[Mapping[str, float]]) -> Line:
     """Fit rings of messages: each sample has ``size_bytes``, ``count`` and ``seconds``.
 
-    Errors count relative to the seconds, so that small messages decide latency and launch, large
-    ones the rate.
+    Errors count relative to the seconds, so that small messages decide latency and launch, and
+    large messages the rate.
     """
+    # A row per sample: the factors of latency, launch and seconds per byte.
     terms = np.array([[1.0, s["count"], s["count"] * s["size_bytes"]] for s in samples])
     seconds = np.array([s["seconds"] for s in samples])
     latency, launch, per_byte = (float(x) for x in fit_nonnegative(terms, seconds))
@@ -179,6 +185,7 @@ def fit_nonnegative(
     >>> fit_nonnegative(np.array([[1.0, 1.0], [1.0, 3.0]]), np.array([3.0, 7.0])).round(6).tolist()
     [1.0, 2.0]
     """
+    # Divided by its seconds each sample should give 1: the residual is then its relative error.
     scaled = terms / seconds[:, None]
     chosen = list(range(terms.shape[1]))
     result = np.zeros(terms.shape[1])
@@ -187,13 +194,14 @@ def fit_nonnegative(
         if (found >= 0).all():
             result[chosen] = found
             break
-        # Nothing takes less than no time: the term that takes most away is noise, fit without it.
+        # No work takes less than no time: the most negative term is noise, and the fit repeats
+        # without it.
         del chosen[int(np.argmin(found * terms[:, chosen].mean(axis=0)))]
     return result
 
 
 def measure_links(world: ProcessWorld) -> Line:
-    """Let every rank send to the next and receive from the one before, all at once; fit it."""
+    """Time messages from every rank to the next, all ranks at once, and fit their seconds."""
     ring = {"sizes": MESSAGE_BYTES, "counts": MESSAGE_COUNTS, "repeats": REPEATS}
     samples = [answer["ring"] for answer, _ in world.run({"ring": ring})]
     # The ring is as slow as its slowest rank.
@@ -210,28 +218,27 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, f
     Returns:
         The rates, the launch, the seconds of a direction beside its attention, and the noise.
     """
-    lengths = [length for length in LENGTHS for _ in range(2)]
-    plans = {length: _own_work_plan(world.ranks, length) for length in LENGTHS}
-    flops: list[list[float]] = [[], []]
+    flops: list[list[float]] = [[], []]  # forward, backward
     seconds: list[list[float]] = [[], []]
     beside: list[float] = []
-    for length in (LENGTHS[0], *lengths):  # the first run of a process is slow
-        plan = plans[length]
-        trace = run_plan(plan, RunConfig(ranks=world.ranks), world).trace
-        is_compute = trace.lane == LANES.index("compute")
-        for side in (False, True):
-            chosen = is_compute & (trace.is_backward == side)
-            took = (trace.end_ns - trace.start_ns)[chosen] / 1e9
-            flops[side].append(_flops(length, is_backward=side))
-            # The slowest rank: where ranks share cores, a lucky one says little about a whole plan.
-            seconds[side].append(float(took.max()))
-            beside.append(_beside(trace, is_backward=side))
+    config = RunConfig(ranks=world.ranks)
+    # The first run of a process is slow, and its times are dropped.
+    run_plan(_own_work_plan(world.ranks, LENGTHS[0]), config, world)
+    for length in LENGTHS:
+        plan = _own_work_plan(world.ranks, length)
+        for trace in [run_plan(plan, config, world).trace for _ in range(2)]:
+            is_compute = trace.lane == LANES.index("compute")
+            for side in (False, True):
+                chosen = is_compute & (trace.is_backward == side)
+                took = (trace.end_ns - trace.start_ns)[chosen] / 1e9
+                flops[side].append(_flops(length, is_backward=side))
+                # The slowest rank: where ranks share cores, the time of a lucky rank says little
+                # about a whole plan.
+                seconds[side].append(float(took.max()))
+                beside.append(_beside(trace, is_backward=side))
     fits = [
-        fit_nonnegative(
-            np.stack([np.ones(len(flops[side]) - 1), np.array(flops[side][1:])], axis=1),
-            np.array(seconds[side][1:]),
-        )
-        for side in (False, True)
+        fit_nonnegative(np.stack([np.ones(len(work)), work], axis=1), np.array(took_s))
+        for work, took_s in zip(flops, seconds, strict=True)
     ]
     # Noise of a busy machine can be larger than what length adds; the rate is its inverse.
     if any(fit[1] <= 0 for fit in fits):
@@ -240,15 +247,15 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, f
         )
     rates = float(1 / fits[0][1]), float(1 / fits[1][1])
     launch = float(np.mean([fit[0] for fit in fits]))
-    spreads = []  # between two measurements of one length; each has two, after the first run
+    spreads = []
     for took_s in seconds:
-        pairs = zip(took_s[1::2], took_s[2::2], strict=True)
+        pairs = zip(took_s[::2], took_s[1::2], strict=True)  # the two runs of each length
         spreads += [abs(a - b) / ((a + b) / 2) for a, b in pairs]
-    return rates, launch, statistics.median(beside[2:]), statistics.median(spreads)
+    return rates, launch, statistics.median(beside), statistics.median(spreads)
 
 
 def _beside(trace: Trace, *, is_backward: bool) -> float:
-    """Seconds of the slowest rank in a direction that were not attention."""
+    """Return the seconds in a direction beside attention, of the rank with most of them."""
     chosen = trace.is_backward == is_backward
     attends = chosen & (trace.kind == EVENT_KINDS.index("attention"))
     spans = []
@@ -268,7 +275,7 @@ def _flops(length: int, *, is_backward: bool) -> float:
 
 def _own_work_plan(ranks: int, length: int) -> Plan:
     """Plan one local causal sequence per rank, without communication."""
-    mask = Spec.from_text("mask m = causal").mask("m").bind(Sample({}, length))
+    mask = Spec.from_text("mask m = causal").mask("m").bind(Sample(length=length))
     sparsity = block_sparsity([mask] * ranks, length, length)
     config = PlanConfig(partitioner="static:contiguous")
     return build_plan(sparsity, SHAPE, Cluster(1, ranks), config)
@@ -281,14 +288,14 @@ CHECKS = (
     ("sliding window, contiguous", "causal and q - k < 512", "static:contiguous"),
     ("full, grid", "k <= q or q < k", "static:grid"),
 )
-"""Name, mask and partitioner of the plans that constants are checked with."""
+"""Name, mask and partitioner of the plans that check the constants."""
 
 
 def _check(cluster: Cluster, world: ProcessWorld) -> tuple[PredictionCheck, ...]:
     """Predict and measure plans of one long document; the median of three runs, after a first."""
     length, found = 1024 * world.ranks, []
     for name, text, partitioner in CHECKS:
-        mask = Spec.from_text(f"mask m = {text}").mask("m").bind(Sample({}, length))
+        mask = Spec.from_text(f"mask m = {text}").mask("m").bind(Sample(length=length))
         config = PlanConfig(partitioner=partitioner, budget="fast")
         plan = build_plan(block_sparsity([mask], 512, 512), SHAPE, cluster, config)
         runs = [run_plan(plan, RunConfig(ranks=world.ranks), world) for _ in range(4)][1:]
@@ -319,7 +326,8 @@ def _cuda_attention_rates() -> tuple[tuple[float, float], float]:
         for _ in range(3)
     )
     small_q, small_k, small_v = (t[:, :, :128].detach() for t in (q, k, v))
-    flops = 4 * heads * dim * length * length  # every pair, without a mask
+    # Without a mask, every pair: a multiplication and an addition per dim in each of two products.
+    flops = 4 * heads * dim * length * length
     with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         launch = _timed(lambda: attend(small_q, small_k, small_v), "cuda")
         forward = _timed(lambda: attend(q, k, v), "cuda")

@@ -1,7 +1,6 @@
-"""`run_plan`: executes a plan on processes of this machine, on random tensors, and verifies it.
+"""`run_plan` executes a plan on processes of this machine, on random tensors, and verifies it.
 
-`RunConfig` holds its options. Nothing here loads torch before it is needed: a run without
-verification leaves it to the ranks.
+`RunConfig` holds its options. This module loads torch only to verify: else the ranks alone need it.
 """
 
 import io
@@ -43,9 +42,9 @@ class RunConfig:
         device: ``"cpu"`` or ``"cuda"``; NCCL needs the latter.
         check_finite: raise if a tensor that arrives or results is not finite.
         link: hold the messages of gloo back as a slower link would.
-        overlap: send while computing; ``False`` shows what that gains.
-        warmup: passes before the one that is timed and returned: the first pass of a process pays
-            for threads, connections and memory that later ones find.
+        overlap: send while computing; a run with ``False`` shows the gain.
+        warmup: passes before the pass that is timed and returned: the first pass of a process pays
+            for threads, connections and memory that later passes find.
     """
 
     ranks: int
@@ -91,7 +90,7 @@ if TYPE_CHECKING:
     from dcp_runtime.verify.verification import MaskSource, TensorError, Verification
 
 MAX_DENSE_TOKENS = 16_384
-"""Longest sequence that is verified: its mask takes 256 MiB, its float64 attention minutes."""
+"""Longest sequence that is verified: its mask takes 256 MiB, its attention in float64 minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +98,15 @@ class RunResult:
     """The times, bytes and errors of a run.
 
     Attributes:
-        verified: whether every tensor was exact enough, ``None`` if that was not asked for.
-        errors: of out, dq, dk and dv, over all layers; empty if not verified.
-        mask_source: where the mask of the comparison came from, ``None`` if not verified.
+        verified: whether every tensor was exact enough; ``None`` without verification.
+        errors: of out, dq, dk and dv, over all layers; empty without verification.
+        mask_source: origin of the mask of the comparison; ``None`` without verification.
         seconds: from the first event of any rank to the last.
         forward_s, backward_s: the same per direction.
-        exposed_s: seconds that the rank which waited longest stood still for messages.
+        exposed_s: seconds in which the rank that waited longest stood still for messages.
         sent_bytes: bytes of all messages.
-        prepare_s: seconds that the slowest rank took to make the plan ready.
-        clock_uncertainty_s: how far the clocks of two ranks may be apart in the trace.
+        prepare_s: seconds in which the slowest rank made the plan ready.
+        clock_uncertainty_s: how far the clocks of two ranks can be apart in the trace.
         trace: measured events of all ranks.
         kernels: the name of the kernel that each rank chose.
     """
@@ -132,10 +131,10 @@ def open_world(
 ) -> Iterator[ProcessWorld]:
     """Start processes that can run several plans one after the other.
 
-    Starting costs seconds, because every rank loads torch; running costs what the plan costs.
+    The start takes seconds, because every rank loads torch; a plan then takes only its own time.
 
     Raises:
-        RunError: if torch is not installed, or the timeout is none.
+        RunError: if torch is not installed, or no clock accepts the timeout.
     """
     check_timeout(timeout_s)
     check_torch()
@@ -170,6 +169,7 @@ def check_memory(plan: Plan, config: RunConfig) -> None:
 
     All ranks share the machine's memory, and inputs are drawn in float64, tensor by tensor.
     """
+    # The name of a dtype ends in its bits. The plan counts elements of its own size.
     wider = max(1.0, int(config.dtype[-2:]) / 8 / plan.shape.dtype_bytes)
     held = float(measure_memory(plan).peak.sum()) * config.layers * wider
     drawn = 8.0 * plan.num_tokens * plan.shape.q_heads * plan.shape.head_dim  # float64
@@ -262,7 +262,7 @@ def _join_tensors(
         for layer, key in ((n, k) for n in range(layers) for k in ("out", "dq", "dkv")):
             part = torch.from_numpy(found[f"{rank}/{key}{layer}"])
             if key not in whole[layer]:
-                # NaN: a token that no rank gave must not pass for a result.
+                # NaN, since a token that no rank computed must not pass for a result.
                 shape = plan.num_tokens, *part.shape[1:]
                 whole[layer][key] = torch.full(shape, torch.nan, dtype=part.dtype)
             whole[layer][key][tokens] = part

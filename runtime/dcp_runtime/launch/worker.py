@@ -1,6 +1,6 @@
-"""The process of a rank of a `ProcessWorld`, which runs plans on random tensors or times links.
+"""The process of a rank of a `ProcessWorld`: it runs plans on random tensors, or times links.
 
-A process is one rank, or all of them as threads (`loopback`).
+A process is one rank, or holds all ranks as threads (`loopback`).
 """
 
 import gc
@@ -62,7 +62,7 @@ def measure_ring(
 
 
 def _ring_seconds(repeats: int, device: str, size_bytes: int, count: int) -> float:
-    """Measure the median seconds of `count` messages to the next rank and as many from the last."""
+    """Measure the median seconds of `count` messages to the next rank and from the one before."""
     rank, size = dist.get_rank(), dist.get_world_size()
     sent, received = (
         [torch.zeros(size_bytes, dtype=torch.uint8, device=device) for _ in range(count)]
@@ -86,9 +86,9 @@ def _ring_seconds(repeats: int, device: str, size_bytes: int, count: int) -> flo
 
 
 def progress_of(recorders: Sequence[Recorder]) -> dict[str, object]:
-    """Return the instructions that ranks have begun, and what one that computes is doing.
+    """Return how many instructions all ranks have begun, and the work of a rank that computes.
 
-    A rank that waits for another does not count.
+    A rank that waits for another does not compute.
     """
     state: dict[str, object] = {"steps": sum(r.steps for r in recorders), "doing": None}
     for recorder in recorders:
@@ -104,7 +104,7 @@ def run_job(
 ) -> dict[str, NDArray[Any]]:
     """Run a plan on this process's rank, or on all ranks if they are threads.
 
-    `recorders` gets those of the ranks of this process, as they begin.
+    The recorder of each rank of this process is appended to `recorders` when the rank begins.
 
     Returns:
         Arrays by name: ``RANK/prepare_s``, ``RANK/kernel``, with ``config.verify`` ``RANK/out0``
@@ -149,7 +149,8 @@ def _run_rank(
         prepared = executor.prepare(plan)
         recorders.append(prepared.recorder)
         prepare_s = time.perf_counter() - start_s
-        # Else a rank that prepares slowly shows as time that the others wait in attention.
+        # Without this barrier the others would wait for a rank that prepares slowly in attention,
+        # and the trace would show that time as exposed communication.
         transport.exchange_notes("", "barrier before the first layer")
         return prepared, prepare_s, _attend(prepared, layers)
 
@@ -171,7 +172,7 @@ def _run_rank(
 
 
 def _select_gpu(config: RunConfig) -> None:
-    """Make this process's GPU the current one: kernels are launched there, whatever moves data."""
+    """Make this process's GPU the current one: kernels run there, whichever transport is used."""
     if not torch.cuda.is_available():
         raise RunError("device 'cuda' was asked for, and torch finds none; use device 'cpu'")
     rank = 0 if config.transport == "loopback" else dist.get_rank()
@@ -204,10 +205,10 @@ def start(
 ) -> Callable[..., tuple[dict[str, Any], bytes]]:
     """Load torch and return what runs the jobs; see `WorkerProgram`."""
     torch.set_num_threads(1)
-    # The first backward of a process loads modules for some 0.3 s, which is no part of a plan.
+    # The first backward pass of a process loads modules for some 0.3 s, which no plan should pay.
     x = torch.zeros(1, requires_grad=True)
     torch.autograd.backward(x.exp(), torch.ones(1))
-    # Modules are no garbage, and a search through all of them stops a rank for some 0.15 s.
+    # Modules stay, and the collector's search through all of them stops a rank for some 0.15 s.
     gc.collect()
     gc.freeze()
     limit_s, recorders = float(timeout_s), list[Recorder]()
@@ -220,12 +221,13 @@ def start(
             with _heartbeat(recorders, tell):
                 if transport != "loopback" and not dist.is_initialized():
                     _join(int(rank), int(size), limit_s, transport, f"/proc/self/fd/{store}")
-                # Errors of the run are settled among the ranks; what is left is lost contact.
+                # Ranks settle errors of the run among themselves; a RuntimeError that is left is
+                # lost contact.
                 with _collective("running", limit_s):
                     if "ring" in message:
                         return {"ring": measure_ring(transport, **message["ring"])}, b""
                     return {}, _run(message["config"], blob, limit_s, recorders)
-        except DCPError as error:  # is an answer, too, so that the owner can compare all of them
+        except DCPError as error:  # an answer as well: the owner compares those of all ranks
             return {"failure": _failure(error)}, b""
 
     return answer
@@ -233,7 +235,7 @@ def start(
 
 @contextmanager
 def _heartbeat(recorders: Sequence[Recorder], tell: Callable[[object], None]) -> Iterator[None]:
-    """Tell the owner now and then that this process is not stopped, and how far it is."""
+    """Report to the owner every `HEARTBEAT_S` that this process lives, and its progress."""
     is_over = threading.Event()
 
     def beat() -> None:
@@ -242,7 +244,8 @@ def _heartbeat(recorders: Sequence[Recorder], tell: Callable[[object], None]) ->
             if is_over.wait(HEARTBEAT_S):
                 return
 
-    # A thread, because the rank itself is inside torch; of a stopped process it is stopped as well.
+    # A thread, because the rank itself is inside torch. SIGSTOP stops it too, so a process that is
+    # stopped falls silent.
     thread = threading.Thread(target=beat, name="heartbeat", daemon=True)
     thread.start()
     try:
@@ -254,7 +257,7 @@ def _heartbeat(recorders: Sequence[Recorder], tell: Callable[[object], None]) ->
 
 @contextmanager
 def _collective(what: str, timeout_s: float) -> Iterator[None]:
-    """Turn lost contact during a collective into an error that blames no rank."""
+    """Raise lost contact during a collective as an error that blames no rank."""
     try:
         yield
     except RuntimeError as error:
@@ -274,11 +277,12 @@ def _run(values: dict[str, Any], blob: bytes, timeout_s: float, recorders: list[
 
 def _failure(error: DCPError) -> dict[str, Any]:
     rank, division = getattr(error, "rank", None), getattr(error, "division", None)
-    is_own = rank is None and not isinstance(error.__cause__, RuntimeError)  # else lost contact
+    is_own = rank is None and not isinstance(error.__cause__, RuntimeError)  # see `_collective`
     return {"message": str(error), "rank": rank, "division": division, "is_own": is_own}
 
 
 def _join(rank: int, size: int, timeout_s: float, transport: WorldTransport, store: str) -> None:
+    """Make the process group of all ranks of the world."""
     found = torch.cuda.device_count() if dist.is_nccl_available() else 0
     if transport == "nccl" and found < size:
         raise RunError(

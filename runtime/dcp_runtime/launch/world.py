@@ -18,16 +18,20 @@ WorldTransport: TypeAlias = Literal["gloo", "nccl", "loopback"]
 STARTUP_S = 60.0
 """Extra seconds that a silent process gets before its first sign of life: it imports torch."""
 GRACE_S = 3.0
-"""Seconds that the other ranks get to say what they know after a first failure."""
+"""Seconds in which the other ranks may report their view of a first failure."""
 ENTRY = "dcp_runtime.launch.worker:start"
-"""Starts a rank; its place in the world are the arguments."""
+"""Starts a rank; the arguments are its place in the world."""
 
 _Answer = tuple[dict[str, Any], bytes]  # Any: JSON values
 
 
 @dataclass(slots=True)
 class _Rank:
-    """One worker process and its last message."""
+    """One worker process and its last message.
+
+    `steps` and `doing` are as in `progress_of`; `busy_rank` is the rank that works, or worked last,
+    which differs from `number` where a process holds all ranks.
+    """
 
     number: int
     worker: Worker
@@ -41,11 +45,11 @@ class _Rank:
     last_step_s: float = 0.0
 
     def begin(self, future: "Future[_Answer]") -> None:
-        """Take a job."""
+        """Note a job that the process has got."""
         self.future, self.last_sign_s, self.doing = future, time.monotonic(), None
 
     def note(self, state: Mapping[str, Any]) -> None:
-        """Take in a sign of life: `progress_of`."""
+        """Note a sign of life, which says what `progress_of` found."""
         self.last_sign_s, self.has_spoken = time.monotonic(), True
         if (state["steps"], state["doing"]) != (self.steps, self.doing):
             self.last_step_s = self.last_sign_s
@@ -88,9 +92,10 @@ class ProcessWorld:
     _store: int = -1
 
     def __enter__(self) -> "ProcessWorld":
-        # Where the ranks find each other: no name that could be taken, gone with its processes.
+        # The ranks find each other in this file. It has no name, so no other run can take it, and
+        # it ends with its processes.
         self._store = os.memfd_create("dcp-store")
-        # One thread per rank, and gloo on the loopback device whatever the host's name resolves to.
+        # One thread per rank. Gloo uses the loopback device, whatever the host's name resolves to.
         environment = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         size = 1 if self.transport == "loopback" else self.ranks
         try:
@@ -124,7 +129,7 @@ class ProcessWorld:
         """
         if not self._members:
             raise RunError("the processes of this world have ended; open a new one")
-        with ThreadPoolExecutor(len(self._members)) as threads:
+        with ThreadPoolExecutor(len(self._members)) as threads:  # one for each process: they block
             try:
                 for member in self._members:
                     call = member.worker.call
@@ -143,11 +148,11 @@ class ProcessWorld:
         """Wait until every rank has replied, or a failure's grace is over."""
         give_up_s = float("inf")
         while waiting := [m.future for m in self._members if not m.future.done()]:
-            # Not longer: a rank that is silent completes nothing, and has to be looked for.
+            # No longer: a silent rank completes nothing, so only these looks find it.
             wait(waiting, timeout=0.1, return_when=FIRST_COMPLETED)
             now = time.monotonic()
             if any(self._has_failed(m, now) for m in self._members):
-                # Others often know better who failed: what they say within the grace counts.
+                # Other ranks often know better which one failed, and report within the grace.
                 give_up_s = min(give_up_s, now + GRACE_S)
             if now > give_up_s or self._is_explained():
                 return
@@ -157,7 +162,7 @@ class ProcessWorld:
         if member.future.done():
             return member.lost is not None or member.failure is not None
         allowed = self.timeout_s + (0.0 if member.has_spoken else STARTUP_S)
-        # A rank that waits for another one does nothing of its own that could be late.
+        # A rank that waits for another has no work of its own that could be late.
         is_late = member.doing is not None and now - member.last_step_s > self.timeout_s
         return now - member.last_sign_s > allowed or is_late
 
@@ -169,9 +174,11 @@ class ProcessWorld:
         return bool(blamed) and open_ranks <= blamed
 
     def _find_error(self) -> RunError | None:
-        """Return what went wrong, the most certain evidence first."""
+        """Return the error to raise, from the most certain evidence."""
         failures = [m.failure for m in self._members if m.failure is not None]
         blaming = [failure for failure in failures if failure["rank"] is not None]
+        # A process that ended, then an error of a rank's own; then blame by its peers, which may
+        # follow from either; then silence; at last lost contact, which blames no rank.
         for member in self._members:
             if member.lost is not None:
                 return _lost_error(member.number, member.lost, blaming)
@@ -201,8 +208,9 @@ class ProcessWorld:
 
     def close(self) -> None:
         """End every process; safe to call twice."""
+        # All processes end before the first is waited for.
         for member in self._members:
-            member.worker.end()  # all of them before the first is waited for
+            member.worker.end()
         for member in self._members:
             member.worker.close()
         self._members = []
