@@ -1,11 +1,11 @@
-"""Time of a plan: the division of every tile, and the one order in which all devices act.
+"""When things happen in a plan: the division of every tile, and the order in which devices act.
 
 Divisions: local tiles first, the others in the order in which their inputs arrive.
 
 Stages: all devices launch, wait, compute and reduce in one order. Every instruction of every device
 belongs to a stage; a program is the device's instructions in the order of their stages. A wait
-stands behind the launch it belongs to, so no two programs can wait for each other.
-With D divisions, and hops h of inputs and results::
+comes after the launch it belongs to on every device, so programs cannot deadlock.
+With divisions t, and hops h of inputs and results::
 
     Copy
     Launch(inputs 1, each h) · Launch(inputs 2, each h) · ...
@@ -16,10 +16,10 @@ With D divisions, and hops h of inputs and results::
         for h = 1, 2, ...: Wait(partials of t - h) · Reduction · Launch(merged results of t - h)
     Wait(results that came home) · Reduction · Wait(whatever is still leaving)
 
-This order never stands still for memory: what is launched first leaves first, and links are never
-idle while anything is left to send. A frugal order launches the inputs of t + 1 just before
-Attention(t); it waits for what leaves, and merges what came home, as soon as everybody has had one
-division to get it away, so that buffers can be used again.
+This order never waits for memory: all inputs are launched at the start, so links are busy as long
+as there is something to send. A frugal order launches the inputs of t + 1 just before Attention(t).
+One division after results were launched, it waits until they have left and merges those that came
+home, so that their buffers can be used again.
 """
 
 from dataclasses import dataclass
@@ -37,15 +37,15 @@ from dcp_planner.tables.programs import ATTENTION, COPY, LAUNCH, REDUCTION, WAIT
 
 @dataclass(frozen=True, slots=True)
 class Manner:
-    """Routes of the blocks of one direction, and the time they stay where they arrive.
+    """Routes of the blocks of one direction, and how long blocks stay where they arrive.
 
     Attributes:
-        routing: which way blocks travel.
-        is_frugal: whether buffers are given back as early as possible, at the price of waits.
-        idle: most divisions without a use that a block stays; after more it leaves and is fetched
+        routing: directly, or once per node.
+        is_frugal: whether buffers are freed as early as possible, at the price of waits.
+        idle: most divisions that a block stays without being used; then it leaves and is fetched
             again. ``None``: it stays until its last use.
-        is_striped: whether blocks routed by node cross through the ports of all devices; only of
-            blocks that stay.
+        is_striped: whether blocks routed by node cross between nodes through the ports of all
+            devices; only with ``idle=None``.
     """
 
     routing: Routing = "direct"
@@ -74,7 +74,7 @@ class Schedule(Record):
 
     @property
     def is_streamed(self) -> bool:
-        """True if a direction gives buffers back early."""
+        """True if a direction frees buffers early."""
         return any(manner.is_frugal for manner in self.manners)
 
 
@@ -83,9 +83,9 @@ class Arrivals:
     """Times at which tiles could start, from a simulation of another cut of the same placement.
 
     Attributes:
-        at_ns: int64 ``[W]``, when the last remote input of each tile is there.
-        weight: int64 ``[W]``, at least 1, what divisions are to have equal amounts of; ``None`` for
-            received bytes.
+        at_ns: int64 ``[W]``, time at which the last remote input of each tile has arrived.
+        weight: int64 ``[W]``, at least 1, amount of each tile that divisions share out equally;
+            ``None`` for received bytes.
     """
 
     at_ns: Ints
@@ -94,12 +94,12 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Streaming:
-    """An order of tiles in which blocks are needed for a short time only.
+    """An order of tiles in which each block is needed for a short time only.
 
     Attributes:
-        by: what tiles that follow one another share: the block they wait for, or their keys.
-        in_ring: whether blocks come in the order in which their owners follow the device.
-        even: what divisions have equal amounts of.
+        by: consecutive tiles share the block that they wait for, or their keys.
+        in_ring: whether blocks come in the order of their owners, counted from the device on.
+        even: amount that divisions share out equally.
     """
 
     by: Literal["awaited", "keys"]
@@ -112,13 +112,13 @@ def cut_streamed(
 ) -> Indices:
     """Cut each device's tiles into divisions in the order of `way`; O(W log W).
 
-    Like `cut_divisions`, for divisions whose blocks are given back early.
+    Like `cut_divisions`, for divisions whose blocks are freed early.
     """
     owner, (needs, remote, device) = placement.device_of_data, _remote(workload, placement)
     is_row = needs[0, remote] & (way.by == "awaited")
     first, second = _blocks(workload, remote, is_row)
     devices = int(max(owner.max(initial=0), placement.device_of_compute.max(initial=0))) + 1
-    # In a ring no two devices begin with blocks of the same owner.
+    # Owners by their distance from the device: no two devices begin with blocks of one owner.
     turn = (owner[first] - device) % devices if way.in_ring else np.zeros_like(device)
     order = order_by(device, is_row, turn, first, second)
     # At least 1: a tile of no amount would stay with the one before it.
@@ -135,17 +135,17 @@ def cut_divisions(
 ) -> Indices:
     """Cut each device's tiles into divisions: local ones, and at most `parts` more; O(W log W).
 
-    Division 0 is everything local. The others split what a device receives into equal bytes, in the
-    order of `arrivals`. If those are unknown: first tiles that wait for keys only, then tiles of
-    remote queries, whose inputs are larger and whose results have to travel home. Backward has its
-    own bytes, so it is cut on its own.
+    Division 0 has all local tiles. The others divide the tiles with remote inputs into equal bytes,
+    in the order of `arrivals`. Without arrivals, tiles that wait for keys only come first, then
+    tiles of remote queries, whose inputs are larger and whose results have to travel home. Backward
+    has other bytes, so it is cut separately.
 
     Args:
-        workload: what is computed.
-        placement: where.
-        direction: of the pass.
-        parts: most divisions of what is not local.
-        arrivals: the order in time, if it is known.
+        workload: tiles and blocks.
+        placement: their devices.
+        direction: forward or backward.
+        parts: most divisions of tiles with remote inputs.
+        arrivals: times at which tiles could start, if known.
 
     Returns:
         int32 ``[W]``, division of each tile.
@@ -164,7 +164,10 @@ def cut_divisions(
 
 
 def _remote(workload: Workload, placement: Placement) -> tuple[Bools, Ints, Ints]:
-    """Find what tiles wait for: queries and keys, bool ``[2, W]``; those that do; their devices."""
+    """Find which tiles wait for queries (row 0) and keys (1), bool ``[2, W]``; rows and devices.
+
+    The rows are those of tiles that wait for anything, ascending; the devices are theirs.
+    """
     owner, device = placement.device_of_data, placement.device_of_compute
     needs = np.stack([owner[workload.compute_q], owner[workload.compute_kv]]) != device
     remote = np.flatnonzero(needs[0] | needs[1])
@@ -189,11 +192,12 @@ def _cut(
 
     Args:
         workload: of all tiles.
-        direction: of the pass.
+        direction: forward or backward.
         needs: bool ``[2, W]``, whether a tile waits for its queries and keys.
         line: the remote tiles in the order of the cut, device by device, and their devices.
-        amount: int64 ``[W]``; ``None`` for the bytes that each tile is the first to need there.
-        parts: of each device.
+        amount: int64 ``[W]``, to share out equally; ``None`` for bytes, each block counted at the
+            first tile that needs it on a device.
+        parts: most parts on each device.
     """
     if amount is None:
         amount = np.zeros(workload.num_tiles, np.int64)
@@ -217,10 +221,11 @@ def _add_received(
     last: IntTable,
     amount: Ints,
 ) -> None:
-    """Add the bytes of each block to the tile that needs it first on its device.
+    """Add the bytes of each block to the first tile that needs it on its device.
 
     `last` is the last device that needed each block, -1 before all.
     """
+    # Tiles come device by device, so a block that another device needed last is new on this one.
     for n in range(len(order)):
         for side in range(2):
             block = blocks[side, order[n]]
@@ -233,8 +238,8 @@ def _add_received(
 def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division: Indices) -> None:
     """Number the parts 1, 2, ... of each device's tiles so that each has about the same amount.
 
-    A tile is in the part that its middle lies in; one of no amount stays with the tile before it.
-    The numbers have no gap: an empty first part would only delay.
+    A tile is in the part that its middle lies in; a tile of no amount stays with the tile before
+    it. Parts without a tile get no number: an empty first division would only delay.
     """
     start = 0
     while start < len(order):
@@ -246,7 +251,7 @@ def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division:
         for n in range(start, end):
             brought = amount[order[n]]
             if brought > 0:
-                # The device is added and taken off as numpy once did: digests rest on these bits.
+                # Adding the device and taking it off rounds the share: digests rest on these bits.
                 middle = device[n] + (before + brought / 2) / total
                 share = max(share, middle - device[n])
             now = min(int(share * parts), parts - 1)  # rounding may bring a share to 1
@@ -258,7 +263,7 @@ def _number_parts(order: Ints, device: Ints, amount: Ints, parts: int, division:
 
 
 AHEAD = {False: MOST_DIVISIONS, True: 1}
-"""Divisions before its own that an input is launched, by `is_frugal`; most: all at the start.
+"""How many divisions before its own an input is launched, by `is_frugal`; False: at the start.
 
 Three ahead was up to 30 % slower than all, and saved 2 % of the memory: most of it is queries and
 results.
@@ -266,18 +271,18 @@ results.
 INTO, OUT, HOME = range(3)
 """Ways of transfers: inputs, partial results on their way to a gateway, results that come home."""
 TAKE, SEND, MERGE = range(3)
-"""Steps of a transfer: its target launches it, its source launches it, its target adds it up."""
+"""Steps of a transfer: its target launches it, its source launches it, its target merges it."""
 
 
 class Stages:
-    """Stages of one direction, numbered in their order; tables by stage and by what happens there.
+    """Stages of one direction, numbered in their order, and tables to look stages up.
 
     Attributes:
-        op: uint8 ``[S]``, of each stage.
-        division, key: int32 ``[S]``; the key of a wait is the stage that launches what it is for.
-        attention: int64 ``[D]``, stage of each division.
-        at: int64 ``[3, 3, D, H]``, stage of what is done with a transfer, by its way, division and
-            hop; -1: nothing.
+        op: uint8 ``[S]``, instruction of each stage.
+        division, key: int32 ``[S]``; the key of a wait is the stage that launches its transfers.
+        attention: int64 ``[D]``, stage that computes each division.
+        at: int64 ``[3, 3, D, H]``, stage of a transfer's step, by way, step, division and hop; -1:
+            transfers of this way have no such step.
     """
 
     def __init__(self, divisions: int, hops: tuple[int, int], *, is_frugal: bool) -> None:
@@ -300,6 +305,7 @@ class Stages:
         return len(self._rows) - 1
 
     def _wait(self, launches: Ints) -> None:
+        """Wait for launches, each once; -1 and those waited for before are skipped."""
         for launch in launches.ravel().tolist():
             if launch >= 0 and launch not in self._waited:
                 self._waited.add(launch)
@@ -327,7 +333,7 @@ class Stages:
                 self.at[INTO, end, division, hop] = self._add(LAUNCH, division)
 
     def _launch_results(self, division: int, hop: int) -> None:
-        # Ends launch what passes between them in one order: first to gateways, then home.
+        # Both ends of a pair of devices launch in the same order: first to gateways, then home.
         for way in (OUT, HOME):
             for end in (TAKE, SEND):
                 self.at[way, end, division, hop] = self._add(LAUNCH, division)
@@ -348,7 +354,7 @@ class Stages:
             self._wait(self.at[way, SEND])
 
 
-# A plan tries over a hundred schedules of a few shapes; stages once were half of tabulating.
+# A plan tries over a hundred schedules of a few shapes; making stages is half of tabulating one.
 @lru_cache(maxsize=64)
 def stages_of(divisions: int, hops: tuple[int, int], *, is_frugal: bool) -> Stages:
     """Return the stages of so many divisions, and hops of inputs and of results, at least 1."""

@@ -1,7 +1,7 @@
 """Emit a plan: from placement and schedule to transfers and one program per device.
 
-`routing` chooses the ways of blocks, `stages` the order in which everybody acts, `slots` the rows
-of arriving blocks. Empty launches, waits, attentions and reductions are left out.
+The module `routing` chooses the routes of blocks, `divisions` the order in which devices act,
+`slots` the rows of arriving blocks. Empty launches, waits, attentions and reductions are left out.
 """
 
 from dataclasses import dataclass, replace
@@ -41,8 +41,8 @@ class Emission:
         transfers: of this direction, sorted: inputs before results, division, hop, block, source,
             target, kind.
         programs: instructions of all devices; their transfers are rows of `transfers`.
-        input_of_need: int64 ``[N]``, the row that brings each need.
-        feeder: int64 ``[X]``, the row that brings what an input passes on, or -1.
+        input_of_need: int64 ``[N]``, the transfer that brings each need.
+        feeder: int64 ``[X]``, the transfer that brought an input to its source, or -1.
     """
 
     transfers: Transfers
@@ -52,7 +52,7 @@ class Emission:
 
 
 class _TransferRows(NamedTuple):
-    """Transfers in the making, with the span of divisions in which their rows are taken."""
+    """Columns of transfers, unsorted, with the divisions in which rows are taken and freed."""
 
     kind: Ints
     block: Ints
@@ -76,8 +76,8 @@ def emit(
 ) -> Emission:
     """Write transfers and programs of one direction; O((W + X) log).
 
-    An input is listed under the first division that needs it at its target or behind it, a result
-    under the last division that adds to it at its source or behind it.
+    The division of an input is the first that needs it, at its target or at a device that the
+    target passes it on to. The division of a result is the last that adds to it, likewise.
     """
     is_backward = direction == "backward"
     inputs, results = _rows_of(needs, division, is_backward, is_frugal)
@@ -87,6 +87,7 @@ def emit(
         rows.target, rows.kind,
     )  # fmt: skip
     rows = _TransferRows(*(column[order] for column in rows))
+    # Input i is the one of need i; `place` says where sorting puts it.
     place = np.empty_like(order)
     place[order] = np.arange(len(order))
     input_of_need = place[: len(needs.block)]
@@ -113,17 +114,18 @@ def emit(
 def _rows_of(
     needs: Needs, division: Indices, is_backward: bool, is_frugal: bool
 ) -> tuple[_TransferRows, _TransferRows]:
-    """List inputs, one for each need, and results."""
+    """List inputs, one for each need, and results, one for each need that returns a result."""
     size = len(needs.block)
     spans = np.zeros((5, size), np.int64)
     _span(needs.need_of_tile, division.astype(np.int64), needs.feeder, needs.hop, spans)
     _, last, arrives, leaves, sent_on = spans
-    # Later than all that is counted from a division here, which is MOST_HOPS + 2 at most.
+    # Times below are at most MOST_HOPS + 2 after the last division, so this is after all of them.
     forever = int(division.max(initial=0)) + 8
+    # A result leaves its source once the partial results of all hops behind it are merged there.
     out_hop = needs.height
     if not is_frugal:
-        sent_on[:] = forever
-    freed = np.where(needs.height > 0, np.maximum(last + 1, sent_on), last + 1)
+        sent_on[needs.height > 0] = forever
+    freed = np.maximum(last + 1, sent_on)
     # Forward returns results for queries only, whose needs are listed before those of keys.
     sums = slice(None) if is_backward else slice(int(np.searchsorted(needs.is_keys, True)))
     # A partial sum leaves in division `leaves + out_hop` and is waited for in the next one, so
@@ -136,11 +138,12 @@ def _rows_of(
         target=needs.device,
         division=arrives,
         hop=needs.hop,
-        taken=np.maximum(arrives - AHEAD[is_frugal], 0),  # a block may arrive once it is launched
+        # A block may arrive as soon as it is launched.
+        taken=np.maximum(arrives - AHEAD[is_frugal], 0),
         freed=freed,
     )
     row = TransferKind.DQ if is_backward else TransferKind.OUT
-    is_held = (needs.hop == 0) & (not is_frugal)  # came home, merged at the end
+    is_held = (needs.hop == 0) & (not is_frugal)  # results at home, which are merged at the end
     results = _TransferRows(
         kind=np.where(needs.is_keys, TransferKind.DKV, row),
         block=needs.block,
@@ -149,16 +152,18 @@ def _rows_of(
         division=leaves,
         hop=out_hop,
         taken=leaves + out_hop,
-        freed=np.where(is_held, forever + 8, leaves + out_hop + 2),
+        freed=np.where(is_held, forever, leaves + out_hop + 2),
     )
     return inputs, _TransferRows(*(column[sums] for column in results))
 
 
 @compiled
 def _span(need_of_tile: IntTable, division: Ints, feeder: Ints, hop: Ints, spans: IntTable) -> None:
-    """Find divisions of each need: first and last with an own tile; with those behind it; sent on.
+    """Find the divisions in which needs are used; `spans` is int64 ``[5, N]``, from zeros.
 
-    `spans` is ``[5, N]``: first, last, arrives, leaves, and one more than it is passed on in.
+    Its rows are: first and last division with a tile of the device; the first and last of these
+    among the device and all that it feeds (arrives, leaves); and one more than the last division in
+    which it is passed on, 0 if it is not.
     """
     first, last, arrives, leaves, sent_on = spans[0], spans[1], spans[2], spans[3], spans[4]
     first[:] = _NEVER
@@ -170,7 +175,7 @@ def _span(need_of_tile: IntTable, division: Ints, feeder: Ints, hop: Ints, spans
                 last[need] = max(last[need], division[tile])
     for need in range(len(feeder)):
         arrives[need], leaves[need] = first[need], last[need]
-    # From the last hop back: a feeder serves those behind it, and those behind them.
+    # From the last hop back, so that a feeder sees all needs behind it, directly or not.
     for behind in range(MOST_HOPS, 0, -1):
         for need in range(len(feeder)):
             if hop[need] == behind:
@@ -188,12 +193,13 @@ def _tabulate(
     is_backward: bool,
     is_frugal: bool,
 ) -> ProgramTable:
-    """Sort what has to be done by device and stage."""
+    """Sort the work of all devices by device and stage into one program for each."""
     is_home = rows.target == placement.device_of_data[rows.block]
     way = np.where(rows.kind < TransferKind.OUT, INTO, np.where(is_home, HOME, OUT))
     hops = [int(rows.hop[chosen].max(initial=0)) + 1 for chosen in (way == INTO, way != INTO)]
     stages = stages_of(int(division.max(initial=0)) + 1, (hops[0], hops[1]), is_frugal=is_frugal)
     width, cells = len(stages.op), num_devices * len(stages.op)
+    # Every block is copied once, every tile computed once; a transfer has at most three steps.
     work = np.empty((2, len(placement.device_of_data) + len(division) + 3 * len(way)), np.int64)
     size = _list_work(
         (way, rows.target, rows.source, rows.division, rows.hop), stages.at,
@@ -226,7 +232,7 @@ def _list_work(
     width: int,
     work: IntTable,
 ) -> int:
-    """List what is done, place (device and stage in one number) and item; return how much it is.
+    """List all work as place (device and stage in one number) and item; return its amount.
 
     `rows` are the way, target, source, division and hop of every transfer.
     """
@@ -259,8 +265,8 @@ def _fill(  # noqa: PLR0913 - a compiled kernel
 ) -> int:
     """Write the instructions with their items in order; return how many there are.
 
-    `table` is device, stage and position. Copies are there without items, waits if their launches
-    are.
+    `table` is device, stage and position. A copy is written even without items. A wait has no
+    items; it is written if its launch is.
     """
     for n in range(size):
         count[0, work[0, n]] += 1
@@ -276,7 +282,7 @@ def _fill(  # noqa: PLR0913 - a compiled kernel
                 item_ptr[rows] = begin
                 rows += 1
             begin += count[0, place]
-    # A counting sort: items of an instruction keep the order in which they were listed.
+    # A stable counting sort: items of an instruction keep the order in which they were listed.
     item_ptr[rows] = begin
     for n in range(size):
         place = work[0, n]
@@ -295,7 +301,7 @@ def assemble(
 ) -> Plan:
     """Emit the plan of a placed and scheduled workload, without validating it."""
     groups, real = placement.head_groups, workload
-    # Emitted as if the tiles of each group of heads were a workload's, folded at the end.
+    # Head groups are emitted as a batch G times as long, and folded at the end.
     workload, placement = expand_placement(workload, placement)
     forward, backward = (
         emit(
@@ -342,7 +348,7 @@ def assemble(
 def _find_needs(
     workload: Workload, placement: Placement, cluster: Cluster, schedule: Schedule
 ) -> list[Needs]:
-    """Find the needs of both directions; the same ones where blocks travel once, the same way."""
+    """Find the needs of both directions: the same where no block is striped or fetched again."""
     first, second = schedule.manners
     are_same = first == second and first.idle is None and not first.is_striped
     found = [

@@ -1,19 +1,18 @@
-"""Routes of blocks: straight from and to the owner, or once per node and on from there.
+"""Routes of blocks: directly from and to the owner, or once per node and on from there.
 
-A need is a pair of a token block and a device that computes with it without owning it: every need
-is one input to bring and one partial result to take home. Routed by node, the devices of a foreign
-node that need the same block elect a gateway among themselves: the block crosses the network once,
-to the gateway, which passes it on; partial results meet at the gateway, which sends one sum home.
-So every way is at most two hops, nothing is stored where it is not needed, and the total of bytes
-stays what it is without routing. Striped, a block may leave the owner's node by the
-port of any device there and enter the other by any: ways have up to three hops, and devices that
-only pass a block on have a need without tiles.
+A need is a pair of a token block and a device that computes with it without owning it. Every need
+is one input to bring and one partial result to take home.
 
-Who sends and who receives at a crossing between nodes: by election only owners send, and only
-devices that need a block receive it. Striped, any device of the owner's node may send what it got
-from the owner, and any device of the other node may receive it for those that need it. Results come
-back the same way. Striping lowers the sum of the squares of what ports send and receive; devices
-that only pass a block on pay for the messages more.
+Routed by node, the devices of a foreign node that need the same block have one gateway among them.
+The block crosses the network once, to the gateway, which passes it on; partial results meet at the
+gateway, which sends one sum home. So every route has at most two hops, nothing is stored where it
+is not needed, and the total of bytes is that of direct routes. Gateways are elected so that ports
+carry equal loads.
+
+Striped, a block may leave the owner's node by the port of any device there, and enter the other
+node by the port of any device. Results return by the same route. Routes then have up to three hops,
+and devices that only pass a block on have a need without tiles. Striping lowers the sum of the
+squares of the bytes that ports send and receive, at the price of more messages inside nodes.
 """
 
 from dataclasses import dataclass
@@ -27,25 +26,22 @@ from dcp_planner.model.config import Routing
 from dcp_planner.model.problem import Direction, Placement, Workload
 from dcp_planner.tables.metrics import bytes_per_token
 
-# mypy: disable-error-code="untyped-decorator"
-
-
 # The second turn gained 0.2 % (native) to 1.8 % (contiguous, zigzag) of the predicted time.
 _TURNS = 2  # of electing
 _STRIPE_TURNS = 4
-# Without a fare blocks cross in more messages, each of which costs the host and a port time.
-_FARE = 0.25  # of one more message, in what it costs to send it through a port as busy as the mean
+# Without a fare blocks cross in more messages, each of which costs time of the host and of a port.
+_FARE = 0.25  # of one more message, relative to sending it through a port with the mean load
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Crossings:
-    """Blocks that devices of another node than the owner's need, one row for each such node.
+    """Crossings of the network: one row for each block and foreign node where it is needed.
 
     Attributes:
-        place: int64 ``[N]``, what every need of a device is for, ascending.
-        device: int64 ``[N]``, ascending for equal places.
-        start, end: int64 ``[C]``, the needs that each crossing serves.
-        owner: int64 ``[C]``, of the block.
+        place: int64 ``[N]``, place (a block's queries or keys) of every need, ascending.
+        device: int64 ``[N]``, device of every need, ascending for equal places.
+        start, end: int64 ``[C]``, range of the needs that each crossing serves.
+        owner: int64 ``[C]``, owner of the block.
     """
 
     place: Ints
@@ -65,9 +61,13 @@ class Crossings:
         return cls(place, device, start, end, owner[start])
 
     def elect(self, size: Ints, cluster: Cluster) -> Ints:
-        """Choose the target of each crossing of so many bytes so that ports carry equal loads.
+        """Choose the target of each crossing so that ports carry equal loads.
 
-        Candidates are the devices that need it; the loads of owners, who send, count.
+        Candidates are the devices that need the block. The bytes that owners send count as load.
+
+        Args:
+            size: int64 ``[C]``, bytes of each crossing.
+            cluster: the machine.
         """
         target, nic, weight = self.device[self.start], cluster.nic_of_device, size.astype(float)
         load = np.bincount(self.owner, weight, cluster.num_devices).astype(float)
@@ -92,12 +92,14 @@ class Crossings:
         home, away = node[self.owner], node[target]
         group = self.place * cluster.nodes + node[self.device]
         near = self.place[self.start] * cluster.nodes + home
+        # Needs sort by place, then device, so those of a node stand together. Those in the owner's
+        # node count as well: these devices get the block anyway.
         bounds = np.stack([
             ptr[home], ptr[home + 1], np.searchsorted(group, near),
             np.searchsorted(group, near, side="right"), ptr[away], ptr[away + 1],
             self.start, self.end,
         ])  # fmt: skip
-        # Large ones first: small ones even out what they leave.
+        # Large crossings first: small ones even out what is left.
         order = np.argsort(-size.sum(axis=0), kind="stable")
         _stripe(order, bounds, self.device, self.owner, weight, nic, load, ends)
         return ends[0], ends[1]
@@ -114,10 +116,10 @@ def _elect(  # noqa: PLR0913 - a compiled kernel
     nic_load: Floats,
     target: Ints,
 ) -> None:
-    """Choose for each crossing the least-loaded device that needs it, port load first."""
+    """Choose for each crossing the device with the least load of its port, then of its own."""
     for turn in range(_TURNS):
         for x in range(len(start)):
-            # The first turn knew only the crossings before this one; now it chooses beside all.
+            # The first turn chose knowing only the crossings before; the second knows all others.
             if turn > 0:
                 load[target[x]] -= size[x]
                 nic_load[nic[target[x]]] -= size[x]
@@ -145,13 +147,15 @@ def _stripe(  # noqa: PLR0913 - a compiled kernel
 ) -> None:
     """Move each end of each crossing to the device of its node that is cheapest, in turns.
 
-    `bounds` are, of either end, the devices of its node and the needs of these devices.
+    `bounds` is int64 ``[8, C]``: for either end the range of devices of its node, and the range of
+    needs of these devices. `ends` is int64 ``[2, C]``: source and target. Inputs go from end 0 to
+    end 1, results back: ``size[end]`` is sent by the end, ``size[1 - end]`` received.
     """
     mean = load.sum() / (2 * load.shape[1])
     for _turn in range(_STRIPE_TURNS):
         moved = 0
         for n in range(2 * len(order)):
-            x, end = order[n >> 1], n & 1
+            x, end = order[n >> 1], n & 1  # both ends of a crossing, one after the other
             out, back, here = size[end, x], size[1 - end, x], ends[end, x]
             load[0, nic[here]] -= out
             load[1, nic[here]] -= back
@@ -159,14 +163,15 @@ def _stripe(  # noqa: PLR0913 - a compiled kernel
             best, least = here, np.inf
             need, last = bounds[4 * end + 2, x], bounds[4 * end + 3, x]
             for other in range(bounds[4 * end, x], bounds[4 * end + 1, x]):
-                # Bytes times the load that they meet: one full port costs more than two half full.
+                # Bytes times the load they find: the sum of squares, so that loads even out.
                 cost = out * (load[0, nic[other]] + out) + back * (load[1, nic[other]] + back)
                 while need < last and device[need] < other:
                     need += 1
-                if need == last or device[need] != other:  # it does not compute with the block
+                # A device that does not compute with the block would handle it for others only.
+                if need == last or device[need] != other:
                     cost += 2 * fare if other != owner[x] else 0.0
                 elif end == 0:
-                    cost += fare  # the results of both wait for each other
+                    cost += fare  # its own results and those it relays wait for each other
                 if cost < least:
                     best, least = other, cost
             load[0, nic[best]] += out
@@ -178,24 +183,24 @@ def _stripe(  # noqa: PLR0913 - a compiled kernel
 
 
 MOST_HOPS = 2
-"""Hops of a transfer behind the first."""
+"""Largest number of a hop, counted from 0: routes have at most three hops (striped)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Needs:
-    """Needs of devices for blocks that they do not own: for their queries, then for their keys.
+    """Needs of devices for blocks that they do not own: for the queries, then for the keys.
 
     Attributes:
         is_keys: bool ``[N]``.
-        block, device: int64 ``[N]``, sorted by (is_keys, block, device), no three twice unless
-            blocks are fetched again: then by (is_keys, block, visit, device).
-        need_of_tile: int64 ``[2, W]``, of each tile for its queries and for its keys; -1 if the
-            block is local.
-        feeder: int64 ``[N]``, need of the device that brings the block and takes its results; -1:
-            the owner does.
-        peer: int64 ``[N]``, that device.
-        hop: int64 ``[N]``, 0 behind the owner, else one more than the feeder's.
-        height: int64 ``[N]``, hops that follow; 0 where nothing is passed on.
+        block, device: int64 ``[N]``, sorted by (is_keys, block, device), each combination once. If
+            blocks are fetched again, once per visit, sorted by (is_keys, block, visit, device).
+        need_of_tile: int64 ``[2, W]``, needs of each tile for its queries and for its keys; -1 if
+            the block is local.
+        feeder: int64 ``[N]``, the need whose device sends the block on and takes the results; -1
+            if that is the owner.
+        peer: int64 ``[N]``, the device that sends the block and takes the results.
+        hop: int64 ``[N]``, 0 if the owner sends, else one more than the feeder's.
+        height: int64 ``[N]``, most hops that follow; 0 where nothing is passed on.
     """
 
     is_keys: Bools
@@ -211,7 +216,7 @@ class Needs:
     def of(
         cls, place: Ints, device: Ints, need_of_tile: Ints, feeder: Ints, owner: Ints
     ) -> "Needs":
-        """Number the hops.
+        """Find peers, hops and heights.
 
         `owner` is int64 ``[D]``, the device of every block. Queries of block b are at place b, keys
         at D + b.
@@ -221,7 +226,7 @@ class Needs:
         hop, height, peer = np.zeros_like(feeder), np.zeros_like(feeder), owner[block]
         fed = np.flatnonzero(feeder >= 0)
         peer[fed] = device[feeder[fed]]
-        # A feeder may stand behind what it feeds: each pass settles the hops of one more level.
+        # A feeder may come later in the order: each pass settles the hops of one more level.
         for _ in range(MOST_HOPS):
             hop[fed] = hop[feeder[fed]] + 1
             np.maximum.at(height, feeder[fed], height[fed] + 1)
@@ -246,12 +251,16 @@ class Stays:
         return None if idle is None else cls(division, idle)
 
     def visits(self, group: Ints, division: Indices) -> Ints:
-        """Number the visits of each group's block, from 0, by the divisions that use it."""
+        """Number the visits within each group, from 0; `division` is that of each use.
+
+        A new visit begins where more than `idle` divisions lie between two uses.
+        """
         order = order_by(group, division)
         rest = np.diff(group[order], prepend=-1) != 0
         gap = np.diff(division[order].astype(np.int64), prepend=0) > self.idle + 1
         count = np.cumsum(gap & ~rest)
         visit = np.empty(len(order), np.int64)
+        # Counted over all groups, less the count at the start of the group.
         visit[order] = count - np.maximum.accumulate(np.where(rest, count, 0))
         return visit
 
@@ -266,10 +275,8 @@ def find_needs(
 ) -> Needs:
     """Find the needs of query blocks and of key blocks, with their routes; O(W log W).
 
-    Gateways are elected so that the ports to the network carry equal loads, those of owners
-    included: in the order of blocks, queries first, then once more with all others known. `striped`
-    names the direction that the needs are for, if devices may pass on what they do not need; blocks
-    are not fetched again then.
+    `stays` is given if blocks leave when they are idle. `striped` is the direction that the needs
+    are for, if devices may pass on blocks that they do not need; then `stays` must be ``None``.
     """
     assert striped is None or stays is None, "only blocks that stay are striped"
     blocks, devices = workload.num_blocks, cluster.num_devices
@@ -281,18 +288,16 @@ def find_needs(
     place, at, visits = every_place[remote], every_device[remote], 1
     if stays is not None:
         node = cluster.node_of_device
+        # Devices of a foreign node share one visit if a gateway brings them the block.
         far = (node[at] != node[home[place]]) & (routing == "node")
         group = place * 2 * devices + np.where(far, devices + node[at], at)
         visit = stays.visits(group, np.tile(stays.division, 2)[remote])
         visits = int(visit.max(initial=0)) + 1
-        # A block that leaves and comes back is, from here on, a block for every visit.
+        # From here on each visit counts as a block of its own.
         place = place * visits + visit
-    order = order_by(place, at)
-    sorted_places = (place * devices + at)[order]
-    is_first = np.diff(sorted_places, prepend=-1) != 0
-    known, need = sorted_places[is_first], np.empty_like(order)
-    need[order] = np.cumsum(is_first) - 1
-    # By node, a gateway may get blocks that it does not need itself: `every` has these, too.
+    # A need is one number here, place times devices plus device; several tiles may share it.
+    known, need = np.unique(place * devices + at, return_inverse=True)
+    # Striped, devices may get blocks that they do not need themselves: `every` has these, too.
     every, feeder = known, np.full(len(known), -1)
     if routing == "node":
         place, at = np.divmod(known, devices)
@@ -312,7 +317,7 @@ def _ends_of(
     crossings: Crossings, place: Ints, workload: Workload, cluster: Cluster,
     striped: Direction | None,
 ) -> tuple[Ints, Ints]:  # fmt: skip
-    """Choose source and target of each crossing of a block's queries, or keys."""
+    """Choose source and target of each crossing; `place` is int64 ``[C]``, without visits."""
     is_column = place >= workload.num_blocks
     tokens = workload.block_tokens[place - is_column * workload.num_blocks]
     weights = workload.shape.round_trip_bytes
@@ -329,9 +334,9 @@ def _ends_of(
 def _fed(
     crossings: Crossings, known: Ints, source: Ints, target: Ints, devices: int
 ) -> tuple[Ints, Ints]:
-    """Add needs of devices that only pass on; find the feeder of each, -1 where the owner is it.
+    """Add needs of devices that only pass blocks on; find the feeder of each need, or -1.
 
-    Needs are places times the number of `devices`, plus the device.
+    A need is one number: its place times the number of `devices`, plus its device.
     """
     start, is_relayed = crossings.start, source != crossings.owner
     place = crossings.place[start] * devices
@@ -339,7 +344,7 @@ def _fed(
     every = np.unique(np.concatenate([known, gate, origin]))
     feeder, at = np.full(len(every), -1), np.arange(len(known))
     crossing = np.searchsorted(start, at, side="right") - 1
-    # Needs before the first crossing have crossing -1: the 0 at the end says that none serves them.
+    # Needs before the first crossing have crossing -1, whose end is the 0 at the end of the array.
     served = np.flatnonzero(at < np.append(crossings.end, 0)[crossing])
     gates = np.searchsorted(every, gate)
     feeder[np.searchsorted(every, known[served])] = gates[crossing[served]]

@@ -1,4 +1,7 @@
-"""Assign rows of the receive buffers to arriving blocks; reuse rows after their last read."""
+"""Assign rows of the receive buffers to arriving blocks; reuse rows after their last read.
+
+A span is the rows of one block from the time when they are taken to the time when they are freed.
+"""
 
 import numpy as np
 
@@ -7,13 +10,13 @@ from dcp_planner.jit import compiled, inlined
 
 
 def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
-    """Place spans of rows first-fit, one buffer per group.
+    """Place spans of rows first-fit in order of their start, one buffer per group.
 
     Args:
         group: int64 ``[N]``, the buffer of each span, from 0.
         taken: int64 ``[N]``, when the span is taken.
-        freed: int64 ``[N]``, from when its rows may be taken again; after `taken`.
-        rows: int64 ``[N]``, at least 1.
+        freed: int64 ``[N]``, time from which its rows may be taken again; after `taken`.
+        rows: int64 ``[N]``, length of the span, at least 1.
 
     Returns:
         First row of each span, int64 ``[N]``. Spans of a group that live at the same time do not
@@ -24,10 +27,8 @@ def allocate_rows(group: Ints, taken: Ints, freed: Ints, rows: Ints) -> Ints:
     [0, 4, 0]
     """
     order, leaving = order_by(group, taken), order_by(group, freed)
-    slot = np.zeros(len(group), np.int64)
-    if len(group):
-        gaps = np.zeros((2, len(group) + 1), np.int64)
-        _place(group, taken, freed, rows, order, leaving, slot, gaps)
+    slot, gaps = np.zeros(len(group), np.int64), np.zeros((2, len(group)), np.int64)
+    _place(group, taken, freed, rows, order, leaving, slot, gaps)
     return slot
 
 
@@ -42,12 +43,15 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
     slot: Ints,
     scratch: Ints,
 ) -> None:
-    gap_at, gap_rows = scratch[0], scratch[1]  # gaps of the present buffer, ascending
+    # Gaps below `top` in the present buffer, ascending; all rows from `top` on are free.
+    gap_at, gap_rows = scratch[0], scratch[1]
     gaps, top, out = 0, 0, 0
     for n in range(len(order)):
         i = order[n]
         if n == 0 or group[i] != group[order[n - 1]]:
+            # Both orders sort by group first, so the spans of a group begin at the same place.
             gaps, top, out = 0, 0, n
+        # Free what has left by now; `out` counts along the order of leaving.
         while out < len(leaving) and group[leaving[out]] == group[i]:
             j = leaving[out]
             if freed[j] > taken[i]:
@@ -56,23 +60,19 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
             while at < gaps and gap_at[at] < slot[j]:
                 at += 1
             # Gaps that touch become one: a span takes its rows out of a single gap.
-            joins_left = at > 0 and gap_at[at - 1] + gap_rows[at - 1] == slot[j]
-            joins_right = at < gaps and slot[j] + rows[j] == gap_at[at]
-            if joins_left:
-                gap_rows[at - 1] += rows[j]
-                if joins_right:
-                    gap_rows[at - 1] += gap_rows[at]
-                    gaps = _without(gap_at, gap_rows, gaps, at)
-            elif joins_right:
-                gap_at[at] = slot[j]
-                gap_rows[at] += rows[j]
+            free = rows[j]
+            if at < gaps and slot[j] + free == gap_at[at]:
+                free += gap_rows[at]
+                gaps = _without(gap_at, gap_rows, gaps, at)
+            if at > 0 and gap_at[at - 1] + gap_rows[at - 1] == slot[j]:
+                gap_rows[at - 1] += free
             else:
                 for k in range(gaps, at, -1):
                     gap_at[k], gap_rows[k] = gap_at[k - 1], gap_rows[k - 1]
-                gap_at[at], gap_rows[at] = slot[j], rows[j]
+                gap_at[at], gap_rows[at] = slot[j], free
                 gaps += 1
             out += 1
-        # The lowest gap that fits: rows high up stay free, and the buffer ends at `top`.
+        # The lowest gap that fits: rows high up stay free, so the buffer stays short.
         at = 0
         while at < gaps and gap_rows[at] < rows[i]:
             at += 1
@@ -83,7 +83,7 @@ def _place(  # noqa: C901, PLR0913 - a compiled kernel
             if gap_rows[at] == 0:
                 gaps = _without(gap_at, gap_rows, gaps, at)
         elif gaps and gap_at[gaps - 1] + gap_rows[gaps - 1] == top:
-            slot[i] = gap_at[gaps - 1]  # the last gap and some new rows
+            slot[i] = gap_at[gaps - 1]  # the last gap, and new rows behind it
             top = slot[i] + rows[i]
             gaps -= 1
         else:
@@ -128,7 +128,7 @@ def _find_clash(
             if freed[j] >= taken[i]:
                 if slot[j] < slot[i] + rows[i] and slot[i] < slot[j] + rows[j]:
                     return j, i
-                live[kept] = j
+                live[kept] = j  # spans that have ended drop out
                 kept += 1
         live[kept] = i
         count = kept + 1
