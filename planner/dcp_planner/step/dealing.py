@@ -1,8 +1,8 @@
 """Deal documents to runs of devices: equal work, under a cap on the tokens of a device.
 
 A micro-batch is a row of units: groups of devices of one size. A document takes a run of 1, 2, 4,
-... units that starts at a multiple of its own size, so that runs never overlap in part, or all
-units. Its work and its tokens are spread evenly over its run.
+... units, or all units. A run starts at a multiple of its own length, so that one of two runs
+contains the other or they are apart. Work and tokens of a document are spread evenly over its run.
 """
 
 from typing import NamedTuple
@@ -13,18 +13,20 @@ from dcp_dsl.arrays import Floats, Ints
 from dcp_planner.jit import FloatTable, compiled, inlined, inner
 
 LEAST_GAIN = 2e-4
-"""Smallest gain of an exchange, as a share of the fullest unit's work."""
+"""Smallest gain of an exchange, as a share of the work of the unit with most work."""
 
 MOST_TRIES = 100_000
 """Most exchanges that one deal looks at."""
 
 
 class Deal(NamedTuple):
-    """Units of all documents, and the load of each unit.
+    """Runs of all documents, and the load of each unit.
 
     Attributes:
-        micro_batch, first: of each document: its micro-batch, the first unit of its run ``[N]``.
-        size, work, tokens: of each document: units of its run, and what each of them gets ``[N]``.
+        micro_batch, first: of each document: its micro-batch, and the first unit of its run
+            ``[N]``.
+        size: units of each document's run ``[N]``.
+        work, tokens: of each document, on each unit of its run ``[N]``.
         load, held: work and tokens of every unit ``[M, U]``.
     """
 
@@ -42,9 +44,10 @@ class Deal(NamedTuple):
 
 
 class Exchange(NamedTuple):
-    """A document that moves to another run, and one that comes for it (-1: none).
+    """A document that moves to another run, and one that takes its place (-1: none).
 
-    `gain`: how much further the two runs stay below the fullest units of their micro-batches.
+    `gain` is the work that the exchange takes off the first run, or, if that is less, the distance
+    of the second run, with its new document, below the fullest unit of its micro-batch.
     """
 
     gain: float
@@ -63,9 +66,10 @@ def deal(
 ) -> Deal:
     """Choose a run of units for every document: wide ones first, then the longest.
 
-    Each goes where the fullest unit of its run has least work among those with room; one that fits
-    nowhere goes where there are fewest tokens. Then documents move or change places, in equal
-    sizes, while that relieves the fullest unit of a micro-batch and makes no other one longer.
+    Each goes to the run with room whose fullest unit has least work. A document that fits nowhere
+    goes to the run with the fewest tokens. Then documents move, or change places with others of
+    their size, while that relieves the fullest unit of a micro-batch and makes no other micro-batch
+    longer.
 
     Args:
         work: of each document, summed over its units ``[N]``.
@@ -90,7 +94,9 @@ def deal(
         work / size, tokens / size, np.zeros(shape), np.zeros(shape),
     )  # fmt: skip
     _fill(dealt, np.lexsort((np.arange(count), -work, -size)), float(cap))
-    if dealt.held.max(initial=0.0) > cap:  # first the tokens, then the work
+    # First the tokens, by the same search with exchanged roles, until all units hold the cap or
+    # nothing helps; then the work.
+    if dealt.held.max(initial=0.0) > cap:
         _relieve(dealt.by_tokens(), np.inf, float(cap), *np.zeros((2, shape[0])))
     _relieve(dealt, float(cap), 0.0, *np.zeros((2, shape[0])))
     return dealt
@@ -116,6 +122,7 @@ def _put(deal: Deal, row: int, batch: int, first: int, sign: int) -> None:
 @compiled
 def _fill(deal: Deal, order: Ints, cap: float) -> None:
     """Place documents one after the other."""
+    # `place` is the least busy run with room, `roomiest` the run with the fewest tokens.
     for row in order:
         width = deal.size[row]
         place, best = (-1, 0), np.inf
@@ -145,7 +152,7 @@ def _relieve(deal: Deal, cap: float, enough: float, tops: Floats, done: Floats) 
         batch = _most_wasteful(deal, tops, done)
         if batch < 0:
             return
-        found = Exchange(tops[batch] * LEAST_GAIN, -1, -1, 0, 0)
+        found = Exchange(tops[batch] * LEAST_GAIN, -1, -1, 0, 0)  # only a larger gain replaces it
         full = 0
         while deal.load[batch, full] < tops[batch]:
             full += 1
@@ -154,6 +161,7 @@ def _relieve(deal: Deal, cap: float, enough: float, tops: Floats, done: Floats) 
             inside = start <= full and full < start + deal.size[row]
             if tops[batch] <= enough or tries >= MOST_TRIES:
                 break
+            # Only a document on the fullest unit can relieve it.
             if deal.micro_batch[row] == batch and inside:
                 tries += len(deal.size) + deal.load.size // deal.size[row]  # swaps, then runs
                 found = _best_swap(deal, row, cap, tops, _best_move(deal, row, cap, tops, found))
@@ -172,7 +180,7 @@ def _relieve(deal: Deal, cap: float, enough: float, tops: Floats, done: Floats) 
 
 @inner
 def _most_wasteful(deal: Deal, tops: Floats, done: Floats) -> int:
-    """Fill `tops`; find the micro-batch, not yet done, that has its own furthest above the mean."""
+    """Fill `tops`; find the micro-batch, not yet done, whose top is furthest above its mean."""
     found, most = -1, 0.0
     for batch in range(len(tops)):
         tops[batch], total = 0.0, 0.0
@@ -187,10 +195,12 @@ def _most_wasteful(deal: Deal, tops: Floats, done: Floats) -> int:
 
 @inner
 def _best_move(deal: Deal, row: int, cap: float, tops: Floats, best: Exchange) -> Exchange:
-    """Look for a run with room for a document of a fullest unit."""
+    """Look for a run with room for a document of the fullest unit."""
     width = deal.size[row]
     for batch in range(deal.load.shape[0]):
         for start in range(0, deal.load.shape[1] - width + 1, width):
+            # Room below the top of that micro-batch once the document is there: negative if it
+            # would become the new top.
             left = tops[batch] - _most(deal.load, batch, start, width) - deal.work[row]
             gain = min(deal.work[row], left)
             if batch == deal.micro_batch[row] and start == deal.first[row]:
@@ -202,7 +212,7 @@ def _best_move(deal: Deal, row: int, cap: float, tops: Floats, best: Exchange) -
 
 @inner
 def _best_swap(deal: Deal, row: int, cap: float, tops: Floats, best: Exchange) -> Exchange:
-    """Look for a document of less work to change places with one of a fullest unit."""
+    """Look for a document of less work that changes places with one of the fullest unit."""
     width = deal.size[row]
     filled = _most(deal.held, deal.micro_batch[row], deal.first[row], width)
     for back in range(len(deal.size)):

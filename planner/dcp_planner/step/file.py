@@ -1,4 +1,4 @@
-"""Write and read one planned step: a JSON file, ``*.dcpstep.json``, which the dashboard shows.
+"""Write and read one planned step: a JSON file, ``*.dcpstep.json``, that the dashboard shows.
 
 ```
 {"schema": "dcp.step/1", "policy": name, "step_s": seconds, "over_balance": ratio,
@@ -7,8 +7,8 @@
              "attention_s": seconds, "documents": [number, ...], "tokens": [n, ...]}, ...]}
 ```
 
-Times of a group are those of all layers and stages on each of its devices; documents are numbered
-in the order of the data set, from the first of the step.
+Times of a group are those of all layers and stages on each of its devices. Documents are numbered
+in the order of the data set, from 0 for the first of the step.
 """
 
 import json
@@ -33,12 +33,12 @@ _AGAIN = "write it again with `dcpm step SPEC --lengths FILE --out FILE.dcpstep.
 
 @dataclass(frozen=True, slots=True)
 class StepGroup:
-    """Documents that some devices compute together in one micro-batch.
+    """Documents that a group of devices computes together in one micro-batch.
 
     Attributes:
         micro_batch, first, width: the micro-batch and the devices ``first`` to
             ``first + width - 1``.
-        linear_s, attention_s: seconds on each of them.
+        linear_s, attention_s: seconds on each of these devices.
         documents, tokens: numbers of the documents, and their lengths.
     """
 
@@ -56,7 +56,7 @@ class StepFile:
     """A planned step as its file holds it.
 
     Attributes:
-        policy: level that was chosen.
+        policy: name of the chosen level.
         step_s, over_balance, max_tokens: as of `StepTime`.
         replicas, context_ranks, stages, micro_batches: of the mesh.
         groups: by micro-batch, then by first device, wide ones first.
@@ -79,7 +79,7 @@ class StepFile:
 
 
 def write_step(path: Path, plan: StepPlan, documents: Documents) -> None:
-    """Write a planned step; another file of this name stays until the new one is whole.
+    """Write a planned step; an older file of this name stays until the new one is whole.
 
     Raises:
         PlanFileError: if the file cannot be written.
@@ -112,6 +112,7 @@ def read_step(path: Path) -> StepFile:
         PlanFileError: if the file is missing, larger than `LIMIT_BYTES`, or holds anything else.
     """
     try:
+        # One byte more tells a larger file; a size asked before could have changed since.
         with path.open("rb") as file:
             content = file.read(LIMIT_BYTES + 1)
     except OSError as error:
@@ -139,7 +140,7 @@ def _step(document: Mapping[str, Any]) -> StepFile:
     if not isinstance(groups, list):
         raise PlanFileError("groups: expected a list")
     return StepFile(
-        policy=str(document.get("policy"))[:200],
+        policy=str(document.get("policy"))[:200],  # a name, only shown
         step_s=_number(document, "step_s"),
         over_balance=_number(document, "over_balance"),
         max_tokens=_number(document, "max_tokens"),

@@ -1,14 +1,14 @@
 """Predict the time of one training step from an assignment of its documents.
 
-Each device computes the linear part of the tokens that it holds and its group's attention, for one
-micro-batch after the other. A group starts when all of its devices are free. If parameters are
+Each device computes the linear part of the tokens that it holds and its group's attention, one
+micro-batch after another. A group starts when all of its devices are free. If parameters are
 synchronised in every micro-batch (FSDP), all devices meet there; otherwise only at the end. With
 pipeline stages, 1F1B fills and drains the pipeline: ``stages - 1`` times the longest micro-batch's
 share of a stage.
 
-The attention of a group is estimated without planning its blocks.
-A plan of a group balances pairs and tokens over the group's devices. Then a document of ``n``
-tokens and ``p`` pairs keeps ``x = max(n / mean tokens, p / mean pairs)`` devices busy:
+The attention of a group is estimated without planning its blocks. A plan of a group balances pairs
+and tokens over the group's devices. Then a document of ``n`` tokens and ``p`` pairs keeps ``x =
+max(n / mean tokens, p / mean pairs)`` devices busy:
 
 - ``x <= 1``: one device holds the document whole, and nothing travels;
 - ``x > 1``: each of the `x` devices fetches the keys that its queries see and that it does not own,
@@ -16,15 +16,16 @@ tokens and ``p`` pairs keeps ``x = max(n / mean tokens, p / mean pairs)`` device
   ``y = n / mean tokens`` devices; the queries that the other ``x - y`` compute travel as well.
 
 The same count with nodes in place of devices gives the bytes between nodes. Compute hides most
-messages. The rest, kernels that leave multiprocessors idle, what the host does for messages, and
-how much less evenly plans of several nodes compute, are fitted to 24 simulated plans (8 to 64
-H100s; causal; blocks of 1,024 or 2,048 tokens; `native`, fast): half of the estimates are within
-6 % of the plan's time, nine of ten within 10 %, the worst is 15 % off. Smaller blocks mean more
-messages than that. Even sharding gets the same allowance.
-``bench_step.py --validate`` repeats the comparison.
+messages. Three allowances are fitted to 24 simulated plans (8 to 64 H100s; causal; blocks of 1,024
+or 2,048 tokens; `native`, fast): for messages that are not hidden; for kernels that leave
+multiprocessors idle and for the host's work for messages; and for plans of several nodes, which
+compute less evenly. Half of the estimates are within 6% of the plan's time, nine of ten within 10%,
+the worst is 15% off. Smaller blocks mean more messages than that. Even sharding gets the same
+allowances. ``bench_step.py --validate`` repeats the comparison.
 """
 
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal
 
 import numpy as np
@@ -36,12 +37,13 @@ from dcp_planner.model.problem import net_bytes
 from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel
 
 Sharding = Literal["planned", "even", "everywhere"]
-"""Devices that compute a document's attention: those of its group that a plan needs; all of its
-group, evenly; or, as a plan needs them, any of the mesh, wherever the document's tokens are."""
+"""Devices that compute a document's attention: ``planned``: as many of its group as a plan needs;
+``even``: all of its group, evenly; ``everywhere``: as many as a plan needs, of the whole mesh,
+wherever the document's tokens are."""
 
 IMBALANCE = 0.27
-"""Time above perfect balance in a group inside one node, as a share of compute: most of it are
-kernels with too few blocks of threads for a device, and what the host does for messages."""
+"""Time above perfect balance in a group inside one node, as a share of compute. Most of it are
+kernels with too few blocks of threads for a device, and the host's work for messages."""
 IMBALANCE_PER_DOUBLING = 0.087
 """Added to that share by each doubling of a group's nodes: ports carry uneven loads."""
 EXPOSED = 0.39
@@ -88,18 +90,18 @@ def pair_seconds(pairs: Floats, tokens: Floats, shape: ModelShape, cluster: Clus
 
 
 def unevenness(width: Floats, cluster: Cluster) -> Floats:
-    """Estimate the time above perfect balance of groups so wide, as a share of compute."""
+    """Estimate the time above perfect balance of groups of some widths, as a share of compute."""
     doublings = np.log2(_nodes(width, cluster))
     return np.where(width > 1, IMBALANCE + IMBALANCE_PER_DOUBLING * doublings, 0.0)
 
 
 def _nodes(width: Floats, cluster: Cluster) -> Floats:
-    """Compute the nodes of groups so wide, at least one."""
+    """Compute the number of nodes of groups of some widths, at least one."""
     return np.maximum(width / cluster.devices_per_node, 1.0)
 
 
 def messages_seconds(groups: Groups, shape: ModelShape, cluster: Cluster) -> Floats:
-    """Estimate what messages between nodes add to one layer, forward and backward, ``[G]``."""
+    """Estimate the time that messages between nodes add to one layer, both directions, ``[G]``."""
     nodes = _nodes(groups.width, cluster)
     moved = _bytes(groups, shape, "planned", nodes, is_backward=False)
     moved = moved + _bytes(groups, shape, "planned", nodes, is_backward=True)
@@ -118,6 +120,7 @@ def _direction(
     across = _bytes(groups, shape, sharding, nodes, is_backward=is_backward)
     intra_s = inside / groups.width / cluster.intra_bytes_per_s
     inter_s = across / groups.width / cluster.inter_bytes_per_s
+    # Links may be busier than compute: then they decide.
     overlapped = compute * (1 + unevenness(groups.width, cluster)) + EXPOSED * inter_s
     once = cluster.kernel_launch_s + cluster.pass_s
     return np.maximum(overlapped, np.maximum(intra_s, inter_s)) + once
@@ -131,10 +134,12 @@ def _bytes(
     own = parts[groups.group]
     by_tokens = own * groups.tokens / np.maximum(groups.sums(groups.tokens), 1)[groups.group]
     by_pairs = own * groups.pairs / np.maximum(groups.sums(groups.pairs), 1)[groups.group]
+    # Parts that compute with each document. If one is enough, nothing of the document travels.
     is_planned = sharding != "even"
     holders = np.maximum(by_tokens, by_pairs) if is_planned else own
     is_split = holders > 1
     holders = np.maximum(holders, 1.0)
+    # A part fetches the keys that its queries see, but no more than there are elsewhere.
     elsewhere = groups.tokens * (1 - 1 / holders)
     seen = groups.pairs / groups.tokens if is_planned else groups.tokens
     query_bytes, key_bytes = net_bytes(shape, "backward" if is_backward else "forward")
@@ -157,7 +162,7 @@ class StepTime:
 
     Attributes:
         linear_s, attention_s: mean over the devices.
-        waiting_s: mean time that devices wait for slower ones.
+        waiting_s: mean time that devices wait for other devices.
         bubble_s: pipeline fill and drain.
         synchronisation_s: collectives that compute does not hide.
         balance: `seconds` without bubble and synchronisation, over linear part and pairs in perfect
@@ -212,22 +217,20 @@ def predict_step(
     attention = model.layers * _attention(starts, members, mesh, model, cluster, sharding)
     tokens = members.sums(members.tokens) / members.width
     linear = model.linear_seconds(1) * tokens
+    # Tokens of each device in each micro-batch, and the time at which each device is free.
     held = np.zeros((mesh.micro_batches, mesh.devices))
-    ready = np.zeros(mesh.devices)
-    longest, micro_batch, begin = 0.0, 0, ready.copy()
-    for (batch, first, width), own, seconds in zip(
-        starts, tokens, (linear + attention).tolist(), strict=True
-    ):
-        if batch != micro_batch:
-            longest = max(longest, float((ready - begin).max()))
-            if synchronisation == "micro_batch":
-                ready[:] = ready.max()
-            micro_batch, begin = batch, ready.copy()
-        devices = slice(first, first + width)
-        # The devices of a group exchange keys: all of them begin when the last one is ready.
-        ready[devices] = ready[devices].max() + seconds
-        held[batch, devices] += own
-    longest = max(longest, float((ready - begin).max()))
+    ready, longest = np.zeros(mesh.devices), 0.0
+    groups = zip(starts, tokens, (linear + attention).tolist(), strict=True)
+    for batch, own_groups in groupby(groups, key=lambda group: group[0][0]):
+        if synchronisation == "micro_batch":
+            ready[:] = ready.max()
+        begin = ready.copy()
+        for (_, first, width), own, seconds in own_groups:
+            devices = slice(first, first + width)
+            # The devices of a group exchange keys: all of them begin when the last one is ready.
+            ready[devices] = ready[devices].max() + seconds
+            held[batch, devices] += own
+        longest = max(longest, float((ready - begin).max()))
     makespan = float(ready.max())
     share = members.width / mesh.devices
     linear_s, attention_s = float(linear @ share), float(attention @ share)
@@ -250,7 +253,7 @@ def predict_step(
 def group_seconds(
     documents: Documents, assignment: Assignment, model: StepModel, cluster: Cluster
 ) -> tuple[tuple[float, float], ...]:
-    """Return the linear part and the attention of each group, in the order of its groups."""
+    """Return the seconds of linear part and attention of each group of an assignment, in order."""
     starts, members = _grouped(documents, assignment)
     attention = model.layers * _attention(
         starts, members, assignment.mesh, model, cluster, "planned"
@@ -270,6 +273,7 @@ def _attention(
     """Estimate the attention of one layer in each group, ``[G]``."""
     if sharding != "everywhere":
         return attention_seconds(members, model.shape, cluster, sharding)
+    # All documents of a micro-batch form one group over the whole mesh.
     batch = np.array([start[0] for start in starts], np.int64)
     width = np.full(mesh.micro_batches, float(mesh.devices))
     together = Groups(members.tokens, members.pairs, batch[members.group], width)
@@ -281,9 +285,9 @@ def _exchange_seconds(
 ) -> float:
     """Compute the seconds of all collectives of parameters and gradients of a step on a device.
 
-    Hybrid sharding: parameters are sharded inside a node, so that FSDP's two gathers and one
-    scatter per micro-batch stay there (ZeRO-1: one of each per step); the nodes sum gradients once
-    a step. A ring moves ``1 - 1 / P`` of the bytes through each of its P devices.
+    Hybrid sharding: parameters are sharded inside a node. So FSDP's two gathers and one scatter per
+    micro-batch stay inside (ZeRO-1: one of each per step), and the nodes sum gradients once a step.
+    A ring moves ``1 - 1 / P`` of the bytes through each of its P devices.
     """
     size = model.parameter_bytes / mesh.stages
     local = min(cluster.devices_per_node, mesh.devices)

@@ -1,8 +1,9 @@
-"""Choose how the documents of a step are dealt to devices: the level that predicts least time.
+"""Choose how the documents of a step are dealt to devices: the level with the least predicted time.
 
-Long documents get many devices, short ones few. Groups are nested: a micro-batch first runs the
-documents that all or many devices share, then those of smaller groups inside. Only documents that
-need several nodes then pay for plans that span them.
+A *level* is a rule for the sizes of groups of devices. Long documents get many devices, short ones
+few. Groups are nested: a micro-batch first runs the documents that all or many devices share, then
+those of smaller groups inside. So only documents that need several nodes pay for plans that span
+several nodes.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,8 @@ def nested(narrowest: int, share: float, tolerance: float | None) -> Policy:
 
     Args:
         narrowest: devices of the smallest groups; divides the devices of the mesh.
-        share: as above; infinite: no document gets more than the smallest group.
+        share: most of a micro-batch's mean time, and of a device's tokens, that a document may
+            take.
         tolerance: how far above the mean a device's tokens may be, as a share; ``None``: as far as
             the token budget allows.
     """
@@ -40,9 +42,10 @@ def nested(narrowest: int, share: float, tolerance: float | None) -> Policy:
         sizes = _sizes(units)
         work = np.stack([problem.seconds_on(size * narrowest) for size in sizes])
         width = np.array(sizes, np.float64)[:, None] * narrowest
-        mean = problem.seconds.sum() / (mesh.devices * mesh.micro_batches)
-        fits = (work / width <= share * mean) & (tokens / width <= min(share, 1.0) * cap)
-        # What is too long for every size gets all devices.
+        # bool [sizes, N]. A share above 1 allows longer documents, but no more tokens than the cap.
+        fits = work / width <= share * problem.mean_seconds
+        fits &= tokens / width <= min(share, 1.0) * cap
+        # A document that is too long for every size gets all devices.
         fits[-1] = True
         level = np.argmax(fits, axis=0)  # the first True: the fewest devices
         chosen = np.array(sizes, np.int64)[level]
@@ -57,6 +60,7 @@ def even(width: int, tolerance: float | None) -> Policy:
     def policy(problem: StepProblem) -> Assignment:
         cap = _cap(problem, tolerance)
         if tolerance is not None:
+            # A long document may exceed the even share by itself; then its tokens are the cap.
             cap = max(cap, float(problem.documents.tokens.max()) / width)
         one = np.ones(len(problem.documents), np.int64)
         return _dealt(problem, problem.seconds_on(width), one, width, cap)
@@ -75,6 +79,7 @@ def _dealt(
     problem: StepProblem, work: Floats, size: Ints, narrowest: int, cap: float
 ) -> Assignment:
     """Deal documents to runs of `size` groups of the narrowest width."""
+    # Units of dealing are groups of the narrowest width: work and caps are those of a unit.
     mesh = problem.setting.mesh
     shape = (mesh.micro_batches, mesh.devices // narrowest)
     tokens = problem.documents.tokens
@@ -98,18 +103,18 @@ def _sizes(units: int) -> list[int]:
 
 
 EVEN_TOKENS = 0.02
-"""How far above the mean the tokens of a device may be, as a share, if they count as even."""
+"""Tokens of devices count as even if none is more than this share above the mean."""
 SHARES = (2.0, 1.0, 0.7, 0.5)
 """Shares of a micro-batch's mean time that a document may take in nested groups."""
 PACKS = "packs in order"
-"""Name of the level of finished packs."""
+"""Name of the level of finished packs, as today's recipes deal them."""
 MOST_PLACES = 10_000_000
-"""Most places that a deal may look at: documents times groups of all micro-batches."""
+"""Most places that a deal may look at: number of documents times groups of all micro-batches."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepPlan(Drawn):
-    """Assignment of a step's documents, and what it is predicted to take.
+    """Assignment of a step's documents, with its predicted time.
 
     Attributes:
         policy: name of the level that was chosen.
@@ -129,7 +134,7 @@ class StepPlan(Drawn):
         """Return the documents of the group of devices ``first`` to ``first + width - 1``.
 
         Returns:
-            Rows of the documents for each micro-batch: what a loader of that group packs.
+            Rows of the documents for each micro-batch: the packs of that group's data loader.
 
         Raises:
             PlanError: if the devices are no group of this plan in some micro-batch.
@@ -156,9 +161,9 @@ def levels(
 ) -> dict[str, tuple[Policy, ...]]:
     """Return the levels for a mesh by name, each with its variants.
 
-    Groups of one width, from one device to all, and nested groups from each width on. Both hold as
-    many tokens as the budget allows; those with even tokens at most `EVEN_TOKENS` above the mean.
-    With `widths`, only groups of these many devices.
+    There are groups of one width, from one device to all, and nested groups from each width on. A
+    device holds as many tokens as the budget allows; in levels with even tokens at most
+    `EVEN_TOKENS` above the mean. With `widths`, only groups of these numbers of devices.
 
     Raises:
         PlanError: if the devices of the mesh do not divide into groups of some width.
@@ -169,7 +174,7 @@ def levels(
             raise PlanError(f"widths: expected divisors of {mesh.devices} devices, got {width}")
         for cap, suffix in ((None, ""), (EVEN_TOKENS, ", even tokens")):
             if width == mesh.devices and suffix:
-                continue  # one group holds as many tokens either way
+                continue  # one group of all devices spreads its tokens evenly anyway
             found[f"groups of {width}{suffix}"] = (even(width, cap),)
             if widths is None and width < mesh.devices:
                 nests = tuple(nested(width, share, cap) for share in SHARES)
@@ -180,7 +185,7 @@ def levels(
 def _widths(mesh: StepMesh, documents: int) -> list[int]:
     """Return the powers of two that divide the devices, and all devices.
 
-    Groups so narrow that documents times groups exceed `MOST_PLACES` are left out.
+    Widths so narrow that documents times groups exceed `MOST_PLACES` are left out.
     """
     widths = [1 << power for power in range(mesh.devices.bit_length())]
     widths = [width for width in widths if mesh.devices % width == 0]
@@ -220,6 +225,7 @@ def plan_step(documents: Documents, setting: StepSetting) -> StepPlan:
             time = predict_step(
                 documents, assignment, model, cluster, synchronisation=setting.synchronisation
             )
+            # Of the variants of a level the best one stands for it.
             if name not in considered or _rank(time, most) < _rank(considered[name], most):
                 considered[name], assignments[name] = time, assignment
     chosen = choose_level(considered, most, setting.even_price)
@@ -233,14 +239,14 @@ def plan_step(documents: Documents, setting: StepSetting) -> StepPlan:
 
 
 def _rank(time: StepTime, most: float) -> tuple[bool, float]:
-    """Order plans: first those that hold the token budget, `most` times the mean; then by time."""
+    """Order plans: those within the token budget, `most` times the mean, come first; then time."""
     return time.max_tokens > most, time.seconds
 
 
 def choose_level(considered: dict[str, StepTime], most: float, even_price: float) -> str:
     """Choose the fastest level, or a slower one with even tokens if these cost little enough.
 
-    Even tokens never cost more than what the packs of today's recipes take.
+    A level with even tokens is never chosen if it takes longer than the packs of today's recipes.
     """
     fastest = min(considered, key=lambda name: _rank(considered[name], most))
     limit = (1 + even_price) * considered[fastest].seconds
@@ -259,12 +265,11 @@ def _finished_packs(problem: StepProblem) -> dict[str, tuple[Policy, ...]]:
     if problem.documents.tokens.max() > problem.setting.token_budget:
         return {}
     packs = pack(problem.documents.tokens.tolist(), problem.setting.token_budget)
-    fits = len(packs) <= problem.setting.mesh.replicas * problem.setting.mesh.micro_batches
-    return {PACKS: (alike_packs,)} if fits else {}
+    return {PACKS: (alike_packs,)} if len(packs) <= problem.num_packs else {}
 
 
 def check_step(documents: Documents, setting: StepSetting) -> None:
-    """Refuse a step that cannot be run.
+    """Refuse a step that cannot run.
 
     Raises:
         PlanError: as `plan_step` says.

@@ -1,7 +1,9 @@
-"""The problem of a step policy, and published ways to solve it, written from their descriptions.
+"""The problem of a step policy, and published policies, written from their descriptions.
 
-All are priced by the simulator that prices `plan_step`, messages included. Each states how its
-attention shares documents (`Sharding`).
+`predict_step` prices all of them, and the plans of `plan_step`, with the same estimates, messages
+included. Each policy states how its attention shares documents (`Sharding`).
+
+A *pack* is the list of documents that one replica runs in one micro-batch.
 """
 
 import heapq
@@ -34,10 +36,10 @@ class StepSetting:
         cluster: of all devices of a stage, node after node.
         token_budget: most tokens of a replica in one micro-batch.
         synchronisation: when devices exchange parameters.
-        even_price: share of the time of the fastest plan that one with even tokens, which needs
-            less memory, may take more; 0: time alone decides.
-        widths: devices of a group to choose from; ``None``: 1, 2, 4, ... up to all, and a width for
-            each document.
+        even_price: how much longer than the fastest plan a plan with even tokens may take, as a
+            share of its time: even tokens need less memory. 0: time alone decides.
+        widths: numbers of devices that a group may have; ``None``: 1, 2, 4, ... up to all, and a
+            width for each document.
     """
 
     mesh: StepMesh
@@ -86,6 +88,17 @@ class StepProblem:
         return self.setting.token_budget / self.setting.mesh.context_ranks
 
     @property
+    def num_packs(self) -> int:
+        """Packs of a step: one for each replica in each micro-batch."""
+        return self.setting.mesh.replicas * self.setting.mesh.micro_batches
+
+    @property
+    def mean_seconds(self) -> float:
+        """Seconds of a device in one micro-batch if all take equally long."""
+        mesh = self.setting.mesh
+        return float(self.seconds.sum()) / (mesh.devices * mesh.micro_batches)
+
+    @property
     def mean_tokens(self) -> float:
         """Tokens of a device in one micro-batch if all hold equally many."""
         mesh = self.setting.mesh
@@ -94,12 +107,13 @@ class StepProblem:
     @property
     def most_tokens(self) -> float:
         """Most tokens of a device over that mean, as the token budget allows."""
-        return self.room / self.mean_tokens * (1 + 1e-9)
+        return self.room / self.mean_tokens * (1 + 1e-9)  # a margin for rounding
 
     def seconds_on(self, width: int) -> Floats:
         """Estimate the seconds of each document, summed over `width` devices that share it."""
         wide = np.array([float(width)])
         busy = self.attention * (1 + unevenness(wide, self.setting.cluster))
+        # Only messages between nodes add time; `unevenness` covers those inside a node.
         if width > self.setting.cluster.devices_per_node:
             count = len(self.documents)
             alone = Groups(
@@ -116,56 +130,51 @@ Policy = Callable[[StepProblem], Assignment]
 
 @dataclass(frozen=True, slots=True)
 class NamedPolicy:
-    """A policy, how its attention shares documents, and its place in tables."""
+    """A policy with its name in tables, and how its attention shares documents."""
 
     name: str
     assign: Policy
     sharding: Sharding = "planned"
 
 
-def _assign(
-    problem: StepProblem, bins: Ints, micro_batch: Ints, group: Ints, width: int
-) -> Assignment:
-    """Turn the bin of each document, and each bin's place, into an assignment."""
+def _assign(problem: StepProblem, bins: Ints, micro_batch: Ints, replica: Ints) -> Assignment:
+    """Turn the pack of each document, and the place of each pack, into an assignment."""
+    mesh = problem.setting.mesh
     return Assignment(
-        problem.setting.mesh,
+        mesh,
         micro_batch[bins].astype(np.int32),
-        (group[bins] * width).astype(np.int32),
-        np.full(len(bins), width, np.int32),
+        (replica[bins] * mesh.context_ranks).astype(np.int32),
+        np.full(len(bins), mesh.context_ranks, np.int32),
     )
 
 
-def _alike(problem: StepProblem, bins: Ints, count: int, width: int) -> Assignment:
-    """Let bins of similar work share a micro-batch; the largest goes to the group with least work.
+def _alike(problem: StepProblem, bins: Ints) -> Assignment:
+    """Let packs of similar work share a micro-batch; the largest goes to the least busy replica.
 
-    So both sums are small: of the longest bin of every micro-batch, and of each group's bins.
+    So both sums are small: of the longest pack of every micro-batch, and of each replica's packs.
     """
-    loads = np.bincount(bins, weights=problem.seconds, minlength=count)
+    loads = np.bincount(bins, weights=problem.seconds, minlength=problem.num_packs)
     order = np.argsort(-loads, kind="stable").reshape(problem.setting.mesh.micro_batches, -1)
-    micro_batch, group = np.empty(count, np.int64), np.empty(count, np.int64)
+    micro_batch, replica = np.empty((2, problem.num_packs), np.int64)
     total = np.zeros(order.shape[1])
     for batch, row in enumerate(order):
         least = np.argsort(total, kind="stable")
-        micro_batch[row], group[row] = batch, least
+        micro_batch[row], replica[row] = batch, least
         total[least] += loads[row]
-    return _assign(problem, bins, micro_batch, group, width)
+    return _assign(problem, bins, micro_batch, replica)
 
 
 def _in_turn(problem: StepProblem, packs: tuple[tuple[int, ...], ...]) -> Assignment:
     """Deal finished packs to replicas in turn: pack k is micro-batch k // R of replica k % R."""
-    mesh = problem.setting.mesh
-    count = mesh.replicas * mesh.micro_batches
-    bins = _bins_of(packs, len(problem.documents)) % count
-    numbers = np.arange(count)
-    return _assign(
-        problem, bins, numbers // mesh.replicas, numbers % mesh.replicas, mesh.context_ranks
-    )
+    micro_batch, replica = np.divmod(np.arange(problem.num_packs), problem.setting.mesh.replicas)
+    return _assign(problem, _bins_of(problem, packs), micro_batch, replica)
 
 
-def _bins_of(packs: tuple[tuple[int, ...], ...], documents: int) -> Ints:
-    bins = np.empty(documents, np.int64)
+def _bins_of(problem: StepProblem, packs: tuple[tuple[int, ...], ...]) -> Ints:
+    """Return the pack of each document; packs beyond those of the step join the first ones."""
+    bins = np.empty(len(problem.documents), np.int64)
     for number, rows in enumerate(packs):
-        bins[list(rows)] = number
+        bins[list(rows)] = number % problem.num_packs
     return bins
 
 
@@ -182,11 +191,8 @@ def first_fit_decreasing(problem: StepProblem) -> Assignment:
 
 def alike_packs(problem: StepProblem) -> Assignment:
     """Pack in order; packs of similar work share a micro-batch (Megatron-LM `dp_balanced`)."""
-    mesh = problem.setting.mesh
-    count = mesh.replicas * mesh.micro_batches
     packs = pack(problem.documents.tokens.tolist(), problem.setting.token_budget)
-    bins = _bins_of(packs, len(problem.documents)) % count
-    return _alike(problem, bins, count, mesh.context_ranks)
+    return _alike(problem, _bins_of(problem, packs))
 
 
 def karmarkar_karp(problem: StepProblem) -> Assignment:
@@ -195,18 +201,19 @@ def karmarkar_karp(problem: StepProblem) -> Assignment:
     Source: Karmarkar and Karp, The Differencing Method of Set Partitioning (1982); verl balances
     data-parallel ranks with it.
     """
-    mesh = problem.setting.mesh
-    count = mesh.replicas * mesh.micro_batches
-    bins = differencing(problem.seconds, count)
-    return _alike(problem, bins, count, mesh.context_ranks)
+    return _alike(problem, differencing(problem.seconds, problem.num_packs))
 
 
 def differencing(values: Floats, parts: int) -> Ints:
     """Split values into parts of nearly equal sums; O(N parts log N).
 
+    An entry of the heap is a partial split with its spread, largest less smallest sum. The two of
+    the largest spread merge, large sums onto small ones, until one is left.
+
     >>> np.bincount(differencing(np.array([8.0, 7, 6, 5, 4]), 2), weights=[8, 7, 6, 5, 4]).tolist()
     [16.0, 14.0]
     """
+    # The number of a value breaks ties, so lists of documents are never compared.
     heap: list[tuple[float, int, list[tuple[float, list[int]]]]] = []
     for number, value in enumerate(values.tolist()):
         sets = [(value, [number]), *((0.0, []) for _ in range(parts - 1))]
@@ -230,9 +237,8 @@ def variable_length(problem: StepProblem) -> Assignment:
 
     Source: WLB-LLM (OSDI 2025), Sec. 4.1, without delaying outliers to later steps.
     """
-    mesh, tokens = problem.setting.mesh, problem.documents.tokens
-    count = mesh.replicas * mesh.micro_batches
-    work, held = np.zeros(count), np.zeros(count)
+    tokens = problem.documents.tokens
+    work, held = np.zeros((2, problem.num_packs))
     bins = np.empty(len(tokens), np.int64)
     for row in sorted(range(len(tokens)), key=lambda i: (-tokens[i], i)):
         chosen = int(np.argmin(work))
@@ -241,7 +247,7 @@ def variable_length(problem: StepProblem) -> Assignment:
         bins[row] = chosen
         work[chosen] += problem.seconds[row]
         held[chosen] += tokens[row]
-    return _alike(problem, bins, count, mesh.context_ranks)
+    return _alike(problem, bins)
 
 
 def width_by_tokens(problem: StepProblem) -> Assignment:
@@ -249,8 +255,7 @@ def width_by_tokens(problem: StepProblem) -> Assignment:
 
     Source: Megatron-LM, dynamic (hybrid) context parallelism, pull requests 2054 and 2282.
     """
-    room = problem.setting.token_budget / problem.setting.mesh.context_ranks
-    return _spread(problem, problem.documents.tokens / room)
+    return _spread(problem, problem.documents.tokens / problem.room)
 
 
 def width_by_work(problem: StepProblem) -> Assignment:
@@ -258,11 +263,8 @@ def width_by_work(problem: StepProblem) -> Assignment:
 
     Source: FlexSP (ASPLOS 2025) chooses a degree per sequence by its time; here without its MILP.
     """
-    mesh = problem.setting.mesh
-    room = problem.setting.token_budget / mesh.context_ranks
-    mean = problem.seconds.sum() / (mesh.devices * mesh.micro_batches)
-    needed = np.maximum(problem.documents.tokens / room, problem.seconds / mean)
-    return _spread(problem, needed)
+    by_tokens = problem.documents.tokens / problem.room
+    return _spread(problem, np.maximum(by_tokens, problem.seconds / problem.mean_seconds))
 
 
 def _spread(problem: StepProblem, needed: Floats) -> Assignment:
@@ -272,12 +274,13 @@ def _spread(problem: StepProblem, needed: Floats) -> Assignment:
     """
     mesh = problem.setting.mesh
     load = np.zeros((mesh.micro_batches, mesh.devices))
-    most = 1 << (mesh.devices.bit_length() - 1)
+    most = 1 << (mesh.devices.bit_length() - 1)  # the largest power of two up to all devices
     exponent = np.ceil(np.log2(np.maximum(needed, 1.0)))
     width = np.minimum(np.exp2(exponent), most).astype(np.int32)
     micro_batch, first = np.empty(len(width), np.int32), np.empty(len(width), np.int32)
     for row in np.lexsort((np.arange(len(width)), -problem.seconds, -width)).tolist():
         size = int(width[row])
+        # Devices behind the last whole run stay free of documents so wide.
         runs = load[:, : mesh.devices // size * size].reshape(mesh.micro_batches, -1, size)
         place = int(np.argmin(runs.max(2)))
         batch, run = divmod(place, runs.shape[1])
@@ -296,6 +299,6 @@ RIVALS = (
     NamedPolicy("flexsp", width_by_work, "even"),
     NamedPolicy("distca", alike_packs, "everywhere"),
 )
-"""Published ways. The first two run our attention plans. DistCA (arXiv 2510.18121) computes
+"""Published policies. The first two run our attention plans. DistCA (arXiv 2510.18121) computes
 attention on any device: it is priced with our plan of all devices, as if its greedy choice were as
 good."""

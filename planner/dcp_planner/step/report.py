@@ -54,7 +54,8 @@ def steps_of_lengths(
     """Cut a list of documents into global batches of `packs` packs in order; the rest is left out.
 
     Raises:
-        DatasetError: if the mask needs more than a length, or a document exceeds the budget.
+        DatasetError: if the mask needs other columns than ``len``, or a document exceeds the
+            budget.
     """
     counts = _PairCounts()
     for rows in _steps(lengths, token_budget, packs):
@@ -67,11 +68,11 @@ def steps_of_dataset(
     """Cut a data set into global batches of `packs` packs in order; the rest is left out.
 
     Args:
-        spec: the masks; each file of the data set has that of its `for` statement.
+        spec: the masks; each file of the data set has the mask of its `for` statement.
         dataset: the rows.
-        call: a mask or stack for all files instead.
+        call: a mask or stack for all files, in place of the `for` statements.
         token_budget: most tokens of a pack; longer rows are left out, and empty ones.
-        packs: of a global batch.
+        packs: number of packs in a global batch.
 
     Returns:
         The documents of each global batch, and how many rows were left out.
@@ -105,7 +106,10 @@ def steps_of_dataset(
 
 
 def _steps(lengths: Sequence[int], token_budget: int, packs: int) -> Iterator[list[int]]:
-    """Yield the documents of each global batch."""
+    """Yield the documents of each global batch.
+
+    Policies deal the documents of a batch anew, so the packs only fix which documents belong to it.
+    """
     batches = pack(lengths, token_budget)
     for start in range(0, len(batches) - packs + 1, packs):
         yield [row for batch in batches[start : start + packs] for row in batch]
@@ -123,12 +127,13 @@ class _PairCounts:
         self._known: dict[tuple[int, str], float] = {}
 
     def of(self, value: Mask | Stack, sample: Sample) -> float:
-        # The caller holds the masks, so that no id is given twice.
+        # By identity: the caller keeps the masks alive, so no id is given twice.
         key = id(value), sample.to_json()
         if key not in self._known:
             stack = value if isinstance(value, Stack) else Stack.of(value)
             cycle = stack.cycle()
             pairs = [mask.compile(sample).num_pairs for mask in stack.masks]
+            # -1 in the cycle: a layer of linear attention has no pairs, but counts in the mean.
             self._known[key] = sum(pairs[n] for n in cycle if n >= 0) / len(cycle)
         return self._known[key]
 
@@ -172,7 +177,7 @@ class StepReport:
         documents: of all steps.
         policies: `plan_step` first, then the levels that every step allows, then the others.
         levels: how often each level was chosen.
-        first: the documents of the first step, and its plan; ``None`` if there is no step.
+        first: documents and plan of the first step; ``None`` if there is no step.
     """
 
     steps: int
@@ -200,7 +205,7 @@ class StepReport:
         return max(self.levels, key=lambda name: (self.levels[name], name))
 
     def speedup_over(self, name: str) -> float:
-        """Compute the geometric mean of a policy's times over those of `plan_step`."""
+        """Compute the geometric mean, over the steps, of a policy's time over `plan_step`'s."""
         ours, theirs = (
             next(policy for policy in self.policies if policy.name == wanted).times
             for wanted in (CHOSEN, name)
@@ -240,6 +245,7 @@ def compare_policies(
         found = {CHOSEN: plan.time, **plan.considered, **_price(step, setting, others)}
         for name, time in found.items():
             times.setdefault(name, []).append(time)
+    # A level that some step does not allow has fewer times, which could not be compared.
     rivals = {other.name for other in others}
     policies = tuple(
         PolicyReport(name, tuple(found), is_rival=name in rivals)
@@ -284,6 +290,7 @@ def batch_seconds(
         Seconds by the names of `STEP`.
     """
     cycle = sum(n * figures.predicted_s for n, figures in zip(layers, masks, strict=True))
+    # All masks share their owners, so the first one's tokens are those of all.
     attention = model.layers * cycle / sum(layers)
     first = masks[0]
     linear = model.linear_seconds(first.token_imbalance * first.tokens / first.devices)

@@ -1,4 +1,4 @@
-"""The setting of a step: documents, mesh and model; and the devices that each document is given."""
+"""The setting of a step: documents, mesh and model; and the devices assigned to each document."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -53,8 +53,9 @@ class StepMesh:
     """Devices and micro-batches of a step.
 
     Attributes:
-        replicas: groups of devices that hold the same tokens' worth of work in today's recipes.
-        context_ranks: devices of a replica.
+        replicas: data-parallel replicas; in today's recipes each runs one pack of documents in a
+            micro-batch.
+        context_ranks: devices of a replica: the ranks of its context parallelism.
         micro_batches: micro-batches of a step.
         stages: pipeline stages; each has ``replicas * context_ranks`` devices.
 
@@ -115,8 +116,8 @@ class Assignment(Record):
 
     def groups(self) -> Iterator[tuple[int, int, int, Ints]]:
         """Yield each group: micro-batch, first device, width, its documents in their order."""
-        keys = np.stack([self.micro_batch, self.first, -self.width])
-        order = np.lexsort(keys[::-1])
+        keys = np.stack([self.micro_batch, self.first, -self.width])  # of one begin, wide first
+        order = np.lexsort(keys[::-1])  # the last key is the first to sort by
         changes = np.flatnonzero(np.any(np.diff(keys[:, order], axis=1) != 0, axis=0)) + 1
         for rows in np.split(order, changes) if len(order) else ():
             row = rows[0]
@@ -135,8 +136,8 @@ class StepModel:
     Attributes:
         shape: heads of every attention layer.
         layers: layers with attention; others count in `linear_flops` only.
-        linear_flops: FLOPs of a token in everything but attention, forward and backward together,
-            all layers.
+        linear_flops: FLOPs of a token outside attention, forward and backward of all layers
+            together.
         parameter_bytes: bytes that a replica's devices synchronise in each direction.
         matmul_flops_per_s: FLOPs per second that one device sustains in the linear part.
 
@@ -164,9 +165,9 @@ class StepModel:
         return self.linear_seconds(1) / self.layers
 
     def with_heads(self, shape: ModelShape) -> "StepModel":
-        """Return what a device runs whose attention has these heads (tensor parallelism).
+        """Return the share of the model on a device with these heads (tensor parallelism).
 
-        It has the same share of the linear part and of the parameters as of the query heads.
+        The linear part and the parameters are divided like the query heads.
         """
         share = shape.q_heads / self.shape.q_heads
         return replace(
@@ -188,9 +189,8 @@ _SIZES: dict[str, tuple[float, int, tuple[int, int, int], float]] = {
     "llama-70b": (70.6e9, 80, (64, 8, 128), 69.5e9),
     "gemma-3-12b": (12.2e9, 48, (16, 8, 256), 11.2e9),
 }
-"""Parameters, layers, heads (q, kv, dim), and parameters without the embedding table."""
-STEP_MODELS = tuple(_SIZES)
-"""Names of the presets: sizes from the models' cards."""
+"""Parameters, layers, heads (q, kv, dim), and parameters without the embedding table, from the
+models' cards."""
 
 
 def step_model(name: str, device: str = "h100") -> StepModel:
@@ -214,6 +214,6 @@ def step_model(name: str, device: str = "h100") -> StepModel:
         shape=ModelShape(*heads),
         layers=layers,
         linear_flops=6 * dense,
-        parameter_bytes=2 * parameters,
+        parameter_bytes=2 * parameters,  # of 16 bits
         matmul_flops_per_s=MATMUL_EFFICIENCY * peak,
     )
