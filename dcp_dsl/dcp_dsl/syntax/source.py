@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dcp_dsl.errors import DCPError
+from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.parser import parse
-from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken, scan
+from dcp_dsl.syntax.tokens import RawToken, scan, split_statements
 
 MAX_BYTES = 2**19
 _DESCRIPTORS = (("/", "dev"), ("/", "proc"))  # where shells put the pipes of `<(command)`
@@ -120,7 +121,7 @@ def format_source(text: str) -> str:
     mask a = causal and (q - k < 4)  # near
     """
     parse(text)
-    lines = _Lines(text)
+    lines = _Lines(text, {group[0].span for group in split_statements(text)})
     for token in scan(text):
         lines.add(token)
     return lines.text + "\n" if lines.text else ""
@@ -130,22 +131,23 @@ def format_source(text: str) -> str:
 class _Lines:
     """The formatted text, token by token.
 
-    `depth` counts the brackets that are open, `in_layout` says that a `segment` statement is.
+    `starts` holds the first token of every statement, `depth` counts the brackets that are open,
+    `in_layout` says that a `segment` statement is.
     """
 
     source: str
+    starts: set[Span]
     text: str = ""
     previous: RawToken | None = None
     before: RawToken | None = None  # the one in front of `previous`
     depth: int = 0
-    is_decorated: bool = False
     in_layout: bool = False
 
     def add(self, token: RawToken) -> None:
         """Append one token, with the space or the line break in front of it."""
         if token.text in (")", "]", "}"):
             self.depth -= 1
-        is_start = self._is_statement(token)
+        is_start = token.span in self.starts
         if (previous := self.previous) is not None:
             breaks = self.source.count("\n", previous.span.end, token.span.start)
             if is_start or breaks:
@@ -160,18 +162,6 @@ class _Lines:
         if is_start:
             self.in_layout = token.text == "segment"
         self.before, self.previous = self.previous, token
-
-    def _is_statement(self, token: RawToken) -> bool:
-        """Return whether a statement begins here: at its first decorator, else at its keyword."""
-        if self.previous is not None and self.previous.text == ":":  # a type: `m: mask`
-            return False
-        if token.text == "@":
-            was, self.is_decorated = self.is_decorated, True
-            return not was
-        if token.text not in STATEMENT_KEYWORDS:
-            return False
-        was, self.is_decorated = self.is_decorated, False
-        return not was
 
     def _break(self, token: RawToken, breaks: int, *, is_start: bool) -> None:
         if breaks > 1 and (is_start or token.kind == "comment"):
