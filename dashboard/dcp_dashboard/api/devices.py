@@ -175,7 +175,7 @@ def devices_payload(loaded: LoadedPlan) -> bytes:
         if name not in loads:
             continue
         values = loads[name]
-        mean = float(np.mean(values)) if len(values) else 0.0
+        mean = float(np.mean(values))
         ratio = float(np.max(values)) / mean if mean else 1.0
         rows.append(
             {"id": name, "label": label, "meaning": meaning, "unit": unit, "kind": kind,

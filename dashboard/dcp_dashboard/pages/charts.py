@@ -1,7 +1,7 @@
 """Plotly charts: differences of two plans, lengths and speed-ups of a data set.
 
-Paper and plot are transparent; `assets/style.css` recolours text and grid lines for the light and
-the dark theme, so no figure has to be made twice.
+Paper and plot are transparent, and `assets/style.css` recolours text and grid lines for the light
+and the dark theme. So a figure is made once for both.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,6 +27,7 @@ GRAPH_CONFIG: Any = {  # Any: Dash has a type of its own for it
 }
 """For every graph: nothing that talks to a cloud, no tool bar."""
 
+# Axes are fixed: on a page that scrolls, a chart must not take the wheel and the drag for itself.
 TEMPLATE = go.layout.Template(
     layout={
         "paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)", "bargap": 0.18,
@@ -82,15 +83,16 @@ def device_axis(num_devices: int) -> dict[str, Any]:  # Any: plotly takes texts 
 
 def deltas_figure(deltas: Sequence[Deltas], node_ptr: NDArray[np.int64]) -> go.Figure:
     """Draw B minus A per device, one row for each quantity; up is more in B."""
+    # The spacing is a share of the whole height: 0.4 of a row, where the headings stand.
     figure = make_subplots(
         rows=len(deltas), cols=1, shared_xaxes=True, vertical_spacing=0.4 / len(deltas)
     )
     size, lines = len(deltas[0].first), []
     for row, delta in enumerate(deltas, start=1):
-        axis = "" if row == 1 else str(row)
+        axis = "" if row == 1 else str(row)  # Plotly numbers axes x, x2, x3
         figure.add_trace(_delta_bars(delta), row=row, col=1)
         figure.update_yaxes(**_delta_axis(delta), row=row, col=1)
-        mean = float(delta.difference.mean()) if size else 0.0
+        mean = float(delta.difference.mean())
         annotate(figure, axis, f"<b>{delta.heading}</b>", "left")
         annotate(figure, axis, f"mean {signed(mean, delta.text)}", "right")
         lines += [
@@ -118,7 +120,7 @@ def _delta_bars(delta: Deltas) -> go.Bar:
 
 
 def _delta_axis(delta: Deltas) -> dict[str, Any]:
-    """Return the settings of an axis with ticks at 0 and at the ends that do not touch it."""
+    """Return the settings of an axis with ticks at 0 and at those ends that are not close to 0."""
     low, high = float(delta.difference.min(initial=0)), float(delta.difference.max(initial=0))
     # Without any difference the axis still needs a width.
     margin = 0.08 * (high - low) or 1.0
@@ -154,6 +156,7 @@ def traffic_difference_figure(
     ]
     figure = go.Figure(
         go.Heatmap(
+            # NaN leaves a cell blank: nothing is sent there in either plan.
             z=np.where(is_used, change.astype(float), np.nan),
             customdata=texts,
             hovertemplate="device %{y} to device %{x}<br>%{customdata}<extra></extra>",
@@ -173,6 +176,7 @@ def traffic_difference_figure(
         for at in node_borders(node_ptr)
     ]
     axis = device_axis(len(change)) | {"constrain": "domain"}
+    # Device 0 at the top, as in the mask; cells are squares.
     upward = axis | {"range": axis["range"][::-1], "scaleanchor": "x"}
     figure.update_xaxes(title_text="to device", **axis)
     figure.update_yaxes(title_text="from device", **upward)
@@ -198,6 +202,7 @@ def lengths_figure(report: DatasetReport) -> go.Figure | None:
 
 
 def _length_bars(counts: Sequence[int]) -> go.Figure:
+    """Draw a bar per power of two: the sequences of 2**i to 2**(i + 1) - 1 tokens."""
     used = [power for power, number in enumerate(counts) if number]
     powers = range(used[0], used[-1] + 1)
     bars = go.Bar(
@@ -217,6 +222,7 @@ def _length_ranges(batches: Sequence[BatchLine]) -> go.Figure:
     points = go.Scatter(
         x=[b.index for b in batches], y=middle, mode="markers", showlegend=False,
         marker={"color": BLUE, "size": 6},
+        # Plotly takes the distances from the middle to both ends.
         error_y={
             "type": "data", "symmetric": False, "color": NEUTRAL, "thickness": 1, "width": 2,
             "array": [b - a for a, b in zip(middle, most, strict=True)],
@@ -236,9 +242,11 @@ def speedup_figure(report: DatasetReport) -> go.Figure | None:
 
     The whiskers are the least and the most. Return ``None`` if nothing was compared.
     """
+    # From the bottom up: the strongest rival, over which the speed-up is least, is the lowest row.
     methods = sorted(report.methods, key=lambda name: float(np.median(report.speedups(name))))
     if not methods:
         return None
+    # Five numbers of a method describe its box, so the page does not carry a number of every batch.
     quartiles = [np.quantile(report.speedups(name), (0, 0.25, 0.5, 0.75, 1)) for name in methods]
     least, low, middle, high, most = np.transpose(quartiles).tolist()
     figure = go.Figure(
@@ -299,6 +307,7 @@ def histogram(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
     [2]
     """
     low, high = float(values.min()), float(values.max())
+    # Values that differ by rounding alone are one bin, not two at the ends of nothing.
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         return np.array([(low + high) / 2]), np.array([len(values)])
     counts, edges = np.histogram(values, bins=min(BINS, len(values)))

@@ -65,6 +65,13 @@ class Choice:
         """The text of the choice in a picker."""
         return f"{self.key}~{self.source}"
 
+    @classmethod
+    def read(cls, value: object) -> "Choice | None":
+        """Read the text of a choice, ``None`` if it is none: a client may send anything."""
+        key, _, name = str(value).partition("~")
+        source = known_source(name)
+        return None if source is None else cls(key, source)
+
 
 def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
     """Read both choices from a URL, ``?a=<key>&as=<source>&b=<key>&bs=<source>``.
@@ -77,6 +84,7 @@ def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
     (None, Choice(key='k', source='simulated'))
     """
     asked = {name: values[0] for name, values in parse_qs(query.removeprefix("?")).items()}
+    # A plan beside itself is meant as its prediction beside its run, unless sources are named.
     is_run = asked.get("a") == asked.get("b") and not asked.keys() & {"as", "bs"}
 
     def choice(name: str, default: Source) -> Choice | None:
@@ -131,6 +139,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         parts.append(device_panels(comparison))
     if comparison.has_same_blocks and not comparison.is_same_plan:
         parts.append(moves_panel(comparison))
+    # The charts follow in a callback: the rest of the page does not wait for Plotly's scripts.
     parts.append(dcc.Store(id="compare-sides", data=[choices[0].value, choices[1].value]))
     return framed(f"{first.summary.mask} against {second.summary.mask}", *parts)
 
@@ -172,7 +181,8 @@ def _options(library: PlanLibrary, search: str, chosen: Choice | None) -> list[d
             label = f"{row.entry.relative} · {SOURCE_LABELS[source].lower()}{spent}"
             every[Choice(row.entry.key, source).value] = label
     kept = {chosen.value: every[chosen.value]} if chosen and chosen.value in every else {}
-    words = "" if search in kept.values() else search  # the picker still shows what is chosen
+    # A picker that is opened searches for the label that it shows: then all plans are meant.
+    words = "" if search in kept.values() else search
     found = (item for item in every.items() if has_words(words, item[1:]))
     shown = kept | dict(islice(found, MOST_OPTIONS))
     return [{"value": value, "label": label} for value, label in shown.items()]
@@ -209,6 +219,7 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
         except DCPError as error:  # a file changed or went away since the page was made
             return html.Div(str(error), role="alert"), html.Div()
 
+    # Names of plans are searched on the server: a folder may hold ten thousand of them.
     for name in ("a", "b"):
 
         @app.callback(
@@ -216,10 +227,7 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
             Input(f"compare-{name}", "value"), prevent_initial_call=True,
         )  # fmt: skip
         def search(text: object, value: object) -> list[dict[str, str]]:
-            key, _, source = str(value).partition("~")
-            known = known_source(source)
-            chosen = None if known is None else Choice(key, known)
-            return _options(library, str(text or "")[:MAX_SEARCH], chosen)
+            return _options(library, str(text or "")[:MAX_SEARCH], Choice.read(value))
 
     connect: Any = app.clientside_callback  # Any: Dash leaves it untyped
     connect(
@@ -234,11 +242,10 @@ def _read_sides(sides: object) -> tuple[Choice, Choice]:
         raise DCPError(f"expected two sides of a comparison, got {str(sides)[:80]}")
     found = []
     for text in sides:
-        key, _, name = str(text).partition("~")
-        source = known_source(name)
-        if source is None:
+        choice = Choice.read(text)
+        if choice is None:
             raise DCPError(f"expected <key>~<source>, got {str(text)[:80]!r}")
-        found.append(Choice(key, source))
+        found.append(choice)
     return found[0], found[1]
 
 
@@ -257,6 +264,7 @@ FIGURES: Sequence[tuple[str, Callable[[LoadedPlan], float], Callable[[float], st
 PLACES = ("top center", "bottom center", "middle right", "middle left")
 """Sides of a dot on which letters stand in turn, so that close ones stay readable."""
 SECONDS, FORWARD, BACKWARD, MOVED = 0, 3, 4, 5
+"""Columns of `FIGURES` that the chart draws."""
 
 
 def front_page(library: PlanLibrary, query: str) -> Component:
@@ -293,6 +301,7 @@ def unbeaten(values: Floats) -> Bools:
     >>> unbeaten(np.array([[1.0, 3.0], [2.0, 1.0], [2.0, 3.0]])).tolist()
     [True, True, False]
     """
+    # ``[i, j]``: plan i is nowhere worse than plan j, and somewhere better.
     no_worse = (values[:, None] <= values).all(axis=2)
     better = (values[:, None] < values).any(axis=2)
     return np.logical_not((no_worse & better).any(axis=0))
@@ -310,6 +319,7 @@ def sentence(first: LoadedPlan, values: Floats, best: Bools) -> str:
 
 def front_figure(plans: Sequence[LoadedPlan], values: Floats, best: Bools) -> go.Figure:
     """Draw each plan as a letter: time to the right, bytes upwards; beaten ones are grey."""
+    # On one node nothing crosses; then all bytes that move are compared.
     crossing = values[:, FORWARD] + values[:, BACKWARD]
     between, heights = "between nodes", crossing
     if not crossing.any():
@@ -340,14 +350,13 @@ def _told(row: Floats) -> list[tuple[str, str]]:
 
 
 def _rows(plans: Sequence[LoadedPlan], values: Floats, best: Bools) -> Component:
-    first, rows = plans[0].entry.key, []
+    first, rows = Choice(plans[0].entry.key, "simulated"), []
     texts = [alike(of, text) for (_, _, text), of in zip(FIGURES, values.T, strict=True)]
     for letter, plan, row, kept in zip(ascii_uppercase, plans, values, best, strict=False):
-        key = plan.entry.key
-        name = dcc.Link(plan.entry.relative, href=f"/plan/{key}")
+        own = Choice(plan.entry.key, "simulated")
+        name = dcc.Link(plan.entry.relative, href=f"/plan/{own.key}")
         cells = number_cells(text(value) for text, value in zip(texts, row, strict=True))
-        address = f"/compare?a={first}&as=simulated&b={key}&bs=simulated"
-        link = dcc.Link("with A", href=address) if key != first else ""
+        link = dcc.Link("with A", href=compare_url(first, own)) if own != first else ""
         rows.append(
             html.Tr([
                 html.Th(letter, scope="row"), html.Td(name), *cells,

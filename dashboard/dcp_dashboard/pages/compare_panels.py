@@ -91,6 +91,7 @@ def _side_text(side: Side) -> list[Component | str]:
 
 def _table_row(row: FigureRow) -> Component:
     first, second = row.difference.first, row.difference.second
+    # The column of the change says "equal" already.
     text = "" if row.change == "equal" else JUDGEMENTS[row.judgement]
     figure = row.figure
     numbers = (figure.text(first), figure.text(second), row.change)
@@ -127,6 +128,7 @@ def constants_panel(comparison: Comparison) -> Component:
     side, q, rows = comparison.second, quantities, []
     title = "Run against prediction, by class of work"
     if len(side.trace) > MOST_FITTED:
+        # The command has time for it; a page that somebody waits for has not.
         command = html.Code("dcpm simulate PLAN --measured RUN")
         more = f"More than {q.count(MOST_FITTED)} events; "
         return panel(title, [hint([more, command, " lists them."])])
@@ -161,6 +163,7 @@ def timelines_panel(comparison: Comparison, address: str, phase: str) -> Compone
     """
     sides = (("A", comparison.first), ("B", comparison.second))
     traces = [phase_of(side.trace, phase) for _, side in sides]
+    # The longer of both is the length of the axis that they share.
     until = max(int(trace.end_ns.max(initial=0)) for trace in traces)
     views = []
     for (name, side), trace in zip(sides, traces, strict=True):
@@ -195,7 +198,8 @@ def timelines_panel(comparison: Comparison, address: str, phase: str) -> Compone
 def device_panels(comparison: Comparison) -> Component:
     """Build charts and a table of every device's differences."""
     chart = panel("Every device, B minus A", [_slot("deltas")], name="dcp-deltas")
-    if comparison.is_same_plan:  # one plan: the traffic is the same
+    if comparison.is_same_plan:
+        # One plan has one traffic. The slot is there, hidden, since the callback fills both.
         charts = html.Div([chart, html.Div(_slot("traffic-difference"), hidden=True)])
     else:
         traffic = panel("Traffic, B minus A", [_slot("traffic-difference")], name="dcp-traffic")
@@ -210,6 +214,7 @@ def _slot(name: str) -> Component:
 
 
 def _device_table(deltas: tuple[Deltas, ...]) -> Component:
+    # Two rows of headings: a quantity spans its three columns, A, B and the difference.
     groups = [html.Th("Device", scope="col", rowSpan=2, className="dcp-number")]
     groups += [
         html.Th(d.heading, scope="colgroup", colSpan=3, className="dcp-group") for d in deltas

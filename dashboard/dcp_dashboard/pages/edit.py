@@ -45,7 +45,6 @@ class Start:
     settings: Mapping[str, str] = field(default_factory=dict)
 
 
-@cache
 def library_texts() -> dict[str, str]:
     """Read the files of the standard library, by the name of their mask.
 
@@ -86,6 +85,7 @@ def start_of(library: PlanLibrary, query: str) -> Start:
                 f"{', '.join(texts)}"
             )
         return Start(f"{name}.dcpm", texts[name])
+    # A text of the language has spaces; a key has none.
     if any(c in wanted for c in " =\n"):
         return Start("shared.dcpm", wanted[:MAX_BYTES])
     entry = library.folder.find(wanted, SPEC_SUFFIX)
@@ -104,6 +104,7 @@ def start_of(library: PlanLibrary, query: str) -> Start:
 def plan_settings(plan: Plan, provenance: Provenance, key: str) -> dict[str, str]:
     """Return the settings that plan this batch again for the same cluster, beside the plan."""
     cluster, shape = plan.cluster, plan.shape
+    # Names and values as `web/src/edit/` keeps them in the address; `b` is the pinned plan.
     found = {
         "expression": provenance.mask,
         "mask": "other",
@@ -115,13 +116,14 @@ def plan_settings(plan: Plan, provenance: Provenance, key: str) -> dict[str, str
         "dtype": str(shape.dtype_bytes),
         "b": key,
     }
+    # A cluster of a file has no name that the page could offer; the page keeps its own default.
     return found | ({"cluster": cluster.name} if cluster.name in PRESETS else {})
 
 
 def _read(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)  # one more shows that there is more
         if len(data) > MAX_BYTES:
             raise DashboardError(
                 f"{path.name}: expected at most {MAX_BYTES:,} bytes, got more; check it with: "
@@ -209,13 +211,11 @@ def _plan_panel() -> Component:
     )
 
 
-@cache
 def _patterns() -> str:
     """Return the language's token patterns as JSON; the browser reads the same expressions."""
     return json.dumps([{"regex": p.regex, "types": p.pygments} for p in patterns()])
 
 
-@cache
 def _choices() -> str:
     return json.dumps({"clusters": PRESETS, "methods": methods(), "efforts": BUDGETS})
 

@@ -152,6 +152,7 @@ def keyboard_map() -> Component:
 
 
 def _keys(names: str) -> list[Component]:
+    # ". ," names two keys of a sign each; a longer text, "Shift and drag", is one thing.
     return [html.Kbd(name) for name in (names.split(" ") if len(names) < 4 else [names])]
 
 

@@ -14,6 +14,7 @@ from dcp_dashboard.library.plans import version_of
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
 
+# Dash's own page has neither a language nor a hint that it knows dark colours.
 INDEX = """<!DOCTYPE html>
 <html lang="en">
   <head>
@@ -221,6 +222,7 @@ def changed_notice(*entries: PlanEntry) -> Component:
     `page/changed.ts` asks `/api/changes` for their versions every few seconds.
     """
     shown = {entry.key: entry for entry in entries}
+    # One plan on both sides is watched once. "/" is in no name of a file, so it may part the names.
     data = attributes(
         data_keys=",".join(shown),
         data_versions=",".join(version_of(entry) for entry in shown.values()),
@@ -235,8 +237,10 @@ def framed(title: str, *children: Component, kind: str = "", **values: str) -> C
 
 
 VOID = frozenset({"br", "col", "hr", "img", "input", "link", "meta"})
+"""Elements without content and without an end tag."""
 RENAMED = {"className": "class", "htmlFor": "for", "colSpan": "colspan", "tabIndex": "tabindex"}
 BOOLEAN = frozenset({"open", "hidden", "disabled"})
+"""Attributes that are there or not, without a value."""
 
 HTML = "data-html"
 """Attribute with the HTML inside of an element; `web/src/mount.ts` puts it there."""
@@ -276,10 +280,12 @@ def markup(node: Any) -> str:
     if not isinstance(node, Component):
         return escape(str(node), quote=False)
     described = node.to_plotly_json()  # type: ignore[no-untyped-call]  # Dash has no types here
+    # Components of other libraries become HTML only in the browser, by scripts.
     if described["namespace"] != "dash_html_components":
         raise TypeError(f"expected a component of dash.html, got {described['type']}")
     tag = described["type"].lower()
     properties = dict(described["props"])
+    # What `written` made is HTML already.
     inside = properties.pop(HTML, None) or markup(properties.pop("children", None))
     # Sorted: Dash keeps `data-` attributes in a set, whose order is another in each process.
     opening = f"<{tag}{''.join(_attribute(*each) for each in sorted(properties.items()))}>"
@@ -291,6 +297,7 @@ def _attribute(name: str, value: Any) -> str:  # Any: a property of whatever typ
     if name in BOOLEAN:
         return f" {name}" if value else ""
     if name == "style":
+        # Dash takes CSS properties as in scripts: `backgroundColor` for `background-color`.
         value = ";".join(
             f"{re.sub('[A-Z]', lambda c: f'-{c[0].lower()}', key)}:{text}"
             for key, text in value.items()

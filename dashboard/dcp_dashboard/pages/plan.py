@@ -109,6 +109,8 @@ def _traffic_panel(loaded: LoadedPlan, address: str) -> Component:
 
 
 def _timeline_panel(loaded: LoadedPlan) -> Component:
+    # In the order of the labels: the prediction first. Of many devices only the last is shown at
+    # first, the run if there is one.
     sources: list[Source] = [source for source in SOURCE_LABELS if source in loaded.traces]
     choices: list[tuple[str, str]] = [(source, SOURCE_LABELS[source]) for source in sources]
     tools: Component | None = None
@@ -169,6 +171,7 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     head = [
         html.Th(text, scope="col", className="dcp-number", title=title) for text, title in heads
     ]
+    # As HTML: a component of Dash for each cell would hold up the whole page (LOG.md).
     scroll = written(
         table(head, rows),
         className="dcp-device-table dcp-scroll dcp-tall",
@@ -199,7 +202,7 @@ ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = {
     "launches": ("starts work", KIND_COLOURS["copy"]),
     "idle": ("has nothing left to do", NEUTRAL),
 }
-"""Words and colour of what a device's time is spent on."""
+"""Words and colour of each account of a device's time, in the order of its columns."""
 
 
 def answer_panel(loaded: LoadedPlan) -> Component:
@@ -218,6 +221,7 @@ def answer_panel(loaded: LoadedPlan) -> Component:
 
 def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
     """Build a bar for every device: what its time is spent on; the parts of a bar are all of it."""
+    # Forward and backward together, ``[R, accounts]``; all accounts of a device add up to the run.
     spent = loaded.why(source).accounting.spent_ns.sum(axis=0)
     rows = []
     for device, row in enumerate(spent):
@@ -244,6 +248,7 @@ def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
 
 def _stripes(shares: Sequence[float]) -> str:
     """Write a background whose stripes have these shares of its width."""
+    # A gradient with hard stops: one element for each device, not one for each account.
     ends = np.cumsum([0.0, *shares]) * 100
     stripes = [
         f"{colour} {begin:.3f}% {end:.3f}%"
@@ -274,6 +279,7 @@ def _told(finding: Finding, source: Source) -> list[Component | str]:
     rule = html.Details([html.Summary("rule"), html.Span(finding.rule)], className="dcp-rule")
     if not finding.selected:
         return [finding.text, " ", rule]
+    # `page/selection.ts` selects the evidence, scrolls to the timelines and shows this time there.
     place = {"data_sel": finding.selected, "data_jump": "#timelines", "data_source": source}
     if finding.time_ns is not None:
         place["data_time"] = window_text(finding.time_ns)
@@ -293,6 +299,7 @@ def _hidden(loaded: LoadedPlan) -> tuple[str, str, str]:
     }
     if not shares or not loaded.summary.total_bytes:
         return "Hidden communication", "-", "nothing moves"
+    # The run, if there is one, is the last and the value; the prediction stands in the note.
     *others, (name, value) = shares.items()
     return "Hidden communication", value, ", ".join([name, *(f"{n} {v}" for n, v in others)])
 

@@ -35,6 +35,7 @@ LAMBDA = """# The first tokens stay visible beside a sliding window (StreamingLL
 mask streaming(sink: tokens = 64, window: tokens = 4k) = causal and (k < sink or q - k < window)
 """
 
+# Tokens of each document, 32,768 in all; three have more than the 4,096 that are a device's share.
 DOCUMENTS = (9000, 400, 5200, 1300, 700, 11000, 2600, 2568)
 
 EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
@@ -120,6 +121,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     if found:
         heads = tables.sortable_heads((NAME, *COLUMNS), asked, "/", "name")
         on_page, turn = tables.page_of(sort_rows(found, asked), asked, "/")
+        # Rows that are shown are read now, however long the thread behind the index takes.
         plans = _table(library.index.read(on_page), asked, heads)
         parts += [html.Div(plans, className="dcp-panel dcp-scroll", tabIndex=0), *turn]
     elif not (recent or sets or named):
@@ -152,6 +154,7 @@ def sort_rows(rows: Sequence[PlanRow], asked: Query) -> list[PlanRow]:
     """
     column = next((column for column in COLUMNS if column.name == asked.sort), None)
 
+    # By path, a row that nobody has read yet keeps its place; by a figure, it comes last.
     def value(row: PlanRow) -> object:
         if column is None:
             return None if row.error else row.entry.relative
@@ -233,6 +236,7 @@ def _table(rows: Sequence[PlanRow], asked: Query, heads: Sequence[Component]) ->
     picture = html.Th("Mask", className="dcp-thumb-head", scope="col")
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
     run = html.Th("Run", scope="col", title="Whether a run was recorded")
+    # Cells are made column by column, for one unit each; rows that cannot be read have none.
     known = [row.value for row in rows if row.value is not None]
     cells = iter(tables.cells_of(COLUMNS, known))
     body = [_row(row, asked, next(cells) if row.value else []) for row in rows]
@@ -272,6 +276,7 @@ def _compare_link(entry: PlanEntry, asked: Query, *, has_run: bool) -> Component
     key, name = entry.key, entry.relative
     if asked.pick == key:
         return html.Span("chosen", className="dcp-muted")
+    # With one plan picked, the link of every other row leads to the comparison.
     if asked.pick:
         href = f"/compare?a={asked.pick}&b={key}"
         return plain_link("with this", href, aria_label=f"with {name}")

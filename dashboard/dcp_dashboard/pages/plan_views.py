@@ -81,7 +81,7 @@ def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
 
 
 def run_badge(sources: Container[Source]) -> Component:
-    """Build a badge: the file holds a run, or none. Only a run anew can say if it was exact."""
+    """Build a badge that says whether the file holds a run; whether it was exact, no file says."""
     text = "run" if "measured" in sources else "not run"
     return html.Span(text, className="dcp-badge dcp-badge-none")
 
@@ -171,6 +171,7 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     picture = canvas(
         "dcp-mask", f"{base}/mask", "", name="mask", data_pairs=f"{base}/pairs", **size
     )
+    # All blocks, so the tiles of all sequences are counted, the empty ones with them.
     counts = count_kinds(loaded.plan, np.ones(len(loaded.plan.blocks), np.bool_))
     options = [("all", quantities.counted(len(loaded.plan.tiles), "tile"))]
     options += [(kind, f"{quantities.count(number)} {kind}") for kind, number in counts.items()]
@@ -185,6 +186,7 @@ def mode_choice(
     tools = choice("colour", modes, modes[0][0], label, name=name)
     if len(groups) == 1:
         return tools
+    # The first button says what the numbers on all of them mean.
     texts = [f"Heads {groups[0]}", *groups[1:]]
     options = [(str(group), text) for group, text in enumerate(texts)]
     of_heads = choice("group", options, "0", "Group of heads to show", name="mask-group")
@@ -273,7 +275,7 @@ def _memory(loaded: LoadedPlan) -> list[Component]:
 
 
 def timeline_url(loaded: LoadedPlan, source: str, phase: str = "") -> str:
-    """Return the address of the timeline's data of one trace, at will of one direction alone."""
+    """Return the address of the timeline's data of a trace, or of one direction of it."""
     chosen = f"&phase={phase}" if phase else ""
     return f"/api/plan/{loaded.entry.key}/timeline?source={source}{chosen}"
 
@@ -284,7 +286,7 @@ def path_url(loaded: LoadedPlan, source: str) -> str:
 
 
 def row_names(loaded: LoadedPlan, *, is_paired: bool) -> list[str]:
-    """Explain the letters beside the rows of a timeline; paired: two traces share an axis."""
+    """Explain the letters beside the rows of a timeline; `is_paired`: two traces share an axis."""
     names = []
     if is_paired and len(loaded.traces) > 1:
         names.append("Rows p are predicted, rows m measured.")
@@ -296,6 +298,7 @@ def row_names(loaded: LoadedPlan, *, is_paired: bool) -> list[str]:
 def _no_timeline(loaded: LoadedPlan) -> list[Component] | None:
     """Return a notice if the traces have no event to draw, or too many for a browser."""
     text: list[Component | str]
+    # The longest trace decides: the views share one axis and one page.
     size = max(len(trace) for trace in loaded.traces.values())
     api = f"/api/plan/{loaded.entry.key}"
     if size == 0:

@@ -1,7 +1,7 @@
 """The pages of reports: many planned batches, `/dataset/<key>`; a training step, `/step/<key>`."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import PurePosixPath
 
@@ -83,6 +83,7 @@ def summary_sentence(report: DatasetReport) -> str:
     if not batches:
         return "No batch is planned yet."
     known = f" of {q.count(report.num_available)}" if report.num_available else ""
+    # "1 batch", but "1 of 50 batches".
     text = f"{q.count(batches)}{known} batch" + ("" if batches == 1 and not known else "es")
     medians = [
         f"{q.count(float(np.median(values)))} {name}"
@@ -188,6 +189,7 @@ def _table_panel(
 def matches(batch: BatchLine, search: str) -> bool:
     """Return whether every word of a search is in the texts of a batch, or is its number."""
     texts = (batch.mask, batch.origin, batch.backend, batch.file, *batch.warnings)
+    # "3" finds batch 3 even if no text of it holds a 3.
     words = (word for word in search.split() if word != str(batch.index))
     return tables.has_words(" ".join(words), texts)
 
@@ -201,6 +203,7 @@ def sort_batches(batches: Sequence[BatchLine], asked: Query) -> list[BatchLine]:
 
 
 def _link(batch: BatchLine, library: PlanLibrary, folder: PurePosixPath) -> Component:
+    # Reports name plans, pages address them by keys; a key without a file leads nowhere.
     key = plan_key((folder / batch.file).as_posix()) if batch.file else ""
     link: Component = html.Span("-", title="No plan file")
     if library.folder.find(key, SUFFIX):
@@ -224,7 +227,7 @@ PARTS = (
 class StepBar:
     """A bar: devices ``first`` to ``first + width - 1``, which share documents in a micro-batch.
 
-    They wait for the slowest of the micro-batch. `groups` are those whose documents they compute.
+    These devices wait for the slowest of the micro-batch, and compute the documents of `groups`.
     """
 
     micro_batch: int
@@ -271,29 +274,27 @@ def step_page(library: PlanLibrary, key: str) -> Component:
 def step_bars(step: StepFile) -> list[StepBar]:
     """Split each micro-batch into runs of devices that compute the same documents.
 
-    Waiting is counted as if all devices met at the end of every micro-batch (FSDP).
+    Waiting is counted as if all devices met at the end of every micro-batch, as FSDP makes them.
     """
     bars = []
     for micro_batch in range(step.micro_batches):
         groups = [group for group in step.groups if group.micro_batch == micro_batch]
-        ends = {0, step.devices, *(g.first for g in groups), *(g.first + g.width for g in groups)}
-        cuts = sorted(ends)
+        # A long document may lie on many devices and short ones on some of these: groups nest. No
+        # group begins or ends between two neighbouring cuts.
+        cuts = {0, step.devices, *(g.first for g in groups), *(g.first + g.width for g in groups)}
         found = []
-        for first, end in pairwise(cuts):
+        for first, end in pairwise(sorted(cuts)):
             own = tuple(g for g in groups if g.first <= first and end <= g.first + g.width)
             linear, attention = sum(g.linear_s for g in own), sum(g.attention_s for g in own)
             found.append(StepBar(micro_batch, first, end - first, linear, attention, 0.0, own))
         longest = max(bar.busy_s for bar in found)
-        bars += [
-            StepBar(b.micro_batch, b.first, b.width, b.linear_s, b.attention_s,
-                    longest - b.busy_s, b.groups)
-            for b in found
-        ]  # fmt: skip
+        bars += [replace(bar, waiting_s=longest - bar.busy_s) for bar in found]
     return bars
 
 
 def step_sentence(step: StepFile, bars: list[StepBar]) -> str:
     """Write what the step takes, and how much of it devices wait."""
+    # Times of a bar are those of all pipeline stages; a device is in one of them.
     waiting = sum(bar.waiting_s * bar.width for bar in bars) / step.devices / step.stages
     documents = sum(len(group.documents) for group in step.groups)
     return (

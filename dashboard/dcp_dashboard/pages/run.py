@@ -33,6 +33,7 @@ from dcp_dsl import DCPError
 from dcp_dsl.arrays import Floats, Ints
 from dcp_runtime import RunHistory
 
+Run: TypeAlias = tuple[PlanEntry, RunHistory]
 Text = Callable[[float], str]
 COMPARED = frozenset(
     ("step_s", "measured_s", "predicted_s", "exposed_share", "attention_imbalance", "bytes",
@@ -52,7 +53,7 @@ class Pair(NamedTuple):
 
     @classmethod
     def of(cls, a: RunHistory, b: RunHistory) -> "Pair":
-        """Find the steps that both runs have."""
+        """Find the steps that both runs have; either may have begun later, or ended earlier."""
         found = np.intersect1d(a.column("step"), b.column("step"), return_indices=True)
         return cls(a, b, found[0].astype(np.int64), found[1], found[2])
 
@@ -63,22 +64,21 @@ class Pair(NamedTuple):
     def medians(self, field: str) -> tuple[float, float] | None:
         """Return the medians of the steps at which both know a figure, ``None`` of no step."""
         a, b = self.values(field)
-        known = ~np.isnan(a + b)
+        known = ~np.isnan(a + b)  # a sum is NaN if either part is
         return (float(np.median(a[known])), float(np.median(b[known]))) if known.any() else None
 
     def most_different(self, field: str = "step_s", most: int = 5) -> list[int]:
         """Return the steps at which a figure differs most, the largest difference first."""
         a, b = self.values(field)
         apart = np.abs(b - a)
+        # NaN sorts as no difference, and is left out below, since it is not above 0.
         order = np.argsort(-np.nan_to_num(apart), kind="stable")[:most]
         return [int(self.steps[at]) for at in order if apart[at] > 0]
 
 
-def comparison(
-    entries: tuple[PlanEntry, PlanEntry], runs: tuple[RunHistory, RunHistory]
-) -> list[Component]:
+def comparison(first: Run, second: Run) -> list[Component]:
     """Build the panels of two runs: differences of medians, and of single steps."""
-    pair = Pair.of(*runs)
+    pair = Pair.of(first[1], second[1])
     if not len(pair.steps):
         return [panel("A and B", [hint("The two runs have no step in common.")])]
     rows = []
@@ -88,8 +88,8 @@ def comparison(
             share = number_cells([signed(b / a - 1, percent) if a else "-"])
             rows.append(html.Tr([html.Th(heading, scope="row"), *_numbers(a, b, text), *share]))
     heads = headings(("Median of a step", "A", "B", "B - A", "share"), (1, 2, 3, 4))
-    first, second = (entry.relative for entry in entries)
-    note = f"A is {first}, B is {second}; over the {count(len(pair.steps))} steps that both have."
+    names = f"A is {first[0].relative}, B is {second[0].relative}"
+    note = f"{names}; over the {count(len(pair.steps))} steps that both have."
     medians_panel = panel("A and B", [hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
     heads = headings(("Step", "A", "B", "B - A", "Slowest rank of A", "of B"), (0, 1, 2, 3))
@@ -118,7 +118,6 @@ SECOND = "#cc79a7"
 MOST_POINTS = 800
 """Most points of a line: of more steps, the least and the most of each stretch are kept."""
 
-Run: TypeAlias = tuple[PlanEntry, RunHistory]
 _Made = TypeVar("_Made")
 
 CHARTS = (
@@ -191,7 +190,7 @@ def _read(
 
 
 def _pair(first: Run, second: Run | None) -> list[Component]:
-    return [] if second is None else comparison((first[0], second[0]), (first[1], second[1]))
+    return [] if second is None else comparison(first, second)
 
 
 def _others(library: PlanLibrary, key: str, other: str) -> list[Component]:
@@ -223,6 +222,7 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
             entry: PlanEntry, run: RunHistory, second: Run | None
         ) -> tuple[Component, Any, Any]:
             written_ns = max(entry.mtime_ns, second[0].mtime_ns if second else 0)
+            # A zoom draws always; the clock draws only while somebody still writes.
             if is_tick and time.time() - written_ns / 1e9 > STILL_S:
                 raise PreventUpdate
             figure = run_figure(run, _read_range(zoomed), second and second[1])
@@ -259,6 +259,7 @@ def read_zoom(layout: object) -> Any:  # Any: a range, None, or what means no ch
     [1.5, 9.0]
     """
     values = layout if isinstance(layout, dict) else {}
+    # A zoom names the x axis of its own chart, x to x5; all show the same steps.
     ends = [v for name, v in values.items() if ".range[" in str(name) and str(name)[0] == "x"]
     if len(ends) >= 2:
         return _read_range(ends[:2])
@@ -300,12 +301,14 @@ def extremes(values: Floats, most: int) -> Ints:
     # Each stretch gives two places, so half as many stretches.
     width = -(-len(values) // (most // 2))
     stretches = -(-len(values) // width)
+    # Filled up with NaN, the values are a matrix whose rows are the stretches.
     padded = np.full(stretches * width, np.nan)
     padded[: len(values)] = values
     rows, first = padded.reshape(stretches, width), np.arange(stretches) * width
     unknown = np.isnan(rows)
     least = first + np.where(unknown, np.inf, rows).argmin(1)
     largest = first + np.where(unknown, -np.inf, rows).argmax(1)
+    # A stretch of NaN alone gives its first place twice, which the last line takes out.
     found = np.union1d(least, largest)
     known: Ints = found[~np.isnan(padded[found])]
     return known
@@ -326,6 +329,7 @@ def run_figure(
         figure.update_yaxes(**_axis(lines[0][0]), row=row, col=1)
         axis = "" if row == 1 else str(row)
         annotate(figure, axis, f"<b>{heading}</b>", "left")
+    # A long log forgets its oldest records, but not which steps left a trace.
     kept = [step for step in run.traced if run.record(step)]
     figure.add_scatter(
         x=kept, y=[run.record(step)["step_s"] for step in kept], mode="markers", name="trace kept",
@@ -360,6 +364,7 @@ def _add_line(
         x=run.column("step")[seen][kept], y=values[kept], row=row, col=1, name=style["name"],
         mode="lines" if is_line else "markers", connectgaps=False,
         line={"width": 1.2, "color": style["color"], "dash": style["dash"]},
+        # The second chart alone has two kinds of lines, which need their names.
         marker={"size": 3, "color": style["color"]}, showlegend=row == 2,
         hovertemplate="step %{x}<br>" + style["name"] + " %{y}<extra></extra>",
     )  # fmt: skip
@@ -382,12 +387,14 @@ def _now(run: RunHistory) -> Component:
 
 def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: int) -> Component:
     found = run.record(step)
+    # Figures that nobody knew at this step are ``None``.
     facts = [
         (heading, text(value))
         for field, heading, text in FACTS
         if isinstance(value := found.get(field), float)
     ]
     facts += [("Slowest rank", str(found["why"]))] if found.get("why") else []
+    # The log names the file of a trace that lies beside it.
     trace = str(found.get("trace", ""))
     key = plan_key((PurePosixPath(entry.relative).parent / trace).as_posix())
     link: Component = hint(

@@ -1,7 +1,7 @@
 """Tables that the URL of a page searches, sorts and turns over."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Generic, TypeVar
 from urllib.parse import parse_qs, urlencode
 
@@ -34,10 +34,9 @@ class Query:
         >>> Query(q="a b").url(sort="tokens", desc=True)
         '?q=a+b&sort=tokens&desc=1'
         """
-        asked = replace(self, **changed)
-        values = (asked.q, asked.sort, "1" if asked.desc else "", asked.page or "", asked.pick)
-        named = zip(("q", "sort", "desc", "page", "pick"), values, strict=True)
-        text = urlencode([(name, value) for name, value in named if value])
+        asked = asdict(replace(self, **changed))
+        # Defaults are all false: the URL names only what differs from them.
+        text = urlencode({n: 1 if v is True else v for n, v in asked.items() if v})
         return f"?{text}" if text else ""
 
 
@@ -53,6 +52,7 @@ def read_query(text: str) -> Query:
         return Query()
     first = {name: values[0] for name, values in asked.items()}
     page = first.get("page", "0")
+    # Texts are cut: each link of the table carries them on.
     return Query(
         q=first.get("q", "")[:MAX_SEARCH],
         sort=first.get("sort", "")[:40],
@@ -115,6 +115,7 @@ def sort_items(
     desc: bool,
 ) -> list[Item]:
     """Sort by a value, by `tie` where equal; items without a value come last either way."""
+    # Sorting is stable, falling order included: by the tie first, then by the value.
     ordered = sorted(items, key=tie)
     known = [item for item in ordered if value(item) is not None]
     known.sort(key=value, reverse=desc)
