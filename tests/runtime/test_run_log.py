@@ -121,6 +121,17 @@ def test_files_are_rotated_and_bounded(tmp_path):
         assert records_of(files[0])[-1]["step"] == 60
 
 
+def test_a_log_that_keeps_no_older_file_goes_on_counting(tmp_path):
+    log = RunLog(tmp_path, rotate_bytes=4096, keep=0)
+    for _ in range(30):
+        log.submit(lambda: log.write({"step_s": 1.0}))
+        log.flush()
+    assert list(tmp_path.iterdir()) == [log.path]
+    steps = [record["step"] for record in records_of(log.path)]
+    assert steps == list(range(steps[0], 30))
+    assert steps[0] > 0
+
+
 def test_a_full_disk_ends_the_log_with_one_warning(tmp_path, monkeypatch, caplog):
     log = RunLog(tmp_path)
     log.submit(lambda: log.write({}))

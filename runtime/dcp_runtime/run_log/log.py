@@ -2,7 +2,7 @@
 
 The training process only puts a small job into a queue. A disk that is full or hangs, or a store
 that does not answer, costs records and no training time. A sink is called with every record, on
-that thread: ``RunLog(folder, sinks=[...])``; each needs its own package, and only then.
+that thread: ``RunLog(folder, sinks=[...])``. Each sink imports its package when it is made.
 """
 
 import json
@@ -50,13 +50,13 @@ class TensorBoardLog:
 
 
 class WandbLog:
-    """Logs to a run of Weights & Biases, by default the one under way; needs ``wandb``."""
+    """Logs to a run of Weights & Biases, by default the current one; needs ``wandb``."""
 
     def __init__(self, run: Any = None) -> None:  # Any: a run of wandb
         self._log = _package("wandb", "wandb").log if run is None else run.log
 
     def __call__(self, record: StepRecord) -> None:
-        """Log one record; steps of the training loop stay its own."""
+        """Log one record; wandb's own step is that of the training loop, and stays as it is."""
         self._log(scalars(record) | {"dcp/step": record["step"]})
 
 
@@ -79,7 +79,7 @@ class PrometheusLog:
         self._path = Path(path)
 
     def __call__(self, record: StepRecord) -> None:
-        """Replace the file; whoever reads it sees one record."""
+        """Replace the file; a reader sees all of one record."""
         numbers = {name.replace("/", "_"): value for name, value in scalars(record).items()}
         lines = [f"# TYPE {name} gauge\n{name} {value}\n" for name, value in numbers.items()]
         with replacing(self._path, RunError) as draft:  # node_exporter may read at any time
@@ -94,9 +94,9 @@ def _package(module: str, name: str) -> Any:  # Any: a module without types
 
 
 MOST_WAITING = 256
-"""Steps that wait for the thread; further ones are dropped and counted."""
+"""Steps that wait for the thread; further steps are dropped and counted."""
 MOST_TAIL_BYTES = 1 << 16
-"""Bytes at the end of a file in which its last record is looked for."""
+"""Bytes at the end of a file that are searched for its last record."""
 
 logger = logging.getLogger(__name__)
 
@@ -110,9 +110,9 @@ class RunLog:
     Args:
         folder: of the run; made if it is missing. `dcpm top` and `dcpm dashboard` take it.
         rotate_bytes: size at which a new file is begun.
-        keep: older files that are kept, as ``run.dcprun.jsonl.1`` and so on.
-        traces: plans with their traces that are kept.
-        sinks: called with every record as well; one that fails ends the log like a full disk.
+        keep: number of older files, ``run.dcprun.jsonl.1`` and so on.
+        traces: number of plans that are kept with their traces.
+        sinks: called with every record as well; a sink that fails ends the log like a full disk.
 
     Raises:
         RunError: if a number is too small.
@@ -151,13 +151,13 @@ class RunLog:
         self.is_off = False
 
     def describe(self, replica: int, header: Mapping[str, Any]) -> None:
-        """Set the header line; replicas but the first write files of their own."""
+        """Set the header line. Each replica but the first writes a file of its own."""
         self._header = dict(header)
         if replica:
             self.path = self.folder / f"run-{replica}{SUFFIX}"
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run a job on the thread, soon; the first one that fails ends the log, with a warning."""
+        """Run a job on the thread, soon; the first job that fails ends the log, with a warning."""
         if self.is_off:
             return
         if self._thread is None:
@@ -174,7 +174,8 @@ class RunLog:
             try:
                 if not self.is_off:
                     job()
-            except Exception as error:  # no error of a log may end a training run
+            # Of any kind: no error of a log may end a training run.
+            except Exception as error:
                 self.is_off = True
                 logger.warning("%s: the log of the run ends here: %s", self.path, error)
             finally:
@@ -182,6 +183,7 @@ class RunLog:
 
     def flush(self, timeout_s: float = 2.0) -> None:
         """Wait until all jobs are done, not longer than the timeout."""
+        # `Queue.join` has no timeout, and a disk that hangs must not keep the process alive.
         deadline = time.monotonic() + timeout_s
         while self._jobs.unfinished_tasks and time.monotonic() < deadline:
             time.sleep(0.002)
@@ -217,6 +219,7 @@ class RunLog:
 
         path = self.path.with_name(self.path.name.removesuffix(SUFFIX) + f"-{step:09d}.dcpplan")
         write_plan(path, plan, [trace])
+        # Only plans of this log, and with a fixed number of digits names sort by step.
         pattern = path.name.replace(f"{step:09d}", "[0-9]" * 9)
         for old in sorted(self.folder.glob(pattern))[: -self._traces]:
             old.unlink(missing_ok=True)
@@ -227,16 +230,17 @@ class RunLog:
         self._file = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         tail = _tail(self._file)
         last = _last_step(tail)
-        if last < 0:  # a process that was killed right behind a rotation left no record in it
+        if last < 0:  # a new file behind a rotation: the last record is in the file before
             with suppress(FileNotFoundError), open(f"{self.path}.1", "rb") as older:
                 last = _last_step(_tail(older.fileno()))
-        self._step = last + 1
+        # With `keep=0` a rotation leaves no file that knows the step.
+        self._step = max(self._step, last + 1)
         # A process that was killed may have left half a line.
         head = _line({"schema": SCHEMA, "started": round(time.time(), 3), **self._header})
         self._append((b"\n" if tail and not tail.endswith(b"\n") else b"") + head)
 
     def _append(self, line: bytes) -> None:
-        # A single write to a file opened for appending: who reads meanwhile never sees half a line.
+        # A single write to a file opened for appending: a reader never sees half a line.
         if os.write(self._file, line) != len(line):
             raise OSError("the disk is full")
 
@@ -247,9 +251,7 @@ class RunLog:
         for newer, older in reversed(list(pairwise(names))):  # the oldest makes room first
             if newer.exists():
                 newer.replace(older)
-        step = self._step
-        self._open()  # reads the last step of the file, and the new one is empty
-        self._step = step
+        self._open()
 
 
 def _line(document: StepRecord) -> bytes:

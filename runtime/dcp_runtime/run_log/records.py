@@ -1,7 +1,7 @@
-"""The records of a run: what one says about its training step, and `RunHistory`, which reads them.
+"""The records of a run: how one is made for each training step, and `RunHistory`, which reads them.
 
-A record says what was planned, what the ranks measured, and who was slowest. They are read while
-the log is written: columns of numbers, bounded, and only what is new.
+A record holds predictions of the plans, measurements of the ranks, and the slowest rank. Records
+can be read while the log is written. `RunHistory` reads only new lines, into bounded columns.
 """
 
 import json
@@ -32,7 +32,7 @@ NUMBERS = (
     "exposed_share", "tokens", "token_imbalance", "compute_imbalance", "attention_imbalance",
     "bytes", "planning_s", "waited_s", "queued", "lost", "skipped", "slowest",
 )  # fmt: skip
-"""Numbers of a record, ``None`` where nobody knows them; seconds end in ``_s``."""
+"""Numbers of a record, ``None`` where they are unknown; names of seconds end in ``_s``."""
 TEXTS = ("name", "digest", "cause", "why", "trace")
 
 EVEN = 1.05
@@ -46,9 +46,9 @@ class RankTotals(NamedTuple):
         step_s: from `prepare` of the batch to the next `prepare`.
         work: visible pairs that it computed, forward.
         attention_s, other_s: in attention; in reductions, copies and launches. ``None`` where only
-            the device knows, and nothing was recorded there.
-        waiting_s: it stood still for messages.
-        late_rank, late_s: rank whose messages it waited for longest, -1 for none, and how long.
+            a device knows the time, and no event was recorded there.
+        waiting_s: in which it stood still for messages.
+        late_rank, late_s: the rank whose messages cost it most waiting, -1 for none, and that time.
     """
 
     step_s: float
@@ -66,13 +66,13 @@ class RankTotals(NamedTuple):
 
 
 class PlanFacts(NamedTuple):
-    """A plan in numbers, one layer of it: forward and backward where there are two.
+    """A plan in numbers, for one layer; pairs of numbers are those of forward and backward.
 
     Attributes:
-        size_bytes: between devices.
-        most_work, mean_work: visible pairs of the fullest device, and of all in the mean.
-        most_tokens, mean_tokens: tokens of the device that owns most, and of all in the mean.
-        predicted_s: empty if nobody predicted them.
+        size_bytes: sent between devices.
+        most_work, mean_work: visible pairs of the device with most of them, and their mean.
+        most_tokens, mean_tokens: tokens of the device that owns most, and their mean.
+        predicted_s: seconds, empty without a prediction.
     """
 
     size_bytes: tuple[int, int]
@@ -84,7 +84,7 @@ class PlanFacts(NamedTuple):
 
 
 def planned_figures(facts: Sequence[PlanFacts], calls: Sequence[tuple[int, int]]) -> StepRecord:
-    """Add up what the plans of a batch foresee, for so many forward and backward calls of each."""
+    """Add up the predictions of a batch's plans, given the forward and backward calls of each."""
     called = list(zip(facts, calls, strict=True))
     found: StepRecord = {
         "bytes": sum(n * size for f, c in called for n, size in zip(c, f.size_bytes, strict=True)),
@@ -105,7 +105,7 @@ def measured_figures(totals: Sequence[RankTotals]) -> StepRecord:
 
     ``measured_s`` is the time that the slowest rank spent in attention calls. The means over the
     ranks of ``attention_s``, ``other_s``, ``waiting_s`` and ``idle_s`` add up to it; a rank is idle
-    once its calls are done and before those of the slowest one are.
+    from the end of its calls to the end of those of the slowest rank.
     """
     found: StepRecord = {"step_s": max((t.step_s for t in totals), default=None)}
     if not totals or any(t.attention_s is None for t in totals):
@@ -127,21 +127,22 @@ def measured_figures(totals: Sequence[RankTotals]) -> StepRecord:
 
 
 def explain(totals: Sequence[RankTotals]) -> StepRecord:
-    """Name the rank that the others wait for, and why.
+    """Name the rank for which the others wait, and the cause.
 
     >>> explain([RankTotals(1, 10, 0.2, 0, 0.2, 1, 0.2), RankTotals(1, 30, 0.6)])["why"]
     'rank 1 has 1.50 times the mean work'
     """
     busy = [t.busy_s for t in totals]
     slowest = busy.index(max(busy))
-    longer = _ratio(busy[slowest], fmean(busy))
-    if longer <= EVEN:
+    if _ratio(busy[slowest], fmean(busy)) <= EVEN:
+        # No rank computes longer, but the messages of one may come late, over a slow link.
         waits = max(range(len(totals)), key=lambda rank: totals[rank].waiting_s)
         late, late_s = totals[waits].late_rank, totals[waits].late_s
         if late < 0 or late_s <= (EVEN - 1) * (totals[waits].busy_s + totals[waits].waiting_s):
             return {"slowest": slowest, "cause": "even", "why": "all ranks compute equally long"}
         why = f"rank {waits} waits most, for messages of rank {late}; all compute equally long"
         return {"slowest": late, "cause": "messages", "why": why}
+    # Longer for more work, or for the same work: the larger factor is the cause.
     share = _ratio(totals[slowest].work, fmean(t.work for t in totals))
     others = [t.busy_s / t.work for n, t in enumerate(totals) if t.work and n != slowest]
     rate = _ratio(busy[slowest], totals[slowest].work)
@@ -169,11 +170,11 @@ def _ratio(part: float, whole: float) -> float:
 
 
 MOST_RECORDS = 200_000
-"""Steps that are kept; older ones are forgotten."""
+"""Steps that are kept; older steps are forgotten."""
 MOST_LINE_BYTES = 8192
 MOST_TEXT = 160
 MOST_OLDER = 9
-"""Older files of a rotated log that are read."""
+"""Largest number of an older file of a rotated log that is read."""
 CHUNK_BYTES = 1 << 20
 MOST_TRACED = 64
 RECENT = 50
@@ -183,15 +184,15 @@ RECENT = 50
 class RunHistory:
     """The records of a log, in the order of their steps.
 
-    A line that is cut off, too long or no record is passed over; a value that is no finite number
-    is NaN. Not safe to use from several threads.
+    Lines that are cut off, too long or no records are passed over; a value that is no finite number
+    becomes NaN. One instance is for one thread.
 
     Args:
         path: of the newest file of the log; older ones lie beside it.
 
     Attributes:
         traced: the newest steps whose plan was kept with its trace.
-        dropped: steps without a record, because the disk was too slow.
+        dropped: number of steps without a record, because the disk was too slow.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -206,17 +207,19 @@ class RunHistory:
         return len(self._columns["step"])
 
     def update(self) -> None:
-        """Read what was written since the last call, also where the log was rotated meanwhile.
+        """Read the lines since the last call, also where the log was rotated meanwhile.
 
         Raises:
             RunError: if the log cannot be read.
         """
         older = [Path(f"{self._path}.{number}") for number in range(MOST_OLDER, 0, -1)]
         try:
-            # All are opened before the first is read: a rotation renames files, not what is open.
+            # All files are opened before the first is read: a rotation renames them, but an open
+            # file stays the same.
             with ExitStack() as stack:
                 paths = *filter(Path.is_file, older), self._path
                 files = [stack.enter_context(open(path, "rb", opener=_open)) for path in paths]
+                # From the file that was read last, whatever its name is now, to the newest.
                 inodes = [os.fstat(file.fileno()).st_ino for file in files]
                 known = inodes.index(self._inode) if self._inode in inodes else 0
                 for inode, file in zip(inodes[known:], files[known:], strict=True):
@@ -239,8 +242,8 @@ class RunHistory:
         return np.array(self._columns[name])
 
     def record(self, step: int) -> dict[str, float | str | None]:
-        """Return one record, ``None`` for what is unknown; empty if there is no such step."""
-        at = int(np.searchsorted(self.column("step"), step))
+        """Return one record, with ``None`` for unknown values; empty if there is no such step."""
+        at = int(np.searchsorted(self.column("step"), step))  # steps only grow, see `_add`
         if at == len(self) or self._columns["step"][at] != step:
             return {}
         numbers = {name: column[at] for name, column in self._columns.items()}
@@ -262,7 +265,7 @@ class RunHistory:
         return {"steps": len(self), "last": self.last, "medians": medians, "dropped": self.dropped}
 
     def sentences(self) -> list[tuple[str, str]]:
-        """Write `summary` for people: what, and its figures."""
+        """Return the lines of `summary` for people: a label, and its figures."""
         summary = self.summary()
         last, medians = summary["last"], summary["medians"]
         if not last:
@@ -292,7 +295,7 @@ class RunHistory:
         ]
 
     def _read(self, inode: int, file: BinaryIO) -> None:
-        """Read on in a file, or from its start; what another one left of a line is lost."""
+        """Read on in a file, or a new file from its start; half a line of another file is lost."""
         if inode != self._inode:
             self._inode, self._offset, self._rest = inode, 0, b""
         file.seek(self._offset)
@@ -301,7 +304,8 @@ class RunHistory:
             *lines, self._rest = (self._rest + chunk).split(b"\n")
             for line in lines:
                 self._add(line)
-            if len(self._rest) > MOST_LINE_BYTES:  # it is passed over when it ends
+            # A line without an end must not fill memory: as so many blanks it stays too long.
+            if len(self._rest) > MOST_LINE_BYTES:
                 self._rest = b" " * (MOST_LINE_BYTES + 1)
 
     def _add(self, line: bytes) -> None:
@@ -311,6 +315,7 @@ class RunHistory:
             return
         if not isinstance(found, dict):
             return
+        # Columns are doubles, which hold whole numbers below 2**53 exactly. True is an int, too.
         step = found.get("step")
         if type(step) is not int or not 0 <= step < 2**53:
             return
@@ -347,7 +352,7 @@ def _seconds(number: float | None) -> str:
 
 
 def _open(path: str, flags: int) -> int:
-    # A pipe of that name must not hold up the reader.
+    # A pipe of that name must not hold up the reader, nor a link lead it out of the folder.
     return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
