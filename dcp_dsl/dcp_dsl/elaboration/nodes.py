@@ -3,8 +3,8 @@
 A node means the same wherever it stands in a frame: positions, `len`, counts and borders are those
 of the frame around it, which is the whole sample or the instances of a `Per` node. Nodes may be
 shared, so results are kept by node: nodes are equal only to themselves. `And`, `Or`, `Not`, `Per`,
-`Compare` and `Number` have namesakes in the syntax tree, whose nodes are equal by value: everywhere
-one writes `nodes.And` for these and `ast.And` for those.
+`Compare` and `Number` have namesakes in the syntax tree, whose nodes are equal by value. So other
+files write `nodes.And` for a node of a core program and `ast.And` for one of a syntax tree.
 """
 
 from collections.abc import Iterator, Sequence
@@ -136,6 +136,7 @@ Number: TypeAlias = Const | Pos | Length | Count | RowColumn | Lookup | Arithmet
 
 def negated(number: Number) -> Number:
     """Return a number times -1."""
+    # There is no node for a sign: one kind of arithmetic less for all that read programs.
     if isinstance(number, Const):
         return Const(-number.value, place=number.place)
     minus = Const(-1, place=number.place)
@@ -189,7 +190,8 @@ class Along(Node):
     layout: "Laid"
 
     def by_rank(self) -> "And":
-        """Return it by places in the tree: the query lies behind the key and in its subtree."""
+        """Return the same mask by places in the tree: the query is in the key's subtree."""
+        # Places count in preorder, in which a subtree is a run: two comparisons decide.
         q, k = Pos("q", place=self.place), Pos("k", place=self.place)
         rank = Lookup(self.layout, "rank", q, place=self.place)
         first = Lookup(self.layout, "rank", k, place=self.place)
@@ -229,7 +231,8 @@ class Per(Node):
 
 Mask: TypeAlias = Truth | Compare | Within | Same | Listed | Along | Not | And | Or | Per | Free
 
-LOST: Never = cast("Never", Free("", ""))  # any node with an error in it; its program is never used
+# Stands for any node with an error; its program is never used. `Never` fits every kind of node.
+LOST: Never = cast("Never", Free("", ""))
 AHEAD = Compare("<", Pos("q"), Pos("k"))  # the pairs of a query and a later key
 
 
@@ -289,6 +292,7 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def walk(*roots: Node) -> Iterator[Node]:
     """Yield nodes and all nodes below them, each once."""
+    # Calls share their arguments: a node may be met along many ways, twice as many at each call.
     seen: set[Node] = set()
     stack: list[Node] = list(reversed(roots))
     while stack:

@@ -1,4 +1,4 @@
-"""Read core programs: the facts they need of queries and keys; substitute in them, write them out.
+"""Read core programs: the facts they need of queries and keys; substitute in them, show them.
 
 `@keys(cache, bottom_right)` makes queries and keys tokens of one sequence, that of the keys: a core
 program means there what it means anywhere. `@keys(source)` says nothing about where queries stand
@@ -43,6 +43,7 @@ def facts_of_keys(core: nodes.Mask, keys: KeySequence) -> frozenset[object]:
         SpecError: E126 for what belongs to the other sequence, or compares places of both.
     """
     reader = _Facts(keys, {})
+    # `sides` is left empty with an alignment: every fact is one of the keys' sequence anyway.
     if keys.alignment:
         for node in nodes.walk(core):
             if isinstance(node, nodes.Laid):
@@ -80,7 +81,7 @@ class _Facts:
             case nodes.Lookup(table, _, at) | nodes.Within(table, at) | nodes.Listed(_, table, at):
                 self.belongs(table, self.side_of(at), node.place)
             case nodes.Compare(_, left, right):
-                if len(_places(left) | _places(right)) == 2:
+                if len(_places(left) | _places(right)) == 2:  # of q and of k
                     self.unaligned(node.place, "this compares places of queries and of keys")
             case nodes.Same() | nodes.Along() | nodes.Per():
                 words = {nodes.Same: "same", nodes.Along: "paths", nodes.Per: "per"}
@@ -95,6 +96,7 @@ class _Facts:
 
     def side_of(self, at: nodes.Number) -> nodes.Side:
         """Return the side that a position belongs to."""
+        # A column or a border is read at q or at k; a constant or `q + k` is a place of neither.
         sides = {node.side for node in nodes.walk(at) if isinstance(node, nodes.Pos)}
         if len(sides) != 1:
             self.unaligned(at.place, "this is no place of the queries, and none of the keys")
@@ -115,6 +117,8 @@ class _Facts:
                 hint = "divide the position: `k // 64`, or tile a part: `every 64 in S`"
                 place.fail("E126", "tiles could be cut from the queries or from the keys", hint)
             case nodes.Laid(statement, name):
+                # Which layout it is decides, before anything is read from it; `note` then refuses
+                # a use at the other side. The segments of a column have no side of their own.
                 if isinstance(statement.source, ast.Layout):
                     is_key = statement == self.keys.statement
                     self.sides[statement] = "k" if is_key else "q"
@@ -192,6 +196,7 @@ def laid_statements(*roots: nodes.Node) -> tuple[ast.Segment, ...]:
     return tuple({id(statement): statement for statement in laid}.values())
 
 
+# Rows of a data set share their layouts, and each row asks again.
 @lru_cache(1024)
 def reads_length(layout: ast.Layout) -> bool:
     """Return whether a layout depends on the sample's length: by `len` or by `[..]`."""
@@ -201,15 +206,15 @@ def reads_length(layout: ast.Layout) -> bool:
     )
 
 
+# Every `paths` and `q.path` of a text asks it of all layouts.
 @lru_cache(1024)
 def has_branches(layout: ast.Layout) -> bool:
     """Return whether parts of a layout go on from the same place."""
     return any(isinstance(node, ast.Leaf | ast.Group) and node.is_branch for node in walk(layout))
 
 
-@lru_cache(1024)
 def parent_columns(layout: ast.Layout) -> tuple[str, ...]:
-    """Return the columns behind `from`, which hold branches and -1, not lengths."""
+    """Return the columns behind `from`, which hold numbers of branches and -1, not lengths."""
     parts = (node for node in walk(layout) if isinstance(node, ast.Leaf | ast.Group))
     return tuple(part.parents.text for part in parts if part.parents is not None)
 
@@ -266,7 +271,7 @@ class _Substitution:
 
     def _put(self, node: nodes.Node, depth: int) -> nodes.Node:
         match node:
-            case nodes.Free(name, kind):  # what has an error, `LOST`, stays
+            case nodes.Free(name, kind):  # `LOST`, a node with an error, stays
                 value = self.given.get(name, node)
                 return _outside(depth, value) if kind in ("tokens", "int") else value
             case nodes.Outside(levels, value):
@@ -286,6 +291,7 @@ class _Substitution:
                     changed[name] = items
         result = replace(node, **changed) if changed else node  # type: ignore[arg-type]  # nodes
         match result:
+            # `-w` with a value for w is a constant, as `-4` is one where it is written.
             case nodes.Arithmetic("*", nodes.Const(-1), nodes.Const() as number):
                 return nodes.negated(number)
         return result
@@ -297,13 +303,15 @@ def _outside(levels: int, node: nodes.Node) -> nodes.Node:
     The number is not an `Outside` node yet: an argument stays a parameter until it is put in, once,
     through all frames between the call and the place.
     """
+    # Constants and columns of the row are the same in all frames.
     if levels == 0 or isinstance(node, nodes.Const | nodes.RowColumn | nodes.Free):
         return node
     assert not isinstance(node, nodes.Outside), "a number is put in once"
     return nodes.Outside(levels, cast("nodes.Number", node), place=node.place)
 
 
-_LEVELS = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}
+_LEVELS = {"+": 1, "-": 1, "*": 2, "//": 2, "%": 2}  # how tightly each binds
+_ATTRIBUTE = 3  # `(q + 1).doc` needs brackets around any arithmetic
 
 
 def show_mask(node: nodes.Mask) -> str:
@@ -364,7 +372,7 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
         case nodes.RowColumn(name):
             return f"row.{name}"
         case nodes.Lookup(table, fact, at):
-            read = f"{show_number(at, 9)}.{show_segment(table)}"
+            read = f"{show_number(at, _ATTRIBUTE)}.{show_segment(table)}"
             return read if fact == "number" else f"{read}.{fact}"
         case nodes.Outside(levels, value):
             return f"out({levels}, {show_number(value)})"
@@ -372,6 +380,7 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
             return name
         case nodes.Arithmetic(op, left, right) if op in _LEVELS:
             tight = _LEVELS[op]
+            # Operators group from the left, so the right side binds more tightly.
             text = f"{show_number(left, tight)} {op} {show_number(right, tight + 1)}"
             return f"({text})" if tight < level else text
     return f"{node.op}({show_number(node.left)}, {show_number(node.right)})"
