@@ -1,9 +1,9 @@
 """A plan and tensors in, exact attention out, forward and backward, over several processes.
 
-`DCPDataloader` yields this rank's tokens and a plan, `DCPExecutor` takes the plan, `DCPAttn`
-computes. `run_plan` starts processes of its own, executes a plan on random tensors and verifies the
-result.
-Names load on first use; torch loads with the first of them.
+`DCPDataloader` yields this rank's tokens and a plan, `DCPExecutor` makes the plan ready, `DCPAttn`
+computes attention under it. `run_plan` starts processes of its own, executes a plan on random
+tensors and verifies the result.
+Names load on first use; torch loads with the first name that needs it.
 """
 
 import lazy_loader

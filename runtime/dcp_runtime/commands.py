@@ -1,4 +1,7 @@
-"""The commands `dcpm run`, `dcpm calibrate` and `dcpm top`."""
+"""The commands `dcpm run`, `dcpm calibrate` and `dcpm top`.
+
+Each imports its libraries when it runs, so that `dcpm --help` does not wait for torch.
+"""
 
 import json
 import math
@@ -16,7 +19,7 @@ if TYPE_CHECKING:
 
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
 MAX_DEFAULT_RANKS = 16
-"""Processes that are started without being asked for by number."""
+"""Most processes that a run starts unless `--ranks` names the number."""
 
 
 @click.command()
@@ -83,7 +86,7 @@ def run(  # noqa: PLR0913 - one argument per option
                 ".dcpplan holds the plan and the trace, .pftrace is for ui.perfetto.dev",
                 param_hint="--trace",
             )
-        # Before the run, which may take minutes and whose trace would be lost.
+        # Before the run: it may take minutes, and its trace would be lost.
         check_writable(trace, RunError)
     content = read_plan(plan)
     is_many = content.plan.num_devices > MAX_DEFAULT_RANKS
@@ -111,6 +114,7 @@ def run(  # noqa: PLR0913 - one argument per option
     click.echo(f"running on {config.ranks} {where}", err=True)
     result = run_plan(content.plan, config)
     if trace is not None:
+        # A file holds one trace of each source: the new run takes the place of an older one.
         others = (each for each in content.traces if each.source != "measured")
         _write_trace(trace, content.plan, (*others, result.trace))
         click.echo(f"wrote {trace}", err=True)
@@ -177,13 +181,13 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
             f"  {e.tensor:4} error {e.relative:.2e} (eager {e.eager:.2e}), worst element "
             f"{e.relative_max:.2e} (eager {e.eager_max:.2e})  {judged}"
         )
-    if result.verified is not None:
+    if result.mask_source is not None:
         source = {
             "provenance": "the spec inside the plan",
             "slabs": "the plan's own mask: it names no spec",
-        }[result.mask_source or "slabs"]
-        what = "verified" if result.verified else "NOT VERIFIED"
-        lines.append(f"{what} against dense float64 attention; mask from {source}")
+        }[result.mask_source]
+        verdict = "verified" if result.verified else "NOT VERIFIED"
+        lines.append(f"{verdict} against dense float64 attention; mask from {source}")
     return "\n".join(lines)
 
 
@@ -222,6 +226,7 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
         )
     elif out is None:
         click.echo(format_cluster(found.cluster, found.sources), nl=False)
+    # On standard error: standard output is the cluster file or the document alone.
     for check in found.checks:
         click.echo(
             f"check: {check.plan}: predicted {check.predicted_s * 1e3:.1f} ms, measured "
@@ -237,6 +242,7 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
 
 
 PERIOD_S = 1.0
+"""Seconds between two looks at the log of a run."""
 
 
 @click.command()
@@ -258,9 +264,11 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
     runs = {path: RunHistory(path) for path in find_logs(folder)}
 
     def show() -> Group:
+        """Return a table for each replica's log."""
         parts = []
         for path, run in runs.items():
             run.update()
+            # As `Text`, since rich would read brackets in a file's or a run's name as markup.
             lines = Table("", "", box=None, show_header=False, title=Text(path.name))
             for name, text in run.sentences():
                 lines.add_row(name, Text(text))
@@ -277,6 +285,6 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
         console.print(show())
     else:
         with Live(show(), console=console, auto_refresh=False) as live:
-            while True:
+            while True:  # until Ctrl-C
                 time.sleep(PERIOD_S)
                 live.update(show(), refresh=True)

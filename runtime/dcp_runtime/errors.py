@@ -1,4 +1,4 @@
-"""The exceptions of the runtime; their messages are fit to print."""
+"""The exceptions of the runtime. Their messages are for users, to be printed as they are."""
 
 from dcp_dsl import DCPError
 
@@ -7,8 +7,8 @@ class RunError(DCPError):
     """A plan that cannot be run as asked, or a rank that died, stalled or failed.
 
     Attributes:
-        rank: the rank that is to blame, or ``None`` if no single one is.
-        division: the division in which it was missed, or ``None``.
+        rank: the rank to blame, or ``None`` if the cause is no single rank.
+        division: the division in which the rank was missed, or ``None``.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Dense attention of one kv head on one sequence: slow and obvious, so verification trusts it.
 
-`exact` writes every formula out in float64; `eager` is what torch computes in the dtype of its
+`exact` writes every formula out in float64; `eager` is torch's computation in the dtype of its
 arguments, by autograd. Both go through the rows in chunks and look only at keys that some row of
 the chunk sees, which changes no result and keeps memory and time within bounds.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 CHUNK_BYTES = 32 * 1024**2
 """Largest matrix of scores; about six of them are alive at once."""
 CHUNK_BYTES_16_BIT = 128 * 1024**2
-"""The same for 16-bit types: 8,192 tokens in one chunk, whose gradients are rounded once."""
+"""The same for 16-bit types: 8,192 tokens fit into one chunk, which rounds their gradients once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Rounding:
     """Rounding units of a run.
 
     Attributes:
-        tensor: of the dtype that q, k, v, out and gradients have.
-        sums: of the dtype that scores, lse, delta and sums have.
+        tensor: of the dtype of q, k, v, out and gradients.
+        sums: of the dtype of scores, lse, delta and sums.
     """
 
     tensor: float
@@ -64,8 +64,8 @@ class Rounding:
 class RowErrors:
     """Length, per row, of the error that a blockwise computation is expected to have.
 
-    A computation that is cut to pieces keeps two numbers of a row i between them, and eager
-    attention none: lse and delta. To first order in their roundings:
+    A computation in pieces keeps two numbers of each row i from piece to piece, lse and delta;
+    eager attention has neither. To first order in their roundings:
 
     - ``p = exp(s - lse)`` is off by the relative ``a_i = u (1 + |lse_i| / 2)``, with u the unit of
       sums: one for the exponential, half of one of a number as large as lse for the exponent.
@@ -98,7 +98,10 @@ class RowErrors:
 
 
 class _Chunk(NamedTuple):
-    """Rows that see something, the keys that some of them sees, and which pairs are hidden."""
+    """Rows that see some key, the keys that some of these rows see, and the hidden pairs.
+
+    `rows` and `keys` are indices, `hidden` is bool ``[rows, keys]``.
+    """
 
     rows: Tensor
     keys: Tensor
@@ -106,7 +109,7 @@ class _Chunk(NamedTuple):
 
 
 class _HeadRows(NamedTuple):
-    """Rows of one query head that see the same keys, and what `exact` found for them."""
+    """Rows of one query head in a chunk with their keys, and the results of `exact` for them."""
 
     q: Tensor
     k: Tensor
@@ -124,14 +127,14 @@ def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResu
     Args:
         head: tensors of one kv head, any dtype.
         mask: bool ``[n, n]``; rows without keys give zeros.
-        rounding: of the run that is judged; says how large `RowErrors` is.
+        rounding: of the run to verify, for `RowErrors`.
     """
     wide = head.to(torch.float64)
     scale = wide.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(wide.q), torch.zeros_like(wide.q)
     dk, dv = torch.zeros_like(wide.k), torch.zeros_like(wide.v)
-    q_squares = wide.q.new_zeros(2, *wide.q.shape[:2])
-    kv_squares = wide.k.new_zeros(2, len(wide.k))
+    q_squares = wide.q.new_zeros(2, *wide.q.shape[:2])  # of out and dq, by query head and row
+    kv_squares = wide.k.new_zeros(2, len(wide.k))  # of dk and dv: sums over rows and query heads
     for chunk in _chunks(mask, torch.float64):
         k, v = wide.k[chunk.keys], wide.v[chunk.keys]
         for g in range(len(wide.q)):
@@ -140,6 +143,7 @@ def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResu
             lse = torch.logsumexp(scores, 1)
             weights = scores.sub_(lse.unsqueeze(1)).exp_()
             out_rows = weights @ v
+            # ds = p (dp - delta), where dp = dout v^T and delta is the sum over dims of dout * out.
             dscores = (dout @ v.T).sub_((dout * out_rows).sum(1, keepdim=True)).mul_(weights)
             out[g, chunk.rows] = out_rows
             dq[g, chunk.rows] = (dscores @ k) * scale
@@ -155,7 +159,7 @@ def exact(head: HeadTensors, mask: Tensor, rounding: Rounding) -> tuple[HeadResu
 def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor, Tensor]:
     """Return the squares of `RowErrors`: of out and dq ``[2, rows]``, of dk and dv ``[2, keys]``.
 
-    Overwrites weights and dscores.
+    Overwrites weights and dscores, which are as large as the mask. Names follow `RowErrors`.
     """
     q2, k2, v2, dout2 = (t.square().sum(1) for t in (rows.q, rows.k, rows.v, rows.dout))
     products, head_dim = rows.dout * rows.out, rows.q.shape[1]
@@ -176,12 +180,12 @@ def _squares(rows: _HeadRows, scale: float, rounding: Rounding) -> tuple[Tensor,
 def eager(head: HeadTensors, mask: Tensor) -> HeadResults:
     """Compute ``softmax(q kᵀ / sqrt(D) + mask) v`` and its gradients as torch does, by autograd.
 
-    In the dtype of the arguments. Gradients of k and v that several chunks or query heads share are
-    added in float32.
+    In the dtype of the arguments. Gradients of k and v from several chunks or query heads are added
+    in float32.
     """
     dtype, scale = head.q.dtype, head.q.shape[-1] ** -0.5
     out, dq = torch.zeros_like(head.q), torch.zeros_like(head.q)
-    sums = torch.promote_types(dtype, torch.float32)
+    sums = torch.promote_types(dtype, torch.float32)  # float64 stays float64
     dk, dv = torch.zeros_like(head.k, dtype=sums), torch.zeros_like(head.v, dtype=sums)
     for chunk in _chunks(mask, dtype):
         bias = torch.zeros(chunk.hidden.shape, dtype=dtype)
@@ -201,6 +205,7 @@ def eager(head: HeadTensors, mask: Tensor) -> HeadResults:
 
 
 def _chunks(mask: Tensor, dtype: torch.dtype) -> Iterator[_Chunk]:
+    """Cut the rows so that the scores of a chunk stay within the limit of their dtype."""
     bits = torch.finfo(dtype).bits
     limit = CHUNK_BYTES_16_BIT if bits == 16 else CHUNK_BYTES
     step = max(1, limit // max(1, mask.shape[1] * bits // 8))

@@ -8,8 +8,8 @@ and `PEAK_DEVIATIONS`. `RowErrors` is no slack for faults: it is a few units of 
 except where terms cancel exactly in eager attention, as in a row that sees one key, and only there
 and by as much as delta's rounding leaves.
 
-In float64 eager attention is the reference itself, both carry rounding, and units count sixteen
-times.
+In float64 eager attention has the precision of the reference, so both carry rounding of the same
+size. Rounding units count sixteen times there.
 """
 
 import math
@@ -76,9 +76,9 @@ def random_inputs(
 MaskSource: TypeAlias = Literal["provenance", "slabs"]
 TENSORS = ("out", "dq", "dk", "dv")
 NORM_DEVIATIONS = 2.0
-"""Of `RowErrors` that the norm may show: a norm over one row is as uncertain as a single number."""
+"""Multiple of `RowErrors` that the norm may reach: over one row it is as uncertain as a number."""
 PEAK_DEVIATIONS = 3.0
-"""Of `RowErrors` that the worst of many elements may show."""
+"""Multiple of `RowErrors` that the worst of many elements may reach."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,10 @@ class _Tally:
     spread: _Measure = field(default_factory=_Measure)
 
     def add(self, got: Tensor, same: Tensor, want: Tensor, spread: Tensor) -> None:
-        """Count one tensor; `spread` holds lengths of rows."""
+        """Add one tensor of the run, of eager attention and of the reference, and its `RowErrors`.
+
+        `spread` has one number for each row, the length of the row's expected error.
+        """
         self.error.add(got.double() - want)
         self.eager.add(same.double() - want)
         self.exact.add(want)
@@ -160,7 +163,7 @@ class _Tally:
 
     def finish(self, tensor: str, rounding: Rounding) -> TensorError:
         """Turn the sums into relative errors."""
-        # Tensors of zeros, as without visible pairs, have no relative error; 1 leaves the error.
+        # Tensors of zeros, as without visible pairs, have no relative error: it is absolute then.
         norm, peak = self.exact.norm or 1.0, self.exact.largest or 1.0
         unit = rounding.tensor
         allowed = 2 * self.eager.norm + unit * norm + NORM_DEVIATIONS * self.spread.norm
@@ -180,9 +183,9 @@ def verify(
 ) -> Verification:
     """Compare layers of a run with dense attention, sequence by sequence and head by head.
 
-    Takes time for the pairs of a dense mask at worst, of the visible ones at best, and memory for
-    the mask of one sequence and about six matrices of 128 MiB. The results of a layer, in packed
-    order, are ``out``, ``dq`` ``[T, Hq, D]`` and ``dkv`` ``[T, 2, Hkv, D]``.
+    Its time grows with the pairs of a dense mask at worst, with the visible pairs at best. Its
+    memory is the mask of one sequence and about six matrices of 128 MiB. The results of a layer, in
+    packed order, are ``out``, ``dq`` ``[T, Hq, D]`` and ``dkv`` ``[T, 2, Hkv, D]``.
     """
     tallies = {tensor: _Tally() for tensor in TENSORS}
     rounding = _rounding_of(dtype)
@@ -204,6 +207,7 @@ def verify(
 def _head(
     inputs: Inputs, results: Mapping[str, Tensor], span: slice, kv_head: int
 ) -> tuple[HeadTensors, HeadResults]:
+    # Grouped-query attention: neighbouring query heads share a kv head.
     groups = inputs.q.shape[1] // inputs.kv.shape[2]
     q_heads = slice(kv_head * groups, (kv_head + 1) * groups)
 
@@ -217,7 +221,7 @@ def _head(
 
 
 def _masks(plan: Plan) -> Iterator[tuple[int, int, Tensor]]:
-    """Return start, end and dense mask of each sequence."""
+    """Yield start, end and dense mask of each sequence."""
     cu = plan.cu_seqlens.tolist()
     spans = list(pairwise(cu))
     if plan.provenance is None:
