@@ -1,15 +1,10 @@
 """The command `dcpm compare`."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from dcp_planner.commands.output import print_json, say
-
-if TYPE_CHECKING:
-    from dcp_planner.step.setting import StepModel
-    from dcp_planner.tables.plan import Plan
 
 NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these compute other pairs."
 
@@ -44,14 +39,20 @@ def compare(
     from dcp_planner.plan.file import read_plan
     from dcp_planner.report.figures import compare_figures, figures_of, parse_threshold, to_json
     from dcp_planner.step.report import STEP, step_differences
+    from dcp_planner.step.setting import step_model
 
+    # Conditions first: a mistyped one is refused before anything is read or predicted.
     thresholds = [parse_threshold(text, STEP if model else ()) for text in conditions]
     plans = [read_plan(path).plan for path in (first, second)]
     figures = [figures_of(plan) for plan in plans]
     differences = compare_figures(*figures)
     if model is not None:
-        differences += step_differences(_models(model, plans), figures)
+        # Each plan runs the share of the model that belongs to its heads (tensor parallelism).
+        models = [step_model(model, p.cluster.name).with_heads(p.shape) for p in plans]
+        differences += step_differences(models, figures)
     is_same_batch = plans[0].cu_seqlens.tolist() == plans[1].cu_seqlens.tolist()
+    # Plans of unlike batches, or on other clusters, are compared all the same, with a note. Only a
+    # cause needs one batch.
     unlike = unlike_batches(*plans)
     others = ["other clusters"] if plans[0].cluster != plans[1].cluster else []
     notes = [f"the two plans are for {what}" for what in (*unlike, *others)]
@@ -78,10 +79,3 @@ def compare(
     for text in crossed:
         say(f"{text} holds")
     sys.exit(1 if crossed else 0)
-
-
-def _models(name: str, plans: "list[Plan]") -> "list[StepModel]":
-    """Return each plan's share of the model on a device, by its heads."""
-    from dcp_planner.step.setting import step_model
-
-    return [step_model(name, plan.cluster.name).with_heads(plan.shape) for plan in plans]

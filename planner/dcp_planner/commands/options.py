@@ -1,4 +1,4 @@
-"""Values of options that `dcpm plan` and `dcpm step` read alike."""
+"""Readers of option values that `dcpm plan` and `dcpm step` share."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -54,7 +54,7 @@ def parse_heads(
 
 
 def chosen_masks(spec: "Spec", call: str | None) -> "Mask | Stack":
-    """Find the mask or stack that was named, or the only one there is."""
+    """Find the mask or stack of a call, or the only one of the spec if no call is given."""
     from dcp_planner.batches.batch import find_masks
 
     known = [*spec.masks, *spec.stacks]

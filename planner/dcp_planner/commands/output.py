@@ -1,6 +1,6 @@
-"""Output of the commands: JSON, messages, and what `--out` of `dcpm plan` asks for.
+"""Output of the commands: JSON, messages, and the files of `dcpm plan --out`.
 
-That is a plan, a folder of plans with a report, or a report alone.
+These are a plan, a folder of plans with a report, or a report alone.
 """
 
 from dataclasses import dataclass, field, replace
@@ -29,20 +29,19 @@ def print_json(document: dict[str, Any]) -> None:
 PLAN_SUFFIX = ".dcpplan"
 REPORT_SUFFIX = ".dcpbatches.json"
 REPORT_NAME = f"report{REPORT_SUFFIX}"
-MOST_REPORTED = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOutput:
-    """Paths of the plans and of their report; ``None`` for what is not written.
+    """Paths of the plans and of their report; ``None`` for files that are not written.
 
-    Where a stack has several masks, each gets files of its own: ``x.0-sliding.dcpplan``.
+    Each mask of a stack gets files of its own: ``x.0-sliding.dcpplan``.
 
     Attributes:
         plan: file of the only plan.
-        folder: folder of several.
+        folder: folder of several plans.
         report: file of the report.
-        label: of the mask of a stack, in the names of the plans in the folder.
+        label: label of a stack's mask, for the names of the plans in the folder.
     """
 
     plan: Path | None = None
@@ -69,6 +68,7 @@ class PlanOutput:
             from dcp_dsl.files import make_folder
             from dcp_planner.errors import PlanFileError
 
+            # Only now: a command that fails before its first plan leaves no folder behind.
             make_folder(self.folder, PlanFileError)
             path = self.folder / f"batch-{batch:05d}{PLAN_SUFFIX}"
             return _labelled(path, self.label, PLAN_SUFFIX) if self.label else path
@@ -80,7 +80,7 @@ class MaskOutput:
     """The output of one mask, batch by batch.
 
     Attributes:
-        run: the command, for this mask.
+        run: the command as it concerns this mask.
         output: paths of its files.
         rows: of the batches so far.
         last: the batch that was planned last.
@@ -97,6 +97,7 @@ class MaskOutput:
         """Open the output of the mask of a planned batch."""
         from dcp_planner.batches.report_file import ReportWriter
 
+        # A stack and its masks are known only once the first batch is compiled.
         if first.use is not None:
             run = replace(run, mask=first.row.mask, use=first.use)
             output = output.of_mask(first.use.label)
@@ -136,23 +137,27 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
     target = output.report or output.plan
     if output.folder is not None and not output.folder.is_dir():
         target = output.folder  # it is made beside others
-    assert target is not None, "there is something to write"
+    assert target is not None, "every output has a plan or a report"
     check_writable(target, PlanFileError)
     return output
 
 
 def _read_output(path: Path, num_batches: int) -> PlanOutput:
+    """Tell from a path and the number of batches what is written there."""
+    from dcp_planner.batches.report_file import MOST_BATCHES
+
     is_report = path.suffix == ".json"
     if not is_report and num_batches == 1:
+        # `x` names a plan as it is; `x.txt` is more likely a mistake.
         if path.suffix not in ("", PLAN_SUFFIX):
             _refuse(
                 f"expected a plan to be a file whose name ends in {PLAN_SUFFIX}, or a report in "
                 f"{REPORT_SUFFIX}, got {path.name}"
             )
         return PlanOutput(plan=path)
-    if num_batches > MOST_REPORTED:
+    if num_batches > MOST_BATCHES:
         _refuse(
-            f"a report holds at most {MOST_REPORTED} batches, got {num_batches}; plan them in "
+            f"a report holds at most {MOST_BATCHES} batches, got {num_batches}; plan them in "
             "parts with --batch and --batches",
             "--batches",
         )

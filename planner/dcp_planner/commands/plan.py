@@ -20,8 +20,7 @@ from dcp_planner.model.config import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from dcp_dsl import Spec
-    from dcp_planner.batches.batch import Batch, BlockSize
+    from dcp_planner.batches.batch import Batch
     from dcp_planner.batches.planning import PlannedMask, PlanningChoices
     from dcp_planner.batches.report_file import DatasetRun
     from dcp_planner.model.cluster import Cluster, ModelShape
@@ -161,12 +160,13 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     from dcp_planner.jit import compile_seconds
 
     _check_batch(options)
+    # Names of these options are fields of `DatasetRun`; the other fields have defaults.
     named = ("dataset", "mask", "token_budget", "first_batch", "num_wanted")
     run = DatasetRun(spec, planning=_planning(options), **{name: options[name] for name in named})
     if options["is_front"]:
         _print_front(run, options, as_json=as_json)
         return
-    output = open_output(options["out"], run.num_wanted)
+    output = open_output(options["out"], run.num_wanted)  # refuses before the work begins
     masks = _plan_all(run, output, options)
     if compile_seconds():
         say(f"compiled in {compile_seconds():.1f} s, which the planning time leaves out")
@@ -197,7 +197,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
 
 
 def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -> None:
-    """Print the front of the only batch (`Any`: click's values)."""
+    """Print the front of the batch (`Any`: click's values)."""
     from dcp_planner.commands.tables import show_front
     from dcp_planner.plan.build import build_front
 
@@ -225,22 +225,25 @@ def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, 
         return {}
     figures = [[row.figures for row in mask.rows] for mask in masks]
     layers = [mask.run.use.layers if mask.run.use else 1 for mask in masks]
-    return batch_spreads(_model(options, _shape(options)), figures, layers)
+    planning = masks[0].run.planning
+    model = _model(options["model"], planning.cluster, planning.shape)
+    return batch_spreads(model, figures, layers)
 
 
-def _model(options: dict[str, Any], shape: "ModelShape") -> "StepModel":
-    """Return the share of the model of a device with the heads of `shape`."""
+def _model(name: str, cluster: "Cluster", shape: "ModelShape") -> "StepModel":
+    """Return the share of a model on a device with the heads of `shape`."""
     from dcp_planner.step.setting import step_model
 
-    return step_model(options["model"], _cluster(options).name).with_heads(shape)
+    return step_model(name, cluster.name).with_heads(shape)
 
 
 def _check_batch(options: dict[str, Any]) -> None:
-    """Refuse what names no batch or two (`Any`: click's values)."""
+    """Refuse options that name no batch, or two (`Any`: click's values)."""
     if bool(options["dataset"]) == bool(options["samples"]):
         raise click.UsageError("expected a batch: give either --dataset or --sample")
     if not options["samples"]:
         return
+    # These options have defaults: only those that were typed contradict a sample.
     context = click.get_current_context()
     names = {"batches": "num_wanted", "batch": "first_batch", "tokens": "token_budget"}
     for option, name in names.items():
@@ -254,6 +257,7 @@ def _plan_all(run: "DatasetRun", output: PlanOutput, options: dict[str, Any]) ->
     """Plan and write batch after batch; return the output of each mask (`Any`: click's values)."""
     masks: list[MaskOutput] = []
     for batch in _planned(run.planning, _batches(run, options["samples"]), run.num_wanted):
+        # Every batch has the same masks; the first one tells which.
         masks = masks or [MaskOutput.of(run, output, made) for made in batch]
         for mask, made in zip(masks, batch, strict=True):
             mask.add(made)
@@ -276,6 +280,7 @@ def _planned(
     )  # fmt: skip
     bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar:
+        # Imported under the bar, since the first import may compile the planner.
         from dcp_planner.batches.planning import plan_batch
 
         task = bar.add_task("planning", total=count)
@@ -291,18 +296,21 @@ def _planned(
 
 def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[Batch, ...]]":
     """Compile the batches one after the other, each once for every mask."""
-    from dcp_dsl import load
-    from dcp_planner.batches.batch import pack_dataset
+    from dcp_dsl import load, sample_from_argument
+    from dcp_planner.batches.batch import batch_of_samples, pack_dataset
 
     spec, block_size = load(run.spec), run.planning.block_size
     if run.dataset is None:
-        yield _batch_of_samples(spec, run.mask, samples, block_size)
+        masks = chosen_masks(spec, run.mask)
+        given = [sample_from_argument(spec, text) for text in samples]
+        yield batch_of_samples(spec, masks, given, block_size)
         return
     say(f"reading {run.dataset}")
     packed = pack_dataset(spec, run.dataset, run.mask, run.token_budget)
     for note in packed.notes:
         say(f"note: {note}")
     last = run.first_batch + run.num_wanted
+    # A first batch beyond the end is an error, which `packed.batch` raises; fewer batches are not.
     if run.first_batch < len(packed) < last:
         say(f"note: the data set ends with batch {len(packed) - 1}")
         last = len(packed)
@@ -310,39 +318,33 @@ def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[B
         yield packed.batch(index, block_size)
 
 
-def _batch_of_samples(
-    spec: "Spec", call: str | None, texts: tuple[str, ...], block_size: "BlockSize"
-) -> "tuple[Batch, ...]":
-    from dcp_dsl import sample_from_argument
-    from dcp_planner.batches.batch import batch_of_samples
-
-    masks = chosen_masks(spec, call)
-    samples = [sample_from_argument(spec, text) for text in texts]
-    return batch_of_samples(spec, masks, samples, block_size)
-
-
 def _planning(options: dict[str, Any]) -> "PlanningChoices":
     """Read the choices of the command line; `Any`: click's values."""
     from dataclasses import fields
 
     from dcp_planner.batches.planning import PlanningChoices
+    from dcp_planner.model.cluster_file import find_cluster
     from dcp_planner.model.config import PlanConfig
 
+    # Options with names of fields are these fields; one that was not given keeps the default.
     names = {field.name for field in fields(PlanConfig)}
     chosen = {name: v for name, v in options.items() if name in names and v is not None}
-    shape = _shape(options)
+    cluster = find_cluster(options["cluster"])
+    shape = _shape(options, cluster)
     if options["model"] is not None:
-        chosen["token_seconds"] = _model(options, shape).token_seconds
+        # The price of a token makes the search weigh the linear part against attention.
+        chosen["token_seconds"] = _model(options["model"], cluster, shape).token_seconds
     return PlanningChoices(
         shape=shape,
-        cluster=_cluster(options),
+        cluster=cluster,
         config=PlanConfig(**chosen),
         block=None if options["block"] == "auto" else options["block"],
         against=options["against"],
     )
 
 
-def _shape(options: dict[str, Any]) -> "ModelShape":
+def _shape(options: dict[str, Any], cluster: "Cluster") -> "ModelShape":
+    """Return the heads that were given, the model's, or the default (`Any`: click's values)."""
     from dataclasses import replace
 
     from dcp_planner.model.cluster import ModelShape
@@ -350,16 +352,10 @@ def _shape(options: dict[str, Any]) -> "ModelShape":
     if options["model"] and not options["heads"]:
         from dcp_planner.step.setting import step_model
 
-        shape = step_model(options["model"], _cluster(options).name).shape
+        shape = step_model(options["model"], cluster.name).shape
         return replace(shape, dtype_bytes=options["dtype_bytes"])
     try:
         q_heads, kv_heads, head_dim = options["heads"] or (8, 2, 128)
         return ModelShape(q_heads, kv_heads, head_dim, options["dtype_bytes"])
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-
-
-def _cluster(options: dict[str, Any]) -> "Cluster":
-    from dcp_planner.model.cluster_file import find_cluster
-
-    return find_cluster(options["cluster"])

@@ -44,6 +44,7 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
     from dcp_planner.tables.programs import digest
 
     made = read_plan(plan).plan
+    # Before the constants change: the digest covers them, and a run keeps those of its plan.
     recorded = None if measured is None else _read_run(measured, plan, digest(made))
     if cluster is not None:
         made = replace(made, cluster=_with_constants(made.cluster, cluster))
@@ -75,11 +76,12 @@ def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool
 
 
 def _with_constants(own: "Cluster", name: str) -> "Cluster":
-    """Return the constants of a cluster by its name, for nodes and devices as they are."""
+    """Return the constants of a named cluster for the plan's own nodes and devices."""
     from dataclasses import replace
 
     from dcp_planner.model.cluster_file import find_cluster
 
+    # A plan names its devices, so another size in `h100-dgx:8x8` or `8x8` cannot be obeyed.
     size = own.nodes, own.devices_per_node
     asked = re.search(r"(?:^|:)(\d+)x(\d+)$", name)
     if asked is not None and (int(asked[1]), int(asked[2])) != size:
@@ -94,7 +96,7 @@ def _read_run(path: str, plan: str, expected: str) -> "Trace":
     """Read the measured trace of a plan file with the expected digest.
 
     Raises:
-        PlanError: if it is of another plan, or there is none.
+        PlanError: if the file is of another plan, or holds no measured trace.
     """
     from dcp_planner.errors import PlanError
     from dcp_planner.plan.file import read_plan

@@ -141,13 +141,13 @@ def _setting(options: dict[str, Any]) -> "StepSetting":
 
 
 def _cluster(name: str, devices: int) -> "Cluster":
-    """Return the constants of a machine with as many nodes as the mesh needs."""
+    """Return the cluster of a name with as many nodes as the mesh needs."""
     from dataclasses import replace
 
     from dcp_planner.model.cluster_file import find_cluster
 
     found = find_cluster(name)
-    node = min(found.devices_per_node, devices)
+    node = min(found.devices_per_node, devices)  # a small mesh takes a part of one node
     if devices % node:
         raise click.UsageError(
             f"--mesh: expected a multiple of the {node} devices of a node, got {devices}"
@@ -186,32 +186,27 @@ def _rivals(names: tuple[str, ...]) -> "list[NamedPolicy]":
 
 def show_report(report: "StepReport") -> None:
     """Print where the time of a step goes, by policy."""
-    from rich.console import Console
-    from rich.table import Table
-
+    from dcp_planner.commands.tables import console_of_tables, print_table
     from dcp_planner.step.report import CHOSEN
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("mean of a step", "time", "linear", "attention", "waiting", "rest", "tokens max"):
-        table.add_column(name, justify="left" if name == "mean of a step" else "right")
+    rows = []
     for policy in report.shown:
-        parts = [policy.mean(part) for part in ("linear_s", "attention_s", "waiting_s")]
+        parts = ("seconds", "linear_s", "attention_s", "waiting_s")
         rest = policy.mean("bubble_s") + policy.mean("synchronisation_s")
-        times = [
-            f"{max(0.0, seconds) * 1e3:.0f} ms"
-            for seconds in (policy.mean("seconds"), *parts, rest)
-        ]
-        table.add_row(policy.name, *times, f"{policy.mean('max_tokens'):.2f}")
-    console = Console()
+        # Waiting is a difference of sums, and rounding may leave a little less than 0.
+        times = [f"{max(0.0, s) * 1e3:.0f} ms" for s in (*map(policy.mean, parts), rest)]
+        rows.append((policy.name, *times, f"{policy.mean('max_tokens'):.2f}"))
+    heads = ("mean of a step", "time", "linear", "attention", "waiting", "rest", "tokens max")
+    console = console_of_tables()
     console.width = max(console.width, 80)
     console.print(
         f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents",
         highlight=False,
     )
-    console.print(table)
+    print_table(console, heads, rows)
     levels = "; ".join(f"{count} x {name}" for name, count in report.levels.items())
     console.print(f"{CHOSEN} chose: {levels}", highlight=False)
     for name in report.rivals:
         speedup = report.speedup_over(name)
-        saved = (1 - 1 / speedup) * HOURS_PER_DAY
+        saved = (1 - 1 / speedup) * HOURS_PER_DAY  # of a day of the other policy
         console.print(f"{speedup:.2f} x {name}: {saved:.1f} h of a day", highlight=False)

@@ -1,8 +1,9 @@
-"""Tables that `dcpm plan`, `dcpm simulate` and `dcpm compare` print; the picture of a front."""
+"""Tables of the planner's commands, and the picture of a front of plans."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, repeat, zip_longest
+from statistics import fmean
 from string import ascii_letters
 
 from rich.cells import cell_len
@@ -30,11 +31,11 @@ from dcp_planner.tables.metrics import PlanMetrics, measure, measure_memory
 from dcp_planner.tables.plan import Plan
 
 Row = Sequence[str]
-LEAST_WIDTH = 60
+LEAST_WIDTH = 60  # letters; on a narrower terminal lines wrap, but columns keep their words
 
 
 def console_of_tables() -> Console:
-    """Return a console that tables fit into."""
+    """Return a console that is wide enough for tables."""
     console = Console()
     console.width = max(console.width, LEAST_WIDTH)
     return console
@@ -45,13 +46,14 @@ def print_table(
 ) -> None:
     """Print rows under heads, which may be empty, as narrow as the console asks for.
 
-    Columns of texts, by number, are left-aligned and wrap between words. The others hold figures,
-    which are never broken: what does not fit then sticks out.
+    The columns numbered in `texts` are left-aligned and wrap between words. The others hold
+    figures, which are never broken; a line that does not fit sticks out.
     """
     is_headed = any(heads)
     table = Table(box=None, pad_edge=False, show_header=is_headed, header_style="bold")
     for at, (head, *cells) in enumerate(zip_longest(heads, *rows, fillvalue="")):
         is_text = at in texts
+        # No narrower than the longest part that must stay whole: a word, or a figure.
         whole = (part for cell in cells for part in (cell.split() if is_text else [cell]))
         table.add_column(
             Text(head),  # a file name is no markup
@@ -62,6 +64,7 @@ def print_table(
         )
     for row in rows:
         table.add_row(*map(Text, row))  # `:ring:` is a picture to markup
+    # Gaps between columns collapse only if the least widths and gaps together do not fit.
     unlimited = console.options.update_width(10_000)
     least = Measurement.get(console, unlimited, table).minimum
     table.collapse_padding = least > console.width
@@ -104,7 +107,7 @@ PARTIALS = {"float32": "in float32", "input": "in the type of the inputs"}
 NO_HEADS, LABELLED = ("", ""), (0, 1)  # a table of labels and texts
 SPEEDUPS = "speedup over"
 SIDES = ("forward", "backward")
-BESIDE_NAMES = 32  # letters of labels, changes and gaps beside two file names
+BESIDE_NAMES = 32  # letters that labels, changes and gaps take beside two file names
 BEST: dict[Scope, str] = {
     "of_all": "  best static",
     "within_token_cap": "  within the token cap",
@@ -156,13 +159,13 @@ def _times(spread: Spread) -> list[str]:
 
 
 def show_use(mask: str, use: StackUse) -> None:
-    """Print a heading: which mask of a stack, and in how many layers."""
+    """Print the heading of a stack's mask, with the number of its layers."""
     line = Text(f"{mask}: {use.layers} of {use.period} layers of {use.stack}", style="bold")
     console_of_tables().print(line, soft_wrap=True)
 
 
 def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> None:
-    """Print what the layers of one cycle of a stack cost together to standard output."""
+    """Print the costs of all layers of one cycle of a stack together to standard output."""
     console, count = console_of_tables(), len(rows[0])
     of = f", medians of {count} batches" if count > 1 else ""
     heading = f"{uses[0].stack}: its {uses[0].period} layers together{of}"
@@ -178,6 +181,7 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     if speedups:
         lines.append((SPEEDUPS, ""))
     for name, spread in speedups.items():
+        # The worst of all masks and batches, for each cap.
         caps = [mask[batch].over_caps[name] for mask in rows for batch in range(count)]
         over = {cap: max(found.get(cap, 0.0) for found in caps) for found in caps for cap in found}
         lines.append((f"  {name}", f"{spread.median:.2f} x{_over(over)}"))
@@ -187,7 +191,7 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
 
 
 def show_step(model: str, times: Mapping[str, Spread]) -> None:
-    """Print what one batch takes in a training step to standard output."""
+    """Print the time of one batch in a training step to standard output."""
     parts = [f"{_label(name)} {time_text(spread.median)}" for name, spread in times.items()]
     line = Text(f"{model}, all layers: {parts[0]} + {parts[1]} = {parts[2]}", style="bold")
     console_of_tables().print(line, soft_wrap=True)
@@ -196,6 +200,7 @@ def show_step(model: str, times: Mapping[str, Spread]) -> None:
 def show_comparison(first: str, second: str, differences: Sequence[Difference], why: str) -> None:
     """Print the figures of two plans side by side, and why one is faster, to standard output."""
     console = console_of_tables()
+    # Long paths stand above the table, which then has short heads.
     names = [first, second]
     if max(map(len, names)) > (console.width - BESIDE_NAMES) // 2:
         names = ["first", "second"]
@@ -241,6 +246,7 @@ def show_run(run: RunComparison) -> None:
     for one in run.classes:
         ratio = f"{one.measured_s / one.predicted_s:.2f}" if one.predicted_s else "-"
         times = time_text(one.predicted_s), time_text(one.measured_s)
+        # Classes of messages by size share one constant, which is listed once below.
         constant = one.constant or ("none alone" if one.differs else "")
         rows.append((one.name, f"{one.pieces:,}", *times, ratio, constant))
         if one.constant:
@@ -268,6 +274,7 @@ def _print_warnings(console: Console, metrics: PlanMetrics) -> None:
 def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
     cluster, waits = plan.cluster, timings.wait_s
     both = (metrics.forward, metrics.backward)
+    # `metrics` counts a tile once for each head group.
     tiles = f"{metrics.tiles // plan.head_groups:,} tiles"
     if plan.head_groups > 1:
         tiles += f" in each of {plan.head_groups} head groups"
@@ -283,7 +290,7 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
         ("  partial results", PARTIALS[plan.shape.partials]),
         ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
         ("memory, fullest device", _memory_text(plan)),
-        ("exposed wait", f"{time_text(_mean(waits))} mean, {time_text(max(waits))} worst"),
+        ("exposed wait", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} worst"),
         ("communication hidden", f"{timings.overlap:.1%}"),
     ]
 
@@ -293,9 +300,9 @@ def _sides(forward: str, backward: str) -> str:
 
 
 def _memory_text(plan: Plan) -> str:
-    """Write the peak of one attention layer beside what a device has.
+    """Write the peak of one attention layer beside the memory of a device.
 
-    Broken plans, which may name devices that do not exist, are never shown.
+    The plan must be valid: broken plans, which may name devices that do not exist, are never shown.
     """
     peak, memory = int(measure_memory(plan).peak.max()), plan.cluster.memory_bytes
     text = f"{size_text(peak)} of {memory / 1e9:.1f} GB"
@@ -318,10 +325,6 @@ def _print_devices(console: Console, metrics: PlanMetrics, timings: Timings) -> 
     ]
     heads = ("device", "tokens", "compute", "wait", "sent", "received", "peak buffer")
     print_table(console, heads, rows, ())
-
-
-def _mean(values: tuple[float, ...]) -> float:
-    return sum(values) / len(values)
 
 
 def time_text(seconds: float) -> str:
@@ -368,6 +371,8 @@ def draw(points: Sequence[tuple[float, float]]) -> list[str]:
              |
     """
     grid = [[" "] * (WIDTH + 1) for _ in range(HEIGHT + 1)]
+    # The first letter is written last, so it wins where points fall into one cell. 1e-300 spares a
+    # division by 0 if all points are equal in a figure.
     (left, right), (low, high) = ((min(side), max(side)) for side in zip(*points, strict=True))
     for letter, (x, y) in reversed(list(zip(_names(), points, strict=False))):
         column = round(WIDTH * (x - left) / max(right - left, 1e-300))

@@ -25,4 +25,4 @@ def validate(plans: tuple[str, ...], as_json: bool) -> None:
     else:
         for verdict in verdicts:
             click.echo(verdict.to_text())
-    sys.exit(max(verdict.exit_code for verdict in verdicts))
+    sys.exit(max(verdict.exit_code for verdict in verdicts))  # the worst of all files

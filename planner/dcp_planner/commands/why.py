@@ -1,4 +1,4 @@
-"""The command `dcpm why`, and its text."""
+"""The command `dcpm why` and its output."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 MOST_LINES = 8
-"""Steps of the critical path that are printed; the others are counted."""
+"""Most steps of the critical path that are printed; the others are only counted."""
 
 
 @click.command()
@@ -110,6 +110,7 @@ def _show_path(console: "Console", lines: "Sequence[PathLine]") -> None:
 
     if not lines:
         return
+    # The longest steps, but in the order of time.
     longest = sorted(lines, key=lambda line: -line.share)[:MOST_LINES]
     shown = sorted(longest, key=lambda line: line.start_s)
     rows = [
