@@ -63,7 +63,7 @@ from dcp_planner.tables import (
 )
 
 MAX_EVENTS = 4_000_000
-"""Events of a timeline that a browser draws: about 20 bytes each, on the way and in memory."""
+"""Most events of a timeline that a browser is sent: about 20 bytes each, and as much in memory."""
 
 
 def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
@@ -102,7 +102,7 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "peer": narrow(trace.peer),
         "name": narrow(trace.name),
         "transfer": narrow(trace.transfer),
-        # Events without a transfer have -1, which reads what is appended.
+        # Events without a transfer have -1, which reads the appended -1.
         "block": narrow(np.append(plan.transfers.block, -1)[trace.transfer]),
         "device": narrow(trace.device),
         "lane": trace.lane,
@@ -334,7 +334,11 @@ def _merged(plan: Plan, trace: Trace) -> Ints:
 def _steps(
     device: Indices, start: Ints, end: Ints, held: Ints, devices: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Sum what is held from start to end: pointer by device, times, bytes from each time on."""
+    """Sum the bytes that are held from start to end over the time of each device.
+
+    Returns:
+        Pointer by device into the steps, the time of each step, the bytes from that time on.
+    """
     # Rows of a buffer add their bytes when they fill and take them away when nobody needs them any
     # more. The running sum over these changes of a device, in time, is what it holds.
     device, time = np.tile(device, 2), np.append(start, end)

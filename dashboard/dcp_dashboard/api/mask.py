@@ -32,7 +32,7 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner import Plan
 
 FETCHES = ("nothing", "keys and values", "queries", "both")
-"""What the device of a tile has to fetch for it, because another device owns it."""
+"""Inputs that the device of a tile has to fetch, because another device owns them."""
 FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
 FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
 DENSITY_STEPS = 16

@@ -42,7 +42,7 @@ from dcp_dsl import DCPError
 from dcp_planner import Trace
 
 MAX_WATCHED = 8
-"""Files whose versions one request may ask for."""
+"""Most files whose versions a request may ask for."""
 JSON, BINARY = "application/json", "application/octet-stream"
 NUMBERED: Mapping[str, Callable[[LoadedPlan, int], Details]] = {
     "tile": tile_facts,
@@ -208,7 +208,7 @@ def answer(payload: bytes, content_type: str) -> WSGIResponse:
 
 
 def refuse(message: str) -> WSGIResponse:
-    """Return a 404 that says why there is nothing."""
+    """Return a 404 with the reason."""
     return make_response(jsonify(error=message), 404)
 
 

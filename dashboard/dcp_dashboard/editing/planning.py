@@ -74,8 +74,8 @@ def read_batch(
 ) -> EditedBatch:
     """Read a request and compile its masks; `Any`: JSON values.
 
-    Without ``block`` the batch is cut where the mask changes, in a size that packs well. `tell` is
-    called with the name of each stage as it begins.
+    Without ``block`` the batch is cut where the mask changes, into blocks of a size that packs
+    well. `tell` is called with the name of each stage as it begins.
 
     Raises:
         DCPError: if something in it is out of range or does not fit the text.
@@ -234,7 +234,7 @@ def warm_up() -> None:
     tiny = {"text": "mask warm = causal", "sample": "4096", "nodes": 2, "devices_per_node": 2}
     try:
         preview_plan(tiny)
-    except DCPError as error:  # the first real request says it to somebody
+    except DCPError as error:  # the first request fails for the same reason, and the page says so
         print(f"dcpm: the planner cannot warm up: {error}")
 
 

@@ -34,7 +34,7 @@ MAX_REMEMBERED = 64
 
 
 def make_worker(kind: Literal["check", "plan", "query"]) -> Worker:
-    """Make a worker that loads what its kind needs in advance; each of them knows all tasks."""
+    """Make a worker that loads the modules of its kind in advance; each worker knows all tasks."""
     entry = f"{__package__}:start"
     name = {"check": "the checker", "plan": "the planner", "query": "the database"}[kind]
     return Worker(WorkerProgram(entry, (kind,), memory_bytes=MAX_DATA_BYTES), name)
@@ -56,7 +56,8 @@ State = Literal["waiting", "running", "done", "failed", "cancelled"]
 class Job:
     """A plan in the making; its key and figures are there once it is done.
 
-    The number is 16 hexadecimal digits that nobody guesses; times are on ``time.monotonic``.
+    The number is 16 random hexadecimal digits, so that no other page can guess it; times are on
+    ``time.monotonic``.
     """
 
     number: str
@@ -256,7 +257,7 @@ def _add_text_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     @api.post("/check")
     def check() -> WSGIResponse:
         answer = ask("check")[0]
-        desk.previewer.start()  # whoever writes a mask soon wants to see what it costs
+        desk.previewer.start()  # a person who writes a mask soon wants to see its cost
         return _json(answer)
 
     @api.post("/picture")
@@ -274,7 +275,7 @@ def _add_plan_routes(api: Blueprint, library: PlanLibrary, desk: Desk) -> None:
     @api.post("/preview")
     def preview() -> WSGIResponse:
         answer = desk.previewer.call(_request(library, "preview"), PREVIEW_LIMIT_S)[0]
-        desk.planner.start()  # whoever sees figures may soon want the plan
+        desk.planner.start()  # a person who sees figures may soon want the plan
         return _json(answer)
 
     @api.post("/plan")

@@ -92,7 +92,7 @@ def sample_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> Sample:
 def samples_of(spec: Spec, mask: Mask, request: Mapping[str, Any]) -> tuple[Sample, ...]:
     """Return the samples of a batch: ``request["samples"]``, else copies of the one sample.
 
-    ``request["copies"]`` packs all of them so often; `Any`: JSON values.
+    ``request["copies"]`` is how often all of them are packed; `Any`: JSON values.
     """
     copies = whole(request, "copies", 1, 1, MAX_COPIES)
     texts = request.get("samples")
@@ -135,7 +135,7 @@ def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: i
     """Return a whole number of a request; `Any`: JSON values.
 
     Raises:
-        DashboardError: if it is none, or out of its range.
+        DashboardError: if the value is no whole number, or out of its range.
 
     >>> whole({"nodes": 4}, "nodes", 1, 1, 64), whole({}, "nodes", 1, 1, 64)
     (4, 1)
@@ -148,7 +148,7 @@ def whole(request: Mapping[str, Any], name: str, default: int, low: int, high: i
 
 
 def _outline_mask(spec: Spec, name: str) -> dict[str, Any]:  # Any: JSON values
-    """Describe a mask: parameters, columns, arguments for a small sample, whether it needs some."""
+    """Describe a mask: its parameters and columns, and arguments for a small sample if needed."""
     parameters = [p.name.text for p in spec.scope.masks[name].params]
     call = example_call(spec, name) if parameters else name
     found: dict[str, Any] = {

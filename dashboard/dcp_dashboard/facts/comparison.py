@@ -66,7 +66,7 @@ class Side:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Deltas:
-    """One quantity of all devices on both sides, ``[R]`` each, and how a value is written."""
+    """A quantity of all devices on both sides, ``[R]`` each, and the function that writes it."""
 
     heading: str
     first: NDArray[np.float64]
@@ -81,7 +81,7 @@ class Deltas:
 
 @dataclass(frozen=True, eq=False)  # no slots: a cached property needs a `__dict__`
 class Comparison:
-    """Two sides, A first."""
+    """Two sides; `first` is A on the page, `second` is B."""
 
     first: Side
     second: Side
@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def has_same_devices(self) -> bool:
-        """Return whether both sides have as many nodes of as many devices."""
+        """Return whether both clusters have as many nodes, each with as many devices."""
         a, b = (side.loaded.plan.cluster for side in (self.first, self.second))
         return np.array_equal(a.node_ptr, b.node_ptr)
 
@@ -120,6 +120,8 @@ class Comparison:
         """Return what cannot be compared, and why, as sentences."""
         a, b = self.first, self.second
         found = []
+        # Each sentence explains a part that the page leaves out or does not judge: totals, single
+        # devices, moved tiles.
         if not self.is_same_batch:
             found.append(
                 f"The batches differ ({_batch(a)} against {_batch(b)}): times and bytes are not "
@@ -179,7 +181,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class FigureRow:
-    """One line of the table: a figure, its values on both sides, and whether B's is better."""
+    """A line of the table: a figure, its values on both sides, and whether that of B is better."""
 
     figure: Figure
     difference: Difference
@@ -335,6 +337,7 @@ def compare_kinds(comparison: Comparison) -> tuple[KindRow, ...]:
 
 
 def _kind_seconds(side: Side, direction: Direction) -> Floats:
+    # The mean device: seconds of all devices over their number, so that clusters compare.
     trace = phase_of(side.trace, direction)
     total = np.zeros(len(EVENT_KINDS))
     np.add.at(total, trace.kind, (trace.end_ns - trace.start_ns) / (1e9 * side.num_devices))

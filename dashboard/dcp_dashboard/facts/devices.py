@@ -34,9 +34,10 @@ MAX_DEVICES, MAX_FOUND, MAX_ROW_TEXT = 12, 50, 200
 
 
 def find_sequences(loaded: LoadedPlan, text: str) -> Details:
-    """Collect the details of the sequence whose row has a name, or links to all that have it.
+    """Collect the details of the sequence with a name, or links to all sequences that have it.
 
-    Whole names, or those of rows without their id, go before parts of names; case does not matter.
+    A sequence has the name of its row of the data set. Whole names, with or without the id behind
+    the colon, go before parts of names; case does not matter.
 
     Raises:
         DashboardError: if no name has the text in it.
@@ -81,7 +82,7 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
     pairs = device_pairs(plan, tiles)
     kinds = count_kinds(plan, mine)
     moved = int(plan.transfers.size_bytes[mine[plan.transfers.block]].sum())
-    share = pairs.sum() / max(1.0, float(loaded.totals.pairs.sum()))
+    share = pairs.sum() / max(1.0, float(loaded.totals.pairs.sum()))  # a mask may be empty
     counts = ", ".join(f"{q.count(number)} {name}" for name, number in kinds.items())
     tokens = plan.blocks.num_tokens[mine]
     owned = np.bincount(plan.blocks.owner[mine], tokens, minlength=plan.num_devices)
@@ -183,6 +184,7 @@ def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
     speed = plan.cluster.speed_of_device[device]
     rate = "" if speed == 1 else f", {q.percent(speed)} of the rate"
     blocks = int((plan.blocks.owner == device).sum())
+    # Tokens of each sequence that the device owns: blocks of others weigh nothing.
     owned = np.bincount(
         plan.blocks.sequence, plan.blocks.num_tokens * (plan.blocks.owner == device)
     )
@@ -222,6 +224,7 @@ def _device_time_rows(trace: Trace, device: int) -> list[DetailRow]:
     mine = trace.device == device
     if not mine.any():
         return [row("", "Its trace has no event of this device.")]
+    # Shares are of the whole run, not of the time until this device is done.
     length = trace.end_ns - trace.start_ns
     total, done, q = max(1, int(trace.end_ns.max())), int(np.max(trace.end_ns[mine])), quantities
     rows = []
@@ -313,6 +316,7 @@ def _division_time_rows(
         chosen &= trace.device == device
     rows = []
     if chosen.any():
+        # From the first start to the last end; a division of a run comes once in every layer.
         start, end = int(trace.start_ns[chosen].min()), int(trace.end_ns[chosen].max())
         spent = np.zeros(loaded.plan.num_devices)
         np.add.at(spent, trace.device[chosen], (trace.end_ns - trace.start_ns)[chosen] / 1e9)

@@ -115,6 +115,7 @@ def metric_cards(
         ("Bytes moved", q.size(summary.total_bytes), moved),
     ]  # fmt: skip
     if summary.num_head_groups > 1:
+        # Behind the devices; without groups the heads are no property of the plan.
         note = f"in {summary.num_head_groups} groups of heads"
         cards.insert(3, ("Heads", q.count(summary.num_heads), note))
     for source, label in SOURCE_LABELS.items():
@@ -192,6 +193,7 @@ def longest_step(
 ) -> tuple[str, tuple[int, int]] | None:
     """Return selection and time of the longest step of a kind, ``None`` if the path has none."""
     path = loaded.recorded[source].path
+    # Steps of other kinds count as 0 ns.
     spent = (path.end_ns - path.start_ns) * (path.step == STEPS.index(step))
     if not spent.any():
         return None
@@ -202,7 +204,7 @@ def longest_step(
 
 
 MIN_SHARE = 0.005
-"""Waits below this share of the run are worth no sentence."""
+"""Least share of the run that a wait must take to get a sentence."""
 
 NUM_WAITS = 2
 """Number of longest waits that are named."""
@@ -226,7 +228,7 @@ RUN_RULE = (
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One sentence, its rule, the selection that it names and its part of the trace, if any."""
+    """A sentence and its rule; if it has evidence, the selection and the range of the trace."""
 
     text: str
     rule: str
@@ -235,7 +237,7 @@ class Finding:
 
 
 def leading_source(loaded: LoadedPlan) -> Source:
-    """Return the trace that people ask about first: the run if there is one."""
+    """Return the trace that people ask about first: the run, if there is one with events."""
     measured = loaded.traces.get("measured")
     return "measured" if measured is not None and measured.seconds() > 0 else "simulated"
 
@@ -271,6 +273,7 @@ def _rule(loaded: LoadedPlan, source: Source) -> str:
 def _cause_finding(loaded: LoadedPlan, source: Source, cause: Cause) -> Finding:
     seconds = loaded.why(source).diagnosis.seconds
     text, rule = cause_sentence(cause, seconds, duration, percent), _rule(loaded, source)
+    # A moment of the critical path shows more than a device does, if the cause has one.
     step, device = EVIDENCE.get(cause.name), cause.where.get("device")
     place = None if step is None else longest_step(loaded, source, step)
     if place is None:
@@ -309,6 +312,7 @@ def explain(comparison: Comparison) -> Finding:
     if not comparison.is_same_batch:
         return _explain_rates(first, second)
     names = ("A", "B")
+    # Two traces of one plan differ by what they are, not by their letters.
     if comparison.is_same_plan and first.source != second.source:
         words = {"measured": "the run", "simulated": "the prediction"}
         names = (words[first.source], words[second.source])

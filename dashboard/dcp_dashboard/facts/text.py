@@ -84,6 +84,7 @@ class Details:
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON values
         """Return the answer of the data API."""
+        # A section without rows would be a heading above nothing.
         sections = [
             {
                 "heading": section.heading,
@@ -100,7 +101,7 @@ class Details:
 
 
 def window_text(time_ns: tuple[int, int]) -> str:
-    """Write a part of the timeline for a URL, cut off before 0.
+    """Write a range of the timeline for a URL; times before 0 become 0.
 
     >>> window_text((-5, 10))
     '0-10'
@@ -136,7 +137,7 @@ def check_index(loaded: LoadedPlan, what: str, index: int, count: int, where: st
 
 
 def device_link(device: int, text: str = "") -> DetailLink:
-    """Build a link to a device."""
+    """Build a link to a device, with its number as the text unless another is given."""
     return DetailLink(text or f"device {device}", device_selection(device))
 
 
@@ -183,6 +184,7 @@ def tile_selection(plan: Plan, tile: int) -> str:
 def transfer_selection(plan: Plan, transfer: int) -> str:
     """Select a message."""
     table = plan.transfers
+    # `peer` is the target: both devices keep their colour, and traffic marks the pair.
     return selection(
         "transfer", transfer=transfer, device=int(table.source[transfer]),
         peer=int(table.target[transfer]), block=int(table.block[transfer]),

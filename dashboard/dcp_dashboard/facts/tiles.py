@@ -35,7 +35,7 @@ from dcp_dsl.forms import BlockKind
 from dcp_planner import LANES, Plan, Source, Trace, TransferKind
 
 MAX_SERVING, MAX_LISTED, MOST_STEPS = 12, 8, 12
-"""Most messages of a tile, tiles or messages of a pair, and events of a chain that are listed."""
+"""Most messages of a tile, tiles of a message or messages of a pair, and events of a chain."""
 
 
 def tile_facts(loaded: LoadedPlan, tile: int) -> Details:
@@ -118,6 +118,7 @@ def _block_row(plan: Plan, label: str, block: int) -> DetailRow:
 
 
 def _transfer_rows(plan: Plan, served: Ints) -> list[DetailRow]:
+    # Both inputs are local, and results need not travel to an owner that is the device itself.
     if not len(served):
         return [row("", "None: its device owns its queries and its keys.")]
     table, rows = plan.transfers, []
@@ -171,6 +172,7 @@ def _route_rows(plan: Plan, transfer: int) -> list[DetailRow]:
         group = int(table.group[transfer])
         heads = f"query heads {group_labels(plan)[group]}"
         rows.append(row("Heads", f"{heads}: group {group + 1} of {plan.head_groups}"))
+    # An input must arrive before its division is computed, a result leaves after it.
     step = DetailLink(f"division {division} {word}", division_selection(division, word))
     is_result = table.kind[transfer] >= TransferKind.OUT
     rows.append(row("Sent", "after ", step) if is_result else row("Needed", "before ", step))
@@ -212,7 +214,7 @@ def _served_row(plan: Plan, transfer: int) -> DetailRow:
 
 
 def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Details:
-    """Collect the messages that one device sends another, and those that come back; O(X)."""
+    """Collect the messages that a device sends to another one, and those that come back; O(X)."""
     plan, traffic = loaded.plan, loaded.totals.traffic_bytes
     for device in (source, target):
         check_index(loaded, "a device", device, plan.num_devices)
@@ -276,6 +278,7 @@ def event_facts(loaded: LoadedPlan, source: Source, event: int) -> Details:
     elif lane == WAIT:
         rows.append(_release_row(trace, event))
         chain = chain_behind(loaded, source, event)
+    # What leaves or arrives is a message; "on" stands before a computation.
     steps = []
     for step in chain:
         verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[step]), "on ")

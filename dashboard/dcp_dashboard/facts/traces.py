@@ -61,7 +61,7 @@ def phase_of(trace: Trace, direction: str) -> Trace:
 class EventFilter:
     """A choice of events and their order, as the filters and the search of the timeline have it."""
 
-    kinds: tuple[str, ...] = ()  # of `EVENT_KINDS`; empty means all, the word "none" no event
+    kinds: tuple[str, ...] = ()  # of `EVENT_KINDS`; empty means all, "none" alone means no event
     longer_ns: int = 0
     find: str = ""  # words as in the page's search: gpu 17, division 3, backward, kv 12
     sort: str = ""  # one of `SORTABLE`, "-" in front for falling; empty: device, lane, start
@@ -87,6 +87,7 @@ def read_filter(query: Mapping[str, str]) -> EventFilter:
         DashboardError: if one of them means nothing.
     """
     longer = query.get("longer", "0")
+    # At most 18 digits, which int64 holds.
     if not re.fullmatch(r"\d{1,18}", longer, re.ASCII):
         raise DashboardError(
             f"expected `longer` in whole nanoseconds, got {longer[:40]!r}; leave it out for events "
@@ -148,8 +149,9 @@ def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
 class Wait:
     """The waits of one device in one division and direction: their sum, and the longest of them.
 
-    The message that ended the longest went to the peer (`is_sent`) or came from it; `message` is
-    its name in the trace, such as ``"kv 12"``, `event` its row. -1 and empty if none is known.
+    `start_ns` and `end_ns` are those of the longest wait. The message that ended it went to the
+    peer (`is_sent`) or came from the peer; `message` is its name in the trace, such as ``"kv 12"``,
+    and `event` its row. Without a known message they are empty and -1.
     """
 
     device: int
@@ -186,6 +188,7 @@ def find_waits(
     _, group = np.unique(place * 2 + trace.is_backward[waits], return_inverse=True)
     length = (trace.end_ns - trace.start_ns)[waits]
     total = np.bincount(group, weights=length)
+    # For the few largest sums alone, look for the longest wait among the members.
     found = []
     for index in np.argsort(-total, kind="stable")[:limit]:
         members = np.flatnonzero(group == index)

@@ -48,7 +48,7 @@ class DashboardError(DCPError):
 
 @dataclass(frozen=True, slots=True)
 class PlanEntry:
-    """A file of the folder as a walk saw it.
+    """A file of the folder, with its size and time as they were last seen.
 
     Attributes:
         key: 16 hexadecimal digits; names the file in URLs.
@@ -246,12 +246,12 @@ class SessionFolder:
 
     @property
     def is_there(self) -> bool:
-        """Return whether it has neither been closed nor removed by somebody."""
+        """Return whether the folder still exists: not closed, and not removed from outside."""
         return self.path.is_dir()
 
 
 def _made() -> tuple[Path, int]:
-    """Make a folder and lock it; another one if somebody's sweep takes it before that."""
+    """Make a folder and lock it; make another if a server's sweep takes it before that."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         try:
@@ -261,7 +261,9 @@ def _made() -> tuple[Path, int]:
         except OSError:
             path.rmdir()
             raise
-        if path.is_dir():  # else it was opened, removed, and locked as nobody's
+        # A sweep may have removed the folder between opening and locking it: then the lock holds a
+        # folder without a name.
+        if path.is_dir():
             return path, lock
         os.close(lock)
 

@@ -70,7 +70,7 @@ class FileRow(Generic[Value]):
 
     @property
     def is_read(self) -> bool:
-        """Tell whether somebody has looked into the file."""
+        """Tell whether the file has been read, with success or not."""
         return self.value is not None or bool(self.error)
 
 
@@ -177,7 +177,7 @@ MOST_METHODS, MOST_BINS, MOST_TEXT = 24, 40, 200
 
 @dataclass(frozen=True, slots=True)
 class BatchLine:
-    """One planned batch.
+    """A planned batch of a report.
 
     Attributes:
         index: number in the data set.
@@ -247,7 +247,7 @@ class DatasetReport:
 
     @property
     def rival(self) -> str | None:
-        """The fastest other method: our median speed-up over it is the least."""
+        """The fastest other method: the one over which our median speed-up is least."""
         return min(
             self.methods, key=lambda name: float(np.median(self.speedups(name))), default=None
         )

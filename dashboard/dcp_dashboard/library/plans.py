@@ -162,7 +162,7 @@ class PlanLibrary:
         return self.folder.root
 
     def session_rows(self) -> list[PlanRow]:
-        """Return a row for every plan of this session, the most recently used first."""
+        """Return a row for each plan of this session, the most recently used first."""
         return [FileRow.read(entry, read_line) for entry in self.session.entries()]
 
     def reports(self) -> list[ReportRow]:

@@ -39,7 +39,7 @@ class DeviceTotals(Record):
 
 @dataclass(frozen=True, slots=True)
 class PlanSummary:
-    """One plan in numbers, the planner's figures among them; times are by the source of a trace.
+    """A plan in numbers, the planner's figures among them; times are by the source of a trace.
 
     ``num_heads`` counts query heads, ``num_head_groups`` groups of heads that are placed apart,
     ``num_divisions`` the divisions of forward. ``wait_share`` is the time that all devices wait,
@@ -134,7 +134,7 @@ def count_kinds(plan: Plan, blocks: Bools) -> dict[str, int]:
 
 
 def imbalance(values: Floats) -> float:
-    """Return the largest value over the mean, 1.0 when all are 0.
+    """Return the largest value over the mean, 1.0 if all values are 0.
 
     >>> imbalance(np.array([1.0, 1.0, 4.0]))
     2.0
@@ -177,7 +177,7 @@ def tiles_of_group(plan: Plan, group: int) -> NDArray[np.intp]:
 
 
 def caption_of_first_group(plan: Plan) -> str:
-    """Name the heads that a still picture shows; empty if there is one group."""
+    """Name the heads that a still picture shows, the first group's; empty if there is one group."""
     if plan.head_groups == 1:
         return ""
     word = "heads" if plan.head_groups < plan.shape.q_heads else "head"

@@ -172,7 +172,7 @@ def _head(library: PlanLibrary, first: Choice | None, second: Choice | None) -> 
 def _options(library: PlanLibrary, search: str, chosen: Choice | None) -> list[dict[str, str]]:
     """Return the first traces whose labels have all words of a search, those of the session first.
 
-    The chosen one is among them: a picker shows the label of its value.
+    The chosen trace is always among them: a picker can only show the label of one of its options.
     """
     every: dict[str, str] = {}
     for row in (*library.session_rows(), *library.index.rows()):
@@ -260,9 +260,9 @@ FIGURES: Sequence[tuple[str, Callable[[LoadedPlan], float], Callable[[float], st
     ("Moved in all", lambda plan: plan.summary.total_bytes, size),
     ("Buffers", lambda plan: int(plan.totals.memory_bytes.max()), size),
 )
-"""Heading, value and text of what is compared; less is better in each."""
+"""Heading, value and text of each compared figure; less is better in all of them."""
 PLACES = ("top center", "bottom center", "middle right", "middle left")
-"""Sides of a dot on which letters stand in turn, so that close ones stay readable."""
+"""Sides of a dot on which letters stand in turn, so that those of close dots stay readable."""
 SECONDS, FORWARD, BACKWARD, MOVED = 0, 3, 4, 5
 """Columns of `FIGURES` that the chart draws."""
 

@@ -53,7 +53,7 @@ from dcp_planner import PlanError
 from dcp_planner.causes import compare_with_run
 
 MOST_FITTED = 20_000
-"""Most events of a run whose constants are fitted while somebody waits: about 100 predictions."""
+"""Most events of a run whose constants a page fits: that takes about 100 predictions."""
 PHASES = {"": "Both directions", "forward": "Forward", "backward": "Backward"}
 MINUS = "B − A"  # noqa: RUF001 - a minus
 
@@ -128,7 +128,7 @@ def constants_panel(comparison: Comparison) -> Component:
     side, q, rows = comparison.second, quantities, []
     title = "Run against prediction, by class of work"
     if len(side.trace) > MOST_FITTED:
-        # The command has time for it; a page that somebody waits for has not.
+        # Fitting would keep the page waiting; the command shows the same table.
         command = html.Code("dcpm simulate PLAN --measured RUN")
         more = f"More than {q.count(MOST_FITTED)} events; "
         return panel(title, [hint([more, command, " lists them."])])

@@ -140,7 +140,7 @@ def number_cells(texts: Iterable[str]) -> list[Component]:
 
 
 def scrolling(content: Any, kind: str = "") -> Component:
-    """Build a box that scrolls what is wider than the page; the keyboard reaches it."""
+    """Build a box whose content scrolls if it is wider than the page; the keyboard reaches it."""
     return html.Div(content, className=f"dcp-scroll {kind}".strip(), tabIndex=0)
 
 
@@ -243,14 +243,14 @@ BOOLEAN = frozenset({"open", "hidden", "disabled"})
 """Attributes that are there or not, without a value."""
 
 HTML = "data-html"
-"""Attribute with the HTML inside of an element; `web/src/mount.ts` puts it there."""
+"""Attribute that holds the content of an element as HTML until `web/src/mount.ts` inserts it."""
 
 
 def written(inside: Any, **properties: Any) -> Component:  # Any: as Dash takes them
-    """Build an element whose inside the browser makes from HTML, at once.
+    """Build an element whose content travels as HTML, which the browser's own parser reads.
 
-    Dash spends 1 to 2 ms of the browser's time on every component, so a table of some hundred cells
-    held up the whole page for a second. Nothing inside can be the input or output of a callback.
+    Dash spends 1 to 2 ms of the browser's time on every component, a second on a table of some
+    hundred cells. Nothing inside can be the input or output of a callback.
 
     >>> written(html.B("1 < 2"), className="a")
     Div(className='a', data-html='<b>1 &lt; 2</b>')
@@ -263,8 +263,8 @@ def markup(node: Any) -> str:
     """Write a tree of `dash.html` components as HTML; texts and values are escaped.
 
     Args:
-        node: a component of `dash.html`, a text, a number, a list of these, or nothing; `Any`
-            because Dash does not say it closer.
+        node: a component of `dash.html`, a text, a number, a list of these, or nothing; `Any`:
+            Dash has no narrower type for it.
 
     Raises:
         TypeError: for a component of another library: it has no HTML of its own.

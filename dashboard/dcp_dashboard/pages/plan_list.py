@@ -16,9 +16,9 @@ from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages import tables
 from dcp_dashboard.pages.layout import (
     attributes,
-    box,
     headings,
     number_cells,
+    panel,
     plain_link,
     table,
     terms,
@@ -86,7 +86,7 @@ REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Ag
 
 
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
-    """Build the list of plans and data sets; `query` is the URL's, see `tables.read_query`."""
+    """Build the list of plans and data sets; `query` is the URL's: see `tables.read_query`."""
     rows, session, reports = library.index.rows(), library.session_rows(), library.reports()
     steps, runs = library.folder.files(STEP_SUFFIX), library.folder.files(RUN_SUFFIX)
     if not (rows or session or reports or steps or runs):
@@ -148,9 +148,10 @@ def report_matches(row: ReportRow, search: str) -> bool:
 
 
 def sort_rows(rows: Sequence[PlanRow], asked: Query) -> list[PlanRow]:
-    """Sort by a column's value, by path where equal; rows without one come last either way.
+    """Sort by the column that the URL names; rows without a value come last in either direction.
 
-    By path if the order names no column; then only files that cannot be read come last.
+    Equal rows are in the order of their paths. If the URL names no column, all rows are, and files
+    that cannot be read come last.
     """
     column = next((column for column in COLUMNS if column.name == asked.sort), None)
 
@@ -199,9 +200,8 @@ def _picked(row: PlanRow, asked: Query) -> Component:
 
 
 def _section(title: str, content: Component, note: str = "") -> Component:
-    heading = [html.H2(title), html.Span(note, className="dcp-muted")]
-    head = html.Div(heading, className="dcp-panel-head")
-    return box([head, html.Div(content, className="dcp-scroll")], title)
+    beside = html.Span(note, className="dcp-muted")
+    return panel(title, [html.Div(content, className="dcp-scroll")], tools=beside)
 
 
 def empty_page(root: Path) -> Component:

@@ -58,11 +58,11 @@ class Pair(NamedTuple):
         return cls(a, b, found[0].astype(np.int64), found[1], found[2])
 
     def values(self, field: str) -> tuple[Floats, Floats]:
-        """Return a figure of both at their common steps, NaN where nobody knows it."""
+        """Return a figure of both runs at their common steps, NaN where a log lacks it."""
         return self.a.column(field)[self.at_a], self.b.column(field)[self.at_b]
 
     def medians(self, field: str) -> tuple[float, float] | None:
-        """Return the medians of the steps at which both know a figure, ``None`` of no step."""
+        """Return the medians over the steps at which both runs have a figure, ``None`` of none."""
         a, b = self.values(field)
         known = ~np.isnan(a + b)  # a sum is NaN if either part is
         return (float(np.median(a[known])), float(np.median(b[known]))) if known.any() else None
@@ -110,7 +110,7 @@ def _step_row(pair: Pair, step: int) -> Component:
 
 EVERY_MS, HEIGHT = 2_000, 900
 STILL_S = 90.0
-"""A page is drawn anew until its log has not grown for so long."""
+"""Seconds without a new record after which a page is no longer redrawn."""
 MOST_OTHERS = 20
 """Other runs that a page links to."""
 SECOND = "#cc79a7"
@@ -222,7 +222,7 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
             entry: PlanEntry, run: RunHistory, second: Run | None
         ) -> tuple[Component, Any, Any]:
             written_ns = max(entry.mtime_ns, second[0].mtime_ns if second else 0)
-            # A zoom draws always; the clock draws only while somebody still writes.
+            # A zoom always redraws; the clock redraws only while the log still grows.
             if is_tick and time.time() - written_ns / 1e9 > STILL_S:
                 raise PreventUpdate
             figure = run_figure(run, _read_range(zoomed), second and second[1])
@@ -281,7 +281,7 @@ def read_click(click: object) -> int | None:
     (12, None)
     """
     try:
-        step = click["points"][0]["x"]  # type: ignore[index]  # whatever is none, is caught
+        step = click["points"][0]["x"]  # type: ignore[index]  # anything else is caught below
     except (TypeError, KeyError, IndexError):
         return None
     # NaN compares false; `int` would raise for it and for infinity.
@@ -289,9 +289,9 @@ def read_click(click: object) -> int | None:
 
 
 def extremes(values: Floats, most: int) -> Ints:
-    """Return the places of the least and the most of equal stretches, at most so many, in order.
+    """Thin values out: return the places of the least and the most of equal stretches, in order.
 
-    NaN counts as unknown; a stretch without a value has none.
+    At most `most` places. NaN counts as unknown; a stretch of NaN alone has no place.
 
     >>> extremes(np.array([1.0, 5.0, 2.0, 2.0, 0.0, 3.0]), 4).tolist()
     [0, 1, 4, 5]
@@ -348,7 +348,7 @@ def run_figure(
 
 
 def _seen(run: RunHistory, zoomed: Sequence[float] | None) -> slice:
-    """Return the places of the steps zoomed to, and one more on each side: lines go on there."""
+    """Return the places of the steps zoomed to, and one more on each side, where lines leave."""
     steps, (low, high) = run.column("step"), zoomed or (0.0, np.inf)
     first, behind = np.searchsorted(steps, low), np.searchsorted(steps, high, "right")
     return slice(max(0, int(first) - 1), int(behind) + 1)
@@ -359,7 +359,7 @@ def _add_line(
 ) -> None:
     values = run.column(field)[seen]
     kept = extremes(values, MOST_POINTS)
-    is_line = field != "slowest"  # a rank between two ranks is none
+    is_line = field != "slowest"  # a line between two ranks would pass through others
     figure.add_scatter(
         x=run.column("step")[seen][kept], y=values[kept], row=row, col=1, name=style["name"],
         mode="lines" if is_line else "markers", connectgaps=False,
@@ -387,7 +387,7 @@ def _now(run: RunHistory) -> Component:
 
 def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: int) -> Component:
     found = run.record(step)
-    # Figures that nobody knew at this step are ``None``.
+    # A figure that the log lacks at this step is ``None``.
     facts = [
         (heading, text(value))
         for field, heading, text in FACTS

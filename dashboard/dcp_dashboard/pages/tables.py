@@ -83,7 +83,7 @@ def search_box(asked: Query, label: str) -> Component:
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """One column of a table; its meaning shows when the mouse rests on the heading."""
+    """A column of a table; its meaning shows when the mouse rests on the heading."""
 
     name: str  # in the URL
     heading: str
@@ -125,9 +125,10 @@ def sort_items(
 def sortable_heads(
     columns: Sequence[Column[Any]], asked: Query, address: str, default: str
 ) -> list[Component]:
-    """Build headings; a click sorts by a column, another click the other way round.
+    """Build headings; a click sorts by the column, a second click in the other direction.
 
-    `default` names the column that sorts the table at first, rising; others begin falling.
+    `default` names the column that sorts the table at first, rising. Other columns begin falling:
+    people look for the largest.
     """
     heads: list[Component] = []
     for column in columns:
