@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, TypeAlias
 
-from dcp_dsl.checks.scope import Scope, find_library_scope, library_names
+from dcp_dsl.checks.scope import Scope, library_scopes
 from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.syntax import ast
@@ -17,6 +17,9 @@ CompletionKind: TypeAlias = Literal[
     "keyword", "mask", "segment", "sample", "column", "parameter", "function", "attribute", "type"
 ]
 
+_WORD_KINDS: dict[Role, CompletionKind] = {
+    "function": "function", "source": "function", "type": "type",
+}  # fmt: skip
 _ATTRIBUTES = {
     "start": "first token of the instance",
     "end": "one behind its last token",
@@ -107,6 +110,7 @@ def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
 
 def _statement(before: list[RawToken]) -> str:
     """Return the keyword of the statement that a place belongs to."""
+    # From tokens, since the statement being written rarely parses; `m: mask` names a type.
     for index in range(len(before) - 1, -1, -1):
         is_type = index > 0 and before[index - 1].text == ":"
         if before[index].text in STATEMENT_KEYWORDS and not is_type:
@@ -117,9 +121,8 @@ def _statement(before: list[RawToken]) -> str:
 
 
 def _begins_line(document: Document, before: list[RawToken]) -> bool:
-    """Return whether nothing but spaces stands between the last token and this place's own line."""
-    end = before[-1].span.end
-    rest = document.text[end:]
+    """Return whether a line may begin behind the last token, so that a statement may, too."""
+    rest = document.text[before[-1].span.end :]
     return "\n" in rest[: len(rest) - len(rest.lstrip())] or not rest.strip()
 
 
@@ -130,11 +133,7 @@ def _opens_parameters(before: list[RawToken]) -> bool:
 def _words(*roles: Role) -> Iterator[Proposal]:
     for word in WORDS:
         if word.role in roles:
-            is_call = word.role in ("function", "source")
-            kind: CompletionKind = (
-                "function" if is_call else "type" if word.role == "type" else "keyword"
-            )
-            yield Proposal(word.text, kind, word.meaning)
+            yield Proposal(word.text, _WORD_KINDS.get(word.role, "keyword"), word.meaning)
 
 
 def _masks(scope: Scope) -> Iterator[Proposal]:
@@ -142,10 +141,9 @@ def _masks(scope: Scope) -> Iterator[Proposal]:
         yield Proposal(name, "mask", _signature(mask))
     for name, (mask, other) in scope.imported.masks.items():
         yield Proposal(name, "mask", f"{_signature(mask)}, from {other.program.name}")
-    for name in library_names():
-        library = find_library_scope(name)
-        if library is not None:
-            yield Proposal(name, "mask", f"{_signature(library.masks[name])}, standard library")
+    for library in library_scopes():
+        for name, mask in library.masks.items():
+            yield Proposal(name, "mask", f"{_signature(mask)}, standard library")
 
 
 def _signature(mask: ast.MaskDef) -> str:
@@ -178,15 +176,14 @@ def _locals(before: list[RawToken]) -> Iterator[Proposal]:
     for name, sign in pairwise(own):
         if name.kind == "name" and sign.text == ":":
             yield Proposal(name.text, "parameter", "parameter")
-    for word, name in pairwise(own):
-        if word.text in ("where", ",") and name.kind == "name":
-            after = own[own.index(name) + 1 :]
-            if after and after[0].text in ("=", "("):
-                yield Proposal(name.text, "parameter", "named with `where`")
+    # A comma may also stand between arguments, where `name =` gives one by name: a word too many.
+    for word, name, sign in zip(own, own[1:], own[2:], strict=False):
+        if word.text in ("where", ",") and name.kind == "name" and sign.text in ("=", "("):
+            yield Proposal(name.text, "parameter", "named with `where`")
 
 
 def _token_columns(segment: str, scope: Scope) -> Iterator[Proposal]:
-    """Propose the columns of a segment's instances; of tokens for "" ."""
+    """Propose the columns of a segment's instances, or of the tokens if `segment` is empty."""
     for name, token in scope.tokens.items():
         if segment == ("" if token.segment is None else token.segment.text):
             what = "token column" if token.segment is None else f"column of `{segment}`"
@@ -243,6 +240,8 @@ def signature_at(document: Document, offset: int) -> Signature | None:
 
 def _open_call(before: list[RawToken]) -> int | None:
     """Return the index of the bracket of the innermost call that is not closed."""
+    # Backwards: a closing bracket hides all up to its partner, so the first bracket that opens
+    # without one is the innermost.
     depth: list[str] = []
     for index in range(len(before) - 1, -1, -1):
         sign = before[index].text
@@ -278,7 +277,8 @@ def parameter(param: ast.Param) -> str:
 
 
 def _active(arguments: list[RawToken], parameters: tuple[str, ...]) -> int:
-    """Return which parameter is written: the one named, else the one in this place."""
+    """Return the index of the parameter being written: by its name, else by its place."""
+    # Commas inside inner brackets separate arguments of other calls.
     depth, index, first = 0, 0, 0
     for at, token in enumerate(arguments):
         depth += (token.text in "([{") - (token.text in ")]}")
@@ -287,6 +287,6 @@ def _active(arguments: list[RawToken], parameters: tuple[str, ...]) -> int:
     own = arguments[first:]
     if len(own) > 1 and own[1].text == "=":
         for place, shown in enumerate(parameters):
-            if shown.split(":")[0] == own[0].text:
+            if shown.split(":")[0] == own[0].text:  # `window: tokens = 4k`
                 return place
     return index

@@ -70,7 +70,11 @@ def references(document: Document, offset: int) -> list[Occurrence]:
 
 
 def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
-    """Return the places to write another name in; `RenameError` where it cannot stand."""
+    """Return the places where another name is to be written.
+
+    Raises:
+        RenameError: if nothing can be renamed here, or the name cannot stand in all these places.
+    """
     if document.parsed.diagnostics:
         raise RenameError("mend the syntax errors first: names in them cannot be followed")
     found = references(document, offset)
@@ -85,7 +89,8 @@ def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
     for span in spans:
         text, at = text + document.text[at : span.start] + name, span.end
     after = Document(text + document.text[at:], document.name, document.encoding)
-    # A name that is captured now means the same as another one, or no longer the same.
+    # Where the new name is taken, two names would now mean the same, or one would mean another
+    # thing: the names fall into other groups.
     if _groups(after) != _groups(document):
         raise RenameError(f"`{name}` already means something where it would stand")
     return spans
@@ -116,7 +121,8 @@ class _NameCollector:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         self.found: list[Occurrence] = []
-        self.no_places: set[Symbol] = set()  # what `where` calls a segment or an instance
+        # Names of `where` for segments and instances: behind their dot stands no segment.
+        self.no_places: set[Symbol] = set()
         self.known = {
             *scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks,
             *scope.imported.stacks,
@@ -125,13 +131,12 @@ class _NameCollector:
     def add(
         self, name: ast.Ident | ast.Name, symbol: Symbol, *, is_definition: bool = False
     ) -> None:
-        if name.span != ast.NO_SPAN:
-            self.found.append(Occurrence(name.span, symbol, is_definition))
+        self.found.append(Occurrence(name.span, symbol, is_definition))
 
     def define(self, name: ast.Ident, space: Space = "statement", owner: int = 0) -> None:
         self.add(name, Symbol(space, name.text, owner), is_definition=True)
 
-    def column(self, name: ast.Ident) -> None:
+    def column(self, name: ast.Ident | ast.Name) -> None:
         self.add(name, Symbol("column", name.text))
 
     def use(self, name: ast.Ident | ast.Name, names: _Names) -> None:
@@ -169,7 +174,7 @@ class _NameCollector:
                 self.source(source)
             case ast.Token(name=name, column=column, segment=segment):
                 self.define(name)
-                if column.span != name.span:
+                if column.span != name.span:  # `token a` alone names the column, too
                     self.column(column)
                 if segment is not None:
                     self.use(segment, {})
@@ -186,21 +191,16 @@ class _NameCollector:
             case ast.Layout(parts=parts):
                 for name in part_names(parts):
                     self.define(name)
-                for placed in walk_parts(parts):
-                    if isinstance(placed.part, ast.Leaf):
-                        self.lengths(placed.part.length)
+                lengths = (p.part.length for p in walk_parts(parts) if isinstance(p.part, ast.Leaf))
+                for node in walk(tuple(lengths)):
+                    if isinstance(node, ast.Name) and node.text != "len":
+                        self.column(node)
             case ast.Columns(column=column, names=names):
                 self.column(column)
                 for name in names:
                     self.define(name)
             case ast.Every():
                 self.expression(source, {})
-
-    def lengths(self, length: ast.Expr | None) -> None:
-        """Add the columns of a part's length."""
-        for node in _nodes(length):
-            if isinstance(node, ast.Name) and node.text != "len":
-                self.add(node, Symbol("column", node.text))
 
     def mask(self, mask: ast.MaskDef) -> None:
         self.define(mask.name)
@@ -212,7 +212,8 @@ class _NameCollector:
         for decorator in mask.decorators:
             for segment in decorator.segments:
                 self.use(segment, {})
-        self.expression([param.default for param in mask.params], names)
+        self.expression(tuple(param.default for param in mask.params), names)
+        # Before the bindings are read: each may use the others, wherever they stand.
         for binding in mask.bindings:
             if not binding.params and not self.is_place(binding.value, names):
                 self.no_places.add(names[binding.name.text])
@@ -221,6 +222,7 @@ class _NameCollector:
         self.expression(mask.value, names)
 
     def binding(self, binding: ast.Binding, names: _Names) -> None:
+        # Parameters of a function belong to its binding, not to the mask: two may share names.
         owner = binding.span.start
         for param in binding.params:
             self.define(param, "local", owner)
@@ -231,7 +233,7 @@ class _NameCollector:
 
     def expression(self, root: object, names: _Names) -> None:
         """Add the names of expressions."""
-        for node in _nodes(root):
+        for node in walk(root):
             match node:
                 case ast.Name():
                     self.use(node, names)
@@ -273,11 +275,6 @@ class _NameCollector:
         if argument.name is not None and found is not None:
             owner = found.span.start
             self.add(argument.name, Symbol("local", argument.name.text, owner))
-
-
-def _nodes(root: object) -> Iterator[object]:
-    """Yield all nodes of expressions."""
-    return walk(tuple(root) if isinstance(root, list) else root)
 
 
 TYPES = ("function", "struct", "class", "property", "parameter", "enumMember")
