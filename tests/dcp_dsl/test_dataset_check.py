@@ -293,6 +293,12 @@ def test_a_nested_column_is_taken_apart_and_put_together_again():
     assert column_depth(pa.list_(pa.float32())) is None
 
 
+def test_a_missing_boolean_is_a_missing_value():
+    flat = flatten_column(pa.chunked_array([[[True, None], [False], [True]]]))
+    assert flat.has_null.tolist() == [True, False, False]
+    assert flat.values.tolist() == [1, 0, 0, 1]
+
+
 def test_rows_are_measured_without_binding_where_their_sizes_leave_no_doubt():
     spec = Spec.from_text("segment s = a[x] b[y]*")
     (layout,) = (layout for _, layout in spec.scope.layouts())

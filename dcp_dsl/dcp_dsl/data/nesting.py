@@ -1,12 +1,12 @@
 """Hold columns of lists as flat arrays, and add up how long a layout makes each row.
 
-A batch of rows needs no Python object per row. Some rows cannot be added up here (a length below 0,
-lists of a repeated group with different sizes, arithmetic); the layout binder looks at those, row
-by row.
+A batch of rows needs no Python object per row. Some rows cannot be added up here: those with
+lengths below 0, with lists of different sizes in a repeated group, or with arithmetic in a layout.
+The layout binder takes those, row by row.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -27,8 +27,8 @@ class NestedColumn:
     """A column of integers, of lists, or of lists of lists.
 
     Attributes:
-        values: int64, all integers of the batch behind one another; 0 where one is missing or
-            does not fit.
+        values: int64, all integers of the batch in order; 0 for those that are missing or do not
+            fit.
         offsets: per level of lists, from the outside; int64 ``[items + 1]``: item i of a level
             holds the items ``offsets[i]:offsets[i + 1]`` of the next. Empty for plain integers.
         has_null: bool ``[rows]``, rows where the column or anything in it is missing or does not
@@ -50,14 +50,18 @@ class NestedColumn:
         return len(self.has_null)
 
     def bounds(self, level: int) -> Ints:
-        """Return the borders of the items of each row: int64 ``[rows + 1]``; 0 is the row."""
+        """Return where the items of each row begin on a level, int64 ``[rows + 1]``.
+
+        Level 0 is the rows themselves; row i has the items ``bounds[i]:bounds[i + 1]``.
+        """
         bounds = np.arange(self.num_rows + 1)
         for offsets in self.offsets[:level]:
             bounds = offsets[bounds]
         return bounds
 
     def row_sums(self, values: "NDArray[Any]", level: int | None = None) -> Ints:
-        """Add up per row a number for each item of a level, by default for each integer."""
+        """Add up a number per item of a level, by default per integer, for each row."""
+        # Differences of prefix sums, because `np.add.reduceat` has no empty ranges.
         total = np.concatenate([[0], np.cumsum(values, dtype=np.int64)])
         bounds = self.bounds(self.depth if level is None else level)
         sums: Ints = total[bounds[1:]] - total[bounds[:-1]]
@@ -77,7 +81,7 @@ class NestedColumn:
 
 
 def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type of lists
-    """Count the lists nested in a type, None if there are no integers inside.
+    """Count the lists nested in a type; None if they hold no integers.
 
     >>> import pyarrow as pa
     >>> column_depth(pa.list_(pa.int32())), column_depth(pa.string())
@@ -90,7 +94,7 @@ def column_depth(kind: Any) -> int | None:  # Any: the stubs know no common type
         kind, depth = kind.value_type, depth + 1
     if pa.types.is_integer(kind) or pa.types.is_boolean(kind):
         return depth
-    return depth if pa.types.is_null(kind) else None
+    return depth if pa.types.is_null(kind) else None  # of a column without values, or empty lists
 
 
 def require_depth(
@@ -120,7 +124,7 @@ def is_list(kind: Any) -> bool:  # Any: as above
 
 
 def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any type
-    """Take a column of integers or nested lists of them apart.
+    """Take apart a column of integers, or of nested lists of integers.
 
     The type must have a `column_depth`.
     """
@@ -128,10 +132,9 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
     import pyarrow.compute as pc
 
     array = column.combine_chunks()
-    if isinstance(array, pa.ChunkedArray):  # what no rows combine to
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
-    rows = len(array)
+    has_null = np.zeros(len(array), np.bool_)
     array = _fitting(array)
+    # Nulls of each level, the rows first. Arrow leaves out the items of lists that are null.
     missing = [_nulls(array)]
     offsets: list[Ints] = []
     while is_list(array.type):
@@ -139,20 +142,19 @@ def flatten_column(column: Any) -> NestedColumn:  # Any: a ChunkedArray of any t
         offsets.append(np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)]))
         array = _fitting(pc.list_flatten(array))
         missing.append(_nulls(array))
-    if pa.types.is_null(array.type):
-        values = np.zeros(len(array), np.int64)
-    else:
-        filled = array.fill_null(0) if array.null_count else array
-        values = filled.cast(pa.int64(), safe=False).to_numpy(zero_copy_only=False)
-    found = NestedColumn(values, tuple(offsets), np.zeros(rows, np.bool_))
+    # First cast, then fill: booleans, and columns of nothing but nulls, take no 0.
+    integers = array.cast(pa.int64(), safe=False)
+    filled = integers.fill_null(0) if integers.null_count else integers
+    values = filled.to_numpy(zero_copy_only=False)
+    found = NestedColumn(values, tuple(offsets), has_null)
     for level, nulls in enumerate(missing):
         if nulls is not None:
-            found = replace(found, has_null=found.has_null | (found.row_sums(nulls, level) > 0))
+            has_null |= found.row_sums(nulls, level) > 0
     return found
 
 
 def _fitting(array: Any) -> Any:  # Any: an Array of any type
-    """Put nulls in the place of integers beyond int64."""
+    """Replace integers beyond int64 by nulls, which refuses their rows like missing values."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -170,9 +172,9 @@ class LayoutTotals:
     """Tokens of each row of a batch by one layout.
 
     Attributes:
-        tokens: int64 ``[rows]``, without what `[..]` takes.
-        takes_rest: `[..]` takes whatever the row has more.
-        is_certain: bool ``[rows]``; elsewhere the layout has to be bound to know.
+        tokens: int64 ``[rows]``, without those of `[..]`.
+        takes_rest: whether a part `[..]` takes the tokens that remain.
+        is_certain: bool ``[rows]``; where it is False, only the layout binder knows.
     """
 
     tokens: Ints
@@ -187,6 +189,7 @@ def measure_layout(
     tokens = np.zeros(num_rows, np.int64)
     is_certain = np.ones(num_rows, np.bool_)
     takes_rest = False
+    # Parts, groups before the parts inside them; a part adds the integers of its column.
     for part, _, outside, _ in walk_parts(layout.parts):
         depth = outside + part.is_repeated
         if isinstance(part, ast.Group):
@@ -199,7 +202,8 @@ def measure_layout(
                 takes_rest = True  # never inside what repeats: the checker refuses it there
             case ast.Name(name) if name != "len":
                 column = columns[name]
-                sizes = np.clip(column.values, -1, MAX_TOKENS + 1)  # a sum of larger ones may wrap
+                # Clipped: a sum of larger numbers may wrap around. Those rows are not certain.
+                sizes = np.clip(column.values, -1, MAX_TOKENS + 1)
                 tokens += column.row_sums(sizes)
                 is_odd = (sizes < 0) | (sizes > MAX_TOKENS)
                 is_certain &= (column.row_sums(is_odd) == 0) & ~column.has_null
@@ -207,7 +211,7 @@ def measure_layout(
                 tokens += value
             case _:
                 is_certain[:] = False
-    if parent_columns(layout):  # of a tree that is not looked at here
+    if parent_columns(layout):  # only the binder checks that they make a tree
         is_certain[:] = False
     return LayoutTotals(tokens, takes_rest, is_certain)
 
@@ -222,5 +226,5 @@ def _have_equal_sizes(columns: list[NestedColumn], level: int, num_rows: int) ->
         elif np.array_equal(first.bounds(level), other.bounds(level)):
             result &= first.row_sums(counts != others, level) == 0
         else:
-            result[:] = False  # unequal outside already; telling rows apart is not worth it
+            result[:] = False  # already unequal outside, in some row: leave all to the binder
     return result
