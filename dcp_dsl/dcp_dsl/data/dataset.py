@@ -1,6 +1,6 @@
 """Hold a user's data set in memory, file by file: rows, lengths, tokens, batches of rows.
 
-The length of a row is stated in its file, or added up by a layout.
+A column of the file states the length of a row, or a layout adds it up.
 """
 
 import reprlib
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 TOKEN_COLUMNS = ("tokens", "input_ids")
 LENGTH_COLUMNS = ("len", "length")
 NAME_COLUMNS = ("id", "name", "path")
-MOST_NAME = 80
+MOST_NAME = 80  # characters of a row's name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,6 +64,7 @@ class DataFile:
         found = {name: self._sizes(name) for name in known}
         if not found:
             return None
+        # All columns that state lengths must agree, so any of them may be taken.
         (name, lengths), *others = found.items()
         for other, counts in others:
             if not np.array_equal(lengths, counts):
@@ -101,11 +102,12 @@ class DataFile:
         return tokens
 
     def value(self, name: str, row: int) -> Any:  # Any: whatever a column holds
-        """Return the value of a column in a row; lists of integers are views where they can be."""
+        """Return the value of a column in a row; lists of integers are views of it if possible."""
         import pyarrow as pa
 
         scalar = self.table.column(name)[row]
-        if scalar.is_valid and isinstance(scalar, pa.ListScalar):  # or a large, or a fixed-size one
+        # All kinds of list scalars derive from this one. `as_py` would make an object per integer.
+        if scalar.is_valid and isinstance(scalar, pa.ListScalar):
             values = scalar.values
             assert values is not None, "a valid list has values"
             if pa.types.is_integer(values.type) and not values.null_count:
@@ -133,13 +135,13 @@ class DataFile:
             raise DatasetError(f"{self.where(row)} has no value in column `{name}`")
         try:
             lengths: Ints = row_sizes(name, column).cast(pa.int64()).to_numpy()
-        except pa.ArrowInvalid as error:  # an unsigned one
+        except pa.ArrowInvalid as error:  # an unsigned length beyond int64
             raise DatasetError(f"{self.name}, column `{name}`: {error}") from None
         return lengths
 
 
 def row_sizes(name: str, column: Any) -> Any:  # Any: columns of any type, and of integers
-    """Return what a column of lengths or tokens says of the length of each row."""
+    """Return the length of each row by a column of lengths or tokens."""
     import pyarrow.compute as pc
 
     if name in LENGTH_COLUMNS:
@@ -148,7 +150,7 @@ def row_sizes(name: str, column: Any) -> Any:  # Any: columns of any type, and o
 
 
 def require_lengths(source: str, name: str, kind: Any) -> None:  # Any: a pyarrow type
-    """Refuse a column of lengths or tokens that has none."""
+    """Raise a `DatasetError` if a column of lengths or tokens has another type."""
     import pyarrow as pa
 
     if name in LENGTH_COLUMNS:
@@ -165,8 +167,8 @@ class Dataset:
     """Rows of a data set, held in memory file by file; files may have different columns.
 
     Attributes:
-        path: file or folder it was read from.
-        parts: its files, or its splits, in the order of their rows.
+        path: the file or folder that it was read from.
+        parts: its files or splits, in the order of their rows.
     """
 
     path: str
@@ -181,14 +183,14 @@ class Dataset:
     def __getitem__(self, index: int) -> dict[str, Any]:  # Any: whatever the columns hold
         """Return a row: texts, numbers and bytes as they are, lists of integers as numpy arrays.
 
-        A row has the columns of its file. Lists are views of the table where they can be.
+        A row has the columns of its file. Lists are views of the table if possible.
         """
         part, row = self._place(index)
         return {name: part.value(name, row) for name in part.columns}
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns that a file has, each once, in file order."""
+        """Names of the columns of all files, each once, in file order."""
         return tuple(dict.fromkeys(name for part in self.parts for name in part.columns))
 
     @property
@@ -205,7 +207,7 @@ class Dataset:
         Raises:
             DatasetError: if there is none of them, or two of them disagree in a row.
         """
-        found = (file_lengths(part, (), {}) for part in self.parts)
+        found = (file_lengths(part, None, {}) for part in self.parts)
         return sealed(np.concatenate([np.zeros(0, np.int64), *found]))
 
     def part_of(self, index: int) -> int:
@@ -249,21 +251,22 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
             message names the line.
     """
     found = ((source.name, source.read(columns)) for source in find_sources(str(path)))
-    # In one chunk a row is found at once; in many every access would search for its chunk.
+    # In one chunk a row is found at once; otherwise every access would search for its chunk.
     parts = (DataFile(name, table.combine_chunks()) for name, table in found)
     return Dataset(str(path), tuple(parts))
 
 
 def row_name(number: int, row: Mapping[str, Any]) -> str:  # Any: whatever the columns hold
-    """Name a row for people: its number, and its `id`, `name` or `path`, the first that is there.
+    """Name a row for people: its number, and its `id`, `name` or `path`, the first that it has.
 
-    Only texts and integers are names. At most `MOST_NAME` characters, none of which a terminal
-    would obey.
+    Only texts and integers count as names. The result has at most `MOST_NAME` characters and no
+    control characters.
 
     >>> row_name(17, {"id": "chat-9f3a"}), row_name(3, {})
     ('row 17: chat-9f3a', 'row 3')
     """
     found = (row[column] for column in NAME_COLUMNS if isinstance(row.get(column), str | int))
+    # Cut twice: before escaping, since a text may be huge, and after it, since escapes are longer.
     own = str(next(found, ""))[:MOST_NAME]
     return printable(f"row {number}: {own}" if own else f"row {number}")[:MOST_NAME]
 
@@ -272,19 +275,28 @@ Summed = tuple[ast.Segment, ast.Layout]
 """A segment whose layout alone fixes the length of a row."""
 
 
-def summed_layouts(masks: Iterable[Mask]) -> tuple[Summed, ...]:
-    """Return the layouts that masks read and that fix the length of a row, each once."""
-    pairs = (pair for mask in masks for pair in mask.layouts if not reads_length(pair[1]))
-    return tuple({id(pair[0]): pair for pair in pairs}.values())
+def summed_layout(masks: Iterable[Mask]) -> Summed | None:
+    """Return the first layout that masks read and that fixes the length of a row.
+
+    Binding a mask makes sure that all its layouts fill the row, so the first is as good as any.
+    """
+    pairs = (pair for mask in masks for pair in mask.layouts)
+    return next((pair for pair in pairs if not reads_length(pair[1])), None)
 
 
-def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str, str]) -> Ints:
-    """Return the tokens of each row of a file, int64 ``[rows]``."""
+def file_lengths(file: DataFile, summed: Summed | None, renames: Mapping[str, str]) -> Ints:
+    """Return the tokens of each row of a file, int64 ``[rows]``.
+
+    Args:
+        file: rows.
+        summed: a layout that adds the lengths up where no column states them.
+        renames: the file's columns by the layout's columns, where the names differ.
+    """
     stated = file.stated_lengths()
     if stated is not None:
         return stated
-    for segment, layout in layouts:
-        return _sums(file, segment, layout, renames)
+    if summed is not None:
+        return _sums(file, *summed, renames)
     raise DatasetError(
         f"{file.name}: rows need their length: a column `len`, `length`, `tokens` or `input_ids`, "
         "or a mask with a layout that adds up to it, such as `segment doc = text[lens]*`; this "
@@ -295,7 +307,7 @@ def file_lengths(file: DataFile, layouts: Iterable[Summed], renames: Mapping[str
 def _sums(
     file: DataFile, segment: ast.Segment, layout: ast.Layout, renames: Mapping[str, str]
 ) -> Ints:
-    """Add up a layout for every row: all at once, rows that need the binder one by one."""
+    """Add up a layout for all rows at once, and one by one for rows that need the binder."""
     reader = f"segment `{segment.name.text}`"
     columns = {
         name: _column(file, name, renames.get(name, name), depth, reader)
@@ -320,6 +332,7 @@ def _sums(
 
 
 def _column(file: DataFile, mask_column: str, column: str, depth: int, reader: str) -> NestedColumn:
+    """Return a column of a file; refuse one that is missing or nests to another depth."""
     if column not in file.columns:
         hint = did_you_mean(column, list(file.columns))
         raise DatasetError(
@@ -339,14 +352,14 @@ def pack(
     *,
     order: Literal["in_order", "decreasing"] = "in_order",
 ) -> tuple[tuple[int, ...], ...]:
-    """Choose which samples share a batch.
+    """Divide samples into batches of a limited number of tokens.
 
     Args:
         lengths: tokens of each sample.
         token_budget: most tokens of a batch.
         order: ``"in_order"`` fills a batch until the next sample does not fit and keeps the order
             of the data set; ``"decreasing"`` takes the longest sample first and puts it into the
-            first batch with room (fewer batches, at most 11/9 of the best number).
+            first batch with room (fewer batches: at most 11/9 of the best number, and one more).
 
     Returns:
         Indices of the samples of each batch; every sample is in exactly one.
@@ -385,11 +398,11 @@ def _in_order(sizes: list[int], budget: int) -> list[list[int]]:
 
 
 def _decreasing(sizes: list[int], budget: int) -> list[list[int]]:
-    """First fit: a batch's room is looked up with one vectorised comparison per sample."""
+    """First-fit decreasing: O(samples * batches), the batches in one comparison per sample."""
     batches: list[list[int]] = []
     room = np.zeros(len(sizes), np.int64)
-    # Of equal ones the first comes first: ranks, and a resumed run, must pack alike.
-    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+    # The sort is stable, so equal samples stay in order: all ranks, and a resumed run, pack alike.
+    for index in sorted(range(len(sizes)), key=lambda i: -sizes[i]):
         fits = np.flatnonzero(room[: len(batches)] >= sizes[index])
         at = int(fits[0]) if len(fits) else len(batches)
         if at == len(batches):

@@ -1,8 +1,8 @@
 """Find the files of a data set and read them, whole or in batches, only in the columns asked for.
 
-A source is a Parquet or JSON lines file, or a split of a Hugging Face data set; `find_sources`
-finds them under a path. The library `datasets` is only needed for the latter. Where JSON lines
-cannot be read, the message names the line.
+A source is a Parquet or JSON lines file, or a split of a Hugging Face data set; only the last needs
+the library `datasets`. `find_sources` finds the sources under a path. A message about JSON lines
+that cannot be read names the line.
 """
 
 import codecs
@@ -22,7 +22,7 @@ from dcp_dsl.syntax.diagnostics import did_you_mean
 if TYPE_CHECKING:
     import pyarrow as pa
 
-MAX_JSON_NESTING = 500
+MAX_JSON_NESTING = 500  # brackets in a line that are harmless; with more, Python parses it first
 _JSON_KINDS = {
     bool: "a bool", int: "a number", float: "a number", str: "a text", list: "a list",
     dict: "an object",
@@ -44,18 +44,20 @@ def read_jsonl(path: Path) -> "pa.Table":
     except pa.ArrowException as error:
         _explain_jsonl(path)  # Arrow does not say which line
         raise DatasetError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    if table.num_rows != rows:  # several values in a line, some of them null
+    if table.num_rows != rows:  # a line held several values; Arrow takes `{} {}` for two rows
         _explain_jsonl(path)
         raise DatasetError(f"{path}: expected {rows} rows, one per line, got {table.num_rows}")
     return table
 
 
 def _check_lines(path: Path) -> int:
-    """Count the lines that are not blank, and keep from Arrow's parser what kills the process.
+    """Count the lines that are not blank; refuse those that would make Arrow kill the process.
 
-    It dies of a first line that is `null`, and runs out of stack where values nest too deeply.
+    Its parser crashes on a first line that is `null`, and overflows the stack where values nest too
+    deeply.
     """
     rows = 0
+    # By byte: 1 where a bracket opens or closes.
     opening, closing = np.zeros((2, 256), np.int8)
     opening[[ord("["), ord("{")]], closing[[ord("]"), ord("}")]] = 1, 1
     with path.open("rb") as lines:
@@ -65,12 +67,14 @@ def _check_lines(path: Path) -> int:
             if text and not (text.startswith(b"{") and text.endswith(b"}")):
                 _explain_jsonl(path)
                 raise DatasetError(f"{path}: line {number}: expected one JSON object")
+            # Counting is much cheaper than the depth, and nearly all lines have few brackets.
             if line.count(b"[") + line.count(b"{") <= MAX_JSON_NESTING:
                 continue
-            codes = np.frombuffer(line, np.uint8)  # the depth of nesting, without a loop over bytes
+            codes = np.frombuffer(line, np.uint8)
+            # Depth behind each byte, without a loop over bytes; it counts brackets in texts, too.
             if np.cumsum((opening - closing)[codes], dtype=np.int64).max() > MAX_JSON_NESTING:
                 try:
-                    json.loads(line)  # brackets in texts do not nest
+                    json.loads(line)  # brackets in texts do not nest; Python knows which do
                 except RecursionError:
                     raise DatasetError(f"{path}: line {number} is nested too deeply") from None
                 except ValueError as error:
@@ -79,14 +83,18 @@ def _check_lines(path: Path) -> int:
 
 
 def _no_json(path: Path, number: int, error: Exception) -> DatasetError:
-    told = f"{path}: line {number}: expected a JSON object, got no JSON: "
-    if isinstance(error, json.JSONDecodeError):  # its own line number would be that of the text
-        return DatasetError(f"{told}{error.msg} at column {error.colno}")
-    return DatasetError(f"{told}{error}")
+    reason = str(error)
+    if isinstance(error, json.JSONDecodeError):  # its text would say line 1, since it sees one line
+        reason = f"{error.msg} at column {error.colno}"
+    return DatasetError(f"{path}: line {number}: expected a JSON object, got no JSON: {reason}")
 
 
 def _explain_jsonl(path: Path) -> None:
-    """Raise for the first line that is no JSON object or changes the type of a column."""
+    """Raise for the first line that is no JSON object or changes the type of a column.
+
+    Slow, so only for files that Arrow refused. Returns if it finds no such line.
+    """
+    # The kind of each column's values, and the line that had it first.
     kinds: dict[str, tuple[str, int]] = {}
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
@@ -101,7 +109,7 @@ def _explain_jsonl(path: Path) -> None:
                     f"{path}: line {number}: expected a JSON object, got {type(row).__name__}"
                 )
             for name, value in row.items():
-                kind = _JSON_KINDS.get(type(value), "")
+                kind = _JSON_KINDS.get(type(value), "")  # "" for null, which fits every column
                 known, first = kinds.setdefault(name, (kind, number)) if kind else (kind, number)
                 if kind != known:
                     raise DatasetError(
@@ -113,7 +121,7 @@ def _explain_jsonl(path: Path) -> None:
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 HUB = "hf:"
-BATCH_ROWS = 4096
+BATCH_ROWS = 4096  # few enough for memory, many enough that the cost of a batch does not count
 _MARKS = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves in a folder
 
 
@@ -122,10 +130,11 @@ class Source:
     """Rows that belong together: a file, or a split of a data set.
 
     Attributes:
-        name: what a `for` pattern is matched against: a path, or ``hf:NAME/split``.
+        name: path, or ``hf:NAME/split``; `for` patterns are matched against it.
         columns: types by name.
-        num_rows: rows.
-        table: the rows, if they are in memory or mapped; else they are read from the file `name`.
+        num_rows: number of rows.
+        table: the rows, if they are in memory or mapped; None if they are in the Parquet file
+            `name`.
     """
 
     name: str
@@ -142,7 +151,7 @@ class Source:
         return cls(name, dict(zip(schema.names, schema.types, strict=True)), rows, table)
 
     def read(self, columns: Collection[str] | None = None) -> "pa.Table":
-        """Read all rows, or some of their columns, as far as they are there.
+        """Read all rows, with all columns or with those named; missing columns are left out.
 
         Raises:
             DatasetError: if the file is damaged.
@@ -156,7 +165,7 @@ class Source:
             return file.read(chosen)
 
     def batches(self, columns: Collection[str]) -> "Iterator[pa.Table]":
-        """Read the rows in order, some thousands at a time, and of these columns alone.
+        """Read the rows in order, some thousands at a time, with these columns alone.
 
         Raises:
             DatasetError: if the file is damaged.
@@ -200,7 +209,9 @@ def _find_files(path: Path) -> list[Path]:
             f"{path}: no such file or folder; {hint or 'expected a .parquet or .jsonl file'}"
         )
     if path.is_dir():
+        # Sorted, so that rows have the same numbers on every system.
         files = sorted(p for p in path.rglob("*") if p.suffix.lower() in known and p.is_file())
+        # Files and folders with a dot in front are hidden.
         files = [p for p in files if not any(n[0] == "." for n in p.relative_to(path).parts)]
         if not files:
             raise DatasetError(f"{path}: the folder holds no .parquet or .jsonl file")
@@ -227,7 +238,7 @@ def _open(path: Path) -> Source:
 
 @contextmanager
 def _reading(path: object) -> Iterator[None]:
-    """Turn what Arrow raises for damaged files into a `DatasetError`."""
+    """Turn the errors that Arrow raises for damaged files into a `DatasetError`."""
     import pyarrow as pa
 
     try:
@@ -242,8 +253,9 @@ def _first_line(error: Exception) -> str:
     >>> _first_line(PermissionError(13, "Permission denied", "a.jsonl"))
     'Permission denied'
     """
-    told = getattr(error, "strerror", None) or str(error)  # without number and path again
-    return told.splitlines()[0] if told else type(error).__name__
+    # `strerror` leaves out the number of the error, and the path, which the caller names.
+    reason = getattr(error, "strerror", None) or str(error)
+    return reason.splitlines()[0] if reason else type(error).__name__
 
 
 def _load_splits(path: str) -> Iterator[Source]:
@@ -261,9 +273,11 @@ def _load_splits(path: str) -> Iterator[Source]:
         else:
             found = datasets.load_from_disk(path)
     except (OSError, ValueError, RuntimeError, ImportError) as error:
-        # What the library raises for unknown names, no network and damaged folders.
+        # The library raises these for unknown names, without network and for damaged folders.
         raise DatasetError(f"{path}: `datasets` cannot load it: {_first_line(error)}") from None
+    # A data set with splits is a dict of them; one split comes alone.
     for key, rows in (found if isinstance(found, dict) else {split: found}).items():
+        # Rows chosen by `select` or `shuffle` are indices into a table that still holds all rows.
         plain = rows.flatten_indices() if rows._indices is not None else rows
         table = plain.data.table
         title = f"{path}/{key}" if key and not split else path
@@ -271,7 +285,7 @@ def _load_splits(path: str) -> Iterator[Source]:
 
 
 def require_column(source: Source, column: str) -> Any:  # Any: a pyarrow type
-    """Return the type of a column."""
+    """Return the type of a column; raise a `DatasetError` if the source lacks it."""
     if column not in source.columns:
         hint = did_you_mean(column, list(source.columns))
         have = list_names(source.columns, "none")

@@ -1,4 +1,7 @@
-"""Find the mask of a data set: `for "pattern" having a, b use MASK with new = column`."""
+"""Find the mask of a data set: `for "pattern" having a, b use MASK with new = column`.
+
+Each file of a data set takes the first `for` statement that matches its path and its columns.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,12 +17,12 @@ from dcp_dsl.claims.guard import Guard
 from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
 from dcp_dsl.core.sample import Sample, stated_length
-from dcp_dsl.data.dataset import DataFile, file_lengths, summed_layouts
+from dcp_dsl.data.dataset import DataFile, file_lengths, summed_layout
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
 
-_MOST_NAMED = 3  # files that a message names of each statement
+_MOST_NAMED = 3  # files that a message names for each statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +30,8 @@ class Attachment:
     """A mask, or a stack of masks, attached to a data set.
 
     Attributes:
-        value: what the data set's samples are masked with.
-        renames: the mask's column -> the data set's column, where they differ.
+        value: the mask or stack.
+        renames: the data set's columns by the mask's columns, where the names differ.
         where: the `for` statement, such as ``train.dcpm:9``; empty without one.
     """
 
@@ -82,22 +85,21 @@ class Attachment:
         for new, column in self.renames.items():
             if column in row:
                 renamed[new] = row[column]
-        # A layout needs the columns by their names, and a sample needs some length.
-        if stated_length(renamed) is None:
+        if stated_length(renamed) is None and (summed := summed_layout(self.masks)) is not None:
+            # `Sample.of` checks the columns that the layout adds up, and wants some length for it.
             columns = Sample.of({**renamed, "len": 0}, self.value).columns
-            for segment, layout in summed_layouts(self.masks)[:1]:
-                renamed["len"] = natural_length(segment, layout, columns)
+            renamed["len"] = natural_length(*summed, columns)
         return Sample.of(renamed, self.value)
 
     def lengths(self, file: DataFile) -> NDArray[np.int64]:
         """Return the tokens of each row of a file that this is attached to, int64 ``[rows]``.
 
-        What the file states counts; where it states nothing, the layouts of the mask add up to it.
+        Lengths that the file states count first; else a layout of the mask adds up to them.
 
         Raises:
-            DatasetError: if nothing says how long a row is, or what is said makes no sense.
+            DatasetError: if nothing says how long a row is, or its lengths contradict each other.
         """
-        return file_lengths(file, summed_layouts(self.masks), self.renames)
+        return file_lengths(file, summed_layout(self.masks), self.renames)
 
     def guard(self) -> Guard:
         """Build the guard that refuses samples that leak or have rows that see nothing."""
@@ -136,7 +138,7 @@ def attach_alike(
 def match_files(
     scope: Scope, files: Sequence[tuple[str, Collection[str]]]
 ) -> tuple[list[ast.Attach], list[int | None]]:
-    """Return the statements, and for each file the number of the first that matches."""
+    """Return the `for` statements, and for each file the number of the first that matches it."""
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
 
     def first(path: str, columns: Collection[str]) -> int | None:
@@ -146,6 +148,7 @@ def match_files(
                 return number
         return None
 
+    # Patterns have forward slashes, on every system.
     return statements, [first(Path(name).as_posix(), columns) for name, columns in files]
 
 
@@ -168,7 +171,7 @@ def _say_different(
     statements: Sequence[ast.Attach],
     found: Mapping[int | None, Sequence[str]],
 ) -> str:
-    """Name the files of every statement, and of none."""
+    """Name the files that each statement matches, and those that none matches."""
     parts = []
     for number, paths in found.items():
         shown = ", ".join(paths[:_MOST_NAMED])
@@ -189,6 +192,7 @@ def _say_different(
 def _attach(
     statement: ast.Attach, value: Mask | Stack, scope: Scope, path: str, columns: Collection[str]
 ) -> Attachment:
+    """Attach a mask; refuse files without a column that it needs."""
     renames = {r.new.text: r.column.text for r in statement.renames}
     for column in sorted(value.columns):
         source = renames.get(column, column)
@@ -206,6 +210,7 @@ def _attach(
 
 
 def _value(statement: ast.Attach, scope: Scope) -> Mask | Stack:
+    """Return the stack or the mask that a statement attaches; stacks come before masks."""
     used = statement.value
     if isinstance(used, ast.Name) and (found := scope.find_stack(used.text)) is not None:
         return build_stack(*found)

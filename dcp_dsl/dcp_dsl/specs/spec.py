@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
-    """Find everything wrong with a text: syntax, names, kinds, layouts, leaks, failing `check`s.
+    """Find all errors in a text: syntax, names, kinds, layouts, leaks, failing `check`s.
 
     Never raises for a bad text. Diagnostics are in the order of the text.
 
@@ -52,18 +52,18 @@ def check(text: str, name: str = "<text>") -> tuple[Diagnostic, ...]:
 
 
 def check_report(text: str, name: str = "<text>") -> Report:
-    """Check a text as `check` does; report proved and merely tested claims too.
+    """Check a text as `check` does; also report which claims are proved and which only tested.
 
-    Masks and claims are looked at once the text is free of errors.
+    Masks and claims are checked once the text is free of errors.
 
     Args:
         text: of a .dcpm file.
-        name: its path, from which imports are found, or what stands for it.
+        name: its path, from which imports are found, or another name for messages.
     """
     scope, found = _read(text, name)
     verdicts: tuple[Verdict, ...] = ()
     if not any(d.severity == "error" for d in found):
-        # numpy's half of the room; syntax errors do not need it
+        # Loaded on use: these need numpy, which texts with errors of syntax need not wait for.
         from dcp_dsl.claims.steps import all_steps
         from dcp_dsl.claims.testing import Testing
 
@@ -100,9 +100,9 @@ class Spec:
 
     Attributes:
         source: the text.
-        name: its path, or what stands for it.
+        name: its path, or another name for messages.
         scope: its definitions.
-        warnings: what `check` found that is no error.
+        warnings: findings of the text that are not errors; claims and lints are not among them.
     """
 
     source: str
@@ -123,9 +123,9 @@ class Spec:
 
         Args:
             text: of a .dcpm file.
-            name: its path, from which imports are found, or what stands for it.
-            files: texts of what it imports, by path, as `files` of another spec; then no file is
-                read.
+            name: its path, from which imports are found, or another name for messages.
+            files: texts of the files that it imports, by path, such as `files` of another spec; if
+                given, no file is read.
 
         Raises:
             SpecError: with all errors of the text.
@@ -146,7 +146,7 @@ class Spec:
 
     @property
     def files(self) -> Mapping[str, str]:
-        """Texts of the files that the text imports, by their path below its folder."""
+        """Texts of the files that the text imports, by their paths below its folder."""
         return self.scope.imported.files
 
     @property
@@ -195,6 +195,7 @@ class Spec:
         """Add the known masks to the error of an unknown name."""
         if not found.is_unknown_name:
             return found
+        # A name that is nearly right gets its suggestion, without the long list of the library.
         near = "" if found.hint == UNKNOWN_HINT else found.hint
         own = (*self.masks, *self.scope.imported.masks)
         known = [f"masks of {self.name}: {', '.join(own)}"] if own else []
@@ -205,7 +206,7 @@ class Spec:
     def sample(self, name: str) -> Sample:
         """Return the sample that a `sample` statement of the text declares.
 
-        Its length is its `len`, else what the layouts say whose columns it has.
+        Its length is its `len`; without it, the layouts whose columns the sample has add up to it.
 
         Raises:
             DatasetError: if there is no such sample, nothing says its length, or its columns do
@@ -226,6 +227,7 @@ class Spec:
             raise DatasetError(f"{self.name}: {error}") from None
 
     def _none(self, kind: str, name: str, known: tuple[str, ...]) -> str:
+        """Return the message that a name is unknown, with a near one and all known ones."""
         hint = did_you_mean(name, known)
         near = f"; {hint}" if hint else ""
         return f"{self.name}: no {kind} `{name}`{near} ({kind}s: {list_names(known, 'none')})"
@@ -266,23 +268,22 @@ def _named_columns(dataset: "Dataset") -> list[tuple[str, Collection[str]]]:
     return [(part.name, part.columns) for part in dataset.parts]
 
 
-MAX_BYTES = 2**28
-_OPTION = "--sample"
+MAX_BYTES = 2**28  # of a file with a sample
+_OPTION = "--sample"  # the place of a typed sample, for messages
 
 
 def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sample:
-    """Read a sample that a command was given.
+    """Read the sample that an argument of a command describes.
 
     Args:
         spec: the text whose samples and layouts count.
-        text: an inline JSON object of columns with an optional ``len``, else the name of a `sample`
+        text: a JSON object of columns with an optional ``len``, else the name of a `sample`
             statement of the text, else a file with such an object, else columns as they stand in
-            a `sample` statement. Without ``len`` the layouts whose columns are there say it.
-        length: tokens, instead of what columns say.
+            a `sample` statement. Without ``len`` the layouts whose columns are there add up to it.
+        length: tokens; replaces the length that columns state.
 
     Raises:
-        DatasetError: if it is none of them, a column stands there twice, or nothing says the
-            length.
+        DatasetError: if it is none of them, gives a column twice, or nothing says the length.
 
     >>> spec = Spec.from_text("segment doc = [lens]*  sample tiny(lens = [3, 4])")
     >>> [sample_from_argument(spec, t).length for t in ("tiny", '{"lens": [5]}', "lens = [2, 1]")]
@@ -293,7 +294,7 @@ def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sa
     elif text in spec.samples:
         sample = spec.sample(text)
         return sample if length is None else Sample(sample.columns, length)
-    elif os.path.isfile(text):  # unlike Path's, false for what is too long for a name
+    elif os.path.isfile(text):  # False for a text too long for a name, where `Path` raises
         where, columns = text, _read_file(Path(text))
     elif "=" in text:
         where, columns = _OPTION, _read_fields(text)
@@ -304,6 +305,7 @@ def sample_from_argument(spec: Spec, text: str, length: int | None = None) -> Sa
             "a sample of the text, columns such as 'len = 4096', a JSON object such as "
             "'{\"len\": 4096}', or a file with one"
         )
+    # A given length replaces `len`, before the layouts are asked whether they agree with it.
     if length is not None:
         columns |= {"len": length}
     return complete_sample(columns, spec.scope, where)
@@ -321,10 +323,11 @@ def _read_file(path: Path) -> dict[str, Column]:
 
 def _read_fields(text: str) -> dict[str, Column]:
     """Read columns as they stand in a `sample` statement."""
+    # The parser reads them as a statement; a bracket that closes it early leaves more behind.
     try:
         statement, *more = parse(f"sample given({text})", _OPTION).statements
     except SpecError as error:
-        raise DatasetError(str(error)) from None  # wrong usage, not a finding in a text
+        raise DatasetError(str(error)) from None  # exit code 2, for wrong usage
     if more:
         raise DatasetError(
             f"{_OPTION}: expected columns such as 'len = 4096, rows = [1, 2]' and nothing behind "
@@ -332,7 +335,7 @@ def _read_fields(text: str) -> dict[str, Column]:
         )
     assert isinstance(statement, ast.SampleDef), "the text says so"
     names = [entry.name.text for entry in statement.fields]
-    for name in names:
+    for name in names:  # a text's check finds this; here nothing has checked the statement
         if names.count(name) > 1:
             raise DatasetError(f"{_OPTION}: `{name}` is given twice; leave one of them out")
     return column_values(statement)
