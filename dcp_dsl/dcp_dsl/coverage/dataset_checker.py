@@ -1,7 +1,7 @@
 """Check a whole data set against the `for` statements of a spec, file by file, in batches.
 
-The report is a value, JSON and words; numbers such as lengths are shown in their distribution over
-the rows.
+The report is a value that prints itself as JSON or as text. It shows how numbers such as lengths
+are distributed over the rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,16 +22,17 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
 
 BARS = "▁▂▃▄▅▆▇█"
-MAX_BINS = 12
-SHOWN_ROWS = 10
+MAX_BINS = 12  # of a logarithmic scale
+SHOWN_ROWS = 10  # refused rows that the text lists
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """The spread of some values.
+    """The distribution of some values.
 
     Attributes:
-        smallest, median, mean, largest: 0 without values.
+        count: number of values.
+        smallest, median, mean, largest, total: 0 without values.
         edges: ``B + 1`` borders of equally wide bins, on a logarithmic scale for lengths.
         bins: ``B`` counts.
     """
@@ -47,7 +48,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values: "NDArray[Any]", *, is_logarithmic: bool = False) -> "Distribution":
-        """Describe values; the bins of a logarithmic scale double.
+        """Describe values; on a logarithmic scale the borders of bins are powers of two.
 
         >>> Distribution.of(np.array([1, 2, 3, 9]), is_logarithmic=True).bins
         (1, 2, 0, 1)
@@ -62,14 +63,15 @@ class Distribution:
         )  # fmt: skip
 
     def bars(self) -> str:
-        """Draw the bins as bars of eight heights; a bin with any value in it shows one."""
+        """Draw the bins as bars of eight heights; a bin with any value shows a bar."""
+        # Divided by most + 1, so that the fullest bin stays among the heights 0 to 7.
         most = max(self.bins, default=0)
         return "".join(
             " " if not count else BARS[min(7, 8 * count // (most + 1))] for count in self.bins
         )
 
     def to_json(self) -> dict[str, Any]:  # Any: numbers, ready for json.dumps
-        """Return all fields but the total of shares."""
+        """Return all fields."""
         return {
             "count": self.count, "min": self.smallest, "median": self.median, "mean": self.mean,
             "max": self.largest, "total": self.total, "edges": list(self.edges),
@@ -78,16 +80,18 @@ class Distribution:
 
 
 def _doubling(values: "NDArray[Any]") -> NDArray[Any]:
+    """Return powers of two around the values, or of 4, 8, ... where these are too many bins."""
     first = int(np.log2(max(1, values.min())))
     last = int(np.log2(max(1, values.max()))) + 1
     step = -(-(last - first) // MAX_BINS)
     edges = 2.0 ** np.arange(first, last + step, step)
-    # A length of 0 lies below every power of two.
+    # A length of 0 lies below every power of two: the first bin takes it, too.
     edges[0] = min(edges[0], values.min())
     return edges
 
 
 def _even(values: "NDArray[Any]") -> NDArray[np.float64]:
+    """Return the borders of eight bins, or of one where all values are equal."""
     low, high = float(values.min()), float(values.max())
     return np.linspace(low, high, 9) if high > low else np.array([low, low + 1])
 
@@ -97,11 +101,11 @@ class StatementCoverage:
     """The rows that one `for` statement took.
 
     Attributes:
-        sources: files or splits, with their rows.
+        sources: files or splits, with their numbers of rows.
         lengths: tokens of the accepted rows.
-        densities: pairs / tokens² by mask, of some accepted rows spread evenly.
+        densities: pairs / tokens² by mask, of accepted rows at even distances.
         is_causal_proved, is_total_proved: proved for every sample, so not decided row by row.
-        refused: the first of the rows that must not be trained on.
+        refused: the first `MAX_REFUSED` of the rows that must not be trained on.
         problems: why whole sources are refused.
     """
 
@@ -243,14 +247,14 @@ def _short(value: Any) -> str:  # Any: an integer or nested lists of them
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-DENSITY_ROWS = 200  # bound to measure densities; a millisecond each
-MAX_REFUSED = 1000  # kept with their columns
+DENSITY_ROWS = 200  # rows whose density is measured, which binds their masks: a millisecond each
+MAX_REFUSED = 1000  # refused rows that are kept with their columns
 
 Progress = Callable[[int], None]
 
 
 def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> DatasetCoverage:
-    """Decide for every row of a data set whether it may be trained on, and measure it.
+    """Decide for every row of a data set whether it may be trained on, and measure lengths.
 
     Args:
         spec: with `for` statements; the first that matches a file takes its rows.
@@ -262,7 +266,7 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
         SpecError: if a `for` statement cannot be compiled.
     """
     sources = find_sources(path)
-    taken: dict[int, list[Source]] = {}
+    taken: dict[int, list[Source]] = {}  # by the number of the statement
     unmatched = []
     statements, numbers = match_files(spec.scope, [(s.name, s.columns) for s in sources])
     for source, found in zip(sources, numbers, strict=True):
@@ -301,14 +305,15 @@ class _Statement:
     def check(self, progress: Progress) -> StatementCoverage:
         """Read and decide all rows."""
         total = sum(source.num_rows for source in self.sources)
-        # Evenly over all rows: the first ones of a sorted data set say little about the rest.
+        # Densities of rows at even distances: data sets may be sorted, so the first rows alone say
+        # little about the rest.
         stride = max(1, -(-total // DENSITY_ROWS))
         at = 0
         for source in self.sources:
             try:
                 attachment = self.spec.attachment(source.name, source.columns)
                 checker = RowChecker(attachment, source)
-            except DatasetError as error:
+            except DatasetError as error:  # a column is missing or has another type in every row
                 self.problems.append(str(error))
                 self.num_refused += source.num_rows
                 progress(source.num_rows)

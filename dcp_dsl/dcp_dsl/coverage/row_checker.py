@@ -1,8 +1,8 @@
 """Decide for every row of a data set whether an attached mask may be trained on it.
 
-What can be decided for a whole batch at once is: missing values, lengths that disagree. A row is
-looked at alone only if its layout has to be bound to know, or if the mask is not proved to be free
-of look-ahead and empty rows, neither in general nor with what the columns of the batch say; rows
+Missing values and contradictory lengths are found for a whole batch at once. A row is decided alone
+if only binding its layout tells whether it is valid, or if the mask could look ahead or have empty
+rows: neither the mask alone proves the contrary, nor the mask with the values in the batch. Rows
 with equal columns are then decided once.
 """
 
@@ -41,16 +41,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-MAX_REMEMBERED = 100_000
+MAX_REMEMBERED = 100_000  # decisions by columns: a bound on memory, since all rows may differ
 UNKNOWN = np.iinfo(np.int64).min
 """The length of a row where nothing says it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedRow:
-    """A row of a file or split, counted from 0, that the mask must not be trained on.
+    """A row that must not be trained on.
 
-    `columns` are those that the mask reads, by the data set's names.
+    Attributes:
+        source: its file or split.
+        row: its number there, from 0.
+        columns: the columns that the mask reads, by the data set's names.
+        reason: why.
     """
 
     source: str
@@ -65,8 +69,8 @@ class CheckedRows:
 
     Attributes:
         lengths: int64, tokens of the accepted rows, in order.
-        samples: accepted rows that were asked for.
-        refused: the others.
+        samples: the accepted rows among those that the caller wanted.
+        refused: the rows that were not accepted.
     """
 
     lengths: Ints
@@ -78,12 +82,12 @@ class RowChecker:
     """Checks the rows of one source under one attachment.
 
     Attributes:
-        attachment: what the source is masked with.
-        source: where the rows come from.
-        layouts: those that the masks read, with their statements.
-        must_bind: a column spells out segments, or holds lists or values of instances, or the keys
-            are another sequence, so every row has to be bound to know.
-        guard: decides a row.
+        attachment: the mask or stack of the source.
+        source: the rows.
+        layouts: the layouts that the masks read, with their statements.
+        must_bind: every row has to be bound, because a column spells out segments, or holds lists
+            or values of instances, or the keys are another sequence.
+        guard: decides single rows.
     """
 
     def __init__(self, attachment: Attachment, source: Source) -> None:
@@ -91,9 +95,9 @@ class RowChecker:
         found = {id(pair[0]): pair for mask in attachment.masks for pair in mask.layouts}
         self.layouts = tuple(found.values())
         self.must_bind = any(map(_must_bind, attachment.masks))
-        # Why rows that were decided alone are refused, by their columns; empty for good rows.
+        # The reason to refuse a row, empty for a good one, by its columns and length.
         self._known: dict[str, str] = {}
-        self._check_types()  # first: the guard may rely on them
+        self._check_types()  # before the proofs of the guard: an unfit source needs none
         self.guard = attachment.guard()
 
     @property
@@ -143,8 +147,8 @@ class RowChecker:
                 continue
             try:
                 lengths[row] = self._decide(rows, row)
-            except (DatasetError, SpecError) as error:
-                reasons[row] = _one_line(error)
+            except DatasetError as error:
+                reasons[row] = str(error)
         refused = tuple(
             RefusedRow(self.source.name, first_row + row, rows.shown(row), reason)
             for row, reason in sorted(reasons.items())
@@ -156,7 +160,11 @@ class RowChecker:
         return CheckedRows(lengths[accepted], samples, refused)
 
     def _decide(self, rows: "_Rows", row: int) -> int:
-        """Look at one row alone; give its length or raise."""
+        """Decide one row alone and return its length.
+
+        Raises:
+            DatasetError: if the row is refused, in one line.
+        """
         columns = rows.columns_of(row)
         length = int(rows.lengths[row])
         if length == UNKNOWN:
@@ -166,15 +174,17 @@ class RowChecker:
         if reason is None:
             try:
                 sample = Sample(columns, length)
+                # The guard binds no mask that is proved; these rows may be refused in binding.
                 for mask in self.attachment.masks if self.must_bind or rows.has_huge[row] else ():
                     form = mask.compile(sample)
-                    if form.form == "tiles":  # planned as ranges of rows, if they are few
+                    # Plans need this form as ranges of rows, which may be too many.
+                    if form.form == "tiles":
                         as_rows(form)
                 self.guard.check(sample)
                 reason = ""
             except (DatasetError, SpecError) as error:
                 reason = _one_line(error)
-            if len(self._known) < MAX_REMEMBERED:  # a bound on memory: rows may all be different
+            if len(self._known) < MAX_REMEMBERED:
                 self._known[key] = reason
         if reason:
             raise DatasetError(reason)
@@ -189,8 +199,8 @@ class RowChecker:
 
 
 def _must_bind(mask: Mask) -> bool:
-    """Return whether only binding says if a row makes sense: spans, ids, lists, other keys."""
-    if mask.keys is not None:  # the binder refuses it in words
+    """Return whether only binding a row tells if it is valid: for spans, ids, lists, other keys."""
+    if mask.keys is not None:  # binding refuses every row, and says why
         return True
     for _, reader in column_readers(mask.core):
         match reader:
@@ -202,7 +212,10 @@ def _must_bind(mask: Mask) -> bool:
 
 
 class _Rows:
-    """A batch taken apart: flat columns, and what every row's length is said to be."""
+    """A batch taken apart: flat columns, and the lengths that columns and layouts state.
+
+    A row is *open* if the batch as a whole does not decide it.
+    """
 
     def __init__(self, checker: RowChecker, batch: "pa.Table") -> None:
         self.checker, self.num_rows = checker, batch.num_rows
@@ -215,7 +228,7 @@ class _Rows:
             self.has_null |= column.has_null
             self.has_huge |= column.row_sums(np.abs(column.values.astype(float)) > MAX_VALUE) > 0
         stored, self.sizes = dict(_stored_lengths(batch)), dict(self._token_columns())
-        self.said = stored | self.sizes
+        self.said = stored | self.sizes  # all statements about lengths, for messages
         self.lengths = np.full(self.num_rows, UNKNOWN, np.int64)
         self.disagrees = np.zeros(self.num_rows, np.bool_)
         self.is_open = np.zeros(self.num_rows, np.bool_)
@@ -229,17 +242,17 @@ class _Rows:
         self._prove()
 
     def _prove(self) -> None:
-        """Mark statements open that are proved neither for all rows nor for this batch."""
+        """Open the rows for which the guard's rules are proved neither in general nor here."""
         guard = self.checker.guard
-        self.is_open |= self.has_huge  # proofs hold for them, but no mask is bound to such values
+        self.is_open |= self.has_huge  # whatever is proved: binding refuses values beyond a limit
         if self.checker.must_bind:
-            self.is_open |= True
+            self.is_open[:] = True
         elif not (guard.is_causal_proved and guard.is_total_proved):
             rows = np.flatnonzero(~(self.is_open | self.has_null | self.disagrees))
             self.is_open[rows[~prove_rows(guard, self.flat, rows)]] = True
 
     def _token_columns(self) -> Iterator[tuple[str, Ints]]:
-        """Yield the sizes of columns with one integer per token."""
+        """Yield the sizes of columns with a value per token, except those of layouts."""
         laid_out = {
             column for _, layout in self.checker.layouts for column in layout_columns(layout)
         }
@@ -254,19 +267,23 @@ class _Rows:
                 yield self.checker._own(name), np.diff(self.flat[name].offsets[0])
 
     def _compare(self) -> None:
-        """Find the length of each row, and the rows with contradictory lengths."""
+        """Find the length of each row, and the rows with contradictory lengths.
+
+        Stored lengths come first, then layouts, and columns of tokens only have to fit.
+        """
         for totals in self.totals.values():
             if not totals.takes_rest:
                 self._add(totals.tokens, totals.is_certain)
             self.is_open |= ~totals.is_certain
-        for sizes in self.sizes.values():  # they have to fit a length, and state none
+        for sizes in self.sizes.values():
             self.disagrees |= (self.lengths != UNKNOWN) & (self.lengths != sizes)
         for totals in self.totals.values():
-            if totals.takes_rest:
+            if totals.takes_rest:  # too little is left for `[..]`, or the length is unknown
                 self.is_open |= self.lengths < totals.tokens
         self.is_open |= (self.lengths < 0) | (self.lengths > MAX_TOKENS)
 
     def _add(self, sizes: Ints, is_sure: NDArray[np.bool_]) -> None:
+        """Take sizes as lengths of rows without a length; mark the other rows that differ."""
         is_new = is_sure & (self.lengths == UNKNOWN)
         self.disagrees |= is_sure & ~is_new & (self.lengths != sizes)
         self.lengths[is_new] = sizes[is_new]
@@ -305,6 +322,7 @@ def _stored_lengths(batch: "pa.Table") -> Iterator[tuple[str, Ints]]:
         if name not in batch.column_names:
             continue
         column = row_sizes(name, batch.column(name))
+        # Lengths beyond int64 become the largest int64, which is refused as too long.
         if pa.types.is_uint64(column.type):
             column = pc.min_element_wise(
                 column, pa.scalar(2**63 - 1, pa.uint64()), skip_nulls=False
@@ -319,17 +337,20 @@ def _one_line(error: Exception) -> str:
 
 
 MAX_PROOFS = 64  # for one batch; a proof costs about as much as binding a row or two
-SMALLEST = 8  # rows that are rather bound than proved
+SMALLEST = 8  # fewer rows are bound one by one rather than proved together
 
 
 def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) -> Bools:
     """Return for each of some rows of a batch whether the rules of a guard are proved to hold.
 
     ``causal and q - k < row.window`` has empty rows for a window of 0, so nothing is proved in
-    general; in a batch of windows from 1 on it has none. Halving finds the rows that spoil it.
+    general. In a batch where all windows are at least 1 it has none. If a proof fails on some rows,
+    it is tried on both halves, which isolates the rows that spoil it.
 
-    Rows must be free of missing values, and their token columns as long as the rows; `columns` go
-    by the mask's names.
+    Args:
+        guard: the rules.
+        columns: of the batch, by the mask's names.
+        rows: numbers of rows without missing values, whose token columns are as long as the rows.
     """
 
     def holds(chosen: Ints) -> bool:
@@ -345,7 +366,8 @@ def prove_rows(guard: Guard, columns: Mapping[str, NestedColumn], rows: Ints) ->
         if holds(rows[first:last]):
             is_proved[first:last] = True
             continue
-        # Facts that prove nothing about three single rows would spend all proofs on halves.
+        # A first failure may mean that such facts prove nothing at all, which would spend all
+        # proofs on halves: three single rows tell.
         single = rows[:: max(1, len(rows) // 3)][:3, None]
         if last - first == len(rows) and not any(map(holds, single)):
             break
@@ -367,7 +389,11 @@ def _holds(rule: MaskRule, columns: Mapping[str, NestedColumn], rows: Ints) -> b
 def _facts(
     mask: nodes.Mask, columns: Mapping[str, NestedColumn], rows: Ints
 ) -> Iterator[nodes.Mask]:
-    """Yield the facts that hold on all of these rows, as masks."""
+    """Yield facts that hold on all of these rows, as masks: the ranges of columns.
+
+    Of a column of tokens, the value and its distance from the token's position have ranges: one
+    bounds flags and ids, the other bounds columns that hold positions.
+    """
     for name, column in columns.items():
         if column.depth == 0:
             yield _between(nodes.RowColumn(name), column.values[rows])
@@ -394,7 +420,7 @@ def _between(value: nodes.Number, values: Ints) -> nodes.Mask:
 
 
 def _tokens_of(column: NestedColumn, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the values of a column with one integer per token, and their positions in the row."""
+    """Return the values of a column with one integer per token, and their positions in the rows."""
     starts, ends = column.offsets[0][rows], column.offsets[0][rows + 1]
     row, position = expand(0, ends - starts)
     return column.values[starts[row] + position], position
