@@ -1,4 +1,4 @@
-"""Text that every machine has: the docstrings of the Python standard library, one byte a token."""
+"""Read text that every machine has: docstrings of Python's standard library, a byte per token."""
 
 import ast
 import sysconfig
@@ -14,8 +14,9 @@ MIN_TOKENS = 200
 def read_documents(max_tokens: int) -> Iterator[dict[str, Any]]:
     """Yield one row per module with a docstring, in the order of their names.
 
-    Columns: ``tokens`` bytes; ``question_len`` tokens of the module's docstring; ``answer_lens``
-    tokens of the docstring of each function and class. Modules are cut at `max_tokens`.
+    Columns: ``tokens``, bytes; ``question_len``, the length of the module's docstring;
+    ``answer_lens``, the lengths of the docstrings of functions and classes. Rows are cut at
+    `max_tokens`.
     """
     library = Path(sysconfig.get_paths()["stdlib"])
     for path in sorted(library.rglob("*.py")):
@@ -26,16 +27,16 @@ def read_documents(max_tokens: int) -> Iterator[dict[str, Any]]:
 
 
 def docstrings(source: bytes) -> list[bytes]:
-    r"""Return the docstrings of a module and of what it defines, the module's first.
+    r"""Return the docstrings of a module and of its functions and classes, the module's first.
 
     >>> docstrings(b'"Doc."\ndef f():\n  "Does f."\n')
     [b'Doc.\n\n', b'Does f.\n\n']
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # invalid escapes in old files
+            warnings.simplefilter("ignore")  # about invalid escapes in old files
             module = ast.parse(source)
-    except (SyntaxError, ValueError):  # the library holds broken files, on purpose
+    except (SyntaxError, ValueError):  # some files of the library are broken on purpose
         return []
     if ast.get_docstring(module) is None:
         return []
@@ -46,7 +47,7 @@ def docstrings(source: bytes) -> list[bytes]:
 
 
 def make_row(texts: list[bytes], max_tokens: int) -> dict[str, Any]:
-    """Join docstrings and note their lengths; what is behind `max_tokens` is left out."""
+    """Join docstrings and note their lengths; all beyond `max_tokens` is cut off."""
     lengths, left = [], max_tokens
     for text in texts:
         lengths.append(min(len(text), left))

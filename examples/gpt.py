@@ -1,4 +1,7 @@
-"""A small GPT: rotary positions, grouped queries, RMSNorm, SwiGLU. Its attention is a parameter."""
+"""A small GPT with rotary positions, grouped queries, RMSNorm and SwiGLU.
+
+The attention is an argument of the forward pass, so that any implementation can be used.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +33,7 @@ class GPTConfig:
 
 
 class SelfAttention(nn.Module):
-    """Projections and rotary positions around the attention that the caller brings."""
+    """Projections and rotary positions around the attention that the caller gives."""
 
     def __init__(self, config: GPTConfig, layer: int) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Tokens of a packed batch in, logits out; only attention looks at other tokens."""
+    """Map tokens of a packed batch to logits; only attention looks at other tokens."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""GRPO on groups that share a prompt: a group is one row, its rollouts are branches of it.
+"""Train with GRPO on groups that share a prompt: a group is a row, its rollouts are branches.
 
 ```
 torchrun --nproc-per-node 2 examples/grpo.py --steps 3
 python examples/grpo.py --steps 3 --separate
 ```
 
-Both print the same losses. The first packs every group once, the prompt and its rollouts, and
-spreads the batch over the ranks; ``--separate`` computes each prompt with each rollout on one
-process, with plain causal attention. Advantages, and the log-probs of the policy that sampled and
-of the reference, come along as columns with a value per token.
+Both print the same losses. The first packs each group once, as the prompt and its rollouts, and
+spreads the batch over the ranks. With ``--separate`` one process computes each prompt with each
+rollout, with plain causal attention. Advantages and the log-probs of the sampling policy and of
+the reference are columns with a value per token.
 """
 
 import argparse
@@ -65,7 +65,7 @@ def main() -> None:
 def sampled_groups() -> tuple[list[Row], GPT]:
     """Return groups with their columns, and the policy that sampled them.
 
-    Documents stand in for rollouts; the reward of one is its share of the letter e.
+    Documents serve as rollouts; the reward of a rollout is its share of the letter e.
     """
     torch.manual_seed(0)
     policy = GPT(CONFIG)
@@ -75,14 +75,14 @@ def sampled_groups() -> tuple[list[Row], GPT]:
         for group in groups:
             group["reference_log_probs"] = scored(policy, group)
         for weight in policy.parameters():
-            weight += 0.02 * torch.randn(weight.shape)  # trained since then
+            weight += 0.02 * torch.randn(weight.shape)  # as if trained since then
         for group in groups:
             group["old_log_probs"] = scored(policy, group)
     return groups, policy
 
 
 def group_of(row: Row) -> Row:
-    """Return a group: the prompt, rollouts behind it, and the advantage of each over the others."""
+    """Return a group: a prompt, its rollouts, and the advantage of each over their mean."""
     ends = np.cumsum([row["question_len"], *row["answer_lens"]])[: ROLLOUTS + 1].tolist()
     parts = [bytes(row["tokens"])[a:b] for a, b in zip([0, *ends], ends, strict=False)]
     prompt, rollouts = parts[0][:PROMPT], [part[:LONGEST] for part in parts[1:]]
@@ -99,7 +99,7 @@ def group_of(row: Row) -> Row:
 
 
 def separate(group: Row) -> list[list[int]]:
-    """Return for each rollout the positions of the prompt and of it."""
+    """Return for each rollout the positions of the prompt and of the rollout in the row."""
     begin, found = group["prompt_len"], []
     for length in group["rollout_lens"]:
         found.append([*range(group["prompt_len"]), *range(begin, begin + length)])
@@ -120,7 +120,7 @@ def log_probs_of(model: GPT, tokens: torch.Tensor) -> torch.Tensor:
 
 
 def scored(model: GPT, group: Row) -> list[float]:
-    """Return the log-prob of every token of a rollout, 0 for the prompt, as engines report it."""
+    """Return the log-prob of each token of a group as inference engines report it: 0 in prompts."""
     tokens, found = torch.tensor(group["tokens"]), torch.zeros(len(group["tokens"]))
     for path in separate(group):
         found[path[1:]] = log_probs_of(model, tokens[path])
@@ -131,7 +131,7 @@ def scored(model: GPT, group: Row) -> list[float]:
 def policy_terms(
     log_probs: torch.Tensor, advantages: torch.Tensor, old: torch.Tensor, reference: torch.Tensor
 ) -> torch.Tensor:
-    """Return the clipped objective of every token, with its distance from the reference."""
+    """Return the loss of every token: the clipped objective and the distance from the reference."""
     ratio = (log_probs - old).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages)
     away = reference - log_probs
@@ -139,7 +139,7 @@ def policy_terms(
 
 
 def train_packed(model: GPT, groups: list[Row], steps: int) -> list[tuple[float, float]]:
-    """Train on packed groups, over all ranks; return loss and gradient norm of every step."""
+    """Train on packed groups over all ranks; return loss and gradient norm of every step."""
     shape = ModelShape(CONFIG.q_heads, CONFIG.kv_heads, CONFIG.head_dim, dtype_bytes=4)
     rules = RowRules(loss_column="is_rollout", extra_columns=COLUMNS)
     packing = Packing(token_budget=sum(len(group["tokens"]) for group in groups))
@@ -166,7 +166,7 @@ def train_packed(model: GPT, groups: list[Row], steps: int) -> list[tuple[float,
 
 
 def train_separate(model: GPT, groups: list[Row], steps: int) -> list[tuple[float, float]]:
-    """Train on every prompt with every rollout, one process."""
+    """Train on one process on every prompt with every rollout; return the same figures."""
     optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
     targets = sum(sum(group["rollout_lens"]) for group in groups)
     for _ in range(steps):
@@ -183,7 +183,7 @@ def train_separate(model: GPT, groups: list[Row], steps: int) -> list[tuple[floa
 
 
 def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[float, float]:
-    """Add gradients and loss over the ranks, and train; return the loss and the gradient norm."""
+    """Sum gradients and loss over the ranks and take a step; return loss and gradient norm."""
     optimizer.zero_grad()
     loss.backward()
     whole, weights = loss.detach().clone(), optimizer.param_groups[0]["params"]
@@ -215,7 +215,7 @@ def bound(group: Row) -> Any:  # Any: a form of the mask
 
 
 def flops(tokens: int, pairs: int) -> float:
-    """Count products and sums of a forward pass: weights for every token, attention for pairs."""
+    """Count FLOPs of a forward pass: those of weights by tokens, those of attention by pairs."""
     weights = sum(weight.numel() for weight in GPT(CONFIG).parameters() if weight.ndim == 2)
     return 2.0 * weights * tokens + 4.0 * CONFIG.layers * CONFIG.width * pairs
 

@@ -1,15 +1,16 @@
-"""Does training under DCP give the losses of training on one process? Measure and draw it.
+"""Measure whether training under DCP gives the losses of training on one process, and draw them.
 
 ```
 python examples/loss_parity.py --steps 200 --out docs/loss_parity.json      # make loss-parity
 ```
 
-For every mask: one process with dense masked attention and four with DCP, the same seed and
-batches, in float32; and in bfloat16, where two more dense runs that add in other orders say how far
-apart runs may be. Writes the JSON after every run, and the curves as a picture beside it.
+For every mask, one process trains with dense masked attention and four with DCP, with the same seed
+and batches, in float32 and in bfloat16. In bfloat16 two more dense runs add in other orders: they
+show how far apart equal runs may be. The script writes the JSON after every run, and at the end the
+curves as a picture beside it.
 
-What the file holds already is kept: a long measurement can be interrupted, and masks or bfloat16
-added later.
+Runs that the file holds already are kept, so a long measurement can be interrupted, and masks or
+bfloat16 can be added later.
 """
 
 import argparse
@@ -39,7 +40,7 @@ BFLOAT16_RUNS = {
 
 
 def main() -> None:
-    """Make the runs that are missing, write JSON and picture, print the verdict."""
+    """Make the missing runs, write JSON and picture, and print a line per mask."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--ranks", type=int, default=4)
@@ -65,7 +66,7 @@ def main() -> None:
 
 
 def begin(path: Path, steps: int, ranks: int) -> dict[str, Any]:
-    """Read what was measured before, or begin anew."""
+    """Read the earlier measurement, or begin a new one."""
     if not path.exists():
         return {
             "schema": SCHEMA,
@@ -95,7 +96,7 @@ def write(document: dict[str, Any], path: Path) -> None:
 
 
 def judge(mask: str, document: dict[str, Any]) -> None:
-    """Compare the runs of a mask that are there."""
+    """Compare the finished runs of a mask."""
     losses = document["losses"][mask]
     if losses.keys() >= FLOAT32_RUNS.keys():
         difference = max(relative_difference(losses["dense"], losses["dcp"]))
@@ -128,7 +129,7 @@ def verdict(mask: str, document: dict[str, Any]) -> str:
 
 
 def run(mask: str, steps: int, ranks: int, attention: str, dtype: str) -> list[float]:
-    """Train in processes of their own and give the loss of every step."""
+    """Train in new processes and return the loss of every step."""
     start = [sys.executable]
     if ranks > 1:
         start += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
@@ -157,7 +158,7 @@ def relative_difference(one: list[float], other: list[float]) -> list[float]:
 
 
 def draw(document: dict[str, Any], path: Path) -> None:
-    """Draw the curves of all masks above their differences."""
+    """Draw the loss curves of each mask, and their differences below."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -2,8 +2,8 @@
 
 torchrun --nproc-per-node 2 examples/prefill.py
 
-The model is a small Llama with random weights. Every rank compares the tokens that it decodes, and
-the keys and values it was left with, with those that it computes alone.
+The model is a small Llama with random weights. Every rank compares the keys and values that prefill
+leaves it, and the tokens that it decodes from them, with those that it computes alone.
 """
 
 import torch
@@ -22,7 +22,7 @@ CONFIG = LlamaConfig(
 
 
 def main() -> None:
-    """Prefill together, decode alone."""
+    """Prefill on all ranks, decode on one rank per prompt, and compare."""
     dist.init_process_group("gloo")
     register_dcp()
     set_seed(0)

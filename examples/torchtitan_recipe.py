@@ -1,13 +1,14 @@
-"""torchtitan under masks of ours: FlexAttention with our balance, or our attention and loader.
+"""Train with torchtitan under dcp-dsl masks: with its FlexAttention, or with our attention.
 
-Config functions for torchtitan 0.3, in Python as its own are:
+These are config functions for torchtitan 0.3:
 
     torchrun ... -m torchtitan.train --module torchtitan_recipe --config llama3_flex
     torchrun ... -m torchtitan.train --module torchtitan_recipe --config llama3_dcp
 
-`llama3_flex` keeps torchtitan's data, kernels and gathering of keys: only shares and masks change.
-`llama3_dcp` takes batches of `DCPDataloader` and moves the keys that are needed; for that apply
-torchtitan.patch, beside this file. All ranks share a batch: no data parallelism beside.
+`llama3_flex` keeps torchtitan's data, kernels and gathering of keys; only the shares of the ranks
+and the masks change. `llama3_dcp` takes batches from `DCPDataloader` and moves only the keys that
+are needed; it needs torchtitan.patch, beside this file. All ranks share one batch, without data
+parallelism.
 """
 
 from dataclasses import dataclass, field, fields
@@ -43,9 +44,9 @@ class FlexTrainer(Trainer):
         """Masks of rows with a column ``doc_lens``.
 
         Attributes:
-            spec: path of the masks.
-            masks: for each name that the model gives a mask, the mask; of one that takes a mask
-                without a name, ``{"": mask}``.
+            spec: path of the file with the masks.
+            masks: masks by the names under which the model looks them up; ``{"": mask}`` for a
+                model that takes one mask without a name.
         """
 
         spec: str = "train.dcpm"
@@ -70,7 +71,7 @@ class FlexTrainer(Trainer):
 
 
 class DCPAttention(Module):
-    """The inner attention of a layer: its plan comes in the place of a mask."""
+    """The inner attention of a layer, which gets its plan in the place of a mask."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(Module.Config):
@@ -108,11 +109,17 @@ class DCPAttention(Module):
 
 
 class DCPBatches(BaseDataLoader):
-    """Batches of `DCPDataloader`, as the trainer takes them."""
+    """Batches of `DCPDataloader` in the form that the trainer takes."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
-        """Rows under ``dataset_path``, their masks, tokens of a batch, heads of a layer."""
+        """Settings of the loader.
+
+        Attributes:
+            spec: path of the file with the masks of the rows under ``dataset_path``.
+            token_budget: most tokens of a batch.
+            heads: query heads, key heads and their size.
+        """
 
         spec: str = "train.dcpm"
         token_budget: int = 131_072
@@ -134,7 +141,7 @@ class DCPTrainer(Trainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(Trainer.Config):
-        """As the trainer's."""
+        """The same as the trainer's."""
 
     executor: DCPExecutor | None = None
 
@@ -147,7 +154,8 @@ class DCPTrainer(Trainer):
             self.executor = DCPExecutor(mesh)
         data, layers = input_dict["data"], LayerPlans.prepare(self.executor, input_dict["plan"])
         positions = data.position_ids[None].to(labels.device)
-        targets = global_valid_tokens.clone()  # of this rank: torchtitan expects whole batches
+        # torchtitan expects whole batches on each rank, so it counted this rank's targets alone.
+        targets = global_valid_tokens.clone()
         dist.all_reduce(targets, group=mesh.get_group())
         self.ntokens_seen += labels.numel()
         passed = {"positions": positions, "attention_masks": layers}

@@ -5,8 +5,8 @@ torchrun --nproc-per-node 4 examples/train_gpt.py --mask shared_question --steps
 python examples/train_gpt.py --mask shared_question --steps 20 --attention dense
 ```
 
-Both print the same losses: with ``dcp`` the batch is spread over the ranks by a plan made for it,
-with ``dense`` one process computes every pair of tokens and hides those the mask forbids.
+Both print the same losses. With ``dcp``, a plan made for the batch spreads it over the ranks; with
+``dense``, one process computes every pair of tokens and hides those that the mask forbids.
 
 ```
 torchrun --nproc-per-node 4 examples/train_gpt.py --replicas 2 --micro-batches 2
@@ -14,8 +14,8 @@ torchrun --nproc-per-node 4 examples/train_gpt.py --replicas 2 --micro-batches 2
 python examples/train_gpt.py --micro-batches 4 --attention dense
 ```
 
-These three print the same losses as well: a step sees the same documents, dealt to two replicas by
-work, in the order of finished packs, or all to one process.
+These three print the same losses as well, because a step sees the same documents: two replicas
+share them by work or in the order of finished packs, or one process takes them all.
 """
 
 import argparse
@@ -54,7 +54,7 @@ KEY_ORDERS: dict[str, Callable[[int], torch.Tensor]] = {
     "dense-reversed": lambda n: torch.arange(n).flip(0),
     "dense-rotated": lambda n: torch.arange(n).roll(n // 2),
 }
-"""Dense attention by the order in which it adds the keys up: equal but for rounding."""
+"""Dense attention by the order in which it sums over the keys: equal up to rounding."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -122,7 +122,7 @@ def main() -> None:
 
 
 def take_device(kind: str) -> str:
-    """Take this process's GPU, if GPUs are wanted, and return the backends of the process group."""
+    """Choose this process's GPU, if GPUs are wanted; return the backends of the process group."""
     if kind == "cpu":
         return "gloo"
     number, known = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -137,7 +137,7 @@ def take_device(kind: str) -> str:
 
 
 def make_mesh(replicas: int, device: str = "cpu") -> DeviceMesh:
-    """Return a mesh of replicas (dp) and the ranks of each (cp)."""
+    """Return a mesh of replicas (dp) by ranks of a replica (cp)."""
     world = dist.get_world_size()
     if world % replicas:
         raise SystemExit(f"--replicas: expected a divisor of the {world} ranks, got {replicas}")
@@ -155,7 +155,7 @@ def find_masks(arguments: argparse.Namespace) -> Stack:
 def make_loader(
     arguments: argparse.Namespace, documents: list[Row], masks: Stack, mesh: DeviceMesh
 ) -> DCPDataloader:
-    """Pack the documents into global batches, each dealt to the replicas of the mesh."""
+    """Pack the documents into global batches, and divide each over the replicas of the mesh."""
     config = GPTConfig()
     element_bytes = DTYPES[arguments.dtype].itemsize
     shape = ModelShape(config.q_heads, config.kv_heads, config.head_dim, element_bytes)
@@ -230,7 +230,7 @@ def make_model(
 
 
 def endless(loader: DCPDataloader) -> Iterator[tuple[LocalData, BatchPlan]]:
-    """Yield epoch after epoch."""
+    """Yield the batches of one epoch after the other, without end."""
     while True:
         yield from loader
 
@@ -245,7 +245,7 @@ def add_gradients(model: torch.nn.Module) -> None:
 
 
 def dcp_attention(executor: DCPExecutor) -> AttentionOfBatch:
-    """Return attention spread over the ranks: these lines change when a model moves to DCP."""
+    """Return attention spread over the ranks; moving a model to DCP changes these lines."""
 
     def of_batch(local_data: LocalData, plan: BatchPlan) -> Attention:
         layers = LayerPlans.prepare(executor, plan)
