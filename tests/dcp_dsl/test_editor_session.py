@@ -6,6 +6,7 @@ from random import Random
 import pytest
 
 from dcp_dsl import check_report
+from dcp_dsl.language_server import complete_at
 from dcp_dsl.language_server.completion import signature_at
 from dcp_dsl.language_server.document import Checks, Document, Session
 from dcp_dsl.language_server.names import RenameError, coloured, references, rename
@@ -228,6 +229,12 @@ def test_rename_refuses_what_would_change_a_meaning(word, name, why):
 def test_rename_refuses_a_text_with_syntax_errors():
     with pytest.raises(RenameError, match="syntax errors"):
         rename(Document(SMALL + "mask x = (", "<text>"), places(SMALL, "near"), "y")
+
+
+def test_a_mask_that_hides_one_of_the_library_is_proposed_with_those_of_the_text():
+    text = "mask full = causal\ncheck full implies "
+    words = [(proposal.text, proposal.detail) for proposal in complete_at(text, len(text))]
+    assert words.index(("full", "full")) < [word for word, _ in words].index("agent")
 
 
 @pytest.mark.parametrize(

@@ -56,9 +56,10 @@ def complete(document: Document, offset: int) -> tuple[Proposal, ...]:
     is_word = current is not None and current.kind == "name" and current.span.start < offset
     start = current.span.start if is_word and current is not None else offset
     before = document.before(start)
-    # Reversed twice, so that of several proposals of one word the first stays, in its place.
-    found = {proposal.text: proposal for proposal in reversed(list(_propose(document, before)))}
-    return tuple(reversed(found.values()))
+    found: dict[str, Proposal] = {}
+    for proposal in _propose(document, before):
+        found.setdefault(proposal.text, proposal)
+    return tuple(found.values())
 
 
 def _propose(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
