@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from dcp_dsl import check_report
-from dcp_dsl.language_server import complete_at
+from dcp_dsl.language_server import complete_at, describe_at
 from dcp_dsl.language_server.completion import signature_at
 from dcp_dsl.language_server.document import Checks, Document, Session
 from dcp_dsl.language_server.names import RenameError, coloured, references, rename
@@ -229,6 +229,14 @@ def test_rename_refuses_what_would_change_a_meaning(word, name, why):
 def test_rename_refuses_a_text_with_syntax_errors():
     with pytest.raises(RenameError, match="syntax errors"):
         rename(Document(SMALL + "mask x = (", "<text>"), places(SMALL, "near"), "y")
+
+
+def test_a_segment_that_is_imported_alone_is_described_from_its_file(tmp_path):
+    (tmp_path / "data.dcpm").write_text("# Documents.\n\nsegment doc = [doc_lens]*\n")
+    (tmp_path / "more.dcpm").write_text('import doc from "data.dcpm"\n')
+    text = 'import doc from "more.dcpm"\nmask packed = causal and same(doc)\n'
+    said = describe_at(text, text.rindex("doc"), str(tmp_path / "mine.dcpm"))
+    assert said == "```dcpm\nsegment doc = [doc_lens]*\n```\n\nlaid out by `doc_lens`"
 
 
 def test_a_mask_that_hides_one_of_the_library_is_proposed_with_those_of_the_text():

@@ -67,6 +67,7 @@ def build_scope(
     reader.open_files.append(home.resolve())
     scope, problems = _resolve(program, reader)
     scope.imported.files.update(sorted(reader.texts.items()))
+    scope.imported.scopes.extend(reader.scopes.values())
     return scope, problems
 
 

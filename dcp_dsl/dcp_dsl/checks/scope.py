@@ -28,6 +28,7 @@ class Imported:
 
     Attributes:
         files: texts of all files that were read, by their path below the folder of the text.
+        scopes: of these files, for a text that is not imported itself.
     """
 
     masks: "dict[str, tuple[ast.MaskDef, Scope]]" = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Imported:
     segments: dict[str, ast.Segment] = field(default_factory=dict)
     tokens: dict[str, ast.Token] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    scopes: "list[Scope]" = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

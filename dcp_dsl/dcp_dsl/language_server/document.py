@@ -198,14 +198,9 @@ def find_name(document: Document, name: str) -> Definition | None:
 
 
 def _owner(statement: ast.Statement, scope: Scope) -> Scope:
-    """Return the scope of the file a segment or token stands in."""
-    if any(statement is own for own in scope.program.statements):
-        return scope
-    others = [*scope.imported.masks.values(), *scope.imported.stacks.values()]
-    for _, other in others:
-        if any(statement is each for each in other.program.statements):
-            return other
-    return scope
+    """Return the scope of the file a statement stands in: the text itself, or one it imports."""
+    files = (scope, *scope.imported.scopes)
+    return next(f for f in files if any(statement is own for own in f.program.statements))
 
 
 def _in_file(document: Document, node: ast.Node, span: Span, scope: Scope) -> Definition:
