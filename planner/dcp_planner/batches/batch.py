@@ -126,6 +126,7 @@ class PackedDataset:
             HeadError: if KV heads of one layer have different masks.
         """
         path = self.dataset.path
+        # Also where there is no batch at all: then the message tells why.
         if index >= len(self):
             raise DatasetError(f"{path}: {_no_batch(self.lengths, len(self), index, self.tokens)}")
         rows = self.rows[index]
@@ -167,6 +168,7 @@ def pack_dataset(spec: Spec, path: str, mask_call: str | None, tokens: int) -> P
         attached = spec.attachment_of(dataset)
     else:
         attached = Attachment(find_masks(spec, mask_call), {})
+    # Lengths come from columns; whole rows are read later, batch by batch.
     lengths = np.concatenate([attached.lengths(part) for part in dataset.parts])
     # A row that alone exceeds the budget fits no batch; one without tokens adds nothing.
     short = [row for row, length in enumerate(lengths.tolist()) if 0 < length <= tokens]

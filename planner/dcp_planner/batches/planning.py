@@ -138,7 +138,7 @@ class BatchRow:
             self.figures.to_json()
             | {name: getattr(self, name) for name in _TOLD}
             | {
-                "lengths": self.lengths.to_json(),
+                "lengths": self.lengths._asdict(),
                 "against": others,
                 "best_static": {scope: r._asdict() for scope, r in self.best_static.items()},
             }

@@ -76,6 +76,7 @@ class DatasetRun:
             "token_budget": self.token_budget,
             "first_batch": self.first_batch,
             "num_wanted": self.num_wanted,
+            # The same in all rows, as are the notes; a report without rows is of a run that begins.
             "num_available": rows[0].num_available if rows else None,
             "is_complete": is_complete,
             "compile_s": compile_seconds(),
@@ -91,7 +92,7 @@ class DatasetRun:
 
 
 def _spreads(found: Any) -> dict[str, dict[str, float]]:  # Any: a mapping to Spread
-    return {name: spread.to_json() for name, spread in found.items()}
+    return {name: spread._asdict() for name, spread in found.items()}
 
 
 SUMMED = ("predicted_forward_s", "predicted_backward_s", "forward_bytes", "backward_bytes")

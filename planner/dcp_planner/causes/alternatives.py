@@ -47,6 +47,7 @@ Free = Literal["links", "latency", "launches", "waves", "tiles", "balance", "idl
 FREE: tuple[Free, ...] = get_args(Free)
 
 _CHANGES: Mapping[Free, Callable[[Cluster], Cluster]] = {
+    # Without a rate of its own, the spine takes that of the other links between nodes.
     "links": lambda c: replace(
         c, intra_bytes_per_s=MOST_RATE, inter_bytes_per_s=MOST_RATE, spine_bytes_per_s=None
     ),
@@ -69,6 +70,7 @@ def costly(cluster: Cluster) -> tuple[Free, ...]:
     >>> costly(Cluster())
     ('links', 'latency', 'launches', 'balance', 'idle')
     """
+    # Devices of one multiprocessor (CPUs) whose kernels compute single pairs have neither cause.
     return tuple(
         name for name in FREE
         if name not in ("waves", "tiles") or cluster_without(cluster, [name]) != cluster
@@ -180,7 +182,7 @@ def _replay(
     """Let every event begin a delay after those it waits for, and write down when it ends."""
     for n in range(len(order)):
         event = order[n]
-        now = first_ns
+        now = first_ns  # its sources come before it in `order`, so their ends are known
         for k in range(edge_ptr[event], edge_ptr[event + 1]):
             now = max(now, ended[source[k]])
         ended[event] = now + delay[event] + spent[event]
@@ -241,6 +243,7 @@ class PlanInputs:
         is_input = table.kind < TransferKind.OUT
         x = np.flatnonzero(is_input & (table.is_backward == (direction == "backward")))
         ends = np.stack([table.kind[x] == TransferKind.KV, table.block[x], table.target[x]])
+        # In the order of `find_needs`: queries before keys, then by block and device.
         order = order_by(*ends)
         return np.array_equal(
             np.vstack([ends, table.source[x]])[:, order],
@@ -274,6 +277,7 @@ def workload_of(plan: Plan) -> Workload:
 
 def recut(workload: Workload, borders: Ints) -> Workload:
     """Cut a batch at other borders, among them the ends of its sequences; O(tiles log tiles)."""
+    # The mask is exact in every plan, so no text is needed to count the pairs of other tiles.
     q, kv, pairs = count_pairs(workload.slabs, borders, workload.forms)
     tokens = np.diff(borders)
     is_full = pairs == tokens[q] * tokens[kv]

@@ -268,6 +268,7 @@ def find_causes(plan: Plan) -> Why:
     scene, found = _seen(plan, model.simulate())
     tried = _tried(scene, FREE)
     times = _Times.of(tried, lambda free: seconds_without(model, free))
+    # With everything free, devices compute their mean; whatever lies above that is waiting.
     work = mean_compute_seconds(scene.ideal)
     causes = [*times.causes(scene), *_of_schedule(scene, times, times.least - work)]
     return _why(scene, found, times, work, causes)
@@ -283,7 +284,7 @@ def find_causes_of_run(plan: Plan, trace: Trace) -> Why:
     recording = Recording.of(trace, found, plan.num_devices)
     times = _Times.of(_tried(scene, REPLAYED), recording.seconds_without)
     work = float(scene.compute_s.mean())
-    order = times.least - work
+    order = times.least - work  # as in a prediction: what lies above the mean device's compute
     causes = [*times.causes(scene), Cause("order", order, order, _PLACES["order"](scene))]
     return _why(scene, found, times, work, causes)
 
@@ -350,6 +351,7 @@ class _Times:
 
 def _tried(scene: Scene, names: Iterable[Free]) -> tuple[Free, ...]:
     """Return the causes of `names` that can cost anything here."""
+    # Without idle devices `idle` would be predicted as `balance` is.
     found = set(costly(scene.plan.cluster))
     if not len(scene.idle_devices):
         found.discard("idle")

@@ -128,6 +128,7 @@ def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
     if spent["launches"] >= LEAST_SHARE:
         told.insert(2, f"start work for {share(spent['launches'])}")
     taken = f"The plan takes {seconds(why.diagnosis.seconds)}: its devices {joined(told)}"
+    # If nothing travels, the hidden share is 1, which says nothing.
     if not why.trace.size_bytes.any():
         return f"{taken}; nothing moves between devices."
     return f"{taken}; {share(why.hidden_share)} of the communication is hidden."
@@ -186,7 +187,7 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
                 f"it needs {where['buffer_bytes'] / 1e6:.1f} MB of buffers a device, without the "
                 f"limit {where['unlimited_bytes'] / 1e6:.1f} MB"
             )
-        case _:
+        case _:  # links, where no message is on the critical path
             return ""
 
 
@@ -369,6 +370,7 @@ def _listed(found: Explanation, sign: int, seconds: TimeText) -> str:
 
 def _what_if(found: Explanation, names: tuple[str, str], seconds: TimeText) -> str:
     """Write the times of both plans without each of the two causes that slow one down most."""
+    # `work` has no condition: it cannot be imagined away.
     pushing = [name for name, share in found.shares.items() if name != "work" and share > 0]
     told = []
     for name in pushing[:2]:

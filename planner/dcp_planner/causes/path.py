@@ -161,6 +161,7 @@ class Scene:
     @property
     def idle_devices(self) -> Ints:
         """Devices without a visible pair to compute, if there are others."""
+        # A batch without any pair has no idle devices: there is nothing to share out.
         pairs = self.pairs_of_device
         return np.flatnonzero(pairs == 0) if pairs.any() else np.zeros(0, np.int64)
 

@@ -205,6 +205,8 @@ def _tolerant(start: _Start) -> tuple[str, str, Plan] | None:
 
 
 _ANY: tuple[Name, ...] = (*FREE, "order")
+# Fewer divisions and larger blocks make fewer kernels and messages; more divisions hide more bytes,
+# smaller blocks balance better, a larger token tolerance leaves more owners to choose from.
 _CHANGES = (
     _Change(("memory",), _unlimited),
     _Change(("launches", "latency", "waves"), lambda start: _divided(start, -1, 2)),

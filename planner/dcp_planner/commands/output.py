@@ -134,6 +134,7 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
     if out is None:
         return PlanOutput()
     output = _read_output(Path(out), num_batches)
+    # The report of a folder stands for the plans in it.
     target = output.report or output.plan
     if output.folder is not None and not output.folder.is_dir():
         target = output.folder  # it is made beside others

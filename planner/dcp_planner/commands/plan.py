@@ -177,7 +177,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         document = (
             stack_document(runs, rows) if uses else runs[0].document(rows[0], is_complete=True)
         )
-        step = {name: spread.to_json() for name, spread in times.items()}
+        step = {name: spread._asdict() for name, spread in times.items()}
         print_json(document | ({"step": {"model": options["model"], **step}} if step else {}))
         return
     for mask in masks:

@@ -105,6 +105,7 @@ def step(
         raise click.UsageError("expected documents: give either --dataset or --lengths")
     setting = _setting(options)
     packs = setting.mesh.replicas * setting.mesh.micro_batches
+    # Lazily: no row behind the wanted steps is bound to its mask.
     steps = islice(_steps(spec, options, packs), options["steps"])
     report = compare_policies(steps, setting, _rivals(against))
     if not report.steps:

@@ -126,7 +126,7 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
     figures = [row.figures for row in rows]
     lines = list[Row]()
     for name, spread in distribution_of(figures).items():
-        shown = (_figure(name, value) for value in spread.to_json().values())
+        shown = (_figure(name, value) for value in spread)
         lines.append(("planning time" if name == "plan_s" else _label(name), *shown))
     others = {name: [row.others[name] for row in rows] for name in rows[0].others}
     if others:
@@ -155,7 +155,7 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
 
 
 def _times(spread: Spread) -> list[str]:
-    return [f"{value:.2f}" for value in spread.to_json().values()]
+    return [f"{value:.2f}" for value in spread]
 
 
 def show_use(mask: str, use: StackUse) -> None:

@@ -39,9 +39,11 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     from dcp_planner.causes.suggestions import suggest
     from dcp_planner.plan.file import read_plan
 
+    # Both files are read before the causes are searched: a missing one is told at once.
     made = read_plan(plan).plan
     other = None if against is None else read_plan(against).plan
     found = find_causes(made)
+    # The diagnosis of PLAN is used twice: it takes a dozen predictions.
     compared = None if other is None else explain(made, other, known=found.diagnosis)
     tried = suggest(made, found.diagnosis) if is_trying else ()
     if as_json:
@@ -133,6 +135,7 @@ def _show_tried(console: "Console", tried: "Sequence[Suggestion]", seconds: floa
 
     if not tried:
         return
+    # Changes without a gain are named too, so that nobody tries them again.
     better = worth_saying(tried, seconds)
     if not better:
         told = ", ".join(suggestion.change for suggestion in tried)

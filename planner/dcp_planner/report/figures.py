@@ -145,10 +145,6 @@ class Spread(NamedTuple):
     mean: float
     most: float
 
-    def to_json(self) -> dict[str, float]:
-        """Return a JSON object."""
-        return self._asdict()
-
 
 def spread_of(values: Sequence[float]) -> Spread:
     """Compute the spread of at least one value.
@@ -162,6 +158,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 def distribution_of(batches: Sequence[BatchFigures]) -> dict[str, Spread]:
     """Compute the spread of every figure of `DISTRIBUTED` that all batches have."""
     columns = {name: [getattr(batch, name) for batch in batches] for name in DISTRIBUTED}
+    # Planning time is None in plans that nobody timed.
     return {name: spread_of(column) for name, column in columns.items() if None not in column}
 
 
@@ -263,6 +260,7 @@ FIGURES: Mapping[str, str] = {
 }  # fmt: skip
 """Compared figures by name: attributes of `BatchFigures`."""
 
+# A figure, a sign, a number, and perhaps a percent sign: `makespan>+2%`, `peak_buffer_bytes<1e9`.
 _THRESHOLD = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)\s*(%?)\s*")
 
 

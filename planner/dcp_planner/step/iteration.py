@@ -82,6 +82,7 @@ def attention_seconds(
 
 def pair_seconds(pairs: Floats, tokens: Floats, shape: ModelShape, cluster: Cluster) -> Floats:
     """Compute the seconds that pairs take on one device, forward and backward of one layer."""
+    # One tile as large as the document: borders of blocks cost nothing here.
     forward, backward = (
         tile_seconds(pairs, tokens, tokens, shape, cluster, is_backward=is_backward)
         for is_backward in (False, True)
@@ -122,7 +123,7 @@ def _direction(
     inter_s = across / groups.width / cluster.inter_bytes_per_s
     # Links may be busier than compute: then they decide.
     overlapped = compute * (1 + unevenness(groups.width, cluster)) + EXPOSED * inter_s
-    once = cluster.kernel_launch_s + cluster.pass_s
+    once = cluster.kernel_launch_s + cluster.pass_s  # one kernel, and one start by the host
     return np.maximum(overlapped, np.maximum(intra_s, inter_s)) + once
 
 
@@ -232,6 +233,7 @@ def predict_step(
             held[batch, devices] += own
         longest = max(longest, float((ready - begin).max()))
     makespan = float(ready.max())
+    # Means over the devices: a group counts by the share of devices that it has.
     share = members.width / mesh.devices
     linear_s, attention_s = float(linear @ share), float(attention @ share)
     exchange = _exchange_seconds(mesh, model, cluster, synchronisation)
@@ -289,7 +291,7 @@ def _exchange_seconds(
     micro-batch stay inside (ZeRO-1: one of each per step), and the nodes sum gradients once a step.
     A ring moves ``1 - 1 / P`` of the bytes through each of its P devices.
     """
-    size = model.parameter_bytes / mesh.stages
+    size = model.parameter_bytes / mesh.stages  # a stage holds its own layers only
     local = min(cluster.devices_per_node, mesh.devices)
     passes = 3 * mesh.micro_batches if synchronisation == "micro_batch" else 2
     inside = passes * size * (1 - 1 / local) / cluster.intra_bytes_per_s

@@ -153,6 +153,7 @@ def _alike(problem: StepProblem, bins: Ints) -> Assignment:
 
     So both sums are small: of the longest pack of every micro-batch, and of each replica's packs.
     """
+    # Row b of `order` are the packs of micro-batch b: the next largest, one for each replica.
     loads = np.bincount(bins, weights=problem.seconds, minlength=problem.num_packs)
     order = np.argsort(-loads, kind="stable").reshape(problem.setting.mesh.micro_batches, -1)
     micro_batch, replica = np.empty((2, problem.num_packs), np.int64)
@@ -220,6 +221,7 @@ def differencing(values: Floats, parts: int) -> Ints:
         heapq.heappush(heap, (-value, number, sets))
     while len(heap) > 1:
         (_, number, left), (_, _, right) = heapq.heappop(heap), heapq.heappop(heap)
+        # Sums of a partial split fall, so the largest of one meets the smallest of the other.
         merged = [
             (a + b, [*rows, *more])
             for (a, rows), (b, more) in zip(left, reversed(right), strict=True)
@@ -278,6 +280,7 @@ def _spread(problem: StepProblem, needed: Floats) -> Assignment:
     exponent = np.ceil(np.log2(np.maximum(needed, 1.0)))
     width = np.minimum(np.exp2(exponent), most).astype(np.int32)
     micro_batch, first = np.empty(len(width), np.int32), np.empty(len(width), np.int32)
+    # Wide runs first, while whole runs are free; of equal widths the longest document first.
     for row in np.lexsort((np.arange(len(width)), -problem.seconds, -width)).tolist():
         size = int(width[row])
         # Devices behind the last whole run stay free of documents so wide.

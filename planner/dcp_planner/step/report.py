@@ -90,6 +90,7 @@ def steps_of_dataset(
             for attachment, part in zip(attachments, dataset.parts, strict=True)
         ]
     )
+    # `pack` sees the kept rows only; `kept` leads from their places back to rows of the data set.
     kept = np.flatnonzero((lengths > 0) & (lengths <= token_budget))
     counts = _PairCounts()
 
@@ -210,6 +211,7 @@ class StepReport:
             next(policy for policy in self.policies if policy.name == wanted).times
             for wanted in (CHOSEN, name)
         )
+        # Of ratios the geometric mean: it does not depend on which policy is divided by which.
         logs = [math.log(b.seconds / a.seconds) for a, b in zip(ours, theirs, strict=True)]
         return math.exp(math.fsum(logs) / len(logs))
 

@@ -119,6 +119,7 @@ class Assignment(Record):
         keys = np.stack([self.micro_batch, self.first, -self.width])  # of one begin, wide first
         order = np.lexsort(keys[::-1])  # the last key is the first to sort by
         changes = np.flatnonzero(np.any(np.diff(keys[:, order], axis=1) != 0, axis=0)) + 1
+        # `np.split` of nothing would be one empty group.
         for rows in np.split(order, changes) if len(order) else ():
             row = rows[0]
             yield (
@@ -203,6 +204,7 @@ def step_model(name: str, device: str = "h100") -> StepModel:
         raise PlanError(
             f"expected a model out of {', '.join(_SIZES)}, got {name!r}{nearest(name, _SIZES)}"
         )
+    # Clusters are named after their devices: `h100-dgx` has the peak of `h100`.
     peak = next((rate for key, rate in MATMUL_PEAK.items() if device.startswith(key)), None)
     if peak is None:
         raise PlanError(
