@@ -16,10 +16,11 @@ from dcp_runtime.plans.device_plan import DevicePlan
 KERNELS = ("triton", "triton_tma", "triton_fused", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
 COMPARED = ("triton", "flash4")
-"""The faster one is chosen, as far as predictions go."""
+"""Kernels of which the one predicted to be faster is chosen."""
 TRITON = ("triton", "triton_tma", "triton_fused")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+# As `Kernel.segment_rows` of the classes, of which those of Triton load only where it is installed.
 _SEGMENT_ROWS = dict.fromkeys(TRITON, 128) | {"reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
 _ANY_ORDERED = ("triton_fused", "flash4", "flash")
@@ -42,16 +43,16 @@ def known_kernel(name: str) -> str:
 def segment_rows(wanted: str | None) -> int:
     """Return the query rows per segment of a table made before the tensors are known.
 
-    Every kernel takes segments of any size; this is what the likely one likes best.
+    Every kernel takes segments of any size; this size suits the kernel that is likely chosen.
     """
     return _SEGMENT_ROWS.get(wanted or "", Kernel.segment_rows)
 
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """The kernel that was chosen, and (name, reason) of every other one.
+    """The kernel that was chosen, and (name, reason) of every other kernel.
 
-    Plans after the one that it was chosen for keep it, with the predictions for that one.
+    `is_kept` marks the choice of a later plan: kernel and predictions are those of the first plan.
     """
 
     kernel: Kernel
@@ -59,7 +60,7 @@ class KernelChoice:
     is_kept: bool = False
 
     def explain(self) -> str:
-        """Return the choice in lines: the kernel, and why no other.
+        """Return the choice as lines of text: the kernel, and why it is no other kernel.
 
         >>> print(choose_kernel(torch.float32, wanted="cpu").explain().splitlines()[0])
         kernel 'cpu'
@@ -79,16 +80,17 @@ def choose_kernel(
 ) -> KernelChoice:
     """Choose the first kernel in order of preference that can compute, or the wanted one.
 
-    Where both `triton` and `flash4` can, it is the one that is predicted to be faster on `part`.
-    Under ``torch.use_deterministic_algorithms`` it is one that gives the same bits in every run.
-    The reference is never chosen on CUDA unless asked for: it stores all scores of a table.
+    Where both `triton` and `flash4` can, the choice is the kernel that is predicted to be faster on
+    `part`. Under ``torch.use_deterministic_algorithms`` only kernels are chosen that give the same
+    bits in every run. The reference is never chosen on CUDA unless asked for: it stores all scores
+    of a piece.
 
     Args:
         dtype: type of q, k and v.
         device: where the tensors live.
         wanted: a name of `KERNELS`, or ``None`` for the fastest.
         head_dim: size of a head; not looked at if ``None``.
-        softcap: bound of scores; only a kernel that makes scores itself can have one.
+        softcap: bound of scores; only kernels that compute scores themselves can apply it.
         part: the device's part of a plan that the kernel is chosen for, if known.
 
     Raises:
@@ -117,6 +119,7 @@ def choose_kernel(
         )
     if asked is None and part is not None and set(COMPARED) <= set(able):
         shape = part.plan.shape
+        # No soft cap: `flash4`, which applies none, would not be able.
         kind = TensorKind(dtype, place, shape.head_dim, group=shape.q_heads // shape.kv_heads)
         return _choose_by_cost(kind, part, reasons)
     chosen = asked or able[0]
@@ -144,7 +147,8 @@ def _choose_by_cost(
 def _refused(
     chosen: str, reasons: Mapping[str, str | None], better: str
 ) -> tuple[tuple[str, str], ...]:
-    return tuple((name, reasons.get(name) or better) for name in KERNELS if name != chosen)
+    # A kernel without a reason could compute, but is less preferred than the chosen one.
+    return tuple((name, reasons[name] or better) for name in KERNELS if name != chosen)
 
 
 def _reasons(
@@ -160,6 +164,7 @@ def _reasons(
         reasons = {name: reason or _UNCAPPED.get(name) for name, reason in reasons.items()}
     if place.type == "cuda" and asked != "reference" and reasons["reference"] is None:
         reasons["reference"] = _MEMORY
+    # A kernel that was asked for by name is the user's own decision.
     if asked is None and torch.are_deterministic_algorithms_enabled():
         reasons |= {name: reasons[name] or _ANY_ORDER for name in _ANY_ORDERED}
     return reasons
@@ -169,16 +174,11 @@ def _make(name: str, softcap: float | None) -> Kernel:
     if name == "reference":
         return ReferenceKernel(softcap)
     if name in TRITON:
-        from dcp_runtime.kernels import triton_kernel  # triton is an extra
+        from dcp_runtime.kernels import triton_kernel as own  # triton is an extra
 
-        kinds = (
-            triton_kernel.TritonKernel,
-            triton_kernel.TmaTritonKernel,
-            triton_kernel.FusedTritonKernel,
-        )
-        return next(kind for kind in kinds if kind.name == name)(softcap)
-    kernels = (Flash4Kernel, FlashKernel, CpuKernel)
-    return next(kernel for kernel in kernels if kernel.name == name)()
+        kinds = (own.TritonKernel, own.TmaTritonKernel, own.FusedTritonKernel)
+        return dict(zip(TRITON, kinds, strict=True))[name](softcap)
+    return {"flash4": Flash4Kernel, "flash": FlashKernel, "cpu": CpuKernel}[name]()
 
 
 def _refusal(
@@ -223,6 +223,8 @@ def _triton_refusal(
 
 def _gpu_refusal(name: str, device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
+    # Tensor cores compute bfloat16 from 8.0 on. 9 has a copy engine and wgmma, 10 and 11 have its
+    # successor; 12 has neither instruction.
     if name == "triton" and major < 8:
         needed = "needs a GPU of compute capability 8.0 or newer"
     elif name == "triton_fused" and major != 9:  # for 10 and 11 Triton makes it a trap

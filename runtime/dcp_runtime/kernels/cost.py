@@ -1,7 +1,7 @@
 """The predicted time of a layer by kernel: launches, tiles, tiles at edges, gathered rows.
 
-Speeds are relative to torch's own flash attention, which `dcpm calibrate` measures as the rate of a
-cluster. They are estimates from instructions per tile and published figures: no GPU has been asked.
+Speeds are relative to torch's own flash attention, whose rate `dcpm calibrate` measures for a
+cluster. They are estimates from instructions per tile and published figures, not measured on a GPU.
 """
 
 from dataclasses import dataclass, replace
@@ -15,15 +15,15 @@ from dcp_runtime.plans.device_plan import DevicePlan
 class _Speed(NamedTuple):
     forward: float
     backward: float
-    edge: float  # time of a pair in a tile at an edge, in that of a pair in a whole tile
+    edge: float  # time of a pair in a tile at an edge, as a multiple of that in a whole tile
 
 
-# A pair at an edge of `triton` takes 4.0 times the instructions of a whole one on sm_90. Of times
-# that is an upper bound: by count, tensor cores take longer for a whole tile than its instructions
-# do, and less long for a tile at an edge.
+# A pair at an edge of `triton` takes 4.0 times the instructions of a pair in a whole tile on sm_90.
+# The ratio of times is lower: by count, tensor cores take longer for a whole tile than its other
+# instructions do, and less long for a tile at an edge.
 _SPEEDS = {"triton": _Speed(0.9, 0.55, 3.1), "flash4": _Speed(1.7, 1.8, 1.0)}
 _LAUNCH_S = 5e-6
-"""Of a kernel, where the cluster names none."""
+"""Seconds to launch a kernel, where the cluster names none."""
 _COPY_BYTES_PER_S = 2e12
 _GATHER_BYTES = 30
 """Bytes read and written per number of a row that is gathered: inputs, float32 sums, results."""
@@ -37,7 +37,7 @@ class Cost:
     work: Work
 
     def __str__(self) -> str:
-        """Return both for a reader."""
+        """Return the seconds and the work as text."""
         w = self.work
         rows = f", {w.q_rows + w.kv_rows:,} rows gathered" if w.q_rows else ""
         return (
@@ -64,7 +64,9 @@ def predict(kernel: Kernel, part: DevicePlan, kind: TensorKind) -> Cost:
     seconds, done = 0.0, []
     for direction, rate, each in zip((part.forward, part.backward), rates, kinds, strict=True):
         work = sum((kernel.work(table, each) for table in direction.tables), Work())
+        # Two products of 2 head_dim FLOPs per pair and head; `rate` counts more in backward.
         flops = 4 * shape.head_dim * shape.q_heads * (work.whole + speed.edge * work.edge)
+        # Elements that are gathered: rows of queries, and of keys and values.
         numbers = shape.head_dim * (work.q_rows * shape.q_heads + 2 * work.kv_rows * shape.kv_heads)
         seconds += work.launches * (cluster.kernel_launch_s or _LAUNCH_S) + flops / rate
         seconds += _GATHER_BYTES * numbers / (cluster.copy_bytes_per_s or _COPY_BYTES_PER_S)

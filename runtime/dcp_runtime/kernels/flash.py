@@ -2,11 +2,10 @@
 
 `flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. A table is
 rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles and causal
-triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of
-several calls are merged by log-sum-exp. `flash` is there to compare with, and for GPUs without
-Triton; gathered keys cost memory and time that our own kernels do not spend. Where a key stands in
-several segments of a call, its gradient is summed by atomics: the last bits may differ between two
-runs.
+triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of several calls
+are merged by log-sum-exp. `flash` serves comparisons, and GPUs without Triton; gathered keys cost
+memory and time that our own kernels do not spend. Where a key stands in several segments of a call,
+atomics sum its gradient: the last bits may differ between two runs.
 
 The operators exist on CUDA only. Everything around them is tested on the CPU with stand-ins; the
 operators themselves have not been run by this project.
@@ -43,7 +42,7 @@ from dcp_runtime.plans.tile_pieces import PieceKind
 
 DTYPES = (torch.float16, torch.bfloat16)
 TILE = 128
-"""Rows of queries and of keys that their kernels compute at once, about."""
+"""Rows of queries and of keys that these kernels compute at once, roughly; predictions use it."""
 
 
 def flash_refusal(
@@ -106,6 +105,7 @@ class FlashKernel(Kernel):
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         for call in self._prepared(table, q.device):
             k, v = kv[call.kv_idx].unbind(1)
+            # A row stands in at most one segment of a call, so merged rows can be written back.
             out, lse = self._attend(q[call.q_idx], k.contiguous(), v.contiguous(), call, scale)
             part = AttentionState(state.out[call.q_idx], state.lse[call.q_idx])
             part.merge(0, out, lse.T)
@@ -126,6 +126,7 @@ class FlashKernel(Kernel):
             )
             dq, dk, dv = self._gradients(gathered, k, v, call, scale)
             gradients.dq[call.q_idx] += dq.to(gradients.dq.dtype)
+            # A key may stand in several segments, and `+=` would add only one of its gradients.
             dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
             gradients.dkv.index_add_(0, call.kv_idx, dkv)
 
@@ -137,6 +138,8 @@ class FlashKernel(Kernel):
                 -(-cu_seqlens.diff().long() // TILE) * TILE
                 for cu_seqlens in (call.cu_seqlens_q, call.cu_seqlens_k)
             )
+            # The diagonal of a causal triangle crosses one tile per TILE rows; those above it are
+            # skipped.
             edge = call.causal * int((tall * TILE).sum())
             hidden = call.causal * int((tall * (tall - TILE) // 2).sum())
             whole = int(tall @ wide) - hidden - edge
@@ -165,8 +168,9 @@ class FlashKernel(Kernel):
         self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Compute dq, dk, dv; lse and delta are float32 ``[Hq, rows]``, over all keys."""
+        # The operator computes delta from out and dout itself.
         out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
-        state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # of no dropout
+        state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # random state of no dropout
         dq, dk, dv = self._operators._flash_attention_backward(
             rows.dout, rows.q, k, v, out, rows.lse, call.cu_seqlens_q,
             call.cu_seqlens_k, call.max_q, call.max_k, 0.0, call.causal, state, state[0],
@@ -203,11 +207,15 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
 
 
 def _as_slices(table: TileTable) -> Export:
-    """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row."""
+    """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row.
+
+    `import_mask` joins rows to slabs again, from which `varlen_calls` makes windows and triangles.
+    """
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
     q, rows = table.q_start[segment].astype(np.int64), table.q_len[segment].astype(np.int64)
     k = table.kv_start.astype(np.int64)
     is_full = table.kind == PieceKind.FULL
+    # Boxes of [first row, end row, first key, end key], int64 [N, 4].
     boxes: list[Ints] = [np.column_stack([q, q + rows, k, k + table.kv_len])[is_full]]
     pieces = np.flatnonzero(table.kind == PieceKind.RANGES)
     piece, place = expand(0, rows[pieces])
@@ -231,9 +239,9 @@ def _as_slices(table: TileTable) -> Export:
 
 
 HEAD_DIMS_TO = 128
-"""More on some devices, but then without dlse on others."""
+"""Largest head of which every device takes dlse; some devices take larger heads."""
 OLDEST = 36
-"""Beta before which backward on compute capability 9 gives wrong gradients now and then."""
+"""Oldest beta to use: earlier ones sometimes give wrong gradients on compute capability 9."""
 
 
 class Flash4Kernel(FlashKernel):

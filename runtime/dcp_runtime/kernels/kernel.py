@@ -1,7 +1,7 @@
-"""The interface of kernels with the state that they carry, and the kernel that others are held to.
+"""The interface of kernels, the state that they carry, and the reference kernel.
 
-Tensors are packed ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_dim]``), rows of a
-device's working buffers; a `TileTable` says which queries meet which keys.
+Tensors are packed, ``[tokens, heads, head_dim]`` (kv ``[tokens, 2, heads, head_dim]``): rows of a
+device's working buffers. A `TileTable` says which queries meet which keys.
 """
 
 from abc import ABC, abstractmethod
@@ -63,7 +63,8 @@ class AttentionState:
         rows = slice(start, start + len(lse))
         ours, theirs = self.lse[rows], lse.to(self.lse.dtype)
         # A share rather than two factors exp(lse - total): these sum to one only up to the rounding
-        # of the total, and the difference would grow with every merge. nan: nobody has seen a key.
+        # of the total, and the difference would grow with every merge. NaN is -inf - -inf: neither
+        # side has seen a key, and out stays 0.
         share = torch.sigmoid(theirs - ours).nan_to_num_(0.0)
         total = torch.logaddexp(ours, theirs)
         self.out[rows].lerp_(out.to(self.out.dtype), share.unsqueeze(-1))
@@ -103,10 +104,12 @@ def row_delta(out: Tensor, dout: Tensor) -> Tensor:
 def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
     """Return an out whose row sums of ``dout * out`` are `delta`.
 
-    Flash operators use out for nothing else, and out does not travel to remote devices, delta does.
-    The multiple of dout does it; scaling by its largest element first keeps squares from
-    underflowing, and by Cauchy-Schwarz the result is never longer than the true out.
+    Flash operators use out for these sums alone, and only delta travels to remote devices. A
+    multiple of dout has the right sums: ``dout * delta / |dout|²``. Dividing by the largest element
+    first keeps squares from underflowing. By Cauchy-Schwarz the result is never longer than the
+    true out.
     """
+    # A row of zeros divides by `tiny` instead of 0 and gets out 0.
     tiny = torch.finfo(dout.dtype).tiny
     largest = dout.abs().amax(-1, keepdim=True).clamp_min(tiny)
     unit = dout / largest
@@ -117,7 +120,7 @@ def any_out_with(delta: Tensor, dout: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class TensorKind:
-    """The kind of tensors, and the soft cap of scores, that all layers of a prepared plan share.
+    """The kind of tensors and the soft cap of scores, the same in all layers of a prepared plan.
 
     >>> str(TensorKind(torch.float32, torch.device("cpu"), 64))
     'torch.float32 on cpu'
@@ -160,16 +163,20 @@ class Kernel(ABC):
     """A backend that computes the tiles of a table and accumulates their results."""
 
     name: str
-    segment_rows = 256  # query rows per segment that it works best with
+    segment_rows = 256
+    """Query rows per segment that it computes fastest; it takes segments of any size."""
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
     ) -> None:
-        """Prepare tables ahead of the first call; kernels that read them as they lie need not."""
+        """Prepare tables ahead of the first call; by default nothing needs to be prepared."""
         return
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
-        """Count what forward does for a table, on the host; only kernels that are compared can."""
+        """Count the work of forward for a table, on the host; only kernels that are compared can.
+
+        Others are never asked: `choice.COMPARED` names those that are.
+        """
         raise NotImplementedError
 
     @abstractmethod
@@ -210,6 +217,7 @@ class ReferenceKernel(Kernel):
         for rows, keys, mask in _pieces(table, q.device):
             q_rows = q[rows].to(state.out.dtype)
             k, v = _expand(kv[keys], q.shape[1], state.out.dtype)
+            # [Hq, rows, keys] of one piece, in the type of the sums: the memory of this kernel
             scores = self._scores(q_rows, k, scale).masked_fill(~mask, -torch.inf)
             lse = torch.logsumexp(scores, dim=-1)  # -inf for a row without keys
             weights = torch.exp(scores - _finite(lse).unsqueeze(-1))
@@ -229,7 +237,7 @@ class ReferenceKernel(Kernel):
             weights = torch.exp(scores.masked_fill(~mask, -torch.inf) - lse)
             dweights = torch.einsum("qhd,khd->hqk", dout, v)
             dscores = weights * (dweights - rows.delta[row].to(dtype).T.unsqueeze(-1)) * scale
-            if self._softcap is not None:  # the derivative of tanh
+            if self._softcap is not None:  # tanh' = 1 - tanh², and scores / cap is the tanh
                 dscores *= 1 - (scores / self._softcap).square()
             gradients.dq[row].add_(torch.einsum("hqk,khd->qhd", dscores, k))
             dk = torch.einsum("hqk,qhd->khd", dscores, q)
@@ -246,6 +254,7 @@ class ReferenceKernel(Kernel):
 
 
 def _pieces(table: TileTable, device: torch.device) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Yield the rows, the keys and the mask of every piece."""
     for segment in range(table.num_segments):
         start, length = int(table.q_start[segment]), int(table.q_len[segment])
         for piece in range(int(table.row_ptr[segment]), int(table.row_ptr[segment + 1])):

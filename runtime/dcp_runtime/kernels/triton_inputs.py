@@ -3,8 +3,9 @@
 Pieces are cut into runs that every row sees whole, and runs with a mask: a causal diagonal or the
 edges of a window are a small part of their piece, and the rest needs no mask arithmetic.
 
-dk and dv of a key gather from all queries that see it. Cutting the key rows at multiples of a chunk
-gives every row to exactly one program, however the pieces overlap, so sums need no atomics.
+The gradients dk and dv of a key are sums over all queries that see it. Key rows are cut at
+multiples of a chunk, and one program computes a chunk, however the pieces overlap: every row has
+exactly one program, so sums need no atomics.
 """
 
 from collections.abc import Sequence
@@ -21,9 +22,9 @@ from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
 
 ALIGNMENT = 16
-"""Bytes: every array begins where any type may begin."""
+"""Bytes; an array of any element type may begin at a multiple of it."""
 _BEYOND = np.iinfo(np.int32).max
-"""A number above all chunks."""
+"""A number above all keys and chunks."""
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
 
@@ -31,7 +32,8 @@ class QueryRuns(NamedTuple):
     """R runs of keys of S segments: what forward and dq loop over.
 
     Attributes:
-        order: int32 ``[S]``, segments by falling work: the last programs to start are short.
+        order: int32 ``[S]``, segments by falling work: programs that start last are short, and no
+            long one runs alone at the end.
         q_start, q_len: int32 ``[S]``, the rows of each segment, which one program computes.
         row_ptr, masked_ptr: int32 ``[S+1]`` and ``[S]``; segment i has the runs
             ``row_ptr[i]:row_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
@@ -82,14 +84,15 @@ class KeyRuns(NamedTuple):
 def cut_segments(table: TileTable, rows: int) -> TileTable:
     """Cut the segments of a table into segments of at most `rows` rows, which keep all pieces.
 
-    Segments of no rows go. Cost: O(segments and pieces of the result).
+    Segments without rows are left out. Cost: O(segments and pieces of the result).
     """
     segment, offset = expand(0, -(-table.q_len.astype(np.int64) // rows))
     offset *= rows
     pieces = np.diff(table.row_ptr)[segment].astype(np.int64)
     part, piece = expand(table.row_ptr[segment].astype(np.int64), pieces)
     kind, kv_len = table.kind[piece], table.kv_len[piece]
-    # Each row has a column of ranges, or as many bytes as its bits fill.
+    # The mask of a cut segment starts as many rows further on; a row has a column of ranges, or the
+    # bytes that its bits fill. Full pieces have no mask: what becomes of their -1 is never read.
     width = np.where(kind == PieceKind.BITS, -(-kv_len // 8), 1)
     return replace(
         table,
@@ -104,11 +107,14 @@ def cut_segments(table: TileTable, rows: int) -> TileTable:
 
 
 def seen_keys(table: TileTable) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return where the keys of each piece begin and end that any row sees, and that all rows see.
+    """Return where the keys of each piece begin and end that some row sees, and that all rows see.
 
-    The first two are int64 ``[P]``. The last two, int64 ``[2, P]``, are intervals, ascending and
-    disjoint; an empty one ends where it starts. All are counted from the piece's first key. Any row
-    may see any key of a piece of bits, and all see none. Cost: O(rows of range pieces).
+    Keys are counted from the piece's first key. Cost: O(rows of range pieces).
+
+    Returns:
+        Two int64 ``[P]``: first and end of the keys that some row sees; of a piece of bits, all.
+        Two int64 ``[2, P]``: first and end of two disjoint intervals that all rows see; of a piece
+        of bits, none. An empty interval ends where it starts.
     """
     first, last = np.zeros(len(table.kind), np.int64), table.kv_len.astype(np.int64)
     low = np.zeros((MAX_RANGES, len(table.kind)), np.int64)
@@ -117,33 +123,34 @@ def seen_keys(table: TileTable) -> tuple[Ints, Ints, Ints, Ints]:
     high[0, is_full] = last[is_full]
     rows = np.repeat(table.q_len, np.diff(table.row_ptr)).astype(np.int64)
     pieces = np.flatnonzero((table.kind == PieceKind.RANGES) & (rows > 0))
-    if len(pieces):
-        rows = rows[pieces]
-        begins = np.cumsum(rows) - rows
-        column = np.repeat(table.mask_start[pieces] - begins, rows) + np.arange(rows.sum())
-        row_lo, row_hi = table.row_lo[:, column], table.row_hi[:, column]
-        low[:, pieces] = np.maximum.reduceat(row_lo, begins, axis=1)
-        high[:, pieces] = np.minimum.reduceat(row_hi, begins, axis=1)
-        # An unused range begins behind all others.
-        row_lo = np.where(row_lo < row_hi, row_lo, _BEYOND).min(axis=0)
-        last[pieces] = np.maximum.reduceat(row_hi.max(axis=0), begins)
-        first[pieces] = np.minimum(np.minimum.reduceat(row_lo, begins), last[pieces])
-    # Rows may disagree on which of their ranges is the first.
-    low[1] = np.maximum(low[1], np.maximum(high[0], low[0]))
+    rows = rows[pieces]
+    begins = np.cumsum(rows) - rows
+    column = np.repeat(table.mask_start[pieces] - begins, rows) + np.arange(rows.sum())
+    row_lo, row_hi = table.row_lo[:, column], table.row_hi[:, column]
+    # All rows see the keys from the last start to the first end; an unused range makes that empty.
+    low[:, pieces] = np.maximum.reduceat(row_lo, begins, axis=1)
+    high[:, pieces] = np.minimum.reduceat(row_hi, begins, axis=1)
+    # For the keys that some row sees, an unused range counts as beginning behind all others.
+    row_lo = np.where(row_lo < row_hi, row_lo, _BEYOND).min(axis=0)
+    last[pieces] = np.maximum.reduceat(row_hi.max(axis=0), begins)
+    first[pieces] = np.minimum(np.minimum.reduceat(row_lo, begins), last[pieces])
+    # Disjoint: the second range of each row begins behind its first, so behind their common end.
     return first, last, low, np.maximum(low, high)
 
 
 def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
     """Cut the pieces of a table into runs that are seen whole, in steps of `step` keys, and others.
 
-    A segment, of at most `rows` rows, is what one program computes; keys that none of its rows sees
-    are in no run. Cost: O(pieces log pieces + rows of range pieces).
+    One program computes a segment of at most `rows` rows; keys that none of its rows sees are in no
+    run. Cost: O(pieces log pieces + rows of range pieces).
     """
     table = cut_segments(table, rows)
     first, last, low, high = seen_keys(table)
+    # The loop over whole runs has no mask, so it must end with a whole step.
     high = low + (high - low) // step * step
     empty = low == high
     low[empty] = high[empty] = 0
+    # Keeps the borders below rising: first <= low[0] <= high[0] <= low[1] <= high[1] <= last.
     low[0], high[0] = np.maximum(low[0], first), np.maximum(high[0], first)
     low[1], high[1] = np.maximum(low[1], high[0]), np.maximum(high[1], high[0])
     # Five parts a piece: 1 and 3 are seen whole; 0, 2 and 4, between and around them, have a mask.
@@ -151,7 +158,7 @@ def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
     piece, part = np.nonzero(np.diff(cuts, axis=1))
     is_masked = part % 2 == 0
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))[piece]
-    by = np.argsort(2 * segment + is_masked, kind="stable")  # whole runs have even numbers
+    by = np.argsort(2 * segment + is_masked, kind="stable")  # of a segment, whole runs come first
     piece, part, is_masked, segment = piece[by], part[by], is_masked[by], segment[by]
     begin, end = cuts[piece, part], cuts[piece, part + 1]
     ends = np.searchsorted(2 * segment + is_masked, np.arange(2 * table.num_segments), "right")
@@ -174,8 +181,9 @@ def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
 def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     """List, for every chunk of key rows that a table meets, the queries that see it.
 
-    Neighbours that see all of a chunk become one run, in whole steps of `step` rows; what is left
-    of them counts as masked. Cost: O(pieces log pieces + entries).
+    Neighbours that see all of a chunk become one run, in whole steps of `step` rows; the rows that
+    are left of it count as masked. An entry is a piece and a chunk that it meets. Cost: O(pieces
+    log pieces + entries log entries).
     """
     segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
     pieces = np.argsort(table.q_start[segment], kind="stable")
@@ -187,24 +195,22 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
     _, _, low, high = seen_keys(table)
     is_masked = ~((low[:, piece] <= begin) & (begin + chunk <= high[:, piece])).any(axis=0)
     key = 2 * number + is_masked
-    # 16 bits hold a million keys in chunks of 32, and numpy sorts them by radix, in linear time.
-    is_short = int(key.max(initial=0)) < 1 << 16
-    order = np.argsort(key.astype(np.uint16) if is_short else key, kind="stable")
+    order = np.argsort(key, kind="stable")  # entries of a chunk stay in the order of their queries
     key, piece = key[order], piece[order]
     q_start, q_len = table.q_start[segment[piece]], table.q_len[segment[piece]]
-    opens = np.append(True, (np.diff(key) > 0) | (q_start[1:] != (q_start + q_len)[:-1]))
-    opens[1:] |= key[1:] % 2 == 1
-    at = np.flatnonzero(opens[: len(key)])
-    key, piece, q_start = key[at], piece[at], q_start[at]
-    q_len = np.add.reduceat(q_len, at) if len(at) else q_len
+    opens = np.ones(len(key), np.bool_)
+    opens[1:] = (np.diff(key) > 0) | (q_start[1:] != (q_start + q_len)[:-1]) | (key[1:] % 2 == 1)
+    at = np.flatnonzero(opens)
+    key, piece, q_start, q_len = key[at], piece[at], q_start[at], np.add.reduceat(q_len, at)
     is_masked = key % 2 == 1
     left = np.where(is_masked, 0, q_len % step)
     q_len, last = q_len - left, np.flatnonzero(left)
-    # The odd number behind a chunk's even one is that of its masked runs.
+    # The rows that are left go to the masked runs, whose odd number is behind the chunk's even one.
+    # They see the whole chunk, so they do not take the mask of their piece.
     key, piece = np.append(key, key[last] + 1), np.append(piece, piece[last])
     q_start = np.append(q_start, (q_start + q_len)[last])
     q_len = np.append(q_len, left[last])
-    is_masked = np.append(is_masked, left[last] == 0)
+    is_masked = np.append(is_masked, np.zeros(len(last), np.bool_))
     order = np.argsort(key, kind="stable")
     order = order[q_len[order] > 0]
     key, piece, is_masked = key[order], piece[order], is_masked[order]
@@ -234,8 +240,9 @@ def move_arrays(
 ) -> tuple[Tensor, ...]:  # Any: arrays of different types
     """Move int32, int64 and uint8 arrays; the results are views of one tensor on the device.
 
-    To CUDA they go through one buffer in pinned memory, without waiting: work that is queued on the
-    current stream afterwards finds them there, and the buffer is not used again before they are.
+    To CUDA they go through one buffer in pinned memory, and the host does not wait: work that is
+    queued on the current stream afterwards finds them there, and torch does not use the buffer
+    again before they have left it.
 
     >>> arrays = [np.arange(3, dtype=np.int32), np.ones((2, 2), np.uint8)]
     >>> a, b = move_arrays(arrays, torch.device("cpu"))

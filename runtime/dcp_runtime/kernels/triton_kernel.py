@@ -1,7 +1,7 @@
 """The CUDA backend: our own Triton kernels, which carry the softmax from table to table.
 
-Tables are moved to the device once, all of a plan in one transfer, and stay there as long as they
-live.
+The tables of a plan are moved to the device once, in a single transfer, and stay there as long as
+the plan lives.
 """
 
 from collections.abc import Sequence
@@ -34,16 +34,17 @@ from dcp_runtime.plans.tile_pieces import PieceKind
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 DELTA_ROWS = 32
-"""Rows of heads whose delta a program makes."""
+"""Rows, of one token and head each, whose delta one program computes."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Launch parameters of a kernel; on sm_90 no loop over whole runs spills but that of `fused`.
+    """Launch parameters of a kernel; on sm_90 only `fused` spills registers in its whole-run loop.
 
     Attributes:
         block_m, block_n: rows of queries and of keys in a tile without a mask.
-        warps, stages: of the program and of its pipeline.
+        warps: of a program.
+        stages: of its pipeline, that is, steps of keys under way at once.
         edge: keys, or with dkv and fused rows of queries, in a tile with a mask.
         heads: query heads of one kv head that share the rows of a tile of forward and dq.
     """
@@ -77,7 +78,8 @@ def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1
     if kernel in ("dkv", "fused"):
         # The product for dq takes 64 rows at least.
         return LaunchShape(64 if has_wgmma else 32, 128, 8, 2, 64 if kernel == "fused" else 32)
-    # Three heads fill 126 of 128 rows, and eight leave fewer tokens than an edge has keys (LOG.md).
+    # Three heads would fill 126 of 128 rows, and eight would leave fewer tokens than an edge has
+    # keys (LOG.md).
     heads = gcd(group, 4)
     if has_wgmma:
         return LaunchShape(128, 128, 8, 2, heads=heads)
@@ -120,9 +122,11 @@ class TritonKernel(Kernel):
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
     ) -> None:
         """Cut tables into runs and move them with their masks to the device, in one transfer."""
+        # dq and dkv cut the same table differently, so each has runs of its own.
         new = [("forward", table) for table in forward]
         new += [(kernel, table) for table in backward for kernel in self._backward]
-        # Tables of a device share their masks, and an id is that of a table that is alive.
+        # Tables of a device share their masks, which are moved once. Ids are unique here: `new`
+        # keeps the tables alive.
         shared = {id(table.row_lo): table for _, table in new}
         # Any: of different types
         groups: list[Sequence[NDArray[Any]]] = [
@@ -131,6 +135,7 @@ class TritonKernel(Kernel):
         groups += [_runs_of(kernel, table, kind) for kernel, table in new]
         moved = iter(move_arrays([array for group in groups for array in group], kind.device))
         there = [tuple(islice(moved, len(group))) for group in groups]
+        # The masks come first in `there`, the runs behind them.
         masks: dict[int, tuple[Tensor | int, ...]] = {
             key: (*m, m[0].shape[1]) for key, m in zip(shared, there, strict=False)
         }
@@ -144,6 +149,7 @@ class TritonKernel(Kernel):
         """Count the pairs of the tiles of forward, which `load` cuts anew."""
         shape = _place("forward", kind)[-1]
         runs = query_runs(table, shape.block_n, shape.tokens)
+        # Whole runs are whole steps of block_n keys already, a multiple of an edge.
         keys = -(-(runs.end - runs.begin) // shape.edge) * shape.edge
         until = np.append(0, np.cumsum(keys, dtype=np.int64))
         whole = int((until[runs.masked_ptr] - until[runs.row_ptr[:-1]]).sum())
@@ -224,7 +230,7 @@ class TritonKernel(Kernel):
 
 
 class FusedTritonKernel(TritonKernel):
-    """The same with one pass for all gradients: five products per tile instead of seven.
+    """Triton kernels with one pass for all gradients: five products per tile instead of seven.
 
     Tiles add to dq by atomics in any order: the last bits may differ between two runs.
     """
@@ -234,7 +240,7 @@ class FusedTritonKernel(TritonKernel):
 
 
 class TmaTritonKernel(TritonKernel):
-    """The same with whole tiles of keys and values brought to forward by Hopper's copy engine."""
+    """Triton kernels whose forward gets whole tiles of keys and values by Hopper's copy engine."""
 
     name = "triton_tma"
     _has_tiles = True
@@ -242,6 +248,7 @@ class TmaTritonKernel(TritonKernel):
 
 def _place(kernel: str, kind: TensorKind) -> _Place:
     is_cuda = kind.device.type == "cuda"
+    # Triton's interpreter computes with the tiles of sm_90, so tests on the CPU cover these.
     major, minor = torch.cuda.get_device_capability(kind.device) if is_cuda else (9, 0)
     shape = launch_shape(kernel, kind.dtype, 10 * major + minor, kind.group)
     return kernel, str(kind.device), shape

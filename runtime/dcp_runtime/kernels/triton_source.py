@@ -1,18 +1,18 @@
 """The Triton source of the CUDA kernels: forward with carried state, dq, and dk with dv.
 
-A program of `forward_kernel` and `dq_kernel` owns a segment and PACK query heads of a kv head: the
-rows of its tile are tokens times heads, so few tokens fill it and have short edges. A program of
-`dkv_kernel` owns a chunk of key rows and a kv head. No two programs add to the same rows: there are
-no atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception: it computes
-scores once for all gradients, five products instead of seven, and adds to dq by atomics. Exponents
-have base 2 inside; `lse` is natural outside.
+A program of `forward_kernel` and `dq_kernel` owns a segment and PACK query heads of a kv head. The
+rows of its tile are tokens times heads: few tokens fill it, and its masked edges are short. A
+program of `dkv_kernel` owns a chunk of key rows and a kv head. No two programs add to the same
+rows: there are no atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception:
+it computes scores once for all gradients, five products instead of seven, and adds to dq by
+atomics. Exponents have base 2 inside; `lse` is natural outside.
 
 Work comes as runs (`triton_inputs`). Whole runs come first: every row of the program sees every key
 of them, in whole steps, and the loop over them has no mask. The other runs have a mask as in
 `TileTable`: kind 0 sees all keys of the run, 1 up to two ranges per row, 2 a bit per pair.
 
-The scale must be positive. A soft cap c makes c * tanh(score / c) of a score. The same source runs
-in Triton's interpreter on the CPU if that is switched on before this module is imported.
+The scale must be positive. A soft cap c turns a score into c * tanh(score / c). The same source
+runs in Triton's interpreter on the CPU if that is switched on before this module is imported.
 """
 
 # Triton reads these functions' source, so types are annotated its way only.
@@ -33,8 +33,9 @@ def visible(
 ):  # fmt: skip
     """Return which (row, column) pairs are visible, rows and columns counted within the piece.
 
-    `rows` and `columns` are a column and a row of indices, or the other way round. Columns from
-    `end` on are not seen; rows must be those of the piece, or below 0.
+    `rows` and `columns` are a column and a row of indices, or the other way round: dkv has tiles of
+    keys times queries. Columns from `end` on are not seen; rows must be those of the piece, or
+    below 0.
     """
     seen = (rows >= 0) & (columns >= 0) & (columns < end)
     if kind == 1:
@@ -46,7 +47,7 @@ def visible(
         in_first = (columns >= first_lo) & (columns < first_hi)
         in_second = (columns >= second_lo) & (columns < second_hi)
         seen = seen & (in_first | in_second)
-    # Addresses of bits take a register per pair: tables without any do without them.
+    # Addresses of bits take a register per pair, so tables without bits compile without this.
     if HAS_BITS and kind == 2:
         width = (num_columns + 7) // 8
         byte = tl.load(bits + mask_start + rows * width + columns // 8, mask=seen, other=0)
@@ -71,7 +72,9 @@ def attend_runs(
 ):  # fmt: skip
     """Continue the online softmax of a tile of queries over runs of keys.
 
-    The copy engine brings whole steps where `kv_tiles` describes their tiles.
+    `acc` is the sum of weights times values relative to the row maximum `top`, `total` the sum of
+    the weights. Where `kv_tiles` describes tiles of keys, the copy engine brings whole steps.
+    Source: FlashAttention-2, Sec. 3.1.
     """
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
     for run in range(first_run, last_run):
@@ -100,7 +103,7 @@ def attend_runs(
             # A row without keys so far has top -inf, and -inf - -inf would be NaN.
             base = tl.where(new_top == float("-inf"), 0.0, new_top) if MASKED else new_top
             weights = tl.exp2(scores * scale - base[:, None])
-            keep = tl.exp2(top - base)
+            keep = tl.exp2(top - base)  # brings earlier sums to the new maximum
             total = total * keep + tl.sum(weights, 1)
             if MASKED or kv_tiles is None:
                 values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
@@ -124,10 +127,11 @@ def forward_kernel(
 ):  # fmt: skip
     """Continue the online softmax of a segment, for some heads, over its runs of keys."""
     PACKS: tl.constexpr = HEADS // PACK
+    # Neighbouring programs compute packs of one segment: those of a kv head read the same keys.
     segment = tl.load(order + tl.program_id(0) // PACKS)
     head = tl.program_id(0) % PACKS * PACK
     lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
-    r, member = lane // PACK, lane % PACK
+    r, member = lane // PACK, lane % PACK  # token and head of each row of the tile
     # Wide addresses are scalars, offsets inside a tile are narrow: half the registers.
     start = tl.load(q_start + segment).to(tl.int64)
     is_row = r < tl.load(q_len + segment)
@@ -143,6 +147,8 @@ def forward_kernel(
     total = tl.where(top > float("-inf"), 1.0, 0.0)
     kv_head = head // GROUP
     key_at = kv + kv_head * DIM
+    # The loops multiply raw products by one factor before exp2. With a cap, the products become
+    # tanh(product * scale / cap) first, and the factor is the cap in place of the scale.
     scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     rows = tl.where(is_row, r, -1)
     whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
@@ -198,7 +204,7 @@ def dq_runs(
                 weights = tl.where(seen, weights, 0.0)
             change = tl.dot(upper, tl.trans(values), input_precision="ieee")
             dscores = weights * (change - row_delta[:, None])
-            if CAPPED:
+            if CAPPED:  # the derivative of tanh; the scale follows once, behind all runs
                 dscores = dscores * (1.0 - scores * scores)
             acc = tl.dot(dscores.to(keys.dtype), keys, acc, input_precision="ieee")
     return acc
@@ -230,6 +236,7 @@ def dq_kernel(
     upper = tl.load(upper_at + r[:, None] * dout_row + column, mask=inside, other=0.0)
     values_at = start * HEADS + head + r * HEADS + member
     row_lse = tl.load(lse + values_at, mask=is_row, other=0.0)
+    # A row without any key has lse -inf: a finite number in its place keeps exp2 from NaN.
     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse) * LOG2_E
     row_delta = tl.load(delta + values_at, mask=is_row, other=0.0)
     acc = tl.zeros([BLOCK_M, DIM_PAD], tl.float32)
@@ -266,6 +273,7 @@ def dkv_runs(
     lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
     for run in range(first_run, last_run):
         start, num_rows = tl.load(run_q + run).to(tl.int64), tl.load(run_rows + run)
+        # All query heads that share the kv head: their gradients add up in registers.
         for member in range(GROUP):
             head = kv_head * GROUP + member
             for begin in range(0, num_rows, BLOCK_M):
@@ -279,7 +287,7 @@ def dkv_runs(
                     query_at + lane[:, None] * q_row + d[None, :], mask=inside, other=0.0
                 )
                 values_at = row * HEADS + head + lane * HEADS
-                # Rows that are not there weigh exp(-inf).
+                # Rows behind the end of the run weigh exp(-inf).
                 row_lse = tl.load(lse + values_at, mask=is_row, other=float("inf")) * LOG2_E
                 scores = tl.dot(keys, tl.trans(query), input_precision="ieee")
                 if CAPPED:
@@ -319,7 +327,7 @@ def dkv_runs(
 @triton.jit
 def used_keys(key_row, first_run, last_run, kv_start, kv_len):
     """Return which rows of a chunk lie in a run."""
-    is_used = key_row < 0
+    is_used = key_row < 0  # none yet
     for run in range(first_run, last_run):
         column = key_row - tl.load(kv_start + run)
         is_used = is_used | ((column >= 0) & (column < tl.load(kv_len + run)))
