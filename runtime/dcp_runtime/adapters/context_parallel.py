@@ -1,14 +1,14 @@
 """A load balancer for PyTorch's context parallel: our masks and balance, torch's kernels.
 
 PyTorch cuts the sequence into equal shares, gathers all keys and lets every rank run FlexAttention
-on its queries. A load balancer says in which order the tokens are cut. Ranks wait for each other in
-every layer, so every mask of a model is balanced on its own, by the blocks the kernel computes.
+on its queries. A load balancer chooses the order in which the tokens are cut. Ranks wait for each
+other in every layer, so each mask of a model is balanced, by the blocks that the kernel computes.
 
 Source: torch 2.13, ``torch.distributed.tensor.experimental._context_parallel``; all of it private.
 
-Every rank begins with one chunk of neighbouring blocks. Chunks of equal size are then swapped with
-those of the rank that has most to do; where no swap helps, all chunks are halved. Work is balanced
-at last: chunks are swapped on, as long as ranks need fewer keys and none gets more than the limit.
+The search: every rank begins with one chunk of neighbouring blocks. The rank with most work swaps
+chunks with other ranks, always of equal size; where no swap helps, all chunks are halved. Once work
+is balanced, swaps go on as long as ranks need fewer keys and no rank exceeds the limit.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,12 +45,12 @@ class DCPLoadBalancer(_LoadBalancer):
     """Equal shares of tokens, equal work of ranks under every mask of a model.
 
     Give it to ``_context_parallel_shard`` and ``context_parallel_unshard``; `block_mask` gives the
-    mask of a layer. Tokens move by whole blocks. Among balanced shares it looks for those whose
-    ranks need few keys of others; PyTorch gathers all keys whatever a rank needs.
+    mask of a layer. Tokens move by whole blocks. Among balanced shares it prefers those whose ranks
+    need few keys of others, although PyTorch gathers all keys.
 
     Args:
         rows: for each row of the batch its bound masks, one for each distinct mask of the model. A
-            row that is shorter than `tokens` is padded: what lies behind it sees nothing.
+            row that is shorter than `tokens` is padded; padding sees nothing.
         mesh: of the ranks that share the sequence, of one dim; or a number of ranks, to look at
             shares without processes.
         tokens: length of the sequence dimension; by default that of the longest row.
@@ -58,7 +58,8 @@ class DCPLoadBalancer(_LoadBalancer):
         tolerance: how far the blocks that a rank computes may exceed the mean, as a share of it.
 
     Raises:
-        RunError: if `tokens` is no multiple of ``ranks * block``, or rows do not fit each other.
+        RunError: if `tokens` is no multiple of ``ranks * block``, or rows differ in their number
+            of masks.
 
     Cost: the exact blocks and a search over chunks; some 10 to 50 ms at 131,072 tokens for 8 ranks.
 
@@ -99,7 +100,7 @@ class DCPLoadBalancer(_LoadBalancer):
         ]
         self._blocks = [[block_sparsity([m], block, block) for m in masks] for masks in padded]
         count = self.tokens // block
-        self._order = []
+        self._order = []  # of each row: its blocks in the order of their ranks
         for masks in self._blocks:
             sees = np.zeros((count, count), np.bool_)
             for blocks in masks:
@@ -124,6 +125,7 @@ class DCPLoadBalancer(_LoadBalancer):
 
         int64 ``[rows, tokens]``; place ``i`` belongs to rank ``i // (tokens // ranks)``.
         """
+        # The inverse of a permutation is the order that sorts it.
         return torch.argsort(self._indices, dim=1) if restore else self._indices
 
     def block_mask(self, mask: int = 0, rank: int | None = None) -> BlockMask:
@@ -133,7 +135,7 @@ class DCPLoadBalancer(_LoadBalancer):
 
         Args:
             mask: its number in each of the rows.
-            rank: by default this process's in the mesh.
+            rank: by default that of this process in the mesh.
 
         Raises:
             ExchangeError: X304 if the tables of a mask become too large.
@@ -150,7 +152,7 @@ class DCPLoadBalancer(_LoadBalancer):
             blocks, place = masks[mask], np.argsort(order)
             row, col = place[blocks.row_idx] - rank * share, place[blocks.col_idx]
             mine = np.flatnonzero((row >= 0) & (row < share))
-            mine = mine[np.lexsort((col[mine], row[mine]))]
+            mine = mine[np.lexsort((col[mine], row[mine]))]  # row by row, as `list_blocks` wants
             is_full = blocks.kind[mine] == BlockKind.FULL
             tables.append(list_blocks(row[mine], col[mine], is_full, (share, count)))
         mods = [flex_mask_mod(masks[mask].slabs, self.device) for masks in self._blocks]
@@ -177,6 +179,7 @@ def _moved(mod: FlexMaskMod, indices: Tensor, first: int) -> Callable[..., Tenso
     """Return a predicate over places: `first` is the place of this rank's query 0."""
     is_one = len(indices) == 1
 
+    # FlexAttention broadcasts a mask of one row over batches of several: `b` exceeds 0 then.
     def mask_mod(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
         token = indices[0] if is_one else indices[b]
         return mod(b, h, token[q + first], token[k])
@@ -184,18 +187,19 @@ def _moved(mod: FlexMaskMod, indices: Tensor, first: int) -> Callable[..., Tenso
     return mask_mod
 
 
-MAX_CHUNKS = 4096  # a step looks at the chunks of one rank beside all chunks
+MAX_CHUNKS = 4096
+"""Most chunks; a step of the search compares those of one rank with all."""
 
 
 def deal_blocks(work: Floats, sees: Bools, num_ranks: int, tolerance: float) -> Ints:
     """Return the rank of every block, int64 ``[B]``; each rank gets ``B / num_ranks``.
 
     Args:
-        work: ``[M, B]``, what each block costs under each mask.
+        work: ``[M, B]``, the cost of each block under each mask.
         sees: ``[B, B]``, the key blocks that a query block needs.
         num_ranks: a divisor of B.
         tolerance: a rank may exceed the mean work of a mask by this share, or hold one block that
-            alone exceeds it. Where no deal gets there, the best one that was met is taken.
+            alone exceeds it. If the search does not reach that, its last deal is returned.
 
     >>> causal = np.tril(np.ones((8, 8), bool))
     >>> deal_blocks(causal.sum(1)[None] * 1.0, causal, 2, 0.01).tolist()
@@ -203,27 +207,29 @@ def deal_blocks(work: Floats, sees: Bools, num_ranks: int, tolerance: float) -> 
     """
     mean = work.sum(1, keepdims=True) / num_ranks
     share = np.divide(work, mean, out=np.zeros_like(work), where=mean > 0).T
+    # No deal has less on its fullest rank than the largest block.
     limit = max(1 + tolerance, float(share.max(initial=0.0)))
     sizes = np.full(num_ranks, work.shape[1] // num_ranks)
     deal = _Deal.of(share, sees, sizes, np.arange(num_ranks))
     while not deal.balance(limit) and sizes.max() > 1 and 2 * len(sizes) <= MAX_CHUNKS:
         halves = np.stack([sizes - sizes // 2, sizes // 2], axis=1).reshape(-1)
-        rank = np.repeat(deal.rank, 2)[halves > 0]
+        rank = np.repeat(deal.rank, 2)[halves > 0]  # a chunk of one block has no second half
         sizes = halves[halves > 0]
         deal = _Deal.of(share, sees, sizes, rank)
     deal.need_less(max(limit, float(deal.load.max())))
-    first = np.unique(deal.rank, return_index=True)[1]  # ranks in the order of their first chunks
+    # Swaps leave the names of ranks arbitrary: number them in the order of their first chunks.
+    first = np.unique(deal.rank, return_index=True)[1]
     return np.repeat(np.argsort(np.argsort(first))[deal.rank], sizes)
 
 
 @dataclass(slots=True)
 class _Deal:
-    """A rank for every chunk, and what follows from it.
+    """A rank for every chunk, and the sums that follow from it.
 
     Attributes:
         sizes, rank: int64 ``[N]``; every rank has chunks of the same sizes.
         share: ``[N, M]``, work of a chunk as a share of a rank's mean.
-        sees: ``[N, B]``, key blocks that a chunk needs, as numbers for matrix products.
+        sees: ``[N, B]``, key blocks that a chunk needs, 0 or 1 for matrix products.
         load: ``[R, M]``, work of each rank.
         needs: ``[R, B]``, chunks of a rank that need a key block.
     """
@@ -246,11 +252,14 @@ class _Deal:
         return cls(sizes, rank, own, seen, load, needs)
 
     def balance(self, limit: float) -> bool:
-        """Swap chunks of the busiest rank until none exceeds the limit; say if that was reached."""
+        """Swap chunks of the busiest rank until no rank exceeds the limit; return if that succeeds.
+
+        Every swap lowers the sum of the heights of all ranks, so the loop ends.
+        """
         while self.load.max(initial=0.0) > limit:
             mine = np.flatnonzero(self.rank == self.load.max(1).argmax())
             before = _height(self.load[self.rank])
-            # A high power of loads: large ones count, and all masks at once.
+            # By how much a swap lowers the heights of its two ranks.
             taken = before[mine][:, None] + before - sum(map(_height, self._loads_after(mine)))
             if not self._swap_best(mine, taken, 1e-12):
                 return False
@@ -262,7 +271,7 @@ class _Deal:
         while waiting:
             rank = waiting.pop(0)
             mine = np.flatnonzero(self.rank == rank)
-            # Loads are sums of fractions: at the limit they may lie a hair above it.
+            # Loads are sums of fractions: rounding may put a load at the limit just above it.
             fits = [(load <= limit + 1e-12).all(2) for load in self._loads_after(mine)]
             if self._swap_best(mine, np.where(fits[0] & fits[1], self._keys_saved(mine), 0.0), 0.5):
                 waiting.append(rank)  # another swap may help now
@@ -274,15 +283,17 @@ class _Deal:
         return load[mine][:, None] + change, load - change
 
     def _keys_saved(self, mine: Ints) -> Floats:
-        """Return ``[C, N]``: key blocks that both ranks need no more after the swap."""
-        rest = (self.needs[self.rank] > self.sees).astype(np.float32)  # of a rank without the chunk
+        """Return ``[C, N]``: by how many key blocks the two ranks need fewer after the swap."""
+        # Key blocks that other chunks of the same rank need: their count exceeds this chunk's own.
+        rest = (self.needs[self.rank] > self.sees).astype(np.float32)
         rests, keys, now = rest.sum(1), self.sees.sum(1), (self.needs > 0).sum(1)[self.rank]
-        # |rest and keys| = |rest| + |keys| - |both|
+        # The union of the rest and the new chunk's keys: |rest| + |keys| - |both|.
         here = rests[mine][:, None] + keys - rest[mine] @ self.sees.T
         there = rests + keys[mine][:, None] - self.sees[mine] @ rest.T
         return np.asarray(now[mine][:, None] + now - here - there, np.float64)
 
     def _swap_best(self, mine: Ints, gain: Floats, least: float) -> bool:
+        """Make the swap with the largest gain, if it exceeds `least`; return whether it did."""
         alike = self.sizes[mine][:, None] == self.sizes
         gain = np.where(alike & (self.rank[mine][:, None] != self.rank), gain, 0.0)
         at, j = divmod(int(gain.argmax()), len(self.rank))
@@ -298,6 +309,7 @@ class _Deal:
 
 
 def _height(load: Floats) -> Floats:
+    """Return the sum over masks of the 16th power of loads: large loads decide, under any mask."""
     for _ in range(4):
         load = load**2
     return np.asarray(load.sum(-1))

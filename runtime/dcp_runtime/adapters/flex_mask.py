@@ -1,8 +1,8 @@
-"""FlexAttention masks made from bound masks, and masks of ours from a FlexAttention `mask_mod`.
+"""FlexAttention masks made from bound masks, and exact masks read from a FlexAttention `mask_mod`.
 
-`create_block_mask` asks a Python function about every pair of tokens; here the block lists come
-from exact block sparsity, and the function only serves the kernel inside partial blocks. The other
-way round every pair is asked for.
+torch's `create_block_mask` evaluates a Python function for every pair of tokens. Here the block
+lists come from exact block sparsity, and the function only serves the kernel inside partial blocks.
+The other direction, from a `mask_mod` to a mask, does evaluate every pair.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -43,8 +43,8 @@ def flex_block_mask(
     25.0
     """
     chosen, slabs = config or ExportConfig(), as_slabs(mask)
-    tables, _ = build_block_tables(slabs, chosen.block_q, chosen.block_kv)
     block, lengths = (chosen.block_q, chosen.block_kv), (slabs.num_tokens, slabs.num_tokens)
+    tables, _ = build_block_tables(slabs, *block)
     return block_mask_of([tables], block, flex_mask_mod(slabs, device), lengths, device)
 
 
@@ -57,8 +57,10 @@ def block_mask_of(
 ) -> BlockMask:
     """Return the `BlockMask` of tables, one for each row of the batch.
 
-    `block` are the tokens of a query block and of a key block, `lengths` queries and keys.
+    `block` holds the tokens of a query block and of a key block, `lengths` those of all queries and
+    of all keys.
     """
+    # From a table per row to an array per column, with a dim of 1 for the heads: [B, 1, ...].
     arrays = [np.stack(columns)[:, None] for columns in zip(*rows, strict=True)]
     num, idx, full_num, full_idx = (_tensor(array, device) for array in arrays)
     return BlockMask.from_kv_blocks(
@@ -77,7 +79,7 @@ def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod
     """
     predicate = build_mask_mod(as_slabs(mask))
     tables = {name: _tensor(value, device) for name, value in predicate.tables.items()}
-    # Our own text, as in exported files; a closure of the tables is what torch.compile can capture.
+    # The text is our own, as in exported files. torch.compile can capture tensors of a closure.
     source = f"lambda {', '.join(tables)}: lambda b, h, q, k: ({predicate.expression})"
     mask_mod: FlexMaskMod = eval(source, {"__name__": __name__})(**tables)
     return mask_mod
@@ -112,7 +114,7 @@ class MaskModDifference:
 def import_mask_mod(
     mask_mod: FlexMaskMod, length: int, *, batch: int = 0, head: int = 0, device: str = "cpu"
 ) -> Rows:
-    """Return the mask that a `mask_mod` makes on a sequence, exact on all pairs.
+    """Return the mask of a `mask_mod` on a sequence, exact on all pairs.
 
     Args:
         mask_mod: of indices ``(b, h, q, k)``, as `create_block_mask` takes it.
@@ -122,7 +124,7 @@ def import_mask_mod(
         device: of the tensors that it captures.
 
     Raises:
-        ExchangeError: X304 beyond `MAX_TOKENS`, as every pair is asked for.
+        ExchangeError: X304 beyond `MAX_TOKENS`, as every pair is evaluated.
 
     >>> import_mask_mod(lambda b, h, q, k: (q >= k) & (q - k < 2), 4).num_pairs
     7
@@ -159,12 +161,12 @@ def check_mask_mod(
 ) -> MaskModDifference | None:
     """Compare a `mask_mod` with a mask on samples; return where they differ on the shortest.
 
-    Every pair of every sample is compared, up to the first sample on which any differs. Without a
-    difference they are equal on these samples; on others only what they say is known.
+    Every pair of every sample is compared, up to the first sample with a difference. Without a
+    difference they are equal on these samples; other samples are not proved.
 
     Args:
         mask: of a spec.
-        make: gives the `mask_mod` of a sample, which may capture what it makes of its columns.
+        make: returns the `mask_mod` of a sample, which may capture tensors made of its columns.
         samples: by default, for a mask that needs no columns, those of 1 to 32 tokens and of 257.
         device: of the tensors that the `mask_mod` captures.
 
@@ -184,6 +186,7 @@ def check_mask_mod(
                 f"check_mask_mod: mask `{mask.name}` needs the columns {sorted(mask.columns)}; "
                 "expected samples that have them, got none"
             )
+        # Short samples show most differences at once; 257 tokens exceed two blocks of 128.
         chosen = [Sample(length=length) for length in (*range(1, 33), 257)]
     for sample in chosen:
         found = import_mask_mod(make(sample), sample.length, device=device)

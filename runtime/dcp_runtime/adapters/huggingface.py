@@ -9,10 +9,10 @@ brings the plans of its batch along::
         layers = LayerPlans.prepare(executor, plan)
         model(local_data.tokens[None], position_ids=local_data.position_ids[None], dcp=layers)
 
-The mask is the plan's; scale, soft caps and sinks are the model's. What else a model does (a window
-of its own, padding, dropout, a cache) is either part of the plan's mask or refused; nothing is left
+The mask is the plan's; scale, soft caps and sinks are the model's. Other features of a model (a
+window of its own, padding, dropout, a cache) are part of the plan's mask or refused; none is left
 out silently. Every other implementation refuses the plans: a model takes the implementation from
-its config at each call, and models that share a config share the one that was chosen last.
+its config at each call, and models that share a config share the choice that was made last.
 
 Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
 """
@@ -68,7 +68,7 @@ def register_dcp() -> None:
 
 
 def _guarded(get_interface: Callable[..., Any]) -> Callable[..., Any]:  # Any: transformers'
-    """Let the other implementations refuse plans, which they would drop without a word."""
+    """Make other implementations refuse plans, which they would drop without a word."""
 
     @wraps(get_interface)
     def guarded(interface: Any, name: str | None, default: Any) -> Any:
@@ -82,7 +82,9 @@ def _without_plans(
     name: str | None, attend: Callable[..., Any], module: torch.nn.Module, *args: Any, **others: Any
 ) -> Any:  # Any: whatever a model passes on
     plans, index = others.get("dcp"), getattr(module, "layer_idx", None)
-    if isinstance(plans, LayerPlans) and index is not None:  # other layers may be of an encoder
+    # Layers without a number may belong to an encoder, which needs no plan.
+    if isinstance(plans, LayerPlans) and index is not None:
+        # The batch has reached a layer: else a later `prepare` or `close` would say that none ran.
         plans.of(index).batch.is_reached = True
         raise RunError(
             f"{_place(module)}: expected attn_implementation={NAME!r}, which the plans of a batch "
@@ -97,7 +99,7 @@ def _place(module: torch.nn.Module) -> str:
 
 
 def refuse_padding(*_: Any, attention_mask: Any = None, **__: Any) -> None:  # Any: transformers'
-    """Stand in for the function that builds masks: the plan has it, so none is built."""
+    """Stand in for the function that builds masks: the plan holds the mask, so none is built."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise RunError(
             "the model was given an attention_mask that hides tokens; with DCP the mask is the "
@@ -122,7 +124,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     """Run one layer under the plan of the batch that its ``layer_idx`` finds in `dcp`.
 
     Takes q ``[1, Hq, T_local, D]``, k and v ``[1, Hkv, T_local, D]`` of the tokens this rank owns;
-    returns out ``[1, T_local, Hq, D]``, and no weights. Refuses all that the plan does not do.
+    returns out ``[1, T_local, Hq, D]``, and no weights. Refuses all features that no plan has.
     """
     index = getattr(module, "layer_idx", None)
     where = _place(module)
@@ -132,7 +134,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
             "dcp=LayerPlans.prepare(executor, plan)"
         )
     prepared = dcp.of(index)
-    prepared.batch.is_reached = True  # what follows may refuse the model
+    prepared.batch.is_reached = True  # before the checks: see `_without_plans`
     _refuse(where, attention_mask, dropout, others)
     _check_sizes(where, prepared, query, key, sliding_window)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -155,6 +157,7 @@ def _refuse(
             "the model's config"
         )
     for name in _REFUSED_ARGUMENTS:
+        # Tensors, or flags; `in (None, False)` would compare a tensor element by element.
         if others.get(name) is not None and others[name] is not False:
             raise RunError(
                 f"{where}: this model uses `{name}`, which DCP attention does not compute; use "
@@ -199,9 +202,9 @@ def prefill(
     """Run packed prompts over all ranks; leave the keys and values of each with its decoder.
 
     A cache holds all tokens of a prompt but the last: ``model.generate(prompt,
-    past_key_values=cache)``, under an attention of transformers, computes that one first and goes
-    on. Collective. A rank holds the keys and values of its own tokens beside those of the prompts
-    that it decodes.
+    past_key_values=cache)``, under an attention of transformers, computes the last token first and
+    goes on. Collective. A rank holds the keys and values of its own tokens beside those of the
+    prompts that it decodes.
 
     Args:
         model: of transformers, with ``attn_implementation="dcp"``.
@@ -232,13 +235,14 @@ def prefill(
         input_ids=data.tokens[None], position_ids=data.position_ids[None], past_key_values=own,
         use_cache=True, logits_to_keep=1, dcp=LayerPlans.prepare(executor, plan),
     )  # fmt: skip
+    # Tokens of the packed batch by the rank that decodes them, prompt after prompt.
     wanted: list[Ints] = [np.zeros(0, np.int64)] * ranks
     for prompt, decoder in zip(prompts, decoders, strict=True):
         # All but the last token, which `generate` computes first.
         wanted[decoder] = np.concatenate([wanted[decoder], prompt[:-1]])
     caches = {at: DynamicCache() for at, decoder in enumerate(decoders) if decoder == executor.rank}
     lengths = [len(prompts[at]) - 1 for at in caches]
-    for number, layer in enumerate(own.layers):
+    for number, layer in enumerate(own.layers):  # a layer at a time, which bounds the memory
         rows = torch.stack([layer.keys[0], layer.values[0]]).transpose(0, 2)  # [T_local, Hkv, 2, D]
         found = undispatch(rows, plan, group, wanted).transpose(0, 2)
         for cache, (keys, values) in zip(
@@ -252,23 +256,23 @@ Inputs: TypeAlias = dict[str, Any]  # Any: as the trainer passes them on
 
 
 class DCPTrainerMixin:
-    """Put it in front of a trainer: ``class MyTrainer(DCPTrainerMixin, Trainer): ...``.
+    """A mixin in front of a trainer: ``class MyTrainer(DCPTrainerMixin, Trainer): ...``.
 
     Its ``train_dataset`` is a `DCPDataloader` over all ranks, its model has
     ``attn_implementation="dcp"``. A step takes ``gradient_accumulation_steps`` of the loader's
     batches, a multiple of its `Packing.micro_batches`; the loss is the mean over all their targets.
     `DistributedDataParallel` averages gradients, so each rank's loss is multiplied by the number of
-    ranks. Evaluation is not changed: give a model of another implementation to it.
+    ranks. Evaluation is as in the trainer, and needs a model with another implementation.
 
     Raises:
         RunError: from ``train``: if the data set is no `DCPDataloader`, the model has another
             attention, or a step would end within a global batch.
     """
 
-    loss_is_scaled_for_ga = True
+    loss_is_scaled_for_ga = True  # else the trainer may divide the loss by the accumulation steps
 
     def train(self: Any, *args: Any, **others: Any) -> Any:  # Any: the trainer's
-        """Train as the trainer does; the executor lives as long."""
+        """Train as the trainer does, with an executor for that time."""
         chosen = self.model.config._attn_implementation
         if not isinstance(self.train_dataset, DCPDataloader) or chosen != NAME:
             raise RunError(
@@ -299,6 +303,7 @@ class DCPTrainerMixin:
                 f"{found[-1]['data'].micro_batches}; expected gradient_accumulation_steps to be a "
                 "multiple of Packing.micro_batches"
             )
+        # `num_targets` counts those of a whole global batch, so each counts once.
         ended = [inputs["data"] for inputs in found if inputs["data"].ends_step]
         return found, sum(data.num_targets for data in ended)
 
@@ -310,7 +315,7 @@ class DCPTrainerMixin:
         num_items_in_batch: int | None = None,
     ) -> Any:
         """Return this rank's share of the loss, times the number of ranks."""
-        if "data" not in inputs:
+        if "data" not in inputs:  # a batch of evaluation
             others = return_outputs, num_items_in_batch
             return super().compute_loss(model, inputs, *others)  # type: ignore[misc]
         data: LocalData = inputs["data"].to(inputs["input_ids"].device)
@@ -325,7 +330,7 @@ class DCPTrainerMixin:
 
 
 def _epochs(loader: DCPDataloader) -> Any:  # Any: transformers'
-    """Return a callback that tells the loader the epoch: after a resume it is not the first."""
+    """Return a callback that sets the epoch of the loader: after a resume it is not the first."""
     from transformers.trainer_callback import TrainerCallback
 
     class Epochs(TrainerCallback):

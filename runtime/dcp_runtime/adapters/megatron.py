@@ -9,9 +9,9 @@ one that it recomputes::
         sequences = PlannedSequences.prepare(executor, plan, data.position_ids)
         model(data.tokens[None], data.position_ids[None], None, packed_seq_params=sequences)
 
-Source: megatron-core 0.16, which is imported only where a checkpoint of it is made:
-``utils.get_thd_batch_on_this_cp_rank`` and
-``pipeline_parallel.hybrid_cp_schedule.BalancedCPScheduler`` have counterparts here.
+Source: megatron-core 0.16. ``utils.get_thd_batch_on_this_cp_rank`` and
+``pipeline_parallel.hybrid_cp_schedule.BalancedCPScheduler`` have counterparts here. Megatron is
+imported only to write a distributed checkpoint.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -47,8 +47,9 @@ class PlannedSequences:
         layers: plans of the batch.
         position_ids: int64 ``[T_local]``, of this rank's tokens.
         longest: one more than the largest of them.
-        qkv_format: for rows of one packed batch, ``[T_local, 1, ...]``. What Megatron has behind it
-            says how to cut sequences; it is not there, as the plan has cut them.
+        qkv_format: Megatron's name for rows of one packed batch, ``[T_local, 1, ...]``. The fields
+            behind it are those by which Megatron would cut sequences; they are ``None``, since the
+            plan has cut them.
     """
 
     layers: LayerPlans
@@ -74,10 +75,10 @@ class PlannedSequences:
 
 
 class DCPCoreAttention(torch.nn.Module):
-    """Attention under the mask of the batch's plan, built and called as Megatron's own.
+    """Attention under the mask of the batch's plan, built and called like Megatron's own.
 
     Raises:
-        RunError: if the model wants dropout or a window, which no plan computes.
+        RunError: if the model has dropout or a window, which no plan computes.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class DCPCoreAttention(torch.nn.Module):
     ) -> None:  # Any: Megatron's, which is not imported  # fmt: skip
         super().__init__()
         self._tensor_ranks = getattr(pg_collection, "tp", None)
-        self._layer, self._scale = layer_number - 1, softmax_scale
+        self._layer, self._scale = layer_number - 1, softmax_scale  # Megatron counts from 1
         dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         window = getattr(config, "window_size", None)
         for name, found, plain in (
@@ -98,6 +99,8 @@ class DCPCoreAttention(torch.nn.Module):
                     f"layer {layer_number}: expected {name} {plain}, got {found}; dropout is not "
                     "computed, and a window belongs into the mask of the plan"
                 )
+        # The name is Megatron's, so that checkpoints fit. As a buffer that is not persistent it may
+        # hold a tensor which moves with the module and is not saved.
         self.register_buffer("softmax_offset", None, persistent=False)
         if (softmax_type := getattr(config, "softmax_type", "vanilla")) != "vanilla":
             heads = config.num_attention_heads // config.tensor_model_parallel_size
@@ -115,7 +118,7 @@ class DCPCoreAttention(torch.nn.Module):
         The heads are those of this tensor-parallel rank; `packed_seq_params` has the plans.
 
         Raises:
-            RunError: if a tensor has another form, or one that must be missing is there.
+            RunError: if a tensor has another form, or a mask or a bias is given.
         """
         for name, given in (("attention_mask", attention_mask), ("attention_bias", attention_bias)):
             if given is not None:
@@ -165,7 +168,8 @@ class PlannedRotary(torch.nn.Module):
     def get_rotary_seq_len(
         self, *inputs: Any, packed_seq_params: Any = None, **_: Any
     ) -> PlannedSequences:
-        """Return what the model hands on to `forward` as the length."""
+        """Return the plans of the batch, which the model passes to `forward` as the length."""
+        # Megatron's models pass them as the last argument; its signature allows the name, too.
         found = inputs[-1] if packed_seq_params is None else packed_seq_params
         if not isinstance(found, PlannedSequences):
             raise RunError(f"{_EXPECTED}, got {type(found).__name__}")
@@ -175,14 +179,14 @@ class PlannedRotary(torch.nn.Module):
         """Return ``[T_local, 1, 1, D]``; the position of every token is its own."""
         positions = sequences.position_ids
         freqs = self.rotary.get_freqs_non_repeated(sequences.longest).to(positions.device)
-        found: Tensor = freqs[positions]
-        if self.rotary.rotary_interleaved:
+        found: Tensor = freqs[positions]  # [T_local, D / 2]: a frequency turns two dims
+        if self.rotary.rotary_interleaved:  # neighbouring dims; else a dim of each half
             return found.repeat_interleave(2, -1)[:, None, None]
         return torch.cat([found, found], -1)[:, None, None]
 
 
 _WHOLE = ("attention_mask", "cu_seqlens", "cu_seqlens_padded", "max_seqlen")
-"""Entries of a batch that are no tensors by token."""
+"""Entries of a batch that have no value for each token."""
 
 
 class PlannedBatches:
@@ -204,7 +208,7 @@ class PlannedBatches:
 
     def split(
         self,
-        batch: Mapping[str, Any],  # Any: tensors, and what is no tensor by token
+        batch: Mapping[str, Any],  # Any: tensors, and the entries in `_WHOLE`
         cu_seqlens: Tensor,
         cu_seqlens_padded: Tensor | None = None,
         columns: Sequence[Mapping[str, Any]] | None = None,
@@ -214,10 +218,10 @@ class PlannedBatches:
         Collective.
 
         Args:
-            batch: tensors ``[1, T]`` by token; ``attention_mask`` is left out. With positions of
-                its own, as ``position_ids``; else they count from 0 in every sequence.
+            batch: tensors ``[1, T]`` with a value for each token; ``attention_mask`` is left out.
+                Without ``position_ids`` positions count from 0 in every sequence.
             cu_seqlens: where the sequences begin and end, ``[S+1]``.
-            cu_seqlens_padded: where they lie in the batch, if they are padded; padding is left out.
+            cu_seqlens_padded: the same with padding, if the batch is padded; padding is left out.
             columns: of each sequence, for a mask that needs some.
         """
         lengths: Ints = cu_seqlens.cpu().long().diff().numpy()
@@ -233,6 +237,8 @@ class PlannedBatches:
         block = self.planning.block_size or choose_block_size(forms, cluster, config)
         plan = build_plan(cut_blocks(forms, block), shape, cluster, config)
         own = plan.local_tokens(self.executor.rank)
+        # Of each token without padding: its sequence, and its position there. Then its place in the
+        # batch, with padding.
         sequence, inside = expand(0, lengths)
         rows = torch.from_numpy((begins[sequence] + inside)[own])
         cut = {
@@ -247,17 +253,17 @@ class PlannedBatches:
 class PlannedCPScheduler:
     """Deals samples to ranks by `plan_step`, in the place of ``BalancedCPScheduler``.
 
-    Samples are dealt by the work of their own masks, not by the square of their lengths, and to as
-    many ranks, 1, 2, 4, ..., as is fastest. Give it to a ``HybridCPDataLoaderWrapper`` as
-    ``cp_balancing_scheduler``.
+    Samples are dealt by the work of their own masks, not by the square of their lengths. Each goes
+    to 1, 2, 4, ... ranks, whichever number is fastest. Give this object to a
+    ``HybridCPDataLoaderWrapper`` as ``cp_balancing_scheduler``.
 
     Args:
-        max_seq_len_per_rank: tokens that a rank may hold of one group of samples.
+        max_seq_len_per_rank: tokens of one group of samples that a rank may hold.
         setting: model and cluster; its mesh and token budget are not read.
         pairs: visible pairs of samples of these lengths, int64 ``[N]``; by default causal.
 
     Raises:
-        RunError: if the ranks are no power of two: Megatron has no other groups.
+        RunError: if the number of ranks is no power of two: Megatron has no other groups.
     """
 
     def __init__(
@@ -289,32 +295,36 @@ class PlannedCPScheduler:
         if self.pairs is not None:
             documents = Documents(lengths, self.pairs(lengths))
         plan = self._plan(documents)
+        # The rows of samples by group and rank; a sample on several ranks is listed on each.
         found: list[list[list[int]]] = [
             [[] for _ in range(self.devices)] for _ in range(plan.assignment.mesh.micro_batches)
         ]
-        for group, first, width, rows in plan.assignment.groups():  # wide ones first on each rank
+        for group, first, width, rows in plan.assignment.groups():  # wide groups first on each rank
             for rank in range(first, first + width):
                 found[group][rank] += rows.tolist()
-        found.sort(key=lambda group: all(group))  # no rank may be idle in the last one
+        # Megatron runs the last sample of the last group apart: every rank must have one there.
+        found.sort(key=all)
         return tuple(
             [[column[rows].tolist() for rows in group] for group in found]
             for column in (lengths, ids)
         )  # type: ignore[return-value]
 
     def _plan(self, documents: Documents) -> StepPlan:
-        """Plan as few groups as hold the tokens, one of them without an idle rank."""
+        """Plan as few groups as hold the tokens, with at least one group without an idle rank."""
         room = self.most * self.devices
         fewest = -(-int(documents.tokens.sum()) // room)  # at least 1: no document is empty
-        for widths in (None, (self.devices,)):  # with all ranks for every sample none is idle
+        # First any number of ranks for a sample; then all ranks for each, where no rank is idle.
+        for widths in (None, (self.devices,)):
             for count in range(fewest, len(documents) + 1):
                 mesh = StepMesh(1, self.devices, micro_batches=count)
                 plan = plan_step(
                     documents, replace(self.setting, mesh=mesh, token_budget=room, widths=widths)
                 )
+                # `max_tokens` is relative to the mean over all ranks and groups.
                 held = plan.time.max_tokens * documents.tokens.sum() / (self.devices * count)
                 busy = np.zeros((count, self.devices), np.bool_)
                 for group, first, width, _ in plan.assignment.groups():
                     busy[group, first : first + width] = True
-                if held <= self.most and busy.all(1).any():  # a group that no rank is idle in
+                if held <= self.most and busy.all(1).any():
                     return plan
         raise AssertionError("a group for each sample, on all ranks, holds it")  # else plan_step
