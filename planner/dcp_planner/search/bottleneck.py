@@ -2,9 +2,10 @@
 
 A plan takes as long as its busiest device or port; `load_state` models how busy each one is.
 
-A move takes off a device: all its tiles of one row or column, with or without the owner; a single
-tile; an owner; or an owner in exchange for another. No move crosses a cap. The search makes every
-candidate, values it and undoes it. There is no randomness: every machine finds the same plan.
+A move takes one of these off a device: all its tiles of one row or column, with or without the
+ownership of that block; a single tile; the ownership of a block, or that in exchange for another
+block. No move crosses a cap. The search makes every candidate move, values it and undoes it. There
+is no randomness: every machine finds the same plan.
 """
 
 import numpy as np
@@ -27,17 +28,17 @@ from dcp_planner.search.load_state import (
 )
 from dcp_planner.search.state import State, gather
 
-# 0.1 to 2 gave 0.88 to 0.93 of the time of the search for bytes, and 1 the fewest bytes but one.
+# Rates of 0.1 to 2 gave 0.88 to 0.93 of the time of the search for bytes; only 2 sent fewer bytes.
 RATE = 1.0
-"""Seconds of attention that may be paid for a second in which the mean device's ports are idle."""
-_LEAST_GAIN = 1e-6
+"""Seconds of attention that are worth as much as a second in which the mean device's ports work."""
+_LEAST_GAIN = 1e-6  # least relative gain of a move: smaller ones may be rounding
 
 
 @inner
 def _make(state: LoadState, here: int, target: int, count: int, given: int, back: int) -> None:
-    """Move the gathered tiles and the block `given` to a target, the block `back` from there.
+    """Move the gathered tiles and the block `given` to a target, and the block `back` from there.
 
-    Blocks are -1 if there are none. Exchanging the devices undoes it.
+    A block of -1 is none. The same call with `here` and `target` exchanged undoes the move.
     """
     for i in range(count):
         move_tile(state, state.split.tiles[i], target)
@@ -53,7 +54,7 @@ def _try(
 ) -> None:
     """Value a move: make it, undo it, remember it if it is the best so far.
 
-    `net` is the one whose tiles are gathered, -1 if there is only one tile or none.
+    `net` is the net whose tiles are gathered, -1 if a single tile or none is.
     """
     _make(state, here, target, count, given, back)
     value, best = objective(state), state.best
@@ -67,9 +68,9 @@ def _try(
 
 @inner
 def _try_sets(state: LoadState, device: int, net: int) -> int:
-    """Value all moves of the tiles of one net off a device; return how much moved in all.
+    """Value all moves of the tiles of one net off a device; return how much was moved in all.
 
-    Targets: the own node, users and owner of the net, owners of the other blocks.
+    Targets: devices of the same node, users of the net, owners of the tiles' other blocks.
     """
     split, target_of = state.split, state.mark[2]
     blocks, count, seen, work = len(split.owner), gather(split, net, device, 0), 0, 0.0
@@ -88,6 +89,7 @@ def _try_sets(state: LoadState, device: int, net: int) -> int:
     for target in range(len(split.group)):
         if target_of[target] == 0 or split.loads[0, target] + work > split.limits[0, target]:
             continue
+        # The tiles alone, then with the ownership of the net's block.
         for turn in range(2 if is_owner else 1):
             if turn == 0 or split.loads[1, target] + split.tokens[block] <= split.limits[1, target]:
                 _try(state, device, target, count, block if turn else -1, -1, net)
@@ -97,7 +99,7 @@ def _try_sets(state: LoadState, device: int, net: int) -> int:
 
 @inner
 def _try_tiles(state: LoadState, device: int, net: int) -> int:
-    """Value moves of single tiles of a row to devices that have its keys, or own a side."""
+    """Value moves of single tiles of a row to devices that have its queries or its keys."""
     split, seen = state.split, 0
     for x in range(split.pointer[0, net], split.pointer[0, net + 1]):
         tile = split.members[0, x]
@@ -106,6 +108,7 @@ def _try_tiles(state: LoadState, device: int, net: int) -> int:
         split.tiles[0] = tile
         column = len(split.owner) + split.tile_kv[tile]
         for target in range(len(split.group)):
+            # A block that a device of another node lacks would cross the network once more.
             sides = (split.counts[net, target] > 0) + (split.counts[column, target] > 0)
             is_near = split.group[target] == split.group[device]
             if target == device or sides < (1 if is_near else 2):
@@ -118,7 +121,7 @@ def _try_tiles(state: LoadState, device: int, net: int) -> int:
 
 @inner
 def _try_owners(state: LoadState, device: int, block: int) -> int:
-    """Value all moves of an owner, and swaps with others' blocks in its node."""
+    """Value all moves of a block's ownership, and swaps with blocks of its node's devices."""
     split, blocks, seen = state.split, len(state.split.owner), 0
     counts, loads, limits = split.counts, split.loads[1], split.limits[1]
     for target in range(len(split.group)):
@@ -141,9 +144,9 @@ def _try_owners(state: LoadState, device: int, block: int) -> int:
 
 @inner
 def _busiest(state: LoadState) -> int:
-    """Find the device that costs most and is not at rest, or -1."""
+    """Find the device that contributes most to the objective and is not at rest, or -1."""
     total = state.total
-    # The eighth root of a sum grows by root / (8 sum) with a term: so much does each cost.
+    # The derivative of the eighth root of a sum S by a term is root(S) / (8 S); 8 is left out.
     first = root(total[0]) / total[0] if total[0] > 0.0 else 0.0
     second = root(total[1]) / total[1] if total[1] > 0.0 else 0.0
     found, most = -1, 0.0
@@ -156,7 +159,7 @@ def _busiest(state: LoadState) -> int:
 
 @inner
 def _find_best(state: LoadState, device: int) -> int:
-    """Find the best move that relieves a device; return how much moved in all."""
+    """Find the best move that relieves a device; return how much was moved in all."""
     split, blocks, seen = state.split, len(state.split.owner), 0
     state.least[0], state.best[0] = objective(state) * (1.0 - _LEAST_GAIN), -1
     for net in range(2 * blocks):
@@ -170,9 +173,9 @@ def _find_best(state: LoadState, device: int) -> int:
 
 @compiled
 def relieve(state: LoadState, budget: int) -> int:
-    """Relieve the busiest device by its best move until no device has one.
+    """Relieve the busiest device by its best move until no device has a move that helps.
 
-    Returns how many tiles and owners moved in all, tried or kept.
+    `budget` limits how many tiles and owners are moved to try moves. Returns how many were.
     """
     seen, best = 0, state.best
     load_all(state)
@@ -182,8 +185,9 @@ def relieve(state: LoadState, budget: int) -> int:
             break
         seen += _find_best(state, device)
         if best[0] < 0:
-            state.mark[1, device] = 1
+            state.mark[1, device] = 1  # at rest until a kept move changes its loads
             continue
+        # Scratch has the tiles of the move that was valued last: gather those of the best again.
         count = 0
         if best[3] >= 0:
             count = gather(state.split, best[3], device, 0)
@@ -195,14 +199,14 @@ def relieve(state: LoadState, budget: int) -> int:
 
 
 def load_state_of(split: State, workload: Workload, cluster: Cluster) -> LoadState:
-    """Lay out what a split of all devices keeps busy; the state is changed with it.
+    """Build the state of a search for time from a split of all devices, whose state it changes.
 
-    Whatever is above a cap may stay there, but no more may come.
+    Loads above a cap may stay there, but may not grow.
     """
     devices = cluster.num_devices
     seconds = np.stack([workload_seconds(workload, cluster, is_backward=b) for b in (False, True)])
     cost = _message_seconds(workload, cluster)
-    # Loads of about 1: their eighth powers neither vanish nor overflow.
+    # Loads are scaled to about 1, so that their eighth powers neither vanish nor overflow.
     scale = max(float(seconds[0].sum()) / devices, float(cost.max(initial=0.0)), 1e-12)
     np.maximum(split.limits, split.loads, out=split.limits)
     return LoadState(
@@ -217,14 +221,17 @@ def load_state_of(split: State, workload: Workload, cluster: Cluster) -> LoadSta
         total=np.zeros(2),
         dirty=np.zeros(devices + 1, np.int64),
         mark=np.zeros((3, devices), np.int64),
-        rate=np.full(1, RATE / devices),  # the sum over all ports, as a mean of devices
+        rate=np.full(1, RATE / devices),  # the seconds of all ports count as a mean over devices
         least=np.zeros(1),
         best=np.zeros(5, np.int64),
     )
 
 
 def _message_seconds(workload: Workload, cluster: Cluster) -> Floats:
-    """Compute the seconds that a message of each net occupies its ports, float64 ``[8, 2D]``."""
+    """Compute the seconds that a message of each net occupies its ports, float64 ``[8, 2D]``.
+
+    The rows are those of `LoadState.cost`.
+    """
     shape, tokens = workload.shape, workload.block_tokens
     sizes = (
         ((shape.q_bytes, shape.out_bytes), (shape.kv_bytes, 0)),

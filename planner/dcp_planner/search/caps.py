@@ -1,7 +1,7 @@
 """Hold a split to its caps: move tiles off overloaded parts, then blocks to other owners; warn.
 
 Once all tiles have a part, the cost of an owner depends on its block alone. So choosing owners is
-an assignment under a capacity, which moves and swaps of blocks improve.
+an assignment problem with capacities, which moves and swaps of blocks improve.
 """
 
 import numpy as np
@@ -21,16 +21,16 @@ from dcp_planner.model.problem import (
 )
 from dcp_planner.search.state import Problem, State, assign_tile, fill, gather, pin, price_net
 
-_PRICE = 3.0  # of a unit above a cap, in bytes of the mean unit
-# Once was 0.5 % faster on 8x8, but then one part could still take everything (LOG.md).
-_MARGIN = 2.0  # times the bytes of tiles in squares
+_PRICE = 3.0  # of a unit above a cap, relative to the mean bytes per unit
+# 1.0 was 0.5 % faster on 8x8, but then one part could still take everything (LOG.md).
+_MARGIN = 2.0  # the same, at least, relative to the bytes that tiles in squares send
 
 
 def hold_caps(state: State, sweeps: int) -> None:
     """Move tiles and owners until no cap is exceeded, or nothing helps; then improve the owners.
 
-    Where owners cannot be mended by moves and swaps, the blocks of each group are packed anew,
-    largest first; if that is not enough, those of all.
+    Where moves and swaps cannot bring the owners under the cap, the blocks of each group are packed
+    anew, largest first; if that is not enough, all blocks.
     """
     level_work(state)
     cost, limit = _owner_costs(state), state.limits[1].copy()
@@ -39,10 +39,10 @@ def hold_caps(state: State, sweeps: int) -> None:
         if _shed_tokens(*placed):
             break
         _pack(state, group)
-    # Where nothing held the cap, what was reached is the limit: owners must not exceed that.
+    # If the cap still does not hold, the load that was reached becomes the limit.
     np.maximum(limit, state.loads[1].max(initial=0), out=limit)
     _improve_owners(*placed, sweeps)
-    fill(state)
+    fill(state)  # exchanges of owners do not update pins
 
 
 def _pack(state: State, group: Ints) -> None:
@@ -59,7 +59,7 @@ def _pack(state: State, group: Ints) -> None:
 
 
 def exchange_owners(state: State, copies: int, cap: int) -> Indices:
-    """Choose owners under a cap on tokens where blocks are there in copies, one behind the other.
+    """Choose owners under a cap on tokens in a batch expanded by head groups (`copies` of a block).
 
     All copies of a block have one owner; its tokens count once. Returns int32 ``[D / copies]``.
     """
@@ -68,7 +68,8 @@ def exchange_owners(state: State, copies: int, cap: int) -> Indices:
     owner, tokens = state.owner[:blocks].copy(), state.tokens[:blocks]
     parts = cost.shape[1]
     held = np.bincount(owner, tokens, parts).astype(np.float64)
-    # Exchanges leave owners in their nodes: 4.6 ms where all were packed anew 7.2 (LOG.md).
+    # Exchanges first: they leave owners in their nodes. One plan took 4.6 ms with exchanges, 7.2 ms
+    # with all blocks packed anew (LOG.md).
     if not _shed_tokens(cost, owner, tokens, held, np.full(parts, float(cap))):
         return pack_largest_first(tokens, parts)
     return owner
@@ -88,11 +89,12 @@ def _find_fullest(load: Floats, limit: Floats) -> int:
 def level_work(state: State) -> None:
     """Move the tiles that are cheapest per unit of work off overloaded parts, fullest part first.
 
-    A target must stay under its limit; if there is none, it must stay below the source. For each
-    overloaded part O(K), its rows, and its tiles for each move, times K for those that may be best.
+    A target must stay under its limit; if no part can, the target must stay below the source. Cost
+    per overloaded part: O(D) to gather its tiles, and for each move O(its tiles), times K for tiles
+    that may be the cheapest.
     """
     loads, limits, tiles = state.loads, state.limits, state.tiles
-    # A tile may move more than once while parts are levelled; so many moves are enough.
+    # A tile may move more than once while parts only level each other; this bounds all moves.
     left = len(state.part) + 1
     while left > 0:
         source = _find_fullest(loads[0], limits[0])
@@ -101,6 +103,7 @@ def level_work(state: State) -> None:
         count = 0
         for row in range(len(state.tokens)):
             count = gather(state, row, source, count)
+        # A moved tile is swapped behind the first `count` tiles in scratch, which are still here.
         while loads[0, source] > limits[0, source] and left > 0:
             at, goal = _cheapest(state, source, count, loads[0, source] - limits[0, source])
             if at < 0:
@@ -113,12 +116,12 @@ def level_work(state: State) -> None:
             assign_tile(state, tile, goal)
             left -= 1
             if loads[0, goal] > limits[0, goal]:
-                break  # it only levels now: whichever is fullest goes on
+                break  # no target was under its limit: another part may be the fullest now
 
 
 @inner
 def _most_saved(state: State, net: int, part: int) -> float:
-    """Compute what a net saves at most if one pin leaves a part: the target has the others."""
+    """Compute the most that a net saves if a pin leaves a part: the target then has its others."""
     counts, weight = state.counts, state.weight
     if counts[net, part] > 1:
         return 0.0
@@ -128,7 +131,7 @@ def _most_saved(state: State, net: int, part: int) -> float:
 
 @inner
 def _cheapest(state: State, source: int, count: int, excess: float) -> tuple[int, int]:
-    """Find the place in scratch of the tile that is cheapest to move off a part, and where to."""
+    """Find the tile that is cheapest to move off a part: its place in scratch, and the target."""
     blocks, parts = len(state.tokens), len(state.group)
     work, group, change = state.work, state.group, state.change
     loads, limits = state.loads, state.limits
@@ -145,6 +148,7 @@ def _cheapest(state: State, source: int, count: int, excess: float) -> tuple[int
         change[:] = 0.0
         price_net(state, row, 1, source)
         price_net(state, column, 1, source)
+        # A target under its limit beats every other; once there is one, no other counts.
         for target in range(parts):
             after = loads[0, target] + work[tile]
             fits = after <= limits[0, target]
@@ -159,15 +163,19 @@ def _cheapest(state: State, source: int, count: int, excess: float) -> tuple[int
 
 
 def _owner_costs(state: State) -> Floats:
-    """Compute what each block would send if each part owned it, float64 ``[D, K]``."""
+    """Compute the bytes of each block's nets if each part owned it, less a constant of the block.
+
+    Returns float64 ``[D, K]``.
+    """
     blocks, parts = len(state.tokens), len(state.group)
     far, group = state.weight[-1], state.group
     owned = np.flatnonzero(state.owner >= 0)
     owner = state.owner[owned]
     cost = np.zeros((blocks, parts))
     for net in (owned, owned + blocks):
-        # A copy, since `net` is a list of rows: the owner's own pin is taken out below.
+        # Indexing by rows copies, so the owner's own pin can be taken out below.
         counts = state.counts[net]
+        # A net whose only pin is the owner's sends nothing, whoever owns the block.
         is_shared = counts[:, :parts].sum(axis=1) > 1
         row = np.arange(len(net))
         counts[row, owner] -= 1
@@ -190,8 +198,8 @@ def _find_exchange(
 ) -> tuple[int, int, float]:
     """Find the cheapest move of a block, or swap for another; both keep the target's limit.
 
-    Where the owner has an excess, prices are per token of it that leaves, and only swaps for
-    smaller blocks count. Else the owner keeps its limit as well.
+    If the owner has an excess, prices are per token of the excess that leaves, and only swaps for
+    smaller blocks count. Otherwise prices are total, and the owner keeps its limit as well.
 
     Returns:
         The target, or -1; the block that comes back, or -1; the price.
@@ -222,7 +230,7 @@ def _find_exchange(
 def _exchange(
     owner: Indices, tokens: Ints, held: Floats, block: int, target: int, back: int
 ) -> None:
-    """Move a block to a part, and one of its blocks to the former owner unless that is -1."""
+    """Move a block to a part, and the block `back`, unless it is -1, to the former owner."""
     here, moved = owner[block], tokens[block]
     owner[block] = target
     if back >= 0:
@@ -237,6 +245,7 @@ def _shed_tokens(
     cost: FloatTable, owner: Indices, tokens: Ints, held: Floats, limit: Floats
 ) -> bool:
     """Move and swap blocks off parts above their limit, cheapest per token first; true if held."""
+    # Every exchange lowers the total excess; the bound on their number only limits the time.
     for _ in range(4 * len(owner) + 1):
         source = _find_fullest(held, limit)
         if source < 0:
@@ -275,16 +284,17 @@ def _improve_owners(
 
 
 def prices_of(problem: Problem, parts: int) -> Floats:
-    """Price work and tokens above a cap, to five bits at least: pairs of long rows are cheap.
+    """Compute the prices of a pair and of a token above a cap, rounded to at least five bits.
 
-    Tiles that share their blocks best, in squares, still have each of them sent to so many parts;
-    if that cost more than being above the cap, everything on one part would be cheapest.
+    Even tiles in squares, which share blocks best, need each block on several parts (`copies`). If
+    these bytes cost more than exceeding the cap, everything on one part would be the cheapest.
+    Rounding to whole bytes would not do: a pair costs a fraction of a byte in long rows.
     """
     copies = float(np.sqrt(problem.num_tiles * parts)) / max(1, problem.num_blocks)
     total = max(_PRICE, _MARGIN * copies) * float(problem.weight.sum())
     prices = np.array([total / max(1, n.sum()) for n in (problem.work, problem.tokens)])
     _, exponent = np.frexp(prices)
-    # Powers of two: sums of whole multiples of them are exact.
+    # Prices are multiples of a power of two, so sums of costs are exact in float64.
     grain = np.ldexp(1.0, np.minimum(0, exponent - 5))
     return np.asarray(np.rint(prices / grain) * grain)
 
@@ -292,9 +302,9 @@ def prices_of(problem: Problem, parts: int) -> Floats:
 def find_shortfalls(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[PlanWarning, ...]:
-    """Warn of each tolerance that a placement misses, and say if tiles or blocks could meet it.
+    """Warn of each tolerance that a placement misses; say if smaller tiles or blocks would help.
 
-    Where tokens have a price, that is the largest tolerance which is tried.
+    Where tokens have a price, their tolerance is the largest that was tried.
     """
     pairs, tokens = loads_on(found, workload, cluster)
     sizes = np.tile(workload.compute_pairs, found.head_groups)
@@ -314,6 +324,7 @@ def _shortfall(
     unit: str, loads: NDArray[np.int64 | np.float64], sizes: NDArray[np.int64], tolerance: float
 ) -> str:
     mean = float(sizes.sum()) / len(loads)
+    # With a tolerance of 0 this is what packing whole items, largest first, reaches.
     reached = cap_of(sizes, len(loads), 0.0) / mean
     text = f"the fullest device has {loads.max() / mean:.3f} x the mean, more than the "
     text += f"tolerated {1 + tolerance:.3f}"

@@ -1,12 +1,13 @@
 """Partition with KaHyPar or Mt-KaHyPar: nodes first, then the devices of each node.
 
-KaHyPar knows one int32 weight per vertex, but two constraints must hold. A block weighs ``M *
-tokens``, a tile its share of the pairs as a small integer, and a part may hold ``M * T + C``, where
-T are the tokens that an LPT packing gives it and C is the compute cap. As ``M > C``, one token more
-than T outweighs all compute of a part, so both constraints hold exactly. M and the integers keep
-the sum far below 2^31, and even a short last block keeps its weight. Exact targets can leave the
-search no way (few, ragged blocks), so each problem is also encoded without token targets; owners
-are chosen anew afterwards in any case. The result with the shorter predicted time wins.
+KaHyPar has one int32 weight per vertex, but two constraints must hold: compute and tokens. A block
+weighs ``M * tokens``, a tile its share of the pairs as a small integer, and a part may hold
+``M * T + C``, where T are the tokens that an LPT packing gives it and C is the compute cap. As
+``M > C``, one token more than T outweighs all compute of a part, so both constraints hold exactly.
+M and the integers keep the sum far below 2^31, and even a short last block keeps its weight. With
+exact targets the search may find no feasible start (few, ragged blocks), so each problem is also
+encoded without token targets; owners are chosen anew afterwards in any case. The result with the
+shorter predicted time wins.
 
 Source: two levels and one hyperedge per block as in DCP (SOSP'25), Sec. 4.2; Schlag et al.,
 High-Quality Hypergraph Partitioning (2022).
@@ -48,8 +49,8 @@ from dcp_planner.workers.process import WorkerProgram
 from dcp_planner.workers.worker import TaskError, Worker, WorkerLost, WorkerPool
 
 WEIGHT_LIMIT = 10**9  # of a sum, about; KaHyPar adds tolerances on top and computes in int32
-_UNITS_PER_TILE = 16  # mean weight of a tile below which token units are made coarser
-_MOST_PER_TILE = 1e6  # mean weight of a tile: more is needless precision
+_UNITS_PER_TILE = 16  # token units are made coarser if the mean weight of a tile is below this
+_MOST_PER_TILE = 1e6  # most mean weight of a tile: more is needless precision
 _ENCODINGS = (True, False)  # with and without token targets
 _MOST_PROCESSES = 8
 
@@ -58,8 +59,8 @@ _MOST_PROCESSES = 8
 class Hypergraph(Record):
     """Vertices with two weights, hyperedges with one.
 
-    Vertices are the W tiles, then the D token blocks. Hyperedge i is the row net of block i (what
-    travels with its queries: q, out and lse), hyperedge D + i its column net (keys and values). Its
+    Vertices are the W tiles, then the D token blocks. Hyperedge i is the row net of block i (its
+    queries, and results on their way home), hyperedge D + i its column net (keys and values). The
     pins are the block and every tile that reads it. The cost of a partition is the connectivity
     metric, the sum of ``weight * (parts touched - 1)``: exactly the bytes that are sent.
 
@@ -90,7 +91,7 @@ def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hy
     weight[:tiles, 0] = workload.compute_pairs
     weight[tiles:, 1] = workload.block_tokens
     edge = np.concatenate([np.arange(2 * blocks), workload.compute_q, workload.compute_kv + blocks])
-    own = tiles + np.arange(blocks)
+    own = tiles + np.arange(blocks)  # a block is a pin of both of its nets
     vertex = np.concatenate([own, own, np.arange(tiles), np.arange(tiles)])
     order = np.argsort(edge, kind="stable")
     row, column = net_bytes(shape, direction)
@@ -107,8 +108,8 @@ class Solver:
     """An external partitioner in separate processes.
 
     Attributes:
-        package: what is imported, and the extra that installs it.
-        title: how people write it.
+        package: name of the module, and of the extra that installs it.
+        title: name of the partitioner in messages.
         has_memory: whether a result depends on the problems that the process solved before.
     """
 
@@ -135,7 +136,7 @@ class KahyparProblem:
 
     Attributes:
         hypergraph: pins and edge weights; its vertex weights are not used.
-        vertex_weight: int64 ``[V]``, the one weight that KaHyPar knows.
+        vertex_weight: int64 ``[V]``, the single weight that KaHyPar takes.
         target: int64 ``[k]``, largest weight of each part.
     """
 
@@ -149,12 +150,12 @@ _Solve: TypeAlias = Callable[[Sequence[KahyparProblem]], list[NDArray[np.int32]]
 
 @contextmanager
 def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
-    """Yield a function that partitions hypergraphs in processes; their time begins now.
+    """Yield a function that partitions hypergraphs in processes; the time limit begins now.
 
     The function takes problems in any order and returns the part of every vertex, per problem. It
     raises `PlanError` if a process fails or ``config.time_limit_s`` passes.
     """
-    # One for both calls: nodes are cut first, then their devices.
+    # One deadline for both calls: nodes are cut first, then their devices.
     deadline = time.monotonic() + config.time_limit_s
     ini = str(Path(__file__).with_name("kahypar.ini"))
     program = WorkerProgram(
@@ -173,7 +174,7 @@ def _solve(
     deadline: float,
     solver: Solver,
 ) -> list[NDArray[np.int32]]:
-    # The largest are begun first.
+    # The largest problems first, so that no process starts a long one at the end.
     order = sorted(range(len(problems)), key=lambda i: -len(problems[i].hypergraph.pins))
     futures = {i: pool.submit(partial(_partition, problems[i], config.seed, solver)) for i in order}
     try:
@@ -205,12 +206,12 @@ def _partition(
     blob = b"".join(column.astype(np.int64).tobytes() for column in columns)
     _, parts = worker.call(message, blob=blob)
     if solver.has_memory:
-        worker.end()  # the next call starts another
+        worker.end()  # the next call starts another process
     return np.frombuffer(parts, np.int32)
 
 
 def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Divide by what all weights share, then scale until the sum fits."""
+    """Divide by the greatest common divisor of all weights, then scale until the sum fits."""
     weight = edge_weight // max(1, int(np.gcd.reduce(edge_weight, initial=0)))
     excess = float(weight.sum()) / WEIGHT_LIMIT
     return np.maximum(1, np.rint(weight / excess)).astype(np.int64) if excess > 1 else weight
@@ -273,7 +274,10 @@ def _quality(
 def _place_on_nodes(
     workload: Workload, cluster: Cluster, config: PlanConfig, solve: _Solve
 ) -> list[Placement]:
-    """Return a placement on nodes per encoding, repaired to half the compute tolerance."""
+    """Return a placement on nodes per encoding, repaired to half the compute tolerance.
+
+    The other half is room for cutting each node into devices.
+    """
     if cluster.nodes == 1:
         here = np.zeros(workload.num_blocks, np.int32)
         return [Placement(here, np.zeros(workload.num_tiles, np.int32))] * len(_ENCODINGS)
@@ -300,6 +304,7 @@ def _place_on_devices(
     config: PlanConfig,
     solve: _Solve,
 ) -> list[Placement]:
+    """Cut every node of every placement into its devices; all problems are solved in one call."""
     per_node = cluster.devices_per_node
     hypergraph = _both_directions(workload)
     cap = cap_of(workload.compute_pairs, cluster.num_devices, config.compute_tolerance)
@@ -334,7 +339,7 @@ def _both_directions(workload: Workload) -> Hypergraph:
 def _restrict(
     hypergraph: Hypergraph, vertices: NDArray[np.int64], num_tiles: int, ratio: float
 ) -> Hypergraph:
-    """Keep some vertices; a hyperedge whose block lies elsewhere pays the price between nodes."""
+    """Keep the vertices of a node; nets of blocks owned elsewhere cost `ratio` times as much."""
     new = np.full(hypergraph.num_vertices, -1, np.int64)
     new[vertices] = np.arange(len(vertices))
     edges = len(hypergraph.edge_weight)
@@ -358,10 +363,11 @@ def _encode(
 ) -> KahyparProblem:
     """Write pairs and tokens into one int32 weight per vertex; see the module's docstring."""
     pairs, tokens = hypergraph.vertex_weight[:num_tiles, 0], hypergraph.vertex_weight[num_tiles:, 1]
-    share = max(cap_pairs / pairs.sum(), 1.0 / parts)  # of all compute that one part may have
+    share = max(cap_pairs / pairs.sum(), 1.0 / parts)  # of all compute, that a part may have
     units = tokens if has_targets else np.zeros_like(tokens)
     step = max(1, int(np.gcd.reduce(units, initial=0)))
     budget = _compute_budget(units, step, share)
+    # Coarser units of tokens leave more of the int32 range to the weights of tiles.
     while has_targets and budget < _UNITS_PER_TILE * num_tiles and step < tokens.max():
         step *= 2
         budget = _compute_budget(units, step, share)
@@ -378,6 +384,7 @@ def _encode(
 
 
 def _compute_budget(units: NDArray[np.int64], step: int, share: float) -> float:
-    """Compute the largest sum of tile weights that keeps the whole sum under the limit."""
+    """Compute the largest sum of tile weights that keeps the sum of all weights under the limit."""
+    # S for all tiles and scale * total for all blocks, scale about share * S + 2; solved for S.
     total = float(np.rint(units / step).sum())
     return (WEIGHT_LIMIT - 2 * total) / (share * total + 1)

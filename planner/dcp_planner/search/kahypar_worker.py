@@ -1,8 +1,9 @@
 """KaHyPar or Mt-KaHyPar in a worker process.
 
-KaHyPar is GPL, prints from C++ and ends the process on bad input; here none of that reaches the
-planner. A request holds ``seed`` and ``sizes``; its bytes are int64, so many of each column. The
-answer is the part of every vertex, int32. Without numpy, the process starts sooner.
+KaHyPar is GPL, prints from C++ and ends the process on bad input; in a process of its own none of
+that reaches the planner. A request holds ``seed`` and ``sizes``, the lengths of the columns; its
+bytes are the columns, int64. The answer is the part of every vertex, int32. This module does
+without numpy, so that the process starts sooner.
 """
 
 import importlib
@@ -21,7 +22,7 @@ _COLUMNS = ("pin_ptr", "pins", "vertex_weight", "edge_weight", "target")
 
 
 def start(package: str, ini: str) -> Callable[..., tuple[dict[str, Any], bytes]]:
-    """Return what answers the requests; `ini` is KaHyPar's configuration."""
+    """Return the handler of requests; `ini` is the file with KaHyPar's configuration."""
     return partial(_answer, package, ini)
 
 

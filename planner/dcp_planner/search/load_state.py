@@ -2,9 +2,11 @@
 
 Each device has seven loads in either direction: seconds of computing; seconds that its network port
 receives and sends, inputs and results apart; seconds that its port inside the node receives and
-sends. Its term is the sum of the eighth powers of these loads and of the sums that follow one
-another (inputs must arrive before results can leave). The objective, for forward plus backward, is
-the eighth root of the sum of all terms: nearly the longest of them.
+sends. Its term is the sum of the eighth powers of seven seconds: compute with a share of the
+network, what its network port receives, what it sends, two chains of loads that cannot overlap
+(inputs must arrive before results can leave), and both directions of the port inside the node. The
+eighth root of the sum of all terms is nearly the longest of these seconds. The objective is this
+root for forward plus that for backward; `objective` adds a price for busy ports.
 
 If several devices of another node need a block, the network carries one copy. The router chooses
 later which device receives it, so each of them is charged an equal share.
@@ -20,25 +22,26 @@ from dcp_planner.search.state import State, assign_owner, assign_tile, pin
 
 LOADS = 7  # compute, inputs in, inputs out, results in, results out, inside in, inside out
 # 0.1 to 0.6 are within 5 % of each other, in no order that holds for all batches (LOG.md).
-_SEEN = 0.25  # share of the network's time that computing does not hide
+_SEEN = 0.25  # share of the network's time that is assumed not to be hidden by computing
 
 
 class LoadState(NamedTuple):
-    """A split of all devices and what it keeps busy, changed in place.
+    """A split of all devices and the loads that follow from it, changed in place.
 
     Attributes:
         split: the state with the tiles, the owners, their pins and the caps.
         first: int64 ``[N+1]``, first device of each node.
-        slowness: float64 ``[R]``, times that each device takes longer for its tiles.
+        slowness: float64 ``[R]``, factor by which each device takes longer for its tiles.
         cost: float64 ``[8, 2D]``, scaled seconds of a message of each net: forward, then backward;
             between nodes, then inside; input, then result.
         seconds: float64 ``[2, W]``, of each tile, scaled.
-        load, saved: float64 ``[R, 2 * LOADS]``, scaled seconds; as they were before the move.
-        term: float64 ``[2, R]``, of each device in either direction.
+        load: float64 ``[R, 2 * LOADS]``, scaled seconds: seven in forward, seven in backward.
+        saved: float64 ``[R, 2 * LOADS]``, loads of dirty devices before the move.
+        term: float64 ``[2, R]``, term of each device in either direction, without the move.
         total: float64 ``[2]``, sum of the terms.
         dirty: int64 ``[R+1]``, devices whose loads the move has changed; their number at the end.
         mark: int64 ``[3, R]``, whether a device is dirty; at rest; a target.
-        rate: float64 ``[1]``, objective that a second of one busy port is worth.
+        rate: float64 ``[1]``, price of a second of one busy port, in the objective.
         least: float64 ``[1]``, objective after the best move so far.
         best: int64 ``[5]``, that move: target or -1, two blocks, net and tile, as `_try` has them.
     """
@@ -73,10 +76,11 @@ def _touch(state: LoadState, device: int) -> None:
 
 @inlined
 def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
-    """Add (or take away) what the devices of one node do to have a net and to send its results."""
+    """Add to loads, or take from them, the messages of one net between its owner and one node."""
     counts, load, cost = state.split.counts, state.load, state.cost
     owner = int(state.split.owner[net % len(state.split.owner)])
     is_home = state.split.group[owner] == node
+    # Devices of the node that need the net, other than the owner; in `counts` the owner is a pin.
     count = counts[net, len(state.split.group) + node] - (1 if is_home else 0)
     if count == 0:
         return
@@ -114,14 +118,16 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
 
 @inlined
 def move_tile(state: LoadState, tile: int, target: int) -> None:
-    """Compute a tile elsewhere; not final before `keep`."""
+    """Move a tile to another device; not final before `keep`."""
     split, group = state.split, state.split.group
     here, blocks = int(split.part[tile]), len(split.owner)
     for side in range(2):
         net = blocks + split.tile_kv[tile] if side else int(split.tile_q[tile])
         # Otherwise the same devices have the net after the move, and no message changes.
         changes = split.counts[net, here] == 1 or split.counts[net, target] == 0
-        for step in range(4):  # one call: it is compiled into this place
+        # Steps 0 and 1 take off what the nodes of both devices are charged for the net, 2 and 3
+        # charge them anew. A single call, since each call in the source is compiled separately.
+        for step in range(4):
             if step == 2:
                 pin(split, net, 1, here, target)
             node = group[target] if step & 1 else group[here]
@@ -140,6 +146,7 @@ def move_tile(state: LoadState, tile: int, target: int) -> None:
 def move_owner(state: LoadState, block: int, target: int) -> None:
     """Change the owner of a block; not final before `keep`."""
     split, here, blocks = state.split, int(state.split.owner[block]), len(state.split.owner)
+    # Step 0 takes off what all nodes are charged for both nets, step 1 charges them anew.
     for step in range(2):
         for net in (block, blocks + block):
             for node in range(len(state.first) - 1):
@@ -159,13 +166,13 @@ def _power(x: float) -> float:
 
 @inlined
 def root(x: float) -> float:
-    """Compute the eighth root, that of 0 for less."""
+    """Compute the eighth root; negative numbers, from rounding, count as 0."""
     return float(np.sqrt(np.sqrt(np.sqrt(max(x, 0.0)))))
 
 
 @inlined
 def _term_of(state: LoadState, way: int, device: int) -> float:
-    """Compute the eighth powers of what may keep everybody waiting for a device."""
+    """Sum the eighth powers of all times for which others may have to wait for a device."""
     at, load = LOADS * way, state.load
     compute, into, out = load[device, at], load[device, at + 1], load[device, at + 2]
     home, back = load[device, at + 3], load[device, at + 4]
@@ -182,7 +189,7 @@ def _term_of(state: LoadState, way: int, device: int) -> float:
 
 @inlined
 def objective(state: LoadState) -> float:
-    """Compute the objective after a move that is not yet kept, plus what more busy ports cost."""
+    """Compute the objective after a move that is not yet kept, plus the price of busier ports."""
     value, end = 0.0, len(state.dirty) - 1
     for way in range(2):
         change = 0.0
@@ -196,17 +203,8 @@ def objective(state: LoadState) -> float:
 
 
 @inlined
-def _add_up(state: LoadState) -> None:
-    for way in range(2):
-        total = 0.0
-        for device in range(len(state.split.group)):
-            total += state.term[way, device]
-        state.total[way] = total
-
-
-@inlined
 def keep(state: LoadState) -> None:
-    """Make the move final; let the touched units move again."""
+    """Make the move final; touched devices are no longer at rest."""
     end = len(state.dirty) - 1
     for i in range(state.dirty[end]):
         device = state.dirty[i]
@@ -215,12 +213,16 @@ def keep(state: LoadState) -> None:
         for way in range(2):
             state.term[way, device] = _term_of(state, way, device)
     state.dirty[end] = 0
-    _add_up(state)
+    # Summed anew instead of updated: rounding errors do not grow with the number of moves.
+    for way in range(2):
+        state.total[way] = 0.0
+        for device in range(len(state.split.group)):
+            state.total[way] += state.term[way, device]
 
 
 @inlined
 def forget(state: LoadState) -> None:
-    """Restore the loads, to the bit, after a move was undone."""
+    """Restore the loads, to the bit, after a move was undone: adding and subtracting rounds."""
     end = len(state.dirty) - 1
     for i in range(state.dirty[end]):
         device = state.dirty[i]

@@ -1,10 +1,11 @@
 """The partitioner `native`: coarsen, descend with noise, refine, polish; then relieve the busiest.
 
-Devices are split level by level (nodes in groups of at most 16, nodes, devices), so bytes between
-nodes are saved before bytes inside. Each level starts on a coarser problem, neighbouring blocks
-merged, from several seeds, whole documents among them; the best result is projected to the finer
-blocks and refined with little noise. At last all devices are searched together under the cost of
-both kinds of links, and whatever is still above a cap is moved.
+This is multilevel partitioning. Devices are split level by level (nodes in groups of at most 16,
+nodes, devices), so bytes between nodes are saved before bytes inside. Each level starts on a
+coarser problem, in which neighbouring blocks are merged, from several seeds; the best result is
+projected to the finer blocks and refined with little noise. Then all devices are searched together
+under the cost of both kinds of links, and tiles and blocks above a cap are moved. Finally the
+search for time (`bottleneck`) relieves the busiest devices and ports.
 """
 
 import itertools
@@ -53,16 +54,16 @@ class Effort:
     """Work that one search may do.
 
     Attributes:
-        starts: seeds to start from, the cheapest ones.
-        runs: searches per level on the coarsest picture, dealt over the starts.
-        sweeps: of all moves, in each run.
-        noise: at the beginning of a run, in bytes of a middling row.
-        coarse_tiles: tiles per part of the coarsest picture.
-        fine_sweeps, fine_noise: after each refinement of the picture.
+        starts: splits to start from, the cheapest of `seeds`.
+        runs: searches per level on the coarsest problem, distributed over the starts.
+        sweeps: sweeps of all moves in each run.
+        noise: at the beginning of a run, in bytes of a median row.
+        coarse_tiles: tiles per part of the coarsest problem.
+        fine_sweeps, fine_noise: the same on each finer problem.
         polish_sweeps: most sweeps on all devices together.
-        polish_work: most tiles times parts looked at there.
+        polish_work: most tiles times parts that are priced there.
         longest: longest range of rows that moves together, in blocks.
-        relief: moves of a tile or an owner that are valued with time as the objective.
+        relief: moves of a tile or an owner that are valued in the search for time.
     """
 
     starts: int
@@ -86,16 +87,18 @@ EFFORTS: Mapping[str, Effort] = MappingProxyType(
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""
 _MOST_PARTS = 16
-_WIDE = 64  # parts of a level, where their number has no divisors, beyond which less is searched
-_RAMP = ((0.25, 1.0), (0.5, 0.5), (1.0, 0.25))  # of the prices and the noise, one after the other
-_MOST_CELLS = 1 << 26  # of the pin counts of one state
+_WIDE = 64  # levels of more parts search less; their number has no divisor up to 16
+_RAMP = ((0.25, 1.0), (0.5, 0.5), (1.0, 0.25))  # share of prices, and of noise, step after step
+_MOST_CELLS = 1 << 26  # most pin counts in one state
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 """A device, or the parts of a level."""
 
 
 def device_tree(cluster: Cluster) -> Tree:
-    """Group devices into nodes, and nodes and wide nodes into parts: at most 16 of most sizes.
+    """Group devices into nodes, and nodes and wide nodes into parts.
+
+    A part has at most 16 members where a divisor of their number allows it.
 
     >>> device_tree(Cluster(nodes=2, devices_per_node=3)), device_tree(Cluster(1, 1))
     (((0, 1, 2), (3, 4, 5)), 0)
@@ -107,6 +110,7 @@ def device_tree(cluster: Cluster) -> Tree:
 
 def _grouped(members: "Sequence[Tree]") -> Tree:
     """Build the tree over members that are equally far from each other."""
+    # Levels are divisors up to 16 of the number; a number without such a divisor is one wide level.
     sizes, count = [], len(members)
     while count > _MOST_PARTS:
         sizes.append(next((n for n in range(_MOST_PARTS, 1, -1) if count % n == 0), count))
@@ -122,11 +126,11 @@ def _leaves(tree: Tree) -> list[int]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Search:
-    """A search: what is placed, on what, and what all levels share.
+    """A search: the workload, the cluster, and the settings that all levels share.
 
     Attributes:
         workload: the whole batch.
-        problem: the same as a problem.
+        problem: that of the workload.
         cluster: the machine.
         effort: work to do.
         caps: most work and tokens of one device.
@@ -145,15 +149,15 @@ class Search:
         """Search with the caps and the budget of a configuration."""
         devices = cluster.num_devices
         pairs = cap_of(workload.compute_pairs, devices, config.compute_tolerance)
-        # Moves and swaps may reach the tolerance where a packing, largest first, does not; they
-        # know to settle for what that reaches.
+        # Not widened to what LPT reaches, as `cap_of` does: moves and swaps may reach the tolerance
+        # where LPT does not, and `hold_caps` accepts the load that it reaches.
         tokens = int((1 + config.token_tolerance) * int(workload.block_tokens.sum()) / devices)
         effort = EFFORTS[config.budget]
         caps, problem = Caps(pairs, tokens), problem_of(workload)
         return cls(workload, problem, cluster, effort, caps, config.seed)
 
     def few_bytes(self) -> Split:
-        """Split the problem over all devices of the cluster; deterministic."""
+        """Split the problem over all devices at few bytes; the same seed gives the same split."""
         cluster = self.cluster
         split = self._recurse(self.problem, device_tree(cluster), cluster.work_of_device)
         return self.polish(split)
@@ -171,7 +175,7 @@ class Search:
         return self.hold(split)
 
     def hold(self, split: Split) -> Split:
-        """Bring a split under the caps at the least bytes, and choose better owners under them."""
+        """Bring a split under the caps at few bytes, and choose better owners under them."""
         return self._changed(split, lambda state: hold_caps(state, self.effort.polish_sweeps))
 
     def level(self, split: Split) -> Split:
@@ -190,7 +194,7 @@ class Search:
         def change(state: State) -> None:
             loads = load_state_of(state, self.workload, self.cluster)
             if keeps_owners:
-                state.limits[1] = -1.0  # nobody has room for one more
+                state.limits[1] = -1.0  # no device has room for one more token
             relieve(loads, budget)
 
         return self._changed(split, change)
@@ -205,24 +209,26 @@ class Search:
 
     @property
     def _is_small(self) -> bool:
-        """Check that all devices together can be searched at once."""
+        """Check that the state of all devices together is small enough."""
         width = self.cluster.num_devices + self.cluster.nodes
         return 2 * self.problem.num_blocks * width <= _MOST_CELLS
 
     def state_of(self, split: Split) -> State:
-        """Lay out all devices together, those of other nodes farther away."""
+        """Build the state of all devices together, in which nodes are the groups."""
         cluster, devices = self.cluster, self.cluster.num_devices
-        # Whole, so that sums of costs are exact in float64 and plans are the same everywhere.
+        # Rounded, so that sums of costs are exact in float64 and plans are the same everywhere.
         far = float(round(price_between_nodes(cluster) - 1.0)) if cluster.nodes > 1 else 0.0
         limits = self._limits(np.stack([cluster.work_of_device, np.ones(devices)]), is_last=True)
         prices, node = prices_of(self.problem, devices) * (1 + far), cluster.node_of_device
         return state_of_split(self.problem, split, limits, prices, node, far, self.seed)
 
     def _limits(self, room: Floats, *, is_last: bool) -> Floats:
-        """Compute the limits of parts; inner levels need room of their own.
+        """Compute the limits of parts, float64 ``[2, K]``: work, tokens.
+
+        Upper levels use half of the tolerance; the other half is room for the levels below.
 
         Args:
-            room: float64 ``[2, K]``, mean devices that each part is worth: in work, in tokens.
+            room: float64 ``[2, K]``, mean devices that each part amounts to: in work, in tokens.
             is_last: whether every part is one device.
         """
         share, devices = 1.0 if is_last else 0.5, self.cluster.num_devices
@@ -234,7 +240,7 @@ class Search:
         return limits
 
     def _recurse(self, problem: Problem, tree: Tree, work: Floats) -> Split:
-        """Split into the parts of the first level, each of them into those of the next."""
+        """Split into the parts of the first level, then each part into those of the next."""
         if isinstance(tree, int):
             part = np.full(problem.num_tiles, tree, np.int32)
             return Split(part, np.where(problem.is_owned, tree, -1).astype(np.int32))
@@ -242,6 +248,7 @@ class Search:
         room = np.array([[work[own].sum() for own in leaves], [len(own) for own in leaves]])
         is_last = all(len(own) == 1 for own in leaves)
         split = self._split_once(problem, self._limits(room, is_last=is_last))
+        # Until the next level splits a part, its first device stands for it.
         first = np.array([own[0] for own in leaves], np.int32)
         part = first[split.part]
         owner = np.where(split.owner >= 0, first[split.owner], np.int32(-1))
@@ -255,16 +262,17 @@ class Search:
         return Split(part, owner)
 
     def _split_once(self, problem: Problem, limits: Floats) -> Split:
-        """Split into the parts of one level: coarse pictures first, then finer ones."""
+        """Split into the parts of one level: on the coarsest problem first, then on finer ones."""
         effort, parts = self.effort, limits.shape[1]
-        pictures = [(problem, np.zeros(0, np.int64), np.zeros(0, np.int64))]
-        while pictures[-1][0].num_tiles > effort.coarse_tiles * parts:
-            coarser = coarsen(pictures[-1][0])
-            if coarser[0].num_tiles > 0.9 * pictures[-1][0].num_tiles:
-                break
-            pictures.append(coarser)
-        best = self._best_start(pictures[-1][0], limits)
-        for (finer, _, _), (_, tile, block) in zip(pictures[-2::-1], pictures[:0:-1], strict=True):
+        # Each with the coarse tile and block of the tiles and blocks of the problem before it.
+        problems = [(problem, np.zeros(0, np.int64), np.zeros(0, np.int64))]
+        while problems[-1][0].num_tiles > effort.coarse_tiles * parts:
+            coarser = coarsen(problems[-1][0])
+            if coarser[0].num_tiles > 0.9 * problems[-1][0].num_tiles:
+                break  # blocks of many short sequences or other owners cannot be merged
+            problems.append(coarser)
+        best = self._best_start(problems[-1][0], limits)
+        for (finer, _, _), (_, tile, block) in zip(problems[-2::-1], problems[:0:-1], strict=True):
             owner = np.where(finer.is_owned, best.owner[block], np.int32(-1))
             state = _flat_state(finer, Split(best.part[tile], owner), limits, self.seed)
             best = self._descend(state, effort.fine_sweeps, effort.fine_noise, finer)
@@ -275,24 +283,24 @@ class Search:
     def _best_start(self, problem: Problem, limits: Floats) -> Split:
         """Search from several seeds and return the cheapest result.
 
-        The noise falls step by step while what exceeds a cap gets dearer: loose caps, then tight,
-        so that documents may pass through parts that are full. After every step the cheaper half of
+        Step by step the noise falls and the price of loads above a cap rises. Caps are loose at
+        first, so that documents may pass through full parts. After every step the cheaper half of
         the runs goes on, at least two.
         """
         effort, parts = self.effort, limits.shape[1]
-        # Every part brings tiles, each of which is priced for every part: the work is their square.
+        # Tiles grow with the parts, and each is priced for every part: the work is quadratic.
         share = min(1.0, _WIDE / parts)
         runs = max(effort.starts, int(effort.runs * share))
         sweeps = max(effort.fine_sweeps, int(effort.sweeps * share))
         first, *others = seeds(problem, parts)
         blank = _flat_state(problem, first, limits, 0)
-        # A stable sort: among equals the most promising kind of seed stays first.
+        # A stable sort: among equals the most promising seed stays first.
         starts = sorted([blank, *(restarted(blank, other) for other in others)], key=cost_of)
         starts = starts[: effort.starts]
         states = [repeated(starts[run % len(starts)], self.seed + run) for run in range(runs)]
         prices, unit = blank.prices.copy(), effort.noise * problem.row_bytes
         for share, noise in _RAMP:
-            blank.prices[:] = share * prices  # all states share them
+            blank.prices[:] = share * prices  # all states share this array
             for state in states:
                 descend(state, sweeps // len(_RAMP) + 1, noise * unit, effort.longest)
             blank.prices[:] = prices
@@ -300,7 +308,7 @@ class Search:
         return Split(states[0].part, states[0].owner)
 
     def _descend(self, state: State, sweeps: int, noise: float, problem: Problem) -> Split:
-        """Search; return the split, or the one before if the noise led astray.
+        """Search; return the new split, or the old split if the noise made it dearer.
 
         The noise is in bytes of a median row.
         """
@@ -310,19 +318,19 @@ class Search:
 
 
 def _flat_state(problem: Problem, split: Split, limits: Floats, seed: int) -> State:
-    """Lay out a level on which all parts are equally far from each other."""
+    """Build the state of a level on which all parts are equally far from each other."""
     parts = limits.shape[1]
     one = np.zeros(parts, np.int64)
     return state_of_split(problem, split, limits, prices_of(problem, parts), one, 0.0, seed)
 
 
 RUNGS = (1.0, 0.5, 0.25)
-"""Shares of the tolerances that a ladder goes down, one after the other."""
+"""Shares of the tolerances that `ladder` tries, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
 class Native(Partitioner):
-    """Search written for this problem, first for few bytes, then for a short time."""
+    """The search of this package, first for few bytes, then for a short time."""
 
     @property
     def name(self) -> str:
@@ -338,9 +346,9 @@ class Native(Partitioner):
 def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
     """Search for few bytes, then for a short time under the caps, then under tighter ones.
 
-    Yields the placement of few bytes, then for every rung of `RUNGS` that of a short time: the one
-    before, brought under the caps of the rung and relieved. A lower rung has less room and gets
-    less work. The same seed gives the same result.
+    Yields the placement of few bytes, then for every rung of `RUNGS` a placement of a short time:
+    the placement before, brought under the caps of the rung and relieved. A lower rung has less
+    room and gets less work. The same seed gives the same result.
     """
     split = None
     for rung in RUNGS:
@@ -357,27 +365,27 @@ def ladder(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator
 
 
 def refine(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
-    """Improve any placement: enforce the caps, then relieve the busiest device.
+    """Improve any placement: search for few bytes, enforce the caps, relieve the busiest devices.
 
     Returns the placement before or after relief, whichever the simulator predicts to be faster.
     """
     search = Search.of(workload, cluster, config)
     held = search.polish(_split_of(found))
     after = search.relieve(held, search.effort.relief)
-    tried = (Placement(split.owner, split.part, found.warnings) for split in (held, after))
+    tried = (Placement(split.owner, split.part) for split in (held, after))
     return min(tried, key=lambda one: predict_placement(workload, one, cluster, config).seconds)
 
 
 def hold(found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
     """Bring any placement under the caps: tiles, then owners, move where that costs least bytes."""
     split = Search.of(workload, cluster, config).hold(_split_of(found))
-    return Placement(split.owner, split.part, found.warnings)
+    return Placement(split.owner, split.part)
 
 
 def hold_tokens(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Bring the owners of a placement in head groups under the token cap, at the least bytes."""
+    """Bring the owners of a placement in head groups under the token cap, at few bytes."""
     cap = caps_of(workload, cluster.num_devices, config).tokens
     if loads_on(found, workload, cluster)[1].max(initial=0) <= cap:
         return found
@@ -389,7 +397,11 @@ def hold_tokens(
 def tiles_placed(
     owner: NDArray[np.int32], workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> tuple[Placement, Placement]:
-    """Place tiles for fixed owners, levelled: where their queries are, and searched for time."""
+    """Place tiles for fixed owners in two ways.
+
+    The first places tiles with their queries and moves some until the cap on work holds; the second
+    continues with the search for time.
+    """
     search = Search.of(workload, cluster, config)
     start = search.level(Split(owner[workload.compute_q], owner))
     timed = search.relieve(start, search.effort.relief, keeps_owners=True)

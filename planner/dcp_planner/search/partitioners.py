@@ -2,13 +2,14 @@
 
 The portfolio is the default. It predicts the time of several candidates, each with the schedule
 that it would get, and takes the fastest of those that hold the caps. Candidates are the static
-layouts and all that the native search finds (`native.ladder`): for few bytes, then for a short time
-under the caps and under tighter ones. So its result is never slower in simulation than a static
-layout that holds the caps too.
+layouts and all placements of the native search (`native.ladder`): for few bytes, then for a short
+time under the caps and under tighter caps. So its result is never slower in simulation than a
+static layout that holds the caps too.
 
-The front of a batch are the candidates that no other one equals or beats in every figure. Time,
-bytes between nodes, balance and memory pull apart: tighter caps send more bytes. An objective takes
-the candidate that is best in its figure; the default, time, needs no other figures.
+The front of a batch (a Pareto front) is the set of candidates that no other candidate equals or
+beats in every figure. Time, bytes between nodes, balance and memory conflict: tighter caps send
+more bytes. An objective takes the candidate that is best in its figure; the default, time, needs no
+other figures.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -44,11 +45,11 @@ class FrontPoint:
     """A placement with its figures; less is better in each.
 
     Attributes:
-        placement: where everything is.
-        seconds: predicted, forward and backward.
+        placement: devices of blocks and tiles.
+        seconds: predicted time, forward and backward.
         compute, tokens: most over mean; 1 is level.
         forward_inter, backward_inter: bytes between nodes.
-        memory_bytes: most that a device needs for what it receives and for partial results.
+        memory_bytes: most bytes of receive buffers and partial sums on a device.
     """
 
     placement: Placement
@@ -75,14 +76,14 @@ _GOALS: Mapping[Objective, Callable[[FrontPoint], float]] = MappingProxyType({
 
 
 def pareto(points: Iterable[FrontPoint]) -> tuple[FrontPoint, ...]:
-    """Leave out points that another one equals or beats in every figure; fastest first.
+    """Keep the points that no other point equals or beats in every figure; fastest first.
 
     Of equal points the first stays. O(n^2).
     """
     kept: list[FrontPoint] = []
     for point in sorted(points, key=lambda p: tuple(p.figures().values())):
         own = point.figures()
-        # Nothing behind a point in this order dominates it: it is larger in the first difference.
+        # A later point cannot beat an earlier one: it is larger in the first figure that differs.
         if not any(all(one.figures()[name] <= own[name] for name in own) for one in kept):
             kept.append(point)
     return tuple(kept)
@@ -101,7 +102,7 @@ def weigh(found: Placement, workload: Workload, cluster: Cluster, config: PlanCo
     return FrontPoint(
         found,
         weighed.seconds,
-        float(work.max() / max(work.mean(), 1e-300)),
+        float(work.max() / max(work.mean(), 1e-300)),  # no work: 0
         float(tokens.max() / max(tokens.mean(), 1e-300)),
         *weighed.inter_bytes,
         weighed.memory_bytes,
@@ -110,7 +111,7 @@ def weigh(found: Placement, workload: Workload, cluster: Cluster, config: PlanCo
 
 @dataclass(frozen=True, slots=True)
 class Portfolio(Partitioner):
-    """Takes the fastest candidate, or another one of the front if the objective is another."""
+    """Takes the fastest candidate, or the candidate that is best for another objective."""
 
     @property
     def name(self) -> str:
@@ -126,7 +127,7 @@ class Portfolio(Partitioner):
     def front(
         self, workload: Workload, cluster: Cluster, config: PlanConfig
     ) -> tuple[FrontPoint, ...]:
-        """Find placements under the caps, and under tighter ones, of which none is beaten."""
+        """Find the front of the placements under the caps; of all, if none holds the caps."""
         caps = caps_of(workload, cluster.num_devices, config)
         found = list(_candidates(workload, cluster, config))
         held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
@@ -134,9 +135,10 @@ class Portfolio(Partitioner):
 
 
 def _candidates(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
-    """Yield what the portfolio chooses from.
+    """Yield the placements that the portfolio chooses from.
 
-    Layouts come last: most of them compute for longer than the search's results take.
+    Layouts come last. Computing alone takes most of them longer than the search's results take in
+    all, so `fastest` need not predict them.
     """
     yield from ladder(workload, cluster, config)
     for layout in _LAYOUTS:
@@ -148,7 +150,7 @@ def fastest(
 ) -> Placement:
     """Find the placement of the shortest predicted time among those that exceed the caps least.
 
-    The first of equals; placements may have head groups.
+    Of equals the first is taken. Placements may have head groups.
     """
     caps = caps_of(workload, cluster.num_devices, config)
     best: Placement | None = None
@@ -156,7 +158,7 @@ def fastest(
     for found in candidates:
         excess = _excess(found, workload, cluster, caps)
         if (excess, _compute_seconds(workload, found, cluster)) >= least:
-            continue  # its computing alone takes longer
+            continue  # computing alone takes longer than the best in all
         quality = excess, layer_seconds(found, workload, cluster, config)
         if quality < least:
             best, least = found, quality
@@ -165,9 +167,9 @@ def fastest(
 
 
 def _excess(found: Placement, workload: Workload, cluster: Cluster, caps: Caps) -> float:
-    """Compute how far the fullest device is above a cap, as a share of it; 0 if all hold."""
+    """Compute the largest excess of a device over a cap, as a share of the cap; 0 if caps hold."""
     pairs, tokens = loads_on(found, workload, cluster)
-    # Every head group counts all pairs; the caps count them once.
+    # `loads_on` counts all pairs in every head group; the caps count them once.
     work = pairs / cluster.work_of_device / found.head_groups
     shares = float(work.max()) / max(1, caps.pairs), float(tokens.max()) / max(1, caps.tokens)
     return max(*shares, 1.0) - 1.0
@@ -179,12 +181,12 @@ def _compute_seconds(workload: Workload, found: Placement, cluster: Cluster) -> 
     for is_backward in (False, True):
         seconds = np.tile(workload_seconds(workload, cluster, is_backward=is_backward), groups)
         busy = np.bincount(found.device_of_compute, seconds, cluster.num_devices)
-        # A group has a Gth of the heads, and takes a Gth of the seconds.
+        # A tile of one group has a Gth of the heads, and takes a Gth of the seconds.
         total += float((busy / cluster.speed_of_device).max()) / groups
     return total
 
 
-_HOPELESS = 1.1  # times the fastest so far: with more head groups it would be slower still
+_HOPELESS = 1.1  # times the fastest so far: beyond it, more head groups are not tried
 _LAYOUTS = tuple(StaticLayout(kind) for kind in STATIC_KINDS)
 _HEADS = tuple(StaticHeads(kind) for kind in HEAD_KINDS)
 _ADAPTERS: tuple[Partitioner, ...] = (
@@ -232,7 +234,7 @@ def check_installed(partitioner: Partitioner) -> None:
 
 
 def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tuple[FrontPoint, ...]:
-    """Find the front of the portfolio; a single layout where there is nothing to search for."""
+    """Find the front of the portfolio; a single layout where there is nothing to search."""
     if workload.num_tiles == 0 or cluster.num_devices == 1:
         found = PARTITIONERS["static:contiguous"].place(workload, cluster, config)
         return (weigh(found, workload, cluster, config),)
@@ -242,11 +244,11 @@ def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tup
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
     """Place a workload with the chosen partitioner and hold the result to the caps.
 
-    What an external partitioner found is held to the caps and searched once more with the moves of
-    `native`. A static layout is a baseline and stays as it is. Whatever cap is still missed is said
-    in ``Placement.warnings``.
+    The result of an external partitioner is held to the caps and searched again with the moves of
+    `native`. A static layout is a baseline and stays as it is. ``Placement.warnings`` names the
+    caps that are still missed.
 
-    Where tokens have a price, the placement of the shortest step wins, whichever tolerance it had.
+    Where tokens have a price, the placement with the shortest layer wins, whatever its tolerance.
 
     Raises:
         PlanError: if the partitioner is unknown, not installed, fails or takes too long.
@@ -254,21 +256,20 @@ def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement
     partitioner = find_partitioner(config.partitioner)
     is_trivial = workload.num_tiles == 0 or cluster.num_devices == 1
     if is_trivial and not isinstance(partitioner, StaticHeads):
-        # Nothing to search for; KaHyPar refuses one part and empty hypergraphs.
+        # Nothing to search; KaHyPar refuses one part and empty hypergraphs.
         partitioner = PARTITIONERS["static:contiguous"]
     check_installed(partitioner)
     placed = [_place(partitioner, workload, cluster, tried) for tried in tolerances_of(config)]
     found = placed[0]
     if len(placed) > 1:
         found = min(placed, key=lambda one: layer_seconds(one, workload, cluster, config))
-    missed = find_shortfalls(found, workload, cluster, config)
-    return replace(found, warnings=found.warnings + missed) if missed else found
+    return replace(found, warnings=find_shortfalls(found, workload, cluster, config))
 
 
 def layer_seconds(
     found: Placement, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> float:
-    """Predict a layer: its attention, and the fullest device's tokens at their price."""
+    """Predict the seconds of a layer: its attention, plus the fullest device's priced tokens."""
     _, tokens = loads_on(found, workload, cluster)
     seconds = predict_placement(workload, found, cluster, config).seconds
     return seconds + config.token_seconds * float(tokens.max(initial=0))
@@ -277,29 +278,28 @@ def layer_seconds(
 def _place(
     partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
-    """Place with the head groups of the configuration; with the fastest if it leaves them open."""
+    """Place with the head groups of the configuration, or with the fastest number if ``"auto"``."""
     groups = config.head_groups
     if isinstance(partitioner, StaticHeads) or groups == 1:
         return _place_whole(partitioner, workload, cluster, config)
     if groups != "auto":
         return _place_in_groups(partitioner, workload, cluster, config, groups)
-    whole = replace(config, head_groups=1)
-    best = _place_whole(partitioner, workload, cluster, whole)
+    best = _place_whole(partitioner, workload, cluster, config)
     if isinstance(partitioner, StaticLayout):
         return best  # a baseline stays as it is
     least = predict_placement(workload, best, cluster, config).seconds
     for groups in groups_worth_trying(workload.shape, cluster):
         if not is_cuttable(workload, groups):
-            break  # more groups make it longer still
-        more = _place_in_groups(partitioner, workload, cluster, whole, groups)
+            break  # more groups make the expanded batch longer still
+        more = _place_in_groups(partitioner, workload, cluster, config, groups)
         seconds = predict_placement(workload, more, cluster, config).seconds
         best, least = fastest([best, more], workload, cluster, config), min(least, seconds)
         if seconds > _HOPELESS * least:
-            break  # finer groups exchange more still
+            break  # finer groups exchange even more
     layouts = [
-        layout.place(workload, cluster, whole)
+        layout.place(workload, cluster, config)
         for layout in _HEADS
-        if layout.is_possible(workload.shape, cluster, whole)
+        if layout.is_possible(workload.shape, cluster, config)
     ]
     layouts = [found for found in layouts if is_cuttable(workload, found.head_groups)]
     return fastest([best, *layouts], workload, cluster, config)
@@ -308,6 +308,7 @@ def _place(
 def _place_whole(
     partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig
 ) -> Placement:
+    """Place all heads of a tile on one device; repair results of external partitioners."""
     found = partitioner.place(workload, cluster, config)
     return found if partitioner.is_fixed else refine(found, workload, cluster, config)
 
@@ -316,13 +317,11 @@ def _place_in_groups(
     partitioner: Partitioner, workload: Workload, cluster: Cluster, config: PlanConfig, groups: int
 ) -> Placement:
     """Place on teams that split the heads, inside nodes or wider, whichever is faster."""
-    group_shape(workload.shape, groups)  # refuses what the heads do not allow
-    whole = replace(config, head_groups=1)
+    group_shape(workload.shape, groups)  # raises if the heads cannot be cut into these groups
     candidates = []
     for size in sorted({largest_team(cluster, groups, is_inside=b) for b in (True, False)}):
         teams = teams_of(cluster, size)
         inner = partitioner if teams.num_devices > 1 else StaticLayout("contiguous")
-        found = _place_whole(inner, workload, teams, whole)
-        found = spread(found, workload, groups, size)
+        found = spread(_place_whole(inner, workload, teams, config), workload, groups, size)
         candidates.append(hold_tokens(found, workload, cluster, config))
     return fastest(candidates, workload, cluster, config)

@@ -1,10 +1,11 @@
 """Noisy descent over tiles, ranges and owners, compiled, and the splits that it starts from.
 
-Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) that stand on one
-part, with or without the owners among them. Every move is priced for all admissible parts at once,
-O(K) per net, since each tile lies in exactly two nets. A move is taken if its change, less a random
-amount below ``noise``, is the least; the noise falls to nothing. Randomness is an xorshift and all
-sums are of integers in float64, so results are the same bits everywhere.
+Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) on one part, with
+or without the blocks of the range that the part owns. Every move is priced for all parts at once,
+O(K) per net; each tile lies in exactly two nets. The target with the least change of cost, less a
+random amount below ``noise``, is taken; the part where the tiles are takes part in this as well.
+The noise falls to zero. Random numbers come from an xorshift and all sums are of integers in
+float64, so results are the same bits everywhere.
 """
 
 from collections.abc import Iterator
@@ -20,14 +21,13 @@ from dcp_planner.search.state import (
     State,
     assign_owner,
     assign_tile,
-    bytes_of,
-    excess_of,
+    cost_of,
     gather,
     pin,
     price_net,
 )
 
-_SLACK = 0.03  # of a part's share, that whole documents may exceed it by
+_SLACK = 0.03  # whole documents may exceed a part's share by this much of it
 
 
 @inner
@@ -49,25 +49,27 @@ def _shuffle(order: Ints, random: NDArray[np.uint64]) -> None:
 
 
 @inner
-def _excess(load: float, limit: float) -> float:
-    return load - limit if load > limit else 0.0
+def _rise(load: float, change: float, limit: float) -> float:
+    """Compute how much more of a load is above its limit after a change."""
+    after = load + change
+    return (after - limit if after > limit else 0.0) - (load - limit if load > limit else 0.0)
 
 
 @inlined
 def _choose(state: State, part: int, work: float, size: float, noise: float) -> int:
-    """Return the target of the least change less noise; the part itself if staying is least."""
+    """Return the target of the least change less noise; the part itself if staying is least.
+
+    ``state.change`` has the changes of bytes; `work` and `size` are the work and tokens that move.
+    """
     group, change, loads, limits = state.group, state.change, state.loads, state.limits
     prices, random, parts = state.prices, state.random, len(state.group)
     best = part
     # Without noise a move must save bytes: sweeps end only when nothing moves.
     least = -noise * _draw(random) if noise > 0.0 else -0.5
+    # What leaving saves, to a target in the same group and to one in another.
     near = change[parts]
-    near += prices[0] * (
-        _excess(loads[0, part] - work, limits[0, part]) - _excess(loads[0, part], limits[0, part])
-    )
-    near += prices[1] * (
-        _excess(loads[1, part] - size, limits[1, part]) - _excess(loads[1, part], limits[1, part])
-    )
+    near += prices[0] * _rise(loads[0, part], -work, limits[0, part])
+    near += prices[1] * _rise(loads[1, part], -size, limits[1, part])
     away = near + change[parts + 1]
     for target in range(parts):
         if target == part:
@@ -76,14 +78,8 @@ def _choose(state: State, part: int, work: float, size: float, noise: float) -> 
         # Prices above a cap only add to it, and the noise takes off less than `noise`.
         if found >= least + noise:
             continue
-        found += prices[0] * (
-            _excess(loads[0, target] + work, limits[0, target])
-            - _excess(loads[0, target], limits[0, target])
-        )
-        found += prices[1] * (
-            _excess(loads[1, target] + size, limits[1, target])
-            - _excess(loads[1, target], limits[1, target])
-        )
+        found += prices[0] * _rise(loads[0, target], work, limits[0, target])
+        found += prices[1] * _rise(loads[1, target], size, limits[1, target])
         if noise > 0.0:
             found -= noise * _draw(random)
         if found < least:
@@ -107,7 +103,7 @@ def _sweep_tiles(state: State, order: Ints, noise: float) -> int:
             and count[column, here] > 1
             and loads[0, here] <= state.limits[0, here]
         ):
-            continue  # it saves nothing anywhere
+            continue  # others keep both nets here, and no cap is exceeded: leaving saves nothing
         state.change[:] = 0.0
         price_net(state, row, 1, here)
         price_net(state, column, 1, here)
@@ -143,6 +139,7 @@ def _sweep_owners(state: State, order: Ints, noise: float) -> int:
 
 @inner
 def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
+    """Count one more pin of a net that would move; return the number of nets so far."""
     if pins[net] == 0:
         nets[known] = net
         known += 1
@@ -152,7 +149,7 @@ def _touch(pins: Ints, nets: Ints, net: int, known: int) -> int:
 
 @inner
 def _try_set(state: State, here: int, num_tiles: int, num_owned: int, noise: float) -> int:
-    """Offer the tiles and owned blocks in scratch one move together; return 1 if they moved."""
+    """Offer the tiles and owned blocks in scratch a common move; return 1 if they moved."""
     blocks = len(state.tokens)
     tile_q, tile_kv, work = state.tile_q, state.tile_kv, state.work
     pins, nets, tiles, owned = state.pins, state.nets, state.tiles, state.blocks
@@ -167,6 +164,7 @@ def _try_set(state: State, here: int, num_tiles: int, num_owned: int, noise: flo
         size += state.tokens[block]
         known = _touch(pins, nets, block, known)
         known = _touch(pins, nets, blocks + block, known)
+    # A net is priced once, with all of its pins that move: what it saves may need all of them.
     state.change[:] = 0.0
     for x in range(known):
         price_net(state, nets[x], pins[nets[x]], here)
@@ -186,9 +184,10 @@ def _try_set(state: State, here: int, num_tiles: int, num_owned: int, noise: flo
 
 @inner
 def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: float) -> int:
-    """Offer the tiles of each range of rows (0) or columns (1) on each part a move together.
+    """Offer the tiles of each range of rows (0) or columns (1) on each part a common move.
 
-    Ranges are `length` neighbouring blocks of one sequence, whole sequences if it is 0.
+    Ranges are `length` neighbouring blocks of one sequence, or whole sequences if it is 0. `offset`
+    shifts where they begin.
     """
     moves, blocks, parts = 0, len(state.tokens), len(state.group)
     sequence, owner, owned = state.sequence, state.owner, state.blocks
@@ -210,7 +209,8 @@ def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: floa
                 num_tiles = gather(state, side * blocks + block, here, num_tiles)
             if num_tiles == 0:
                 continue
-            # With the owners, then without; one call, for each is compiled on its own.
+            # With the owned blocks, then without; `else` means that the set moved. A single call,
+            # since each call in the source is compiled separately.
             while _try_set(state, here, num_tiles, num_owned, noise) == 0:
                 if num_owned == 0:
                     break
@@ -222,12 +222,12 @@ def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: floa
 
 
 def descend(state: State, sweeps: int, noise: float, longest: int) -> tuple[float, float]:
-    """Run sweeps of all moves while the noise falls to nothing over the first four fifths.
+    """Run sweeps of all moves while the noise falls to zero over the first four fifths.
 
     Args:
         state: filled.
-        sweeps: at most; ends earlier once nothing moves without noise.
-        noise: largest at the beginning, cost units.
+        sweeps: most sweeps; the search ends earlier if three sweeps without noise move nothing.
+        noise: at the beginning, in units of cost.
         longest: longest range of rows or columns before whole sequences; 1: single ones only.
 
     Returns:
@@ -242,13 +242,14 @@ def _descend(
     state: State, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
 ) -> tuple[float, float]:
     length, offset, still = 2, 0, 0
-    before = bytes_of(state) + excess_of(state)
+    before = cost_of(state)
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
         # The square beats a straight line by 13 to 24 % of the bytes between nodes (LOG.md).
         now = noise * left * left if left > 0.0 else 0.0
         moves = 0
-        # Single ones, then ranges; each call written once, for each is compiled on its own.
+        # Single rows, single columns, ranges of rows, ranges of columns. A single call, since each
+        # call in the source is compiled separately.
         for turn in range(4 if longest > 1 else 2):
             if turn == 2:
                 offset = int(_draw(state.random) * length)
@@ -268,11 +269,14 @@ def _descend(
         still = still + 1 if now == 0.0 and moves == 0 else 0
         if still == 3:
             break
-    return before, bytes_of(state) + excess_of(state)
+    return before, cost_of(state)
 
 
 def seeds(problem: Problem, parts: int) -> Iterator[Split]:
-    """Yield the starts, the most promising first: documents, token ranges, equal work, zigzag."""
+    """Yield splits to start from, the most promising first.
+
+    They are whole documents, ranges of equal tokens, ranges of equal work, and a zigzag.
+    """
     work, tokens = _shares(problem, parts)
     run = _cut_evenly(2 * tokens, 2 * parts)
     for row in (
@@ -285,7 +289,7 @@ def seeds(problem: Problem, parts: int) -> Iterator[Split]:
 
 
 def _shares(problem: Problem, parts: int) -> tuple[Floats, Floats]:
-    """Compute the work of each row and the tokens of each block, in shares of a part."""
+    """Compute the work of each row and the tokens of each block; 1 is the mean of a part."""
     work = np.zeros(problem.num_blocks)
     np.add.at(work, problem.tile_q, problem.work)
     tokens = problem.tokens.astype(np.float64)
@@ -326,7 +330,7 @@ def by_documents(problem: Problem, parts: int) -> Indices:
 
 
 def _fill_in_turn(rows: Floats, full: Floats) -> Indices:
-    """Fill the emptiest part, then the next; deal the remaining rows to the emptiest parts."""
+    """Fill the emptiest part, then the next; when all are full, each row goes to the emptiest."""
     order = iter(np.argsort(full.max(axis=0), kind="stable").tolist())
     part: int | None = next(order)
     chosen = np.zeros(len(rows), np.int32)

@@ -1,11 +1,11 @@
-"""Problems of the native search, fine or coarse; its one state: a split, its pins, its loads.
+"""Problems of the native search, fine or coarse, and its state: a split, its pins, its loads.
 
 A state has K parts in G groups (nodes). Every token block b has two nets: its row net, index b,
 whose pins are the tiles that have it as queries, and its column net, index D + b, for keys; the
-owner of the block is one more pin in both. Two objectives price its moves. Bytes: a net costs
-``weight * (parts touched - 1)`` and, times ``far``, ``weight * (groups touched - 1)``: what the
-routed plan sends; what exceeds a cap costs ``price`` per unit, so caps may be crossed on the way
-but not in the end. Time: see `load_state`.
+owner of the block is one more pin in both. Two objectives price moves. Bytes: a net costs
+``weight * (parts touched - 1)`` and, times ``far``, ``weight * (groups touched - 1)``: the bytes of
+the routed plan. Work or tokens above a cap cost ``price`` per unit, so caps may be crossed on the
+way but not in the end. Time: see `load_state`.
 """
 
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ from dcp_planner.model.problem import Workload
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Problem:
-    """Tiles and blocks to be split; a part of a workload, or a coarser picture of one.
+    """Tiles and blocks to be split: a part of a workload, or a coarser version of one.
 
     Attributes:
         tile_q, tile_kv: int32 ``[W]``, sorted by (q, kv).
@@ -58,14 +58,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """An answer: the part of every tile and the owner of every block (-1: owned elsewhere)."""
+    """A solution: the part of every tile and the owner of every block (-1: owned elsewhere)."""
 
     part: Indices
     owner: Indices
 
 
 def problem_of(workload: Workload) -> Problem:
-    """Take a whole workload; nets weigh the bytes of a forward and a backward pass."""
+    """Build the problem of a workload; nets weigh the bytes of a forward and a backward pass."""
     tokens, (row, column) = workload.block_tokens, workload.shape.round_trip_bytes
     return Problem(
         tile_q=workload.compute_q,
@@ -79,16 +79,17 @@ def problem_of(workload: Workload) -> Problem:
 
 
 def restrict(problem: Problem, split: Split, part: int) -> tuple[Problem, Ints, Ints]:
-    """Keep what one part computes or owns; return it with its tiles and its blocks, ascending.
+    """Restrict a problem to the tiles and blocks of one part; return their old numbers as well.
 
-    Blocks that are owned elsewhere but used here stay, with no owner to choose.
+    Blocks that are owned elsewhere but used here stay, with no owner to choose. Tiles and blocks
+    are ascending.
     """
     tiles = np.flatnonzero(split.part == part)
     is_used = split.owner == part
     is_used[problem.tile_q[tiles]] = True
     is_used[problem.tile_kv[tiles]] = True
     blocks = np.flatnonzero(is_used)
-    number = np.cumsum(is_used, dtype=np.int32) - np.int32(1)
+    number = np.cumsum(is_used, dtype=np.int32) - np.int32(1)  # new number of each used block
     is_owned = (split.owner[blocks] == part) & problem.is_owned[blocks]
     inner = Problem(
         tile_q=number[problem.tile_q[tiles]],
@@ -103,7 +104,7 @@ def restrict(problem: Problem, split: Split, part: int) -> tuple[Problem, Ints, 
 
 
 def coarsen(problem: Problem) -> tuple[Problem, Ints, Ints]:
-    """Merge neighbouring blocks of one sequence while they stay within twice the largest block.
+    """Merge neighbouring blocks of one sequence up to twice the size of the largest block.
 
     Returns:
         The coarser problem, and the coarse tile of each tile and coarse block of each block. O(W
@@ -132,7 +133,10 @@ def coarsen(problem: Problem) -> tuple[Problem, Ints, Ints]:
 
 
 def _merge_runs(problem: Problem, limit: float) -> Ints:
-    """Number the runs of blocks that are merged; a net's bytes stand for its block's tokens."""
+    """Number the runs of blocks that are merged; column weights stand for tokens.
+
+    Tokens themselves are 0 in a restricted problem where the owner is elsewhere.
+    """
     block = np.zeros(problem.num_blocks, np.int64)
     sequence, is_owned = problem.sequence.tolist(), problem.is_owned.tolist()
     number, total = -1, 0.0
@@ -196,17 +200,18 @@ class State(NamedTuple):
 
 @inlined
 def price_net(state: State, net: int, moved: int, part: int) -> None:
-    """Add what moving some pins of a net off a part changes, per target.
+    """Add to ``change[target]`` the cost of moving some pins of a net from a part to each target.
 
-    ``change[K]`` takes what leaving the part saves, ``change[K+1]`` what leaving its group saves.
+    The saving of leaving the part goes to ``change[K]``, of leaving its group to ``change[K+1]``.
     """
     counts, group, change, cost = state.counts, state.group, state.change, state.weight[net]
     parts = len(group)
-    if counts[net, part] == moved:
+    if counts[net, part] == moved:  # no pin stays
         change[parts] -= cost
     for target in range(parts):
         if counts[net, target] == 0:
             change[target] += cost
+    # From here on the same for groups, at the additional price ``far``.
     cost *= state.weight[len(state.weight) - 1]
     if cost == 0.0:
         return
@@ -221,6 +226,8 @@ def price_net(state: State, net: int, moved: int, part: int) -> None:
 @inlined
 def pin(state: State, net: int, moved: int, part: int, target: int) -> None:
     """Move some pins of a net from a part to another."""
+    # Columns from K on count the parts touched in each group, so they change where a part's pins
+    # become 0 or begin.
     counts, group = state.counts, state.group
     counts[net, part] -= moved
     if counts[net, part] == 0:
@@ -232,7 +239,7 @@ def pin(state: State, net: int, moved: int, part: int, target: int) -> None:
 
 @inlined
 def assign_tile(state: State, tile: int, target: int) -> None:
-    """Count a tile on another part; its pins are moved by themselves."""
+    """Assign a tile to another part; `pin` moves its pins."""
     here, work = int(state.part[tile]), state.work[tile]
     state.loads[0, here] -= work
     state.loads[0, target] += work
@@ -241,7 +248,7 @@ def assign_tile(state: State, tile: int, target: int) -> None:
 
 @inlined
 def assign_owner(state: State, block: int, target: int) -> None:
-    """Count a block on another part; its pins are moved by themselves."""
+    """Assign a block to another owner; `pin` moves its pins."""
     here, size = int(state.owner[block]), float(state.tokens[block])
     state.loads[1, here] -= size
     state.loads[1, target] += size
@@ -250,7 +257,7 @@ def assign_owner(state: State, block: int, target: int) -> None:
 
 @inlined
 def gather(state: State, net: int, part: int, count: int) -> int:
-    """Put the tiles of a net on a part into scratch, behind `count` others; return how many."""
+    """Append the tiles of a net on a part to the `count` tiles in scratch; return the new count."""
     blocks = len(state.tokens)
     if state.counts[net, part] == 0:
         return count
@@ -264,7 +271,7 @@ def gather(state: State, net: int, part: int, count: int) -> int:
 
 
 def fill(state: State) -> None:
-    """Count pins and loads of the placement on the state; O(W + D (K + G))."""
+    """Count the pins and loads of the state's split; O(W + D (K + G))."""
     blocks, parts = len(state.tokens), len(state.group)
     owned = np.flatnonzero(state.owner >= 0)
     owner = state.owner[owned]
@@ -274,6 +281,7 @@ def fill(state: State) -> None:
         pins = np.bincount(cell, minlength=blocks * parts).reshape(blocks, parts)
         rows = state.counts[side * blocks : (side + 1) * blocks]
         rows[:, :parts] = pins
+        # The parts of a group stand together: a sum over each run is the parts that it touches.
         first = np.flatnonzero(np.diff(state.group, prepend=-1))
         np.add.reduceat(pins > 0, first, axis=1, dtype=np.int32, out=rows[:, parts:])
     state.loads[0] = np.bincount(state.part, state.work, parts)
@@ -282,7 +290,7 @@ def fill(state: State) -> None:
 
 @compiled
 def bytes_of(state: State) -> float:
-    """Compute the cost of all nets, without what exceeds caps."""
+    """Compute the cost of all nets, without that of loads above caps."""
     counts, weight, parts = state.counts, state.weight, len(state.group)
     far, total = weight[len(weight) - 1], 0.0
     for net in range(len(counts)):
@@ -298,7 +306,7 @@ def bytes_of(state: State) -> float:
 
 @compiled
 def excess_of(state: State) -> float:
-    """Compute the cost of what exceeds the caps."""
+    """Compute the cost of loads above the caps."""
     total = 0.0
     for kind in range(2):
         for part in range(len(state.group)):
@@ -308,8 +316,9 @@ def excess_of(state: State) -> float:
     return total
 
 
+@compiled
 def cost_of(state: State) -> float:
-    """Compute the cost of all nets, and of what exceeds the caps."""
+    """Compute the cost of all nets and of loads above the caps."""
     return bytes_of(state) + excess_of(state)
 
 
@@ -330,7 +339,8 @@ def state_of_split(
     far: float,
     seed: int,
 ) -> State:
-    """Lay a split out as the compiled loops want it, filled; the split itself is not changed."""
+    """Build the state of a split, filled; the split itself is not changed."""
+    # Arrays of a workload are read-only, which is another type to numba: they are copied.
     tiles, blocks = problem.num_tiles, problem.num_blocks
     parts, groups = len(group), int(group.max()) + 1
     pointer, members = tiles_of_nets(problem.tile_q, problem.tile_kv, blocks)
@@ -362,7 +372,7 @@ def state_of_split(
 
 
 def restarted(state: State, split: Split) -> State:
-    """Lay another split of the same problem out; only what moves change is not shared."""
+    """Build the state of another split of the same problem; it shares what moves do not change."""
     fresh = state._replace(
         part=split.part.astype(np.int32),
         owner=split.owner.astype(np.int32),
@@ -374,7 +384,7 @@ def restarted(state: State, split: Split) -> State:
 
 
 def repeated(state: State, seed: int) -> State:
-    """Copy what moves change, to search once more from here with other random numbers."""
+    """Copy what moves change, to search again from here with other random numbers."""
     return state._replace(
         part=state.part.copy(),
         owner=state.owner.copy(),
