@@ -6,12 +6,13 @@ the next request.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from dcp_dashboard.library.folder import (
     MAX_PLANS,
@@ -101,6 +102,8 @@ class LoadedPlan:
 
 
 ReportRow = FileRow[DatasetReport]
+Run: TypeAlias = tuple[PlanEntry, RunHistory]
+"""The log of a training run, and the records that were read from it."""
 
 
 class BoundedCache(Generic[Value]):
@@ -181,17 +184,29 @@ class PlanLibrary:
         entry = self._find(key, STEP_SUFFIX)
         return entry, read_step(entry.path)
 
-    def read_run(self, key: str, read: Callable[[PlanEntry, RunHistory], Value]) -> Value:
-        """Return what `read` makes of the log with this key, written so far; errors of `load`."""
+    def read_runs(self, keys: Sequence[str], read: Callable[[Sequence[Run]], Value]) -> Value:
+        """Return what `read` makes of the logs with these keys, as far as they are written.
+
+        Each log is locked meanwhile. Two keys may name one log: a file and a link to it. Errors are
+        those of `load`.
+        """
+        entries = [self._find(key, RUN_SUFFIX) for key in keys]
         # One history for each path, not for each content: a log only grows, and `update` reads on
         # from where it stopped. Each has a lock of its own, since histories change.
-        entry = self._find(key, RUN_SUFFIX)
-        history, lock = self._runs.get(
-            entry.path, lambda: (RunHistory(entry.path), threading.Lock())
-        )
-        with lock:
-            history.update()
-            return read(entry, history)
+        histories = {
+            entry.path: self._runs.get(
+                entry.path, lambda path=entry.path: (RunHistory(path), threading.Lock())
+            )
+            for entry in entries
+        }
+        with ExitStack() as stack:
+            # In the order of the paths: else two requests for the same two logs could each hold one
+            # and wait for the other.
+            for path in sorted(histories):
+                history, lock = histories[path]
+                stack.enter_context(lock)
+                history.update()
+            return read([(entry, histories[entry.path][0]) for entry in entries])
 
     def _find(self, key: str, suffix: str) -> PlanEntry:
         entry = self.folder.find(key, suffix)

@@ -94,7 +94,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     asked = tables.read_query(query)
     found = [row for row in rows if matches(row, asked.q)]
     recent = [row for row in session if matches(row, asked.q)]
-    sets = [row for row in reports if report_matches(row, asked.q)]
+    sets = [row for row in reports if matches(row, asked.q)]
     count = f"{len(found)} of {len(rows)}" if asked.q else ""
     parts: list[Component] = [_title(library.root, rows), _tools(asked, count)]
     picked = next((row for row in (*session, *rows) if row.entry.key == asked.pick), None)
@@ -131,20 +131,11 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     return html.Div(parts)
 
 
-def matches(row: PlanRow, search: str) -> bool:
-    """Return whether every word of a search is in a plan's mask, file, origin or placement."""
-    texts, summary = [row.entry.relative, row.error], row.value
-    if summary is not None:
-        texts += [summary.mask, summary.origin, summary.partitioner]
-    return tables.has_words(search, texts)
-
-
-def report_matches(row: ReportRow, search: str) -> bool:
-    """Return whether every word of a search is in a report's file, data set or spec."""
-    texts, report = [row.entry.relative, row.error], row.value
-    if report is not None:
-        texts += [report.dataset, report.spec, report.mask]
-    return tables.has_words(search, texts)
+def matches(row: PlanRow | ReportRow, search: str) -> bool:
+    """Return whether every word of a search is in the file's name or in the texts of its row."""
+    names = ("mask", "origin", "partitioner", "dataset", "spec")  # a row has some of them, or none
+    texts = (getattr(row.value, name, "") for name in names)
+    return tables.has_words(search, (row.entry.relative, row.error, *texts))
 
 
 def sort_rows(rows: Sequence[PlanRow], asked: Query) -> list[PlanRow]:

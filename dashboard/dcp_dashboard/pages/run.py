@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import plotly.graph_objects as go
@@ -15,7 +15,7 @@ from plotly.subplots import make_subplots
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts.quantities import count, duration, percent, ratio, signed, size
 from dcp_dashboard.library.folder import RUN_SUFFIX, SUFFIX, PlanEntry, plan_key
-from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.library.plans import PlanLibrary, Run
 from dcp_dashboard.pages.charts import BLUE, MORE, TEMPLATE, annotate, graph
 from dcp_dashboard.pages.layout import (
     box,
@@ -33,7 +33,6 @@ from dcp_dsl import DCPError
 from dcp_dsl.arrays import Floats, Ints
 from dcp_runtime import RunHistory
 
-Run: TypeAlias = tuple[PlanEntry, RunHistory]
 Text = Callable[[float], str]
 COMPARED = frozenset(
     ("step_s", "measured_s", "predicted_s", "exposed_share", "attention_imbalance", "bytes",
@@ -76,9 +75,11 @@ class Pair(NamedTuple):
         return [int(self.steps[at]) for at in order if apart[at] > 0]
 
 
-def comparison(first: Run, second: Run) -> list[Component]:
-    """Build the panels of two runs: differences of medians, and of single steps."""
-    pair = Pair.of(first[1], second[1])
+def comparison(runs: Sequence[Run]) -> list[Component]:
+    """Build the panels of two runs: differences of medians, and of single steps; none for one."""
+    if len(runs) < 2:
+        return []
+    pair = Pair.of(*(run for _, run in runs))
     if not len(pair.steps):
         return [panel("A and B", [hint("The two runs have no step in common.")])]
     rows = []
@@ -88,8 +89,8 @@ def comparison(first: Run, second: Run) -> list[Component]:
             share = number_cells([signed(b / a - 1, percent) if a else "-"])
             rows.append(html.Tr([html.Th(heading, scope="row"), *_numbers(a, b, text), *share]))
     heads = headings(("Median of a step", "A", "B", "B - A", "share"), (1, 2, 3, 4))
-    names = f"A is {first[0].relative}, B is {second[0].relative}"
-    note = f"{names}; over the {count(len(pair.steps))} steps that both have."
+    first, second = (entry.relative for entry, _ in runs)
+    note = f"A is {first}, B is {second}; over the {count(len(pair.steps))} steps that both have."
     medians_panel = panel("A and B", [hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
     heads = headings(("Step", "A", "B", "B - A", "Slowest rank of A", "of B"), (0, 1, 2, 3))
@@ -148,7 +149,8 @@ FACTS = (
 def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
     """Build the page of one run, or of two, A and B, on the same axes."""
 
-    def build(entry: PlanEntry, run: RunHistory, second: Run | None) -> Component:
+    def build(runs: Sequence[Run]) -> Component:
+        entry, run = runs[0]
         name = PurePosixPath(entry.relative)
         told = html.Span(f"{entry.relative} · {count(len(run))} steps", className="dcp-muted")
         note = "Drag over steps to zoom, double click to see all; a click on a step says more."
@@ -158,39 +160,20 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
             dcc.Interval(id="run-clock", interval=EVERY_MS),
             title_bar(name.parent.name or name.name, told),
             box([html.Div(_now(run), id="run-now")], "The newest step"),
-            html.Div(_pair((entry, run), second), id="run-pair"),
+            html.Div(comparison(runs), id="run-pair"),
             html.Div(id="run-step"),
-            panel("Steps", [
-                hint(note), graph("run-chart", run_figure(run, None, second and second[1])),
-            ]),
+            panel("Steps", [hint(note), graph("run-chart", run_figure(runs, None))]),
             *_others(library, key, other),
         )  # fmt: skip
 
     return _read(library, [key, other], build)
 
 
-def _read(
-    library: PlanLibrary, keys: object, make: Callable[[PlanEntry, RunHistory, Run | None], _Made]
-) -> _Made:
-    """Return what `make` makes of the run of the first key, and of the second if there is one."""
-    key, other = map(str, keys) if isinstance(keys, list) and len(keys) == 2 else (str(keys), "")
-    if other in ("", key):
-        return library.read_run(key, lambda entry, run: make(entry, run, None))
-    # Each log is locked while it is read: two pages lock the same two in the same order.
-    low, high = sorted((key, other))
-
-    def read(*outer: Any) -> _Made:  # Any: an entry and a run, as below
-        def both(*inner: Any) -> _Made:
-            (entry, run), second = (outer, inner) if low == key else (inner, outer)
-            return make(entry, run, second)
-
-        return library.read_run(high, both)
-
-    return library.read_run(low, read)
-
-
-def _pair(first: Run, second: Run | None) -> list[Component]:
-    return [] if second is None else comparison(first, second)
+def _read(library: PlanLibrary, keys: object, make: Callable[[Sequence[Run]], _Made]) -> _Made:
+    """Return what `make` makes of the runs of a page, one or two; a client may send any keys."""
+    first, *rest = map(str, keys) if isinstance(keys, list) and len(keys) == 2 else (str(keys),)
+    # On the page of one run the second key is empty.
+    return library.read_runs([first, *(key for key in rest if key not in ("", first))], make)
 
 
 def _others(library: PlanLibrary, key: str, other: str) -> list[Component]:
@@ -218,15 +201,12 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
     def draw(_ticks: object, zoomed: object, keys: object) -> tuple[Component, Any, Any]:
         is_tick = ctx.triggered_id == "run-clock"
 
-        def make(
-            entry: PlanEntry, run: RunHistory, second: Run | None
-        ) -> tuple[Component, Any, Any]:
-            written_ns = max(entry.mtime_ns, second[0].mtime_ns if second else 0)
+        def make(runs: Sequence[Run]) -> tuple[Component, Any, Any]:
+            written_ns = max(entry.mtime_ns for entry, _ in runs)
             # A zoom always redraws; the clock redraws only while the log still grows.
             if is_tick and time.time() - written_ns / 1e9 > STILL_S:
                 raise PreventUpdate
-            figure = run_figure(run, _read_range(zoomed), second and second[1])
-            return _now(run), _pair((entry, run), second), figure
+            return _now(runs[0][1]), comparison(runs), run_figure(runs, _read_range(zoomed))
 
         try:
             return _read(library, keys, make)
@@ -241,10 +221,10 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
         if step is None:
             raise PreventUpdate
 
-        def make(entry: PlanEntry, run: RunHistory, second: Run | None) -> Component:
-            runs = ((entry, run), second) if second else ((entry, run),)
-            found = [_step_panel(library, *one, step) for one in runs if one[1].record(step)]
-            return html.Div(found)
+        def make(runs: Sequence[Run]) -> Component:
+            return html.Div(
+                [_step_panel(library, entry, run, step) for entry, run in runs if run.record(step)]
+            )
 
         try:
             return _read(library, keys, make)
@@ -314,14 +294,12 @@ def extremes(values: Floats, most: int) -> Ints:
     return known
 
 
-def run_figure(
-    run: RunHistory, zoomed: Sequence[float] | None, other: RunHistory | None = None
-) -> go.Figure:
+def run_figure(runs: Sequence[Run], zoomed: Sequence[float] | None) -> go.Figure:
     """Draw the charts one below the other over the steps, all of them or those zoomed to."""
     figure = make_subplots(rows=len(CHARTS), cols=1, shared_xaxes=True, vertical_spacing=0.05)
-    runs = [(run, "" if other is None else "A ")] + ([] if other is None else [(other, "B ")])
+    letters = ("A ", "B ") if len(runs) == 2 else ("",)
     for row, (heading, lines) in enumerate(CHARTS, start=1):
-        for drawn, letter in runs:
+        for (_, drawn), letter in zip(runs, letters, strict=True):
             for field, name, colour, dash in lines:
                 style = {"name": letter + name, "dash": dash,
                          "color": SECOND if letter == "B " else colour}  # fmt: skip
@@ -330,12 +308,13 @@ def run_figure(
         axis = "" if row == 1 else str(row)
         annotate(figure, axis, f"<b>{heading}</b>", "left")
     # A long log forgets its oldest records, but not which steps left a trace.
+    run = runs[0][1]
     kept = [step for step in run.traced if run.record(step)]
     figure.add_scatter(
         x=kept, y=[run.record(step)["step_s"] for step in kept], mode="markers", name="trace kept",
         marker={"symbol": "diamond", "size": 8, "color": MORE}, row=1, col=1, hoverinfo="x+name",
     )  # fmt: skip
-    steps = np.concatenate([drawn.column("step") for drawn, _ in runs])
+    steps = np.concatenate([drawn.column("step") for _, drawn in runs])
     ends = zoomed or ([float(steps.min()), float(steps.max())] if len(steps) > 1 else None)
     figure.update_xaxes(fixedrange=False, range=ends)
     figure.update_xaxes(title_text="step", row=len(CHARTS), col=1)

@@ -106,20 +106,30 @@ def test_reading_one_run_holds_up_no_other(tmp_path):
     library, entered, go_on = PlanLibrary(tmp_path), Event(), Event()
     a, b = (plan_key(f"{name}.dcprun.jsonl") for name in "ab")
 
-    def slow(_, run):
+    def slow(runs):
         entered.set()
         assert go_on.wait(60)
-        return len(run)
+        return len(runs[0][1])
 
     with ThreadPoolExecutor() as threads:
-        first = threads.submit(library.read_run, a, slow)
+        first = threads.submit(library.read_runs, [a], slow)
         assert entered.wait(60)
-        second = threads.submit(library.read_run, b, lambda _, run: len(run))
+        second = threads.submit(library.read_runs, [b], lambda runs: len(runs[0][1]))
         try:
             assert second.result(20) == 1
         finally:
             go_on.set()
         assert first.result(60) == 1
+
+
+def test_two_names_of_one_log_are_read_as_one(tmp_path):
+    (tmp_path / "a.dcprun.jsonl").write_text('{"step": 1}\n')
+    (tmp_path / "b.dcprun.jsonl").symlink_to("a.dcprun.jsonl")
+    keys = [plan_key(f"{name}.dcprun.jsonl") for name in "ab"]
+    (one, first), (other, second) = PlanLibrary(tmp_path).read_runs(keys, list)
+    assert (one.relative, other.relative) == ("a.dcprun.jsonl", "b.dcprun.jsonl")
+    assert first is second
+    assert len(first) == 1
 
 
 def test_plans_are_found_without_reading_the_folder_again(tmp_path, lone_plan, monkeypatch):
