@@ -1,8 +1,8 @@
 """A running worker process with its socket and pipes.
 
-Frames travel over a socket of their own, so that nothing that the process prints is taken for one.
-Its standard output and error come through one pipe: the last of it explains how the process ended.
-Its standard input only shows it that the owner lives (`program`).
+Frames travel over a socket of their own, so that no printed text is taken for a frame. Standard
+output and error share a pipe, whose last bytes explain how the process ended. Standard input
+carries nothing: its end tells the process that the owner has ended (`program`).
 """
 
 import math
@@ -31,9 +31,9 @@ class WorkerProgram:
     Attributes:
         entry: ``"module:function"``; the function makes the handler of the requests (`program`).
         arguments: of the function.
-        memory_bytes: memory that it may have for its data; beyond it Python raises `MemoryError`.
-        environment: variables beside those of this process.
-        files: open files that it has under the same numbers.
+        memory_bytes: limit of memory for data; beyond it Python raises `MemoryError`.
+        environment: variables in addition to those of this process.
+        files: file descriptors that the process inherits under the same numbers.
         is_quiet: keep what it prints for messages, and do not show it on standard error.
     """
 
@@ -46,7 +46,7 @@ class WorkerProgram:
 
     def start(self, number: int) -> "subprocess.Popen[bytes]":
         """Start a process that serves the socket of this number."""
-        # -P and no empty path: the working folder may be anybody's and is no place for modules.
+        # -P and no empty path: modules in the working folder, maybe a stranger's, must not run.
         command = [sys.executable, "-P", "-m", "dcp_planner.workers.program", str(number)]
         search_path = os.pathsep.join(path for path in sys.path if path)
         process = subprocess.Popen(
@@ -57,7 +57,7 @@ class WorkerProgram:
             stderr=subprocess.STDOUT,
             pass_fds=(number, *self.files),
             env={**os.environ, **self.environment, "PYTHONPATH": search_path},
-            start_new_session=True,  # Ctrl-C in the terminal is for the owner, who ends it
+            start_new_session=True,  # Ctrl-C in the terminal reaches the owner only, who ends this
         )
         if self.memory_bytes is not None:
             limits = self.memory_bytes, self.memory_bytes
@@ -72,7 +72,7 @@ class WorkerProcess:
 
     Attributes:
         is_ready: whether it has loaded what it needs.
-        is_killed: whether it was killed here; it may still be there for a moment.
+        is_killed: whether it was killed here; it may take a moment to end.
     """
 
     def __init__(self, program: WorkerProgram) -> None:
@@ -95,21 +95,24 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Its process id."""
         return self._popen.pid
 
     @property
     def is_running(self) -> bool:
-        """Return whether it has not ended and will not at once."""
+        """True if it has neither ended nor been killed here."""
         return not self.is_killed and self._popen.poll() is None
 
     @property
     def log(self) -> str:
-        """The last that it printed since it was sent something."""
+        """The last text that it printed since `send`."""
         return self._printed.decode(errors="replace").strip()
 
     def send(self, frame: bytes, limit_s: float) -> None:
-        """Have `receive` send a frame, since the process may be slow to read, and set its limit."""
+        """Set the next frame and the time limit of its answer; `receive` sends the frame.
+
+        The process may be slow to read, so a frame is sent piece by piece while `receive` waits.
+        """
         self._printed, self._unsent, self._limit_s = b"", memoryview(frame), limit_s
         self._deadline = time.monotonic() + limit_s
 
@@ -135,7 +138,7 @@ class WorkerProcess:
                 poll.unregister(self._output)
             if (events := ready.get(self._socket.fileno(), 0)) & select.POLLOUT:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
-            if events & ~select.POLLOUT:  # POLLHUP and POLLERR as well: `recv` finds out
+            if events & ~select.POLLOUT:  # POLLHUP and POLLERR as well: `recv` tells them apart
                 data = self._socket.recv(1 << 20)
                 if not data:
                     raise EOFError
@@ -143,7 +146,7 @@ class WorkerProcess:
         return frame
 
     def _read_output(self) -> bool:
-        """Take in what it printed; `False` once there is no more."""
+        """Read what it printed; return False if there is nothing more to read."""
         try:
             data = os.read(self._output, 1 << 16)
         except OSError:  # nothing is there, or it was closed on this thread (`receive`)

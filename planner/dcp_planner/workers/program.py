@@ -2,8 +2,8 @@
 
     python -m dcp_planner.workers.program SOCKET MODULE:FUNCTION [ARGUMENT ...]
 
-The function takes the arguments and returns the handler of the requests; what takes long to load
-is loaded there. Standard input carries nothing; the kernel ends this process when it closes.
+The function takes the arguments and returns the handler of the requests; slow imports belong there.
+Standard input carries nothing; when its other end closes, the kernel kills this process.
 
 A frame, a JSON object and some bytes, is two sizes (u32 and u64, little-endian), a JSON text and
 the bytes. There is no pickle: a worker may have read the text of a stranger, so nothing that it
@@ -105,16 +105,16 @@ def _check_sizes(text_size: int, blob_size: int) -> None:
 Tell: TypeAlias = Callable[[Any], None]
 """Sends a note about a request in progress; `Any`: a JSON value."""
 Handler: TypeAlias = Callable[[dict[str, Any], bytes, Tell], Answer]
-"""Answers one request, with no key ``note``; a `DCPError` is told to the owner.
+"""Answers one request; the answer has no key ``note``.
 
-Any other error ends the process.
+A `DCPError` is reported to the owner. Any other error ends the process.
 """
 
 
 def main(number: str, entry: str, *arguments: str) -> None:
     """Serve requests that arrive on a socket, one after the other."""
     _end_with_owner()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once and says no more than its name
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends at once, without a traceback
     link = _Link(int(number))
     module, _, function = entry.partition(":")
     handle: Handler = getattr(importlib.import_module(module), function)(*arguments)
@@ -148,7 +148,7 @@ class _Link:
 
     def __init__(self, number: int) -> None:
         self._socket = socket.socket(fileno=number)
-        self._socket.set_inheritable(False)  # no process that is started here keeps it open
+        self._socket.set_inheritable(False)  # processes started here must not keep it open
         self._frames = FrameBuffer()
         self._lock = threading.Lock()
 

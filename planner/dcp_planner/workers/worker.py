@@ -14,7 +14,7 @@ from dcp_planner.workers.process import WorkerProcess, WorkerProgram
 from dcp_planner.workers.program import Answer, FrameError, pack_frame
 
 START_LIMIT_S = 300.0
-"""Time to load the libraries; the planner compiles itself once per installation."""
+"""Time to load libraries; the first plan of an installation also compiles the planner."""
 
 
 class WorkerLost(DCPError):
@@ -71,7 +71,7 @@ class Worker:
 
     @property
     def pid(self) -> int | None:
-        """The number of its process, ``None`` while there is none."""
+        """The id of its process, ``None`` while there is none."""
         process = self._process
         return process.pid if process is not None and process.is_running else None
 
@@ -120,9 +120,9 @@ class Worker:
 
         Args:
             message: JSON values.
-            limit_s: seconds it may take once the process is ready; then the process is ended.
+            limit_s: time limit, from when the process is ready; after it the process is ended.
             blob: bytes that go with the message.
-            on_note: told what the worker tells while it works.
+            on_note: called with each note that the worker sends while it works.
 
         Raises:
             TaskError: if the worker refuses the request.
@@ -140,7 +140,8 @@ class Worker:
                     on_note(answer[0]["note"])
             except (EOFError, OSError, FrameError) as error:
                 raise self._lost(process, error) from error
-            except BaseException:  # the answer would be taken for that of the next request
+            except BaseException:
+                # Otherwise the late answer would be taken for that of the next request.
                 process.end()
                 raise
         if "error" in answer[0]:
@@ -154,7 +155,7 @@ class Worker:
         process.is_ready, self._failed_starts = True, 0
 
     def _lost(self, process: WorkerProcess, error: EOFError | OSError | FrameError) -> WorkerLost:
-        """End a process that is of no more use and say why it was lost."""
+        """End a process that cannot be used any more, and return the error that says why."""
         named = f"{self.title} (process {process.pid})"
         if isinstance(error, TimeoutError):
             process.end()
@@ -172,10 +173,11 @@ class Worker:
         """Kill the process, whatever it does; the next call starts another."""
         process = self._process
         if process is not None:
-            process.kill()  # no more: a call that waits for it reads the end of its socket
+            # Not `process.end`: a call on another thread may be reading the socket.
+            process.kill()
 
     def close(self) -> None:
-        """End the process and free what belongs to it; calls in line and later ones are refused."""
+        """End the process and free its socket and pipes; waiting and later calls are refused."""
         with self._lock:
             self._is_closed = True
         self.end()
@@ -191,11 +193,11 @@ _Tasks: TypeAlias = "SimpleQueue[tuple[Callable[[Worker], Any], Future[Any]] | N
 class WorkerPool:
     """Some workers, each with a thread that talks to it.
 
-    The workers are closed with `close`, when nobody holds the pool any more, and when this process
+    The workers are closed by `close`, when no reference to the pool is left, and when this process
     ends.
 
     Args:
-        workers: of the pool alone; each starts when there is something to do for it.
+        workers: used by this pool only; each starts with its first task.
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
@@ -203,7 +205,7 @@ class WorkerPool:
         self._tasks: _Tasks = SimpleQueue()
         self._starting = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # Neither the threads nor this finalizer hold the pool.
+        # Neither the threads nor this finalizer refer to the pool, so it can be collected.
         self._close = weakref.finalize(
             self, _close, self._tasks, self.workers, self._threads, os.getpid()
         )
@@ -227,11 +229,11 @@ class WorkerPool:
 
     @property
     def is_closed(self) -> bool:
-        """Return whether the workers have been closed."""
+        """True if the workers have been closed."""
         return not self._close.alive
 
     def close(self) -> None:
-        """End the workers, whatever they are doing; the tasks that are left raise `WorkerLost`."""
+        """End the workers, whatever they do; unfinished tasks raise `WorkerLost`."""
         self._close()
 
 
@@ -245,7 +247,7 @@ def _serve(tasks: _Tasks, worker: Worker) -> None:
                 future.set_exception(error)
             else:
                 future.set_result(result)
-        del found, task, future  # they may hold the pool
+        del found, task, future  # they may refer to the pool
 
 
 def _close(
@@ -254,7 +256,7 @@ def _close(
     if os.getpid() != owner:  # a fork has a copy of the pool, but not its threads and processes
         return
     for worker in workers:
-        worker.close()  # what has not begun will be refused
+        worker.close()  # tasks that have not begun will be refused
     for _ in threads:
         tasks.put(None)
     for thread in threads:
