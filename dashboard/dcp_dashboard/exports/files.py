@@ -72,7 +72,7 @@ def tiles_csv(loaded: LoadedPlan) -> bytes:
 
 def _table_csv(columns: dict[str, NDArray[Any]]) -> bytes:  # Any: numbers or texts
     buffer = io.BytesIO()
-    write_csv(pa.table({name: pa.array(values) for name, values in columns.items()}), buffer)
+    write_csv(pa.table(columns), buffer)
     return buffer.getvalue()
 
 
@@ -80,6 +80,7 @@ def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[bytes]:
     """Write the matching events of traces as CSV, heading first, one trace after the other."""
     for number, trace in enumerate(traces):
         safe = replace(trace, names=tuple(map(_plain, trace.names)))
+        # Without `ready_ns`, which only a simulation knows: in a run it repeats the start.
         table = event_table(safe, matching(trace, chosen)).drop_columns("ready_ns")
         buffer = io.BytesIO()
         write_csv(table, buffer, WriteOptions(include_header=number == 0))
@@ -95,7 +96,7 @@ CSV = "text/csv; charset=utf-8"
 
 
 def export_api(library: PlanLibrary) -> Blueprint:
-    """Build the routes; refusals are as in `data_api`."""
+    """Build the routes of the files below a plan; refusals are as in `data_api`."""
     api = Blueprint("dcp_exports", __name__, url_prefix="/api/plan/<key>")
     _add_trace_routes(api, library)
 
@@ -120,7 +121,7 @@ def export_api(library: PlanLibrary) -> Blueprint:
         entry = library.load(key).entry
         # A file name may hold line ends and bytes that are no UTF-8; a header may not.
         name = "".join(c for c in PurePosixPath(entry.relative).name if c.isprintable())
-        # Flask's own mark encodes the path, which may not be text either.
+        # Flask's own ETag encodes the path, which need not be text.
         mark = version_of(entry)
         return send_file(entry.path, BINARY, as_attachment=True, download_name=name, etag=mark)
 
@@ -138,11 +139,11 @@ FILES: dict[str, tuple[str, str, Callable[[LoadedPlan], bytes]]] = {
     "devices.csv": ("devices.csv", CSV, devices_csv),
     "tiles.csv": ("tiles.csv", CSV, tiles_csv),
 }  # fmt: skip
-"""Suffix, content type and maker of a file by the last part of its address."""
+"""Suffix, content type and making function of a file, by the last part of its address."""
 
 
 def _add_trace_routes(api: Blueprint, library: PlanLibrary) -> None:
-    """Add the traces as files; ``?source=`` is one of them or ``both``, all there are."""
+    """Add the routes of traces; ``?source=`` names one of them, or is ``both`` for all."""
 
     def traces(loaded: LoadedPlan) -> list[Trace]:
         source = request.args.get("source", "both")
@@ -164,7 +165,7 @@ def _add_trace_routes(api: Blueprint, library: PlanLibrary) -> None:
 def as_file(response: Response, loaded: LoadedPlan, suffix: str) -> Response:
     """Make a response a download, named after the plan's file."""
     name = PurePosixPath(loaded.entry.relative).name.removesuffix(SUFFIX)
-    # Browsers read other characters of a header in different ways.
+    # Browsers differ in how they read any other character in this header.
     plain = "".join(c if c.isascii() and (c.isalnum() or c in "-_.") else "_" for c in name)
     response.headers.set("Content-Disposition", "attachment", filename=f"{plain}.{suffix}")
     return response

@@ -41,17 +41,17 @@ from dcp_planner import Source
 from dcp_planner.simulation import EVENT_KINDS
 
 Anchor = Literal["ls", "ms", "rs"]
-"""Left, middle or right end of a text's baseline, in Pillow's words."""
+"""Left end, middle or right end of a text's baseline, in Pillow's names."""
 
 
 MISSING = str.maketrans({"\u00d7": "x", "\u00b5": "u", "\u00a0": " "})
-"""The font that comes with Pillow has Latin letters only, and not all signs."""
+"""Replacements of signs that Pillow's own font lacks; it has Latin letters only."""
 
 Theme = Literal["light", "dark"]
 WIDTH, MARGIN, GUTTER = 1440, 32, 48
 
 HEAD, SIDE, ROW_HEAD = 116, 560, 54
-"""Heights: title and figures; the mask, a square; what stands above a timeline."""
+"""Heights: title and figures; the mask, a square; label, legend and times above a timeline."""
 
 
 class Sheet:
@@ -158,6 +158,7 @@ def _draw_mask(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     plan, top, left = loaded.plan, MARGIN + HEAD, MARGIN + GUTTER
     devices = cluster_colours(plan.cluster)
     sheet.paste((left, top), mask_pixels(plan, SIDE * sheet.scale, devices, colours.canvas))
+    # Owners of the tokens: below the mask for keys, to its left for queries.
     blocks, unit = plan.blocks, SIDE / max(1, plan.num_tokens)
     for start, end, owner in zip(blocks.start, blocks.end, blocks.owner, strict=True):
         extent = float(end - start) * unit
@@ -234,10 +235,10 @@ ASSETS = Path(__file__).parent.parent / "assets"
 SCRIPT = "dashboard.bundle.js"
 STYLES = ("tokens.css", "style.css", "timeline.css")
 TEXTS = {name: (ASSETS / name).read_text(encoding="utf-8") for name in (SCRIPT, *STYLES)}
-"""Scripts and styles as they were at the start: those that the code in memory was written for."""
+"""Scripts and styles, read at the start: later ones may not fit the code in memory."""
 
 MOST_BYTES = 200 * 2**20
-"""Of the data in one page; browsers give up on much larger ones."""
+"""Most bytes of data in one page; browsers give up on much larger pages."""
 
 PAGE = """<!DOCTYPE html>
 <html lang="en">
@@ -268,8 +269,8 @@ scheme.addEventListener("change", follow);
 def standalone_page(loaded: LoadedPlan) -> str:
     """Write the page of a plan as one HTML document that opens from a disk without a server.
 
-    Selecting works on everything that is in the page: devices and divisions with all their facts,
-    tiles and events by what their tooltips say.
+    Everything in the page can be selected: devices and divisions with all their facts, tiles and
+    events with the text of their tooltips.
 
     Raises:
         DashboardError: if mask and traces are larger than `MOST_BYTES`.
@@ -286,10 +287,10 @@ def standalone_page(loaded: LoadedPlan) -> str:
     title = html.Div([html.H1(loaded.summary.mask), told], className="dcp-title")
     body = markup(html.Div([title, *overview(loaded)], **attributes(data_title=name)))
     for address, payload in data.items():
-        # Whole values of attributes, since one address may be the begin of another.
+        # Whole values of attributes, since one address may be the beginning of another.
         url = f"data:application/octet-stream;base64,{base64.b64encode(payload).decode()}"
         body = body.replace(f'="{escape(address)}"', f'="{url}"')
-    body = re.sub(r' data-pairs="[^"]*"', "", body)  # single pairs are the server's to tell
+    body = re.sub(r' data-pairs="[^"]*"', "", body)  # only a server answers about single pairs
     # "</script" would end the element that holds the text, "<!--<script" keep it from ending.
     bundle = json.dumps({"facts": _facts(loaded)}, separators=(",", ":")).replace("<", "\\u003c")
     page = PAGE.format(
@@ -299,7 +300,7 @@ def standalone_page(loaded: LoadedPlan) -> str:
         bundle=bundle,
         script=re.sub(r"</(script)", r"<\\/\1", TEXTS[SCRIPT], flags=re.IGNORECASE),
     )
-    # The name of a file may hold bytes that are no UTF-8, which no page can.
+    # The name of a file may hold bytes that are no UTF-8; a page may not.
     return page.encode(errors="replace").decode()
 
 
@@ -317,7 +318,7 @@ def _data(loaded: LoadedPlan) -> dict[str, bytes]:
 
 
 def _facts(loaded: LoadedPlan) -> dict[str, object]:
-    """Return the facts of all devices and divisions under the addresses that the inspector asks."""
+    """Return the facts of all devices and divisions, by the address at which the page asks."""
     base = f"/api/plan/{loaded.entry.key}"
     found: dict[str, object] = {
         f"{base}/device/{device}": device_facts(loaded, device).to_json()

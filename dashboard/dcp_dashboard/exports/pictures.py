@@ -1,7 +1,8 @@
-"""Mask and timeline of a plan as pictures: pixels computed at once for the whole picture, and SVG.
+"""Mask and timeline of a plan as pictures: arrays of pixels, and the mask as SVG.
 
-The pixels follow the rules of the canvases of the pages: a mask pixel shows the tile at its middle,
-tiles smaller than a pixel still get one; a timeline pixel sums how much each kind covers of it.
+The pixels follow the rules of the canvases in the browser: a pixel of the mask shows the tile at
+its middle, and a tile smaller than a pixel still gets one; a pixel of a timeline has the colour of
+the kind of event that covers most of it.
 """
 
 import io
@@ -9,6 +10,7 @@ import io
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from PIL.ImageColor import getrgb
 
 from dcp_dashboard.api.encoding import cluster_colours
 from dcp_dashboard.library.folder import DashboardError
@@ -23,12 +25,14 @@ Pixels = NDArray[np.uint8]
 """RGB, uint8 ``[height, width, 3]``."""
 
 PALEST = 0.22
-"""Least opacity of a timeline pixel that is covered at all."""
+"""Least opacity of a timeline pixel that an event covers at all: short events stay visible."""
 
 BANDS = {
     "compute": (0.04, 0.56), "wait": (0.20, 0.40), "send": (0.58, 0.76), "receive": (0.78, 0.96),
 }  # fmt: skip
-"""Top and bottom of each lane as shares of a device's row, as in `web/src/timeline/layout.ts`."""
+"""Top and bottom of each lane as shares of a device's row, as in `web/src/timeline/layout.ts`.
+
+Kinds of events without a lane of their own, such as reductions, belong to ``"compute"``."""
 
 MOST_RUNS = 100_000
 """Rectangles in one drawing; programs that edit SVG give up at about that many."""
@@ -41,13 +45,15 @@ COLOUR = (0x3A, 0x7F, 0xC6)
 def tile_of_pixel(plan: Plan, side: int) -> NDArray[np.int64]:
     """Find the tile that each pixel of the mask shows, -1 for none; int64 ``[side, side]``.
 
-    O(side^2 log W). With groups of heads, the first group's.
+    O(side^2 log W) for W tiles. Of several groups of heads the first is shown.
     """
     tiles, blocks = plan.tiles, plan.blocks
     count = len(blocks.start)
     found = np.full((side, side), -1, np.int64)
-    if not len(tiles) or not count:
+    if not len(tiles):
         return found
+    # One number for each pair of blocks. The sort is stable, and tiles of the first group of heads
+    # come first, so the search finds theirs.
     key = tiles.q_block.astype(np.int64) * count + tiles.kv_block
     order = np.argsort(key, kind="stable")
     ordered = key[order]
@@ -57,6 +63,7 @@ def tile_of_pixel(plan: Plan, side: int) -> NDArray[np.int64]:
     at = np.minimum(np.searchsorted(ordered, wanted), len(ordered) - 1)
     hit = ordered[at] == wanted
     found[hit] = order[at[hit]]
+    # Tiles without the middle of a pixel: they get the pixel of their corner, where it is empty.
     scale = side / plan.num_tokens
     narrow = (blocks.end - blocks.start) * scale < 1
     small = np.flatnonzero(narrow[tiles.q_block] | narrow[tiles.kv_block])
@@ -70,9 +77,8 @@ def tile_of_pixel(plan: Plan, side: int) -> NDArray[np.int64]:
 def mask_pixels(plan: Plan, side: int, colours: list[str], background: str) -> Pixels:
     """Draw the mask, each tile in the colour of its device."""
     tile = tile_of_pixel(plan, side)
-    palette = np.array([rgb(colour) for colour in colours], np.uint8)
-    picture = np.empty((side, side, 3), np.uint8)
-    picture[:] = rgb(background)
+    palette = np.array([getrgb(colour) for colour in colours], np.uint8)
+    picture = np.full((side, side, 3), getrgb(background), np.uint8)
     shown = tile >= 0
     picture[shown] = palette[plan.tiles.device[tile[shown]]]
     return picture
@@ -92,9 +98,12 @@ def covered(
     >>> covered(np.array([0.5]), np.array([2.25]), np.array([0]), 1, 4).tolist()
     [[0.5, 1.0, 0.25, 0.0]]
     """
-    change = np.zeros((rows, width + 2))  # an edge at the right end changes two pixels behind it
+    # Differences from pixel to pixel, whose running sum is the coverage. An edge at the right end
+    # changes two pixels behind the picture.
+    change = np.zeros((rows, width + 2))
     for edge, sign in ((start, 1.0), (end, -1.0)):
-        # From an edge on, the pixels after it count whole and its own pixel counts the rest.
+        # A start covers the rest of its own pixel and all of those after it; an end takes that
+        # back.
         pixel = np.clip(np.floor(edge), 0, width).astype(np.int64)
         share = np.clip(edge - pixel, 0, 1)
         np.add.at(change, (row, pixel), sign * (1 - share))
@@ -112,8 +121,7 @@ def timeline_pixels(
     `EVENT_KINDS`.
     """
     height, width = size
-    picture = np.empty((height, width, 3), np.uint8)
-    picture[:] = rgb(background)
+    picture = np.full((height, width, 3), getrgb(background), np.uint8)
     if not len(trace):
         return picture
     scale = width / max(1, span_ns)
@@ -122,37 +130,29 @@ def timeline_pixels(
     row = trace.device.astype(np.int64)
     masks = [trace.kind == kind for kind in range(len(EVENT_KINDS))]
     cover = np.stack([covered(start[of], end[of], row[of], devices, width) for of in masks])
-    compute = [code for code, kind in enumerate(EVENT_KINDS) if kind not in BANDS]
-    lanes = {
-        lane: [code for code, kind in enumerate(EVENT_KINDS) if kind == lane] or compute
-        for lane in BANDS
-    }
+    lanes = [kind if kind in BANDS else "compute" for kind in EVENT_KINDS]
     row_height = height / devices
-    for lane, members in lanes.items():
+    for lane, band in BANDS.items():
+        members = [kind for kind, its_lane in enumerate(lanes) if its_lane == lane]
         line = _line(cover[members], [colours[kind] for kind in members], background)
-        # Sums of shares that cancel leave rounding, which must not paint the background over.
+        # Sums that should be 0 keep a rounding error, which must not paint over the background.
         is_there = cover[members].sum(axis=0) > 1e-9
         for device in range(devices):
-            top, bottom = (round((device + share) * row_height) for share in BANDS[lane])
+            top, bottom = (round((device + share) * row_height) for share in band)
             picture[top : max(top + 1, bottom), is_there[device]] = line[device, is_there[device]]
     return picture
 
 
 def _line(cover: NDArray[np.float64], colours: list[str], background: str) -> Pixels:
-    """Colour each pixel by the kind that covers most of it, paler the less is covered."""
-    hues = np.array([rgb(colour) for colour in colours], np.float64)[cover.argmax(axis=0)]
-    share = PALEST + (1 - PALEST) * np.minimum(1.0, cover.sum(axis=0))[..., None]
-    mixed: Pixels = np.rint(np.array(rgb(background)) * (1 - share) + hues * share).astype(np.uint8)
-    return mixed
+    """Colour each pixel of all rows by the kind that covers most of it, paler the less is covered.
 
-
-def rgb(colour: str) -> tuple[int, int, int]:
-    """Return red, green and blue of ``#rrggbb``.
-
-    >>> rgb("#0072b2")
-    (0, 114, 178)
+    `cover` is ``[kinds, devices, width]``, the result ``[devices, width, 3]``.
     """
-    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+    hues = np.array([getrgb(colour) for colour in colours], np.float64)[cover.argmax(axis=0)]
+    share = PALEST + (1 - PALEST) * np.minimum(1.0, cover.sum(axis=0))[..., None]
+    ground = np.array(getrgb(background))
+    mixed: Pixels = np.rint(ground * (1 - share) + hues * share).astype(np.uint8)
+    return mixed
 
 
 def mask_svg(loaded: LoadedPlan) -> str:
@@ -188,7 +188,7 @@ def mask_svg(loaded: LoadedPlan) -> str:
     return write_svg(frame, ['<g shape-rendering="crispEdges">', *shapes, "</g>"], zoom=2)
 
 
-def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]]":
+def _runs(loaded: LoadedPlan) -> NDArray[np.int64]:
     """Find (q block, first and last kv block, device) of every run of tiles, int64 ``[N, 4]``."""
     plan, tiles = loaded.plan, loaded.plan.tiles
     shown = tiles_of_group(plan, 0)
@@ -198,8 +198,8 @@ def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]
     )
     if not len(q):
         return np.empty((0, 4), np.int64)
-    touches = plan.blocks.end[kv[:-1]] == plan.blocks.start[kv[1:]]
-    goes_on = (q[1:] == q[:-1]) & (device[1:] == device[:-1]) & touches & (kv[1:] == kv[:-1] + 1)
+    # A run ends with its row, its device, or before an empty block. Blocks tile the batch in order.
+    goes_on = (q[1:] == q[:-1]) & (device[1:] == device[:-1]) & (kv[1:] == kv[:-1] + 1)
     first = np.flatnonzero(np.concatenate(([True], ~goes_on)))
     last = np.concatenate((first[1:] - 1, [len(q) - 1]))
     return np.stack((q[first], kv[first], kv[last], device[first]), axis=1)
@@ -208,7 +208,7 @@ def _runs(loaded: LoadedPlan) -> "np.ndarray[tuple[int, int], np.dtype[np.int64]
 def thumbnail(plan: Plan) -> bytes:
     """Draw the mask of a plan as a PNG, transparent where nothing is visible; O(W)."""
     shares = pair_shares(plan)
-    # From 110 of 255 on: the palest share is still seen.
+    # From 110 of 255 on, so that the palest share is still visible.
     alpha = np.where(shares > 0, 110 + np.round(145 * np.minimum(1.0, shares)), 0)
     picture = Image.fromarray(alpha.astype(np.uint8), "P")
     picture.putpalette(bytes(COLOUR) * 256)  # one colour, the index of a pixel is its opacity
@@ -228,7 +228,8 @@ def pair_shares(plan: Plan) -> NDArray[np.float64]:
     tiles = plan.tiles
     area = np.zeros((SIDE, SIDE))
     rows, columns = (last - first)[tiles.q_block], (last - first)[tiles.kv_block]
-    per_pixel = tiles.pairs / (rows * columns * plan.head_groups)  # each tile is there per group
+    per_pixel = tiles.pairs / (rows * columns * plan.head_groups)  # every group has all tiles
+    # Few passes, each over all tiles: the loops end at the pixels of the largest tile.
     for down in range(int(rows.max(initial=0))):
         for right in range(int(columns.max(initial=0))):
             inside = (down < rows) & (right < columns)

@@ -15,6 +15,7 @@ from dash import dcc, html
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from PIL.ImageColor import getrgb
 
 from dcp_dashboard import create_app
 from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
@@ -27,7 +28,6 @@ from dcp_dashboard.exports.pictures import (
     covered,
     mask_pixels,
     mask_svg,
-    rgb,
     tile_of_pixel,
     timeline_pixels,
 )
@@ -51,7 +51,7 @@ def test_every_tile_has_its_devices_colour_in_the_middle_of_its_pixels(loaded):
     for q, kv, device in zip(
         plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.device, strict=True
     ):
-        assert tuple(picture[middle[q], middle[kv]]) == rgb(colours[device])
+        assert tuple(picture[middle[q], middle[kv]]) == getrgb(colours[device])
     assert tuple(picture[10, side - 10]) == (0, 0, 0)
 
 
@@ -87,7 +87,7 @@ def test_a_timeline_shows_the_longest_event_of_every_kind_in_its_colour(loaded):
         middle = (trace.start_ns[event] + trace.end_ns[event]) / 2 - trace.start_ns.min()
         x, y = int(middle * 900 / span), int((trace.device[event] + height) * 40)
         kind = ("attention", "send", "receive", "wait")[lane]
-        assert tuple(picture[y, x]) == rgb(KIND_COLOURS[kind])
+        assert tuple(picture[y, x]) == getrgb(KIND_COLOURS[kind])
 
 
 def test_the_picture_is_a_png_that_holds_the_mask_where_it_belongs(loaded):
