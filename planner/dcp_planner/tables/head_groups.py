@@ -29,7 +29,7 @@ from dcp_planner.tables.programs import COPY, Programs, ProgramTable, tabulate_p
 
 _Number = TypeVar("_Number", np.int32, np.int64)
 
-_MOST_TOKENS = 2**31 - 1  # sequences are cut at int32 positions
+_MOST_TOKENS = 2**31 - 1  # `cu_seqlens` is int32, also that of an expanded batch
 
 
 def group_shape(shape: ModelShape, groups: int) -> ModelShape:
@@ -176,6 +176,7 @@ def expand_head_groups(plan: Plan) -> Plan:
             kv_block=_int32(tiles.kv_block + first[tiles.group] * count),
             group=None,
         ),
+        # A transfer of keys names the first group that reads them, whose copy has the keys.
         transfers=replace(
             transfers,
             block=_int32(transfers.block + transfers.group.astype(np.int64) * count),
@@ -290,6 +291,7 @@ def _with_copies(
         order = np.lexsort((item, group, table.row_of_item()[item]))
         items, counts = items[order], np.where(table.op == COPY, counts * groups, counts)
     else:
+        # A device that owns a block owns its copies in all groups, so a Gth of the items stays.
         items = table.items[~is_copy | (table.items < count)]
         counts = np.where(table.op == COPY, counts // groups, counts)
     return replace(table, items=items.astype(np.int32), item_ptr=np.append(0, np.cumsum(counts)))

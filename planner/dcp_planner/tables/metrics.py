@@ -119,13 +119,14 @@ def measure_memory(plan: Plan) -> DeviceMemory:
     tokens = loads_of(plan.blocks.owner, plan.blocks.num_tokens, devices)
     kept, moving = own_bytes_per_token(plan.shape)
     saved = tokens * kept
-    own = tokens * plan.head_groups  # rows of one head group each
+    own = tokens * plan.head_groups  # buffers have a row per token and head group
     shape = group_shape(plan.shape, plan.head_groups)
     buffers = receive_buffer_bytes(plan)
     forward, backward = (
         saved + buffers[side] + _buffers(receive_rows(plan, direction), own, shape, direction)
         for side, direction in enumerate(DIRECTIONS)
     )
+    # Forward's own tensors are those that are saved; backward has its own beside them.
     return DeviceMemory(saved, forward, backward + tokens * moving)
 
 
@@ -138,6 +139,7 @@ def own_bytes_per_token(shape: ModelShape) -> tuple[int, int]:
     >>> own_bytes_per_token(ModelShape(32, 8, 128, 2))
     (20608, 20608)
     """
+    # dout and dq are as large as out and q, dkv as kv, and dout's product with out as lse.
     row = 2 * shape.q_bytes + shape.kv_bytes + FLOAT32_BYTES * shape.q_heads
     return row, row
 
@@ -246,7 +248,7 @@ def _measure_direction(plan: Plan, direction: Direction, peaks: Ints) -> Directi
     chosen = table.is_backward == (direction == "backward")
     kind, size = table.kind[chosen], table.size_bytes[chosen]
     source, target = table.source[chosen], table.target[chosen]
-    crosses = cluster.link_class(source, target) > 0
+    crosses = cluster.link_class(source, target) > 0  # 0 is inside a node
     sent, received = (loads_of(ends, size, plan.num_devices) for ends in (source, target))
     return DirectionMetrics(
         total_bytes=int(size.sum()),

@@ -36,6 +36,7 @@ class TransferKind(IntEnum):
     q, dout, lse, delta.
     """
 
+    # Inputs before results: tables find results with ``kind >= OUT``. Files hold these numbers.
     KV = 0
     Q = 1
     OUT = 2
@@ -238,6 +239,7 @@ def _shower(name: str) -> Callable[[Any], Any] | None:  # Any: a value, and what
     return next((entry.load() for entry in found), None)
 
 
+# Weak references: the runtime keeps notes on plans that must not keep the plans alive.
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Plan(Record, Drawn):
     """Placement, schedule and programs of one batch on one cluster.
@@ -300,6 +302,7 @@ class Plan(Record, Drawn):
         """Return the exact mask of some queries and keys of the batch, bool ``[queries, keys]``."""
         window = (q_start, q_end, kv_start, kv_end)
         seen = self.slabs.tile(*window)
+        # Forms are sequences without slabs, each in its own rows: other rows need not be evaluated.
         for placed in self.forms:
             if placed.q_start < q_end and q_start < placed.q_end:
                 seen |= placed.tile(*window)

@@ -104,6 +104,7 @@ class Programs(Sequence[DeviceProgram]):
 
     def __init__(self, table: ProgramTable, num_devices: int) -> None:
         self.table = table
+        # Rows are sorted by device: program d is the rows from entry d to before entry d + 1.
         self._row_ptr = np.searchsorted(table.device, np.arange(num_devices + 1)).tolist()
         self._made: dict[int, DeviceProgram] = {}
 
@@ -171,6 +172,7 @@ def _tabulate(is_backward: bool, programs: Sequence[DeviceProgram]) -> ProgramTa
             items.extend(held)
     columns = np.array(rows, np.int64).reshape(-1, 6).T
     return ProgramTable(
+        # `ProgramTable` narrows the columns to their types, and refuses numbers that do not fit.
         is_backward=np.full(len(rows), is_backward),
         device=columns[0],
         position=columns[1],
@@ -252,7 +254,7 @@ def digest(plan: Plan) -> str:
     _add(sha, "cu_seqlens", plan.cu_seqlens)
     programs = tabulate_programs(plan)
     for table in (plan.blocks, plan.tiles, plan.transfers):
-        # The class was called Tiles when the first digests were made.
+        # The class was called Tiles when the first digests were made; they must stay the same.
         title = "Tiles" if table is plan.tiles else type(table).__name__
         for name, column in columns_of(table).items():
             _add(sha, f"{title}.{name}", column)
