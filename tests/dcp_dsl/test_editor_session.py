@@ -239,6 +239,14 @@ def test_a_segment_that_is_imported_alone_is_described_from_its_file(tmp_path):
     assert said == "```dcpm\nsegment doc = [doc_lens]*\n```\n\nlaid out by `doc_lens`"
 
 
+def test_the_column_of_parents_is_a_column_like_that_of_lengths():
+    text = "segment tree = branch node[lens]* from parents\nsample s(lens = [1], parents = [-1])\n"
+    document = Document(text, "<text>")
+    for column in ("lens", "parents"):
+        found = [occurrence.span.start for occurrence in references(document, text.index(column))]
+        assert found == [text.index(column), text.rindex(column)]
+
+
 def test_a_mask_that_hides_one_of_the_library_is_proposed_with_those_of_the_text():
     text = "mask full = causal\ncheck full implies "
     words = [(proposal.text, proposal.detail) for proposal in complete_at(text, len(text))]

@@ -10,7 +10,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import walk, walk_parts
+from dcp_dsl.syntax.trees import walk
 
 Space: TypeAlias = Literal["statement", "sample", "column", "local"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -191,8 +191,7 @@ class _NameCollector:
             case ast.Layout(parts=parts):
                 for name in part_names(parts):
                     self.define(name)
-                lengths = (p.part.length for p in walk_parts(parts) if isinstance(p.part, ast.Leaf))
-                for node in walk(tuple(lengths)):
+                for node in walk(parts):  # lengths, and the columns behind `from`
                     if isinstance(node, ast.Name) and node.text != "len":
                         self.column(node)
             case ast.Columns(column=column, names=names):
