@@ -7,6 +7,7 @@ import pytest
 from random_masks import LAYOUTS, draw_masks, write_sample
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check_report, dense_mask
+from dcp_dsl.proof.numbers import Facts
 from dcp_dsl.proof.proving import never
 from dcp_dsl.proof.worlds import INFINITE, Bound, Var, all_of, any_of, has_case, negate
 
@@ -140,6 +141,15 @@ def test_a_formula_has_a_case_only_if_its_leaves_can_agree():
     assert not has_case(all_of([x, y, negate(y)]), {})
     assert not has_case(x, {"x": (4, INFINITE)})
     assert has_case(any_of([all_of([y, negate(y)]), negate(x)]), {})
+
+
+def test_terms_of_sums_come_in_the_order_in_which_a_proof_meets_them():  # not by hashes
+    facts = Facts("behind")
+    unknowns = [facts.add((str(number),), "q") for number in range(9)]
+    total = unknowns[0]
+    for unknown in reversed(unknowns[1:]):
+        total = total.plus(unknown)
+    assert [unknown.family for unknown, _ in total.terms] == [(str(n),) for n in range(9)]
 
 
 def test_the_report_says_what_is_proved_and_what_is_only_tested():

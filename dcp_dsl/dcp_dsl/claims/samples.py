@@ -103,7 +103,8 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
             "name a shorter sample, or none; `dcpm diff` compares two masks on samples of any "
             "length",
         )
-    return Sample({column: sample.columns[column] for column in columns}, sample.length)
+    # In order: shrinking goes through the columns, and a set has another order in every run.
+    return Sample({column: sample.columns[column] for column in sorted(columns)}, sample.length)
 
 
 def _generate(

@@ -199,7 +199,7 @@ def _shrunk(
 ) -> Failure:
     """Return a failure on a sample that no small step makes smaller, as far as the budget goes."""
     kinds = column_kinds(mask.core)
-    per_token = {column for column, kind in kinds.items() if kind.is_per_token}
+    per_token = sorted(column for column, kind in kinds.items() if kind.is_per_token)
 
     def look(sample: Sample) -> Failure | None:
         try:

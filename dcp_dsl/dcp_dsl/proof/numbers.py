@@ -1,9 +1,13 @@
-"""Do the arithmetic of proofs: numbers as sums of unknowns with known bounds, and segments."""
+"""Do the arithmetic of proofs: numbers as sums of unknowns with known ranges, and segments.
+
+An unknown is a function of a token, its *family*, at one token, its *place*. So `q.doc` and `k.doc`
+are one family at two places, and ``q.doc - k.doc`` may have a narrow range although neither has.
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import floor, gcd
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, cast
 
 from dcp_dsl.proof.worlds import (
     INFINITE,
@@ -21,6 +25,7 @@ from dcp_dsl.proof.worlds import (
 )
 
 TokenRef: TypeAlias = Literal["q", "k", "t", ""]  # t: query and key at once; "": of no token
+Family: TypeAlias = tuple[Hashable, ...]  # what it is, then all that it depends on but the token
 
 _ANY: Range = (-INFINITE, INFINITE)
 _TOKENS: tuple[TokenRef, ...] = ("q", "k")
@@ -31,17 +36,22 @@ class Unknown:
     """An integer that is not known.
 
     Attributes:
-        family: what it is of a token; equal families are the same function of the token.
-        place: which token.
+        family: the function of a token; equal families are the same function.
+        place: the token.
+        rank: place of the family in the order in which a proof met them.
     """
 
-    family: Hashable
+    family: Family
     place: TokenRef
+    rank: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """``sum of factor * unknown, plus constant``; the terms are in order and no factor is 0."""
+    """``sum of factor * unknown, plus constant``; terms are ordered, so that equal sums are equal.
+
+    No factor is 0.
+    """
 
     terms: tuple[tuple[Unknown, int], ...]
     constant: int
@@ -50,8 +60,8 @@ class Sum:
     def of(cls, terms: Mapping[Unknown, int], constant: int) -> "Sum":
         """Bring terms into order."""
         kept = [(unknown, factor) for unknown, factor in terms.items() if factor]
-        if len(kept) > 1:
-            kept.sort(key=lambda term: hash(term[0]))  # any order serves that stays the same
+        # No order by hashes: these differ from run to run, and so would what can be proved.
+        kept.sort(key=lambda term: (term[0].rank, term[0].place))
         return cls(tuple(kept), constant)
 
     def plus(self, other: "Sum", factor: int = 1) -> "Sum":
@@ -67,7 +77,7 @@ class Sum:
         return not self.terms
 
     def family(self) -> Hashable:
-        """Return the function of a token that it is, without the token."""
+        """Return the sum without its tokens: equal for equal functions of a token."""
         return tuple((u.family, factor) for u, factor in self.terms), self.constant
 
     def places(self) -> set[TokenRef]:
@@ -81,43 +91,47 @@ class Facts:
 
     Attributes:
         relation: how query and key lie to each other.
-        values: range of the unknowns of a family, for any token.
+        values: range of the unknowns of each family, for any token.
+        ranks: see `Unknown.rank`.
         differences: range of a family's value at the query minus that at the key.
         rising: families that never fall from a token to a later one.
-        bounds: range of each combination that a formula asks about.
+        bounds: range of each combination that a formula asks about, by the key of its `Bound`.
     """
 
     relation: Relation
-    values: dict[Hashable, Range] = field(default_factory=dict)
-    differences: dict[Hashable, Range] = field(default_factory=dict)
-    rising: set[Hashable] = field(default_factory=set)
+    values: dict[Family, Range] = field(default_factory=dict)
+    ranks: dict[Family, int] = field(default_factory=dict)
+    differences: dict[Family, Range] = field(default_factory=dict)
+    rising: set[Family] = field(default_factory=set)
     bounds: dict[Hashable, Range] = field(default_factory=dict)
 
     def add(
-        self, family: Hashable, place: TokenRef, values: Range = _ANY, *, step: int | None = None
+        self, family: Family, place: TokenRef, values: Range = _ANY, *, step: int | None = None
     ) -> Sum:
-        """Return an unknown as a sum and record its bounds.
+        """Return an unknown as a sum, and record its range; adding it again changes nothing.
 
         Args:
             family: see `Unknown`.
             place: see `Unknown`.
             values: its range.
-            step: if it never falls from a token to a later one, by how much it rises at least.
+            step: how much it rises at least from a token to a later one; None if it may fall.
         """
         self.values[family] = values
         if step is not None:
             self.rising.add(family)
             is_before = self.relation == "before"
             self.differences[family] = (-INFINITE, -step) if is_before else (step, INFINITE)
-        return Sum.of({Unknown(family, place): 1}, 0)
+        rank = self.ranks.setdefault(family, len(self.ranks))
+        return Sum.of({Unknown(family, place, rank): 1}, 0)
 
     def opaque(
         self, what: str, of: Sequence[Sum], values: Range, *, is_rising: bool = False
     ) -> Sum:
-        """Return an unknown that is some function of sums."""
+        """Return an unknown that is some function of sums, such as their product."""
         places = set().union(*(each.places() for each in of))
-        family: tuple[Hashable, ...] = (what, *(each.family() for each in of))
-        if len(places) > 1:  # a function of both tokens is a number of the world
+        family: Family = (what, *(each.family() for each in of))
+        # A function of both tokens is a number of the world; its arguments keep their places.
+        if len(places) > 1:
             family, places = (*family, *of), set()
         return self.add(family, next(iter(places), ""), values, step=0 if is_rising else None)
 
@@ -128,43 +142,22 @@ class Facts:
         return all(not u.place or (f > 0 and u.family in self.rising) for u, f in value.terms)
 
     def range_of(self, value: Sum) -> Range:
-        """Return the range of a sum."""
+        """Return the range of a sum: narrow differences are taken out of it before the rest."""
         terms = dict(value.terms)
         parts: list[Range] = [(value.constant, value.constant)]
-        for unknown in list(terms):
+        for unknown, _ in value.terms:
             partner = Unknown(unknown.family, "k")
-            factor = terms.get(unknown, 0)
             if unknown.place != "q" or unknown.family not in self.differences:
                 continue
-            if terms.get(partner, 0) * factor < 0:  # f(q) - f(k), as often as both are there
-                shared = min(abs(factor), abs(terms[partner])) * (1 if factor > 0 else -1)
-                parts.append(scale_range(shared, self.differences[unknown.family]))
-                terms[unknown] -= shared
-                terms[partner] += shared
-        for (start, position), difference in self._borders(terms):
-            shared = min(abs(terms[start]), abs(terms[position]))
-            sign = 1 if terms[position] > 0 else -1
-            parts.append(scale_range(sign * shared, difference))
-            terms[position] -= sign * shared
-            terms[start] += sign * shared
-        parts += [scale_range(f, self.values.get(u.family, _ANY)) for u, f in terms.items()]
+            if terms.get(partner, 0) * terms[unknown] < 0:
+                factor = _take_out(terms, unknown, partner)
+                parts.append(scale_range(factor, self.differences[unknown.family]))
+        found = _find_border(terms)
+        if found is not None:
+            position, border, difference = found
+            parts.append(scale_range(_take_out(terms, position, border), difference))
+        parts += [scale_range(factor, self.values[u.family]) for u, factor in terms.items()]
         return add_ranges(parts)
-
-    def _borders(self, terms: Mapping[Unknown, int]) -> list[tuple[tuple[Unknown, Unknown], Range]]:
-        """Return (border, position) of the same token with opposite factors, position minus border.
-
-        A token lies at or behind the start of its own instance and before its end.
-        """
-        for border, factor in terms.items():
-            if not isinstance(border.family, tuple) or border.family[0] not in ("start", "end"):
-                continue
-            is_start = border.family[0] == "start"
-            for place in (border.place,) if border.place else _TOKENS:
-                position = Unknown(border.family[1], place)
-                if terms.get(position, 0) * factor < 0:
-                    difference = (0, INFINITE) if is_start else (-INFINITE, -1)
-                    return [((border, position), difference)]
-        return []
 
     def at_most_zero(self, value: Sum) -> Formula:
         """Return the formula of ``value <= 0``."""
@@ -173,9 +166,8 @@ class Facts:
             return True
         if low > 0:
             return False
-        if value.is_number:
-            return value.constant <= 0
-        # One key for a combination and all its multiples, so that questions about them meet:
+        # Here the sum has terms: the range of a number is one point. All multiples of a
+        # combination share one key, so that questions about them meet:
         # d * key + c <= 0 is key <= floor(-c / d), and -d * key + c <= 0 is key >= ceil(c / d).
         divisor = gcd(*(factor for _, factor in value.terms))
         sign = 1 if value.terms[0][1] > 0 else -1
@@ -202,6 +194,31 @@ class Facts:
         return negate(self.compare(a, "==", b))
 
 
+def _take_out(terms: dict[Unknown, int], a: Unknown, b: Unknown) -> int:
+    """Take ``factor * (a - b)`` out of terms with opposite signs, as often as both are there."""
+    factor = min(abs(terms[a]), abs(terms[b])) * (1 if terms[a] > 0 else -1)
+    terms[a] -= factor
+    terms[b] += factor
+    return factor
+
+
+def _find_border(terms: Mapping[Unknown, int]) -> tuple[Unknown, Unknown, Range] | None:
+    """Return a position, a border of its instance with the opposite sign, and their difference.
+
+    A token lies at or behind the start of its own instance and before its end.
+    """
+    for border, factor in terms.items():
+        which = border.family[0]
+        if which not in ("start", "end"):
+            continue
+        # A border of the place "" is that of both tokens.
+        for place in (border.place,) if border.place else _TOKENS:
+            position = Unknown(cast("Family", border.family[1]), place)
+            if terms.get(position, 0) * factor < 0:
+                return position, border, (0, INFINITE) if which == "start" else (-INFINITE, -1)
+    return None
+
+
 def divide_range(given: Range, by: Range) -> Range:
     """Return the range of ``given // by`` for divisors of at least 1.
 
@@ -215,7 +232,7 @@ def divide_range(given: Range, by: Range) -> Range:
 def _divided(end: float, divisor: float) -> float:
     if abs(end) == INFINITE:
         return end
-    # rounded down, a negative number stays at -1 however large the divisor is
+    # Rounding down keeps a negative number at -1, however large the divisor is.
     return (0 if end >= 0 else -1) if divisor == INFINITE else floor(end / divisor)
 
 
@@ -228,10 +245,10 @@ class View:
 
     Attributes:
         key: names it; equal keys are the same segment in the same coordinates.
-        inside: for "q", "k" and "t" whether that token lies in it.
-        same: whether both lie in one instance.
-        numbers: for "q", "k" and "t" the number of the instance.
-        parent: whether both are numbered in the same parent; None if nothing is known.
+        inside: whether a token lies in it; by the tokens of `tokens_of`, as `numbers`.
+        same: whether both tokens lie in one instance.
+        numbers: the number of the token's instance.
+        parent: whether both are known to be numbered in the same parent.
         position: family of the positions that its borders are compared with.
     """
 
@@ -239,24 +256,18 @@ class View:
     inside: dict[TokenRef, Formula]
     same: Formula
     numbers: dict[TokenRef, Sum]
-    parent: bool | None
-    position: Hashable
-    borders: dict[tuple[str, TokenRef], Sum] = field(default_factory=dict)
+    parent: bool
+    position: Family
 
-    def border(self, which: str, place: TokenRef, facts: Facts) -> Sum:
+    def border(self, which: Literal["start", "end"], place: TokenRef, facts: Facts) -> Sum:
         """Return the `.start` or `.end` of a token's instance."""
-        known = self.borders.get((which, place))
-        if known is None:
-            at: TokenRef = shared_place(facts) if self.same is True else place
-            # an end lies behind its first token
-            low: Range = (0 if which == "start" else 1, INFINITE)
-            family = (which, self.position, self.key)
-            known = facts.add(family, at, low, step=0)
-            self.borders[which, place] = known
-        return known
+        at: TokenRef = shared_place(facts) if self.same is True else place
+        # An end lies behind the first token of its instance, so it is 1 at least.
+        values: Range = (0 if which == "start" else 1, INFINITE)
+        return facts.add((which, self.position, self.key), at, values, step=0)
 
     def count(self, place: TokenRef, facts: Facts) -> Sum:
-        """Count the instances in the parent of a token's instance."""
+        """Return the number of instances in the parent of a token's instance."""
         at = shared_place(facts) if self.parent else place
         return facts.add(("total", self.key), at, _COUNT)
 
@@ -271,27 +282,28 @@ class View:
                 chosen = facts.compare(number, "<", count)
             else:
                 chosen = facts.compare(number.plus(count), ">=", self.count(place, facts))
+                # The last instances are numbered from 0 again, less those before them.
                 at = shared_place(facts) if self.parent else place
                 numbers[place] = number.plus(facts.add(("left out", key), at, _COUNT), -1)
             inside[place] = all_of([is_inside, chosen])
-        same = all_of([self.same, *(inside[place] for place in inside)])
-        return replace(self, key=key, inside=inside, same=same, numbers=numbers, borders={})
+        same = all_of([self.same, *inside.values()])
+        return replace(self, key=key, inside=inside, same=same, numbers=numbers)
 
 
 def shared_place(facts: Facts) -> TokenRef:
-    """Return the place of what both tokens have in common."""
+    """Return the place of a fact that both tokens share."""
     return "t" if facts.relation == "same" else ""
 
 
 def tokens_of(facts: Facts) -> tuple[TokenRef, ...]:
     """Return the tokens of a world: one if the query is the key."""
-    return ("t",) if facts.relation == "same" else ("q", "k")
+    return ("t",) if facts.relation == "same" else _TOKENS
 
 
 def view_layout(
-    key: Hashable, level: Level, placing: Placing, position: Hashable, facts: Facts
+    key: Hashable, level: Level, placing: Placing, position: Family, facts: Facts
 ) -> View:
-    """View a name of a layout; everything about it is decided by where the tokens lie."""
+    """View a name of a layout: the placing decides who lies inside and who shares an instance."""
     depth = len(level.path)
     paths = {"q": placing.q, "k": placing.k, "t": placing.q}
     inside: dict[TokenRef, Formula] = {p: paths[p][:depth] == level.path for p in tokens_of(facts)}
@@ -300,15 +312,16 @@ def view_layout(
     numbers: dict[TokenRef, Sum] = {}
     for place in tokens_of(facts):
         at: TokenRef = shared_place(facts) if is_same else place
+        # Two instances of one parent have different numbers, which rise with their tokens.
         step = 1 if is_numbered_together and not is_same else None
         numbers[place] = facts.add(("number", key), at, _COUNT, step=step)
     return View(key, inside, is_same, numbers, is_numbered_together, position)
 
 
 def view_tiles(
-    key: Hashable, size: Sum, parent: View | None, position: Hashable, facts: Facts
+    key: Hashable, size: Sum, parent: View | None, position: Family, facts: Facts
 ) -> View:
-    """View tiles of the sample, or of a parent's instances."""
+    """View tiles of the frame, or of a parent's instances: the tile's number is a quotient."""
     numbers: dict[TokenRef, Sum] = {}
     inside: dict[TokenRef, Formula] = {}
     for place in tokens_of(facts):
@@ -321,25 +334,25 @@ def view_tiles(
         same = facts.compare(numbers["q"], "==", numbers["k"])
     together = parent is None or parent.same is True
     outer = True if parent is None else parent.same
-    return View(key, inside, all_of([outer, same]), numbers, together or None, position)
+    return View(key, inside, all_of([outer, same]), numbers, together, position)
 
 
-def view_columns(key: Hashable, position: Hashable, facts: Facts) -> View:
-    """View a segment that a column spells out: nothing is known but what `same` means."""
+def view_columns(key: Hashable, position: Family, facts: Facts) -> View:
+    """View a segment that a column spells out; known is only that `same` implies `inside`."""
     tokens = tokens_of(facts)
     inside: dict[TokenRef, Formula] = {place: Var(("in", key, place)) for place in tokens}
     numbers = {place: facts.add(("number", key), place) for place in tokens}
     both = all_of(inside.values())
     same = both if len(tokens) == 1 else all_of([both, Var(("same", key))])
-    return View(key, inside, same, numbers, None, position)
+    return View(key, inside, same, numbers, False, position)
 
 
 def divide(value: Sum, by: Sum, facts: Facts) -> Sum:
-    """Return ``value // by``, rising if `value` is and `by` is the same for both tokens."""
+    """Return ``value // by``; the quotient rises if `value` does and no token changes `by`."""
     if value.is_number and by.is_number and by.constant > 0:
         return Sum((), value.constant // by.constant)
     low, high = facts.range_of(by)
-    values: Range = (-INFINITE, INFINITE)
+    values = _ANY  # for divisors that may be negative
     is_positive = low >= 1
     if is_positive:
         values = divide_range(facts.range_of(value), (low, high))

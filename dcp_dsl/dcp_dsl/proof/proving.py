@@ -1,9 +1,9 @@
 """Prove statements about masks for every sample at once.
 
-Two tokens can lie in finitely many ways in the layouts that a mask reads (`worlds`). In each,
-the mask is evaluated to true, false or a formula over what is not known, and the statement holds if
-no case of the unknowns contradicts it. What is not proved this way may still be true: the caller
-searches for a sample that shows the contrary.
+Two tokens can lie in finitely many ways in the layouts that a mask reads (`worlds`). In each world
+the mask is evaluated to true, false or a formula over unknowns, and the statement holds if no case
+of the unknowns contradicts it. A statement that is not proved this way may still be true; the
+caller then searches for a sample that refutes it.
 
 A parameter without a value stands for every mask, or every number of at least 1.
 """
@@ -51,7 +51,7 @@ _NODE = TypeVar("_NODE", bound=nodes.Node)
 
 @dataclass(frozen=True, slots=True)
 class PartialNumber:
-    """A number, and where it is one: `q.doc` is nothing outside all documents."""
+    """A number, and when it is defined: `q.doc` is undefined outside all documents."""
 
     value: Sum
     is_defined: Formula = True
@@ -62,11 +62,11 @@ class Evaluation:
     """Evaluates nodes in one world.
 
     Attributes:
-        world: where the two tokens lie.
-        facts: what is known about numbers there.
-        budget: shared by all worlds of a text.
-        frame: names the coordinates: () for the sample, longer inside `per`.
-        known: what nodes are in each frame.
+        world: places of the two tokens.
+        facts: known facts about numbers there.
+        budget: steps left, for all worlds of one statement.
+        frame: names the coordinates: () for the sample; inside `per` also the segments around.
+        known: values of nodes, by node and frame.
     """
 
     world: World
@@ -76,7 +76,7 @@ class Evaluation:
     known: dict[Hashable, Any] = field(default_factory=dict)
 
     def once(self, make: Callable[[_NODE], _Made], node: _NODE) -> _Made:
-        """Evaluate a node once in each frame."""
+        """Evaluate a node once in each frame; masks share nodes, so a tree walk could explode."""
         key = node, self.frame
         if key not in self.known:
             self.budget.spend(1)
@@ -105,11 +105,12 @@ class Evaluation:
                     view = self.view(segment)
                     if view.same is False:
                         return False
+                    # Both tokens lie in one instance and get coordinates that start there.
                     inside = replace(self, frame=(*self.frame, view.key))
                     return all_of([view.same, inside.mask(body)])
             return self.atom(node)
-        except Undecided:  # may hold or not; what stands beside it can still decide
-            # equal to no other unknown: two undecided parts need not agree
+        except Undecided:  # may hold or not; the other parts of the mask can still decide
+            # The key is equal to no other, since two undecided parts need not agree.
             return Var(object())
 
     def atom(self, node: nodes.Mask) -> Formula:
@@ -123,27 +124,27 @@ class Evaluation:
                 return self.view(segment).inside[self.place(at)]
             case nodes.Same(segment):
                 return self.view(segment).same
-            case nodes.Listed():  # only the data knows what a list holds
+            case nodes.Listed():  # the contents of lists are known only to the data
                 return Var((node, self.frame))
             case nodes.Along(layout):
                 return self.along(layout.statement)
-            case nodes.Free(name):  # an unknown mask is another one in other coordinates
+            case nodes.Free(name):  # in other coordinates, an unknown mask gives other answers
                 return Var(("parameter", name, self.frame))
         raise AssertionError(f"no mask: {type(node).__name__}")
 
     def along(self, statement: ast.Segment) -> Formula:
-        """Return whether the key is the query or stands before it on its path."""
+        """Return whether the key is the query or stands before it on the query's path."""
         placing = self.world.placing(statement)
         found = is_along(statement, placing, self.world.relation)
-        if found is None:  # a column of parents says it
+        if found is None:  # a column of parents decides
             return Var(("along", self.world.layouts[id(statement)]))
         return found
 
     def place(self, at: nodes.Number) -> TokenRef:
-        """Return the token that a number points at.
+        """Return the token at a position.
 
         Raises:
-            Undecided: if it is neither the query nor the key.
+            Undecided: if it is not exactly the position of the query or of the key, as in `q - 1`.
         """
         number = self.number(at)
         value = number.value
@@ -171,6 +172,7 @@ class Evaluation:
                 a, b = self.number(left), self.number(right)
                 result = self.arithmetic(op, a.value, b.value)
                 defined = [a.is_defined, b.is_defined]
+                # Dividing by 0 is undefined, not an error, so a comparison with it is false.
                 if op in ("//", "%") and _may_be_zero(right):
                     defined.append(self.facts.compare(b.value, "!=", Sum((), 0)))
                 return PartialNumber(result, all_of(defined))
@@ -181,7 +183,7 @@ class Evaluation:
     def unknown(self, node: nodes.Number) -> Sum:
         """Return a number that is the same for all tokens of a frame."""
         match node:
-            case nodes.Length():
+            case nodes.Length():  # at least 1, because there is a query
                 return self.facts.add(("len", self.frame), "", (1, INFINITE))
             case nodes.Count(segment):
                 view = self.view(segment)
@@ -192,11 +194,12 @@ class Evaluation:
                 return self.facts.add(("row", name), "")
             case nodes.Free(name, kind):
                 lowest = 1 if kind in ("tokens", "int") else -INFINITE
+                # Without the frame: lengths and integers are the same in all coordinates.
                 return self.facts.add(("parameter", name), "", (lowest, INFINITE))
         raise AssertionError(f"no number: {type(node).__name__}")
 
     def position(self, place: TokenRef) -> Sum:
-        """Return the position of a token in the present coordinates."""
+        """Return the position of a token in the coordinates of the frame."""
         return self.facts.add(("position", self.frame), place, (0, INFINITE), step=1)
 
     def arithmetic(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
@@ -224,7 +227,7 @@ class Evaluation:
         return self.facts.opaque(op, (a, b), values)
 
     def extreme(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
-        """Return the smaller or the larger of two sums."""
+        """Return the smaller or the larger of two sums: one of them, if their order is known."""
         low, high = self.facts.range_of(a.plus(b, -1))
         if low >= 0 or high <= 0:
             return a if (low >= 0) == (op == "max") else b
@@ -232,7 +235,7 @@ class Evaluation:
         (low_a, high_a), (low_b, high_b) = self.facts.range_of(a), self.facts.range_of(b)
         lows, highs = choose(low_a, low_b), choose(high_a, high_b)
         both = a.plus(b)
-        if both.is_number:  # of x and c - x one is at least, the other at most half of c
+        if both.is_number:  # as in x and c - x: one is at least half of c, the other at most
             if op == "max":
                 lows = max(lows, ceil(both.constant / 2))
             else:
@@ -251,8 +254,9 @@ class Evaluation:
         if fact == "path":
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)
+            # The path of the query continues that of the key, so the places on it rise.
             is_longer = self.along(table.statement) is True
-            # Inside `per` they count from its first token, which may lie on a longer path.
+            # Inside `per`, places count from its first token, which may lie on a longer path.
             values: Range = (-INFINITE, INFINITE) if self.frame else (0, INFINITE)
             found = self.facts.add(family, place, values, step=1 if is_longer else None)
             return PartialNumber(found, self.view(table).inside[place])
@@ -291,7 +295,7 @@ class Evaluation:
                 key = ("columns", id(statement), name, self.frame)
                 return view_columns(key, position, self.facts)
             case nodes.Laid(statement, name):
-                placing = self.world.placing(statement)  # the worlds place all that is reached
+                placing = self.world.placing(statement)
                 key = ("layout", self.world.layouts[id(statement)], name, self.frame)
                 level = find_level(statement, name)
                 return view_layout(key, level, placing, position, self.facts)
@@ -300,24 +304,25 @@ class Evaluation:
 def _may_be_zero(divisor: nodes.Number) -> bool:
     """Return whether a sample may divide by 0, which is undefined."""
     if isinstance(divisor, nodes.Lookup) and divisor.fact in ("len", "count"):
-        return False  # an instance has tokens, and its parent has it
+        return False  # the instance holds a token, and its parent holds the instance
     return not nodes.is_fixed(divisor)  # a fixed one below 1 is refused (E111)
 
 
 MAX_STEPS = 60_000  # nodes evaluated for one statement; about a tenth of a second
 MAX_TEXT_STEPS = 6 * MAX_STEPS  # for all statements of a text together
 
-_ALL: tuple[Relation, ...] = ("behind", "before", "same")  # where pairs are likely comes first
+# Most masks show keys before the query, so a statement that fails mostly fails in `behind`.
+_ALL: tuple[Relation, ...] = ("behind", "before", "same")
 
 
 def never(
     mask: nodes.Mask, relations: Iterable[Relation] = _ALL, budget: Budget | None = None
 ) -> bool:
-    """Return whether a mask has no pair in these relations, in any sample, as far as can be proved.
+    """Return whether a proof shows that a mask has no pair in these relations, in any sample.
 
     Args:
         mask: a core program; parameters that are left in it stand for every value.
-        relations: how query and key lie to each other.
+        relations: orders of query and key to look at.
         budget: shared with other proofs; at most `MAX_STEPS` of it are spent.
     """
 
@@ -333,8 +338,12 @@ def is_total(mask: nodes.Mask, budget: Budget | None = None) -> bool:
 
 
 def find_redundant(items: Sequence[nodes.Mask], budget: Budget, *, is_and: bool) -> int | None:
-    """Return an item that the others of a conjunction imply, or of a disjunction already allow."""
-    candidates = set(range(len(items)))
+    """Return the first item that the others make redundant, if a proof finds any.
+
+    In a conjunction the others imply such an item. In a disjunction it implies that one of the
+    others holds, which is the first case again for the negated items.
+    """
+    candidates = set(range(len(items)))  # those that no world has refuted so far
 
     def are_left(formulas: list[Formula], facts: Facts) -> bool:
         signed = formulas if is_and else [negate(formula) for formula in formulas]
@@ -353,11 +362,15 @@ def _hold_everywhere(
     budget: Budget | None,
     holds: Callable[[list[Formula], Facts], bool],
 ) -> bool:
-    """Return whether something holds for the formulas of masks in every world."""
+    """Return whether something holds for the formulas of masks in every world.
+
+    False if a limit is met: then nothing is proved.
+    """
     laid = [node.statement for node in nodes.walk(*masks) if isinstance(node, nodes.Laid)]
     layouts = [statement for statement in laid if isinstance(statement.source, ast.Layout)]
     if count_worlds(layouts) > MAX_WORLDS:
         return False
+    # One statement must not use up what a text allows for all of them.
     shared = budget or Budget(MAX_STEPS)
     own = Budget(min(MAX_STEPS, max(0, shared.left)))
     before = own.left

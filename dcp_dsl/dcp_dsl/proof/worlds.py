@@ -1,12 +1,13 @@
 """List the cases of a proof: how two tokens can lie in the layouts, and what formulas leave open.
 
-A token lies in one leaf of a layout, inside one repetition of each group around it. Where the two
-tokens part company says which one comes first: at two different parts, the parts' order; at two
-repetitions of the same part, either. So `answer sees question` is causal by the layout alone.
+A token lies in one leaf of a layout, inside one repetition of each group around it. Two tokens
+share some levels from the outside. At the first level that they do not share, they lie either in
+two different parts, which come in the order of the layout, or in two repetitions of one part, in
+either order. So `answer sees question` is causal by the layout alone.
 
-A formula is True, False or built from two kinds of leaves: `Var`, something that holds or not, and
-`Bound`, that an unknown integer is at most a number. `has_case` tries the cases one leaf after the
-other; comparisons of the same integer narrow one range, so ``x < 3 and x >= 5`` has no case.
+A formula is True, False or built from two kinds of leaves. `Var` is a fact that holds or not;
+`Bound` says that an unknown integer is at most a number. `has_case` tries the cases leaf by leaf;
+comparisons of the same integer narrow one range, so ``x < 3 and x >= 5`` has no case.
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
@@ -18,6 +19,8 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import LayoutParts, walk_parts
 
 MAX_WORLDS = 4096
+MAX_SIZE = 5_000  # leaves and operators of a formula
+MAX_CASES = 300  # of one formula that are tried
 
 Relation: TypeAlias = Literal["same", "before", "behind"]  # the query is the key, before, behind it
 Path: TypeAlias = tuple[int, ...]  # index of the part at each level, from the outside in
@@ -39,12 +42,12 @@ class Placing:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A way in which a query and a key lie to each other, and in each layout.
+    """The order of a query and a key, and their places in each layout.
 
     Attributes:
-        relation: which one comes first.
-        layouts: number of each layout by the id of its statement; equal statements of several
-            files lay the same columns out, so they are one layout.
+        relation: which of them comes first.
+        layouts: number of each layout by the id of its statement. Equal statements of several files
+            lay out the same columns, so they have one number.
         placings: by number of the layout.
     """
 
@@ -58,16 +61,20 @@ class World:
 
 
 def worlds(statements: list[ast.Segment], relation: Relation) -> Iterator[World]:
-    """Yield every way two tokens in this relation can lie in these layouts."""
+    """Yield every way in which two tokens in this relation can lie in these layouts."""
     numbers = {statement: index for index, statement in enumerate(dict.fromkeys(statements))}
     layouts = {id(statement): numbers[statement] for statement in statements}
+    # Layouts are independent: each lays the sample out in its own way.
     choices = [list(_placings(statement.source, relation)) for statement in numbers]
     for placings in product(*choices):
         yield World(relation, layouts, placings)
 
 
 def count_worlds(statements: list[ast.Segment]) -> int:
-    """Count the worlds there are at most, without making them."""
+    """Estimate the number of worlds from above, without making them.
+
+    Two leaves share 0 to 3 levels where parts nest up to three deep; deeper layouts are rare.
+    """
     total = 1
     for statement in dict.fromkeys(statements):
         leaves = len(_leaves(statement.source))
@@ -103,7 +110,7 @@ def _fits(q: Path, k: Path, shared: int, parts: LayoutParts, relation: Relation)
     if shared == len(q):
         return q == k
     if q[shared] == k[shared]:
-        # the same part in two repetitions, of which either may come first
+        # Two repetitions of the same part, of which either may come first.
         return node_at(parts, q[: shared + 1]).is_repeated
     return (q[shared] < k[shared]) == (relation == "before")
 
@@ -122,9 +129,10 @@ class Level:
     """The place of a segment's name in a layout.
 
     Attributes:
-        path: of the part; empty for the statement's own name, which stands for all outer parts.
-        depth: levels from the outside down to its instances.
-        parent: levels down to the instances it is numbered in, 0 for the sample.
+        path: path of the part; empty for the statement's own name, which stands for all outer
+            parts.
+        depth: levels from the outside down to the part's instances.
+        parent: levels down to the instances within which they are numbered; 0 for the sample.
     """
 
     path: Path
@@ -133,7 +141,7 @@ class Level:
 
 
 def find_level(statement: ast.Segment, name: str) -> Level:
-    """Return where a name of a layout stands."""
+    """Return the place of a name in a layout."""
     if name == statement.name.text:
         return Level((), 1, 0)
     for part, path, _, (_, parent) in walk_parts(_parts(statement.source)):
@@ -143,35 +151,37 @@ def find_level(statement: ast.Segment, name: str) -> Level:
 
 
 def is_along(statement: ast.Segment, placing: Placing, relation: Relation) -> bool | None:
-    """Return whether the key is the query or stands before it on its path.
+    """Return whether the key is the query or stands before it on the query's path.
 
     Returns:
-        None if a column of parents decides it.
+        None if a column of parents decides.
     """
     if relation != "behind":
         return relation == "same"
     if placing.shared == len(placing.k):
         return True  # both in one repetition of a leaf
+    # The tokens part in `fork`, the key's part below the shared levels. What follows a branch goes
+    # on from where the branch began, so no branch around the key inside `fork` leads to the query.
     parts = _parts(statement.source)
     below = range(placing.shared + 2, len(placing.k) + 1)
     if any(node_at(parts, placing.k[:depth]).is_branch for depth in below):
-        return False  # a branch inside of where they part company ends there
+        return False
     fork = node_at(parts, placing.k[: placing.shared + 1])
     if not fork.is_branch:
         return True
+    # Nor does `fork` itself, unless a column of parents says that a repetition goes on from it.
     is_other_part = placing.q[placing.shared] != placing.k[placing.shared]
     return False if is_other_part or fork.parents is None else None
 
 
 INFINITE = float("inf")  # an end of a range; all other ends are integers
-MAX_SIZE = 5_000  # leaves and operators of a formula
 
 Range: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Var:
-    """Something unknown that holds or not; equal keys mean the same thing."""
+    """An unknown fact, which holds or not; equal keys mean the same fact."""
 
     key: Hashable
 
@@ -241,7 +251,7 @@ def _joined(items: Iterable[Formula], kind: type[All | AnyOf], *, neutral: bool)
             return item
         if item is not neutral:
             kept.append(item)
-    size = _size(kept)  # before comparing items, which takes as long as they are large
+    size = _size(kept)  # first, since comparing items takes as long as they are large
     kept = list(dict.fromkeys(kept))
     return neutral if not kept else kept[0] if len(kept) == 1 else kind(tuple(kept), size)
 
@@ -253,12 +263,20 @@ def negate(item: Formula) -> Formula:
     return item.item if isinstance(item, Negation) else Negation(item, _size([item]))
 
 
-def has_case(formula: Formula, ranges: Mapping[Hashable, Range], limit: int = 300) -> bool:
-    """Return whether any case makes a formula true, as far as leaves are independent of each other.
+def has_case(formula: Formula, ranges: Mapping[Hashable, Range]) -> bool:
+    """Return whether any case makes a formula true, taking its leaves as independent.
+
+    A depth-first search: it decides the first leaf both ways, simplifies, and goes on. Dependent
+    leaves only add cases that cannot be, so False is certain and True is not.
+
+    Args:
+        formula: the formula.
+        ranges: known ranges of the integers behind `Bound`, by key.
 
     Raises:
-        Undecided: if there are more than `limit` cases to try.
+        Undecided: if there are more than `MAX_CASES` cases to try.
     """
+    # What is left of the formula, the ranges of its integers, and the facts chosen so far.
     pending: list[tuple[Formula, dict[Hashable, Range], dict[Hashable, bool]]] = [
         (formula, dict(ranges), {})
     ]
@@ -271,7 +289,7 @@ def has_case(formula: Formula, ranges: Mapping[Hashable, Range], limit: int = 30
         if rest is False:
             continue
         tried += 1
-        if tried > limit:
+        if tried > MAX_CASES:
             raise Undecided
         leaf = _first_leaf(rest)
         if isinstance(leaf, Var):
@@ -330,6 +348,6 @@ def scale_range(factor: int, given: Range) -> Range:
     >>> scale_range(-2, (1, INFINITE))
     (-inf, -2)
     """
-    # 0 times infinity is no number
+    # Python makes 0 times infinity no number; here it is 0.
     ends = [factor * end for end in given] if factor else [0, 0]
     return min(ends), max(ends)
