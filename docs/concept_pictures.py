@@ -1,4 +1,4 @@
-"""Draw the pictures of concepts.md from what the code of that page makes.
+"""Draw the pictures of concepts.md from the values that the code of that page computes.
 
 ```
 python docs/concept_pictures.py   # writes concept_mask.svg, _blocks, _placement and _timeline
@@ -26,7 +26,7 @@ Made = dict[str, Any]  # Any: the names of the page
 
 
 def made() -> Made:
-    """Run the examples of the page and return their names."""
+    """Run the examples of the page and return the names that they define."""
     names: Made = {}
     for example in doctest.DocTestParser().get_examples((DOCS / "concepts.md").read_text("utf-8")):
         exec(compile(example.source, "concepts.md", "single"), names)
@@ -34,7 +34,7 @@ def made() -> Made:
 
 
 def mask(axes: Axes, names: Made) -> None:
-    """Draw the mask, a pixel for each 32 tokens."""
+    """Draw the mask, a pixel per 32 tokens."""
     tokens, step = names["sample"].length, 32
     seen = names["mask"].tile(0, tokens, 0, tokens)[::step, ::step]
     axes.imshow(seen, cmap=mpl.colors.ListedColormap([EMPTY, DARK]), extent=(0, tokens, tokens, 0))
@@ -58,7 +58,7 @@ def _cells(axes: Axes, names: Made, colours: list[str], q: Any, k: Any) -> None:
 
 
 def blocks(axes: Axes, names: Made) -> None:
-    """Draw blocks by how many of their pairs are visible."""
+    """Draw full blocks dark and partial blocks light."""
     tiles, bounds = names["plan"].tiles, names["plan"].blocks
     size = bounds.end - bounds.start
     is_full = tiles.pairs == size[tiles.q_block] * size[tiles.kv_block]
@@ -102,7 +102,7 @@ def main() -> None:
     """Write the pictures."""
     names = made()
     for draw, size in PICTURES:
-        mpl.rcParams["svg.hashsalt"] = draw.__name__  # the same file each time
+        mpl.rcParams["svg.hashsalt"] = draw.__name__  # so that every call writes the same file
         mpl.rcParams["font.size"] = 9
         figure, axes = plt.subplots(figsize=size, layout="constrained")
         draw(axes, names)

@@ -1,4 +1,4 @@
-"""The results table of docs/demo.md, from the JSON of a demonstration.
+"""Print the results table of docs/demo.md, from the JSON of a demonstration.
 
 ```
 dcpm demo --no-serve --json > docs/demo.json
@@ -25,13 +25,14 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
     for mask in report["masks"]:
         batch = mask["planned"]
         best = batch["best_static"]
-        told = [
+        # Of the static layouts only two well-known ones and the best.
+        methods = [
             method
             for method in batch["methods"]
             if not method["method"].startswith("static:")
             or method["method"] in (*KNOWN, *best.values())
         ]
-        for number, method in enumerate(told):
+        for number, method in enumerate(methods):
             name = f"`{mask['mask'].split('(')[0]}`" if number == 0 else ""
             density = f"{batch['density']:.1%}" if number == 0 else ""
             moved = (method["bytes_forward"] + method["bytes_backward"]) / 1e6
@@ -66,7 +67,7 @@ def _label(method: dict[str, Any], best: dict[str, str]) -> str:
 
 
 def _capped(method: dict[str, Any], cap: str) -> str:
-    """Write max/mean, with a star if it is over the cap; `Any`: a JSON object."""
+    """Return max/mean, with a star if it is over the cap; `Any`: a JSON object."""
     imbalance = method["compute_imbalance" if cap == "compute" else "token_imbalance"]
     return f"{imbalance:.2f}" + (r"\*" if cap in method["over_caps"] else "")
 

@@ -1,10 +1,11 @@
-"""Fill in what commands print: every ```console block of the documents, run where its files are.
+"""Fill the ```console blocks of the documents with the output of their commands.
 
-A line ``<!-- run: dcpm ... -->`` runs a command first and shows nothing: planning prints how long
-it took, which differs each time.
+A block holds lines ``$ dcpm ...`` or ``$ cat FILE``, each followed by its output. The commands of a
+document run in one copy of ``examples/masks``, so a command may read files that an earlier one
+wrote.
 
-A block holds lines ``$ dcpm ...`` (or ``$ cat FILE``), each followed by what it prints. They run
-in a copy of ``examples/masks``, so a command may write files that the next one reads.
+A line ``<!-- run: dcpm ... -->`` runs a command before all blocks and shows no output. Planning is
+run so, because it prints how long it took.
 
 ```
 python docs/generate_console.py [--check]
@@ -39,15 +40,14 @@ DOCUMENTS = (
 )
 FILES = ROOT / "examples" / "masks"
 SILENT = re.compile(r"^<!-- run: (dcpm .*) -->$", re.MULTILINE)
-COMPILING = re.compile(
-    r"^compiling the planner.*\n", re.MULTILINE
-)  # once, on a machine's first run
+# Printed on the first run on a machine only.
+COMPILING = re.compile(r"^compiling the planner.*\n", re.MULTILINE)
 BLOCK = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 @contextmanager
 def example_folder() -> Iterator[None]:
-    """Stand in a copy of the example files."""
+    """Change into a copy of the example files."""
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as name:
         shutil.copytree(FILES, name, dirs_exist_ok=True)
@@ -59,7 +59,7 @@ def example_folder() -> Iterator[None]:
 
 
 def printed(command: str) -> str:
-    """Run one command; give what it prints, standard output first."""
+    """Run one command and return its output, standard output first."""
     words = shlex.split(command)
     if words[0] == "cat":
         return Path(words[1]).read_text(encoding="utf-8").rstrip("\n")
@@ -74,7 +74,7 @@ def printed(command: str) -> str:
 
 
 def filled(text: str) -> str:
-    """Return a document with every block as its commands print it."""
+    """Return a document whose blocks hold the present output of their commands."""
 
     def fill(block: re.Match[str]) -> str:
         commands = [line[2:] for line in block[1].splitlines() if line.startswith("$ ")]
@@ -88,7 +88,7 @@ def filled(text: str) -> str:
 
 
 def main() -> None:
-    """Rewrite the documents, or only compare them."""
+    """Rewrite the documents, or with ``--check`` only compare them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; fail if one is stale")
     is_check = parser.parse_args().check

@@ -1,9 +1,9 @@
 """Write docs/masks.md and one picture per mask of the standard library.
 
 ```
-python docs/generate_masks.py            # --check: fail if the page is not in step with the library
+python docs/generate_masks.py            # --check: fail if the page does not match the library
 ```
-A picture shows the file's sample, with the small arguments that its first check uses.
+A picture shows the mask on its file's sample, with the arguments of the first call in its checks.
 """
 
 import sys
@@ -17,22 +17,19 @@ from dcp_grammar import MASKS
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "masks.md"
 PICTURES = DOCS / "masks"
-
 HEAD = DOCS / "masks_head.md"
 
 
 def section(path: Path) -> tuple[str, str]:
     """Return the Markdown of one mask, and its picture as SVG."""
     text = path.read_text(encoding="utf-8")
-    lines = [line for line in text.splitlines() if line.startswith("#")]
-    said = [line.removeprefix("#").strip() for line in lines]
-    spec = load(path)
-    mask, sample = shown(spec, path.stem)
+    comments = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
+    mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
     columns = ", ".join(f"`{name}`" for name in sorted(mask.columns)) or "none"
     return (
-        f"### {path.stem}\n\n{chr(10).join(said)}\n\n"
+        f"### {path.stem}\n\n{chr(10).join(comments)}\n\n"
         f"![{mask.call}](masks/{path.stem}.svg)\n\n"
         f"`{mask.call}` on `{sample.to_json()}`; columns: {columns}.\n\n"
         f"```dcpm\n{code}\n```\n"
@@ -40,7 +37,7 @@ def section(path: Path) -> tuple[str, str]:
 
 
 def shown(spec: Spec, name: str) -> tuple[Mask, Sample]:
-    """Return the call and the sample that show a mask best: those of its file."""
+    """Return the call of a mask in the checks of its file, and the file's sample."""
     calls = [
         unparse(node)
         for statement in spec.scope.program.statements
@@ -55,12 +52,8 @@ def shown(spec: Spec, name: str) -> tuple[Mask, Sample]:
 
 def main() -> None:
     """Write the page and the pictures, or with ``--check`` only compare the page."""
-    sections = {}
-    for path in sorted(Path(str(MASKS)).glob("*.dcpm")):
-        sections[path.stem] = section(path)
-    page = (
-        HEAD.read_text(encoding="utf-8") + "\n" + "\n".join(text for text, _ in sections.values())
-    )
+    sections = {path.stem: section(path) for path in sorted(Path(str(MASKS)).glob("*.dcpm"))}
+    page = "\n".join([HEAD.read_text(encoding="utf-8"), *(text for text, _ in sections.values())])
     if "--check" in sys.argv[1:]:
         missing = [name for name in sections if not (PICTURES / f"{name}.svg").is_file()]
         if missing or not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page:

@@ -1,6 +1,6 @@
-"""Fill in every table of the documents that comes from a JSON file of results.
+"""Fill in the tables of the documents that come from JSON files of results.
 
-A table stands between two marks, the first of which says which script prints it from which JSON:
+A table stands between two marks. The first names the script that prints it, and its JSON file:
 
 ```
 <!-- generated: planner/benchmarks/bench_plan.py planner/benchmarks/results/plan.json -->
@@ -10,7 +10,7 @@ A table stands between two marks, the first of which says which script prints it
 The script is called with ``--table JSON`` and prints Markdown.
 
 ```
-python docs/generate_tables.py            # --check: fail if a document is not in step
+python docs/generate_tables.py            # --check: fail if a document does not match its JSON
 ```
 """
 
@@ -27,10 +27,11 @@ TABLE = re.compile(
     re.MULTILINE,
 )
 OPEN = re.compile(r"^<!-- generated:", re.MULTILINE)
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def documents() -> list[Path]:
-    """Return the Markdown files of the project, the caches and environments left out."""
+    """Return the Markdown files of the project, without those of caches and environments."""
     found = list(ROOT.glob("*.md"))
     for room in ROOMS:
         found += (ROOT / room).rglob("*.md")
@@ -38,7 +39,7 @@ def documents() -> list[Path]:
 
 
 def printed(found: re.Match[str]) -> str:
-    """Return one marked part with the table that its script prints."""
+    """Return a table between its marks, as its script prints it now."""
     script, results = found["script"], found["results"]
     done = subprocess.run(
         [sys.executable, script, "--table", results],
@@ -53,13 +54,13 @@ def printed(found: re.Match[str]) -> str:
 
 
 def main() -> None:
-    """Rewrite the documents, or with ``--check`` only compare."""
+    """Rewrite the documents, or with ``--check`` only compare them."""
     only_check = "--check" in sys.argv[1:]
     stale = []
     for path in documents():
         text = path.read_text(encoding="utf-8")
-        fences = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)  # examples of the marks
-        if len(OPEN.findall(fences.sub("", text))) != len(TABLE.findall(fences.sub("", text))):
+        prose = FENCE.sub("", text)  # fenced code may show the marks as an example
+        if len(OPEN.findall(prose)) != len(TABLE.findall(prose)):
             sys.exit(f"{path.relative_to(ROOT)}: a `generated` mark without its end")
         wanted = TABLE.sub(printed, text)
         if wanted != text:

@@ -1,4 +1,4 @@
-"""Install a wheel in clean environments, as a stranger would, and measure the first steps.
+"""Install a wheel in clean environments, as a new user would, and measure the first steps.
 
 ```
 python docs/install_figures.py dist/*.whl     # writes docs/install.json; needs a package index
@@ -33,7 +33,7 @@ TOOLS = ("pip", "setuptools", "pkg_resources", "_distutils_hack", "distutils-pre
 
 
 def main() -> None:
-    """Measure, or print the table of what was measured."""
+    """Measure and print the table, or only print the table of an earlier measurement."""
     parser = argparse.ArgumentParser(description="Measure the first steps after an installation.")
     parser.add_argument("wheel", type=Path, nargs="?")
     parser.add_argument("--table", type=Path)
@@ -78,7 +78,7 @@ def measure(wheel: Path) -> dict[str, object]:
 
 
 def install(folder: Path, wheel: Path, extra: str) -> dict[str, object]:
-    """Make an environment, install the wheel with an extra, and weigh it."""
+    """Make an environment and install the wheel with an extra; return seconds and megabytes."""
     home = folder / f"environment{extra.strip('[]')}"
     venv.create(home, with_pip=True)
     pip = (home / "bin" / "python", "-m", "pip", "install", "-q", "--disable-pip-version-check")
@@ -96,6 +96,7 @@ def install(folder: Path, wheel: Path, extra: str) -> dict[str, object]:
 
 def spend(folder: Path, *command: object) -> float:
     """Run a command and return its CPU seconds, those of its children included."""
+    # A clean environment: nothing of this one's Python, but the settings of pip's index.
     kept = {name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR") if name in os.environ}
     pip = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_"))}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -4,10 +4,10 @@
 python docs/make_pictures.py   # writes step.svg, front.svg, residuals.svg and calibration.svg
 ```
 
-`step.svg` shows where the time of a training step goes, by policy; `front.svg` the front that
-reading-plans.md lists (`docs/front.json` is what its command prints with `--json`); the other two
-show residuals of the cost model: `residuals.svg` predicted over published times of attention,
-`calibration.svg` predicted over measured times of plans on the machine that was calibrated.
+`step.svg` shows where the time of a training step goes, by policy. `front.svg` shows the front that
+reading-plans.md lists; `docs/front.json` is the output of its command with `--json`. The other two
+show errors of the cost model: `residuals.svg` predicted over published times of attention,
+`calibration.svg` predicted over measured times of plans on a calibrated machine.
 """
 
 import json
@@ -115,7 +115,7 @@ def draw_calibration(runs: list[Row]) -> Figure:
 
 
 def draw_front(points: list[Row]) -> Figure:
-    """Draw every point of a front, as evenly computed as its colour says."""
+    """Draw every point of a front; its colour shows the imbalance of compute, its size memory."""
     figure, axes = plt.subplots(figsize=(7, 3.2), layout="constrained")
     sent = [(p["forward_inter"] + p["backward_inter"]) / 1e6 for p in points]
     dots = axes.scatter(
@@ -144,7 +144,7 @@ PICTURES: dict[str, tuple[str, Callable[[list[Row]], Figure]]] = {
 def main() -> None:
     """Write all pictures."""
     for name, (results, draw) in PICTURES.items():
-        mpl.rcParams["svg.hashsalt"] = name  # the same file each time
+        mpl.rcParams["svg.hashsalt"] = name  # so that every call writes the same file
         document = json.loads((ROOT / results).read_text())
         rows = document.get("rows") or document.get("front") or document["runs"]
         draw(rows).savefig(ROOT / f"docs/{name}.svg", metadata={"Date": None})

@@ -4,12 +4,11 @@
 python docs/make_screenshots.py            # all; or names of pictures: overview mask
 ```
 
-Everything shown is made in a temporary folder: sequences of a fixed seed, plans for two simulated
-nodes, and one small plan that really runs on four ranks of this machine, so that predicted and
-measured stand beside each other. The measured times are therefore this machine's, and differ from
-one call to the next; everything else does not. `training` shows two runs of a few steps on two
-ranks, one of them slowed down, without and with feedback of rates. Needs the extras of `dev` and
-Chromium.
+The script makes all it shows in a temporary folder: sequences of a fixed seed, plans for two
+simulated nodes, and one small plan that really runs on four ranks of this machine, so that
+predicted and measured times stand beside each other. Only the measured times differ from call to
+call. `training` shows two runs of a few steps on two ranks, one of them slowed down: one run
+without feedback of rates, one with it. The script needs the extras of `dev` and Chromium.
 """
 
 import io
@@ -23,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, quote, urlsplit
+from urllib.parse import parse_qs, quote, urljoin, urlsplit
 
 import numpy as np
 from PIL import Image
@@ -36,7 +35,7 @@ SCENARIO = PICTURES.parents[1] / "tests" / "runtime" / "rates_scenario.py"
 SEED = 7
 WIDTH, HEIGHT, SCALE = 1440, 900, 1.5
 COLOURS = 255
-"""Of the palette of a picture; a page has few colours, its anti-aliased text most of them."""
+"""Size of a picture's palette. A page has few colours, most of them in anti-aliased text."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
 SPEC = """dcpm 1
@@ -78,7 +77,7 @@ def dcpm(folder: Path, *arguments: str) -> None:
 
 
 def make_plans(folder: Path) -> None:
-    """Fill a folder with what the pages show: plans, a run, a planned data set."""
+    """Fill a folder with all that the pages show: plans, a run, a planned data set."""
     (folder / "train.dcpm").write_text(SPEC, encoding="utf-8")
     write_rows(folder / "chats.jsonl")
     data = ("plan", "train.dcpm", "--dataset", "chats.jsonl")
@@ -116,9 +115,9 @@ def train(folder: Path) -> None:
 
 
 def settle(page: Page) -> None:
-    """Wait until every canvas of a page is drawn and nothing is on its way."""
+    """Wait until every chart of a page is drawn and no request is open."""
     page.wait_for_load_state("networkidle")
-    page.wait_for_function(  # what is folded away is loaded when it is unfolded
+    page.wait_for_function(  # charts in closed sections are loaded when these are opened
         "() => [...document.querySelectorAll('[data-state=loading], .dash-graph')].every((host) =>"
         " host.closest('details:not([open])') || host.querySelector('.main-svg'))"
     )
@@ -127,7 +126,7 @@ def settle(page: Page) -> None:
 
 def go(page: Page, path: str) -> None:
     """Open a page below the address of the server and wait for it."""
-    page.goto(page.url.split("/", 3)[0] + "//" + page.url.split("/", 3)[2] + path)
+    page.goto(urljoin(page.url, path))
     settle(page)
 
 
@@ -139,28 +138,28 @@ def plan_path(page: Page, name: str) -> str:
 
 
 def overview(page: Page) -> None:
-    """A plan with one device selected: everything that belongs to it keeps its colour."""
+    """Show a plan with one device selected: all that belongs to it keeps its colour."""
     go(page, plan_path(page, "shared-question") + "?sel=device.9")
 
 
 def mask(page: Page) -> None:
-    """The mask so near that tiles show their pairs one by one."""
+    """Show the mask so near that tiles show single pairs."""
     go(page, plan_path(page, "run") + "/mask?tokens=1800-3250-1800-3250&colour=device")
 
 
 def run(page: Page) -> None:
-    """The run's whole timeline, predicted above measured."""
+    """Show the run's whole timeline, predicted above measured."""
     go(page, plan_path(page, "run") + "/timeline")
 
 
 def timeline(page: Page) -> None:
-    """The longest wait of the run, with an arrow for the message that ends it."""
+    """Show the longest wait of the run, with an arrow for the message that ends it."""
     path = plan_path(page, "run")
     go(page, path)
     waits = page.locator("[data-sel][data-time]").filter(has_text="is the last to arrive").last
     found = re.search(r"Device (\d+) waits .* for device (\d+): (\w+ \d+) is", waits.inner_text())
     if found is None:
-        sys.exit(f"a finding in other words: {waits.inner_text()}")
+        sys.exit(f"expected a finding about the longest wait, got: {waits.inner_text()}")
     time = waits.get_attribute("data-time")
     direction = "backward" if "(backward)" in waits.inner_text() else "forward"
     words = f"gpu {found[1]} from {found[2]} {found[3]} {direction}"
@@ -173,13 +172,13 @@ def timeline(page: Page) -> None:
 
 
 def compare(page: Page) -> None:
-    """Two placements of one batch."""
+    """Compare two placements of one batch."""
     ours, theirs = plan_path(page, "shared-question"), plan_path(page, "zigzag")
     go(page, f"/compare?a={ours.rsplit('/', 1)[1]}&b={theirs.rsplit('/', 1)[1]}")
 
 
 def dataset(page: Page) -> None:
-    """The report of a planned data set."""
+    """Show the report of a planned data set."""
     go(page, "/")
     page.locator("a[href^='/dataset/']").first.click()
     page.wait_for_selector(".dash-graph .main-svg")
@@ -187,7 +186,7 @@ def dataset(page: Page) -> None:
 
 
 def edit(page: Page) -> None:
-    """The editor with a misspelt name, its squiggle and its quick fix."""
+    """Show the editor with a misspelt name, its squiggle and its quick fix."""
     go(page, "/edit?spec=std:shared_question")
     page.wait_for_selector("#edit[data-state=drawn]")
     page.wait_for_selector("[data-part=picture][data-state=drawn]")
@@ -201,7 +200,7 @@ def edit(page: Page) -> None:
 
 
 def training(page: Page) -> None:
-    """Two runs compared: rank 1 is slow in both, the plans of the second know it."""
+    """Compare two runs: rank 1 is slow in both, and the plans of the second run know it."""
     go(page, "/")
     names = ("equal-shares", "measured-rates")
     links = [page.locator(f"a[href^='/run/']:has-text('{name}')").first for name in names]
@@ -211,7 +210,7 @@ def training(page: Page) -> None:
 
 
 def plans(page: Page) -> None:
-    """The list of the folder; its name is that of a temporary one, which tells nobody anything."""
+    """Show the list of the folder, without the path of the temporary folder around it."""
     go(page, "/")
     page.get_by_text(re.compile(r" in /\S+$")).evaluate(
         "(line) => { line.textContent = line.textContent.replace(/in \\S*\\//, 'in '); }"
@@ -230,7 +229,7 @@ SHOTS: dict[str, tuple[Callable[[Page], None], str, int]] = {
     "list": (plans, "light", HEIGHT),
     "training": (training, "light", 1500),
 }
-"""Name of a picture -> what is on it, the theme, the height of the window in CSS pixels."""
+"""By the name of a picture: how to show it, the theme, the height of the window in CSS pixels."""
 
 
 def photograph(browser: Browser, base: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md: all campaigns, from a folder with their results.
+"""Print the table of docs/reliability.md: all campaigns, from a folder with their results.
 
 ```
 python docs/generate_tables.py
@@ -14,7 +14,7 @@ SHOWN = {"campaign", "command", "cases", "seconds_cpu"}
 
 
 def outcome(report: dict[str, Any]) -> str:  # Any: a JSON document
-    """Return what came of a campaign: its own numbers."""
+    """Return the outcome of a campaign: all numbers of its report but those with a column."""
     found = {name: value for name, value in report.items() if name not in SHOWN}
     return ", ".join(
         f"{name.replace('_', ' ')}: {value:,}"
@@ -24,7 +24,7 @@ def outcome(report: dict[str, Any]) -> str:  # Any: a JSON document
 
 
 def table(folder: Path) -> str:
-    """Return Markdown, a row per campaign."""
+    """Return the Markdown table with a row per campaign."""
     lines = ["| campaign | cases | what came of it | CPU s | command |", "|---|--:|---|--:|---|"]
     for path in sorted(folder.glob("*.json")):
         report = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""The table of docs/questions.md that says what a plan saves, from bench_paper.py of the planner.
+"""Print the table of docs/questions.md on what a plan saves, from the planner's bench_paper.py.
 
 ```
 python docs/generate_tables.py
@@ -21,7 +21,7 @@ RINGS = ("RFA_ring", "RFA_zigzag", "TE")
 
 
 def table(report: dict[str, Any]) -> str:  # Any: a JSON document
-    """Return Markdown: by mask, how many times faster."""
+    """Return the Markdown table: for each mask, how many times faster a plan is."""
     lines = [
         "| mask | predicted: plans of dcp-dsl, than the best static layout "
         "| measured by the paper: DCP, than the best ring |",
@@ -39,7 +39,7 @@ def table(report: dict[str, Any]) -> str:  # Any: a JSON document
 
 
 def ratios(report: dict[str, Any], mask: str) -> tuple[list[float], list[float]]:
-    """Return how many times faster, by setting: predicted of ours, measured of DCP; Any: JSON."""
+    """Return speed-ups by setting: predicted for our plans, measured for DCP; Any: JSON."""
     of: dict[tuple[str, str], dict[str, Any]] = {}
     for row in report["rows"]:
         if row["mask"] == mask:
