@@ -208,12 +208,12 @@ class PlanLibrary:
                 history.update()
             return read([(entry, histories[entry.path][0]) for entry in entries])
 
-    def _find(self, key: str, suffix: str) -> PlanEntry:
+    def _find(self, key: str, suffix: str, more: str = "") -> PlanEntry:
         entry = self.folder.find(key, suffix)
         if entry is None:
             raise DashboardError(
                 f"expected the key of a {suffix} file below {self.root}, got {key[:40]!r}; the "
-                f"file may have been moved or deleted, the list shows what is there"
+                f"file may have been moved or deleted, the list shows what is there{more}"
                 f"{self.folder.bounds()}"
             )
         return entry
@@ -247,15 +247,13 @@ class PlanLibrary:
     def _plan_file(self, key: str) -> tuple[PlanEntry, int]:
         """Return the file of a plan and the most bytes that it may unpack to."""
         kept = self.session.find(key)
-        entry = kept or self.folder.find(key, SUFFIX)
-        if entry is None:
-            raise DashboardError(
-                f"expected the key of a {SUFFIX} file below {self.root}, got {key[:40]!r}; the "
-                "file may have been moved or deleted, the list shows what is there. Plans that "
-                f"were dropped or made on a page are kept until the server ends, {MAX_PLANS} at "
-                f"most{self.folder.bounds()}"
-            )
-        return entry, MAX_FILE_BYTES if kept is None else MAX_SESSION_BYTES
+        if kept is not None:
+            return kept, MAX_SESSION_BYTES
+        more = (
+            ". Plans that were dropped or made on a page are kept until the server ends, "
+            f"{MAX_PLANS} at most"
+        )
+        return self._find(key, SUFFIX, more), MAX_FILE_BYTES
 
     def keep(self, content: bytes, name: str) -> LoadedPlan:
         """Keep the bytes of a plan file for this session and return the plan.

@@ -272,7 +272,7 @@ def spread_figure(report: DatasetReport) -> go.Figure | None:
     known = [spread for spread in SPREADS if len(report.column(spread[0]))]
     if not known:
         return None
-    columns = min(3, len(known))
+    columns = min(3, len(known))  # a row of three fits the width of a page
     rows = -(-len(known) // columns)
     figure = make_subplots(
         rows=rows, cols=columns, vertical_spacing=0.34 / rows, horizontal_spacing=0.06
@@ -292,7 +292,7 @@ def spread_figure(report: DatasetReport) -> go.Figure | None:
         annotate(
             figure, str(at + 1) if at else "", f"<b>{heading}</b> · median {middle}", "left", 2
         )
-        if len(centres) == 1:  # one value has no width of its own
+        if len(centres) == 1:  # equal values give a bin, and the axis, no width of their own
             figure.update_xaxes(range=[centres[0] - 6, centres[0] + 6], tickvals=centres, **place)
         if counts.max() < 4:  # no halves of batches
             figure.update_yaxes(dtick=1, **place)

@@ -199,6 +199,7 @@ def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) 
 
 
 def _invitation(library: PlanLibrary, head: Component) -> Component:
+    # A folder without a readable plan has nothing to choose.
     text = "Choose two plans, or the prediction and the run of one plan."
     if not _options(library, "", None):
         text = "There is no readable plan here yet; the list of plans says how to make one."
@@ -216,7 +217,7 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
     def show_charts(sides: object) -> tuple[Component, Component]:
         try:
             return compare_charts(load_comparison(library, *_read_sides(sides)))
-        except DCPError as error:  # a file changed or went away since the page was made
+        except DCPError as error:  # a file was overwritten or deleted since the page was made
             return html.Div(str(error), role="alert"), html.Div()
 
     # Names of plans are searched on the server: a folder may hold ten thousand of them.
@@ -273,7 +274,7 @@ def front_page(library: PlanLibrary, query: str) -> Component:
     Raises:
         DCPError: if it names none, too many, or one that is not there.
     """
-    keys = list(dict.fromkeys(parse_qs(query.removeprefix("?")).get("plan", [])))
+    keys = list(dict.fromkeys(parse_qs(query.removeprefix("?")).get("plan", [])))  # each once
     if not 0 < len(keys) <= MOST_PLANS:
         raise DCPError(
             f"expected 1 to {MOST_PLANS} plans, got {count(len(keys))}; write "

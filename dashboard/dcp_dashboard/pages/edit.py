@@ -160,6 +160,8 @@ def edit_page(library: PlanLibrary, query: str) -> Component:
         panel("Text", [*text, keys]),
         panel("Picture", picture, tools=_button("svg", "Save as SVG")),
     ]
+    # The script of this page takes all that it needs from attributes, and imports the text editor,
+    # `data-bundle`, which no other page loads.
     return html.Div(
         [title, told, html.Div(panels, className="dcp-columns"), _plan_panel()],
         id="edit",

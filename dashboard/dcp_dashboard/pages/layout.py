@@ -80,6 +80,7 @@ def shell(keyboard: Component) -> dmc.MantineProvider:
             html.A("Skip to content", href="#page", className="dcp-skip"),
             header,
             keyboard,
+            # The link above moves the keyboard's focus here, which needs a tab index.
             html.Main(id="page", className="dcp-page", tabIndex=-1),
         ],
         theme=THEME,
@@ -98,6 +99,7 @@ def attributes(**values: str) -> dict[str, Any]:  # Any: Dash's keywords differ 
 
 def plain_link(text: Any, href: str, **values: str) -> Component:
     """Build a link to another page of the dashboard; `values` as `attributes` takes them."""
+    # `page/navigation.ts` follows it without loading the application again.
     return html.A(text, href=href, **attributes(data_plain="link", **values))
 
 

@@ -97,6 +97,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     sets = [row for row in reports if matches(row, asked.q)]
     count = f"{len(found)} of {len(rows)}" if asked.q else ""
     parts: list[Component] = [_title(library.root, rows), _tools(asked, count)]
+    # Of all rows, not of those found: a plan stays picked while a person searches for the other.
     picked = next((row for row in (*session, *rows) if row.entry.key == asked.pick), None)
     if picked is not None:
         parts.append(_picked(picked, asked))
@@ -251,6 +252,7 @@ def _row(row: PlanRow, asked: Query, figures: Sequence[Component]) -> Component:
     if summary is None:
         cells = _broken_row(row.entry, href, row.error, len(COLUMNS) + 2)
         return html.Tr([html.Td(className="dcp-thumb"), *cells], className="dcp-broken")
+    # Without a text: the picture says nothing to a screen reader that the row does not.
     picture = html.Img(src=f"/api{href}/thumbnail.png", alt="", width=40, height=40)
     return html.Tr(
         [

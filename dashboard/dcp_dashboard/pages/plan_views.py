@@ -119,6 +119,7 @@ def inspector(loaded: LoadedPlan) -> Component:
             html.Kbd("Esc"), " clears, ", html.Kbd("?"), " shows all keys.",
         ]
     )  # fmt: skip
+    # Polite: a screen reader reads a new selection once it has finished its sentence.
     data = attributes(data_key=loaded.entry.key, aria_live="polite")
     body = html.Div(text, className="dcp-inspector", **data)
     return panel("Selection", [body], tools=_steps(loaded), name="dcp-inspector-panel")
@@ -209,6 +210,7 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
 
 def _closed_table(loaded: LoadedPlan, kind: str, title: str) -> Component:
     """Build a table that is filled once it is open, by `mask/tile_table.ts` and the like."""
+    # The columns of the canvas hold all that the table shows; the browser has them already.
     data = attributes(data_url=f"/api/plan/{loaded.entry.key}/mask", aria_label=title)
     parts = [html.Summary(f"{title} as a table"), html.Div(className=kind, **data)]
     return html.Details(parts, className="dcp-panel dcp-definitions")
@@ -223,6 +225,7 @@ def timeline_page(loaded: LoadedPlan) -> Component:
 
 
 def _timeline(loaded: LoadedPlan) -> list[Component]:
+    # One canvas draws all traces: `api.ts` takes several addresses with spaces between them.
     urls = [timeline_url(loaded, source) for source in loaded.traces]
     area = html.Section([html.H2("Area"), html.Div(className="dcp-timeline-area")])
     notes = html.Section([html.H2("Notes"), html.Div(className="dcp-timeline-notes")])
@@ -261,6 +264,7 @@ MEMORY_LOOKS = (
 
 def _memory(loaded: LoadedPlan) -> list[Component]:
     """Build what devices hold over time, under the axis of the timeline."""
+    # Levels follow from the plan alone; a trace says when they hold, and how full buffers are.
     base, cluster = f"/api/plan/{loaded.entry.key}/memory", loaded.plan.cluster
     urls = " ".join(f"{base}?source={source}" for source in loaded.traces)
     peak = measure_memory(loaded.plan).peak

@@ -326,6 +326,7 @@ def step_figure(bars: list[StepBar]) -> go.Figure:
         f"<b>devices {bar.devices}</b>, waiting {duration(bar.waiting_s)}<br>{documents_text(bar)}"
         for bar in bars
     ]
+    # Three traces, one for each part: Plotly stacks the bars of one label.
     figure = go.Figure()
     for (name, colour), part in zip(PARTS, ("linear_s", "attention_s", "waiting_s"), strict=True):
         figure.add_bar(
@@ -344,6 +345,7 @@ def step_figure(bars: list[StepBar]) -> go.Figure:
 
 
 def _stragglers(bars: list[StepBar]) -> Component:
+    # One unit for the whole column, so that micro-batches compare.
     rows, text = [], alike((bar.busy_s for bar in bars), duration)
     for micro_batch in sorted({bar.micro_batch for bar in bars}):
         own = [bar for bar in bars if bar.micro_batch == micro_batch]

@@ -95,6 +95,7 @@ class Column(Generic[Item]):
     def cells(self, items: Iterable[Item]) -> list[Component]:
         """Build the cells of some items, numbers in one unit."""
         values = [self.value(item) for item in items]
+        # Over the shown rows alone: the unit of a page does not depend on the other pages.
         known = [value for value in values if isinstance(value, int | float)]
         text = alike(known, self.text)
         return [
@@ -152,7 +153,7 @@ def page_of(
 ) -> tuple[Sequence[Item], list[Component]]:
     """Return the items of the asked page, and the links to its neighbours if there are any."""
     last = max(0, (len(items) - 1) // PAGE_ROWS)
-    page = min(asked.page, last)
+    page = min(asked.page, last)  # a search may leave fewer pages than the URL asks for
     shown = items[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
 
     def link(label: str, to: int) -> Component:
