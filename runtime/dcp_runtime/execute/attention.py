@@ -1,10 +1,12 @@
 """`DCPAttn`, the attention of a model over the ranks of a plan, and `LayerPlans`, its plans.
 
 The attention is an operator of torch, so that compiled models call it without breaking their graph.
-It gets a prepared plan as a tensor that holds its number, and gives a tensor that holds the number
-of the call: compilers pass tensors through, and guard on no value of theirs, so another batch is no
-other program. Defined on the library directly: the decorator ``custom_op`` loads the compiler with
-the first call, a second in processes that never compile.
+It takes a prepared plan as a tensor that holds the plan's number, and returns a tensor that holds
+the number of the call. Compilers pass tensors through without guards on their values, so another
+batch runs the same compiled program.
+
+The operators are defined on the library directly: the decorator ``custom_op`` would load the
+compiler with the first call, a second in processes that never compile.
 """
 
 from collections.abc import Sequence
@@ -35,8 +37,8 @@ def _forward(
     softcap: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepared, kv = cast(PreparedPlan, find(plan)), k if v is None else (k, v)
+    # `DCPAttn.apply` has cast its arguments already, and sums must stay in float32.
     with torch.autocast(q.device.type, enabled=False):
-        # `DCPAttn.apply` has cast its arguments; sums must stay as wide as they are.
         out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
     call = OpenCall(prepared)
     prepared.batch.note_call(call)
@@ -64,11 +66,13 @@ def _backward(  # noqa: PLR0913 - the operator's schema
 
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, out: Tensor, dout: Tensor) -> Tensor:
-    """Sum ``p (0 - delta)`` over the rows: the weight of the sink, whose value is 0."""
-    weights = torch.exp(sinks.to(lse.dtype) - lse).nan_to_num_(0.0)  # nan: neither key nor sink
+    """Sum ``p (0 - delta)`` over the rows: p is the weight of the sink, 0 its value times dout."""
+    # NaN is -inf - -inf: a row that sees no key, and a sink that is switched off.
+    weights = torch.exp(sinks.to(lse.dtype) - lse).nan_to_num_(0.0)
     return -(weights * row_delta(out, dout)).sum(0).to(sinks.dtype)
 
 
+# For compilers, which trace the operators with tensors that have no values.
 def _forward_shapes(plan: Tensor, q: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = q.new_empty(q.shape[:2], dtype=accumulator_dtype(q.dtype))
     return q.new_empty(q.shape), lse, torch.empty_like(plan)
@@ -134,8 +138,8 @@ class LayerPlans:
 
     In a model::
 
-    layers = LayerPlans.prepare(executor, plan)
-    out = DCPAttn.apply(layers.of(0), q, kv)  # layer 0
+        layers = LayerPlans.prepare(executor, plan)
+        out = DCPAttn.apply(layers.of(0), q, kv)  # layer 0
     """
 
     layers: tuple[PreparedPlan, ...]
@@ -152,15 +156,15 @@ class LayerPlans:
 
         Args:
             executor: of the ranks that share the batch.
-            plans: what a `DCPDataloader` yields: one plan for all layers, or the plans of a stack,
-                which bring their cycle along; or the distinct plans one by one, all with the same
-                owners of tokens.
+            plans: as a `DCPDataloader` yields them: a plan for all layers, or the plans of a stack,
+                which bring their cycle along. Or a sequence of the distinct plans, all with the
+                same owners of tokens.
             cycle: which of the plans each layer runs, repeated over the layers: ``(0, 0, 0, 0, 0,
-                1)`` for Gemma 3, whose plan 0 is the local mask and plan 1 the global one.
+                1)`` for Gemma 3, whose plan 0 is the local mask and plan 1 the global mask.
 
         Raises:
-            RunError: if the plans place tokens differently, the cycle names one that is not there,
-                or a plan is not the one of the other ranks.
+            RunError: if the plans place tokens differently, the cycle names a plan that is missing,
+                or a plan differs from that of the other ranks.
         """
         if not isinstance(plans, StackedPlans):
             found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
@@ -234,17 +238,19 @@ class DCPAttn:
                 "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, "
                 f"got {type(prepared).__name__}"
             )
+        # `forward` refuses these on all ranks; the operator would raise on this rank alone, and
+        # compute nothing from `meta`.
         if isinstance(kv, tuple) and len(kv) != 2:
-            plan.forward(q, kv)  # as below
+            plan.forward(q, kv)
         k, v = kv if isinstance(kv, tuple) else (kv, None)
         for x in (q, k, k if v is None else v):
             if not isinstance(x, Tensor) or x.device.type == "meta":
-                plan.forward(q, kv)  # says on all ranks what is wrong
+                plan.forward(q, kv)
         q, k, v = _cast(q), _cast(k), None if v is None else _cast(v)
         qk_dim, v_dim = q.shape[-1], q.shape[-1] if v is None else v.shape[-1]
         scale = softmax_scale
         if v is not None and v_dim != qk_dim:
-            # Of the size before padding: zeros change no score, but the default scale.
+            # The scale of the size before padding: added zeros change no score.
             scale = qk_dim**-0.5 if scale is None else scale
             q, k, v = (pad(x, (0, max(v_dim, qk_dim) - x.shape[-1])) for x in (q, k, v))
         out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0])
@@ -252,7 +258,7 @@ class DCPAttn:
 
 
 def _cast(tensor: Tensor) -> Tensor:
-    # As autocast does: float64 and non-float tensors are unchanged.
+    # As autocast does: float64 and non-float tensors stay as they are.
     device = tensor.device.type
     if not torch.is_autocast_enabled(device) or tensor.dtype == torch.float64:
         return tensor

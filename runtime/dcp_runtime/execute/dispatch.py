@@ -1,4 +1,8 @@
-"""Tensors of the ranks that share a batch: cut to a rank's tokens, joined, gradients summed."""
+"""Tensors of the ranks that share a batch: cut to a rank's tokens, joined, gradients summed.
+
+A rank owns rows ``plan.local_tokens(rank)`` of the packed batch. `dispatch` cuts a whole tensor to
+these, `undispatch` exchanges rows so that ranks get the tokens that they want.
+"""
 
 from collections.abc import Sequence
 from typing import Any, TypeAlias, overload
@@ -19,7 +23,7 @@ from dcp_runtime.transport.group_store import Group, process_group
 Placed: TypeAlias = Shard | Replicate
 
 NAMED = 3
-"""Parameters that a message names before it counts the others."""
+"""Parameters that a message names; it counts the others."""
 
 
 def dispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
@@ -40,7 +44,7 @@ def dispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
     """
     if isinstance(x, DTensor):
         group = x.device_mesh if group is None else group
-        # A rank's gradient is 0 but in its own rows: a part of the sum over ranks.
+        # The gradient of a rank is 0 outside its own rows: the whole one is a sum over ranks.
         x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     chosen = process_group(group)
     own = _rows(plan, chosen)[dist.get_rank(chosen)]
@@ -66,14 +70,14 @@ def undispatch(
     group: Group | None = None,
     wanted: Placed | Sequence[Ints] | None = None,
 ) -> Tensor:
-    """Return rows of the batch in packed order: all of them, ``[T, ...]``, or those wanted.
+    """Return rows of the batch in packed order: all rows, ``[T, ...]``, or the wanted rows.
 
-    Collective, as its backward is: `x` gets the sum of what all ranks send back for its rows. Where
-    every rank computes the same loss from the result, divide it by the number of ranks, or let the
-    result be a `DTensor`, whose gradient is that of one loss.
+    Collective, and so is its backward: the gradient of `x` is the sum of the gradients that all
+    ranks send back for its rows. Where every rank computes the same loss from the result, divide it
+    by the number of ranks, or let the result be a `DTensor`, whose gradient is that of one loss.
 
     Args:
-        x: ``[T_local, ...]``, alike on all ranks but for the number of rows.
+        x: ``[T_local, ...]``; ranks differ in the number of rows only.
         plan: as for `dispatch`.
         group: as for `dispatch`; a `DeviceMesh` for a placement.
         wanted: by default every rank gets all rows. For each rank the tokens whose rows it gets, in
@@ -101,7 +105,7 @@ def undispatch(
 
 
 def _check_wanted(wanted: Sequence[Ints], tokens: int, ranks: int) -> None:
-    """Refuse lists that not every rank has, and tokens that indexing would count from the end."""
+    """Refuse a missing list, and tokens out of range: numpy would count -1 from the end."""
     if len(wanted) != ranks:
         raise RunError(
             f"undispatch: expected wanted tokens for each of {ranks} ranks, got {len(wanted)} lists"
@@ -120,7 +124,7 @@ def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Plac
     group, size, tokens = mesh.get_group(), len(rows), sum(map(len, rows))
     dim = placement.dim % x.ndim if isinstance(placement, Shard) else 0
     if dim == 0:
-        step = -(-tokens // size)  # as torch.chunk cuts
+        step = -(-tokens // size)  # as torch.chunk cuts, and so DTensor's Shard(0)
         every = np.arange(tokens)
         local = _collected(x, rows, [every[n * step : (n + 1) * step] for n in range(size)], group)
     elif x.shape[dim] % size:
@@ -133,6 +137,7 @@ def _placed(x: Tensor, rows: Sequence[Ints], mesh: Group | None, placement: Plac
         parts = torch.cat(x.chunk(size, dim))
         arrived = _exchanged(parts, [len(rows[mesh.get_local_rank()])] * size, rows, group)
         local = _take(arrived, np.argsort(np.concatenate(rows)))  # in packed order
+    # Shards may differ in size, so `from_local` cannot guess the whole shape.
     shape = torch.Size((tokens, *x.shape[1:]))
     stride = torch.empty(shape, device="meta").stride()
     found = DTensor.from_local(local, mesh, [Shard(dim)], shape=shape, stride=stride)
@@ -156,12 +161,14 @@ def _take(x: Tensor, rows: Ints) -> Tensor:
 def _collected(
     x: Tensor, rows: Sequence[Ints], wanted: Sequence[Ints], group: dist.ProcessGroup | None
 ) -> Tensor:
-    """Bring the rows of the tokens that each rank wants to it, in their order."""
+    """Bring each rank the rows of the tokens that it wants, in the order in which it wants them."""
+    # Of each packed token: the rank that owns it, and its row there.
     owner, place = np.empty((2, sum(map(len, rows))), np.int64)
     for rank, own in enumerate(rows):
         owner[own], place[own] = rank, np.arange(len(own))
     rank = dist.get_rank(group)
     sent = [place[tokens[owner[tokens] == rank]] for tokens in wanted]
+    # Rows arrive by sender; `received` holds their places in the list of this rank.
     senders = owner[wanted[rank]]
     received = [np.flatnonzero(senders == other) for other in range(len(rows))]
     arrived = _exchanged(_take(x, np.concatenate(sent)), list(map(len, sent)), received, group)
@@ -197,18 +204,19 @@ def sum_gradients(model: torch.nn.Module) -> None:
     """Let every FSDP module of a model sum the gradients of all ranks.
 
     Ranks divide their losses by the targets of the whole batch, so gradients are sums over ranks.
-    FSDP2 divides them by the number of ranks, module by module: setting the root alone leaves the
-    gradients of all modules inside it divided. Call it once, after the last `fully_shard`.
+    FSDP2 divides them by the number of ranks, module by module: a setting of the root alone leaves
+    the gradients of all modules inside it divided. Call this once, after the last `fully_shard`.
 
     Args:
-        model: given to `fully_shard`, and those of its modules that are sharded one by one.
+        model: the model that was given to `fully_shard`, by itself or after some of its modules.
 
     Raises:
         RunError: if no module of the model is an FSDP module, or a parameter that is trained
             belongs to none, so that nothing would add its gradients up; or if this torch's FSDP
             always takes the mean.
     """
-    from torch.distributed.fsdp import FSDPModule  # loads much that others do without
+    # Here: the import is slow, and most models do without it.
+    from torch.distributed.fsdp import FSDPModule
 
     if not isinstance(model, torch.nn.Module):
         raise RunError(f"expected a model, got {type(model).__name__}")

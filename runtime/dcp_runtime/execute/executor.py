@@ -70,21 +70,21 @@ class DCPExecutor:
         timeout_s: how long a rank may keep another one waiting before it counts as stalled.
         check_finite: raise if a tensor that arrives or results is not finite; costs a pass over it.
         transport: ``"symmetric"`` for symmetric memory between the GPUs of a machine, which has
-            not run on a GPU yet; or moves messages instead of one of the group's own.
+            not run on a GPU yet; or a transport that takes the place of the group's own.
         micro_batches: how many batches may be prepared before a layer runs the first of them: the
             micro-batches of a pipeline's step.
-        trace_every: record the events of every so many batches, from the first; ``None`` for the
-            first 16 batches alone, which are recorded in any case.
+        trace_every: record the events of every n-th batch, from the first; the first 16 batches
+            are recorded in any case, and with ``None`` no others.
         run_log: gets a record of every batch, when the next one is prepared; on all ranks or none.
-            With `trace_every` it keeps those plans with the traces of all ranks, where every rank
-            has the whole plan.
-        rates: is told how fast each rank computes; on all ranks or none. `Planning.rates` makes the
-            next plans for them.
+            With `trace_every` it also keeps the plans of those batches with the traces of all
+            ranks, where every rank has the whole plan.
+        rates: collects how fast each rank computes; on all ranks or none. With `Planning.rates`
+            the next plans are made for these rates.
 
     Raises:
-        RunError: if ``torch.distributed`` is not initialised, this rank is none of the group's, the
-            timeout is not above 0 and at most a day, or `micro_batches` or `trace_every` is no
-            count.
+        RunError: if ``torch.distributed`` is not initialised, this rank is not in the group, the
+            timeout is not above 0 and at most a day, or `micro_batches` or `trace_every` is not at
+            least 1.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own
@@ -107,18 +107,20 @@ class DCPExecutor:
         if kernel is not None:
             known_kernel(kernel)  # a misspelt name fails here, not in forward
         self._kernel, self._check_finite = kernel, check_finite
-        given = transport if isinstance(transport, Transport) else None
-        asked = None if isinstance(transport, Transport) else transport
-        self._transport = given or make_transport(_group_of(group), timeout_s, asked)
+        if isinstance(transport, Transport):
+            self._transport, replica = transport, 0
+        else:
+            found = _group_of(group)
+            self._transport = make_transport(found, timeout_s, transport)
+            replica = member_ranks(found)[0]  # the first rank of a replica names it
         self._prepared: PreparedPlan | None = None
-        # On CUDA only recorded events say how long a batch took.
+        # Rates need the times of every batch, and on CUDA only recorded events hold them.
         self._batches = OpenBatches(trace_every if rates is None else 1)
         self._micro_batches = micro_batches
         self._watch: StepWatch | None = None
         if run_log is not None or rates is not None:
-            ranks = [0] if given else dist.get_process_group_ranks(_group_of(group))
             self._watch = StepWatch(
-                run_log, rates, self._transport, ranks[0], micro_batches, trace_every
+                run_log, rates, self._transport, replica, micro_batches, trace_every
             )
 
     def __enter__(self) -> Self:
@@ -126,7 +128,7 @@ class DCPExecutor:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it; an error that is under way stays the one that is seen."""
+        """Close it; an error that is under way is not replaced by another one."""
         self.close()
 
     @property
@@ -137,19 +139,19 @@ class DCPExecutor:
     def prepare(self, plan: Plan | PlanPart, step: int | None = None) -> PreparedPlan:
         """Make the plan of a batch, or this rank's part of one, ready for the layers that run it.
 
-        Collective: compares digests, so that no rank runs another plan than the others, and the
-        numbers of the batches that the data loaders yielded, so that no rank skips one. Tables go
-        to where the layers of the plan before had their tensors; those of the first plan follow
+        Collective: compares digests, so that all ranks run the same plan, and the numbers of the
+        batches that the data loaders yielded, so that no rank skips a batch. Tables go to the
+        device where the layers of the plan before had their tensors; those of the first plan follow
         with its first layer.
 
         Args:
             plan: of the batch, or this rank's part of it.
-            step: number of the batch where no `DCPDataloader` gave the plan: a rank that skipped
-                one is named at once, also where all plans are equal.
+            step: number of the batch, where no `DCPDataloader` gave the plan: a rank that skipped
+                a batch is named at once, also where all plans are equal.
 
         Raises:
-            RunError: if it is no plan, for another number of devices than the group has ranks, or
-                not the one that the other ranks have; names the rank that differs. Also if no layer
+            RunError: if it is no plan, is for another number of devices than the group has ranks,
+                or is not the plan of the other ranks; names the rank that differs. Also if no layer
                 ran the plan that was prepared before.
         """
         note = batch_note(plan)
@@ -168,6 +170,7 @@ class DCPExecutor:
     def _prepare(
         self, plans: Sequence[Plan | PlanPart], note: BatchNote
     ) -> tuple[PreparedPlan, ...]:
+        # An error of this rank alone is told to all in `agree`, so that none waits for it.
         propose = partial(self._propose_parts, plans, note.name)
         digests, parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
         batch = self._batches.add(note.name, len(plans))
@@ -177,7 +180,7 @@ class DCPExecutor:
         )
         if self._prepared is not None:
             for each in prepared:
-                # The layers before ran on some device; work there is timed by its own clock.
+                # `make_clock` keeps this clock: a new clock would wait for the device.
                 each.recorder.clock = self._prepared.recorder.clock
         self._prepared = prepared[-1]
         if self._watch is not None:
@@ -222,7 +225,7 @@ class DCPExecutor:
 
     @property
     def prepared(self) -> PreparedPlan:
-        """The plan that a layer runs which is given the executor in place of a prepared plan.
+        """The plan that a layer runs if it gets the executor in place of a prepared plan.
 
         Raises:
             RunError: before the first `prepare`, and wherever another plan might be meant: inside a
@@ -280,6 +283,7 @@ class DCPExecutor:
         if self._watch is not None:
             self._watch.close()
         try:
+            # After an error, messages may never come: catching up would wait for them.
             if sys.exception() is None:
                 self._transport.catch_up()
         finally:
@@ -297,7 +301,7 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
 
 
 class OpenBatches:
-    """The batches of one executor that are not finished, and the latest."""
+    """The batches of one executor that are not finished, and the latest batch."""
 
     def __init__(self, trace_every: int | None) -> None:
         self._count, self._trace_every = 0, trace_every
@@ -315,7 +319,7 @@ class OpenBatches:
         return batch
 
     def check_waiting(self, most: int) -> None:
-        """Check that at most so many batches wait for their first layer; else forget those."""
+        """Check that at most `most` batches wait for their first layer; else forget those."""
         waiting = [b for b in self._batches if not b.is_reached]
         if len(waiting) <= most:
             return
@@ -331,14 +335,15 @@ class OpenBatches:
         )
 
     def check_only_one(self) -> None:
-        """Check that the executor can mean one plan alone."""
+        """Check that only one plan can be meant by the executor."""
+        # -1: no backward pass runs on this thread.
         if torch._C._current_graph_task_id() != -1:
             raise RunError(
                 "a layer asked the executor for its plan inside a backward pass, where activation "
                 "checkpointing runs layers again: the executor holds the plan that was prepared "
                 f"last, which may be another batch's by then; {_GIVE_THE_PLAN}"
             )
-        if not self._batches:  # forgotten, as nothing had run it when the next one was prepared
+        if not self._batches:  # `check_waiting` has forgotten a batch that no layer ran
             raise RunError(_NONE_PREPARED)
         latest = self._batches[-1]
         if latest.num_plans > 1:
@@ -361,9 +366,10 @@ def make_transport(
     A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``. Where `name` asks for it,
     blocks inside a machine travel through symmetric memory.
     """
-    member_ranks(group)  # get_backend_config would not say which group it is
+    member_ranks(group)  # refuses a group without this rank; get_backend_config would name no group
     if name == "symmetric":
-        # It needs parts of torch that are not public: no other transport must miss them.
+        # Imported here: it uses parts of torch that are not public, and a torch without them must
+        # not break the other transports.
         from dcp_runtime.transport.symmetric_transport import SymmetricTransport
 
         return SymmetricTransport(group, timeout_s)

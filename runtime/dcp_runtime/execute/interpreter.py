@@ -1,8 +1,7 @@
 """The interpreter runs one device's program, instruction by instruction, and decides nothing.
 
-Everything that belongs to one call, its buffers and what instructions do to them, lives in its
-`Pass`, so several layers, and several plans, may stand between their forward and their backward at
-once.
+A `Pass` holds everything that belongs to one call: its buffers, and what instructions do to them.
+So several layers, and several plans, may be between their forward and their backward at once.
 """
 
 from abc import ABC, abstractmethod
@@ -30,7 +29,7 @@ from dcp_runtime.transport.recorder import Activity, Event, Recorder
 from dcp_runtime.transport.transport import Parcel, Transport
 
 Keys: TypeAlias = Tensor | tuple[Tensor, Tensor]
-"""kv ``[T, 2, Hkv, D]``, or k and v ``[T, Hkv, D]`` apart."""
+"""kv ``[T, 2, Hkv, D]``, or k and v, ``[T, Hkv, D]`` each."""
 
 
 def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
@@ -46,7 +45,10 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
 
 
 def own_rows(buffer: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the first rows, in memory that holds nothing else: layers keep their results."""
+    """Return the first rows in memory of their own.
+
+    Layers keep their results, and a view would keep the receive buffer behind it alive as well.
+    """
     rows = buffer[:count]
     is_whole = rows.nbytes == buffer.untyped_storage().nbytes()
     return rows.to(dtype or rows.dtype, copy=not is_whole, memory_format=torch.contiguous_format)
@@ -55,8 +57,11 @@ def own_rows(buffer: Tensor, count: int, dtype: torch.dtype | None = None) -> Te
 class Pass(ABC):
     """One call in one direction, with its send and receive buffers.
 
-    `queries` are the tensors of the local tokens that travel with a block of queries; `scale` is
-    that of the softmax, ``None`` for ``1 / sqrt(D)``.
+    Args:
+        part: the device's part of the plan.
+        queries: the tensors of the local tokens that travel with a block of queries.
+        kv: keys and values of the local tokens.
+        scale: factor of the scores; ``None`` for ``1 / sqrt(D)``.
     """
 
     direction: Direction
@@ -72,7 +77,8 @@ class Pass(ABC):
         if isinstance(kv, Tensor):
             self._kv = working_buffer(kv, rows)
             keys = ((self._kv, kv),)
-        else:  # apart: brought together where all keys of the call are
+        else:
+            # k and v meet in one buffer, into which `copy` brings them: kernels read kv.
             k, v = kv
             self._kv = k.new_empty(len(k) + rows, 2, *k.shape[1:])  # [T + received, 2, Hkv, D]
             keys = ((self._kv[:, 0], k), (self._kv[:, 1], v))
@@ -96,18 +102,19 @@ class Pass(ABC):
                 buffer[: len(own)] = own
 
     def outgoing(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return the contiguous tensors to send: inputs as they lie, or a result so far."""
+        """Return the contiguous tensors to send: inputs as they lie, or the result so far."""
         return self._result(transfer) if transfer.kind.is_result else self._inputs(transfer)
 
     def incoming(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return the contiguous tensors to receive into; the results of a block start anew."""
+        """Return the contiguous tensors to receive into; the results of a new block start at 0."""
         if transfer.kind.is_result:
             return self._partial(transfer)
+        # Results lie at the rows of their inputs, which an earlier block may have used.
         self._clear(transfer)
         return self._inputs(transfer)
 
     def row_bytes(self, kind: TransferKind) -> tuple[int, ...]:
-        """Return the bytes of a token in each tensor that travels as one kind."""
+        """Return the bytes of a token in each tensor that travels as the given kind."""
         return tuple(x.stride(0) * x.element_size() for x in self._buffers(kind))
 
     def _buffers(self, kind: TransferKind) -> tuple[Tensor, ...]:
@@ -133,7 +140,7 @@ class Pass(ABC):
 
     @abstractmethod
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return the result so far of a transfer's block."""
+        """Return the result of a transfer's block so far."""
 
     def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
         """Return the buffers where partial results of a kind arrive."""
@@ -141,13 +148,14 @@ class Pass(ABC):
 
     @abstractmethod
     def _clear(self, transfer: Transfer) -> None:
-        """Forget the results of the block that was in these rows before."""
+        """Reset the results of the block that was in these rows before."""
 
 
 class ForwardPass(Pass):
     """Buffers of a forward call on q ``[T_local, Hq, D]`` and kv, or k and v.
 
-    A partial result travels as lse, in the type of the sums, and out, in that of q or of the sums.
+    A partial result travels as lse in the type of the sums, and out in the type of q or, where the
+    plan says so, in that of the sums.
     """
 
     direction: Direction = "forward"
@@ -170,7 +178,10 @@ class ForwardPass(Pass):
         return own_rows(out, self._num_local, self._q.dtype), own_rows(lse, self._num_local)
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """Merge keys of these scores ``[T_local, Hq]`` and value 0, once all others are merged."""
+        """Merge a key of value 0 into each local row, with scores `sinks`, ``[T_local, Hq]``.
+
+        It comes last, and only on the rank that owns a token: a sink counts once.
+        """
         self._state.merge(0, sinks.new_zeros(()).expand(*sinks.shape, self._q.shape[-1]), sinks)
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
@@ -195,8 +206,8 @@ class ForwardPass(Pass):
 class BackwardPass(Pass):
     """Buffers of a backward call on the `QueryRows` of the local tokens and kv, or k and v.
 
-    Queries travel as lse, delta, q, dout. Gradients are summed in float32 (float64 for float64) and
-    travel home in the dtype of q or, where the plan says so, as they are summed.
+    A block of queries travels as lse, delta, q and dout. Gradients are summed in float32 (float64
+    for float64) and travel home in the dtype of q or, where the plan says so, in that of the sums.
     """
 
     direction: Direction = "backward"
@@ -218,7 +229,7 @@ class BackwardPass(Pass):
         )
 
     def result(self) -> tuple[Tensor, ...]:
-        """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv, as k and v came; dtype of q."""
+        """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv if k and v came so; dtype of q."""
         dkv = (self._sums.dkv,) if self._is_packed else self._sums.dkv.unbind(1)
         sums = (self._sums.dq, *dkv)
         return tuple(own_rows(rows, self._num_local, self._kv.dtype) for rows in sums)
@@ -230,12 +241,13 @@ class BackwardPass(Pass):
     def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""
         (partial,) = self._partial(transfer)
-        self._sum(transfer)[transfer.rows].add_(partial)  # += would copy it back, too
+        self._sum(transfer)[transfer.rows].add_(partial)  # += would also copy the rows back
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         return (self._sum(transfer)[transfer.rows].to(self._partial_type),)
 
     def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
+        # DQ or DKV: forward has results of one kind, backward of two.
         return (self._partials[kind == TransferKind.DKV],)
 
     def _clear(self, transfer: Transfer) -> None:
@@ -250,16 +262,19 @@ class BackwardPass(Pass):
 class _Flight:
     """Messages of one call."""
 
-    # Launches that follow one another start together: what a rank sends must not wait for what it
-    # receives where messages go in batches.
+    # Launches that follow one another start together: where messages go in batches, the sends of a
+    # rank must not wait for its receives.
     launched: list[Parcel] = field(default_factory=list)
-    by_key: dict[int, list[Parcel]] = field(default_factory=dict)
-    arriving: dict[int, Parcel] = field(default_factory=dict)  # by transfer
+    by_key: dict[int, list[Parcel]] = field(default_factory=dict)  # of each launch, until its wait
+    arriving: dict[int, Parcel] = field(default_factory=dict)  # by transfer, to be passed on
 
 
 @dataclass(slots=True, eq=False)
 class Interpreter:
-    """Runs the calls on a prepared plan."""
+    """Runs the calls on a prepared plan.
+
+    With `guard`, receive buffers hold NaN until their message comes, and messages are checked.
+    """
 
     part: DevicePlan
     kernel: Kernel
@@ -273,14 +288,14 @@ class Interpreter:
         try:
             self.transport.begin(self.part, current.direction, current.row_bytes)
             for instruction, table in self.part.of(current.direction).steps:
-                if not isinstance(instruction, Copy):
+                if not isinstance(instruction, Copy):  # it belongs to no division
                     division = instruction.division
                 if not isinstance(instruction, CommLaunch) and flight.launched:
                     self.transport.start(flight.launched)
                     flight.launched = []
                 self.recorder.begin(Activity(instruction, division, current.direction))
                 self._execute(current, instruction, table, flight)
-        # Its cause is another rank's failure, which all ranks know already.
+        # Another rank's failure is the cause, and all ranks know of it already.
         except PeerError:
             raise
         except Exception as error:
@@ -328,6 +343,7 @@ class Interpreter:
         for index in launch.transfers:
             transfer = self.part.transfers[index]
             if transfer.is_send:
+                # A block that is passed on leaves as soon as it has arrived.
                 after = flight.arriving.get(transfer.brought_by)
                 tensors = current.outgoing(transfer)
                 parcels.append(Parcel(transfer, tensors, launch.division, after))
@@ -335,7 +351,7 @@ class Interpreter:
                 parcel = Parcel(transfer, current.incoming(transfer), launch.division)
                 if self.guard:
                     for tensor in parcel.tensors:
-                        tensor.fill_(torch.nan)  # whoever reads too early is found out
+                        tensor.fill_(torch.nan)  # shows in the results if it is read too early
                 flight.arriving[index] = parcel
                 parcels.append(parcel)
         flight.by_key.setdefault(launch.key, []).extend(parcels)
@@ -348,9 +364,11 @@ class Interpreter:
         arrive = partial(self.transport.wait, parcels, current.direction)
         name = wait_name(wait.division, is_result=parcels[0].transfer.kind.is_result)
         self._timed(current, "wait", wait.division, arrive, name)
+        # The rank whose message came last is the one that this wait is charged to.
         self.recorder.latest_peer = max(parcels, key=lambda parcel: parcel.end_ns).transfer.peer
         for parcel in parcels:
-            if self.recorder.is_on:  # a stream waits for messages that may still be on their way
+            if self.recorder.is_on:
+                # On CUDA only the stream has waited: the message may still be on its way.
                 is_backward = current.direction == "backward"
                 parcel.then(partial(self._record, parcel, is_backward=is_backward))
             if self.guard and not parcel.transfer.is_send:
@@ -371,7 +389,7 @@ class Interpreter:
 
 
 def _check_arrived(parcel: Parcel, direction: Direction) -> None:
-    """Check what another rank sent; -inf is what the lse of a row without keys looks like."""
+    """Check a message for NaN and infinity; -inf may stand in lse, for a row without keys."""
     for tensor in parcel.tensors:
         if (torch.isnan(tensor) | (tensor == torch.inf)).any():
             transfer = parcel.transfer

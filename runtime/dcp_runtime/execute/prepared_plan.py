@@ -1,12 +1,10 @@
 """`PreparedPlan`: a plan that is ready on this rank, and the calls that layers make on it.
 
-Tensors are checked against the plan in every call. Their values are checked if
-``DCPExecutor(check_finite=True)`` asks for it, as that reads every tensor once more: receive
-buffers are then filled with NaN before anything arrives, so that a row that is read too early, or
-never written, is found as well.
+Every call checks its tensors against the plan. ``DCPExecutor(check_finite=True)`` also checks their
+values, which reads every tensor once more: receive buffers are then filled with NaN before anything
+arrives, so that a row that is read too early, or never written, is found as well.
 
-Plans and open calls are known by tensors that hold their number, which a compiled graph passes
-along.
+A compiled graph passes tensors only, so a tensor with a number stands for each plan and open call.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,22 +36,22 @@ _objects: "WeakValueDictionary[int, object]" = WeakValueDictionary()
 
 
 def handle_of(plan: object) -> Tensor:
-    """Return a tensor that stands for a plan as long as that lives."""
+    """Return a tensor that stands for a plan as long as the plan lives."""
     number = next(_numbers)
     _objects[number] = plan
     return torch.tensor([number])
 
 
 def find(handle: Tensor) -> object:
-    """Return what a handle stands for."""
+    """Return the plan or the call that a handle stands for."""
     return _objects[int(handle)]
 
 
 class OpenCall(bytearray):
-    """A forward call that awaits its backward, as the memory of its handle.
+    """A forward call that awaits its backward; it is the memory of its own handle.
 
-    The autograd graph alone holds the handle, also a compiled graph; the call ends when that memory
-    is freed. It keeps its plan alive.
+    Only the autograd graph holds the handle, compiled or not. When the graph is freed, so are the
+    handle, its memory and thereby the call. The call keeps its plan alive.
     """
 
     def __init__(self, plan: object) -> None:
@@ -68,11 +66,12 @@ class OpenCall(bytearray):
 
 
 class PreparedBatch:
-    """The plans that were prepared together: one, or those of a stack."""
+    """The plans that were prepared together: a single plan, or those of a stack."""
 
     def __init__(self, name: str, num_plans: int, *, is_traced: bool) -> None:
         self.name, self.num_plans, self.is_traced = name, num_plans, is_traced
         self.is_reached = False  # whether a layer ran one of them, or tried to
+        # Weak: a call leaves when its autograd graph is freed. By id: a bytearray has no hash.
         self._calls: WeakValueDictionary[int, OpenCall] = WeakValueDictionary()
 
     def note_call(self, call: OpenCall) -> None:
@@ -98,7 +97,7 @@ class Softmax(NamedTuple):
     sinks: Tensor | None = None
 
     def check(self, q: Tensor) -> None:
-        """Check them beside the queries."""
+        """Check the choices, and the sinks against the queries."""
         if self.scale is not None and not 0 < self.scale < inf:
             raise RunError(f"expected a softmax_scale above 0, got {self.scale}")
         if self.cap is not None and not 0 < self.cap < inf:
@@ -115,7 +114,10 @@ PLAIN = Softmax()
 
 
 def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
-    """Check what a forward call gets. Any strides will do; so will a mixed ``requires_grad``."""
+    """Check shapes, dtypes and devices of a forward call.
+
+    Strides may be any; some of the tensors may require gradients and others not.
+    """
     shape, tokens = part.heads.shape, part.num_local // part.heads.groups
     if isinstance(kv, tuple) and len(kv) != 2:
         raise RunError(
@@ -132,6 +134,7 @@ def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
     last = [*given.values()][-1]
     if any(tuple(given[name].shape) != wanted[name] for name in given):
         way_out = "take the rows plan.local_tokens(rank) of the packed batch"
+        # The right rows with other heads: the plan is for another model.
         if (q.ndim, last.ndim, len(q), len(last)) == (3, len(want_keys), tokens, tokens):
             way_out = (
                 "plan for the heads of your model: Planning(ModelShape("
@@ -155,7 +158,7 @@ _KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The kernel that computes, and the kind of tensors that it has the plan's tables for."""
+    """The kernel that computes, and the kind of tensors that it has loaded a plan's tables for."""
 
     kind: TensorKind
     kernel: Kernel
@@ -199,8 +202,8 @@ class PreparedPlan:
     """A plan made ready on this rank: `DCPExecutor.prepare` makes it, layers run it.
 
     ``DCPAttn.apply(prepared, q, kv)`` runs it, in as many layers as you like, also when a
-    checkpoint runs them again after other plans were prepared. The `expected` engine, of the plan
-    before, has this plan's tables already.
+    checkpoint runs them again after other plans were prepared. The `expected` engine, that of the
+    plan before, has loaded this plan's tables already.
     """
 
     def __init__(
@@ -221,7 +224,7 @@ class PreparedPlan:
 
     @property
     def latest_engine(self) -> Engine | None:
-        """The engine of this plan's layers, or of the plan before while no layer ran."""
+        """The engine of this plan's layers; until one has run, that of the plan before."""
         return self._engine or self._expected
 
     @property
@@ -243,11 +246,12 @@ class PreparedPlan:
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
-        # Before the checks: a layer that is refused was reached, and `close` need not say so.
+        # Before the checks: a refused layer was reached, too, and `close` must not say otherwise.
         self.batch.is_reached = True
         self._check_tensors(q, kv, softmax)
         heads = self.part.heads
-        with self._telling("forward"):  # its buffers may find no memory on one rank alone
+        # Buffers may find no memory on this rank alone; the others must not wait for it then.
+        with self._telling("forward"):
             current = ForwardPass(self.part, heads.split_q(q), self._split(kv), softmax.scale)
         self._interpreter().run(current)
         if softmax.sinks is not None:
@@ -295,22 +299,18 @@ class PreparedPlan:
     def _check_tensors(self, q: Tensor, kv: Keys, softmax: Softmax = PLAIN) -> None:
         if self._engine is None:
             propose = partial(self._propose_engine, q, kv, softmax)
-            # Collective: no rank computes with a kernel that another one does not.
+            # Collective: all ranks compute with tensors of the same kind.
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
-            # Only now it is known where the tensors are, and so by which clock work is timed.
+            # Where the tensors are decides by which clock work is timed, and is known only now.
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
             return
         with self._telling("forward"):
-            check_tensors(self.part, q, kv)
-            softmax.check(q)
-            self._engine.check(self._kind_of(q, softmax))
+            self._engine.check(self._checked_kind(q, kv, softmax))
 
     def _propose_engine(
         self, q: Tensor, kv: Keys, softmax: Softmax
     ) -> tuple[Sequence[str], Engine]:
-        check_tensors(self.part, q, kv)
-        softmax.check(q)
-        kind = self._kind_of(q, softmax)
+        kind = self._checked_kind(q, kv, softmax)
         scaled = "" if softmax.scale is None else f" with softmax_scale {softmax.scale:.9g}"
         if self._expected is not None and self._expected.kind == kind:
             engine = self._expected
@@ -318,7 +318,10 @@ class PreparedPlan:
             engine = Engine.make(kind, self._kernel, self.part)
         return (f"{kind}{scaled}",), engine
 
-    def _kind_of(self, q: Tensor, softmax: Softmax) -> TensorKind:
+    def _checked_kind(self, q: Tensor, kv: Keys, softmax: Softmax) -> TensorKind:
+        """Check tensors and choices of a call, and return their kind."""
+        check_tensors(self.part, q, kv)
+        softmax.check(q)
         shape = self.part.plan.shape
         group = shape.q_heads // shape.kv_heads
         return TensorKind(q.dtype, q.device, q.shape[-1], softmax.cap, group)
@@ -333,7 +336,7 @@ class PreparedPlan:
         return Interpreter(self.part, kernel, self._transport, self.recorder, self._check_finite)
 
     def _check(self, direction: Direction, **results: Tensor) -> None:
-        """Check that results are finite, if that was asked for."""
+        """Check that results are finite, if `check_finite` asks for it."""
         if not self._check_finite:
             return
         rank = self.part.device

@@ -1,4 +1,8 @@
-"""`StepWatch`: brings what the ranks did in each batch into the log, and into the rates."""
+"""`StepWatch`: brings the measurements of all ranks in each batch into the log and the rates.
+
+A batch goes to the log when the next batches are prepared. Ranks leave their totals in the group's
+store, and the first rank writes one record of all.
+"""
 
 import json
 import logging
@@ -16,7 +20,7 @@ from dcp_runtime.run_log.records import RankTotals, StepRecord, measured_figures
 from dcp_runtime.transport.transport import Transport
 
 SLOTS = 64
-"""Batches whose totals lie in the group's store at once; they are overwritten in turn."""
+"""Batches whose totals lie in the group's store at once; later batches overwrite them in turn."""
 LONGEST_WAIT_S = 5.0
 """How long the thread of the log waits for the totals of the other ranks."""
 
@@ -25,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class WatchedBatch:
-    """A batch under way: its plans, prepared, and when."""
+    """A batch under way: its plans, the same prepared, and when it began and ended."""
 
     number: int
     note: BatchNote
@@ -43,16 +47,17 @@ class WatchedBatch:
         return [(count["forward"], count["backward"]) for count in counts]
 
     def totals(self, rank: int) -> RankTotals:
-        """Return what this rank did."""
+        """Return the totals of this rank."""
         assert self.ended_s is not None, "the batch is over"
         step_s, calls = self.ended_s - self.started_s, self.calls
         work = sum(n * own_work(p, rank) for p, (n, _) in zip(self.plans, calls, strict=True))
-        spent = [p.recorder.spent_s() for p in self.prepared]
+        spent = [p.recorder.spent_s() for p in self.prepared]  # None: not measured
         if any(times is None for times in spent):
             return RankTotals(step_s, work)
         attention, other, waiting = (
             sum(column) for column in zip(*filter(None, spent), strict=True)
         )
+        # The rank that this rank waited for longest, -1 if it waited for none.
         awaited = sum((p.recorder.awaited() for p in self.prepared), Counter[int]())
         late, late_ns = awaited.most_common(1)[0] if awaited else (-1, 0)
         return RankTotals(step_s, work, attention, other, waiting, late, 1e-9 * late_ns)
@@ -61,13 +66,13 @@ class WatchedBatch:
 class StepWatch:
     """Keeps the batches of an executor until all ranks are done with them.
 
-    All that takes time is done by the thread of the log; nothing here can fail a training step.
-    Where one rank has a log or rates, all have; the first of the group writes.
+    The thread of the log does all that takes time, so that the training loop waits for nothing
+    here. Either all ranks have a log, or none; the same holds for rates. The first rank writes.
 
     Args:
         log, rates, trace_every: see `DCPExecutor`.
         transport: of the ranks, whose store carries their totals.
-        replica: rank of the first of them, over all groups.
+        replica: global rank of the first of these ranks; it names the replica.
         lag: batches that may be prepared before the first of them runs.
     """
 
@@ -84,6 +89,8 @@ class StepWatch:
         self._lag, self._trace_every = lag, trace_every
         self._open: deque[WatchedBatch] = deque()
         self._untimed: WatchedBatch | None = None  # over for the host, not yet for a device
+        # _wait_s falls to 0 once ranks have not come: a log on the first rank alone must not cost
+        # the full wait at every step.
         self._count, self._wait_s = 0, LONGEST_WAIT_S
         if log is not None:
             log.describe(replica, {"ranks": transport.size, "trace_every": trace_every})
@@ -95,10 +102,11 @@ class StepWatch:
         digest: str,
         prepared: Sequence[PreparedPlan],
     ) -> None:
-        """Note a batch that all ranks have prepared; write the one that they are done with."""
+        """Note a batch that all ranks have prepared; write the batch that they are done with."""
         if self._open:
             self._open[-1].ended_s = time.monotonic()
         if len(self._open) == self._lag:
+            # Rates are measured one batch later than the log: a device may still compute it now.
             if self._untimed is not None and self._rates is not None:
                 own = self._untimed.totals(self._transport.rank)
                 period = self._rates.add(own.work, own.attention_s)
@@ -128,7 +136,7 @@ class StepWatch:
         log, timeline = self._log, None
         if log is None:
             return
-        if batch.is_traced:  # on all ranks at once
+        if batch.is_traced:  # collective, and true on all ranks for the same batches
             timeline = self._transport.gather_timeline(batch.prepared[0].recorder)
         trace = None if timeline is None else timeline.trace
         log.submit(lambda: self._write(log, batch, trace))
@@ -154,18 +162,19 @@ class StepWatch:
         log.write(figures)
 
     def _others(self, number: int, slot: int) -> list[RankTotals] | None:
-        """Return the totals of the other ranks, ``None`` if one of them does not come."""
+        """Return the totals of the other ranks, ``None`` if a rank leaves none in time."""
         keys = [f"run/{slot}/{rank}" for rank in range(1, self._transport.size)]
         deadline = time.monotonic() + self._wait_s
         while keys:
             if self._transport.store.check(keys):
                 found = [json.loads(text) for text in self._transport.store.multi_get(keys)]
+                # A slot may still hold the totals of an older batch.
                 if all(first == number for first, *_ in found):
                     return [RankTotals(*rest) for _, *rest in found]
             if time.monotonic() > deadline:
                 if self._wait_s == LONGEST_WAIT_S:
                     logger.warning("ranks without totals: give DCPExecutor a run_log on every rank")
-                self._wait_s = 0.0  # they will not come the next time either
+                self._wait_s = 0.0
                 return None
             time.sleep(0.005)
         return []
