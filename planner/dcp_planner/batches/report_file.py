@@ -43,7 +43,7 @@ _AGAIN = "write it again with `dcpm plan SPEC --dataset PATH --batches N --out F
 
 @dataclass(frozen=True, slots=True)
 class DatasetRun:
-    """Command that a report answers: what to plan, and how.
+    """Command that a report answers: batches to plan, and choices of planning.
 
     Attributes:
         spec, dataset: paths as the person gave them; ``None``: samples of the command line.

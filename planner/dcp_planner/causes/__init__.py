@@ -1,4 +1,4 @@
-"""The causes of a plan's time: what its events waited for, and what would save time."""
+"""The causes of a plan's time: reasons of its events' waits, savings, and suggested changes."""
 
 import lazy_loader
 

@@ -182,7 +182,7 @@ class _Pieces:
     """Pieces of work of both directions: instructions, then messages, ``[N]``.
 
     Attributes:
-        model: what predicts them.
+        model: the plan's model, which predicts them.
         steps: rows of the instructions of each direction that take time.
         measured: float64 ``[N]``, seconds in the run, the median of its layers; NaN: not in it.
         size_bytes: int64 ``[N]``, of messages, else 0.
@@ -327,7 +327,7 @@ def _step_seconds(
         waits = one.rows[trace.lane[one.rows] == WAIT]
         span = int(trace.end_ns[one.rows].max() - trace.start_ns[events[0]])
         waited = int((trace.end_ns - trace.start_ns)[waits].sum())
-        # A run records no host: the first instruction gets what the others leave of the pass.
+        # A run records no host: the first instruction gets the rest of the pass.
         took[0] = max(0.0, (span - waited) / 1e9 - took[1:].sum())
         runs.setdefault(one.device, []).append(took)
     for device, found in runs.items():

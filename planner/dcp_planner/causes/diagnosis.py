@@ -1,4 +1,4 @@
-"""Divide the predicted time of a plan among causes: each costs what the plan would save without it.
+"""Divide the predicted time of a plan among causes; a cause costs the time saved without it.
 
 A timeline shows symptoms, not causes. Devices that compute little wait for the one that computes
 much, so uneven compute looks like waiting for messages. Therefore every cause is imagined away and
@@ -141,7 +141,7 @@ def _waves(scene: Scene) -> dict[str, Any]:
 
 
 def _most_waiting(scene: Scene) -> dict[str, Any]:
-    """Name the device that stands still longest while others still compute what it needs."""
+    """Name the device that waits longest for the compute of others."""
     spent = scene.accounting.spent_ns[:, :, ACCOUNTS.index("others")].sum(axis=0)
     device = int(spent.argmax())
     return {"device": device, "seconds": float(spent[device]) / 1e9}
@@ -193,7 +193,7 @@ class Cause:
 
     @property
     def part_s(self) -> float:
-        """Seconds that count for it; what two causes cost only together counts half for each."""
+        """Seconds that count for it; a cost that two causes share counts half for each."""
         return (self.saves_s + self.saves_last_s) / 2
 
     def to_json(self) -> dict[str, Any]:
@@ -284,7 +284,7 @@ def find_causes_of_run(plan: Plan, trace: Trace) -> Why:
     recording = Recording.of(trace, found, plan.num_devices)
     times = _Times.of(_tried(scene, REPLAYED), recording.seconds_without)
     work = float(scene.compute_s.mean())
-    order = times.least - work  # as in a prediction: what lies above the mean device's compute
+    order = times.least - work  # as in a prediction: the time above the mean device's compute
     causes = [*times.causes(scene), Cause("order", order, order, _PLACES["order"](scene))]
     return _why(scene, found, times, work, causes)
 

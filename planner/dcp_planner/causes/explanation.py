@@ -78,7 +78,7 @@ class PathLine:
         start_s, seconds: when, and for how long.
         share: of the whole path.
         step: of `STEPS`.
-        text: what happens, for people.
+        text: the step for people.
     """
 
     event: int
@@ -137,7 +137,7 @@ def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
 def cause_sentence(
     cause: Cause, total_s: float, seconds: TimeText, share: ShareText = percent
 ) -> str:
-    """Write what a plan would take without a cause, and where that shows."""
+    """Write the time of a plan without a cause, and the place of the cause."""
     text = _would(cause, total_s, seconds, share)
     return text[:1].upper() + text[1:]
 
@@ -208,7 +208,7 @@ def path_lines(why: Why) -> tuple[PathLine, ...]:
 
 
 def _step_text(trace: Trace, event: int, step: str) -> str:
-    """Describe what happens in a step."""
+    """Describe a step of the critical path."""
     device, peer, name = int(trace.device[event]), int(trace.peer[event]), trace.name_of(event)
     lane, division = LANES[trace.lane[event]], int(trace.division[event])
     if lane == "send":

@@ -122,7 +122,7 @@ class MaskOutput:
 
 
 def open_output(out: str | None, num_batches: int) -> PlanOutput:
-    """Find the paths to write; refuse before the work what cannot be written.
+    """Find the paths to write; refuse unwritable ones before the work.
 
     Raises:
         click.BadParameter: if something else is in the way.
@@ -144,7 +144,7 @@ def open_output(out: str | None, num_batches: int) -> PlanOutput:
 
 
 def _read_output(path: Path, num_batches: int) -> PlanOutput:
-    """Tell from a path and the number of batches what is written there."""
+    """Choose the files from a path and the number of batches."""
     from dcp_planner.batches.report_file import MOST_BATCHES
 
     is_report = path.suffix == ".json"

@@ -137,7 +137,7 @@ def join_plans(
     cluster: Cluster,
     config: PlanConfig = PlanConfig(),  # noqa: B008 - frozen
 ) -> Plan:
-    """Join plans of several batches to a plan of the concatenated batch.
+    """Join plans of several batches into a plan of the concatenated batch.
 
     Args:
         parts: each plan and its first device; device d of the plan is ``first + d`` of the cluster.

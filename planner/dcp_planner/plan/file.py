@@ -149,7 +149,7 @@ def read_plan(
 
     Args:
         path: a file that `write_plan` wrote.
-        limit_bytes: most bytes of the file, and of what each table unpacks to.
+        limit_bytes: most bytes of the file, and of each table unpacked.
         is_foreign: whether to decode its tables in a worker process, so that no file can crash
             this one; ``None``: only if the file belongs to another user.
 

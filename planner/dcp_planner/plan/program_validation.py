@@ -107,7 +107,7 @@ class _Places:
         return self.row_of_item[chosen], self.programs.items[chosen].astype(np.int64)
 
     def check_form(self) -> None:
-        """Require keys of launches and waits alone, divisions but for copies, waits without items.
+        """Require keys for launches and waits only, divisions for all but copies, empty waits.
 
         All later checks rely on that form.
         """

@@ -360,7 +360,7 @@ def _check_ways(plan: Plan, visits: Visits) -> None:
     owner = plan.blocks.owner[table.block]
     is_result = table.kind >= TransferKind.OUT
     is_home = np.where(is_result, table.target, table.source) == owner
-    # The neighbour nearer to the owner: what feeds an input, what a partial result is merged into.
+    # The neighbour nearer to the owner: the feeder of an input, the result that a partial joins.
     other = np.where(is_result, visits.merged_into, visits.feeder)
     require(
         is_home | (other >= 0),

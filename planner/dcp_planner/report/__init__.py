@@ -1,4 +1,4 @@
-"""Compute figures of plans, compare them, and bound what any plan can reach."""
+"""Compute figures of plans, compare them, and compute lower bounds for all plans."""
 
 import lazy_loader
 

@@ -43,8 +43,8 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
     tiles, inside = plan.tiles, cluster.devices_per_node
     work = loads_of(tiles.device, tiles.pairs, plan.num_devices)
     owned = loads_of(plan.blocks.owner, plan.blocks.num_tokens, plan.num_devices)
-    # Caps are what this plan reaches: the bounds hold for every plan as even as this one. A device
-    # of a higher rate may have more pairs at the same balance.
+    # The caps are this plan's own maxima: the bounds hold for every plan as even as this one. A
+    # device of a higher rate may have more pairs at the same balance.
     most = int(np.ceil(int(work.max(initial=0)) * float(cluster.work_of_device.max())))
     caps = Caps(most, int(owned.max(initial=0)))
     wide = Caps(caps.pairs * inside, caps.tokens * inside)

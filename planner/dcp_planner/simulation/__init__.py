@@ -1,4 +1,4 @@
-"""Play programs on a model of the cluster and keep what happened as a trace."""
+"""Play programs on a model of the cluster and record the events as a trace."""
 
 import lazy_loader
 

@@ -41,7 +41,7 @@ class _State(NamedTuple):
         under_way: int64 ``[R]``, messages that each device has launched and that are not done.
         to_start: int64 ``[X+1]``, messages that an event makes ready.
         times, codes: int64, a binary heap of events; a code holds the number of the event, which
-            decides between equal times, and in its `_CODE_BITS` what happens to whom.
+            decides between equal times, and in its `_CODE_BITS` the kind of event and its subject.
         counts: int64 ``[3]``, events in the heap, events made so far, messages in `to_start`.
     """
 
@@ -101,8 +101,8 @@ def run_events(
     """Play one direction to its end; O(E log E), and a scan of a port's ready messages per start.
 
     Args:
-        steps: what the devices do.
-        messages: what they send each other.
+        steps: instructions of the devices.
+        messages: messages between them.
         start_ns: when all devices begin.
 
     Returns:
@@ -132,7 +132,7 @@ def _push(state: _State, time_ns: int, code: int) -> None:
 
 @inlined
 def _pop(state: _State) -> int:
-    """Remove the first event from the heap and return what happens to whom."""
+    """Remove the first event from the heap and return its code without the number."""
     times, codes = state.times, state.codes
     found = int(codes[0] & ((1 << _CODE_BITS) - 1))
     state.counts[_SIZE] -= 1
@@ -169,7 +169,7 @@ def _note_if_ready(messages: Messages, state: _State, x: int) -> None:
 
 @inlined
 def _finish(messages: Messages, state: _State, side: int, x: int) -> None:
-    """Let a message leave its source (side 0) or reach its target (1); note what that allows."""
+    """Let a message leave its source (side 0) or reach its target (1); note those set free."""
     group = messages.group[side, x]
     state.still_grouped[group] -= 1
     if side == _LEAVE:
@@ -227,7 +227,7 @@ def _launch(steps: Steps, messages: Messages, state: _State, device: int, row: i
 def _advance(steps: Steps, messages: Messages, state: _State, device: int, now: int) -> None:
     """Let a device go on until it computes or waits.
 
-    It comes to every instruction once: what ends a wait also moves the device behind it.
+    It comes to every instruction once: the end of a wait moves the device behind the wait.
     """
     while state.at[device] < steps.row_ptr[device + 1]:
         row = state.at[device]
@@ -266,7 +266,10 @@ def _enqueue(messages: Messages, state: _State, x: int) -> None:
 
 @inlined
 def _first_in_line(messages: Messages, state: _State, side: int, x: int) -> int:
-    """Find the first message for a port of one that has left whose other port is free, or -1."""
+    """Find the first message in line for a port that `x` has left, or -1.
+
+    Messages whose other port is busy are passed over.
+    """
     size, port = len(messages.source), messages.ports[side, x]
     found = state.following[side, size + port]
     while found < size and state.is_busy[1 - side, messages.ports[1 - side, found]]:

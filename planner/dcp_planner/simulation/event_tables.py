@@ -56,7 +56,7 @@ class Messages(NamedTuple):
         group_ptr: int64 ``[G+1]``, members of each group in `members`.
         members: int64 ``[2X]``, messages.
         after: int64 ``[G]``, group that a group follows on its communicator, or -1.
-        is_fifo: whether a port serves first what was ready first, not the lowest number.
+        is_fifo: whether a port serves the message that was ready first, not the lowest number.
         slowdown: times that attention takes longer while messages of its device are under way.
     """
 
@@ -128,8 +128,8 @@ def groups_of(
         return one_group(size)
     launch = np.full((2, size), -1, np.int64)
     _find_launches(steps, transfers.source.copy(), launch)
-    # A communicator is a device and a kind of message; what it sends in one division and hop is one
-    # group, and its first launch says when its turn is.
+    # A communicator is a device and a kind of message. Its messages of one division and hop are one
+    # group; the first launch of a group decides its turn.
     is_result = np.tile(transfers.kind >= TransferKind.OUT, 2)
     # + 1: communicator 0 is for ends that the programs do not launch.
     communicator = np.append(transfers.source, transfers.target) * np.int64(2) + is_result + 1

@@ -183,7 +183,7 @@ class _Trial:
         if self.routing == "node" and self.cluster.nodes > 1:
             ways = ("node", "direct")
         idle = [Manner(way, is_frugal=True, idle=idle) for way in ways for idle in (None, *IDLE)]
-        yield idle[1:]  # the first one is what was yielded before
+        yield idle[1:]  # without the first one, which was yielded above
 
     def _streamed_divisions(self, direction: Direction) -> list[Indices]:
         """Cut a direction in every order, coarse to fine, and leave out equal cuts."""
@@ -245,7 +245,8 @@ class _Trial:
         """Yield the arrivals of a cut with each measure of parts: equal work, or equal bytes."""
         if cut.division.max(initial=0) == 0:
             return  # nothing is remote
-        # When the last remote input of each tile has arrived; 0 for local ones, whose need is -1.
+        # Arrival of the last remote input of each tile. A local input has need -1, which reads the
+        # appended 0.
         arrived = np.append(cut.arrived[cut.emitted.input_of_need], 0)
         at_ns = np.asarray(arrived[self.needs.need_of_tile].max(axis=0))
         work = np.maximum(1, np.rint(self.work[direction].seconds * 1e9)).astype(np.int64)

@@ -138,7 +138,7 @@ class DirectionModel:
         rows: Ints | None = None,
         feeder: Ints | None = None,
     ) -> "DirectionModel":
-        """Lay out who sends what through which port, behind what; O(E log E).
+        """Lay out the messages of a direction with their ports and feeders; O(E log E).
 
         `rows` are the rows of the transfers in their plan; without them, its first rows. `feeder`
         is the result of `find_feeders`, if the caller has it.
@@ -188,7 +188,7 @@ class DirectionModel:
         """Play the direction at the rates of a cluster with the same devices and ports.
 
         Args:
-            work: what prices its attention.
+            work: prices of its attention.
             cluster: the machine.
             start_ns: begin of all devices.
             evenness: how compute is imagined to be shared.

@@ -175,7 +175,7 @@ def measure_trace(trace: Trace, num_devices: int) -> Timings:
         compute_s=tuple(compute_s.tolist()),
         wait_s=tuple(trace.lane_seconds("wait", num_devices).tolist()),
         message_s=tuple(message_s.tolist()),
-        # What both cover is the sum of what each covers less what either does.
+        # Inclusion and exclusion: |A and B| = |A| + |B| - |A or B|.
         hidden_s=tuple(np.maximum(compute_s + message_s - either_s, 0.0).tolist()),
     )
 
@@ -200,10 +200,12 @@ def pair_messages(trace: Trace) -> tuple[Ints, Ints]:
     Layers use a transfer again: its n-th send belongs to its n-th receive. A message of which one
     end is missing is left out.
     """
-    ends = [np.flatnonzero(trace.lane == LANES.index(lane)) for lane in ("send", "receive")]
-    numbers = [_occurrences(trace, rows) for rows in ends]
-    _, sent, received = np.intersect1d(*numbers, assume_unique=True, return_indices=True)
-    return ends[0][sent], ends[1][received]
+    send, receive = (np.flatnonzero(trace.lane == LANES.index(n)) for n in ("send", "receive"))
+    _, sent, received = np.intersect1d(
+        _occurrences(trace, send), _occurrences(trace, receive),
+        assume_unique=True, return_indices=True,
+    )  # fmt: skip
+    return send[sent], receive[received]
 
 
 def _occurrences(trace: Trace, rows: Ints) -> Ints:
