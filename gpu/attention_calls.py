@@ -1,4 +1,4 @@
-"""Attention of a case as calls to time or to compare: our kernels alone, torch's, dense float64."""
+"""Make attention calls of a case, to time or to compare: our kernels, torch's, dense float64."""
 
 from collections.abc import Callable
 from functools import partial
@@ -25,7 +25,7 @@ Calls = tuple[Call, Call]
 
 
 def device_plan(case: Case, kernel: Kernel) -> DevicePlan:
-    """Make the plan of a case for one rank ready."""
+    """Return the plan of a case for one rank, ready for a kernel."""
     return prepare_device(decode_part(case.parts()[0]).plan, 0, kernel.segment_rows)
 
 
@@ -45,7 +45,7 @@ def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def kernel_calls(kernel: Kernel, part: DevicePlan, q: Tensor, kv: Tensor, dout: Tensor) -> Calls:
-    """Return forward and backward of a kernel alone on the tables of a plan."""
+    """Return forward and backward of a kernel on the tables of a plan, without the executor."""
     tokens = torch.from_numpy(part.plan.local_tokens(0)).to(q.device)
     q, kv, dout = q[tokens], kv[tokens], dout[tokens]
     scale, sums = q.shape[-1] ** -0.5, accumulator_dtype(q.dtype)
@@ -89,7 +89,7 @@ def torch_calls(case: Case, name: str) -> Calls:
 
 
 def flex_calls(case: Case, name: str) -> Calls:
-    """Return FlexAttention, compiled, on block lists of the same mask."""
+    """Return compiled FlexAttention on the block mask of the case."""
     from torch.nn.attention.flex_attention import flex_attention
 
     from dcp_runtime.adapters.flex_mask import flex_block_mask
@@ -110,7 +110,7 @@ def _autograd_calls(
     qkv: tuple[Tensor, Tensor, Tensor],
     dout: Tensor,
 ) -> Calls:
-    """Return forward and backward of a function of ``[1, heads, tokens, head_dim]``."""
+    """Return forward and backward of attention on tensors ``[1, heads, tokens, head_dim]``."""
     q, k, v = (x.transpose(0, 1).unsqueeze(0).detach().requires_grad_() for x in qkv)
     upstream = dout.transpose(0, 1).unsqueeze(0)
     out = attend(q, k, v)

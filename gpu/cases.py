@@ -1,4 +1,4 @@
-"""The plans that first light runs: masks by name, and one file per rank of each plan.
+"""Define the cases that first light runs, and plan them: one file per rank of each plan.
 
 ``python gpu/cases.py`` plans them on a machine with the planner's libraries (numba) and writes
 `gpu/plans/`. The machine with the GPU reads these files with numpy alone.
@@ -32,9 +32,9 @@ class Case:
 
     Attributes:
         mask: a mask of `SPEC`, or one of the library.
-        tokens: of the sequence.
+        tokens: tokens of the sequence.
         ranks: devices that share the sequence.
-        head_dim: columns of a head.
+        head_dim: size of a head.
         heads: query and key/value heads.
         block: tokens of a block.
     """
@@ -48,7 +48,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Return the name of the case, as its files carry it."""
+        """Name of the case, with which the names of its files begin."""
         return f"{self.mask}-{self.tokens}-{self.ranks}-{self.head_dim}"
 
     def mask_and_sample(self) -> tuple[Mask, Sample]:
@@ -77,8 +77,9 @@ SMALL = [
     for mask in ("full", "causal", "streaming_llm", "documents", "sparse")
     for dim in (128, 64, 96)
 ]
-"""Compared with dense attention in float64: full tiles, ranges and bits; four, two and three query
-heads of a key head, of which four, two and one share a tile of the Triton kernels."""
+"""Compared with dense attention in float64, for all kinds of tiles: full, with ranges of keys, with
+bits per pair. Four, two and three query heads use one key head; of these, four, two and one share a
+tile of the Triton kernels."""
 SHARED = [Case("streaming_llm", 1024, ranks, 64, (4, 2), 128) for ranks in (2, 4, 8)]
 """Run on ranks that are threads of one process."""
 SPREAD = [Case("causal", 16_384, ranks) for ranks in (2, 4, 8)]

@@ -48,17 +48,17 @@ def main() -> int:
     if options.run:
         run_stage(options.run, options.out)
         return 0
-    # Ended from outside, a stage must not go on: `finally` ends it where an exception passes.
+    # On SIGTERM the running stage must end, too: the exception passes the `finally` that kills it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     end_s = time.monotonic() + options.limit
     statuses = {
         name: start(name, options.out, min(LIMITS_S[name], end_s - time.monotonic()))["status"]
         for name in options.stage
     }
-    open_ones = [name for name, status in statuses.items() if status in ("failed", "cut off")]
-    if open_ones:
-        print(f"without a full answer: {', '.join(open_ones)}")
-    return int(bool(open_ones))
+    unfinished = [name for name, status in statuses.items() if status in ("failed", "cut off")]
+    if unfinished:
+        print(f"without a full answer: {', '.join(unfinished)}")
+    return int(bool(unfinished))
 
 
 def run_stage(name: str, folder: Path) -> None:
@@ -91,17 +91,18 @@ def start(name: str, folder: Path, limit_s: float) -> Json:
     if reason:
         document |= {"status": "failed" if "exit" in reason else "cut off", "reason": reason}
     if any("error" in row or row.get("ok") is False for row in document["rows"]):
-        document["status"] = "failed"  # also where it was cut off behind the wrong row
+        document["status"] = "failed"  # also if it was cut off after such a row
     write(document, folder)
-    told = document.get("reason") or f"{len(document['rows'])} rows in {path}"
-    print(f"{name:12} {document['status']:8} {document['seconds']:6} s  {told}", flush=True)
+    outcome = document.get("reason") or f"{len(document['rows'])} rows in {path}"
+    print(f"{name:12} {document['status']:8} {document['seconds']:6} s  {outcome}", flush=True)
     return document
 
 
 def end_of(name: str, folder: Path, log: Path, limit_s: float) -> str | None:
-    """Wait for the process of a stage; return how it ended if not well."""
+    """Run the process of a stage; return why it did not end well, None if it did."""
     command = [sys.executable, str(Path(__file__).resolve()), "--run", name, "--out", str(folder)]
-    with log.open("w") as output:  # no pipe: a process that a stage left behind would hold it open
+    # A file, not a pipe, which a process that a stage left behind would hold open.
+    with log.open("w") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
         try:
             status = process.wait(limit_s)
@@ -115,7 +116,7 @@ def end_of(name: str, folder: Path, log: Path, limit_s: float) -> str | None:
 
 
 def write(document: Json, folder: Path) -> None:
-    """Replace the document of a stage; a reader sees the old one or the new one."""
+    """Replace the document of a stage; a reader sees the old document or the new one, whole."""
     draft = folder / f"{document['stage']}.draft"
     draft.write_text(json.dumps(document, indent=1) + "\n")
     draft.replace(folder / f"{document['stage']}.json")

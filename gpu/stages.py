@@ -1,4 +1,4 @@
-"""The stages of first light: each yields rows of a JSON document as it measures them.
+"""Define the stages of first light: each yields rows of a JSON document as it measures them.
 
 A row with an ``error``, or with ``ok`` false, makes the stage fail. A stage that the machine cannot
 run raises `Skip` with the reason.
@@ -46,7 +46,7 @@ Json = dict[str, Any]  # Any: a JSON document
 BACKWARD_OVER_FORWARD = 2.5
 """Matrix products of backward over those of forward: five over two."""
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""Largest error against float64, relative to the largest value; one rounding of p and of out."""
+"""Largest error against float64, over the largest value: p and out are rounded once each."""
 
 
 class Skip(Exception):
@@ -91,7 +91,8 @@ def kernels() -> Iterator[Json]:
     for case in SMALL if has_cuda() else [case for case in SMALL if case.head_dim == 64]:
         dense = torch.from_numpy(dense_mask(*case.mask_and_sample()))
         dtypes = [torch.bfloat16] if has_cuda() else [torch.float32]
-        if has_cuda() and case.head_dim == 128:  # every type is compiled anew, which takes longest
+        # Only for one head size: every type compiles its kernels, which takes longest.
+        if has_cuda() and case.head_dim == 128:
             dtypes.append(torch.float16)
         for dtype in dtypes:
             for name in KERNELS:
@@ -100,7 +101,7 @@ def kernels() -> Iterator[Json]:
 
 
 def attempt(work: Callable[[], Json]) -> Json:
-    """Return what `work` finds, or its error: one kernel that fails leaves the others a turn."""
+    """Return the result of `work`, or its error, so that other kernels are still tried."""
     try:
         return work()
     except Exception as error:
@@ -167,7 +168,7 @@ def speed() -> Iterator[Json]:
     for case in TIMED:
         for name in (*KERNELS[:5], *(rivals if case.mask == "causal" else ())):
             yield _speed_row(case, name, rivals.get(name, _our_calls))
-    for case in TIMED[-3:]:  # compiles for half a minute each
+    for case in TIMED[-3:]:  # each compiles for half a minute
         yield _speed_row(case, "flex", flex_calls)
 
 
@@ -178,7 +179,7 @@ def _speed_row(case: Case, name: str, make: Callable[[Case, str], Calls]) -> Jso
         forward, backward = make(case, name)
         row["forward_tflops"] = flops / seconds(forward) / 1e12
         row["backward_tflops"] = BACKWARD_OVER_FORWARD * flops / seconds(backward) / 1e12
-    except Exception as error:  # others have their turn; what torch lacks is no failure of ours
+    except Exception as error:  # others are still tried; a backend that torch lacks is no failure
         is_ours = name in KERNELS and not isinstance(error, RunError)
         row["error" if is_ours else "refused"] = f"{type(error).__name__}: {str(error)[:1000]}"
     torch.cuda.empty_cache()
@@ -194,8 +195,8 @@ SHAPES = (
     (128, 128, 8, 2, 32, 4), (128, 128, 8, 2), (64, 128, 8, 2), (128, 64, 8, 3),
     (128, 128, 8, 2, 64), (64, 128, 8, 2, 64), (128, 64, 8, 2), (64, 64, 8, 2), (64, 128, 8, 3),
 )  # fmt: skip
-"""Rows of queries, rows of keys, warps, stages, steps at edges, and heads of a tile: the likely
-ones first."""
+"""Rows of queries, rows of keys, warps, stages, steps at edges, and heads of a tile; shapes that
+are likely to be fastest come first."""
 _TILED = {"forward": "triton", "forward_tma": "triton_tma", "dkv": "triton", "dq": "triton",
           "fused": "triton_fused"}  # fmt: skip
 
@@ -266,10 +267,10 @@ def _time_executor(case: Case) -> Json:
 
 
 def overlap() -> Iterator[Json]:
-    """Run ranks as processes: NCCL on all GPUs, and gloo between two ranks; what do they wait?
+    """Run ranks as processes and measure their waits: NCCL on all GPUs, gloo between two ranks.
 
-    Symmetric memory comes last, on as many GPUs; on one, two ranks share it, which torch allows if
-    a variable says so: their results count there, and no times.
+    Symmetric memory comes last, on as many GPUs. On a single GPU two ranks share it, which torch
+    allows if an environment variable says so; there only their results count, not their times.
     """
     worlds = [("gloo", SPREAD[0] if has_cuda() else SHARED[0])]
     if has_cuda():
@@ -293,7 +294,7 @@ def _run_processes(case: Case, backend: str) -> Json:
 
 
 def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
-    """Run layers on one rank, with overlap and without; rank 0 leaves what all found."""
+    """Run layers on one rank, with overlap and without; rank 0 writes the figures of all ranks."""
     if has_cuda():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = torch.distributed.FileStore(f"{folder}/store", case.ranks)
@@ -311,7 +312,7 @@ def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
         )
         is_same = torch.tensor([all(map(torch.equal, ours, theirs))])
         torch.distributed.all_reduce(is_same, torch.distributed.ReduceOp.MIN)
-        found["ok"] = bool(is_same)  # the bits of gloo
+        found["ok"] = bool(is_same)  # bit by bit as with gloo
     for name in ("overlap", "no overlap"):
         transport = make_transport(None, 60, asked)
         used = transport if name == "overlap" else NoOverlapTransport(transport)
@@ -356,7 +357,7 @@ STAGES: dict[str, Callable[[], Iterator[Json]]] = {
 
 
 def need_cuda() -> None:
-    """Skip the stage where there is no CUDA device."""
+    """Raise `Skip` if there is no CUDA device."""
     if not has_cuda():
         raise Skip("torch sees no CUDA device")
 

@@ -18,12 +18,12 @@ def has_cuda() -> bool:
 
 
 def device() -> torch.device:
-    """Return where the stages compute."""
+    """Return the device on which the stages compute."""
     return torch.device("cuda" if has_cuda() else "cpu")
 
 
 def timed(work: Callable[[], Any], *, waits: bool = True) -> tuple[Any, float]:  # Any: its result
-    """Return a result, and the seconds until the device has it, or until the host goes on."""
+    """Return the result of a call, and the seconds until the device, or just the host, is done."""
     start_s = time.perf_counter()
     result = work()
     if waits and has_cuda():
@@ -32,7 +32,7 @@ def timed(work: Callable[[], Any], *, waits: bool = True) -> tuple[Any, float]: 
 
 
 def seconds(call: Call) -> float:
-    """Return the median time of a call, after two that are not counted."""
+    """Return the median seconds of a call, after two calls that do not count."""
     timed(call)
     _, once_s = timed(call)
     repeats = int(min(max(MEASURE_S / max(once_s, 1e-9), 3), 50))
