@@ -272,7 +272,7 @@ def plan_front(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answe
 
 def _answer(origin: Plan, told: Sequence[dict[str, Any]], plans: Sequence[Plan]) -> Answer:
     """Return ``plans``, each with the bytes of its file (``size_bytes``), and all files."""
-    # All are of one batch; the planner, which has no text of it, leaves the provenance out.
+    # The planner leaves the provenance out. It is the same for all plans of one batch.
     made = [replace(plan, provenance=origin.provenance) for plan in plans]
     files = [encode_plan(plan, [simulate(plan)]) for plan in made]
     sizes = [one | {"size_bytes": len(file)} for one, file in zip(told, files, strict=True)]

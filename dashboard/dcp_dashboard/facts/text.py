@@ -184,7 +184,7 @@ def tile_selection(plan: Plan, tile: int) -> str:
 def transfer_selection(plan: Plan, transfer: int) -> str:
     """Select a message."""
     table = plan.transfers
-    # `peer` is the target: both devices keep their colour, and traffic marks the pair.
+    # `peer` is the target: pages mark both devices, and the cell of the pair in the traffic.
     return selection(
         "transfer", transfer=transfer, device=int(table.source[transfer]),
         peer=int(table.target[transfer]), block=int(table.block[transfer]),

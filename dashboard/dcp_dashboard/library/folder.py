@@ -145,7 +145,7 @@ class Folder:
             return None
         if not stat.S_ISREG(status.st_mode):
             return _resolved(self.root, self.root / relative)
-        # The same object for the same content: rows of the list are compared with it.
+        # Kept for the next list: making an entry and its path takes longer than the `lstat` above.
         known = self._entries.get(key)
         seen = (status.st_size, status.st_mtime_ns)
         if known is None or (known.size_bytes, known.mtime_ns) != seen:

@@ -307,7 +307,7 @@ def histogram(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray
     [2]
     """
     low, high = float(values.min()), float(values.max())
-    # Values that differ by rounding alone are one bin, not two at the ends of nothing.
+    # Values that differ by rounding alone are one bin.
     if high - low <= 1e-9 * max(abs(low), abs(high)):
         return np.array([(low + high) / 2]), np.array([len(values)])
     counts, edges = np.histogram(values, bins=min(BINS, len(values)))

@@ -67,7 +67,7 @@ class Choice:
 
     @classmethod
     def read(cls, value: object) -> "Choice | None":
-        """Read the text of a choice, ``None`` if it is none: a client may send anything."""
+        """Read the text of a choice, ``None`` for any other text: a client may send anything."""
         key, _, name = str(value).partition("~")
         source = known_source(name)
         return None if source is None else cls(key, source)
@@ -84,7 +84,7 @@ def read_choices(query: str) -> tuple[Choice | None, Choice | None]:
     (None, Choice(key='k', source='simulated'))
     """
     asked = {name: values[0] for name, values in parse_qs(query.removeprefix("?")).items()}
-    # A plan beside itself is meant as its prediction beside its run, unless sources are named.
+    # Two equal keys mean the prediction and the run of one plan, unless the URL names sources.
     is_run = asked.get("a") == asked.get("b") and not asked.keys() & {"as", "bs"}
 
     def choice(name: str, default: Source) -> Choice | None:

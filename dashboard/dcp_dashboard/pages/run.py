@@ -61,7 +61,7 @@ class Pair(NamedTuple):
         return self.a.column(field)[self.at_a], self.b.column(field)[self.at_b]
 
     def medians(self, field: str) -> tuple[float, float] | None:
-        """Return the medians over the steps at which both runs have a figure, ``None`` of none."""
+        """Return the medians over steps that have a figure in both, ``None`` without such steps."""
         a, b = self.values(field)
         known = ~np.isnan(a + b)  # a sum is NaN if either part is
         return (float(np.median(a[known])), float(np.median(b[known]))) if known.any() else None
