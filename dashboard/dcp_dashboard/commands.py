@@ -1,4 +1,7 @@
-"""The commands `dcpm dashboard` (serve a folder), `dcpm view` (a plan as files), `dcpm demo`."""
+"""The commands `dcpm dashboard` (serve a folder), `dcpm view` (a plan as files), `dcpm demo`.
+
+Each imports its libraries when it runs, so that `dcpm --help` does not wait for dash or torch.
+"""
 
 from functools import partial
 from pathlib import Path
@@ -77,11 +80,12 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
         def progress(text: str) -> None:
             if err.is_terminal:
                 status.update(text)
-            else:
+            else:  # a status line that moves would leave nothing in a log
                 err.print(text, highlight=False)
 
         report = run_demo(DemoConfig(out, ranks, tokens, seed), progress)
 
+    # With the server: once its port is bound, as the document and the text name its address.
     def show(url: str | None) -> None:
         if as_json:
             click.echo(json.dumps(report.to_json(url), indent=1))
@@ -99,7 +103,7 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
         try:
             serve(report.folder, on_ready=show)
         except DashboardError:
-            show(None)  # what was found must not be lost with the page
+            show(None)  # the results must not be lost with the page
             raise
     else:
         show(None)
@@ -154,6 +158,7 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
         (tiles, lambda: tiles_csv(loaded)),
     )
     asked = [(path, make) for path, make in wanted if path is not None]
+    # All are checked before the first is drawn, which takes seconds.
     for path, _make in asked:
         check_writable(path, DashboardError)
     for path, make in asked:

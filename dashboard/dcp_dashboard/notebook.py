@@ -1,7 +1,7 @@
 """Plans, traces and planned steps in notebooks: self-contained HTML, light and dark.
 
-`html_of` is the entry point ``html`` of the group `dcpm.notebook`, `show` the entry point ``show``:
-`Plan._repr_html_` and `Plan.show` call them.
+`html_of` is the entry point ``html`` of the group `dcpm.notebook`, `show` the entry point ``show``.
+`Plan._repr_html_` and `Plan.show` of the planner, which must not import this package, call them.
 """
 
 import atexit
@@ -44,7 +44,7 @@ def html_of(value: object) -> str:
     """Write a value as HTML that needs no other file; O(size of the value).
 
     Raises:
-        TypeError: if it is no plan, trace or planned step.
+        TypeError: if the value is no plan, trace or planned step.
         DashboardError: if a plan is too large for one page.
     """
     raise TypeError(f"expected a Plan, a Trace or a StepPlan, got {type(value).__name__}")
@@ -52,7 +52,8 @@ def html_of(value: object) -> str:
 
 @html_of.register
 def _plan(plan: Plan) -> str:
-    """Put the page of a plan into a frame: its styles and scripts stay there."""
+    """Put the page of a plan into a frame, which keeps its styles and scripts from the notebook."""
+    # No file is read: the entry only gives the page a name.
     entry = PlanEntry(plan_key(NAME), NAME, Path(NAME), 0, 0)
     page = standalone_page(loaded_plan(entry, plan, ()))
     style = f"width: 100%; height: {HEIGHT}px; border: 0"
@@ -62,6 +63,7 @@ def _plan(plan: Plan) -> str:
 @html_of.register
 def _trace(trace: Trace) -> str:
     """Draw the timeline of a trace, a row for each device."""
+    # A trace does not name its cluster: a device without events at the end has no row.
     devices, seconds = int(trace.device.max(initial=0)) + 1, trace.seconds()
     light, dark = (_timeline(trace, devices, theme) for theme in ("light", "dark"))
     label = f"{SOURCE_LABELS[trace.source]}: {devices} devices, {duration(seconds)}"
@@ -96,6 +98,7 @@ def _step(step: StepPlan) -> str:
         f"predicted: {ratio(step.time.balance)} times perfect balance; {step.policy}"
     )
     groups = list(zip(step.assignment.groups(), step.group_seconds, strict=True))
+    # Bars are shares of the longest. A group has two of the three `PARTS`: it never waits.
     longest = max((sum(seconds) for _, seconds in groups), default=0.0) or 1.0
     rows = [
         html.Tr([
@@ -128,9 +131,9 @@ def show(plan: Plan, *, opens: bool = True) -> RunningServer:
     folder = tempfile.TemporaryDirectory(prefix="dcp-show-")
     write_plan(Path(folder.name) / NAME, plan)
     server = start_server(folder.name)
+    # The last that is registered runs first: the server ends, then its folder goes.
     atexit.register(folder.cleanup)
     atexit.register(server.close)
     if opens:
-        base, _, query = server.url.partition("?")
-        webbrowser.open(f"{base.rstrip('/')}/plan/{plan_key(NAME)}{query and '?'}{query}")
+        webbrowser.open(f"{server.url}plan/{plan_key(NAME)}")
     return server

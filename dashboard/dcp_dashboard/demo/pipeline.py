@@ -1,8 +1,8 @@
-"""Runs the demonstration: documents, masks, block sparsity, plans, a run, its verification.
+"""The demonstration: documents, masks, block sparsity, plans, a run, its verification.
 
-Every machine has the documents: the source files of the Python standard library. One byte is one
-token. A file is a question (its text before the first top-level function or class) and answers
-(each of these, up to the next one), so lengths are as uneven as those of training data.
+The documents are on every machine: the source files of the Python standard library. One byte is one
+token. The text of a file before the first top-level function or class is a question; each function
+or class is an answer, up to the next. So lengths are as uneven as those of training data.
 """
 
 import ast
@@ -28,7 +28,7 @@ from dcp_dsl import (
     read_dataset,
     row_name,
 )
-from dcp_dsl.files import make_folder
+from dcp_dsl.files import make_folder, replacing
 from dcp_dsl.forms import BlockKind
 from dcp_planner import (
     PARTITIONERS,
@@ -56,6 +56,7 @@ MAX_TOKENS = 131_072
 MIN_TOKENS = 64
 
 _SKIPPED = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})
+"""Folders that differ from machine to machine, or hold no plain source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +82,12 @@ def split_layout(source: bytes) -> tuple[int, tuple[int, ...]]:
     (10, (14, 21))
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # invalid escapes in old files are none of our business
+        warnings.simplefilter("ignore")  # of invalid escapes in old files, which change no layout
         body = ast.parse(source).body
     definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    # A definition begins at its first decorator; `lineno` is the line of `def` or `class`.
     lines = [
-        min([node.lineno, *(d.lineno for d in node.decorator_list)])  # `lineno` is that of `def`
+        min([node.lineno, *(d.lineno for d in node.decorator_list)])
         for node in body
         if isinstance(node, definitions)
     ]
@@ -111,6 +113,7 @@ def read_documents(root: Path | None = None) -> Iterator[SourceFile]:
         except (SyntaxError, ValueError):  # ValueError: a NUL byte
             continue
         if len(source) >= MIN_TOKENS:
+            # Cutting the ends at the limit shortens one answer and leaves 0 for all behind it.
             ends = np.minimum(np.cumsum([header, *answers]), MAX_TOKENS)
             first, *rest = (int(n) for n in np.diff(ends, prepend=0))
             kept = tuple(n for n in rest if n)
@@ -121,7 +124,10 @@ def write_datasets(documents: Sequence[SourceFile], paths: Sequence[Path], seed:
     """Deal documents out at random to one Parquet file per path.
 
     Columns: ``path`` text, ``tokens`` bytes, lengths in tokens ``length``, ``header_len`` and
-    ``answer_lens``. Each file is written under another name first, then renamed.
+    ``answer_lens``.
+
+    Raises:
+        DashboardError: if a file cannot be written.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -138,18 +144,16 @@ def write_datasets(documents: Sequence[SourceFile], paths: Sequence[Path], seed:
                 "answer_lens": pa.array([d.answer_lens for d in rows], pa.list_(pa.int64())),
             }
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = path.with_suffix(".unfinished")
-        pq.write_table(table, unfinished)
-        unfinished.replace(path)
+        with replacing(path, DashboardError) as draft:
+            pq.write_table(table, draft)
 
 
 def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
     """Choose samples that add up to `num_tokens` tokens, or to as many as possible.
 
-    Take samples in order, as a packing data loader would, until half is filled; solve a subset sum
-    over the samples that follow: bit n of a large integer means that n tokens can be reached.
-    O(samples * num_tokens / 64). Return indices in ascending order; empty if no sample fits.
+    It takes samples in order, like a packing data loader, until half is filled, and solves a subset
+    sum over the samples that follow. O(samples * num_tokens / 64). Returns indices in ascending
+    order; empty if no sample fits.
 
     >>> choose_batch([700, 200, 90, 60, 40], 900)
     (0, 1)
@@ -168,13 +172,16 @@ def choose_batch(lengths: Sequence[int], num_tokens: int) -> tuple[int, ...]:
 
 
 def _subset_sum(lengths: Sequence[int], candidates: Sequence[int], target: int) -> list[int]:
-    # Bit n: n tokens can be reached. More than the target is of no use.
+    """Choose candidates whose lengths add up to the target, or to as much below it as possible."""
+    # Bit n of `reachable[i]`: some of the first i candidates add up to n tokens. A shift by a
+    # length adds that candidate to all sums at once. Sums above the target are of no use.
     keep = (1 << (target + 1)) - 1
     reachable = [1]
     for index in candidates:
         reachable.append((reachable[-1] | (reachable[-1] << lengths[index])) & keep)
         if reachable[-1] >> target:  # the target itself is reached
             break
+    # Backwards: a candidate was needed where the sum could not be reached without it.
     rest = reachable[-1].bit_length() - 1
     chosen: list[int] = []
     for step in range(len(reachable) - 1, 0, -1):
@@ -188,12 +195,13 @@ def _subset_sum(lengths: Sequence[int], candidates: Sequence[int], target: int) 
 Progress: TypeAlias = Callable[[str], None]
 
 DATASETS = ("pretrain", "long_chat", "examples", "answers")
+"""Data sets by name; `demo.dcpm` attaches a mask to each."""
 PLANNERS = ("portfolio", "kahypar")
 
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """Folder, ranks of the real run, tokens of its batch, and the seed of all random choices."""
+    """Output folder, ranks of the real run, tokens of its batch, seed of all random choices."""
 
     out: Path
     ranks: int = 4
@@ -222,7 +230,7 @@ class CompiledBatch:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A batch placed by every method, the first of which is saved under `file`."""
+    """A batch placed by every method. The plan of the first method is saved as `file`."""
 
     batch: CompiledBatch
     plans: tuple[Plan, ...]
@@ -231,12 +239,12 @@ class Placed:
 
 
 def planned_setting() -> Setting:
-    """Return the paper's microbenchmark: 4 nodes of 8 A100, 131,072 tokens."""
+    """Return the setting of the paper's microbenchmark: 4 nodes of 8 A100, 131,072 tokens."""
     return Setting(131_072, ModelShape(8, 2, 128, 2), preset("a100-p4de", 4, 8))
 
 
 def executed_setting(config: DemoConfig) -> Setting:
-    """Return the batch that is run, small enough for dense fp64 attention on one process."""
+    """Return the setting of the run: a batch small enough for dense fp64 attention."""
     cluster = preset("cpu-gloo", 1, config.ranks)
     return Setting(config.tokens, ModelShape(4, 2, 64, 4), cluster)
 
@@ -254,7 +262,7 @@ def methods(setting: Setting) -> tuple[str, ...]:
 
 
 def run_demo(config: DemoConfig, progress: Progress) -> DemoReport:
-    """Walk the whole way; writes ``data/*.parquet`` and ``plans/*.dcpplan`` below ``config.out``.
+    """Run all steps; write ``data/*.parquet`` and ``plans/*.dcpplan`` below ``config.out``.
 
     Raises:
         DCPError: if a stage fails; the message says what to do.
@@ -290,7 +298,7 @@ def _run_mask(
     def placed(setting: Setting) -> Placed:
         progress(f"{mask.call}: compiling {setting.tokens:,} tokens")
         batch = compile_batch(spec, dataset, attachment, setting)
-        plans = []
+        plans = []  # the plan that is saved and run comes first: that of the default planner
         for method in methods(setting):
             devices = setting.cluster.num_devices
             progress(f"{mask.call}: placing {setting.tokens:,} tokens on {devices}, {method}")
@@ -352,6 +360,7 @@ def compile_batch(
 def _batch_report(placed: Placed) -> BatchReport:
     sparsity, cluster = placed.batch.sparsity, placed.plans[0].cluster
     lengths = np.diff(sparsity.batch.cu_seqlens).astype(np.int64)
+    # Blocks do not cross sequences: every border of a sequence is one of blocks.
     borders = np.searchsorted(sparsity.q_bounds, sparsity.batch.cu_seqlens)
     blocks_per_sequence = np.diff(borders)
     full = int((sparsity.kind == BlockKind.FULL).sum())

@@ -19,7 +19,7 @@ KNOWN_LAYOUTS = ("static:zigzag", "static:contiguous")
 
 @dataclass(frozen=True, slots=True)
 class MethodReport:
-    """One placement of one batch: bytes, max/mean over devices, caps exceeded, simulated time."""
+    """One placement of one batch: bytes, imbalances (max/mean), exceeded caps, predicted time."""
 
     method: str
     bytes_forward: int
@@ -75,13 +75,13 @@ class BatchReport:
 
 @dataclass(frozen=True, slots=True)
 class MaskResult:
-    """One mask on one data set: a large batch planned, a small one planned, run and verified.
+    """One mask on one data set: a large batch planned, a small batch planned, run and verified.
 
     Attributes:
         verified: whether every error is within twice that of eager attention.
         errors: of out, dq, dk and dv, beside those of eager attention of the same dtype.
         measured_s: seconds of forward and backward on real processes.
-        exposed_s: the part of them that the rank which waited longest stood still.
+        exposed_s: seconds of these in which the rank that waited longest stood still.
     """
 
     mask: str
@@ -111,7 +111,7 @@ class DemoReport:
 
     @property
     def verified(self) -> bool:
-        """Return whether every mask was verified."""
+        """Whether every mask was verified."""
         return all(mask.verified for mask in self.masks)
 
     def to_json(self, url: str | None) -> dict[str, Any]:  # Any: a JSON document

@@ -1,6 +1,6 @@
 """The Dash application over one folder of plans: its pages by path, its routes, its scripts.
 
-A page raises `DCPError` for what it cannot show; `render_page` turns it into a message.
+A page that cannot be shown raises `DCPError`; `render_page` returns a page with its message.
 
 A server keeps its Python in memory. After an update of its installation a browser would get the new
 scripts, which read answers that the old code does not give, and worker processes would run the new
@@ -45,7 +45,7 @@ CODE_TYPES = ("text/javascript", "application/javascript", "text/css", "image/sv
 LEAST_COMPRESSED_BYTES = 1_000
 COMPRESSION_LEVEL = 6
 MOST_KEPT = 200
-"""Texts whose compressed form is kept."""
+"""Most texts whose compressed form is kept."""
 
 
 def create_app(folder: str | Path) -> Dash:
@@ -85,7 +85,7 @@ def create_app(folder: str | Path) -> Dash:
     installation.serve_assets(app.server)
 
     @app.callback(Output("page", "children"), Input("url", "pathname"), Input("url", "search"))
-    def show_page(path: object, query: object) -> Component:  # a client may send anything
+    def show_page(path: object, query: object) -> Component:  # object: a client may send anything
         return installation.told(render_page(library, str(path or "/"), str(query or "")))
 
     add_compare_callbacks(app, library)
@@ -94,9 +94,9 @@ def create_app(folder: str | Path) -> Dash:
 
 
 def compress_code(server: Flask) -> None:
-    """Compress scripts and styles for browsers that take gzip, each text once.
+    """Compress scripts and styles for browsers that accept gzip, each text once.
 
-    Data of plans goes as it is: on loopback, compressing takes longer than sending.
+    Data of plans is sent as it is: on loopback, compressing takes longer than sending.
     """
     kept = BoundedCache[bytes](MOST_KEPT)
 
@@ -105,13 +105,15 @@ def compress_code(server: Flask) -> None:
         is_code = response.mimetype in CODE_TYPES and response.status_code == 200
         if not is_code or "Content-Encoding" in response.headers:
             return response
+        # Caches must not send a compressed answer to a browser that asks for another.
         response.vary.add("Accept-Encoding")
         if not request.accept_encodings["gzip"]:
             return response
-        # Else a file that Flask sends piece by piece has no data here.
+        # Flask sends files piece by piece; their data is here only without that.
         response.direct_passthrough = False
         data = response.get_data()
         if len(data) >= LEAST_COMPRESSED_BYTES:
+            # By content: one path may have other content after an update.
             name = hashlib.blake2b(data, digest_size=16).digest()
             packed = kept.get(name, lambda: gzip.compress(data, COMPRESSION_LEVEL, mtime=0))
             response.set_data(packed)
@@ -129,7 +131,7 @@ PACKAGES = (
 
 
 class Installation:
-    """The files of some packages, scripts and styles as they were when this was made."""
+    """The files of some packages, and scripts and styles, at the time when this object is made."""
 
     def __init__(self, packages: Iterable[Path] = PACKAGES, assets: Path = ASSETS) -> None:
         self._packages = tuple(packages)
@@ -149,11 +151,11 @@ class Installation:
 
     @property
     def is_outdated(self) -> bool:
-        """Return whether a file of code is another by now."""
+        """Return whether a file of code has changed, appeared or gone since then."""
         return self._versions() != self._known
 
     def serve_assets(self, server: Flask) -> None:
-        """Send the scripts and styles that were there at the start, whatever the disk holds now."""
+        """Send the scripts and styles of the start, whatever the disk holds now."""
 
         def asset(filename: str) -> WSGIResponse:
             content = self._assets.get(filename)
@@ -161,10 +163,10 @@ class Installation:
                 abort(404)
             return answer(content, mimetypes.guess_type(filename)[0] or "text/plain")
 
-        server.view_functions["_dash_assets.static"] = asset
+        server.view_functions["_dash_assets.static"] = asset  # in the place of Dash's own
 
     def told(self, page: Component) -> Component:
-        """Put a notice above a page if the installation was updated meanwhile."""
+        """Return a page, below a notice if the installation was updated meanwhile."""
         if not self.is_outdated:
             return page
         text = (

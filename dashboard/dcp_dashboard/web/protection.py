@@ -1,8 +1,9 @@
 """Checks every request (host, origin, token, malformed calls) and sets the headers of every answer.
 
-A page of another site may point a browser at this server, so listening on loopback alone protects
-nothing: the `Host` header must name the server, a POST must come from a page of this server, and a
-server that listens beyond loopback wants a token that only the person at the terminal has seen.
+A page of another site may point a browser at this server, so loopback alone protects nothing. The
+`Host` header must name the server; otherwise a foreign name could be made to resolve to this
+machine (DNS rebinding). An `Origin` must be this server's own. A server that listens beyond
+loopback needs a token, which only the person at the terminal has seen.
 """
 
 import hmac
@@ -26,6 +27,7 @@ TOKEN_PAGE = """<!DOCTYPE html>
 """
 
 CALLBACK_PATH = "/_dash-update-component"
+"""Dash's own: the pages call all callbacks there."""
 
 
 def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
@@ -107,7 +109,7 @@ def _check_token(token: str) -> WSGIResponse | None:
     # Takes equally long for every wrong token, so that none can be found letter by letter.
     if given is not None and hmac.compare_digest(given.encode(), token.encode()):
         rest = urlencode([(key, value) for key, value in request.args.items() if key != "token"])
-        # The token leaves the address, and so the history; the cookie keeps it.
+        # The token goes from the address, and so from the history, into a cookie.
         response = redirect(request.path + (f"?{rest}" if rest else ""), code=303)
         response.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
         return response
@@ -126,7 +128,7 @@ def refuse_malformed(app: Dash) -> None:
         if request.path == CALLBACK_PATH and request.method == "POST" and request.is_json:
             try:
                 body = request.get_json()
-            except RecursionError:
+            except RecursionError:  # JSON nested too deeply
                 body = None
             if not _is_call(app, body):
                 abort(400, "expected a call as the pages of this server make it")
@@ -140,9 +142,10 @@ def _is_call(app: Dash, body: Any) -> bool:  # Any: a JSON document
     """Return whether a body calls a callback of the server, with all its inputs and outputs."""
     output = body.get("output") if isinstance(body, dict) else None
     known = app.callback_map.get(output) if isinstance(output, str) else None
-    if known is None or "callback" not in known:  # the others run in the browser
+    if known is None or "callback" not in known:  # callbacks without it run in the browser
         return False
     outputs, changed = body.get("outputs"), body.get("changedPropIds", [])
+    # Dash names a callback of several outputs "..a.x...b.y..", of one output "a.x".
     if isinstance(outputs, list):
         written = f"..{'...'.join(_places(outputs))}.."
     else:

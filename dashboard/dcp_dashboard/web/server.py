@@ -21,11 +21,11 @@ THREADS = 8
 CONNECTIONS = 800
 """Most connections at a time: a process may usually open 1,024 files."""
 IDLE_LIMIT_S = 20
-"""Time after which a connection without a request is closed, one that sends half of it, too."""
+"""Time after which a connection is closed that has sent no request, or only a part of it."""
 END_LIMIT_S = 1.0
-"""Time that requests in progress get once the server ends."""
+"""Time for requests in progress once the server ends."""
 _ENDING = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
-"""Of servers that end: an answer that is cut off then is no news."""
+"""The silent logger of servers that end: they cut answers off, which nobody needs to read."""
 UNENCRYPTED = (
     "Other machines reach this server, and nothing that it sends is encrypted, the token in the "
     "address neither: on a network that others share, listen on 127.0.0.1 and use an SSH tunnel."
@@ -40,7 +40,7 @@ class RunningServer:
 
     url: str
     _waitress: Any  # it ships no types
-    _sockets: dict[int, Any]  # of its loop; they come and go
+    _sockets: dict[int, Any]  # of its loop, which adds and removes them
     _end_workers: Callable[[], None]
     _thread: threading.Thread | None = None
 
@@ -51,12 +51,13 @@ class RunningServer:
         if self._thread is None:
             self._close_sockets()
         else:
-            # In the loop of its thread: nothing may close sockets under its feet. A loop that is
-            # awake already may run the action, which closes this pipe, before the write.
+            # The loop's own thread closes the sockets, since no other thread may while it polls
+            # them. A loop that is awake already may run the action, which closes this pipe, before
+            # the write.
             with suppress(OSError):
                 self._waitress.trigger.pull_trigger(self._close_sockets)
             self._thread.join(timeout=5)
-        self._end_workers()  # first, since requests wait for them
+        self._end_workers()  # before the threads: their requests wait for workers
         dispatcher.shutdown(timeout=END_LIMIT_S)
 
     def __enter__(self) -> "RunningServer":
@@ -79,8 +80,8 @@ class RunningServer:
 
         for channel in list(self._waitress.active_channels.values()):
             channel.logger = _ENDING
-            channel.handle_close()  # answers that nobody read are in temporary files
-        wasyncore.close_all(self._sockets, ignore_all=True)  # then the loop ends
+            channel.handle_close()  # removes the temporary files of answers that were not read
+        wasyncore.close_all(self._sockets, ignore_all=True)  # a loop without sockets ends
 
 
 def serve(
@@ -96,12 +97,12 @@ def serve(
         folder: where the `.dcpplan` files are.
         host: address to bind. Beyond loopback, a random token must be in the first URL.
         port: port to bind; ``None`` takes 8050 or the next free one.
-        on_ready: called with the URL once the port is bound; left out, it is printed.
+        on_ready: called with the URL once the port is bound; by default it prints the URL.
 
     Raises:
         DashboardError: if the folder is missing, the port is taken or a library is not installed.
-        KeyboardInterrupt: at Ctrl-C, once everything is closed; a signal whose handler raises
-            another exception ends it in the same way.
+        KeyboardInterrupt: at Ctrl-C, once everything is closed. Any other exception from the
+            handler of a signal ends the server in the same way.
     """
     server = _make_server(folder, host, port)
     if host not in LOOPBACK:
@@ -122,7 +123,7 @@ def start_server(folder: str | Path, host: str = DEFAULT_HOST, port: int = 0) ->
 
 
 def _print_url(url: str) -> None:
-    print(url, flush=True)  # the command's data: the address, on standard output
+    print(url, flush=True)  # on standard output, for programs that start the server
     print("Press Ctrl-C to stop.", file=sys.stderr, flush=True)
 
 
@@ -142,8 +143,9 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> RunningServ
     is_local = host in LOOPBACK
     token = None if is_local else secrets.token_urlsafe(24)
     protect(app, LOOPBACK if is_local else None, token)
-    # Waitress warns of every request that has to wait for a thread, as the pictures of a list do.
+    # Waitress warns of every request that waits for a thread; the pictures of one list do.
     logging.getLogger("waitress.queue").setLevel(logging.ERROR)
+    # Bound here: waitress would not try the next port, nor say in our words why one fails.
     bound = _bind(host, port)
     address = bound.getsockname()
     sockets: dict[int, Any] = {}
@@ -160,7 +162,7 @@ def _make_server(folder: str | Path, host: str, port: int | None) -> RunningServ
         asyncore_use_poll=True,  # select knows no more than 1,024 files
     )
     shown = f"[{host}]" if ":" in host else host
-    if host in ("0.0.0.0", "::"):  # every interface: show a name that other machines can open
+    if host in ("0.0.0.0", "::"):  # all interfaces: no address that another machine could open
         shown = socket.gethostname()
     query = f"?token={token}" if token else ""
     url = f"http://{shown}:{address[1]}/{query}"
@@ -196,7 +198,7 @@ def _listen(host: str, port: int) -> socket.socket:
     )[0]
     listener = socket.socket(family, kind, protocol)
     try:
-        # The port of a server that has just ended is free, although its connections still linger.
+        # Without it a port stays taken for a while after its server has ended (TIME_WAIT).
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
     except OSError:
