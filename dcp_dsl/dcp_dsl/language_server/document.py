@@ -125,6 +125,7 @@ class Document:
 
     def token_at(self, offset: int) -> RawToken | None:
         """Return the token that a place touches; of two, the name."""
+        # A place between `q` and `<` touches both.
         near = [t for t in self.tokens if t.span.start <= offset <= t.span.end]
         return next((t for t in near if t.kind == "name"), near[0] if near else None)
 
@@ -134,6 +135,7 @@ class Document:
 
     def in_comment(self, offset: int) -> bool:
         """Return whether a place lies in a comment or a text in quotes."""
+        # What is typed at the end of a comment belongs to it; behind a closing quote it does not.
         for token in scan(self.text):
             if token.kind == "comment" and token.span.start < offset <= token.span.end:
                 return True
@@ -168,6 +170,7 @@ def definition_at(document: Document, offset: int) -> Definition | None:
     if token is None or token.kind != "name":
         return None
     before = document.before(token.span.start)
+    # `q.doc` names a segment, even in a mask with a parameter `doc`.
     is_attribute = bool(before) and before[-1].text == "."
     local = None if is_attribute else _find_local(document, token.text, offset)
     return local or find_name(document, token.text)
@@ -206,6 +209,7 @@ def _owner(statement: ast.Statement, scope: Scope) -> Scope:
 def _in_file(document: Document, node: ast.Node, span: Span, scope: Scope) -> Definition:
     if scope.program is document.parsed.program:
         return Definition(None, document.text, span, node, scope)
+    # The library is named `<library>/causal.dcpm` in messages; an editor needs the file itself.
     name = scope.program.name
     path = Path(str(MASKS)) / Path(name).name if name.startswith("<library>/") else Path(name)
     return Definition(str(path.resolve()), scope.program.text, span, node, scope)
@@ -226,6 +230,7 @@ class Session:
         self.memory = Memory()
         self.document = Document(text, name, encoding, self._known)
         self.good: Document | None = None
+        # Text and start of a statement with a finding inside it, in the last version proved.
         self._decided: list[tuple[str, int, Diagnostic]] = []
         self._finished: tuple[Document, tuple[Diagnostic, ...]] | None = None
 
@@ -242,7 +247,8 @@ class Session:
         """Findings about the present version so far.
 
         Until its proofs are finished, that is what is wrong with syntax, names and kinds, and what
-        was decided before about statements that are still there.
+        was decided before about statements that are still there: else warnings would
+        go away with every key and come back a moment later.
         """
         if self._finished is not None and self._finished[0] is self.document:
             return self._finished[1]
@@ -275,7 +281,7 @@ def _sorted(found: tuple[Diagnostic, ...]) -> tuple[Diagnostic, ...]:
 
 
 class Checks:
-    """The proofs and tests of one version, taken in parts."""
+    """The proofs and tests of one version, taken in parts, so that a new version can end them."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -303,5 +309,6 @@ class Checks:
     def finish(self) -> None:
         """Hand what was found to the session, if its text is still this one."""
         if self.session.document is self.document:
+            # Only when all steps have run: those not reached keep what they found before.
             self.session.memory.forget()
             self.session.finish(self.testing)

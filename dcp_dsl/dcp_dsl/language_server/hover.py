@@ -78,6 +78,7 @@ def _comment_above(found: Definition) -> str:
     """Return the comment lines right above a statement, or at the top of a file of the library."""
     above = found.text[: found.node.span.start].rstrip(" \t").split("\n")[:-1]
     block = [*takewhile(_is_comment, reversed(above))][::-1]
+    # A file of the library begins with what its mask is, in front of a segment.
     if not block and found.scope.program.name.startswith("<library>"):
         block = [*takewhile(_is_comment, filter(str.strip, found.text.split("\n")))]
     return "\n".join(line.lstrip("# ").rstrip() for line in block)
@@ -91,6 +92,7 @@ def _picture(found: Definition, document: Document, good: Document | None, has_i
     """Draw a mask on a small sample, as it was in the last good version if it has errors now."""
     mask, scope = found.node, found.scope
     assert isinstance(mask, ast.MaskDef), "only masks are drawn"
+    # Masks of other files are drawn as they are: a file with errors is not imported.
     if scope is document.scope and not _is_drawable(mask, document):
         if good is None or mask.name.text not in good.scope.masks:
             return ""
@@ -116,6 +118,7 @@ def _is_drawable(mask: ast.MaskDef, document: Document) -> bool:
     errors = [found.start for found in document.problems if found.severity == "error"]
     if any(span.start <= error <= span.end for span in needed for error in errors):
         return False
+    # A statement that does not parse has no place among `needed`, but perhaps a name of these.
     return not meanings.words(mask) & document.parsed.lost_names
 
 
@@ -168,6 +171,7 @@ def _small_call(mask: ast.MaskDef) -> ast.Expr:
 
 def _small_argument(param: ast.Param) -> ast.Expr | None:
     """Return an argument that can be seen on a small sample; None leaves the default."""
+    # Windows of thousands of tokens would hide nothing on a sample of a dozen; 4k becomes 4.
     size = param.default.value if isinstance(param.default, ast.Number) else 0
     match param.type.text:
         case "tokens" | "int" if param.default is None or size > 8:

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from dcp_dsl.checks.scope import Scope, find_library_scope, part_names
+from dcp_dsl.checks.scope import Scope, part_names
 from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
@@ -110,7 +110,10 @@ def _check_own(found: list[Occurrence]) -> None:
 
 
 def _groups(document: Document) -> list[int]:
-    """Return for each name of a text the number of the first name that means the same."""
+    """Return for each name of a text the number of the first name that means the same.
+
+    Two texts whose names mean the same in the same places have equal lists.
+    """
     first: dict[Symbol, int] = {}
     return [first.setdefault(o.symbol, i) for i, o in enumerate(occurrences(document))]
 
@@ -123,10 +126,6 @@ class _NameCollector:
         self.found: list[Occurrence] = []
         # Names of `where` for segments and instances: behind their dot stands no segment.
         self.no_places: set[Symbol] = set()
-        self.known = {
-            *scope.masks, *scope.stacks, *scope.segments, *scope.tokens, *scope.imported.masks,
-            *scope.imported.stacks,
-        }  # fmt: skip
 
     def add(
         self, name: ast.Ident | ast.Name, symbol: Symbol, *, is_definition: bool = False
@@ -143,7 +142,7 @@ class _NameCollector:
         """Add a name that is a local one, one of the text, or a mask of the library."""
         if name.text in names:
             self.add(name, names[name.text])
-        elif name.text in self.known or find_library_scope(name.text) is not None:
+        elif _by_word(name.text, self.scope):  # else an error, or a word such as `q`
             self.add(name, Symbol("statement", name.text))
 
     # ---- statements ----
@@ -252,6 +251,7 @@ class _NameCollector:
 
     def is_place(self, value: ast.Expr | ast.Every, names: _Names) -> bool:
         """Return whether a value with an attribute is a position, not an instance or a segment."""
+        # `.name` of a position reads a segment or a column; of others it is a word like `start`.
         match value:
             case ast.Name(text) if text in names:
                 return names[text] not in self.no_places
@@ -289,7 +289,7 @@ def coloured(document: Document) -> Iterator[tuple[int, int, int, int]]:
     scope = document.scope
     known = {found.span.start: found for found in occurrences(document)}
     parsed = [s.span for s in document.parsed.program.statements]
-    at = 0
+    at = 0  # the first statement that may cover this token; both are in the order of the text
     for token in document.tokens:
         if token.kind != "name":
             continue
@@ -311,11 +311,11 @@ def _kind(found: Occurrence, scope: Scope) -> str:
 
 
 def _by_word(name: str, scope: Scope) -> str:
+    """Return the kind of a name outside of masks; empty for words and for unknown names."""
     if name in scope.segments:
         return "class"
     if name in scope.tokens:
         return "property"
     if scope.find_stack(name) is not None:
         return "struct"
-    is_mask = scope.own_mask(name) is not None or find_library_scope(name) is not None
-    return "function" if is_mask else ""
+    return "function" if scope.find_mask(name) is not None else ""

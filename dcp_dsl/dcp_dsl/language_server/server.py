@@ -28,12 +28,12 @@ from dcp_dsl.language_server.names import (
 )
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostic_formats import explanations
-from dcp_dsl.syntax.diagnostics import Diagnostic, Fix, SpecError, choose_fixes
+from dcp_dsl.syntax.diagnostics import Diagnostic, Edit, Fix, SpecError, choose_fixes
 from dcp_dsl.syntax.source import format_source
 
 SLICE_S = 0.02  # proofs run this long before they look whether the text has changed
 PROGRESS_AFTER_S = 0.5  # shorter waits need no progress bar
-SWITCH_S = 0.001  # how soon an answer interrupts proofs, which run in a thread
+SWITCH_S = 0.001  # how soon an answer interrupts proofs in their thread; Python's default is 5 ms
 _SEVERITIES = {"error": lsp.DiagnosticSeverity.Error, "warning": lsp.DiagnosticSeverity.Warning}
 _KINDS = {
     "keyword": lsp.CompletionItemKind.Keyword,
@@ -61,7 +61,7 @@ class MaskServer(LanguageServer):
         self.prover = ThreadPoolExecutor(1)
 
     def document(self, uri: str) -> Document:
-        """Return the present text of a document; none if it is closed and its file is gone."""
+        """Return the present text of a document; empty if it is closed and its file is gone."""
         if uri in self.sessions:
             return self.sessions[uri].document
         return Document(self._source(uri), path_of(uri), self._encoding())
@@ -228,7 +228,7 @@ def _serve_questions(server: MaskServer) -> None:
             return None
         uri = params.text_document.uri if found.path is None else Path(found.path).as_uri()
         target = Document(found.text, "", document.encoding)
-        return lsp.Location(uri, _range(target, found.span.start, found.span.end))
+        return lsp.Location(uri, _range(target, found.span))
 
     @server.feature(lsp.TEXT_DOCUMENT_DOCUMENT_SYMBOL)
     def symbols(params: lsp.DocumentSymbolParams) -> list[lsp.DocumentSymbol]:
@@ -242,7 +242,7 @@ def _serve_names(server: MaskServer) -> None:
     def find_references(params: lsp.ReferenceParams) -> list[lsp.Location]:
         document, at = server.place(params)
         return [
-            lsp.Location(params.text_document.uri, _range(document, o.span.start, o.span.end))
+            lsp.Location(params.text_document.uri, _range(document, o.span))
             for o in references(document, at)
             if params.context.include_declaration or not o.is_definition
         ]
@@ -263,7 +263,7 @@ def _serve_names(server: MaskServer) -> None:
     def prepare_rename(params: lsp.PrepareRenameParams) -> lsp.Range | None:
         document, at = server.place(params)
         found = symbol_at(document, at)
-        return None if found is None else _range(document, found.span.start, found.span.end)
+        return None if found is None else _range(document, found.span)
 
     @server.feature(lsp.TEXT_DOCUMENT_RENAME, lsp.RenameOptions(prepare_provider=True))
     def rename_symbol(params: lsp.RenameParams) -> lsp.WorkspaceEdit:
@@ -272,7 +272,7 @@ def _serve_names(server: MaskServer) -> None:
             places = rename(document, at, params.new_name)
         except RenameError as error:
             raise JsonRpcInvalidParams(str(error)) from None
-        edits = [lsp.TextEdit(_range(document, s.start, s.end), params.new_name) for s in places]
+        edits = [lsp.TextEdit(_range(document, span), params.new_name) for span in places]
         return lsp.WorkspaceEdit({params.text_document.uri: edits})
 
     legend = lsp.SemanticTokensLegend(list(TYPES), list(MODIFIERS))
@@ -280,6 +280,7 @@ def _serve_names(server: MaskServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_SEMANTIC_TOKENS_FULL, legend)
     def semantic_tokens(params: lsp.SemanticTokensParams) -> lsp.SemanticTokens:
         document = server.document(params.text_document.uri)
+        # The protocol counts each token from the start of the one before, over lines first.
         data, line, column = [], 0, 0
         for start, end, kind, bits in coloured(document):
             row, at = document.place(start)
@@ -299,7 +300,7 @@ def _serve_changes(server: MaskServer) -> None:
             return None  # the diagnostics say why
         if after == document.text:
             return []
-        return [lsp.TextEdit(_range(document, 0, len(document.text)), after)]
+        return [lsp.TextEdit(_range(document, ast.Span(0, len(document.text))), after)]
 
     @server.feature(
         lsp.TEXT_DOCUMENT_CODE_ACTION,
@@ -332,18 +333,19 @@ def _serve_changes(server: MaskServer) -> None:
         return actions
 
 
-def _range(document: Document, start: int, end: int) -> lsp.Range:
-    return lsp.Range(lsp.Position(*document.place(start)), lsp.Position(*document.place(end)))
+def _range(document: Document, at: ast.Span | Edit | Diagnostic) -> lsp.Range:
+    return lsp.Range(lsp.Position(*document.place(at.start)), lsp.Position(*document.place(at.end)))
 
 
 def _diagnostic(document: Document, found: Diagnostic) -> lsp.Diagnostic:
     message = f"{found.message}\n{found.hint}" if found.hint else found.message
-    is_here = found.name == document.name
+    # A finding in an imported file is shown at the top of this one.
+    place = found if found.name == document.name else ast.NO_SPAN
     section = explanations().get(found.code)
     data = None if section is None else {"title": section.title}
     return lsp.Diagnostic(
-        _range(document, found.start, found.end) if is_here else _range(document, 0, 0),
-        message, severity=_SEVERITIES[found.severity], code=found.code, source="dcpm", data=data,
+        _range(document, place), message, severity=_SEVERITIES[found.severity],
+        code=found.code, source="dcpm", data=data,
     )  # fmt: skip
 
 
@@ -356,7 +358,7 @@ def _action(uri: str, document: Document, found: Diagnostic, fix: Fix) -> lsp.Co
 
 
 def _edits(document: Document, fix: Fix) -> list[lsp.TextEdit]:
-    return [lsp.TextEdit(_range(document, e.start, e.end), e.text) for e in fix.edits]
+    return [lsp.TextEdit(_range(document, edit), edit.text) for edit in fix.edits]
 
 
 _SYMBOLS = {
@@ -371,9 +373,9 @@ _SYMBOLS = {
 def _symbol(document: Document, statement: ast.Statement) -> lsp.DocumentSymbol | None:
     match statement:
         case ast.MaskDef() | ast.StackDef() | ast.Segment() | ast.Token() | ast.SampleDef():
-            name, whole = statement.name, statement.span
+            name = statement.name
             return lsp.DocumentSymbol(
-                name.text, _SYMBOLS[type(statement)], _range(document, whole.start, whole.end),
-                _range(document, name.span.start, name.span.end),
+                name.text, _SYMBOLS[type(statement)], _range(document, statement.span),
+                _range(document, name.span),
             )  # fmt: skip
     return None
