@@ -1,1 +1,1 @@
-"""Decide what a text claims and what every mask must hold, by proof or on small samples."""
+"""Decide the claims of a text, and those that every mask must meet, by proof or on samples."""

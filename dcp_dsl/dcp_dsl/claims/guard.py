@@ -46,7 +46,7 @@ class MaskRule:
 
     @classmethod
     def of(cls, mask: Mask) -> "MaskRule":
-        """Read the decorators of the definition that a mask is a call of, and prove what can be."""
+        """Read the decorators of the mask that is called, and try to prove the rest."""
         # Loaded on use: reading a text needs no proofs.
         from dcp_dsl.proof.proving import is_total, never
 
@@ -105,7 +105,7 @@ class Guard:
 
     @classmethod
     def of(cls, masks: Iterable[Mask]) -> "Guard":
-        """Prove what holds for every sample of these masks; takes some milliseconds per mask."""
+        """Try to prove the rules of these masks for every sample; some milliseconds per mask."""
         return cls(tuple(map(MaskRule.of, masks)))
 
     @property

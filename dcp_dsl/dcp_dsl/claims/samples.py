@@ -25,7 +25,7 @@ TINY = 48  # further samples, with so few tokens that most shapes of such sample
 MAX_TINY_TOKENS = 4
 # For `draw_columns`: parts of 0 to 2 tokens in lists of 1, 2 or 3; of 0 or 1 in lists of any size.
 TINY_INDICES = (1, 5, 9, 3) * 40
-STEPS_PER_PART = 2**14  # what adding up the lengths of one part of a layout costs
+STEPS_PER_PART = 2**14  # cost of adding up the lengths of one part of a layout
 REST_TOKENS = (3, 0, 1)  # tokens of generated samples beyond those of their columns, for `[..]`
 
 

@@ -264,7 +264,7 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
 
 
 def _check_branches(subject: _Subject, testing: Testing) -> None:
-    """Look for tokens that see another branch, in masks that speak of paths.
+    """Look for tokens that see another branch, in masks that read paths.
 
     A mask that shows a token only its own path, and asks only for facts that a separate sequence
     has as well, shows every path what the path would see alone.

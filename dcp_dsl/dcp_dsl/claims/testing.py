@@ -248,7 +248,7 @@ def _check_samples(testing: Testing) -> None:
             _check_columns(declared_sample(definition, scope), scope)
         except OverBudget:
             break
-        except NoLengthError:  # no fault: such samples may only show what the columns look like
+        except NoLengthError:  # no fault: a sample may be there just to show the columns
             continue
         except DatasetError as error:
             broken.add(name)

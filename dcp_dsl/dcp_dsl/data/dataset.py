@@ -332,7 +332,7 @@ def _sums(
 
 
 def _column(file: DataFile, mask_column: str, column: str, depth: int, reader: str) -> NestedColumn:
-    """Return a column of a file; refuse one that is missing or nests to another depth."""
+    """Return a column of a file; raise a `DatasetError` if it is missing or nests otherwise."""
     if column not in file.columns:
         hint = did_you_mean(column, list(file.columns))
         raise DatasetError(

@@ -199,7 +199,7 @@ def measure_layout(
             continue
         match part.length:
             case None:
-                takes_rest = True  # never inside what repeats: the checker refuses it there
+                takes_rest = True  # once per row: the checker refuses `[..]` in repeated groups
             case ast.Name(name) if name != "len":
                 column = columns[name]
                 # Clipped: a sum of larger numbers may wrap around. Those rows are not certain.

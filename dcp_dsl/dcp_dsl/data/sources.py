@@ -122,7 +122,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 HUB = "hf:"
 BATCH_ROWS = 4096  # few enough for memory, many enough that the cost of a batch does not count
-_MARKS = ("state.json", "dataset_dict.json")  # what `save_to_disk` leaves in a folder
+_MARKS = ("state.json", "dataset_dict.json")  # files that `save_to_disk` leaves in a folder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,7 +186,7 @@ class Source:
 
 
 def find_sources(path: str) -> tuple[Source, ...]:
-    """Return the sources of a data set; `read_dataset` says what a path may be."""
+    """Return the sources of a data set; see `read_dataset` for the kinds of paths."""
     is_hub = path.startswith(HUB)
     name = path.removeprefix(HUB).partition(":")[0].strip("/") if is_hub else path
     if not name.strip():  # an empty path would be the current folder

@@ -25,7 +25,7 @@ from dcp_dsl.proof.worlds import (
 )
 
 TokenRef: TypeAlias = Literal["q", "k", "t", ""]  # t: query and key at once; "": of no token
-Family: TypeAlias = tuple[Hashable, ...]  # what it is, then all that it depends on but the token
+Family: TypeAlias = tuple[Hashable, ...]  # a word, then all that the function depends on
 
 _ANY: Range = (-INFINITE, INFINITE)
 _TOKENS: tuple[TokenRef, ...] = ("q", "k")
@@ -60,7 +60,7 @@ class Sum:
     def of(cls, terms: Mapping[Unknown, int], constant: int) -> "Sum":
         """Bring terms into order."""
         kept = [(unknown, factor) for unknown, factor in terms.items() if factor]
-        # No order by hashes: these differ from run to run, and so would what can be proved.
+        # Not by hashes: these differ from run to run, and the strength of proofs with them.
         kept.sort(key=lambda term: (term[0].rank, term[0].place))
         return cls(tuple(kept), constant)
 

@@ -370,7 +370,7 @@ def _hold_everywhere(
     layouts = [statement for statement in laid if isinstance(statement.source, ast.Layout)]
     if count_worlds(layouts) > MAX_WORLDS:
         return False
-    # One statement must not use up what a text allows for all of them.
+    # One statement must not use up the budget that all statements of a text share.
     shared = budget or Budget(MAX_STEPS)
     own = Budget(min(MAX_STEPS, max(0, shared.left)))
     before = own.left
