@@ -40,10 +40,6 @@ from dcp_dashboard.pages.plan import overview
 from dcp_planner import Source
 from dcp_planner.simulation import EVENT_KINDS
 
-Anchor = Literal["ls", "ms", "rs"]
-"""Left end, middle or right end of a text's baseline, in Pillow's names."""
-
-
 MISSING = str.maketrans({"\u00d7": "x", "\u00b5": "u", "\u00a0": " "})
 """Replacements of signs that Pillow's own font lacks; it has Latin letters only."""
 
@@ -78,9 +74,9 @@ class Sheet:
         colour: str,
         *,
         size: int = 12,
-        anchor: Anchor = "ls",
+        anchor: Literal["ls", "rs"] = "ls",
     ) -> None:
-        """Write one line, the anchor of its baseline at a point."""
+        """Write one line, with the left or the right end of its baseline at a point."""
         font = ImageFont.load_default(size * self.scale)
         place = (at[0] * self.scale, at[1] * self.scale)
         known = text.translate(MISSING).encode("latin-1", "replace").decode("latin-1")
@@ -102,7 +98,6 @@ class Sheet:
 class ThemeColours:
     """Colours of a theme, as in `assets/tokens.css`."""
 
-    page: str
     panel: str
     canvas: str
     ink: str
@@ -111,8 +106,8 @@ class ThemeColours:
 
 
 THEMES: Mapping[Theme, ThemeColours] = {
-    "light": ThemeColours("#f5f6f8", "#ffffff", "#f3f4f7", "#1b2027", "#59636f", "#dde1e6"),
-    "dark": ThemeColours("#101317", "#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
+    "light": ThemeColours("#ffffff", "#f3f4f7", "#1b2027", "#59636f", "#dde1e6"),
+    "dark": ThemeColours("#171b20", "#1e2329", "#e6eaef", "#9aa5b1", "#2c333b"),
 }
 
 

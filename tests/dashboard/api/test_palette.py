@@ -21,7 +21,7 @@ def test_kinds_and_themes_have_the_colours_of_the_tokens():
     assert {kind: light[kind] for kind in KIND_COLOURS} == KIND_COLOURS
     assert light["neutral"] == NEUTRAL
     for theme, colours in (("light", light), ("dark", dark)):
-        names = ("page", "panel", "canvas", "ink", "muted", "line")
+        names = ("panel", "canvas", "ink", "muted", "line")
         assert {name: getattr(THEMES[theme], name) for name in names} == {
             name: colours[name] for name in names
         }
