@@ -119,6 +119,7 @@ def import_(  # noqa: PLR0913 - one argument per option
     if spec is not None or call is not None:
         loaded = options.load_spec(spec)
         mask = options.choose_mask(loaded, call)
+        # A mask without columns is compared at the length of the file.
         if sample is None and length is None and not mask.columns:
             length = str(found.num_tokens)
         bound = mask.bind(options.choose_sample(loaded, mask, sample, length))
@@ -166,7 +167,7 @@ def _document(
 ROWS = 8
 """Rows of each file that a mask has to fit."""
 
-MOST_NAMED = 8
+MOST_NAMED = 8  # columns of a data set, and masks that fit it, that the file mentions
 MOST_SHOWN = 64  # numbers of a sample that is written into the file
 
 
@@ -215,6 +216,7 @@ def init(dataset: str | None, out: str) -> None:
         from dcp_dsl.data.sources import find_sources
 
         source = find_sources(dataset)[0]
+        # The more columns a mask reads, the more of the data set it explains.
         fits = sorted(_fits(source), key=lambda fit: (-len(fit.columns), fit.mask))
         seen = ", ".join(f"`{printable(column)}`" for column in list(source.columns)[:MOST_NAMED])
         click.echo(
@@ -240,20 +242,20 @@ def _fits(source: "Source") -> Iterator[Fit]:
     if not rows:
         return
     library = Spec.from_text("")
-    columns_of_lists = [name for name, value in rows[0].items() if isinstance(value, list)]
-    lists = [name for name in columns_of_lists if name not in TOKEN_COLUMNS]
+    lists = [c for c, v in rows[0].items() if isinstance(v, list) and c not in TOKEN_COLUMNS]
     for name in library_names():
         try:
             wanted = sorted(library.mask(name).columns)
         except DCPError:  # it has parameters without a default
             continue
-        choices = [{column: column for column in wanted}]
+        choices = [{column: column for column in wanted}]  # its own names -> those of the data set
         if name == "document":  # lengths of documents have many names
             choices += [{"doc_lens": column} for column in lists if column != "doc_lens"]
         for columns in choices:
             if not wanted or not set(columns.values()) <= source.columns.keys():
                 continue
             fit = Fit(name, columns, {m: rows[0][c] for m, c in columns.items()})
+            # Names and types alone prove little: binding lays each row out and checks its length.
             try:
                 attached = Spec.from_text(fit.statement).attachment("rows", list(source.columns))
                 for row in rows:

@@ -66,9 +66,11 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
     tokens, keys = form.num_tokens, num_keys(form)
     found = block_sparsity([form], block, block)
     heights, widths = np.diff(found.q_bounds), np.diff(found.kv_bounds)
+    # Blocks at the ends are smaller than `block`, so the pairs of each are height times width.
     visited = int((heights[found.row_idx] * widths[found.col_idx]).sum())
     full = int((found.kind == BlockKind.FULL).sum())
     pairs, shapes = form.num_pairs, {}
+    # Between two sequences the mask is a part of a square one, whose slabs are counted.
     own = form.square if isinstance(form, CrossForm) else form
     if isinstance(own, Slabs):
         slopes = list(zip(own.start_slope.tolist(), own.end_slope.tolist(), strict=True))
@@ -98,12 +100,15 @@ def report_mask(mask: Mask, sample: Sample, block: int = 128, head_dim: int = 12
 def _widest_row(form: Form) -> int | None:
     """Return the most keys of a row; None where it would take too long to find out."""
     tokens = form.num_tokens
-    if isinstance(form, Slabs):  # rows change only where a slab begins or ends, or linearly
+    # Within a slab the keys of a row change linearly, so the widest row is the first or the last
+    # row of some slab.
+    if isinstance(form, Slabs):
         rows = np.concatenate([form.q_start, form.q_end - 1])
     elif tokens <= MAX_COUNTED_ROWS:
         rows = np.arange(tokens)
     else:
         return None
+    # Blocks of one such row and all keys; the rows between lie in blocks that are passed over.
     bounds = np.unique(np.concatenate([rows, rows + 1, [0, tokens]]))
     counts = form.count_blocks(bounds, np.array([0, num_keys(form)]))
     is_row = np.diff(bounds)[counts.row] == 1

@@ -81,6 +81,7 @@ def _draw(picture: "Picture", width: int | None) -> str:
     """Draw for the terminal at hand: its width, its letters, its colours."""
     from shutil import get_terminal_size
 
+    # The frame and the marks beside it take five columns; one stays free.
     if width is None:
         width = min(MAX_COLUMNS, max(8, get_terminal_size().columns - 6))
     wanted = click.get_current_context().color
@@ -107,6 +108,7 @@ def _document(picture: "Picture", used: str) -> dict[str, object]:
 
 SCHEMA_CODE = "dcp.code/1"
 SCHEMA_MASK = "dcp.mask/1"
+# No mask of the library has such a name, so `dcpm explain E104` is no mask.
 _CODE = re.compile(r"[A-Za-z]\d{3}")
 MAX_SLABS = 12
 FORMS = {
@@ -150,7 +152,6 @@ def explain(  # noqa: PLR0913  # one parameter for each option
     if topic is None and call is None:
         raise click.UsageError("name a code (dcpm explain E104), or a mask with --mask")
     from dcp_dsl.commands.mask_report import report_mask
-    from dcp_dsl.forms.conversion import square_slabs
 
     path, call = _tell_apart(topic, call)
     spec = options.load_spec(path)
@@ -163,9 +164,8 @@ def explain(  # noqa: PLR0913  # one parameter for each option
     for index, (used, mask) in enumerate(options.choose_masks(spec, call)):
         chosen = options.choose_sample(spec, mask, sample, length)
         report = report_mask(mask, chosen, options.read_block(block), head_dim)
+        table = _slab_table(report, mask, chosen)
         if as_json:
-            form = mask.compile(chosen, may_cross=True)
-            table = square_slabs(form).table().tolist() if form.form == "slabs" else None
             document = {"schema": SCHEMA_MASK, "used": used, **asdict(report), "table": table}
             click.echo(json.dumps(document))
             continue
@@ -173,11 +173,11 @@ def explain(  # noqa: PLR0913  # one parameter for each option
             click.echo()
         if used:
             click.echo(used)
-        click.echo("\n".join([*_facts(report, chosen), *_slab_table(mask, chosen)]))
+        click.echo("\n".join([*_facts(report, chosen), *_slab_lines(table or [])]))
 
 
 def _tell_apart(topic: str | None, call: str | None) -> tuple[str | None, str | None]:
-    """Return the file and the mask: what is no file is a mask of the library."""
+    """Return the file and the mask: a topic that is no file names a mask of the library."""
     if topic is None or "." in topic or topic == "-" or Path(topic).exists():
         return topic, call
     if call is not None:
@@ -201,6 +201,7 @@ def _render(found: "CodeExplanation") -> str:
     """Lay Markdown out for a terminal: examples indented, under what they are."""
     lines = [f"{found.code}: {found.title}", ""]
     is_code = False
+    # An opening fence such as "```dcpm bad" becomes a heading, a closing one nothing.
     for line in found.body.splitlines():
         if line.startswith("```"):
             is_code = not is_code
@@ -235,17 +236,24 @@ def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
     return [f"{name:8} {value}" for name, value in facts.items()]
 
 
-def _slab_table(mask: "Mask", sample: "Sample") -> list[str]:
-    """List the first slabs in words."""
-    from dcp_dsl.commands.mask_report import SLOPES
+def _slab_table(report: "MaskReport", mask: "Mask", sample: "Sample") -> list[list[int]] | None:
+    """Return the slabs of a mask on a sample; None for a mask of another form."""
     from dcp_dsl.forms.conversion import square_slabs
 
-    form = mask.compile(sample, may_cross=True)
-    if form.form != "slabs" or not form.num_pairs:
+    if report.form != "slabs":  # other forms are not kept: binding one again may take seconds
+        return None
+    table: list[list[int]] = square_slabs(mask.compile(sample, may_cross=True)).table().tolist()
+    return table
+
+
+def _slab_lines(table: list[list[int]]) -> list[str]:
+    """List the first slabs in words."""
+    from dcp_dsl.commands.mask_report import SLOPES
+
+    if not table:
         return []
-    table = square_slabs(form).table()
     lines = ["", f"{'queries':>21}  {'keys of the first':>21}  shape"]
-    for q0, q1, k0, k1, a, b in table[:MAX_SLABS].tolist():
+    for q0, q1, k0, k1, a, b in table[:MAX_SLABS]:
         rows, keys = f"{q0:,} to {q1 - 1:,}", f"{k0:,} to {k1 - 1:,}"
         lines.append(f"{rows:>21}  {keys:>21}  {SLOPES[a, b]}")
     if len(table) > MAX_SLABS:
@@ -295,7 +303,7 @@ def blocks(
     pairs are listed: [row, column, pairs].
     """
     from dcp_dsl.forms.form import num_keys
-    from dcp_dsl.forms.sparsity import block_sparsity
+    from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
 
     spec = options.load_spec(spec_path)
     mask = options.choose_mask(spec, call)
@@ -314,7 +322,7 @@ def blocks(
         }  # fmt: skip
         click.echo(json.dumps(document))
         return
-    full = int((found.kind == 2).sum())
+    full = int((found.kind == BlockKind.FULL).sum())
     tokens = f"{chosen.length:,} tokens"
     if mask.keys is not None:
         tokens = f"{chosen.length:,} queries and {num_keys(form):,} keys"
@@ -360,6 +368,7 @@ def diff(
     masks = [spec.mask(left), spec.mask(right)]
     if masks[0].keys != masks[1].keys:
         raise click.UsageError("A and B look at keys of different sequences; see `@keys`")
+    # One sample for both: with the columns of either mask.
     both = replace(masks[0], columns=masks[0].columns | masks[1].columns)
     chosen = options.choose_sample(spec, both, sample, length)
     forms = [mask.compile(chosen, may_cross=True) for mask in masks]

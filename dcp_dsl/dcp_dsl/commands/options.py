@@ -1,7 +1,7 @@
 """Options that several commands share, and how they read and write files.
 
 Masks and samples are named on the command line; `-` is standard input. Names of formats stand here
-because numpy must not be loaded to print help.
+because help must not wait for numpy, which the formats need.
 """
 
 import os
@@ -54,7 +54,7 @@ def show_changes(before: str, after: str, name: str, what: str) -> str:
 
     old, new = (text.splitlines(keepends=True) for text in (before, after))
     lines = unified_diff(old, new, name, f"{name} ({what})")
-    # the last line of a text may lack its end
+    # The last line of a text may lack its end, and would run into the next one.
     return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
@@ -130,6 +130,7 @@ def choose_mask(spec: "Spec", call: str | None) -> "Mask":
 
 def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
     """Return the mask asked for, or those of a stack, each with where the stack uses it."""
+    # Like the only mask of a file, its only stack needs no name.
     if call is None and not spec.masks and len(spec.stacks) == 1:
         call = spec.stacks[0]
     if call not in spec.stacks:
@@ -139,6 +140,8 @@ def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
     for mask in stack.masks:
         count = 0
         heads: list[str] = []
+        # A layer counts once for the mask, however many groups of its heads use it. Where it has
+        # groups at all, they are named.
         for layer in stack.layers:
             used = [h for h in layer.heads if h.mask.call == mask.call]
             count += layer.count * bool(used)
@@ -171,10 +174,11 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
         sample = sample_from_argument(spec, given, fixed)
     except NoLengthError as error:
         raise NoLengthError(_no_length(spec, mask, error), error.columns) from None
-    missing = mask.columns - sample.columns.keys()
+    if mask.columns - sample.columns.keys():
+        return sample  # `bind` refuses it and names what is missing
+    # Only what the mask reads: `explain` prints the sample.
     kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
-    # A wrong sample is refused by `bind`, which names what is missing.
-    return sample if missing else Sample(kept, sample.length)
+    return Sample(kept, sample.length)
 
 
 def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
@@ -191,6 +195,7 @@ def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:
     shown = {} if example is None else {c: example.columns[c] for c in missing}
     read = {column: v for column, v in error.columns.items() if column in mask.columns}
     given = {**read, **(shown or dict.fromkeys(missing, "..."))}
+    # Given columns come first, then those of a small sample that fits, if there is one.
     written = ", ".join(f"{column} = {value}" for column, value in given.items())
     try:
         sample_from_argument(spec, written)

@@ -37,7 +37,7 @@ def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool
 
 
 def _check_rows(spec: "Spec", dataset: str) -> "DatasetCoverage":
-    """Check all rows; a terminal sees how far that is, and the time left."""
+    """Check all rows; on a terminal, show the progress and the time left."""
     from dcp_dsl.coverage.dataset_checker import check_dataset, count_rows
 
     if not sys.stderr.isatty():
@@ -107,6 +107,7 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
         sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))
     from dcp_dsl.syntax.diagnostics import strict
 
+    # A file that cannot be read does not keep the others from being checked.
     checked = _Checked()
     for name in files:
         _check_file(name, checked, fixes=fixes, diffs=diffs)
@@ -121,6 +122,7 @@ def check(files: tuple[str, ...], output_format: str, dataset: str | None, **fla
             _list_verdicts(checked, to_stderr=to_stderr)
         verb = "fixed"
     _summarise(len(files), checked, verb if fixes or diffs else "")
+    # `--diff` tells by its status whether it has something to show, as `diff` does.
     has_findings = checked.num_fixed > 0 if diffs else checked.errors > 0
     sys.exit(2 if checked.unreadable else int(has_findings))
 
@@ -280,6 +282,7 @@ def _format(name: str, unreadable: list[dict[str, str]]) -> tuple[bytes, bytes] 
     try:
         result = format_source(text)
     except SpecError as error:
+        # `format_source` parses a text without a name.
         click.echo(str(error).replace("--> <text>:", f"--> {name}:"), err=True)
         unreadable.append({"file": name, "message": "does not parse"})
         return None
@@ -294,6 +297,7 @@ def lsp() -> None:
     """
     from dcp_dsl.language_server.server import make_server
 
-    # The server closes what it writes to, and the group flushes standard output at its end.
+    # A copy of standard output: the server closes what it writes to, and `dcpm` flushes standard
+    # output at its end.
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
         make_server().start_io(stdout=output)
