@@ -304,12 +304,9 @@ class Cluster:
                 "devices",
             )
         for speed in (speed for node in devices for speed in node):
-            if not _is_number(speed) or not 1 / MOST_RATIO <= speed <= MOST_RATIO:
-                raise ClusterError(
-                    f"Cluster.devices: expected relative rates of {1 / MOST_RATIO:g} to "
-                    f"{MOST_RATIO:g}, got {speed!r}",
-                    "devices",
-                )
+            is_rate = _is_number(speed) and 1 / MOST_RATIO <= speed <= MOST_RATIO
+            expected = f"relative rates of {1 / MOST_RATIO:g} to {MOST_RATIO:g}"
+            _require(is_rate, "devices", expected, speed)
         shape = len(devices), max(map(len, devices))
         if shape != (self.nodes, self.devices_per_node):
             raise ClusterError(
@@ -449,11 +446,14 @@ def devices_of_json(value: object) -> tuple[tuple[float, ...], ...]:
     return tuple(map(tuple, value))
 
 
+def _require(holds: bool, name: str, expected: str, got: object) -> None:
+    if not holds:
+        raise ClusterError(f"Cluster.{name}: expected {expected}, got {got!r}", name)
+
+
 def _check_count(name: str, value: object, most: int, least: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ClusterError(
-            f"Cluster.{name}: expected a whole number {least} to {most}, got {value!r}", name
-        )
+    is_count = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
+    _require(is_count, name, f"a whole number {least} to {most}", value)
 
 
 def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
@@ -464,19 +464,13 @@ def _check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
 
 
 def _check_rate(name: str, value: object) -> None:
-    if not _is_number(value) or not 0 < value <= MOST_RATE:
-        raise ClusterError(
-            f"Cluster.{name}: expected more than 0 and at most {MOST_RATE:g} per second, got "
-            f"{value!r}",
-            name,
-        )
+    is_rate = _is_number(value) and 0 < value <= MOST_RATE
+    _require(is_rate, name, f"more than 0 and at most {MOST_RATE:g} per second", value)
 
 
 def _check_overhead(name: str, value: object) -> None:
-    if not _is_number(value) or not 0 <= value <= MOST_OVERHEAD_S:
-        raise ClusterError(
-            f"Cluster.{name}: expected 0 to {MOST_OVERHEAD_S:g} seconds, got {value!r}", name
-        )
+    is_overhead = _is_number(value) and 0 <= value <= MOST_OVERHEAD_S
+    _require(is_overhead, name, f"0 to {MOST_OVERHEAD_S:g} seconds", value)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

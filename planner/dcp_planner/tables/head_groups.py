@@ -172,14 +172,14 @@ def expand_head_groups(plan: Plan) -> Plan:
         ),
         tiles=replace(
             tiles,
-            q_block=_int32(tiles.q_block + tiles.group.astype(np.int64) * count),
-            kv_block=_int32(tiles.kv_block + first[tiles.group] * count),
+            q_block=(tiles.q_block + tiles.group.astype(np.int64) * count).astype(np.int32),
+            kv_block=(tiles.kv_block + first[tiles.group] * count).astype(np.int32),
             group=None,
         ),
         # A transfer of keys names the first group that reads them, whose copy has the keys.
         transfers=replace(
             transfers,
-            block=_int32(transfers.block + transfers.group.astype(np.int64) * count),
+            block=(transfers.block + transfers.group.astype(np.int64) * count).astype(np.int32),
             group=None,
         ),
         slabs=_expanded_slabs(plan.slabs, first),
@@ -227,10 +227,6 @@ def fold_head_groups(plan: Plan, workload: Workload, groups: int) -> Plan:
         forward=forward,
         backward=backward,
     )
-
-
-def _int32(column: NDArray[np.integer]) -> Indices:
-    return column.astype(np.int32)
 
 
 def _shifted(column: NDArray[_Number], by: int, groups: int) -> NDArray[_Number]:

@@ -121,10 +121,9 @@ def measure_memory(plan: Plan) -> DeviceMemory:
     saved = tokens * kept
     own = tokens * plan.head_groups  # buffers have a row per token and head group
     shape = group_shape(plan.shape, plan.head_groups)
-    buffers = receive_buffer_bytes(plan)
     forward, backward = (
-        saved + buffers[side] + _buffers(receive_rows(plan, direction), own, shape, direction)
-        for side, direction in enumerate(DIRECTIONS)
+        saved + _buffers(receive_rows(plan, direction), own, shape, direction)
+        for direction in DIRECTIONS
     )
     # Forward's own tensors are those that are saved; backward has its own beside them.
     return DeviceMemory(saved, forward, backward + tokens * moving)
@@ -145,13 +144,13 @@ def own_bytes_per_token(shape: ModelShape) -> tuple[int, int]:
 
 
 def _buffers(rows: Ints, own: Ints, shape: ModelShape, direction: Direction) -> Ints:
-    """Compute the bytes of copies of own rows, and of all partial sums, int64 ``[R]``."""
-    inputs, sums = bytes_per_token(shape, direction), sum_bytes_per_token(shape, direction)
-    total = np.zeros(len(own), np.int64)
+    """Compute the bytes of received rows, copies of own rows and partial sums, int64 ``[R]``."""
+    sizes, sums = bytes_per_token(shape, direction), sum_bytes_per_token(shape, direction)
+    total = np.asarray(rows @ sizes)
     for kind in (TransferKind.Q, TransferKind.KV):
         received = rows[:, kind]
         # Own rows are copied in front of received ones; where none arrive they are used in place.
-        total += np.where(received > 0, own * inputs[kind], 0) + (own + received) * sums[kind]
+        total += np.where(received > 0, own * sizes[kind], 0) + (own + received) * sums[kind]
     return total
 
 
