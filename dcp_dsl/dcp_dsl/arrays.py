@@ -19,8 +19,8 @@ Ints: TypeAlias = NDArray[np.int64]
 class Record:
     """A frozen dataclass whose arrays are checked and made read-only.
 
-    A field of the type ``Annotated[Ints, "N"]`` is such an array. Its shape stands behind its type,
-    a length for each dim: a number, a name, or a name plus 1. A name means the same length wherever
+    A field of the type ``Annotated[Ints, "N"]`` is such an array. Its shape follows its type, a
+    length for each dim: a number, a name, or a name plus 1. A name means the same length wherever
     it stands in the record. Fields that are ``None`` are not checked. A record with more to check
     defines `_check`, which runs last.
 

@@ -27,7 +27,7 @@ MODULES = {  # of the language's own commands, below `dcp_dsl.commands`
     "blocks": "masks", "check": "texts", "diff": "masks", "explain": "masks", "export": "exchange",
     "fmt": "texts", "import": "exchange", "init": "exchange", "lsp": "texts", "show": "masks",
 }  # fmt: skip
-INTERRUPTED = 130  # what a shell gives for a process ended by Ctrl-C
+INTERRUPTED = 130  # the status that shells give a process ended by Ctrl-C
 FEW_COLLECTIONS = 50_000  # new objects between two; with Python's 700 they take a tenth of `show`
 
 
@@ -70,6 +70,7 @@ class EntryPointGroup(click.Group):
 
             hint = did_you_mean(name, self.list_commands(ctx)) or "`dcpm --help` lists them"
             ctx.fail(f"there is no command `{name}`; {hint}")
+        # Completion and `--help` work without the libraries.
         if not ctx.resilient_parsing and not {*ctx.help_option_names} & {*args}:
             _check_libraries(name)
         return super().resolve_command(ctx, args)
@@ -122,7 +123,7 @@ def main() -> None:
     _prepare()
     try:
         status = dcpm.main(prog_name="dcpm", standalone_mode=False)
-        sys.stdout.flush()  # what cannot be written shows now
+        sys.stdout.flush()  # a full disk is reported here, not after the end of Python
     except DCPError as error:
         _fail(f"dcpm: {error}", error.exit_code)
     except click.ClickException as error:
@@ -139,13 +140,14 @@ def main() -> None:
 
 def _prepare() -> None:
     """Set up the streams, the garbage collector and the signals of the process."""
+    # First of all, so that every message can be printed somewhere.
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:  # the caller closed it: `>&-`
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - as long as the process
         elif isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # a terminal may know ASCII only
-    gc.set_threshold(FEW_COLLECTIONS)  # what imports make is no garbage
+    gc.set_threshold(FEW_COLLECTIONS)  # imports make many objects, and none of them is garbage
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # `nohup` ignores SIGHUP; so do we
             signal.signal(number, _leave)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 
 _REQUIREMENT = re.compile(r"([\w.-]+).*extra == ['\"]([\w-]+)")
+# Libraries that are imported under another name than they are installed by.
 _MODULES = {"pillow": "PIL", "flash-attn-4": "flash_attn"}
 
 
@@ -25,6 +26,7 @@ def extra_of(module: str) -> str | None:
     ('flash', 'png', None)
     """
     wanted = module.partition(".")[0]
+    # `numba` is in `plan`, and in `run`, which contains it: the smaller one is enough.
     sizes = [
         (len(found), extra)
         for extra, found in _extras().items()

@@ -16,7 +16,7 @@ def _rules() -> list[tuple[str, Any]]:  # Any: what Pygments calls a token type 
     for pattern in patterns():
         types = [string_to_tokentype(name) for name in pattern.pygments]
         rules.append((pattern.regex, types[0] if len(types) == 1 else bygroups(*types)))
-    return [*rules, (r".", Text)]
+    return [*rules, (r".", Text)]  # any other character, such as `&`, is no error of the lexer
 
 
 class DcpmLexer(RegexLexer):  # type: ignore[misc]  # Pygments ships no types

@@ -25,6 +25,7 @@ def textmate_grammar() -> dict[str, Any]:  # Any: a JSON document
 def _rule(pattern: Pattern) -> dict[str, Any]:  # Any: as above
     if len(pattern.textmate) == 1:
         return {"match": pattern.regex, "name": pattern.textmate[0]}
+    # Groups are numbered from 1; spaces between two words have no scope.
     captures = {
         str(group): {"name": scope} for group, scope in enumerate(pattern.textmate, 1) if scope
     }

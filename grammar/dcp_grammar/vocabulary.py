@@ -123,6 +123,7 @@ class Pattern(NamedTuple):
 
 _NAME = "[A-Za-z_][A-Za-z0-9_]*"
 
+# The scope that themes of TextMate colour, and the token type that styles of Pygments do.
 _ROLES: dict[Role, tuple[str, str]] = {
     "statement": ("keyword.control.dcpm", "Keyword.Declaration"),
     "clause": ("keyword.other.dcpm", "Keyword"),
@@ -151,8 +152,11 @@ def _any_of(*roles: Role) -> str:
 def patterns() -> tuple[Pattern, ...]:
     """Return the patterns of all tokens; the first match wins."""
     named = ("mask", "stack", "sample", "segment", "token", "column")
+    # What stands around a word decides before the word itself: `mask` behind a colon is a type,
+    # `len` behind a dot an attribute, and any word behind `mask` the name that is defined.
     fixed = (
         Pattern("#.*", ("comment.line.number-sign.dcpm",), ("Comment.Single",)),
+        # Without its closing quote a string ends with the line, as it is while it is typed.
         Pattern('"[^"\\n]*"?', ("string.quoted.double.dcpm",), ("String.Double",)),
         Pattern(rf"@\s*{_NAME}", ("storage.modifier.dcpm",), ("Name.Decorator",)),
         Pattern(
@@ -170,10 +174,12 @@ def patterns() -> tuple[Pattern, ...]:
             ("punctuation.accessor.dcpm", "variable.other.property.dcpm"),
             ("Punctuation", "Name.Attribute"),
         ),
+        # `ids` and the like are words only in front of a bracket, and names anywhere else.
         Pattern(
             rf"\b({_any_of('source')})(?=\s*\()", (_ROLES["source"][0],), (_ROLES["source"][1],)
         ),
     )
+    # Roles whose words mean the same wherever they stand; decorators are told by their `@`.
     plain: tuple[Role, ...] = (
         "statement", "clause", "operator", "constant", "variable", "function",
     )  # fmt: skip
