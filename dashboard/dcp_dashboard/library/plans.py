@@ -191,14 +191,7 @@ class PlanLibrary:
         those of `load`.
         """
         entries = [self._find(key, RUN_SUFFIX) for key in keys]
-        # One history for each path, not for each content: a log only grows, and `update` reads on
-        # from where it stopped. Each has a lock of its own, since histories change.
-        histories = {
-            entry.path: self._runs.get(
-                entry.path, lambda path=entry.path: (RunHistory(path), threading.Lock())
-            )
-            for entry in entries
-        }
+        histories = {entry.path: self._history(entry.path) for entry in entries}
         with ExitStack() as stack:
             # In the order of the paths: else two requests for the same two logs could each hold one
             # and wait for the other.
@@ -207,6 +200,11 @@ class PlanLibrary:
                 stack.enter_context(lock)
                 history.update()
             return read([(entry, histories[entry.path][0]) for entry in entries])
+
+    def _history(self, path: Path) -> tuple[RunHistory, threading.Lock]:
+        # One history for each path, not for each content: a log only grows, and `update` reads on
+        # from where it stopped. Each has a lock of its own, since histories change.
+        return self._runs.get(path, lambda: (RunHistory(path), threading.Lock()))
 
     def _find(self, key: str, suffix: str, more: str = "") -> PlanEntry:
         entry = self.folder.find(key, suffix)
