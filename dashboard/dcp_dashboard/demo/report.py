@@ -169,6 +169,7 @@ def _placements(mask: MaskResult) -> Table:
         is_run = batch is mask.executed
         on = f"{batch.devices} processes" if is_run else f"{batch.devices} GPUs"
         table.add_row(Text(f"{batch.tokens:,} on {on}", style="dim"))
+        # Only the plan of the first method ran, so only its line has a measured time.
         for number, method in enumerate(batch.shown):
             table.add_row(
                 f"  {_label(method, batch)}",

@@ -25,7 +25,7 @@ from dcp_planner import Trace, to_perfetto
 
 
 def devices_csv(loaded: LoadedPlan) -> bytes:
-    """Write one line per device: node, what it owns, computes, sends, receives, holds, waits."""
+    """Write one line per device: node, tokens, work, bytes sent, received and held, waiting."""
     loads, size = device_columns(loaded), loaded.plan.num_devices
     device = np.arange(size)
     columns: dict[str, NDArray[Any]] = {

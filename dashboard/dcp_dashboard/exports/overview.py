@@ -61,6 +61,7 @@ class Sheet:
     def box(self, corner: tuple[float, float], size: tuple[float, float], colour: str) -> None:
         """Fill a rectangle, at least one pixel wide and high."""
         left, top = (round(value * self.scale) for value in corner)
+        # Both edges are rounded, not the size, so that boxes which touch leave no seam.
         right, bottom = (
             max(start + 1, round((value + extent) * self.scale))
             for start, value, extent in zip((left, top), corner, size, strict=True)
@@ -176,6 +177,7 @@ def _draw_balance(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> No
     rows = [row for row in ROWS if row[0] in loads]
     step = SIDE / len(rows)
     for place, (name, label, _meaning, unit, kind) in enumerate(rows):
+        # A row of bars, one per device, as high as its share of the largest; a line at the mean.
         values, base = loads[name], top + (place + 1) * step - 10
         mean, most = float(values.mean()), float(values.max())
         claim = f"max/mean {quantities.ratio(most / mean if mean else 1.0)}"

@@ -48,7 +48,7 @@ def protect(app: Dash, hosts: Sequence[str] | None, token: str | None) -> None:
             abort(403, "this address takes requests from its own pages only")
         return None if token is None else _check_token(token)
 
-    refuse_malformed(app)  # after the checks above: first who asks, then what
+    refuse_malformed(app)  # after the checks above: the origin of a request counts first
 
     headers = {
         "Content-Security-Policy": content_security_policy(app.csp_hashes()),

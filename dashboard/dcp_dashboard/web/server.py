@@ -31,7 +31,7 @@ UNENCRYPTED = (
     "address neither: on a network that others share, listen on 127.0.0.1 and use an SSH tunnel."
 )
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-"""Names of this machine that no other one reaches; a browser may use any of them."""
+"""Names of this machine that other machines cannot reach; a browser may use any of them."""
 
 
 @dataclass(slots=True)

@@ -267,7 +267,8 @@ def _beside(trace: Trace, *, is_backward: bool) -> float:
 
 
 def _flops(length: int, *, is_backward: bool) -> float:
-    """FLOPs that the kernel computes for one causal tile."""
+    """Return the FLOPs that the kernel computes for one causal tile."""
+    # At 1 FLOP per second the seconds of the cost model are FLOPs.
     unit = Cluster(flops_per_s=1.0, kernel_tile=KERNEL_TILE)
     pairs = length * (length + 1) // 2
     return float(tile_seconds([pairs], [length], [length], SHAPE, unit, is_backward=is_backward)[0])

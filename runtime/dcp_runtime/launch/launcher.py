@@ -151,7 +151,7 @@ def check_torch() -> None:
 
 
 def check_ranks(plan: Plan, ranks: int) -> None:
-    """Refuse a number of ranks that the plan is not for."""
+    """Refuse a number of ranks that differs from the plan's devices."""
     if plan.num_devices != ranks:
         raise RunError(
             f"the plan is for {plan.num_devices} devices, {ranks} ranks were asked for; run it on "

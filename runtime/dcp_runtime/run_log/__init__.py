@@ -1,1 +1,1 @@
-"""A run that one can watch: one record per training step, in a file of JSON lines."""
+"""The log of a training run, readable while it goes on: JSON lines, one record for each step."""

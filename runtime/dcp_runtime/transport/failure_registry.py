@@ -138,7 +138,7 @@ class FailureRegistry:
         return PeerError(text, rank=peer, division=status.division)
 
     def _circle(self, root: int, known: Mapping[int, Status]) -> PeerError:
-        # No rank is silent and none raised, so every chain of waiting ranks returns to itself.
+        # No rank is silent and none raised, so the chain of first peers ends in a circle.
         chain = [root]
         while (peer := known[chain[-1]].peer) not in chain:
             chain.append(peer)

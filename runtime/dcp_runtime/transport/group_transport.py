@@ -91,6 +91,5 @@ class GroupTransport(Transport):
         self._ranks = member_ranks(group)
         store = open_store(group, "dcp-executors", timeout_s)
         super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks), store, timeout_s)
-        # Ranks that miss are named here. Without this, `make_group` of torch would name a key of
-        # the store that is missing.
+        # Missing ranks are named here; when torch makes a group it names only a key of the store.
         self.exchange_notes("", "making the executor")

@@ -35,7 +35,7 @@ GRACE_S = 3.0
 class _Box:
     """Messages of one number between two ranks: sent and not received, or awaited and not sent.
 
-    One of the queues is empty at any time. Several messages wait where a sender is layers ahead.
+    At least one of the queues is empty. Several messages wait where a sender is layers ahead.
     """
 
     sent: deque[tuple[Tensor, ...]] = field(default_factory=deque)

@@ -35,7 +35,7 @@ from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.transport.transport import RowBytes
 
 HALVES = 2
-"""Parts of the region of results: those of one division fill one half while the other is read."""
+"""Parts of the region of results: results of one division fill a half while the other is read."""
 ALIGNMENT = 16
 """Bytes at whose multiples tensors begin."""
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"

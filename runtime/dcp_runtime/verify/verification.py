@@ -60,6 +60,7 @@ def random_inputs(
         "kv": (2, shape.kv_heads, shape.head_dim),
         "dout": (shape.q_heads, shape.head_dim),
     }
+    # An empty part first: a rank may own no block.
     parts: dict[str, list[Tensor]] = {
         name: [torch.empty(0, *size, dtype=dtype)] for name, size in per_token.items()
     }
@@ -244,7 +245,7 @@ def _rebuild(provenance: Provenance) -> tuple[Mask, list[Sample]]:
         spec = Spec.from_text(provenance.spec, "<plan>", dict(provenance.files))
         mask = spec.mask(provenance.mask)
         return mask, [Sample.from_json(text) for text in provenance.samples]
-    except DCPError as error:
+    except DCPError as error:  # for example a plan of another version of the language
         raise RunError(
             f"the mask {provenance.mask!r} cannot be rebuilt from the spec inside the plan; build "
             f"the plan again with this version\n{error}"
@@ -252,6 +253,7 @@ def _rebuild(provenance: Provenance) -> tuple[Mask, list[Sample]]:
 
 
 def _densify(plan: Plan, start: int, end: int) -> "np.ndarray[tuple[int, int], np.dtype[np.bool_]]":
+    """Return the plan's own mask of a sequence, bool ``[n, n]``."""
     dense = np.zeros((end - start, end - start), bool)
     for placed in plan.forms:
         dense |= placed.tile(start, end, start, end)
