@@ -14,10 +14,10 @@ of all others, 1,024 ranks would make the store look up a million keys per barri
 import json
 import time
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
@@ -25,6 +25,8 @@ from dcp_dsl import DCPError
 from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport.group_store import SERVER
 from dcp_runtime.transport.limits import describe_wait
+
+_Answer = TypeVar("_Answer")
 
 GRACE_S = 1.5
 """Seconds that a living rank gets to write its status before its silence counts."""
@@ -170,28 +172,24 @@ class FailureRegistry:
 
     def _count(self, key: str) -> int | None:
         """Count one up and return the number; ``None`` if the store is lost."""
-        try:
-            if self._is_reachable:
-                return self._store.add(key, 1)
-        except RuntimeError:
-            self._is_reachable = False
-        return None
+        return self._ask(lambda: self._store.add(key, 1))
 
     def _read(self, key: str) -> str | None:
-        found: str | None = None
-        try:
-            if self._is_reachable and self._store.check([key]):
-                found = self._store.get(key).decode()
-        except RuntimeError:  # the process that serves the store has ended
-            self._is_reachable = False
-        return found
+        """Return a value; ``None`` if there is none, or the store is lost."""
+        # Without the check `get` would wait for the key.
+        found = self._ask(lambda: self._store.get(key) if self._store.check([key]) else None)
+        return None if found is None else found.decode()
 
     def _write(self, key: str, value: str) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def _ask(self, ask: Callable[[], _Answer]) -> _Answer | None:
         try:
             if self._is_reachable:
-                self._store.set(key, value)
-        except RuntimeError:
+                return ask()
+        except RuntimeError:  # the process that serves the store has ended
             self._is_reachable = False
+        return None
 
 
 def describe_error(error: Exception) -> str:
