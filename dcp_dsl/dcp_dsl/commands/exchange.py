@@ -137,6 +137,7 @@ def import_(  # noqa: PLR0913 - one argument per option
 def _verdict(other: str, difference: "MaskComparison | None") -> str:
     if difference is None:
         return f"equal: the same pairs as {other}"
+    # Only the first pair is named: one is enough to look at, and there may be millions.
     d = difference
     assert d.first is not None, "they differ"
     side = "only the file" if d.first_is_left else f"only {other}"
@@ -274,6 +275,7 @@ def _text(dataset: str | None, seen: str, fits: list[Fit]) -> str:
     about = [f"# {' '.join(words)}"] if dataset else []
     lines = [*about, f"# `dcpm show FILE --mask {chosen}` draws it,"]
     lines += [f"# `dcpm explain FILE --mask {chosen}` says what it costs.", ""]
+    # A copy of the library's file, for a person to change: its mask hides the one of the library.
     lines += [(MASKS / f"{chosen}.dcpm").read_text(encoding="utf-8").rstrip()]
     sample = _sample(fits[0]) if fits else ""
     if sample:
@@ -290,6 +292,7 @@ def _text(dataset: str | None, seen: str, fits: list[Fit]) -> str:
 
 def _sample(fit: Fit) -> str:
     """Return the statement of the first row as a sample; nothing if it is long."""
+    # A number and the comma behind it take four characters or so.
     if len(str(fit.row)) > 4 * MOST_SHOWN:
         return ""
     return f"sample first_row({', '.join(f'{name} = {value}' for name, value in fit.row.items())})"

@@ -31,12 +31,15 @@ MAX_COLUMNS = 96
 @click.option("--width", type=click.IntRange(8, 1000), help="Widest matrix, in characters.")
 @click.option("--json", "as_json", is_flag=True, help="Print tokens, pairs and slabs; "
               "a line for each mask of a stack.")  # fmt: skip
-def show(
+def show(  # noqa: PLR0913  # one parameter for each option
     spec: str | None,
     call: str | None,
     sample: str | None,
     length: str | None,
-    **drawing: str | int | bool | None,
+    svg: str | None,
+    png: str | None,
+    width: int | None,
+    as_json: bool,
 ) -> None:
     """Draw a mask on a sample: queries downwards, keys to the right.
 
@@ -51,30 +54,29 @@ def show(
         (used, Picture.of(mask, options.choose_sample(loaded, mask, sample, length)))
         for used, mask in options.choose_masks(loaded, call)
     ]
-    svg, png = drawing["svg"], drawing["png"]
     if (svg or png) and len(chosen) > 1:
         calls = ", ".join(picture.title for _, picture in chosen)
         raise click.UsageError(f"a file holds one picture; name one of the stack's masks: {calls}")
     picture = chosen[0][1]
-    if isinstance(svg, str):
+    if svg is not None:
         options.write_output(svg, picture.svg().encode() + b"\n")
-    if isinstance(png, str):
+    if png is not None:
         options.write_output(png, picture.png())
-    if drawing["as_json"]:
+    if as_json:
         documents = [_document(picture, used) for used, picture in chosen]
         click.echo("\n".join(map(json.dumps, documents)))
     elif svg is None and png is None:
-        width = drawing["width"]
-        _print(chosen, width if isinstance(width, int) else None)
+        for index, (used, picture) in enumerate(chosen):
+            _print(index, used, _draw(picture, width))
 
 
-def _print(chosen: "list[tuple[str, Picture]]", width: int | None) -> None:
-    for index, (used, picture) in enumerate(chosen):
-        if index:
-            click.echo()
-        if used:
-            click.echo(used)
-        click.echo(_draw(picture, width))
+def _print(index: int, used: str, text: str) -> None:
+    """Print the text about one mask below where a stack uses it, with a blank line in between."""
+    if index:
+        click.echo()
+    if used:
+        click.echo(used)
+    click.echo(text)
 
 
 def _draw(picture: "Picture", width: int | None) -> str:
@@ -169,11 +171,7 @@ def explain(  # noqa: PLR0913  # one parameter for each option
             document = {"schema": SCHEMA_MASK, "used": used, **asdict(report), "table": table}
             click.echo(json.dumps(document))
             continue
-        if index:
-            click.echo()
-        if used:
-            click.echo(used)
-        click.echo("\n".join([*_facts(report, chosen), *_slab_lines(table or [])]))
+        _print(index, used, "\n".join([*_facts(report, chosen), *_slab_lines(table or [])]))
 
 
 def _tell_apart(topic: str | None, call: str | None) -> tuple[str | None, str | None]:
@@ -230,6 +228,7 @@ def _facts(report: "MaskReport", sample: "Sample") -> list[str]:
         "blocks": f"{visited:,} of {report.blocks:,} blocks of {report.block} tokens are visited: "
         f"{report.full_blocks:,} full, {report.partial_blocks:,} partial; "
         f"{_percent(report.fill)} of their pairs are visible",
+        # Forward has two products of matrices, backward five: it computes q k once more.
         "cost": f"{_amount(report.flops_per_head)}FLOP forward for each query head of "
         f"{report.head_dim}, {_amount(round(2.5 * report.flops_per_head))}FLOP backward",
     }
@@ -267,6 +266,7 @@ def _percent(part: float) -> str:
 
 def _amount(value: int) -> str:
     """Return a number with a prefix of a thousand: 12.3 G, say."""
+    # Powers of a thousand, not of 1024 as in lengths: flops are compared with data sheets.
     size, prefixes = float(value), iter(" kMGTPE")
     prefix = next(prefixes)
     while size >= 1000 and prefix != "E":

@@ -66,6 +66,7 @@ def write_output(name: str, data: bytes) -> None:
     if name == "-":
         click.echo(data, nl=False)
         return
+    # Writing into `/dev/stdout` or the pipe of `>(command)` is meant; a folder is refused below.
     # `replacing` would put a file in the place of a pipe or a device
     if os.path.exists(name) and not os.path.isfile(name) and not os.path.isdir(name):
         with open(name, "wb") as stream:

@@ -24,6 +24,7 @@ def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool
     if len(files) != 1:
         raise click.UsageError("--dataset takes one spec: dcpm check SPEC --dataset PATH")
     spec = load(files[0])
+    # Every row would be refused for want of a mask: one message says more.
     if not any(isinstance(s, Attach) for s in spec.scope.program.statements):
         masks = ", ".join(spec.masks) or "causal"
         raise click.UsageError(
@@ -256,6 +257,7 @@ def fmt(files: tuple[str, ...], only_check: bool, show_diff: bool, as_json: bool
             diffs[name] = show_changes(before.decode(), after.decode(), name, "formatted")
         if show_diff and not as_json:
             click.echo(diffs.get(name, ""), nl=False)
+        # A file that stays the same is not written, so that its time of change tells something.
         if writes and name != "-" and after != before:
             replace_source(name, after, unreadable)
         elif writes and name == "-" and not as_json:

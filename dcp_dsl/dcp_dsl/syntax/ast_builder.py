@@ -249,7 +249,9 @@ _RULES: Mapping[str, Builder] = {
     "layer": _layer,
     "heads": _tuple,
     "linear": _nothing,
-    "head_group": lambda children, span: ast.HeadGroup(*children[0], children[1], span=span),
+    "head_group": lambda children, span: ast.HeadGroup(
+        children[0][0], children[0][1], children[1], span=span
+    ),
     # `rest`, one head or `first..last`
     "head_range": lambda children, _: (
         (None, None)
@@ -265,7 +267,9 @@ _RULES: Mapping[str, Builder] = {
     "negative": lambda children, _: integer(children[1]) * (-1 if children[0].text == "-" else 1),
     # An empty list has one child, None.
     "list_": lambda children, _: tuple(_literal(c) for c in children if c is not None),
-    "check": lambda children, span: ast.Check(children[0], *children[1], children[2], span=span),
+    "check": lambda children, span: ast.Check(
+        children[0], children[1][0], children[1][1], children[2], span=span
+    ),
     "check_relation": lambda children, _: (children[0].text, children[1]),
     "check_property": lambda children, _: (children[0].text, None),
     "on": lambda children, _: _ident(children[0]),
