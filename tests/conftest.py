@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import pytest
 from forks import Fork, ForkServer, fork_workers
 from hypothesis import settings
+from snapshots import Snapshots
 
 settings.register_profile("dcp", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("nightly", deadline=None, print_blob=True)
@@ -59,6 +60,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             test._hypothesis_internal_use_settings = settings(
                 own, derandomize=False, max_examples=TIMES_AS_MANY * own.max_examples
             )
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-snapshots", action="store_true", help="write all snapshots anew")
+
+
+@pytest.fixture(scope="module")
+def snapshots(request: pytest.FixtureRequest) -> Snapshots:
+    """What the tests of this file compare with texts that were read (`snapshots.py`)."""
+    is_update = request.config.getoption("--update-snapshots")
+    return Snapshots(request.path.parent / "snapshots", is_update=is_update)
 
 
 @pytest.fixture(scope="session")
