@@ -24,6 +24,7 @@ from dcp_dsl.symbolic.terms import (
     Term,
     VaryingLength,
     add,
+    as_term,
     bounded,
     divide_each,
     extreme,
@@ -131,7 +132,7 @@ class Frame:
             case nodes.Const(value):
                 return value
             case nodes.Pos(side):
-                return Term.of_q(self.position()) if side == "q" else Term.of_k(self.position())
+                return Term.of(self.position(), is_of_k=side == "k")
             case nodes.Length():
                 return self.constant_of(self.cells.end - self.cells.start)
             case nodes.Count(segment):
@@ -150,7 +151,7 @@ class Frame:
         """Return a number that has one value in each cell."""
         if (values == values[0]).all():
             return int(values[0])
-        return Term.of_q(self.per_cell(values))
+        return Term.of(self.per_cell(values), is_of_k=False)
 
     def constant(self, node: nodes.Number) -> int:
         """Evaluate a number that depends on no position.
@@ -207,10 +208,8 @@ class Frame:
                 raise NotSeparable
             case Term():
                 return left.divide(op, right, (self.cells.start, self.cells.end))
-            case Cyclic():
+            case Cyclic() | Quotient():
                 return left.divide(op, right)
-            case Quotient():
-                return left.floor_divide(right) if op == "//" else left.modulo(right)
 
     def count(self, instances: Instances) -> NumberValue:
         """Count instances: those of the sample, or of each cell."""
@@ -222,29 +221,24 @@ class Frame:
 
     def look_up(self, function: Piecewise, at: nodes.Number) -> Term:
         """Evaluate a function of the token that a number points at."""
-        match at:
-            case nodes.Pos("q"):
-                return Term.of_q(function)
-            case nodes.Pos("k"):
-                return Term.of_k(function)
+        if isinstance(at, nodes.Pos):
+            return Term.of(function, is_of_k=at.side == "k")
         number = self.number(at)
-        if isinstance(number, int):
-            number = Term.constant(self.num_tokens, number)
-        if not isinstance(number, Term):
+        if not isinstance(number, int | Term):
             raise NotSeparable
-        where, is_of_k = number.single()
+        where, is_of_k = as_term(number, self.num_tokens).single()
         found = function.compose(self.absolute(where))
-        return Term.of_k(found) if is_of_k else Term.of_q(found)
+        return Term.of(found, is_of_k=is_of_k)
 
     def absolute(self, where: Piecewise) -> Piecewise:
         """Turn positions counted from the start of a cell into tokens of the sample."""
         if self.outer is None:
             return where
-        # Inside its cell only: where >= 0 and where < size.
+        # Positions outside the cell point at nothing: only 0 <= where < size stays defined.
         sizes = self.per_cell(self.cells.end - self.cells.start)
         where = where + self.per_cell(np.zeros(len(self.cells), np.int64))
-        for side, op in ((where, ">="), (where + sizes.scale(-1), "<")):
-            starts, ends = side.solve(op)
+        for side, op, bound in ((where, ">=", 0), (where + sizes.scale(-1), "<=", -1)):
+            starts, ends = side.solve(op, bound)
             flat = np.zeros_like(starts)
             where = where + Instances.of(starts, ends).function(self.num_tokens, flat)
         return where + self.per_cell(self.cells.start)

@@ -64,7 +64,8 @@ class Lowering:
         max_jobs: int = MAX_JOBS,
     ) -> None:  # fmt: skip
         self.frame, self.is_transposed, self.max_jobs = frame, is_transposed, max_jobs
-        self.bands = bands or Bands.square(frame.cells.start, frame.cells.end)
+        start, end = frame.cells.start, frame.cells.end
+        self.bands = bands or Bands(start, end, start, end)  # each cell sees itself alone
         self.masks: dict[nodes.Mask, MaskValue] = {}
         self.bounds: list[Between] = []
 
@@ -390,5 +391,7 @@ class Lowering:
 
     def defined(self, term: Term) -> Region:
         """Return the pairs on which a term is defined."""
-        flat = [f.with_values(*[np.zeros_like(f.values)] * 2) for f in (term.on_q, term.on_k)]
-        return self.compare(Term.of_q(flat[0]), "==") & self.compare(Term.of_k(flat[1]), "==")
+        # a function times 0 is 0 where it is defined, and nothing elsewhere
+        on_q = Term.of(term.on_q.scale(0), is_of_k=False)
+        on_k = Term.of(term.on_k.scale(0), is_of_k=True)
+        return self.compare(on_q, "==") & self.compare(on_k, "==")

@@ -1,8 +1,8 @@
 """Masks that repeat with the distance: one region for each class of ``(q - k) % period``.
 
 ``(q - k) % 4 == 0`` cannot be written with few slabs, but for each of the four remainders it is
-everything or nothing. Masks of this kind are closed under and, or, minus and not like regions are:
-combine the regions of every pair of classes that share a remainder.
+everything or nothing. Masks of this kind are closed under and, or, minus and not, as regions are:
+the regions of every pair of classes that share a remainder are combined.
 """
 
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def _combine(
     limit_pieces(period, MAX_PERIOD, "remainders of a distance")
     wide = [np.tile(labels, period // len(labels)) for labels, _ in parts]
     base = len(parts[1][1])
-    # one number for each pair of labels: a plain sort finds those that occur
+    # each pair of labels becomes one number, so that `unique` sorts plain integers
     pairs, labels = np.unique(wide[0] * base + wide[1], return_inverse=True)
     # every kind costs one operation on two regions, however few pairs it holds
     limit_pieces(len(pairs), MAX_CLASSES, "kinds of remainders")
@@ -98,7 +98,8 @@ def _simplified(num_tokens: int, labels: Ints, regions: tuple[Region, ...]) -> M
     """Join equal regions and find the smallest period."""
     kept: list[Region] = []
     renamed = np.zeros(len(regions), np.int64)
-    order = dict.fromkeys(labels.tolist())  # by first remainder: canonical
+    # Numbered in the order of their first remainders: equal masks get equal labels.
+    order = dict.fromkeys(labels.tolist())
     for old in order:
         same = [i for i, other in enumerate(kept) if other.is_equal(regions[old])]
         renamed[old] = same[0] if same else len(kept)

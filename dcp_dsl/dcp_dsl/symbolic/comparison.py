@@ -1,6 +1,8 @@
 """Turn bounds and lists into slabs: ``low(q) <= g(k) <= high(q)``, ``k // 64 in q.chosen``.
 
-g is cut into runs of keys on which it rises or falls (`runs`).
+g is cut into runs of keys on which it rises or falls (`runs`), low and high into their pieces. For
+a piece of rows and a run of keys, a *job*, the visible keys lie between two ends that a run's
+levels give; rows are cut where an end would change its slope.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,7 @@ from dcp_dsl.symbolic.shortcuts import trimmed
 MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 MAX_JOBS = MAX_CELLS // 2
 
-# Ends of a run's keys on rows of a job: those with values up to ``value + slope * row``.
+# A bound on the rows of a job: ``value + slope * r`` on its row r, counted from its first one.
 _Line: TypeAlias = tuple[Ints, Ints]
 
 
@@ -37,7 +39,7 @@ class Between:
 
     @classmethod
     def of(cls, on_rows: Piecewise, on_keys: Piecewise, op: str) -> "Between":
-        """Read ``on_rows(row) + on_keys(key) op 0``, for any operator but ``!=``."""
+        """Return the pairs with ``on_rows(row) + on_keys(key) op 0``, for any `op` but ``!=``."""
         # Numbers of keys begin to rise, so that bounds of both sides on one number can be joined:
         # `q >= k` and `q - k < w` become `k <= q` and `k >= q - w + 1`.
         if _begins_falling(on_keys):
@@ -49,10 +51,10 @@ class Between:
         return cls(number, None if op[0] == "<" else bound, None if op[0] == ">" else bound)
 
     def joined(self, other: "Between") -> "Between | None":
-        """Return what both allow as one, if one bounds below what the other bounds above.
+        """Return the pairs in both as one, if one side bounds a number below, the other above.
 
-        Numbers or bounds that are the same everywhere stay apart: one range of rows, or of keys, is
-        found for each. So do bounds that would cut each other into more pieces.
+        Numbers and bounds that are the same everywhere stay apart: each of these is solved without
+        runs, as ranges of rows or keys. So do bounds that would cut each other into more pieces.
         """
         for one, two in ((self, other), (other, self)):
             low, high = one.low, two.high
@@ -66,11 +68,11 @@ class Between:
         return None
 
     def stays_in(self, bands: Bands) -> bool:
-        """Return whether no pair of `region` lies outside the bands, as some may."""
+        """Return whether `region` has pairs in the bands alone."""
         return _breaks(bands, self.number) is not None
 
-    def region(self, bands: Bands, *, max_jobs: int = MAX_JOBS) -> Region:
-        """Return the pairs in some bands.
+    def region(self, bands: Bands, *, max_jobs: int) -> Region:
+        """Return the pairs in some bands, and perhaps others outside (see `stays_in`).
 
         Raises:
             TooManyPieces: if the exact answer has too many slabs.
@@ -93,6 +95,7 @@ class Between:
         jobs = _jobs(pieces, runs, bands, max_jobs)
         if len(jobs.start) == 0:
             return Region.empty(n)
+        # On a run that falls, the same comparison of negated numbers rises.
         falls = runs.sign[jobs.run] < 0
         if not falls.any():
             return Region.of(n, jobs.slabs(runs))
@@ -108,9 +111,10 @@ def _begins_falling(function: Piecewise) -> bool:
 
 
 def _breaks(bands: Bands, number: Piecewise) -> Ints | None:
-    """Return the borders of bands, where runs must end; None if that would cut them too often.
+    """Return the borders of bands, where runs must end; None if that could cut runs too often.
 
-    It does not where the keys of bands are disjoint, or a piece of the number ends at each border.
+    It cannot if the keys of bands are disjoint, or a piece of the number begins at each border.
+    Without breaks a run that reaches into a band brings its keys outside the band along.
     """
     borders = sorted_unique(np.concatenate([bands.key_start, bands.key_end]))
     borders = borders[borders < number.num_tokens]
@@ -121,10 +125,10 @@ def _breaks(bands: Bands, number: Piecewise) -> Ints | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Jobs:
-    """Rows ``[start, end)``, each with the keys of a run between two lines.
+    """Runs of rows ``[start, end)``, each with the keys of one run of keys between two lines.
 
-    Keys lie behind those with values up to the first line, and have values up to the second; None
-    is no bound.
+    Visible are the keys whose value is above the first line and not above the second; a line that
+    is None bounds nothing.
     """
 
     start: Ints
@@ -166,7 +170,7 @@ class _Jobs:
         ]
         jobs = self.cut(*map(np.concatenate, zip(*crossings, strict=True)))
         (first, low), (last, high) = jobs.ends(runs, levels if jobs is self else None)
-        # only 0 and 1 are 0 when shifted by one bit; what falls stays -1 or less
+        # only 0 and 1 become 0 when shifted by one bit; negative slopes stay negative
         rough = np.flatnonzero(((low | high) >> 1) != 0)
         if len(rough):
             length = (jobs.end - jobs.start)[rough]
@@ -194,6 +198,7 @@ class _Jobs:
                 continue
             value, slope = line
             at = None if levels is None else levels[which]
+            # the last level that the line has passed: from there the end grows with the line
             level = (runs.count_levels(self.run, value) if at is None else at[0]) - 1
             growth = runs.slopes[level]
             first = value - runs.levels[level]
@@ -261,9 +266,8 @@ def _pieces(
     whole = _Jobs(one.starts, one.starts + lengths, none, (below, above)).select(kept)
     if is_whole:
         return whole, none[: len(whole.start)]
-    band, index = overlaps(bands.row_start, bands.row_end, whole.start, whole.end)
-    start = np.maximum(bands.row_start[band], whole.start[index])
-    return whole.at_rows(index, start, np.minimum(bands.row_end[band], whole.end[index])), band
+    start, end, band, index = overlaps(bands.row_start, bands.row_end, whole.start, whole.end)
+    return whole.at_rows(index, start, end), band
 
 
 def _jobs(pieces: tuple[_Jobs, Ints], runs: Runs, bands: Bands, max_jobs: int) -> _Jobs:
@@ -291,7 +295,7 @@ def hull(region: Region) -> Bands:
     slab, cell = expand(low, high - low)
     down = knots[cell] - region.q_start[slab]
     rows = knots[cell + 1] - knots[cell] - 1
-    # ends never fall: the first row has the smallest start, the last one the largest end
+    # slopes are 0 or 1: the first row has the smallest start, the last one the largest end
     first = region.kv_start[slab] + region.start_slope[slab] * down
     last = region.kv_end[slab] + region.end_slope[slab] * (down + rows)
     start = np.full(len(knots), region.num_tokens)
@@ -337,7 +341,7 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     row, start, end = row[entry], start[at], end[at]
     order = np.argsort(row * n + start, kind="stable")
     row, start, end = row[order], start[order], end[order]
-    # Stretches that touch become one, which makes fewer slabs.
+    # stretches that touch are joined: fewer slabs, and key ranges are maximal on each row
     is_new = np.ones(len(row), np.bool_)
     is_new[1:] = (row[1:] != row[:-1]) | (start[1:] != end[:-1])
     # np.append makes one entry of none, hence the slice

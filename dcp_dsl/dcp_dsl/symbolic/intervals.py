@@ -14,21 +14,19 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.errors import Budget
 from dcp_dsl.symbolic.piecewise import Piecewise
-from dcp_dsl.symbolic.terms import Cyclic, Extreme, NumberValue, Quotient, Term
+from dcp_dsl.symbolic.terms import COMPARISONS, Cyclic, Extreme, NumberValue, Quotient, Term
 
 UNBOUNDED = 2**62  # where nothing is defined; far above MAX_VALUE, and its negative is an int64
-STEPS_PER_NODE = 2**13  # what bounding a number costs beside its blocks
+STEPS_PER_NODE = 2**13  # cost of bounding a number, beside that of its blocks
 
-_COMPARISONS = {
-    "<=": np.less_equal, "<": np.less, ">=": np.greater_equal, ">": np.greater,
-    "==": np.equal, "!=": np.not_equal,
-}  # fmt: skip
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Interval:
     """Bounds of a number on each block, arrays that broadcast to ``[Nq, Nk]``.
+
+    A number of the query alone has arrays ``[Nq, 1]``, one of the key alone ``[1, Nk]``.
 
     Attributes:
         low, high: int64, the number lies between them wherever it is defined.
@@ -71,7 +69,7 @@ class Interval:
         return self._divided(op, other)
 
     def _rising(self, other: "Interval", operation: Callable[[Any, Any], Any]) -> "Interval":
-        """Apply an operation that grows with both numbers."""
+        """Apply an operation that grows with both numbers: it takes bounds to bounds."""
         surely = self.surely & other.surely
         low = operation(self.low, other.low)
         if self.is_exact and other.is_exact:
@@ -95,7 +93,7 @@ class Interval:
         """Return the quotient rounded down, or the remainder with the sign of the divisor."""
         never = (other.low == 0) & (other.high == 0)
         mixed = (other.low <= 0) & (other.high >= 0)  # may be 0 or change its sign
-        # numpy warns of a division by 0; what 1 gives here is replaced by `reach` below
+        # 1 spares numpy's warning of a division by 0; quotients by it are replaced by `reach` below
         low = np.where(mixed, 1, other.low)
         high = low if other.is_exact else np.where(mixed, 1, other.high)
         safe = Interval(low, high, other.surely & ~mixed, other.possibly & ~never)
@@ -141,9 +139,10 @@ class Interval:
         """Return where ``self op other`` surely holds on the whole block, and where it may."""
         a, b, surely = self, other, self.surely & other.surely
         if a.is_exact and b.is_exact:
-            seen = _COMPARISONS[op](a.low, b.low) & surely
+            seen = COMPARISONS[op](a.low, b.low) & surely
             return seen, seen
         if op in ("==", "!="):
+            # surely equal only where both have one value; maybe equal where the intervals meet
             always = (a.low == a.high) & (b.low == b.high) & (a.low == b.low)
             ever = (a.low <= b.high) & (b.low <= a.high)
             if op == "!=":
@@ -151,7 +150,7 @@ class Interval:
         else:
             if op in (">", ">="):
                 a, b, op = b, a, {">": "<", ">=": "<="}[op]
-            always, ever = _COMPARISONS[op](a.high, b.low), _COMPARISONS[op](a.low, b.high)
+            always, ever = COMPARISONS[op](a.high, b.low), COMPARISONS[op](a.low, b.high)
         return always & surely, ever & a.possibly & b.possibly
 
 
@@ -163,7 +162,7 @@ class Grid:
         q_bounds: int64 ``[Nq+1]``, rising tokens; not all of a sample need be there.
         kv_bounds: int64 ``[Nk+1]``.
         budget: for the work on it, if that is limited.
-        known: what has been found on this grid.
+        known: results by node, so that nodes which several parts share are bounded once.
     """
 
     q_bounds: Ints
@@ -194,7 +193,7 @@ class Grid:
         )
 
     def once(self, key: Hashable, make: "Callable[[Grid], _Made]") -> _Made:
-        """Return what something is on this grid, found once."""
+        """Return the kept result of `make` on this grid; make it at the first call."""
         if key not in self.known:
             if self.budget is not None:
                 rows, columns = self.shape
@@ -222,6 +221,7 @@ class Grid:
         raise AssertionError(f"no number: {number}")
 
     def _term(self, term: Term) -> Interval:
+        # a function of one token stays a column or a row: adding both makes a full matrix
         if term.on_k.is_constant:
             found, other = self.of_q(term.on_q), int(term.on_k.values[0])
         elif term.on_q.is_constant:
@@ -246,6 +246,7 @@ class Grid:
     def look_up(self, function: Piecewise, at: Interval) -> Interval:
         """Bound a function of the token that a number points at."""
         inside = (at.low >= 0) & (at.high < function.num_tokens)
+        # clipped positions give some value; `inside` and `is_point` say where it counts
         values, is_defined = function.at(np.clip(at.low, 0, function.num_tokens - 1))
         defined = is_defined & inside
         if at.is_exact:
@@ -265,6 +266,7 @@ def _bounds(function: Piecewise, borders: Ints, shape: tuple[Any, ...]) -> Inter
     if int(borders[-1] - borders[0]) == len(borders) - 1:
         values, is_defined = function.at(borders[:-1])
         return Interval.exact(values[shape], is_defined[shape])
+    # pieces end at borders, so the extremes of a stretch are those of the ends of its pieces
     cut = function.cut(borders[borders < function.num_tokens])
     index = np.searchsorted(cut.starts, borders[:-1])
     # reduceat runs its last stretch to the end of the array, so pieces behind it are cut off

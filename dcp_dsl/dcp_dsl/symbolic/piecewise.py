@@ -1,7 +1,8 @@
 """Integer functions of one position, affine by pieces, and bands of rows to evaluate them on.
 
-Both sides of every comparison become one function of q plus one of k: `q // c`, `k.doc`,
-`clamp(q, 4, 9)`. A band is a run of rows with the keys that matter there.
+`q // c`, `k.doc` and `clamp(q, 4, 9)` are such functions. The difference of the two sides of a
+comparison is one function of q plus one of k. A band is a run of rows with the keys that matter
+there.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,9 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools, Ints, expand
 
-MAX_VALUE = 2**50  # sums and products of two such values would not fit into int64 with ease
+# Sums of a few such values fit into int64 with room to spare; products are judged before they are
+# made (`Piecewise.scale`).
+MAX_VALUE = 2**50
 MAX_PIECES = 2**21
 
 
@@ -113,7 +116,7 @@ class Piecewise:
         return values, self.is_defined[piece]
 
     def joined(self) -> "Piecewise":
-        """Return the same function with pieces that go on from each other made one."""
+        """Return the same function; pieces that continue one another with one slope are joined."""
         ends = self.values + self.slopes * self.lengths
         is_new = np.ones(len(self.starts), np.bool_)
         is_new[1:] = (ends[:-1] != self.values[1:]) | (self.slopes[:-1] != self.slopes[1:])
@@ -124,7 +127,7 @@ class Piecewise:
         )  # fmt: skip
 
     def cut(self, knots: Ints) -> "Piecewise":
-        """Return the same function with pieces that begin at `knots` too (rising, inside)."""
+        """Return the same function with further pieces that begin at `knots` (rising, inside)."""
         if len(knots) == 0 or (len(knots) == 1 and knots[0] == 0):
             return self
         if len(self.starts) == 1:
@@ -140,6 +143,7 @@ class Piecewise:
         )
 
     def __add__(self, other: "Piecewise") -> "Piecewise":
+        # a constant needs no cuts
         for one, many in ((self, other), (other, self)):
             if len(one.starts) == 1 and not one.slopes[0] and one.is_defined[0]:
                 return many.shift(int(one.values[0]))
@@ -151,7 +155,7 @@ class Piecewise:
 
     def scale(self, factor: int) -> "Piecewise":
         """Return ``factor`` times the function."""
-        if factor != -1:  # before anything overflows
+        if factor != -1:  # the product may leave int64, so it is judged before it is made
             largest = max(1, _largest(self.values), _largest(self.slopes))
             if largest * abs(factor) > MAX_VALUE:
                 raise ValueTooLarge
@@ -219,7 +223,8 @@ class Piecewise:
         gap, growth, lengths = a.values - b.values, a.slopes - b.slopes, a.lengths
         after = gap + growth * (lengths - 1)
         is_crossing = (np.sign(gap) * np.sign(after)) < 0
-        # Where both are equal the piece that leads there goes on: pieces are as long as can be.
+        # `gap` and `growth` have opposite signs here. A new piece begins right behind the meeting;
+        # a position where both are equal still belongs to the piece before.
         steps = np.abs(gap) // np.maximum(np.abs(growth), 1) + 1
         knots = (a.starts + steps)[is_crossing]
         a, b = a.cut(knots), b.cut(knots)
@@ -237,6 +242,8 @@ class Piecewise:
             TooManyPieces: if `inner` passes too many borders of pieces.
         """
         last = inner.last_values
+        # Each piece of `inner` is cut where it passes a border of this function: the borders above
+        # its smallest value, up to its largest.
         low = np.searchsorted(self.starts, np.minimum(inner.values, last), side="right")
         borders = np.append(self.starts, self.num_tokens)
         high = np.searchsorted(borders, np.maximum(inner.values, last), side="right")
@@ -245,6 +252,8 @@ class Piecewise:
         piece, passed = expand(low, counts)
         border = borders[passed]
         slope, value = inner.slopes[piece], inner.values[piece]
+        # A rising piece passes on its first position at the border, a falling one on the first
+        # below it. The 1 keeps the branch that is not taken from dividing by 0.
         up = -(-(border - value) // np.where(slope > 0, slope, 1))
         down = (value - border) // np.where(slope < 0, -slope, 1) + 1
         cuts = inner.starts[piece] + np.where(slope > 0, up, down)
@@ -258,23 +267,21 @@ class Piecewise:
             np.where(is_defined, self.slopes[at] * inner.slopes, 0), is_defined,
         )  # fmt: skip
 
-    def solve(self, op: str, bound: int = 0) -> tuple[Ints, Ints]:
+    def solve(self, op: str, bound: int) -> tuple[Ints, Ints]:
         """Return the ranges of positions where the function is defined and ``f op bound`` holds.
+
+        Args:
+            op: ``"<="``, ``">="`` or ``"=="``.
+            bound: what values are compared with.
 
         Returns:
             Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.
         """
-        if op in ("==", "!="):
-            low, high = self.solve("<=", bound - 1), self.solve(">=", bound + 1)
-            # `<=` and `>=` leave out where nothing is defined; both operators have to
-            unequal = _join_ranges(*(np.concatenate(p) for p in zip(low, high, strict=True)))
-            if op == "!=":
-                return unequal
-            kept = self.is_defined
-            defined = _join_ranges(self.starts[kept], (self.starts + self.lengths)[kept])
-            return _subtract_ranges(defined, unequal)
-        function, limit = (self, bound) if op in ("<", "<=") else (self.scale(-1), -bound)
-        limit -= op in ("<", ">")
+        if op == "==":
+            low, high, *_ = overlaps(*self.solve(">=", bound), *self.solve("<=", bound))
+            return low, high
+        # the rest solves `function <= limit`
+        function, limit = (self, bound) if op == "<=" else (self.scale(-1), -bound)
         room = limit - function.values  # slope * offset <= room
         slope, length = function.slopes, function.lengths
         reach = np.where(slope == 0, np.where(room >= 0, length, 0), 0)
@@ -303,26 +310,11 @@ def sorted_unique(values: Ints) -> Ints:
 
 
 def _join_ranges(starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Sort disjoint ranges and join those that touch."""
-    order = np.argsort(starts, kind="stable")
-    starts, ends = starts[order], ends[order]
+    """Join ranges that touch; they come in order and do not overlap."""
     if len(starts) == 0:
         return starts, ends
     is_new = np.concatenate([[True], starts[1:] != ends[:-1]])
     return starts[is_new], ends[np.append(is_new[1:], True)]
-
-
-def _subtract_ranges(whole: tuple[Ints, Ints], part: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
-    """Return the positions of `whole` that are not in `part`, a subset of it."""
-    marks = np.concatenate([whole[0], part[1], part[0], whole[1]])
-    change = np.repeat([1, 1, -1, -1], [len(x) for x in (whole[0], part[1], part[0], whole[1])])
-    order = np.argsort(marks, kind="stable")
-    marks, cover = marks[order], np.cumsum(change[order])
-    # changes at one place are summed before they count, so their order does not matter
-    is_final = np.append(marks[1:] != marks[:-1], True) if len(marks) else np.empty(0, np.bool_)
-    marks, is_in = marks[is_final], cover[is_final] > 0
-    was_in = np.concatenate([[False], is_in[:-1]])[: len(is_in)]
-    return marks[is_in & ~was_in], marks[was_in & ~is_in]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -334,11 +326,6 @@ class Bands:
     key_start: Ints
     key_end: Ints
 
-    @classmethod
-    def square(cls, start: Ints, end: Ints) -> "Bands":
-        """Return the bands of stretches that see themselves."""
-        return cls(start, end, start, end)
-
     def is_whole(self, num_tokens: int) -> bool:
         """Return whether there is a single band: the whole sample."""
         return (
@@ -347,29 +334,28 @@ class Bands:
             and self.key_end[0] - self.key_start[0] == num_tokens
         )
 
-    def columns(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """Return the four arrays."""
-        return self.row_start, self.row_end, self.key_start, self.key_end
-
     def cut_rows(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
         """Intersect ranges of rows with the bands; (starts, ends, band) of each piece."""
-        band, index = overlaps(self.row_start, self.row_end, starts, ends)
-        low = np.maximum(self.row_start[band], starts[index])
-        return low, np.minimum(self.row_end[band], ends[index]), band
+        return overlaps(self.row_start, self.row_end, starts, ends)[:3]
 
     def cut_keys(self, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints]:
         """Intersect ranges of keys with each band; (starts, ends, band) of each piece."""
-        band, index = overlaps(self.key_start, self.key_end, starts, ends)
-        low = np.maximum(self.key_start[band], starts[index])
-        return low, np.minimum(self.key_end[band], ends[index]), band
+        return overlaps(self.key_start, self.key_end, starts, ends)[:3]
 
 
-def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Pair every window ``[low, high)`` with the sorted, disjoint ranges that it overlaps.
+def overlaps(low: Ints, high: Ints, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Intersect every window ``[low, high)`` with the sorted, disjoint ranges that it overlaps.
 
     Returns:
-        (window, range) of each pair, int64 ``[P]``.
+        Of each intersection: start, end, window and range, int64 ``[P]``; window after window.
+
+    >>> low, high = np.array([0, 5]), np.array([3, 9])
+    >>> [column.tolist() for column in overlaps(low, high, np.array([1]), np.array([6]))]
+    [[1, 5], [3, 6], [0, 1], [0, 0]]
     """
     first = np.searchsorted(ends, low, side="right")
     counts = np.maximum(np.searchsorted(starts, high, side="left") - first, 0)
-    return expand(first, counts)
+    window, index = expand(first, counts)
+    begin: Ints = np.maximum(low[window], starts[index])
+    end: Ints = np.minimum(high[window], ends[index])
+    return begin, end, window, index

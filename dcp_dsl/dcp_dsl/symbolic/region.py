@@ -19,7 +19,7 @@ from dcp_dsl.symbolic.shortcuts import in_order, intersect_single, is_single, sw
 
 MAX_CELLS = 2**19
 MAX_PAIRS = 2**21  # of slabs that share rows, where one side has one slab a row
-GLUED_AT_ONCE = range(2**8, 2**13)  # fewer, and more, are glued at the end
+GLUED_AT_ONCE = range(2**8, 2**13)  # slabs that are glued after each operation, not at the end
 FEW = 12  # slabs that are faster one by one than in arrays
 
 # Which coverages (left + 2 * right) are visible.
@@ -32,8 +32,8 @@ _MINUS = np.array([False, True, False, False])
 class Region:
     """Slabs in normal form over `num_tokens` rows and keys; all columns int64 ``[N]``.
 
-    Slabs may be glued together only when asked for by `maximal`; until then they are maximal on
-    each row, but runs of rows may be cut more often than needed.
+    Until `maximal` is called, rows may be cut more often than needed; on each row the key ranges
+    are maximal always.
     """
 
     num_tokens: int
@@ -68,11 +68,12 @@ class Region:
             columns: six arrays as in `Slabs`. The slabs are disjoint on every row, lie inside, and
                 no end lies before its start; they may be empty, touch, and come in any order.
         """
-        # nothing lies on the right, so minus shows all that the left covers
+        # no slab has the weight of the right side, so `minus` shows all that the left one covers
         if len(columns[0]) <= FEW:
             return _few(num_tokens, columns, [1] * len(columns[0]), _MINUS)
         q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
         rows, width = q_end - q_start, kv_end - kv_start
+        # a width is straight over the rows, so its signs on the first and last row decide
         last_width = width + (end_slope - start_slope) * (rows - 1)
         is_empty = (rows <= 0) | (np.maximum(width, last_width) <= 0)
         if is_empty.any():
@@ -89,7 +90,7 @@ class Region:
 
     @classmethod
     def covered(cls, num_tokens: int, columns: tuple[Ints, ...]) -> tuple["Region", "Region"]:
-        """Return the pairs that overlapping slabs cover at least once, and at least twice.
+        """Return the pairs that slabs, which may overlap, cover at least once, and at least twice.
 
         Args:
             num_tokens: rows and keys.
@@ -143,6 +144,7 @@ class Region:
         if sum(sizes) <= FEW:
             return _few(self.num_tokens, columns, [1] * sizes[0] + [2] * sizes[1], truth)
         if truth is _AND:
+            # a side with one slab a row needs no sweep: each pair of slabs is intersected alone
             for one, many in ((other, self), (self, other)):
                 if is_single(one.columns()):
                     columns = intersect_single(many.columns(), one.columns(), MAX_PAIRS)
@@ -163,7 +165,10 @@ def _few(
 
 
 def _is_apart(columns: tuple[Ints, ...]) -> bool:
-    """Return whether slabs in order have no row in common, or all rows and then no key touches."""
+    """Return whether slabs in order need no sweep.
+
+    Neighbours then share no row, or they share all rows and leave a gap between their keys.
+    """
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     is_below = q_start[1:] >= q_end[:-1]
     if is_below.all():
@@ -177,7 +182,10 @@ def _is_apart(columns: tuple[Ints, ...]) -> bool:
 def _sweep(
     num_tokens: int, columns: tuple[Ints, ...], weight: Ints, truth: NDArray[np.bool_]
 ) -> Region:
-    """Combine slabs: a place is visible where `truth` holds for the sum of weights covering it."""
+    """Combine slabs: a pair is visible if `truth` holds for the sum of the weights that cover it.
+
+    O(C log C) for C pieces of slabs in cells.
+    """
     q_start, q_end = columns[:2]
     if len(q_start) == 0:
         return Region.empty(num_tokens)
@@ -192,11 +200,14 @@ def _sweep(
     keys = np.concatenate([cell * base + first, cell * base + last])
     change = np.concatenate([weight[slab], -weight[slab]])
     order = np.argsort(keys, kind="stable")
+    # the sum of weights behind each end, from left to right and cell by cell
     keys, coverage = keys[order], np.cumsum(change[order])
+    # of equal ends the last one has the sum that counts
     is_final = np.append(keys[1:] != keys[:-1], True)
     keys, is_seen = keys[is_final], truth[coverage[is_final]]
     was_seen = np.concatenate([[False], is_seen[:-1]])  # a cell ends uncovered, so cells do not mix
     starts, ends = keys[is_seen & ~was_seen], keys[was_seen & ~is_seen]
+    # n-th start and n-th end belong together: unpack cell, value and slope of both
     rows, low, high = starts // base, starts % base, ends % base
     ends_ = (low >> 1, high >> 1, low & 1, high & 1)
     return _glue_later(num_tokens, (knots[rows], knots[rows + 1], *ends_))
@@ -213,16 +224,18 @@ def _ends(knots: Ints, columns: tuple[Ints, ...], slab: Ints, cell: Ints) -> tup
     """Return both ends on the first row of each cell, packed as ``2 * value + slope``."""
     q_start, _, kv_start, kv_end, start_slope, end_slope = (c[slab] for c in columns)
     down = knots[cell] - q_start
-    is_tall = (
-        knots[cell + 1] - knots[cell] > 1
-    )  # the slope of a single row means nothing: call it 0
+    # the slope of a single row means nothing: call it 0
+    is_tall = knots[cell + 1] - knots[cell] > 1
     first = 2 * (kv_start + start_slope * down) + (start_slope & is_tall)
     last = 2 * (kv_end + end_slope * down) + (end_slope & is_tall)
     return first, last
 
 
 def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
-    """Return the rows to cut at so that no two ends of different slope meet inside a cell."""
+    """Return the rows to cut at, so that no two ends of different slope meet inside a cell.
+
+    An end that moves meets one that stands still on the row at which it has moved by their gap.
+    """
     slopes = np.concatenate(columns[4:])
     # ends of one slope keep their distance
     if not slopes.any() or slopes.all():
@@ -244,13 +257,14 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     low, high = np.searchsorted(still, moving), np.searchsorted(still, reach, side="right")
     limit_pieces(int((high - low).sum()), MAX_CELLS, "meetings of slabs")
     which, met = expand(low, high - low)
+    # the row of the meeting becomes a cell of its own: cut before it and behind it
     row = knots[at[which]] + still[met] - moving[which]
     cuts: Ints = np.concatenate([row, row + 1])
     return np.compress(cuts < knots[-1], cuts)
 
 
 def _glue_later(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
-    """Glue slabs at once if that spares later steps more than it takes, else when asked for."""
+    """Glue slabs now where that spares later operations more than it takes, else in `maximal`."""
     if len(columns[0]) not in GLUED_AT_ONCE:
         return Region(num_tokens, *columns, is_maximal=False)
     return _glue(num_tokens, columns)
@@ -316,10 +330,12 @@ def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:
 def _chain_order(follower: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     """Order slabs chain by chain from the top, and mark the heads; O(N log N) by doubling."""
     size = len(follower)
+    # each slab points at one above it in its chain, `distance` steps away; heads at themselves
     ahead = np.arange(size)
     linked = np.flatnonzero(follower >= 0)
     ahead[follower[linked]] = linked
     distance = (ahead != np.arange(size)).astype(np.int64)
+    # every round doubles the steps, until all point at the heads
     while True:
         farther = ahead[ahead]
         if np.array_equal(farther, ahead):
@@ -378,6 +394,8 @@ def _skips(chain: Ints, lengths: Ints) -> Ints:
     A slab of r rows uses r - 1 steps, and the step to the next slab belongs to neither; so each run
     loses its first step unless the run before was a single step that was itself lost.
     """
+    # The first run of a chain, and each of two steps or more, keeps a step, so the run behind it
+    # loses one. Runs of a single step that follow lose it in turns, counted from that anchor.
     index = np.arange(len(chain))
     is_first = np.append(True, chain[1:] != chain[:-1])
     anchor = np.maximum.accumulate(np.where(is_first | (lengths >= 2), index, -1))

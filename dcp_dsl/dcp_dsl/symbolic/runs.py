@@ -1,6 +1,7 @@
 """Runs of keys on which a function of the key rises or falls, for comparisons with it.
 
-On such a run the keys with ``g(k) <= t`` are a prefix whose end is a function of t.
+On a run on which g rises, the keys with ``g(k) <= t`` are its first ones. How far they reach is a
+function of t, which changes at the *levels* of the run. Where g falls, -g is used instead.
 """
 
 from dataclasses import dataclass
@@ -46,7 +47,9 @@ class Runs:
             function = function.cut(breaks)
         if len(function.starts) == 1 and function.is_defined[0] and function.slopes[0] in (1, -1):
             return cls._straight(function)
-        starts, ends, values, slopes = _defined_pieces(function)
+        kept = function.is_defined
+        starts, ends = function.starts[kept], (function.starts + function.lengths)[kept]
+        values, slopes = function.values[kept], function.slopes[kept]
         # the slope of a single key means nothing: call it 0
         slopes = np.where(ends - starts > 1, slopes, 0)
         if len(starts) == 0:
@@ -57,9 +60,8 @@ class Runs:
         last = np.append(begin[1:], len(starts)) - 1
         final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
         sign = np.where(final < values[begin], -1, 1)
-        run_end = ends[last]
         steps = _levels(starts, ends, sign[run] * values, sign[run] * slopes, run)
-        return cls._of_levels(starts[begin], run_end, sign, *steps)
+        return cls._of_levels(starts[begin], ends[last], sign, *steps)
 
     @classmethod
     def _straight(cls, function: Piecewise) -> "Runs":
@@ -75,6 +77,7 @@ class Runs:
     def _of_levels(
         cls, start: Ints, end: Ints, sign: Ints, run: Ints, levels: Ints, ends: Ints, slopes: Ints
     ) -> "Runs":
+        # where the lowest level of each run goes, among all levels
         first = np.searchsorted(run, np.arange(len(start))) + np.arange(len(start))
         is_level = np.ones(len(levels) + len(start), np.bool_)
         is_level[first] = False
@@ -88,6 +91,7 @@ class Runs:
         levels, ends, slopes = behind(LEAST, levels), behind(start, ends), behind(0, slopes)
         size = len(levels) // len(start)
         values, every = levels[:size], np.empty(0, np.int64)
+        # all runs have the same levels, as for `k % 64`: then no keys are needed to find them
         if size * len(start) == len(levels) and (levels.reshape(-1, size) == values).all():
             return cls(start, end, sign, levels, ends, slopes, values, every)
         run = behind(np.arange(len(start)), run)
@@ -99,7 +103,7 @@ class Runs:
         return len(self.start)
 
     def count_levels(self, run: Ints, t: Ints) -> Ints:
-        """Count the levels of all runs before, and of this one up to t."""
+        """Count the levels of all runs before a run, and those of the run up to t."""
         rank = np.searchsorted(self.values, t, side="right")
         if not len(self.keys):
             return rank if len(self.start) == 1 else run * len(self.values) + rank
@@ -107,19 +111,12 @@ class Runs:
         return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
 
 
-def _defined_pieces(function: Piecewise) -> tuple[Ints, Ints, Ints, Ints]:
-    starts, lengths, kept = function.starts, function.lengths, function.is_defined
-    if kept.all():
-        return starts, starts + lengths, function.values, function.slopes
-    return starts[kept], (starts + lengths)[kept], function.values[kept], function.slopes[kept]
-
-
 def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: Ints) -> Bools:
     """Mark the pieces that begin a run."""
     is_new = np.ones(len(starts), np.bool_)
     if len(starts) == 1:
         return is_new
-    is_new[1:] = starts[1:] != ends[:-1]
+    is_new[1:] = starts[1:] != ends[:-1]  # behind a gap where the function is undefined
     if len(breaks):
         is_new |= np.isin(starts, breaks)
     jumps = values[1:] - (values + slopes * (ends - starts - 1))[:-1]
@@ -130,11 +127,12 @@ def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: In
     bad_up[1:] |= inner & (jumps < 0)
     bad_down[1:] |= inner & (jumps > 0)
     begin = np.flatnonzero(is_new)
+    # one piece keeps such a stretch from rising as a whole, another from falling
     is_mixed = np.logical_or.reduceat(bad_up, begin) & np.logical_or.reduceat(bad_down, begin)
     if is_mixed.any():
         mixed = np.repeat(is_mixed, np.diff(np.append(begin, len(starts))))
         cut = bad_up.copy()
-        cut[1:] |= falls[:-1]
+        cut[1:] |= falls[:-1]  # a falling piece is a run of its own
         is_new |= mixed & cut
     return is_new
 

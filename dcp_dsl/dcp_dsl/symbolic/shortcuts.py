@@ -19,7 +19,7 @@ KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of
 
 
 def sweep_few(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[bool]) -> list[Slab]:
-    """Return maximal slabs of what is visible: where `truth` holds for the sum of weights there.
+    """Return maximal slabs of the pairs where `truth` holds for the sum of the weights that cover.
 
     Args:
         slabs: none has an end before its start; those of one weight are disjoint.
@@ -30,28 +30,22 @@ def sweep_few(slabs: Sequence[Slab], weights: Sequence[int], truth: Sequence[boo
     >>> sweep_few([causal, window], [1, 2], [False, False, False, True])
     [(0, 4, 0, 1, 1, 1)]
     """
-    kept = [
-        (slab, weight)
-        for slab, weight in zip(slabs, weights, strict=True)
-        if slab[0] < slab[1] and not _is_empty(slab)
-    ]
-    knots = sorted({row for slab, _ in kept for row in slab[:2]})
+    knots = sorted({row for slab in slabs for row in slab[:2]})
     done: list[Slab] = []
     growing: list[Slab] = []
+    # the same steps as in `region`: cells, cuts where ends meet, one sweep, gluing
     for begin, end in pairwise(knots):
-        own = [(slab, weight) for slab, weight in kept if slab[0] <= begin < slab[1]]
-        lines = [line for slab, weight in own for line in _lines(slab, weight, begin)]
+        lines = [
+            line
+            for slab, weight in zip(slabs, weights, strict=True)
+            if slab[0] <= begin < slab[1]
+            for line in _lines(slab, weight, begin)
+        ]
         cuts = [begin, *_meetings(lines, begin, end), end]
         for row, next_row in pairwise(cuts):
             found = _intervals(lines, row - begin, next_row - row > 1, truth)
             growing = _glue(growing, row, next_row, found, done)
     return sorted(done + growing, key=lambda slab: (slab[0], slab[2]))
-
-
-def _is_empty(slab: Slab) -> bool:
-    q_start, q_end, kv_start, kv_end, low, high = slab
-    down = q_end - q_start - 1
-    return kv_start >= kv_end and kv_start + low * down >= kv_end + high * down
 
 
 def _lines(slab: Slab, weight: int, row: int) -> Iterable[tuple[int, int, int]]:
@@ -95,8 +89,8 @@ def _glue(
 ) -> list[Slab]:
     """Extend slabs from the rows above by the keys visible on ``[row, next_row)``.
 
-    A slab takes up rows as long as both ends make equal steps, from the top down; those that end
-    move to `done`.
+    A slab takes up rows, from the top down, as long as each of its ends makes equal steps. Slabs
+    that end move to `done`.
     """
     continued: list[Slab] = []
     taken: set[int] = set()
@@ -110,7 +104,7 @@ def _glue(
         else:
             continued.append((row, next_row, start, end, low, high))
             continue
-        if down and step != (a, b):
+        if down and step != (a, b):  # the slab has its steps already, and this is another one
             done.append(growing[index])
             continued.append((row, next_row, start, end, low, high))
         elif next_row - row == 1 or (low, high) == step:
@@ -147,6 +141,7 @@ def intersect_single(
     i, j = expand(first, counts)
     own = left if (counts == 1).all() else tuple(column[i] for column in left)
     other = tuple(column[j] for column in right)
+    # mostly one slab lies inside the other on the rows of both; the rest is cut where ends cross
     row: Ints = np.maximum(own[0], other[0])
     end: Ints = np.minimum(own[1], other[1])
     whole = _at_rows(own, row)
@@ -172,7 +167,10 @@ def in_order(columns: tuple[Ints, ...]) -> tuple[Ints, ...]:
 
 
 def _contains(outer: tuple[Ints, ...], inner: tuple[Ints, ...], rows: Ints) -> NDArray[np.bool_]:
-    """Return which slabs lie inside others on some rows: they do if on the first and the last."""
+    """Return which slabs lie inside others on some rows.
+
+    Ends are straight, so a slab that is inside on the first and on the last row is inside between.
+    """
     low, high = inner[0] - outer[0], outer[1] - inner[1]
     down = rows - 1
     is_left: NDArray[np.bool_] = np.minimum(low, low + (inner[2] - outer[2]) * down) >= 0
@@ -187,6 +185,7 @@ def _cut(left: tuple[Ints, ...], right: tuple[Ints, ...], row: Ints, end: Ints) 
     cut = np.concatenate([np.flatnonzero(is_cut) for _, is_cut in crossings])
     if len(cut):
         offset = np.concatenate([offset[is_cut] for offset, is_cut in crossings])
+        # pieces of each pair of slabs: one from its first row, one from each row with a crossing
         pair = np.concatenate([np.arange(len(row)), cut])
         starts = np.concatenate([row, row[cut] + offset])
         order = np.lexsort((starts, pair))
@@ -218,7 +217,8 @@ def _crossing(
 def _chosen(a: tuple[Ints, ...], b: tuple[Ints, ...], which: int) -> tuple[Ints, Ints]:
     """Return the later start (0) or the earlier end (1), and its slope."""
     gap = a[which] - b[which]
-    gap = np.where(gap == 0, a[which + 2] - b[which + 2], gap)  # equal here: who moves decides
+    # ends that are equal on this row part on the next one: the one that moves is later
+    gap = np.where(gap == 0, a[which + 2] - b[which + 2], gap)
     is_left = gap >= 0 if which == 0 else gap <= 0
     slope = np.where(is_left, a[which + 2], b[which + 2])
     return np.where(is_left, a[which], b[which]), slope

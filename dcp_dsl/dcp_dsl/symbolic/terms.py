@@ -10,6 +10,10 @@ from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.symbolic.piecewise import MAX_VALUE, Piecewise, ValueTooLarge, limit_pieces
 
 MAX_PERIOD = 2**16  # remainders of a distance
+COMPARISONS = {
+    "<=": np.less_equal, "<": np.less, ">=": np.greater_equal, ">": np.greater,
+    "==": np.equal, "!=": np.not_equal,
+}  # fmt: skip
 
 
 class NotSeparable(Exception):
@@ -34,18 +38,13 @@ class Term:
     @classmethod
     def constant(cls, num_tokens: int, value: int) -> "Term":
         """Return a number that depends on nothing."""
-        zero = Piecewise.constant(num_tokens, 0)
-        return cls(Piecewise.constant(num_tokens, value), zero)
+        return cls.of(Piecewise.constant(num_tokens, value), is_of_k=False)
 
     @classmethod
-    def of_q(cls, function: Piecewise) -> "Term":
-        """Return a function of the query's position."""
-        return cls(function, Piecewise.constant(function.num_tokens, 0))
-
-    @classmethod
-    def of_k(cls, function: Piecewise) -> "Term":
-        """Return a function of the key's position."""
-        return cls(Piecewise.constant(function.num_tokens, 0), function)
+    def of(cls, function: Piecewise, *, is_of_k: bool) -> "Term":
+        """Return a function of the key's position, or of the query's."""
+        zero = Piecewise.constant(function.num_tokens, 0)
+        return cls(zero, function) if is_of_k else cls(function, zero)
 
     def __add__(self, other: "Term") -> "Term":
         return Term(self.on_q + other.on_q, self.on_k + other.on_k)
@@ -59,13 +58,15 @@ class Term:
         return Term(self.on_q.shift(amount), self.on_k)
 
     def single(self) -> tuple[Piecewise, bool]:
-        """Return the one function it is, and whether that is one of k."""
+        """Return the term as a function of one position, and whether that is the key's.
+
+        Raises:
+            NotSeparable: if it depends on both.
+        """
         if self.on_k.is_constant:
-            amount = int(self.on_k.values[0])
-            return (self.on_q.shift(amount) if amount else self.on_q), False
+            return self.on_q.shift(int(self.on_k.values[0])), False
         if self.on_q.is_constant:
-            amount = int(self.on_q.values[0])
-            return (self.on_k.shift(amount) if amount else self.on_k), True
+            return self.on_k.shift(int(self.on_q.values[0])), True
         raise NotSeparable
 
     def difference(self, stretches: tuple[Ints, Ints]) -> tuple[int, int]:
@@ -77,10 +78,11 @@ class Term:
         starts, ends = stretches
         if not all(_is_straight(f, starts, ends) for f in (self.on_q, self.on_k)):
             raise NotSeparable
-        total = self.on_q + self.on_k  # at q == k
+        total = self.on_q + self.on_k  # what the term is where q == k
         at = np.searchsorted(total.starts, starts, side="right") - 1
         left, steepness = total.values[at], total.slopes[at]
-        # the sum is flat where q == k, so the part of k falls as fast as that of q rises
+        # A flat sum means that the part of k falls as fast as that of q rises: the term depends on
+        # q - k in each stretch. One factor and one offset for all stretches make it one quotient.
         factor = self.on_q.slopes[np.searchsorted(self.on_q.starts, starts, side="right") - 1]
         if not len(at) or steepness.any() or (left != left[0]).any() or (factor != factor[0]).any():
             raise NotSeparable
@@ -97,10 +99,9 @@ class Term:
         try:
             function, is_of_k = self.single()
         except NotSeparable:
-            quotient = Quotient(*self.difference(stretches), 1)
-            return quotient.floor_divide(divisor) if op == "//" else quotient.modulo(divisor)
+            return Quotient(*self.difference(stretches), 1).divide(op, divisor)
         mapped = function.floor_divide(divisor) if op == "//" else function.modulo(divisor)
-        return Term.of_k(mapped) if is_of_k else Term.of_q(mapped)
+        return Term.of(mapped, is_of_k=is_of_k)
 
 
 def divide_each(left: "NumberValue", op: str, right: "NumberValue", num_tokens: int) -> Term:
@@ -113,18 +114,19 @@ def divide_each(left: "NumberValue", op: str, right: "NumberValue", num_tokens: 
         raise NotSeparable
     number, is_of_k = as_term(left, num_tokens).single()
     divisor, is_right_of_k = right.single()
+    # a constant belongs to either position
     if number.is_constant:
         is_of_k = is_right_of_k
     is_one_token = is_of_k == is_right_of_k or divisor.is_constant
     if not is_one_token or divisor.slopes[divisor.is_defined].any():
         raise NotSeparable
     found = number.divide(op, divisor)
-    return Term.of_k(found) if is_of_k else Term.of_q(found)
+    return Term.of(found, is_of_k=is_of_k)
 
 
 def _is_straight(function: Piecewise, starts: Ints, ends: Ints) -> bool:
     """Return whether a function is defined and affine on each of the stretches."""
-    # what each piece would have one position behind its end
+    # value of each piece one position behind its end, where the next one begins
     last = function.last_values + function.slopes
     is_broken = np.ones(len(function.starts), np.bool_)
     is_broken[1:] = (
@@ -150,13 +152,11 @@ class Quotient:
         """Return the number plus a constant."""
         return _checked(Quotient(self.factor, self.offset + amount * self.divisor, self.divisor))
 
-    def floor_divide(self, divisor: int) -> "Quotient":
-        """Return the number divided by a positive constant, rounded down."""
-        return _checked(Quotient(self.factor, self.offset, self.divisor * divisor))
-
-    def modulo(self, divisor: int) -> "Cyclic":
-        """Return the remainder, which repeats with the distance."""
+    def divide(self, op: str, divisor: int) -> "Quotient | Cyclic":
+        """Return ``number // divisor`` or ``number % divisor``, for a positive divisor."""
         period = self.divisor * divisor
+        if op == "//":
+            return _checked(Quotient(self.factor, self.offset, period))
         if period > MAX_PERIOD:
             raise NotSeparable
         # a distance of one period more adds factor * divisor to the quotient: the same remainder
@@ -164,7 +164,11 @@ class Quotient:
         return Cyclic(values % divisor)
 
     def bound(self, op: str, limit: int) -> list[tuple[str, int]]:
-        """Return the comparisons of ``factor * (q - k)`` that ``number op limit`` means, joined."""
+        """Return comparisons of ``factor * (q - k)`` that mean ``number op limit`` together.
+
+        Both hold for `==`, either of them for `!=`.
+        """
+        # (x + offset) // divisor >= limit holds exactly for x >= limit * divisor - offset
         low = limit * self.divisor - self.offset  # number >= limit
         high = low + self.divisor  # number > limit
         return {
@@ -201,7 +205,7 @@ class Cyclic:
 
     def scale(self, factor: int) -> "Cyclic":
         """Return ``factor`` times the number."""
-        # by division, since the product may leave int64
+        # judged by division: the product may leave int64
         if abs(factor) > MAX_VALUE // max(1, int(np.abs(self.values).max())):
             raise ValueTooLarge
         return Cyclic(self.values * factor)
@@ -216,11 +220,8 @@ class Cyclic:
 
     def compare(self, op: str) -> Bools:
         """Return for each remainder whether ``number op 0``."""
-        v = self.values
-        truths: dict[str, Bools] = {
-            "<=": v <= 0, "<": v < 0, ">=": v >= 0, ">": v > 0, "==": v == 0, "!=": v != 0,
-        }  # fmt: skip
-        return truths[op]
+        truth: Bools = COMPARISONS[op](self.values, 0)
+        return truth
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -332,7 +333,7 @@ def extreme(a: NumberValue, b: NumberValue, *, is_max: bool, num_tokens: int) ->
 
 
 def _join(a: Term, b: Term, *, is_max: bool) -> Term | None:
-    """Return the extreme of two terms of the same single position as one term, if they are."""
+    """Return the extreme of two terms as one term; None unless both read the same position."""
     try:
         (f, f_is_of_k), (g, g_is_of_k) = a.single(), b.single()
     except NotSeparable:
@@ -340,6 +341,6 @@ def _join(a: Term, b: Term, *, is_max: bool) -> Term | None:
     if f_is_of_k != g_is_of_k and not f.is_constant and not g.is_constant:
         return None
     is_of_k = f_is_of_k if not f.is_constant else g_is_of_k
-    # the smaller one is the negative of the larger of both negatives
+    # min(f, g) = -max(-f, -g)
     joined = f.maximum(g) if is_max else f.scale(-1).maximum(g.scale(-1)).scale(-1)
-    return Term.of_k(joined) if is_of_k else Term.of_q(joined)
+    return Term.of(joined, is_of_k=is_of_k)
