@@ -30,6 +30,7 @@ from dcp_planner import (
 )
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.problem import PlanWarning
+from dcp_planner.plan import file as plan_file
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
 from dcp_planner.plan.file import META_LIMIT_BYTES, decode_plan, read_meta
@@ -383,12 +384,22 @@ def test_a_meta_of_the_limit_is_read(plan, written, tmp_path, monkeypatch):
         read_plan(path)
 
 
-@pytest.mark.parametrize(("size", "is_kept"), [(META_LIMIT_BYTES // 2, True),
-                                               (META_LIMIT_BYTES, False)])  # fmt: skip
+@pytest.mark.parametrize(("size", "is_kept"), [(META_LIMIT_BYTES // 2 - 1000, True),
+                                               (META_LIMIT_BYTES // 2, False)])  # fmt: skip
 def test_what_is_written_can_be_read_however_long_its_samples(plan, tmp_path, size, is_kept):
     source = Provenance("mask m = causal", "m", (" " * size,), "a long row")
     write_plan(tmp_path / "x", replace(plan, provenance=source))
     assert read_plan(tmp_path / "x").plan.provenance == (source if is_kept else None)
+
+
+def test_figures_of_65536_devices_leave_room_for_any_provenance_that_is_kept(masks, tmp_path):
+    cluster = Cluster(512, 8, devices=((1.0,) * 7 + (0.12345678901234567,),) * 512)  # of 8,192
+    sparsity = masks.pack([masks.causal(8)], 8)
+    plan = build_plan(sparsity, ModelShape(), cluster, PlanConfig("static:ring"))
+    write_plan(tmp_path / "x", plan)
+    meta = json.dumps(read_meta(tmp_path / "x"), indent=1)
+    most = 16 * len(re.sub(r"\b0,", "1234567890123456,", meta)) + plan_file._NAMES_LIMIT_BYTES
+    assert META_LIMIT_BYTES * 0.9 < most + plan_file._SOURCE_LIMIT_BYTES <= META_LIMIT_BYTES
 
 
 def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking(written, tmp_path):

@@ -179,7 +179,13 @@ def test_the_same_plan_gives_the_same_trace(plan):
     assert rows(simulate(plan)) == rows(simulate(plan))
 
 
-@pytest.mark.parametrize("constant", [{"flops_per_s": 1e-300}, {"intra_bytes_per_s": 1e-300}])
+@pytest.mark.parametrize(
+    "constant",
+    [
+        {"flops_per_s": 1e-300}, {"intra_bytes_per_s": 1e-300},
+        {"flops_per_s": 2e-7, "sms": 100, "comm_sms": 99},
+    ],
+)  # fmt: skip
 def test_a_cluster_too_slow_for_any_clock_is_refused(masks, constant):
     sparsity = masks.pack([masks.causal(8)], 4)
     config, cluster = PlanConfig("static:contiguous", divisions=4), Cluster(1, 2, **constant)
@@ -188,6 +194,15 @@ def test_a_cluster_too_slow_for_any_clock_is_refused(masks, constant):
         simulate(plan)
     with pytest.raises(PlanError, match="expected a predicted time below 4611686018 s"):
         build_plan(sparsity, TINY, cluster, config)  # predicts what float32 would cost
+
+
+def test_a_plan_is_refused_whose_directions_are_too_long_together_only(masks):
+    cluster = Cluster(1, 2, flops_per_s=9e-8)  # forward ends after 104 FLOPs, backward has 360
+    config = PlanConfig("static:contiguous", divisions=4, partials="input")
+    plan = build_plan(masks.pack([masks.causal(8)], 4), TINY, cluster, config)
+    assert predict(plan).forward_s == pytest.approx(104 / 9e-8)
+    with pytest.raises(PlanError, match="expected a predicted time below"):
+        simulate(plan)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])

@@ -52,7 +52,7 @@ LIMIT_BYTES = 1 << 30
 """Most bytes of a plan file, and of each of its tables unpacked."""
 META_LIMIT_BYTES = 1 << 25
 """Most bytes of ``meta.json``; a plan for 65,536 devices has some 10 MB."""
-_SOURCE_LIMIT_BYTES = 3 << 23
+_SOURCE_LIMIT_BYTES = 1 << 24
 """Most bytes of a provenance; metrics and cluster get the rest of ``meta.json``."""
 _NAMES_LIMIT_BYTES = 1 << 20
 """Most bytes of the names of sequences; some 15,000 names."""
@@ -82,7 +82,7 @@ def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> No
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
-    older file as it was. A provenance of more than 24 MiB is left out, as `left_out` says, and so
+    older file as it was. A provenance of more than 16 MiB is left out, as `left_out` says, and so
     are names of sequences of more than 1 MiB.
 
     Raises:

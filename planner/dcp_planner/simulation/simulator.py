@@ -204,16 +204,16 @@ class DirectionModel:
                 duration, device, (op == ATTENTION, op == REDUCTION), cluster.speed_of_device,
                 is_everywhere=evenness == "all devices",
             )  # fmt: skip
+        # Multiprocessors that move messages do not compute meanwhile.
+        slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
         # Everything one after the other bounds the end, which int64 nanoseconds must hold.
-        total = float(duration.sum()) + float(busy.sum()) + float(latency.sum())
+        total = float(sum(part.sum() for part in (slowdown * duration, busy, latency)))
         if not total * 1e9 < _END_OF_TIME_NS - start_ns:
             raise PlanError(
                 f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
             )
         busy_ns, latency_ns = np.maximum(nanoseconds(busy), 1), nanoseconds(latency)
-        # Multiprocessors that move messages do not compute meanwhile.
-        slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
         steps = self.steps._replace(duration=nanoseconds(duration))
         messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
         begun, ended, started, at, end_ns = run_events(steps, messages, start_ns)
