@@ -1,6 +1,6 @@
-"""Choices of a user about a `DCPDataloader`, by subject, and the replicas of ranks that they name.
+"""The options of a `DCPDataloader`, by subject, and the replicas of ranks that follow from them.
 
-Each choice has a default.
+Each option has a default.
 """
 
 import os
@@ -33,10 +33,10 @@ SharedTargets: TypeAlias = Literal["once", "per_path"]
 class Packing:
     """Choices of packing rows into global batches, and of dealing each to devices.
 
-    A global batch is what one step of the optimizer sees: every replica runs `micro_batches` of it.
-    It holds the rows of as many packs, one behind the other, as there are micro-batches of all
-    replicas; inside it `balance` decides which rows meet, so that the sum of its gradients stays
-    as it is.
+    One step of the optimizer sees a global batch, of which every replica runs `micro_batches`. It
+    holds the rows of neighbouring packs, as many as all replicas have micro-batches. `balance`
+    decides which of these rows meet in a micro-batch; the sum of the gradients does not depend on
+    it.
 
     Attributes:
         token_budget: most tokens of a replica in one micro-batch.
@@ -46,20 +46,20 @@ class Packing:
             same on every rank.
         seed: of the shuffles.
         drop_last: whether the last global batch of an epoch, which may be far from full, is left
-            out; of ``"decreasing"`` it holds the shortest rows, in every epoch.
-        replicas: groups of ranks with micro-batches of their own; ``None``: as the mesh that
-            `Planning.group` names says, else 1.
-        micro_batches: of each replica in a global batch. All replicas have equally many; one may
-            be without rows, and its ranks run their layers on no tokens.
+            out. With ``"decreasing"`` it holds the shortest rows, in every epoch.
+        replicas: groups of ranks with micro-batches of their own; by default those of the mesh in
+            `Planning.group`, else 1.
+        micro_batches: of each replica in a global batch, equally many on all replicas. The ranks of
+            a micro-batch without rows run their layers on no tokens.
         balance: ``"work"`` deals rows by the time that they are predicted to take under their own
-            masks; ``"order"`` deals the packs in turn: pack k is of replica k % replicas.
-        group: the ranks that share a micro-batch, and so one plan: those of one ``"replica"``;
-            ``"all"``, so that attention runs anywhere; ``"best"``: one of both for each global
-            batch, whichever is predicted to be faster. By default those of a replica.
+            masks; ``"order"`` deals the packs in turn: pack k goes to replica k % replicas.
+        group: the ranks that share a micro-batch, and so one plan: those of one ``"replica"``, by
+            default; ``"all"`` ranks, so that attention runs anywhere; or for each global batch the
+            ``"best"`` of both, which is predicted to be faster.
         width: ``"per_document"`` spreads every row over as many devices as is fastest, 1, 2, 4, ...
             of any replica; all ranks share one plan then.
-        window: global batches that are dealt together. Above 1, rows move between these: outliers
-            are spread, and the order of sampling is no longer that of the data set.
+        window: global batches that are dealt together. Above 1, rows move between these batches:
+            outliers are spread, and the order of sampling is no longer that of the data set.
 
     Raises:
         RunError: if a value is out of its range, or two contradict each other.
@@ -88,6 +88,7 @@ class Packing:
         _check_choice("Packing.balance", self.balance, Balance)
         _check_choice("Packing.width", self.width, Width)
         is_spread = self.width == "per_document"
+        # Groups of any width may lie anywhere, so no replica has a micro-batch of its own.
         if self.group is None:
             settle(self, group="all" if is_spread else "replica")
         _check_choice("Packing.group", self.group, Sharing)
@@ -105,18 +106,18 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class RowRules:
-    """Choices of reading rows, and of refusing or skipping unusable ones.
+    """Choices of reading rows, and of refusing, skipping or cutting unusable rows.
 
     Attributes:
-        policy: for rows that are empty, longer than the budget or do not fit their mask:
-            ``"error"``; ``"skip"`` them; ``"truncate"`` those too long. The loader's `screening`
-            counts them.
+        policy: for rows that are empty, are longer than the budget or do not fit their mask:
+            ``"error"`` raises, ``"skip"`` leaves them out, ``"truncate"`` cuts those that are too
+            long. The loader's `screening` counts them.
         token_column: column of the tokens; by default ``tokens``, else ``input_ids``.
         loss_column: column with 0 or 1 per token, 1 where the loss counts it as a target.
         labels_column: column with a token id per token, -100 where the loss does not count it;
             label i stands at token i and the token before predicts it, as in Hugging Face's causal
-            models. Rows without a column of the default name have their tokens as labels; ``None``
-            reads none. Must count the same targets as the `loss_column`, if both are there.
+            models. If a row has no column of the default name, its tokens are the labels; ``None``
+            reads no labels. Must count the same targets as the `loss_column`, if both are there.
         position_column: column with the position of each token; by default they count from 0.
         extra_columns: columns with one number per token that come along in `LocalData.extra`:
             bool, any integers as int64, any floats as float32.
@@ -125,11 +126,11 @@ class RowRules:
             out; ``"keep"`` trains on them. The loader's `screening` counts those left out.
         shared_targets: how often a token counts that several paths of a layout with branches
             share: ``"once"``, or once for each path, ``"per_path"``, as in separate sequences.
-        path: where an in-memory data set counts as lying when a spec looks for its ``for ... use``.
+        path: path by which the ``for ... use`` of a spec finds a data set in memory.
 
     Raises:
         DatasetError: if there is no such policy.
-        RunError: if `hidden_targets`, `shared_targets` or `extra_columns` cannot be what they are.
+        RunError: if `hidden_targets`, `shared_targets` or `extra_columns` has an invalid value.
     """
 
     policy: RowPolicy = "error"
@@ -165,8 +166,8 @@ class Planning:
 
     Attributes:
         shape: heads of the attention layer on one rank.
-        cluster: devices of all replicas, replica after replica; by default one node with a device
-            for every rank.
+        cluster: devices of all replicas, replica after replica; by default a single node with a
+            device for every rank.
         config: how to plan, head groups included.
         block_size: most tokens per planning block; by default chosen for every batch, so that
             whole blocks fill every rank's share.
@@ -176,14 +177,14 @@ class Planning:
             equal parts.
         rank: whose part is yielded, counted over all replicas; by default that of this process,
             else 0.
-        model: the layers around attention, by which rows are dealt to micro-batches; by default
-            a transformer as wide as the heads: 12 width² parameters a layer, at the rate of
-            attention.
+        model: the layers around attention, whose time counts when rows are dealt to micro-batches;
+            by default a transformer as wide as the heads: 12 width² parameters a layer, at the rate
+            of attention.
         rates: the cluster, with the rates that `DCPExecutor(rates=...)` measures; in place of
             `cluster`, for one replica.
 
     Raises:
-        RunError: if the block size is no count, or both `cluster` and `rates` are given.
+        RunError: if the block size is not at least 1, or both `cluster` and `rates` are given.
     """
 
     shape: ModelShape = field(default_factory=ModelShape)
@@ -215,11 +216,11 @@ class LookAhead:
         batches: how many global batches (windows of them) ahead.
         processes: processes that plan them; 0 plans in this process, when a batch is needed. By
             default 1 where a core is left for it, else 0.
-        planner: ``"each"`` rank makes the same plan itself, or the ``"first"`` of the group makes
-            it and sends every rank its part.
+        planner: ``"each"`` rank makes the same plan itself, or the ``"first"`` rank of the group
+            makes it and sends every rank its part.
 
     Raises:
-        RunError: if a number is no count, or there is no such planner.
+        RunError: if a number is negative or no integer, or there is no such planner.
     """
 
     batches: int = 2
@@ -241,8 +242,9 @@ class LookAhead:
         """
         if self.processes is not None:
             return self.processes
-        told = os.environ.get("LOCAL_WORLD_SIZE", "")  # torchrun says how many share this machine
-        ranks = dist.get_world_size() if dist.is_initialized() else 1  # else all might
+        # torchrun says how many ranks share this machine; without it, all ranks may.
+        told = os.environ.get("LOCAL_WORLD_SIZE", "")
+        ranks = dist.get_world_size() if dist.is_initialized() else 1
         if told.isdecimal() and int(told) > 0:
             ranks = int(told)
         planners = ranks if self.planner == "each" else 1
@@ -261,7 +263,7 @@ def _check_choice(name: str, value: object, choices: Any) -> None:  # Any: a Lit
 
 
 CONTEXT_DIM, REPLICA_DIMS = "cp", "dp"
-"""Name of a mesh's dim with the ranks of a replica, and how names of dims with replicas begin."""
+"""Name of a mesh's dim with the ranks of a replica, and beginning of names of dims of replicas."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,7 @@ class Replicas:
     Attributes:
         count: replicas.
         device: this rank, counted over all replicas.
-        group: the ranks of this replica; ``None``: all ranks, or nobody said which.
+        group: the ranks of this replica; ``None``: all ranks, or unknown.
     """
 
     count: int
@@ -287,7 +289,11 @@ class Replicas:
 
 
 def find_replicas(packing: Packing, planning: Planning) -> Replicas:
-    """Find the replicas that a user's choices name."""
+    """Find the replicas that a user's choices name.
+
+    Raises:
+        RunError: if choices, cluster, mesh and process group do not go together.
+    """
     mesh = planning.group
     if isinstance(mesh, DeviceMesh) and mesh.ndim > 1:
         count, context_ranks, device = _of_mesh(mesh, packing.replicas)
@@ -354,6 +360,7 @@ def _of_mesh(mesh: DeviceMesh, replicas: int | None) -> tuple[int, int, int]:
             f"{' x '.join(map(str, mesh.shape))} = {mesh.size()}; start {mesh.size()} ranks, or "
             f"give sizes whose product is {world}"
         )
+    # Dims of replicas count like digits of a number; other dims, such as tp, get equal batches.
     count, own = 1, 0
     for name, size in zip(names, mesh.shape, strict=True):
         if name.startswith(REPLICA_DIMS):
@@ -368,9 +375,10 @@ def _of_mesh(mesh: DeviceMesh, replicas: int | None) -> tuple[int, int, int]:
 
 
 def dealing_of(packing: Packing, planning: Planning, replicas: Replicas) -> Dealing:
-    """Return how one global batch is dealt."""
+    """Return how a global batch is dealt to micro-batches and devices."""
     own, devices = replicas.context_ranks, replicas.count * replicas.context_ranks
     widths = {"replica": {own}, "all": {devices}}.get(str(packing.group), {own, devices})
+    # On a single device every document has width 1: one group needs no plans to be joined.
     is_spread = packing.width == "per_document" and devices > 1
     # A transformer as wide as its heads: matrices of 4 width² parameters around attention, 8 in the
     # feed-forward part, 2 FLOPs each in forward and 4 in backward, at the rate of attention.

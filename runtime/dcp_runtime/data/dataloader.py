@@ -1,8 +1,8 @@
-"""`DCPDataloader`: rows of a data set in, this rank's tokens and the plan of each micro-batch out.
+"""`DCPDataloader`: from rows of a data set to this rank's tokens and the plan of each micro-batch.
 
-Every rank packs all global batches itself. It deals and plans them itself too, or the first rank of
-its replica does and sends every rank its part; all of it is deterministic, so all ranks hold the
-same either way.
+Every rank packs all global batches. Either every rank also deals and plans them, or the first rank
+of its replica does and sends every rank its part. All of this is deterministic, so all ranks have
+the same batches either way.
 """
 
 import hashlib
@@ -35,7 +35,6 @@ from dcp_runtime.data.local_data import (
     WindowPlans,
     without_last,
 )
-from dcp_runtime.data.make_plans import make_plans
 from dcp_runtime.data.plan_sources import PendingPlan, PlanningMetrics, make_plan_source
 from dcp_runtime.data.planner_pool import MaskText, PlanReply, PlanRequest, SequenceRequest
 from dcp_runtime.data.rows import (
@@ -67,10 +66,10 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     in one micro-batch of it. `LocalData.num_targets` counts the targets of the global batch, and
     `LocalData.ends_step` says where it ends.
 
-    Every iteration begins an epoch: the next one, also where the last was left before its end (the
-    same batches unless they are shuffled). `set_epoch` chooses another. `state_dict` says how far
-    the training loop has come; after `load_state_dict` the first iteration gives the rest of that
-    epoch.
+    Every iteration begins the next epoch, also if the last iteration was left before its end (the
+    batches are the same unless they are shuffled). `set_epoch` chooses another epoch. `state_dict`
+    says how far the training loop has come; after `load_state_dict` the first iteration gives the
+    rest of that epoch.
 
     ``torch.utils.data.DataLoader(loader, batch_size=None)`` gives the same batches; batches are
     planned ahead by `look_ahead`, not by workers of torch.
@@ -85,15 +84,15 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         mask_fn: a loaded spec, which finds the mask or the stack by its ``for ... use``; a mask or
             a stack for all samples; or a function from a row to its mask or stack.
         packing: which rows share a global batch and a micro-batch: token budget, order, replicas.
-        rows: how rows are read, and what becomes of those that cannot be used.
+        rows: how rows are read, and whether bad rows raise an error, are left out or cut.
         planning: heads, devices, and how to plan for them.
         look_ahead: which process plans, and how early.
 
     Raises:
         DatasetError: if a row is longer than the budget, has no tokens, or lacks a column, or there
             are fewer rows than micro-batches.
-        RunError: if the rank is none of the cluster's devices, ranks do not divide into replicas,
-            or options contradict each other.
+        RunError: if the rank is not a device of the cluster, ranks do not divide into replicas, or
+            options contradict each other.
     """
 
     def __init__(
@@ -127,14 +126,16 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._plans = make_plan_source(look_ahead, self._replicas)
         self._waiting: deque[DealingWindow] = deque()
         self._position = Position()  # behind the micro-batch that was yielded last
-        self._next: Position | None = None  # where the next iteration begins, if somebody said it
-        self._iterations = 0
+        # Begin of the next iteration, from `set_epoch` or `load_state_dict`.
+        self._next: Position | None = None
+        self._iterations = 0  # begun so far: an older iterator must not move the position
         self._is_begun = False  # whether a micro-batch was yielded since the last `__iter__`
         self._is_under_way = self._has_overflown = False
+        # Numbers and lengths of the rows that can be used; None for a stream.
         self._usable: tuple[list[int], list[int]] | None = None
         if isinstance(self._rows, IndexedRows):
             self._usable = self._screened()
-            self._packs_of(0)  # what cannot be packed is said now
+            self._packs_of(0)  # raises now, not at the first batch, if rows cannot be packed
         elif packing.shuffle or packing.order != "in_order":
             raise RunError(
                 "a stream of rows is packed in order: expected shuffle=False and order='in_order'; "
@@ -149,7 +150,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             )
 
     def __len__(self) -> int:
-        """Number of micro-batches of the whole epoch under way, else of the one that comes next."""
+        """Number of micro-batches of the epoch under way, as a whole; else of the next epoch."""
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
@@ -157,14 +158,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         return steps * self._dealing.micro_batches
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
-        """Begin an epoch, or go on in the one that was loaded; plans are made ahead."""
+        """Begin an epoch, or continue a loaded epoch; plans are made ahead."""
         if get_worker_info() is not None:
             raise RunError(
                 "DCPDataloader cannot be read by workers of torch's DataLoader: each would give "
                 "all batches, and none says how far training has come; give DataLoader "
                 "num_workers=0, LookAhead(processes=...) plans ahead"
             )
-        for window in self._waiting:  # of an iteration that was left
+        for window in self._waiting:  # those of an iteration that was left
             window.pending.cancel()
         self._waiting.clear()
         self._position, self._next, self._is_begun = self._start(), None, False
@@ -172,10 +173,10 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         return self._epoch(self._iterations)
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration give an epoch, from its start; a state loaded from it stays.
+        """Make the next iteration begin an epoch; a loaded state of the same epoch stays in force.
 
         Raises:
-            RunError: if it is no count.
+            RunError: if it is no integer from 0 on.
         """
         check_count("epoch", epoch, 0)
         if self._next is None or self._next.epoch != epoch:
@@ -188,9 +189,10 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def state_dict(self) -> State:
         """Return the state that resumes after the last yielded micro-batch, as JSON values."""
+        # A position that was set for the next iteration is the present one until that begins.
         position = self._position if self._is_under_way or self._next is None else self._next
         state = {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
-        if position.micro_batch:  # the rest of the window has to be dealt as it was
+        if position.micro_batch:  # the rest of the window must be dealt as its beginning was
             state["dealing"] = self._dealing.name
         return state
 
@@ -245,6 +247,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._is_under_way = True
         try:
             while True:
+                # One window to take now, and so many more that are planned meanwhile.
                 waiting.extend(islice(coming, self._look_ahead.batches + 1 - len(waiting)))
                 if not waiting:
                     break
@@ -257,19 +260,21 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     window, planned, kept, targets, self._replicas.device, self._facts()
                 )
                 for number in range(window.start.micro_batch, len(planned.batches)):
-                    # Before it is yielded: a state saved in the loop is behind this micro-batch.
+                    # Set before the yield: a state that the loop saves is behind this micro-batch.
                     self._position, self._is_begun = parts.behind(number), True
                     yield parts.of(number)
                     # Meanwhile the training loop may have begun another iteration.
                     self._check_newest(iteration)
-                self._position = window.after  # all rows of a window may have been left out
+                # No micro-batch has moved the position if all rows of the window were left out.
+                self._position = window.after
             self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:
+            # A newer iteration may be under way when this generator is closed.
             if iteration == self._iterations:
                 self._is_under_way = False
 
     def _facts(self) -> dict[str, float]:
-        """Return what the record of a step says about planning, and about rows so far."""
+        """Return the figures of planning, and of rows so far, for the record of a step."""
         of = self.metrics
         return {
             "planning_s": of.latest_s, "waited_s": of.latest_waited_s, "queued": of.queued,
@@ -304,7 +309,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             steps = -(-len(found) // size)
             after = Position(start.epoch, start.step + steps, found[-1].behind)
             sequences = tuple(sequence for pack in found for sequence in pack.sequences)
-            if sequences:  # all rows may have been left out
+            if sequences:  # else all rows were left out
                 yield DealingWindow(sequences, self._start_plan(sequences, steps), start, after)
             start = after
 
@@ -320,6 +325,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             yield Pack(tuple(sequence for sequence in read if sequence is not None))
 
     def _streamed(self, rows: StreamedRows) -> Iterator[Pack]:
+        """Pack rows as they come; a pack closes when the next row does not fit."""
         found: list[PackedSequence] = []
         used = last = 0
         for index, row, tokens in rows.rows_from(self._position.row):
@@ -336,6 +342,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             yield Pack(tuple(found), last + 1)
 
     def _start_plan(self, sequences: tuple[PackedSequence, ...], steps: int) -> PendingPlan:
+        # Masks by their spec and call: rows may bring objects of their own for the same mask.
         masks = {(id(m.scope), m.call): m for s in sequences for m in s.masks}
         number, rates = {key: index for index, key in enumerate(masks)}, self._planning.rates
         asked = []
@@ -354,15 +361,12 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             cluster=self._replicas.cluster if rates is None else rates.cluster,
             config=self._planning.config,
         )
-        samples = [sequence.sample for sequence in sequences]
-        return self._plans.start(
-            request, lambda: make_plans(request, list(masks.values()), samples)
-        )
+        return self._plans.start(request)
 
     def _kept(
         self, sequences: tuple[PackedSequence, ...], planned: PlanReply
     ) -> list[PackedSequence]:
-        """Record the sequences that do not fit their mask and give the others."""
+        """Record the sequences that do not fit their mask, and return the others."""
         unfit = dict(planned.left_out)
         for number, why in unfit.items():
             row = sequences[number].row
@@ -389,8 +393,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         return pack_epoch(*self._usable, self._packing, self._dealing, epoch)
 
     def _fingerprint(self) -> str:
-        """Name the data set and the packing; equal ones give equal global batches."""
-        # As found, not as given: None and the number that it stands for pack alike.
+        """Name the data set and the packing: equal names give equal global batches."""
+        # The number of replicas as found: None and the number that it stands for pack alike.
         packing = replace(self._packing, replicas=self._replicas.count)
         sha = hashlib.sha256(f"{packing} {self.screening.policy}".encode())
         if isinstance(self._rows, IndexedRows):

@@ -1,6 +1,6 @@
 """Deal the documents of a global batch to micro-batches and groups of devices.
 
-This module loads no torch: planner processes need it.
+This module does not import torch: planner processes load it, and must start fast.
 """
 
 import math
@@ -20,16 +20,17 @@ Balance: TypeAlias = Literal["work", "order"]
 
 @dataclass(frozen=True, slots=True)
 class Dealing:
-    """Deal the documents of global batches to micro-batches and groups of devices.
+    """The choices by which documents of global batches are dealt.
 
     Attributes:
         replicas, context_ranks: devices; those of replica r begin at ``r * context_ranks``.
-        micro_batches: of all global batches together.
+        micro_batches: of each replica, in all global batches together.
         window: global batches that are dealt together.
         token_budget: most tokens of a replica in a micro-batch.
-        widths: devices of a group to choose from, rising; none: any, and a width for each document.
+        widths: numbers of devices that a group may have, rising; if empty, each document has a
+            width of its own, which may be any.
         balance: by work, or packs in turn.
-        model: the time of a token.
+        model: the costs of a token and of an attention layer.
     """
 
     replicas: int
@@ -43,7 +44,7 @@ class Dealing:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Dealing":  # Any: a JSON document
-        """Read what ``asdict`` gives."""
+        """Read the JSON document of ``asdict``."""
         model = {**values["model"], "shape": ModelShape(**values["model"]["shape"])}
         given = {**values, "widths": tuple(values["widths"]), "model": StepModel(**model)}
         return cls(**given)
@@ -78,7 +79,7 @@ class Dealing:
 
     @property
     def way_out(self) -> str:
-        """Name what makes room for a document that no group holds."""
+        """Advice for a document that no group can hold."""
         if self.replicas == 1:
             return "raise the budget"
         if self.widest == self.devices:
@@ -94,7 +95,7 @@ class Dealing:
 
     @property
     def name(self) -> str:
-        """The choices that decide where documents go, as text."""
+        """All choices as text, to compare with those of a saved state."""
         return repr(sorted(asdict(self).items()))
 
 
@@ -118,8 +119,8 @@ class Dealt(NamedTuple):
     Attributes:
         micro_batches: for each its shares, by their first device; a group without documents has
             none.
-        overflow: tokens that dealing by work would have given a replica, above its budget, so that
-            packs were dealt in turn; 0: as was asked.
+        overflow: tokens that a replica would have got by work, if more than its budget: packs were
+            dealt in turn then. Else 0.
     """
 
     micro_batches: list[list[Share]]
@@ -131,10 +132,10 @@ def deal_documents(
 ) -> Dealt:
     """Choose micro-batch and devices of every document, in packed order; deterministic.
 
-    The micro-batches of a global batch are neighbours. `pairs` gives the visible pairs of each
-    document, the mean over the layers; it is asked where work counts.
+    The micro-batches of a global batch are neighbours. `pairs` returns the visible pairs of each
+    document, as a mean over the layers; it is called only where work counts.
     """
-    # Most loaders: no pairs need to be counted.
+    # The case of most loaders, which needs no pairs to be counted.
     if dealing.is_trivial:
         return Dealt([[Share(tuple(range(len(tokens))), 0, dealing.devices)]])
     overflow = 0
@@ -158,7 +159,10 @@ def deal_documents(
 
 
 def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -> int:
-    """Return the tokens of the fullest replica, by its fullest device; 0 if the budget holds."""
+    """Return the tokens of the fullest replica if they exceed the budget, else 0.
+
+    The fullest device stands for its replica: as if the others held as many.
+    """
     held, lengths = np.zeros((dealing.micro_batches, dealing.devices)), np.asarray(tokens)
     for micro_batch, first, width, rows in assignment.groups():
         held[micro_batch, first : first + width] += lengths[rows].sum() / width
@@ -170,8 +174,8 @@ def _overflow(dealing: Dealing, tokens: Sequence[int], assignment: Assignment) -
 def _in_turn(dealing: Dealing, tokens: Sequence[int]) -> Assignment:
     """Deal packs in turn: pack k is micro-batch ``k // groups`` of group ``k % groups``.
 
-    Documents come in the order of packs that fit the step, and no fewer packs can hold neighbours
-    in their order than closing each when the next does not fit: so these fit the step as well.
+    The documents come from packs that fit the step, in the same order. Closing a pack when the next
+    document does not fit needs the fewest packs that keep the order, so these fit the step, too.
     """
     width = dealing.widest
     groups = dealing.devices // width
@@ -193,8 +197,9 @@ def _mesh(dealing: Dealing) -> StepMesh:
 def _order(dealing: Dealing) -> list[int]:
     """List the micro-batches, global batch after global batch.
 
-    Dealing by work puts long micro-batches first. Of a window each global batch gets every
-    `window`-th, and their order is shuffled, so that lengths do not fall through the window.
+    Dealing by work puts long micro-batches first. Each global batch of a window gets every
+    `window`-th of them, and the order of the batches is shuffled: else batches would get shorter
+    and shorter inside a window.
     """
     steps = np.random.default_rng(dealing.window).permutation(dealing.window).tolist()
     return [n for step in steps for n in range(step, dealing.micro_batches, dealing.window)]

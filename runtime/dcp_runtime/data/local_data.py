@@ -1,6 +1,7 @@
 """`LocalData`: one rank's tokens of a packed batch, their targets, and the loss over them.
 
-Windows are global batches that are dealt together; a rank takes its parts of their micro-batches.
+A window is a number of global batches that are dealt together; a rank takes its parts of their
+micro-batches.
 """
 
 import warnings
@@ -24,7 +25,10 @@ from dcp_runtime.plans.batch_plans import BatchNote, BatchPlan, note_batch
 
 @dataclass(slots=True)
 class TargetFinder:
-    """Finds the targets of sequences and records those left out; one rank warns of them."""
+    """Finds the targets of sequences and records those left out.
+
+    `says` is true on the one rank that warns of them, until it has.
+    """
 
     rules: RowRules
     screening: Screening
@@ -42,15 +46,18 @@ class TargetFinder:
         counts[own < 0] = False  # the first of a sequence, or of a path
         if self.rules.hidden_targets != "keep":
             sees = np.ones(len(wanted), np.bool_)
-            for start, end in hidden:  # from the token behind each of them
+            # The token behind a hidden token does not see the token that would predict it.
+            for start, end in hidden:
                 sees[start + 1 : end + 1] = False
             begin = np.repeat(starts[:-1], np.diff(starts))
-            sees |= own != np.arange(len(own)) - begin - 1  # a branch goes on from elsewhere
+            # `hidden` is about the token right in front. Another token predicts the first of a
+            # branch; nothing is known about that, so it counts as seen.
+            sees |= own != np.arange(len(own)) - begin - 1
             left_out = np.flatnonzero(counts & ~sees)
             if len(left_out):
                 self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
             counts &= sees
-        return tuple(np.flatnonzero(own) for own in np.split(counts, starts[1:-1]))
+        return tuple(np.flatnonzero(counted) for counted in np.split(counts, starts[1:-1]))
 
     def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
         """Count the targets left out of each row; warn the first time."""
@@ -61,6 +68,7 @@ class TargetFinder:
         if self.says and self.rules.hidden_targets == "warn":
             self.says = False
             first = sequences[number[0]]
+            # The place of the token in its own row.
             self._say(share, first, int(left_out[0] - ends[number[0]]) + len(first.tokens))
 
     def _say(self, share: str, sequence: PackedSequence, token: int) -> None:
@@ -89,21 +97,22 @@ class LocalData:
 
     Attributes:
         tokens: int64 ``[T_local]``.
-        labels: int64 ``[T_local]``, what each token is to predict: the next token of the same
-            sequence, whichever rank owns it, or its label; -100 where there is no target. In front
-            of branches it is the first token of one of them.
+        labels: int64 ``[T_local]``, the id that each token is to predict: the next token of the
+            same sequence, whichever rank owns it, or its label; -100 where there is no target. The
+            token in front of branches predicts the first token of each; its label is one of them.
         loss_mask: bool ``[T_local]``, where `labels` is a target.
-        position_ids: int64 ``[T_local]``, position within the sequence; on the path of a branch.
+        position_ids: int64 ``[T_local]``, position within the sequence; with branches, within the
+            path.
         sequence_ids: int64 ``[T_local]``, sequence of the batch.
         rows: rows of the data set in the batch; sequence i of the batch is ``rows[i]``.
         num_targets: targets of the whole global batch: of all its micro-batches, over all ranks and
-            replicas, shared ones as often as `RowRules.shared_targets` says; divide summed losses
-            by it.
-        target_rows: int64 ``[N]``, the targets of this rank one by one: the local token that is to
-            predict each. A token may have several targets; `labels` then holds one of them.
+            replicas, shared targets as often as `RowRules.shared_targets` says. Divide summed
+            losses by it.
+        target_rows: int64 ``[N]``, for each target of this rank the local token that is to predict
+            it. A token may have several targets; `labels` then holds one of them.
         target_ids: int64 ``[N]``, the token id to predict.
-        target_weights: float32 ``[N]``, what `next_token_loss` multiplies the loss of each by: 1,
-            or on how many paths a shared target lies.
+        target_weights: float32 ``[N]``, the factor of each loss in `next_token_loss`: 1, or the
+            number of paths that share the target.
         extra: `RowRules.extra_columns`, ``[T_local]`` each: bool, int64, or float32.
         target_extra: the same columns, ``[N]`` each, read at the token that is predicted, which
             another rank may own.
@@ -135,7 +144,7 @@ class LocalData:
         """Return the same data with all tensors on a device.
 
         Args:
-            device: where to.
+            device: the device to move them to.
             non_blocking: whether copies from pinned memory may still be under way on return.
         """
         return self._each(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -165,7 +174,7 @@ def take_local(
     """Cut a rank's part out of a micro-batch.
 
     Args:
-        sequences: in packed order; none for a micro-batch without rows.
+        sequences: in packed order; empty for a micro-batch without rows.
         targets: positions of each sequence's targets.
         local: packed positions of the rank's tokens.
         num_targets: of the whole global batch.
@@ -175,6 +184,7 @@ def take_local(
     lengths = [len(sequence.tokens) for sequence in sequences]
     starts = np.cumsum([0, *lengths[:-1]])
     empty = np.zeros(0, np.int64)
+    # `at` are the packed positions of the targets, `previous` of the tokens that predict them.
     # Without sequences `starts` still has a 0, so these pairs cannot be strict.
     at = np.concatenate([empty, *(own + n for own, n in zip(targets, starts, strict=False))])
     tokens = np.concatenate([empty, *(sequence.tokens for sequence in sequences)])
@@ -191,6 +201,7 @@ def take_local(
     place[local] = np.arange(len(local))
     is_mine = place[previous] >= 0
     mine, rows = at[is_mine], place[previous[is_mine]]
+    # Sorted by the predicting row, so that gathering logits reads them in order.
     order = np.argsort(rows, kind="stable")
     mine, rows = mine[order], rows[order]
     weights = np.concatenate([own.weights for own in columns])
@@ -237,15 +248,15 @@ def next_token_loss(
     """Compute the cross entropy of this rank's targets, divided by those of the global batch.
 
     Losses, and gradients, of ranks and micro-batches are to be **added**: their sum is the mean
-    over the targets of the global batch. Each target counts with its weight; weights do not change
-    what is divided by. A rank without targets, and a batch without any, has loss 0, through which
-    `backward` runs as on the other ranks.
+    over the targets of the global batch. Each target counts with its weight; the divisor does not
+    depend on weights. A rank without targets, like a batch without targets, has loss 0, through
+    which `backward` runs as on the other ranks.
 
     Args:
         logits: ``[T_local, V]``, or ``[1, T_local, V]`` as Hugging Face's models give them.
         local_data: the batch, on the device of the logits.
-        num_targets: what to divide by; by default `LocalData.num_targets`. Where several global
-            batches make one step, give the targets of all of them.
+        num_targets: the divisor; by default `LocalData.num_targets`. If several global batches make
+            one step, give the targets of all of them.
 
     Returns:
         A scalar in float32, in float64 for float64 logits.
@@ -279,7 +290,8 @@ def next_token_loss(
 
 
 def _check_vocabulary(local_data: LocalData, size: int) -> None:
-    # On CUDA this waits for the host; there a wrong id would end the process, and -100 count as 0.
+    # On CUDA the host waits here for the device. Without the check a wrong id would fail an
+    # assertion there, which ends the process, and -100 would count as a loss of 0.
     wrong = (local_data.target_ids < 0) | (local_data.target_ids >= size)
     if bool(wrong.any()):
         number = int(wrong.nonzero()[0])
@@ -294,12 +306,12 @@ def _check_vocabulary(local_data: LocalData, size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The position of an iteration.
+    """The position of an iteration: the part of an epoch that the training loop has done.
 
     Attributes:
-        step: global batches that are behind, whole windows of them.
-        row: next row of a stream behind these.
-        micro_batch: micro-batches of the next window that are behind as well.
+        step: global batches that are done, in whole windows.
+        row: of a stream, the first row behind these.
+        micro_batch: micro-batches of the next window that are done as well.
     """
 
     epoch: int = 0
@@ -321,7 +333,7 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """Rows of the data set that are packed, and the first row behind them of a stream."""
+    """Rows of the data set that are packed; of a stream, also the first row behind them."""
 
     sequences: tuple[PackedSequence, ...]
     behind: int = 0
@@ -329,9 +341,9 @@ class Pack:
 
 @dataclass(frozen=True, slots=True)
 class DealingWindow:
-    """Global batches that are dealt together, of all replicas, whose plans are under way.
+    """Global batches of all replicas that are dealt together; their plans are under way.
 
-    It lies between the positions `start` and `after`.
+    The window begins at the position `start` and ends at `after`.
     """
 
     sequences: tuple[PackedSequence, ...]
@@ -342,10 +354,15 @@ class DealingWindow:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlans:
-    """This rank's parts of the micro-batches of a window; `device` counts over all replicas.
+    """This rank's parts of the micro-batches of a window.
 
-    `kept` are its sequences without those left out, `targets` positions of the targets of each,
-    `facts` what the record of each step says about planning the window.
+    Attributes:
+        window: with all its sequences.
+        planned: its plans.
+        kept: its sequences without those that do not fit their mask.
+        targets: positions of the targets of each kept sequence.
+        device: this rank, counted over all replicas.
+        facts: figures of planning the window, for the record of each step.
     """
 
     window: DealingWindow
@@ -365,6 +382,7 @@ class WindowPlans:
         """Return a micro-batch."""
         start, batch = self.window.start, self.planned.batches[number]
         members = [self.kept[member] for member in batch.members]
+        # Micro-batches of a global batch; those of a window come global batch by global batch.
         count = len(self.planned.batches) // (self.window.after.step - start.step)
         step, micro_batch = divmod(number, count)
         name = f"epoch {start.epoch}, batch {start.step * count + number}"
@@ -372,7 +390,7 @@ class WindowPlans:
         named = batch.named(rows, tuple(sequence.name for sequence in members))
         plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts))
         own = zip(self.kept, self.targets, self.planned.steps, strict=True)
-        # In float64: float32 counts in steps of 2 from 2**24 on.
+        # In float64: from 2**24 on, float32 holds even numbers only.
         num_targets = sum(
             int(each.columns.weights[targets].sum(dtype=np.float64))
             for each, targets, at in own
@@ -389,7 +407,10 @@ class WindowPlans:
 
 
 def without_last(packs: Iterator[Pack], size: int) -> Iterator[Pack]:
-    """Return packs without those of the last global batch, of `size` packs or fewer."""
+    """Return packs without those of the last global batch, of `size` packs or fewer.
+
+    A stream does not tell which batch is the last, so one is held back.
+    """
     held: list[Pack] = []
     for pack in packs:
         if len(held) == size:

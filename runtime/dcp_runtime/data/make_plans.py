@@ -1,8 +1,8 @@
-"""Plan what a request asks for: compile masks, deal documents to micro-batches, plan each.
+"""Plan a request: compile its masks, deal its documents to micro-batches, plan each.
 
-A planner process makes the same plans from the text as this process makes from the values; both go
-through `make_plans`. Masks of rows that are cut are cut with them, and are asked which tokens the
-next token does not see.
+Masks and samples of a request are text, so a planner process and the training process make the
+same plans. The mask of a row that is cut is cut, too. Masks also tell which tokens the next token
+does not see: such a next token is no target of the loss.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ import numpy as np
 
 from dcp_dsl import DatasetError, Form, Mask, Sample, Slabs, Spec
 from dcp_dsl.arrays import Bools, Floats
-from dcp_dsl.forms import Parts, RegionPart, Rows
+from dcp_dsl.forms import Parts, RegionPart, Rows, regions_of
 from dcp_planner import (
     Cluster,
     Plan,
@@ -53,26 +53,28 @@ Forms: TypeAlias = Mapping[int, Form]
 
 
 class BoundSequence(NamedTuple):
-    """A sequence of a request that fits its masks."""
+    """A sequence of a request that fits its masks; `is_cut` if it is shorter than its sample."""
 
     sequence: SequenceRequest
     forms: Forms
+    is_cut: bool
 
 
 def plan_request(request: PlanRequest) -> PlanReply:
-    """Compile the masks of a batch and plan it, from the text alone."""
+    """Compile the masks of global batches, deal their sequences, and plan each micro-batch.
+
+    Raises:
+        DatasetError: naming the row, if a sequence does not fit its mask and none may be left out;
+            or if the stacks of a batch do not go together.
+        DCPError: if the batch cannot be planned.
+    """
     masks = list(map(_mask, request.masks))
-    samples = [Sample.from_json(sequence.sample) for sequence in request.sequences]
-    return make_plans(request, masks, samples)
-
-
-def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sample]) -> PlanReply:
-    """Plan global batches from their masks and samples; raises as `plan_request`."""
     kept: list[BoundSequence] = []
     left_out = []
-    for number, (sequence, sample) in enumerate(zip(request.sequences, samples, strict=True)):
+    for number, sequence in enumerate(request.sequences):
+        sample = Sample.from_json(sequence.sample)
         try:
-            kept.append(BoundSequence(sequence, _bind(sequence, masks, sample)))
+            kept.append(_bind(sequence, masks, sample))
         except DatasetError as error:
             if not request.may_skip:
                 raise DatasetError(f"row {sequence.row}: {error}; {SKIP_HINT}") from error
@@ -81,7 +83,7 @@ def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sa
         return PlanReply((), tuple(left_out))
     micro_batches, overflow = deal_documents(
         request.dealing,
-        [sequence.num_tokens for sequence, _ in kept],
+        [bound.sequence.num_tokens for bound in kept],
         partial(_mean_pairs, kept),
         request.cluster,
     )
@@ -90,16 +92,17 @@ def make_plans(request: PlanRequest, masks: Sequence[Mask], samples: Sequence[Sa
     for number, shares in enumerate(micro_batches):
         for share in shares:
             steps[list(share.documents)] = number * request.dealing.window // len(micro_batches)
-    hidden = hidden_from_next([list(forms.values()) for _, forms in kept])
+    hidden = hidden_from_next([list(bound.forms.values()) for bound in kept])
     return PlanReply(batches, tuple(left_out), hidden, tuple(steps.tolist()), overflow)
 
 
 def _mean_pairs(kept: Sequence[BoundSequence]) -> Floats:
     """Count the visible pairs of each sequence, the mean over its layers."""
     found = np.zeros(len(kept))
-    for place, (sequence, forms) in enumerate(kept):
+    for place, bound in enumerate(kept):
         # A mask stands in many layers; its pairs are counted once.
-        cycle, pairs = sequence.cycle, {number: form.num_pairs for number, form in forms.items()}
+        pairs = {number: form.num_pairs for number, form in bound.forms.items()}
+        cycle = bound.sequence.cycle
         found[place] = sum(pairs[mask] for mask in cycle if mask >= 0) / len(cycle)
     return found
 
@@ -107,12 +110,15 @@ def _mean_pairs(kept: Sequence[BoundSequence]) -> Floats:
 def _plan_batch(
     request: PlanRequest, kept: Sequence[BoundSequence], shares: Sequence[Share]
 ) -> MicroBatch:
-    """Plan the micro-batch of a replica: that of its group, or of all groups if these overlap."""
+    """Plan the micro-batch of a replica: that of its group, or of all groups joined to one plan.
+
+    Groups are joined where each document has a width of its own: a rank is in several groups then.
+    """
     dealing = request.dealing
     if not dealing.widths:
         return _plan_together(request, kept, shares)
     own = request.replica * dealing.context_ranks
-    # Without documents, a rank runs its layers all the same, with the other groups of its width.
+    # A group without documents runs its layers on no tokens, as wide as the other groups.
     width = shares[0].width if shares else dealing.widest
     empty = Share((), own // width * width, width)
     mine = next((share for share in shares if share.first == empty.first), empty)
@@ -152,19 +158,20 @@ def _facts(plans: Sequence[Plan]) -> tuple[PlanFacts, ...]:
 
 
 def _slots(members: Sequence[BoundSequence]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
-    """Return the slots of a batch and its cycle; without sequences one layer stands for all."""
-    cycles = [sequence.cycle for sequence, _ in members]
+    """Return the slots of a batch and its cycle; a batch without sequences has a single slot."""
+    cycles = [bound.sequence.cycle for bound in members]
     return join_cycles(cycles) if cycles else (((),), (0,))
 
 
 def _forms_of(members: Sequence[BoundSequence], slots: Sequence[Slot]) -> list[list[Form]]:
+    """Return for each slot the masks of all members."""
     return [[m.forms[mask] for m, mask in zip(members, slot, strict=True)] for slot in slots]
 
 
 def join_cycles(cycles: Sequence[tuple[int, ...]]) -> tuple[tuple[Slot, ...], tuple[int, ...]]:
     """Return the different slots of a batch, and for each layer the number of its slot.
 
-    Linear layers have number -1 in both cycles and none among the slots.
+    Linear layers have number -1 in both cycles and no slot.
 
     >>> join_cycles([(0, 0, 1), (2,)])
     (((0, 2), (1, 2)), (0, 0, 1))
@@ -195,21 +202,24 @@ def _build(
     shape, config = request.shape, request.config
     if not request.dealing.widths:
         config = replace(config, head_groups=1)  # plans of several groups are joined
+    # All masks share the blocks, so the mask that wants the smallest blocks decides.
     block = request.block_size or min(choose_block_size(f, cluster, config) for f in forms)
     if len(forms) == 1:
         return (build_plan(cut_blocks(forms[0], block), shape, cluster, config),)
+    # A mask weighs in the placement by the layers that run it.
     layers = [cycle.count(number) for number in range(len(forms))]
     cut = zip(cut_stack(forms, block), layers, strict=True)
     return build_stack(list(cut), shape, cluster, config).plans
 
 
-def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> Forms:
-    """Compile the masks of a sequence, by their number."""
+def _bind(sequence: SequenceRequest, masks: Sequence[Mask], sample: Sample) -> BoundSequence:
+    """Compile the masks of a sequence, and cut them where the sequence is cut."""
     used = (number for number in dict.fromkeys(sequence.cycle) if number >= 0)
-    found = {number: masks[number].compile(sample) for number in used}
-    if sequence.num_tokens == sample.length:
-        return found
-    return {number: truncate(form, sequence.num_tokens) for number, form in found.items()}
+    forms = {number: masks[number].compile(sample) for number in used}
+    is_cut = sequence.num_tokens != sample.length
+    if is_cut:
+        forms = {number: truncate(form, sequence.num_tokens) for number, form in forms.items()}
+    return BoundSequence(sequence, forms, is_cut)
 
 
 # The same few masks come batch after batch.
@@ -221,18 +231,16 @@ def _mask(mask: MaskText) -> Mask:
 def _provenance(
     request: PlanRequest, members: Sequence[BoundSequence], slot: Slot
 ) -> Provenance | None:
-    """Return what the mask was made of, if one mask made all of it and nothing was cut."""
-    sequences = [sequence for sequence, _ in members]
-    is_whole = all(Sample.from_json(s.sample).length == s.num_tokens for s in sequences)
-    if not is_whole or len(set(slot)) != 1:
+    """Return the spec and the samples of a plan's mask, if it is one mask and nothing was cut."""
+    if any(bound.is_cut for bound in members) or len(set(slot)) != 1:
         return None
     mask = request.masks[slot[0]]
-    samples = tuple(s.sample for s in sequences)
+    samples = tuple(bound.sequence.sample for bound in members)
     return Provenance(mask.spec, mask.call, samples, files=mask.files)
 
 
 def start() -> Callable[..., tuple[dict[str, Any], bytes]]:
-    """Return what answers the requests in a planner process; see `WorkerProgram`."""
+    """Return the function that answers requests in a planner process; see `WorkerProgram`."""
     return _answer
 
 
@@ -242,14 +250,15 @@ def _answer(message: dict[str, Any], *_: object) -> tuple[dict[str, Any], bytes]
         reply = plan_request(request)
         if message["kind"] == "parts":
             parts = encode_parts_of(reply, request.own_devices)
-        else:  # planned here, they are whole
+        else:
             plans = [plan for batch in reply.batches for plan in batch.plans]
+            # Plans made here are whole: the type allows for parts, which `decode_reply` makes.
             parts = [encode_reply(reply, [encode_plan(p) for p in plans if isinstance(p, Plan)])]
     return {"seconds": watch.seconds, "sizes": [*map(len, parts)]}, b"".join(parts)
 
 
 def truncate(form: Form, num_tokens: int) -> Form:
-    """Restrict an exact mask to its first rows and keys, in the form it has.
+    """Restrict an exact mask to its first rows and keys; its form stays the same.
 
     >>> truncate(Rows(3, [0, 1, 2, 3], [0, 1, 0], [3, 3, 1]), 2).tile(0, 2, 0, 2).tolist()
     [[True, True], [False, True]]
@@ -257,7 +266,8 @@ def truncate(form: Form, num_tokens: int) -> Form:
     if isinstance(form, Slabs | Rows):
         return _truncate_region(form, num_tokens)
     assert isinstance(form, Parts), f"no form: {type(form).__name__}"
-    cut = (  # labels and predicates are told where to end when they are asked
+    # Labels and predicates need no cut: each question says which rows and keys it is about.
+    cut = (
         replace(part, region=_truncate_region(part.region, num_tokens))
         if isinstance(part, RegionPart)
         else part
@@ -271,7 +281,7 @@ def _truncate_region(region: Slabs | Rows, num_tokens: int) -> Slabs | Rows:
         return truncate_slabs(region, num_tokens)
     row_ptr, start, end = region.row_ranges(0, num_tokens)
     kept = start < num_tokens
-    counts = np.append(0, np.cumsum(kept))[row_ptr]
+    counts = np.append(0, np.cumsum(kept))[row_ptr]  # kept ranges before each row
     return Rows(num_tokens, counts, start[kept], np.minimum(end[kept], num_tokens))
 
 
@@ -286,11 +296,11 @@ def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:
     """
     parts = []
     for q0, q1, k0, k1, a, b in slabs.table().tolist():
+        if k0 >= num_tokens:
+            continue
         stop = min(q1, num_tokens)
         if a:  # rows whose first key is inside
             stop = min(stop, q0 + num_tokens - k0)
-        if k0 >= num_tokens:
-            continue
         inside = stop if k1 <= num_tokens else q0
         if b:  # rows whose last key is inside
             inside = min(q0 + max(0, num_tokens - k1 + 1), stop)
@@ -305,7 +315,7 @@ def truncate_slabs(slabs: Slabs, num_tokens: int) -> Slabs:
 
 
 TILE = 64
-"""Rows of a mask without ranges that are looked at together: pairs grow with it, calls shrink."""
+"""Rows of a mask without ranges that are evaluated at once, in tiles of as many keys."""
 
 
 def hidden_from_next(sequences: Sequence[Iterable[Form]]) -> Runs:
@@ -313,7 +323,7 @@ def hidden_from_next(sequences: Sequence[Iterable[Form]]) -> Runs:
 
     Args:
         sequences: for each sequence of the batch the masks of its layers. The next token sees a
-            token if it does so in one layer at least.
+            token if it does in at least one layer.
 
     >>> own = Slabs(4, [0, 2], [2, 4], [0, 2], [1, 3], [0, 0], [1, 1])  # two documents of 2 tokens
     >>> hidden_from_next([[own], [own]])
@@ -322,51 +332,59 @@ def hidden_from_next(sequences: Sequence[Iterable[Form]]) -> Runs:
     is_hidden = [np.zeros(1, np.bool_)]
     for forms in sequences:
         sees = np.logical_or.reduce([sees_previous(form) for form in forms])
-        is_hidden += [~sees[1:], np.zeros(min(1, len(sees)), np.bool_)]  # the last has no next one
+        # The last token of a sequence has no next token, and is not hidden.
+        is_hidden += [~sees[1:], np.zeros(min(1, len(sees)), np.bool_)]
+    # False stands at both ends, so edges come in pairs: begin and end of each run.
     edges = np.flatnonzero(np.diff(np.concatenate(is_hidden).astype(np.int8)))
     return tuple((start, end) for start, end in edges.reshape(-1, 2).tolist())
 
 
 def sees_previous(form: Form) -> Bools:
-    """Return for every token whether it sees the one before it, bool ``[T]``; the first sees none.
+    """Return for every token whether it sees the token before, bool ``[T]``; the first is False.
 
     O(tokens + slabs), or O(tokens + ranges); a mask of tiles is evaluated along its diagonal.
 
     >>> sees_previous(Slabs(3, [0, 1], [1, 3], [0, 1], [1, 2], [0, 0], [0, 1])).tolist()
     [False, False, True]
     """
-    return _diagonal(form, -1)
+    regions = regions_of(form)
+    if isinstance(form, Parts) and len(regions) < len(form.parts):
+        return _previous_by_tiles(form)
+    sees = np.zeros(form.num_tokens, np.bool_)
+    for part in regions:
+        if 1 % part.period not in part.remainders:
+            continue
+        if part.is_transposed:  # row r sees key r - 1 if row r - 1 of the transposed sees key r
+            sees |= np.roll(_diagonal(part.region, 1), 1)
+        else:
+            sees |= _diagonal(part.region, -1)
+    return sees
 
 
-def _diagonal(form: Form, offset: int) -> Bools:
+def _previous_by_tiles(form: Parts) -> Bools:
+    sees = np.zeros(form.num_tokens, np.bool_)
+    for begin in range(1, form.num_tokens, TILE):
+        end = min(begin + TILE, form.num_tokens)
+        sees[begin:end] = form.tile(begin, end, begin - 1, end - 1).diagonal()
+    return sees
+
+
+def _diagonal(region: Slabs | Rows, offset: int) -> Bools:
     """Return for every row ``r`` whether it sees key ``r + offset``, bool ``[T]``."""
-    match form:
-        case Slabs():
-            return _diagonal_of_slabs(form, offset)
-        case Rows():
-            return _diagonal_of_rows(form, offset)
-        case Parts(parts=parts):
-            found = [_diagonal_of_part(p, offset) for p in parts if isinstance(p, RegionPart)]
-            if len(found) < len(parts):
-                return _diagonal_of_tiles(form, offset)
-            none = np.zeros(form.num_tokens, np.bool_)
-            return np.asarray(np.logical_or.reduce([none, *found]))
-    raise AssertionError(f"no form: {type(form).__name__}")
-
-
-def _diagonal_of_part(part: RegionPart, offset: int) -> Bools:
-    if -offset % part.period not in part.remainders:
-        return np.zeros(part.region.num_tokens, np.bool_)
-    if part.is_transposed:  # row r sees key r + d if of the transposed r + d sees r
-        return np.roll(_diagonal(part.region, -offset), -offset)
-    return _diagonal(part.region, offset)
+    if isinstance(region, Slabs):
+        return _diagonal_of_slabs(region, offset)
+    row = np.repeat(np.arange(region.num_tokens), np.diff(region.row_ptr))
+    holds = (region.kv_start <= row + offset) & (row + offset < region.kv_end)
+    found = np.zeros(region.num_tokens, np.bool_)
+    found[row[holds]] = True
+    return found
 
 
 def _diagonal_of_slabs(slabs: Slabs, offset: int) -> Bools:
-    """Mark, slab by slab, the run of rows whose keys hold the one on the diagonal.
+    """Mark for each slab the run of rows that see their key on the diagonal.
 
-    An end that moves with the rows lies on the same side of the diagonal on all of them; an end
-    that stands still is passed once.
+    An end that moves with the rows stays on one side of the diagonal; an end that stands still is
+    crossed once.
     """
     first, last = slabs.q_start, slabs.q_end
     start_moves, end_moves = slabs.start_slope == 1, slabs.end_slope == 1
@@ -375,24 +393,8 @@ def _diagonal_of_slabs(slabs: Slabs, offset: int) -> Bools:
     is_off = start_moves & (slabs.kv_start > first + offset)
     is_off |= end_moves & (slabs.kv_end <= first + offset)
     kept = ~is_off & (begin < end)
+    # Mark where runs begin and end: the running sum is positive inside them.
     change = np.zeros(slabs.num_tokens + 1, np.int64)
     np.add.at(change, begin[kept], 1)
     np.add.at(change, end[kept], -1)
     return np.asarray(np.cumsum(change)[:-1] > 0)
-
-
-def _diagonal_of_rows(rows: Rows, offset: int) -> Bools:
-    row = np.repeat(np.arange(rows.num_tokens), np.diff(rows.row_ptr))
-    holds = (rows.kv_start <= row + offset) & (row + offset < rows.kv_end)
-    found = np.zeros(rows.num_tokens, np.bool_)
-    found[row[holds]] = True
-    return found
-
-
-def _diagonal_of_tiles(form: Parts, offset: int) -> Bools:
-    count, found = form.num_tokens, np.zeros(form.num_tokens, np.bool_)
-    first, last = max(0, -offset), min(count, count - offset)
-    for begin in range(first, last, TILE):
-        end = min(begin + TILE, last)
-        found[begin:end] = form.tile(begin, end, begin + offset, end + offset).diagonal()
-    return found

@@ -1,4 +1,4 @@
-"""Sources of plans: each rank's own, or those of one rank that plans for all.
+"""Sources of plans: each rank plans for itself, or the first rank plans for all.
 
 The next batches are planned while the present one trains.
 """
@@ -7,12 +7,11 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TypeAlias
 
 import torch.distributed as dist
 
@@ -34,9 +33,6 @@ from dcp_runtime.transport.group_store import SERVER, open_store
 MAX_CACHED_PLANS = 32
 PLAN_TIME_LIMIT_S = 120.0
 
-OwnPlanner: TypeAlias = Callable[[], PlanReply]
-"""Makes the same plans in this process."""
-
 
 @dataclass(slots=True)
 class PlanningMetrics:
@@ -48,7 +44,7 @@ class PlanningMetrics:
         waited_s: seconds that the training loop waited for them.
         cached: plans that had been made before.
         lost: planner processes that died or took too long; their batches were planned anew.
-        compile_s: seconds that this process compiled the planner, in none of the others.
+        compile_s: seconds that this process compiled the planner; no other figure holds them.
         queued: plans under way when the latest was handed out.
         latest_s: seconds that planning the latest took.
         latest_waited_s: seconds that the training loop waited for it.
@@ -72,10 +68,15 @@ class PlanningMetrics:
 
 @dataclass(frozen=True, slots=True)
 class PendingPlan:
-    """A plan that is being made; what started it waits for it."""
+    """A plan that is being made, for the source that started it.
+
+    Attributes:
+        request: what to plan.
+        future: gives the plan, or its parts; ``None`` if no process makes it.
+        number: of the plan, in the order in which all ranks start plans (`SharedPlans`).
+    """
 
     request: PlanRequest
-    in_own_process: OwnPlanner
     future: "Future[tuple[PlanReply, float]] | Future[tuple[list[bytes], float]] | None"
     number: int = 0
 
@@ -86,7 +87,7 @@ class PendingPlan:
 
 
 class PlanSource(ABC):
-    """Makes plans: starts them early and hands them out when they are needed, in the same order.
+    """Makes plans: starts them early and hands them out in the same order when they are needed.
 
     Args:
         pool: planner processes; ``None`` plans in this process when a plan is taken.
@@ -97,8 +98,8 @@ class PlanSource(ABC):
         self.metrics = PlanningMetrics()
 
     @abstractmethod
-    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
-        """Begin with a plan, if something can make it beside the training loop."""
+    def start(self, request: PlanRequest) -> PendingPlan:
+        """Begin with a plan, if a process can make it beside the training loop."""
 
     def take(self, pending: PendingPlan, queued: int) -> PlanReply:
         """Wait for a plan, or make it.
@@ -119,31 +120,32 @@ class PlanSource(ABC):
 
     @abstractmethod
     def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
-        """Return the plan and how long making it took, ``None`` if it was made while waiting."""
+        """Return the plan and the seconds that it took; ``None`` if it was made while waiting."""
 
     def close(self) -> None:
         """End the planner processes; plan later batches in this process."""
-        pool, self.pool = self.pool, None  # first: callbacks of ended processes look at it
+        # Set to None before the processes end: their callbacks look at it.
+        pool, self.pool = self.pool, None
         if pool is not None:
             pool.close()
 
 
 class OwnPlans(PlanSource):
-    """Starts the plans of this rank and hands them out.
+    """The plans that this rank makes for itself.
 
-    A plan whose process is lost is made again in this process: the same plan, since planning is
-    deterministic, so that ranks that plan for themselves stay in step.
+    If a process is lost, this process makes its plan again. Planning is deterministic, so this is
+    the same plan, and the ranks, which all plan for themselves, still agree.
     """
 
     def __init__(self, pool: PlannerPool | None) -> None:
         super().__init__(pool)
         self._cache: OrderedDict[str, PlanReply] = OrderedDict()
 
-    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
+    def start(self, request: PlanRequest) -> PendingPlan:
         """Begin with a plan if there are processes to make it."""
         if self.pool is None or request.key in self._cache:
-            return PendingPlan(request, in_own_process, None)
-        return PendingPlan(request, in_own_process, self.pool.submit(request))
+            return PendingPlan(request, None)
+        return PendingPlan(request, self.pool.submit(request))
 
     def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         key = pending.request.key
@@ -154,17 +156,17 @@ class OwnPlans(PlanSource):
             made = self._made(pending)
         self._cache[key] = made[0]
         self._cache.move_to_end(key)
-        if len(self._cache) > MAX_CACHED_PLANS:  # of long runs most plans never come again
+        if len(self._cache) > MAX_CACHED_PLANS:  # in a long run most plans never come again
             self._cache.popitem(last=False)
         return made
 
     def _made(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if pending.future is None:
-            return pending.in_own_process(), None
+            return plan_request(pending.request), None
         try:
             plan, seconds = pending.future.result()
         except WorkerLost as error:
-            if self.pool is not None:  # else they were given up
+            if self.pool is not None:  # else `close` has ended the processes
                 self.metrics.lost += 1
                 what = "the batch is planned again here"
                 if self.pool.cannot_start:
@@ -172,13 +174,13 @@ class OwnPlans(PlanSource):
                     what = "from now on this process plans, when a batch is needed"
                 # Up through `_result`, `take` and `_epoch` to the line of the training loop.
                 warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=5)
-            return pending.in_own_process(), None
+            return plan_request(pending.request), None
         assert isinstance(plan, PlanReply), "this pool was asked for whole plans"
         return plan, seconds
 
 
 FALLBACK = "static:contiguous"
-"""Placement of a batch whose planner was lost: planned in milliseconds, valid, not the fastest."""
+"""Placement of a batch whose planner was lost: made in milliseconds, valid, not the fastest."""
 
 FIRST_NAP_S, LONGEST_NAP_S = 0.0005, 0.02
 
@@ -227,7 +229,8 @@ class PlanExchange:
                         f"{self._timeout_s:g} s; rank 0 may have failed, its message says why",
                         rank=0,
                     )
-                time.sleep(nap_s)  # short at first, as most plans are there already; then spare it
+                # Short at first, as most plans come soon; then longer, to spare the store.
+                time.sleep(nap_s)
                 nap_s = min(2 * nap_s, LONGEST_NAP_S)
             message = self._store.get(key)
             self._store.delete_key(key)  # else the store's memory would grow with every batch
@@ -254,41 +257,46 @@ class PlanExchange:
 
 
 class SharedPlans(PlanSource):
-    """Rank 0 plans ahead and publishes; every rank, rank 0 among them, takes its part.
+    """Rank 0 plans ahead and publishes; every rank, also rank 0, takes its part.
 
-    Since one rank decides for all, a planner process that is lost is no reason to wait: its batch
-    gets a static placement.
+    One rank decides for all, so a batch whose planner process is lost needs no second search: it
+    gets a static placement, and no rank waits for long.
     """
 
     def __init__(self, pool: PlannerPool | None, exchange: PlanExchange) -> None:
         super().__init__(pool)
         self._exchange = exchange
         self._started = 0
+        # By the number of a plan: a warning, and the seconds that it took. A thread of the pool
+        # writes them before it publishes the plan.
         self._lost: dict[int, str] = {}
         self._seconds: dict[int, float] = {}
 
-    def start(self, request: PlanRequest, in_own_process: OwnPlanner) -> PendingPlan:
+    def start(self, request: PlanRequest) -> PendingPlan:
         """Begin with a plan on rank 0; on other ranks only count it."""
         # All ranks start the same batches in the same order: the count names a batch everywhere.
         number, self._started = self._started, self._started + 1
         if self.pool is None:
-            return PendingPlan(request, in_own_process, None, number)
+            return PendingPlan(request, None, number)
         future = self.pool.submit_parts(request)
         future.add_done_callback(partial(self._publish, number, request))
-        return PendingPlan(request, in_own_process, future, number)
+        return PendingPlan(request, future, number)
 
     def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if self._exchange.rank == 0 and self.pool is None:
-            self._plan_here(pending.number, pending.request, pending.in_own_process)
+            self._plan_here(pending.number, pending.request)
         batch = self._exchange.take(pending.number)
         if (lost := self._lost.pop(pending.number, None)) is not None:
             self.metrics.lost += 1
             warnings.warn(lost, RuntimeWarning, stacklevel=4)
         return batch, self._seconds.pop(pending.number, None)
 
-    def _plan_here(self, number: int, request: PlanRequest, plan: OwnPlanner) -> None:
+    def _plan_here(self, number: int, request: PlanRequest, started_s: float | None = None) -> None:
+        """Plan in this process and publish; with `started_s` note the seconds since then."""
         try:
-            parts = encode_parts_of(plan(), request.own_devices)
+            parts = encode_parts_of(plan_request(request), request.own_devices)
+            if started_s is not None:
+                self._seconds[number] = perf_counter() - started_s
         except DCPError as error:
             self._exchange.fail(number, error)
         else:
@@ -297,32 +305,24 @@ class SharedPlans(PlanSource):
     def _publish(
         self, number: int, request: PlanRequest, done: "Future[tuple[list[bytes], float]]"
     ) -> None:
-        """Publish what a planner process made, on the thread that waited for it."""
+        """Publish the plan of a planner process; runs on the thread that waited for it."""
         pool = self.pool
         if done.cancelled() or pool is None or pool.is_closed:
-            return  # rank 0 plans it if it is taken all the same
-        started = perf_counter()
+            return  # if it is needed after all, rank 0 plans it in `_result`
+        started_s = perf_counter()
         try:
             parts, self._seconds[number] = done.result()
         except WorkerLost as error:
-            if pool.cannot_start:  # the next ones will not be there either
+            if pool.cannot_start:  # every batch would get a static placement: rank 0 searches here
                 self._lost[number] = f"{error}; rank 0 plans"
             else:
                 self._lost[number] = f"{error}; the batch is placed by {FALLBACK!r}"
                 request = replace(request, config=replace(request.config, partitioner=FALLBACK))
-
-            def plan_timed() -> PlanReply:
-                # From the text: this is another thread, and the values belong to the training loop.
-                made = plan_request(request)
-                self._seconds[number] = perf_counter() - started  # before a rank can take the plan
-                return made
-
-            self._plan_here(number, request, plan_timed)
-            return
+            self._plan_here(number, request, started_s)
         except DCPError as error:
             self._exchange.fail(number, error)
-            return
-        self._exchange.publish(number, parts)
+        else:
+            self._exchange.publish(number, parts)
 
 
 def make_plan_source(look_ahead: LookAhead, replicas: Replicas) -> PlanSource:
@@ -335,7 +335,7 @@ def make_plan_source(look_ahead: LookAhead, replicas: Replicas) -> PlanSource:
             f"planner='first': which ranks are one of the {replicas.count} replicas? Give "
             "Planning.group the DeviceMesh of all of them, with dims named dp and cp"
         )
-    # Twice: a planner that is lost at its limit is followed by a static plan of the first rank.
+    # Twice the limit: if a planner is lost at its limit, the first rank still makes a static plan.
     exchange = PlanExchange(replicas.group, 2 * PLAN_TIME_LIMIT_S)
     if exchange.size != replicas.context_ranks:
         raise RunError(

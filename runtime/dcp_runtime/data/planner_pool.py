@@ -1,8 +1,8 @@
 """Planner processes, and the messages between them and a rank.
 
-A request to plan global batches travels as a line of JSON, a reply as the same and the plans behind
-it. The processes are started as programs of their own, not forked and not by importing the user's
-script again, so that a training script needs no ``if __name__ == "__main__"``.
+A request to plan global batches is a line of JSON; a reply is a line of JSON with the plans behind
+it. The processes start as programs of their own. They are not forked, and do not import the user's
+script again, so a training script needs no ``if __name__ == "__main__"``.
 """
 
 import hashlib
@@ -22,20 +22,27 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans, whole_plan
 from dcp_runtime.run_log.records import PlanFacts
 
-# Here, where no torch is loaded: planner processes say it as well.
+# Defined here because planner processes use it, too, and do not load torch.
 SKIP_HINT = "policy='skip' leaves such rows out and counts them"
 
 Runs: TypeAlias = tuple[tuple[int, int], ...]
 """Half-open runs of packed positions, rising."""
 
 MOST_FAILED_STARTS = 2
-"""Processes in a row that end before they are ready, after which none is started."""
+"""Processes in a row that end before they are ready; after that, none is started any more."""
 
 _T = TypeVar("_T")
 
 
 class MaskText(NamedTuple):
-    """A mask as text: that of its spec, whose path, its call, path and text of what is imported."""
+    """A mask as text.
+
+    Attributes:
+        spec: text of its spec.
+        name: path of the spec, for messages.
+        call: name or call of the mask in the spec.
+        files: path and text of each file that the spec imports.
+    """
 
     spec: str
     name: str
@@ -44,14 +51,21 @@ class MaskText(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask) -> "MaskText":
-        """Write down what makes a mask."""
+        """Return the texts from which a mask can be made again."""
         program, imported = mask.scope.program, mask.scope.imported
         return cls(program.text, program.name, mask.call, tuple(imported.files.items()))
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceRequest:
-    """One sequence of a global batch."""
+    """One sequence of a global batch.
+
+    Attributes:
+        row: its number in the data set, for messages.
+        cycle: for each layer the number of its mask in the request, -1 if the layer is linear.
+        sample: JSON of the sample that the masks read.
+        num_tokens: tokens that take part; fewer than the sample has if the row was cut.
+    """
 
     row: int
     cycle: tuple[int, ...]
@@ -80,12 +94,12 @@ class PlanRequest:
     config: PlanConfig
 
     def to_json(self) -> str:
-        """Return one line; equal requests give equal lines."""
+        """Return the request as one line; equal requests give equal lines."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> "PlanRequest":
-        """Read what `to_json` wrote."""
+        """Read a line of `to_json`."""
         values = json.loads(text)
         values["masks"] = tuple(
             MaskText(spec, name, call, tuple((path, text) for path, text in files))
@@ -108,8 +122,8 @@ class PlanRequest:
 
     @property
     def key(self) -> str:
-        """Name of the plans in a cache: sha256 of the request without the rows it came from."""
-        # Equal batches of different rows have the same plan; only the names of rows differ.
+        """Name of the plans in a cache: sha256 of the request without the numbers of its rows."""
+        # Equal sequences have equal plans, from whatever rows they come; rows are named afterwards.
         same = asdict(replace(self, sequences=tuple(replace(s, row=0) for s in self.sequences)))
         return hashlib.sha256(json.dumps(same).encode()).hexdigest()
 
@@ -138,8 +152,8 @@ class MicroBatch:
         return self.plans[0] if len(self.plans) == 1 else StackedPlans(self.plans, self.cycle)
 
     def named(self, rows: Sequence[int], names: tuple[str, ...]) -> "MicroBatch":
-        """Return it with plans, or parts of plans, of its own that name their sequences."""
-        # Here, not where they are planned: batches of other rows may share the plans.
+        """Return it with copies of its plans, or of their parts, that name their sequences."""
+        # Named here and not by the planner, as batches of other rows may share the cached plans.
         origin = "rows " + ", ".join(map(str, rows))
         plans: list[Plan | PlanPart] = []
         for plan in self.plans:
@@ -152,14 +166,14 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlanReply:
-    """The micro-batches of a replica, and the rows that turned out not to fit their mask.
+    """The micro-batches of a replica, and the sequences that do not fit their mask.
 
     Attributes:
-        batches: none if no sequence is left.
+        batches: empty if no sequence is left.
         left_out: number within the request of each sequence that does not fit its mask, and why.
-        hidden: runs of tokens of all kept sequences, one behind the other, that the next token of
-            their sequence does not see in any layer.
-        steps: of each kept sequence the number of its global batch.
+        hidden: runs of tokens that the next token of their sequence does not see in any layer;
+            positions in all kept sequences, packed one after another.
+        steps: for each kept sequence the number of its global batch within the request.
         overflow: as of `Dealt`.
     """
 
@@ -171,7 +185,7 @@ class PlanReply:
 
 
 def encode_reply(reply: PlanReply, plans: Sequence[bytes]) -> bytes:
-    """Write a reply down: a line of JSON, and behind it its plans, or a device's parts of them."""
+    """Write a reply as a line of JSON, and behind it its plans, or a device's parts of them."""
     batches = [[b.members, b.first, b.cycle, b.facts] for b in reply.batches]
     beside = ("left_out", "hidden", "steps", "overflow")
     head = {"sizes": [*map(len, plans)], "batches": batches}
@@ -180,12 +194,12 @@ def encode_reply(reply: PlanReply, plans: Sequence[bytes]) -> bytes:
 
 
 def encode_parts_of(reply: PlanReply, devices: range) -> list[bytes]:
-    """Return the reply for each of some devices, which all micro-batches share."""
+    """Return the encoded reply for each of the devices, which take part in all micro-batches."""
     parts: list[list[bytes]] = [[] for _ in devices]
     for batch in reply.batches:
         for plan in batch.plans:
             assert isinstance(plan, Plan), "parts are cut from whole plans"
-            # Devices are numbered over all groups of the replica, plans from 0 in their own.
+            # `devices` count over all replicas, the parts of a plan from 0 in their own group.
             own = encode_parts(plan)
             for place, device in enumerate(devices):
                 parts[place].append(own[device - batch.first])
@@ -195,7 +209,11 @@ def encode_parts_of(reply: PlanReply, devices: range) -> list[bytes]:
 def decode_reply(
     data: bytes, decode: Callable[[bytes], Plan | PlanPart] = decode_part
 ) -> PlanReply:
-    """Read one device's part of a reply, or with another `decode` what else its plans are."""
+    """Read the reply for one device; `decode` reads a plan, by default a device's part of it.
+
+    Raises:
+        RunError: if the data is no such reply.
+    """
     head, _, rest = data.partition(b"\n")
     try:
         found = json.loads(head)
@@ -214,7 +232,7 @@ def decode_reply(
 
 
 class PlannerPool:
-    """Some planner processes, each planning one batch at a time; they start when first needed.
+    """Planner processes that plan one batch each at a time; they start when first needed.
 
     They end with `close`, when the pool is no longer used, and when this process ends.
 
@@ -224,7 +242,7 @@ class PlannerPool:
     """
 
     def __init__(self, size: int, time_limit_s: float) -> None:
-        # By name: that module imports this one, and only a planner process runs it.
+        # By name: that module imports this module, which so cannot import it.
         program = WorkerProgram("dcp_runtime.data.make_plans:start")
         self._pool = WorkerPool(
             [Worker(program, "the planner", MOST_FAILED_STARTS) for _ in range(size)]
@@ -256,17 +274,19 @@ class PlannerPool:
     ) -> "Future[tuple[_T, float]]":
         message, limit_s = {"request": request.to_json(), "kind": kind}, self._time_limit_s
 
-        def plan(worker: Worker) -> tuple[_T, float]:  # holds no pool: nobody may hold it but users
+        # It does not refer to `self`: the pool must be freed, and end, when users drop it.
+        def plan(worker: Worker) -> tuple[_T, float]:
             try:
                 answer, blob = worker.call(message, limit_s)
             except TaskError as error:
+                # `kinds` names the classes of the error in the other process.
                 refused = DatasetError if "DatasetError" in error.kinds else RunError
                 raise refused(str(error)) from error
             try:
                 ends = pairwise([0, *accumulate(answer["sizes"])])
                 return read([blob[start:end] for start, end in ends]), answer["seconds"]
             except (DCPError, KeyError, TypeError, ValueError) as error:
-                worker.end()
+                worker.end()  # the next answers may be as unreadable
                 raise WorkerLost(f"the planner's answer cannot be read: {error}") from error
 
         try:
@@ -287,7 +307,7 @@ class PlannerPool:
 
     @property
     def cannot_start(self) -> bool:
-        """Return whether processes end again and again before they are ready."""
+        """Return whether processes keep ending before they are ready."""
         return any(worker.cannot_start for worker in self._pool.workers)
 
     @property

@@ -1,7 +1,7 @@
-"""Rows of a data set, whatever holds it; packed by epoch, each matched with its mask.
+"""Rows of any data set, packed by epoch, each matched with its mask.
 
-The data set is ours, Hugging Face's, a list of dictionaries or a stream. Masks are compiled by
-whoever plans: a rank that is sent its part of a plan never needs them.
+The data set is ours, Hugging Face's, a list of dictionaries or a stream. Masks are found here but
+not compiled: the process that plans does that, and a rank that gets its part of a plan needs none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Tokens: TypeAlias = Ints
 Packs: TypeAlias = tuple[tuple[int, ...], ...]
 MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
 Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
-"""From the number and the columns of a row to its mask, or those of its layers, and its sample."""
+"""Maps the number and the columns of a row to its mask or stack of masks, and to its sample."""
 
 ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
@@ -62,7 +62,7 @@ def read_tokens(names: Sequence[str], row: Row, index: int) -> Tokens:
 def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user's row holds
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of several lengths; refused below
         array = np.empty((), object)
     if array.ndim > 1 and array.dtype.kind in "iu":
         raise DatasetError(
@@ -81,13 +81,14 @@ class IndexedRows:
 
     Args:
         dataset: has ``len`` and gives a row by number.
-        token_column: the column that holds them; ``None`` for ``tokens``, else ``input_ids``.
+        token_column: the column that holds the tokens; ``None`` for ``tokens``, else ``input_ids``.
     """
 
     def __init__(self, dataset: Dataset | Sequence[Row], token_column: str | None) -> None:
         self._dataset = dataset
         self._names = token_columns(token_column)
-        self._is_ours = isinstance(dataset, Dataset) and token_column is None
+        # Our own data sets know the lengths and the tokens of their rows, if no column is named.
+        self._ours = dataset if isinstance(dataset, Dataset) and token_column is None else None
         self._lengths: Ints | None = None
 
     def __len__(self) -> int:
@@ -105,10 +106,10 @@ class IndexedRows:
 
     @property
     def lengths(self) -> Ints:
-        """Tokens of every row, int64 ``[N]``; reads all rows where no file or table says it."""
+        """Tokens of every row, int64 ``[N]``; reads all rows if no file or table holds them."""
         if self._lengths is None:
-            if isinstance(self._dataset, Dataset) and self._is_ours:
-                self._lengths = self._dataset.lengths
+            if self._ours is not None:
+                self._lengths = self._ours.lengths
             elif (told := _lengths_of_arrow(self._dataset, self._names)) is not None:
                 self._lengths = told
             else:
@@ -125,10 +126,11 @@ class IndexedRows:
                 f"row {index} is gone: the data set had {len(self.lengths)} rows when the loader "
                 f"was made and has {len(self._dataset)} now; make a new loader"
             ) from error
-        if isinstance(self._dataset, Dataset) and self._is_ours:
-            found = np.asarray(self._dataset.tokens(index)).astype(np.int64)
+        if self._ours is not None:
+            found = np.asarray(self._ours.tokens(index)).astype(np.int64)
         else:
             found = read_tokens(self._names, row, index)
+        # A row that has changed may no longer fit its pack.
         if self._lengths is not None and len(found) != self._lengths[index]:
             raise DatasetError(
                 f"row {index} had {self._lengths[index]} tokens when the loader was made and has "
@@ -138,7 +140,7 @@ class IndexedRows:
 
 
 class StreamedRows:
-    """An iterable data set: rows come one behind the other, their number is not known.
+    """An iterable data set: rows come one after another, and their number is not known.
 
     Args:
         dataset: iterates from the first row on, always over the same rows in the same order; an
@@ -158,6 +160,7 @@ class StreamedRows:
                 f"the rows came from a {type(self._dataset).__name__}, which gives them only once; "
                 "for more epochs give list(rows), or an object whose __iter__ starts anew"
             )
+        # Noted here, as an iterator does not tell whether it is used up.
         self._is_read = True
         rows = iter(self._dataset)
         passed = sum(1 for _ in islice(rows, index))
@@ -171,9 +174,10 @@ class StreamedRows:
 
 
 def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's
-    """Return the lengths that the Arrow tables of a Hugging Face data set hold; no row is made.
+    """Return the lengths that the Arrow tables of a Hugging Face data set hold, without its rows.
 
-    ``None`` if it is another data set, makes its rows anew when asked, or has rows without tokens.
+    ``None`` if it is another data set, computes its rows when asked (``with_transform``), or has
+    rows without tokens.
     """
     told = getattr(dataset, "format", None)
     if not isinstance(told, Mapping) or told.get("type") == "custom":
@@ -189,7 +193,7 @@ def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any
         column = table[name]
         is_list = isinstance(column.type, pa.ListType | pa.LargeListType)
         if column.null_count or not is_list or not pa.types.is_integer(column.type.value_type):
-            return None  # read one by one, they are refused by number
+            return None  # rows are then read one by one, and bad rows refused by their number
         lengths.append(pc.list_value_length(column).to_numpy().astype(np.int64))
     return np.concatenate(lengths)
 
@@ -197,7 +201,7 @@ def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any
 def open_rows(
     dataset: Any, token_column: str | None
 ) -> IndexedRows | StreamedRows:  # Any: a user's
-    """Wrap a data set by what it can do: give rows by number, or one behind the other."""
+    """Wrap a data set as `IndexedRows` if it gives rows by number, else as `StreamedRows`."""
     if isinstance(dataset, DataLoader) and dataset.batch_sampler is not None:
         raise DatasetError(
             "expected a data set of rows, got batches of torch's DataLoader; DCPDataloader packs "
@@ -221,9 +225,10 @@ def open_rows(
 def make_resolver(
     rows: IndexedRows | StreamedRows, dataset: object, mask_fn: MaskFunction, path: str
 ) -> Resolver:
-    """Return the function that finds mask and sample of a row."""
+    """Return the function that finds the mask and the sample of a row."""
     if isinstance(mask_fn, Spec):
         return _attached(rows, dataset, mask_fn, path)
+    # mypy forgets inside a function what an argument was narrowed to: hence the new names.
     if isinstance(mask_fn, Mask | Stack):
         always = mask_fn
         return lambda _, row: (always, Sample.of(row, always))
@@ -245,7 +250,10 @@ def make_resolver(
 
 
 def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, path: str) -> Resolver:
-    """Resolve through the first ``for`` that matches: a row's file, in memory its columns."""
+    """Resolve by the first ``for`` of the spec that matches a row's file, or in memory its columns.
+
+    Rows of one file, or with the same columns, share an attachment.
+    """
     if isinstance(dataset, Dataset):
         attachments, files = spec.attachments_of(dataset), dataset
 
@@ -255,7 +263,7 @@ def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, pat
     else:
         of_columns = cache(partial(spec.attachment, path))
         if isinstance(rows, IndexedRows):
-            of_columns(rows.columns)  # what matches nothing is said now
+            of_columns(rows.columns)  # raises now, not in the first batch, if nothing matches
 
         def find(index: int, row: Row) -> Attachment:
             return of_columns(frozenset(row))
@@ -270,18 +278,20 @@ def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, pat
 def pack_epoch(
     rows: Sequence[int], lengths: Sequence[int], packing: Packing, dealing: Dealing, epoch: int
 ) -> Packs:
-    """Return the rows of every pack of one epoch; each row is in exactly one, unless left out last.
+    """Return the rows of every pack of an epoch.
 
+    Each row is in exactly one pack, but for rows of the last global batch under `drop_last`.
     `dealing` says how large a pack is, and how many a global batch takes.
     """
-    # Of seed and epoch alone, so that all ranks and a resumed run shuffle alike.
+    # Seed and epoch alone decide, so that all ranks and a resumed run shuffle alike.
     rng = np.random.default_rng([packing.seed, epoch])
     order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
     packed = pack(
         [int(lengths[i]) for i in order], dealing.room(dealing.widest), order=packing.order
     )
     packs = [tuple(int(rows[order[i]]) for i in own) for own in packed]
-    # Before they are shuffled: of packs by decreasing length only the last ones are far from full.
+    # Before packs are shuffled: in decreasing order only the last packs are far from full. The last
+    # global batch goes even if it is full, hence the 1.
     if packing.drop_last:
         packs = packs[: max(0, len(packs) - 1) // dealing.packs * dealing.packs]
     if packing.shuffle and packing.order == "decreasing":

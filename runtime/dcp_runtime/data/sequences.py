@@ -1,7 +1,7 @@
-"""Sequences of a batch: rows that were screened, with their masks and a value per token by column.
+"""Sequences of a batch: screened rows with their masks, and columns with a value per token.
 
 Rows that cannot be trained on raise an error, or are left out and counted. Columns hold targets,
-positions, and what a user wants beside them.
+positions, and the extra columns that a user names.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ from dcp_runtime.errors import RunError
 Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
 
 KEPT_EXAMPLES = 20
+"""Rows left out or cut whose reasons are kept as text."""
 
 IGNORE_LABEL = -100
 """Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
@@ -28,23 +29,23 @@ IGNORE_LABEL = -100
 LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
 
 MANY = 8
-"""Labels that all lie one token too early before a column counts as shifted, not as a chance."""
+"""Labels that must all equal the next token before a column counts as shifted, not as chance."""
 
 UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
-"""Columns of other tools that leave tokens out; ignored, they would train on prompts or padding."""
+"""Columns of other tools that leave tokens out; unread, they would let prompts or padding train."""
 
 Values: TypeAlias = NDArray[np.generic]
 
 
 @dataclass(slots=True)
 class Screening:
-    """Applies a policy and keeps the record; nothing is left out without being in it.
+    """Applies a policy to bad rows, and records every row and target that is left out.
 
     Attributes:
         policy: ``"error"`` raises for the first bad row; ``"skip"`` leaves bad rows out;
             ``"truncate"`` cuts rows longer than the budget and raises for the others.
         counts: rows left out or cut, by reason.
-        examples: what was wrong with the first `KEPT_EXAMPLES` of them.
+        examples: the faults of the first `KEPT_EXAMPLES` of them.
         hidden_targets: targets left out because they do not see the token before them.
     """
 
@@ -52,6 +53,7 @@ class Screening:
     counts: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     hidden_targets: int = 0
+    # Rows that are counted already: a second epoch finds the same rows again.
     _known: set[tuple[int, str]] = field(default_factory=set)
 
     def leave_out(self, row: int, reason: Reason, what: str) -> None:
@@ -89,7 +91,7 @@ class Screening:
             self.hidden_targets += count
 
     def _record(self, row: int, reason: Reason, what: str) -> None:
-        if (row, reason) in self._known:  # a second epoch finds the same rows
+        if (row, reason) in self._known:
             return
         self._known.add((row, reason))
         self.counts[reason] = self.counts.get(reason, 0) + 1
@@ -102,11 +104,11 @@ class TokenColumns:
     """The columns of a row that hold a value per token.
 
     Attributes:
-        targets: int64 ``[n]``, what the token before should predict at each token; `IGNORE_LABEL`
-            where the loss does not count it.
+        targets: int64 ``[n]``, for each token the id that the token before is to predict there;
+            `IGNORE_LABEL` where the loss does not count it.
         positions: int64 ``[n]``.
-        previous: int64 ``[n]``, the token that predicts each; -1 for the first of a path.
-        weights: float32 ``[n]``, how much each counts as a target.
+        previous: int64 ``[n]``, the token that predicts each token; -1 for the first of a path.
+        weights: float32 ``[n]``, how much each token counts as a target.
         extra: the extra columns, bool, int64 or float32 ``[n]`` each.
     """
 
@@ -162,7 +164,7 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
 
 
 def _check_unread(rules: RowRules, row: Row, length: int) -> None:
-    """Refuse a data set with a well-known mask that leaves tokens out and that nothing reads."""
+    """Refuse a row with a well-known mask that leaves tokens out, if no rule reads that mask."""
     for name in UNREAD_MASKS:
         if name in rules.extra_columns or row.get(name) is None:
             continue
@@ -178,7 +180,7 @@ def _check_unread(rules: RowRules, row: Row, length: int) -> None:
 
 
 def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
-    """Return the labels of a row, each beside its token; ``None`` if there are none to be read."""
+    """Return the labels of a row, label i at token i; ``None`` if the row has none to read."""
     if name is None or (name == "labels" and name not in row):
         return None
     labels = _integers(_read(name, "the labels", LABELS, row, len(tokens)))
@@ -191,6 +193,7 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
 def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
     """Refuse labels that are already shifted, where each label is the next token."""
     seen = labels[:-1] != IGNORE_LABEL
+    # A row of one repeated token looks shifted and unshifted alike: it passes.
     early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
     if len(early) >= MANY and (early == next_ones).all() and (early != own).any():
         raise RunError(
@@ -213,7 +216,7 @@ def _counted(name: str | None, row: Row, length: int) -> NDArray[np.bool_] | Non
 def _check_agreement(
     rules: RowRules, labelled: NDArray[np.bool_], counted: NDArray[np.bool_]
 ) -> None:
-    """Refuse two columns that count different targets; the first token is no target of either."""
+    """Refuse two columns that count different targets; the first token is never a target."""
     differs = 1 + np.flatnonzero(labelled[1:] != counted[1:])
     if not len(differs):
         return
@@ -247,7 +250,7 @@ def _extra(name: str, row: Row, length: int) -> Values:
         if integers is None:
             raise _refusal(name, "numbers that fit into int64", row, length)
         return integers
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore"):  # numbers too large become infinite, which is refused below
         kept = found.astype(np.float32)
     if not np.array_equal(np.isfinite(kept), np.isfinite(found)):
         raise _refusal(name, "numbers that fit into float32", row, length)
@@ -255,7 +258,7 @@ def _extra(name: str, row: Row, length: int) -> Values:
 
 
 def _integers(values: Values) -> Ints | None:
-    """Return integers as int64; ``None`` if they are none, or do not fit."""
+    """Return integers as int64; ``None`` if they are no integers, or too large."""
     if values.dtype.kind not in "iu":
         return None
     found = values.astype(np.int64)
@@ -263,7 +266,7 @@ def _integers(values: Values) -> Ints | None:
 
 
 def _read(name: str, use: str, wanted: str, row: Row, length: int) -> Values:
-    """Return the numbers of a column; `use` and `wanted` tell what is read from it."""
+    """Return the numbers of a column; messages quote `use` and `wanted`, its purpose and values."""
     if name not in row:
         have = ", ".join(f"`{column}`" for column in sorted(row))
         raise DatasetError(f"no column `{name}` for {use}; there are {have}")
@@ -293,12 +296,12 @@ class PackedSequence:
 
     Attributes:
         row: its number in the data set.
-        name: as `row_name` makes it, for people.
+        name: name of the row in messages and plans, from `row_name`.
         tokens: int64 ``[n]``, those that take part.
-        columns: what the row's columns say about each of them.
-        masks: the different ones of its layers.
+        columns: the values of each of these tokens.
+        masks: the different masks of its layers.
         cycle: for each layer the number of its mask; repeats over the layers of a model.
-        sample: what they are made of; may be longer than ``n``.
+        sample: the columns that the masks read; longer than ``n`` if the row was cut.
     """
 
     row: int
@@ -312,7 +315,7 @@ class PackedSequence:
 
 @dataclass(slots=True)
 class RowReader:
-    """Makes rows ready, one at a time; `way_out` says what to do about one longer than `room`."""
+    """Reads rows one at a time; messages give `way_out` for a row longer than `room`."""
 
     resolve: Resolver
     room: int
@@ -321,7 +324,7 @@ class RowReader:
     rules: RowRules
 
     def usable_tokens(self, row: int, length: int) -> int:
-        """Return how many tokens of a row take part by its length alone; 0 leaves it out.
+        """Return how many tokens of a row take part, judged by its length; 0 leaves it out.
 
         Raises:
             DatasetError: if the row cannot be used and the policy is to raise.
@@ -334,7 +337,7 @@ class RowReader:
         return length
 
     def read(self, index: int, row: Row, tokens: Tokens) -> PackedSequence | None:
-        """Find the masks of a row; ``None`` leaves it out.
+        """Find the masks and columns of a row; ``None`` leaves it out.
 
         Raises:
             DatasetError: naming the row, if its columns do not fit and the policy is to raise.
@@ -347,6 +350,7 @@ class RowReader:
             found, sample = self.resolve(index, _with_length(row, len(tokens)))
             stack = Stack.of(found) if isinstance(found, Mask) else found
             masks, cycle = stack.masks, stack.cycle()
+            # Of the whole row, whose length all columns must have; they are cut below.
             columns = read_columns(self.rules, row, tokens, find_paths(masks, sample))
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
@@ -358,7 +362,7 @@ class RowReader:
 
 
 def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
-    """Find positions and targets in the layout with branches that the masks of a row read."""
+    """Find the paths of the layout with branches that the masks of a row read; ``None`` without."""
     found = [paths for mask in masks if (paths := token_paths(mask, sample)) is not None]
     if any((paths.previous != found[0].previous).any() for paths in found):
         raise DatasetError(
@@ -369,7 +373,7 @@ def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
 
 
 def _with_length(row: Row, length: int) -> Row:
-    """Add the length to a row: masks read it whatever the column of the tokens is called."""
+    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is."""
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")
