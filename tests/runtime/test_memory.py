@@ -21,6 +21,8 @@ def allocated(value, seen):
         is_new = storage.data_ptr() not in seen and storage.nbytes() > 0
         seen.add(storage.data_ptr())
         return storage.nbytes() if is_new else 0
+    if isinstance(value, dict):
+        value = tuple(value.values())
     if isinstance(value, tuple | list):
         return sum(allocated(part, seen) for part in value)
     names = getattr(type(value), "__slots__", ()) or getattr(value, "__dict__", ())

@@ -61,7 +61,7 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     with torch.autocast(q.device.type, enabled=False):
         dq, *dkv = prepared.backward(q, kv, out, lse, dout, scale)
         dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, out, dout)
-    # Operators return tensors alone: an empty one stands for None.
+    # Operators return only tensors: an empty tensor stands for None.
     return dq, dkv[0], dkv[1] if v is not None else q.new_empty(0), dsinks
 
 
@@ -90,7 +90,7 @@ def _backward_shapes(
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, *tensors, scale, _ = inputs
     out, lse, call = output
-    # lse and the call have no gradient, and no zeros need to stand for one.
+    # lse and the call have no gradient; torch need not make zeros in their place.
     ctx.set_materialize_grads(False)
     ctx.scale = scale
     ctx.save_for_backward(call, *tensors, out, lse)

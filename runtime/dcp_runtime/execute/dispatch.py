@@ -44,7 +44,7 @@ def dispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
     """
     if isinstance(x, DTensor):
         group = x.device_mesh if group is None else group
-        # The gradient of a rank is 0 outside its own rows: the whole one is a sum over ranks.
+        # The gradient of a rank is 0 outside its own rows, a part of the sum over ranks.
         x = x.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
     chosen = process_group(group)
     own = _rows(plan, chosen)[dist.get_rank(chosen)]

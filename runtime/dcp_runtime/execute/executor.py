@@ -39,7 +39,7 @@ TransportName: TypeAlias = Literal["symmetric"]
 DEFAULT_TIMEOUT_S = 600.0
 
 TRACED_BATCHES = 16
-"""Batches whose events are recorded in any case, the first of an executor."""
+"""The first batches of an executor, whose events are recorded in any case."""
 
 _NONE_PREPARED = "no plan is prepared; call executor.prepare(plan) before the first layer"
 _GIVE_THE_PLAN = (

@@ -87,13 +87,21 @@ class Pass(ABC):
         self._sum_type = accumulator_dtype(self._kv.dtype)
         is_wide = part.plan.shape.float32_partials
         self._partial_type = self._sum_type if is_wide else self._kv.dtype
-        self._partials: tuple[Tensor, ...] = ()  # where partial results arrive
+        # The tensors that travel as one kind; a direction adds the buffers of its partial results.
+        self._buffers: dict[TransferKind, tuple[Tensor, ...]] = {
+            TransferKind.Q: self._queries, TransferKind.KV: (self._kv,)
+        }  # fmt: skip
 
     @property
     def receive_bytes(self) -> int:
         """Bytes of the receive buffers, as ``receive_buffer_bytes`` of the planner counts them."""
-        arriving = (tensor[self._num_local :] for tensor in (*self._queries, self._kv))
-        return sum(tensor.nbytes for tensor in (*arriving, *self._partials))
+        # Inputs arrive behind the local rows, partial results in buffers of their own.
+        arriving = (
+            buffer[0 if kind.is_result else self._num_local :]
+            for kind, buffers in self._buffers.items()
+            for buffer in buffers
+        )
+        return sum(rows.nbytes for rows in arriving)
 
     def copy(self) -> None:
         """Copy the own blocks into the working buffers."""
@@ -103,32 +111,24 @@ class Pass(ABC):
 
     def outgoing(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Return the contiguous tensors to send: inputs as they lie, or the result so far."""
-        return self._result(transfer) if transfer.kind.is_result else self._inputs(transfer)
+        return self._result(transfer) if transfer.kind.is_result else self._rows(transfer)
 
     def incoming(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Return the contiguous tensors to receive into; the results of a new block start at 0."""
-        if transfer.kind.is_result:
-            return self._partial(transfer)
-        # Results lie at the rows of their inputs, which an earlier block may have used.
-        self._clear(transfer)
-        return self._inputs(transfer)
+        if not transfer.kind.is_result:
+            # Results lie at the rows of their inputs, which an earlier block may have used.
+            self._clear(transfer)
+        return self._rows(transfer)
 
     def row_bytes(self, kind: TransferKind) -> tuple[int, ...]:
         """Return the bytes of a token in each tensor that travels as the given kind."""
-        return tuple(x.stride(0) * x.element_size() for x in self._buffers(kind))
+        return tuple(x.stride(0) * x.element_size() for x in self._buffers[kind])
 
-    def _buffers(self, kind: TransferKind) -> tuple[Tensor, ...]:
-        if kind.is_result:
-            return self._partials_of(kind)
-        return (self._kv,) if kind == TransferKind.KV else self._queries
-
-    def _inputs(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        return tuple(buffer[transfer.rows] for buffer in self._buffers(transfer.kind))
-
-    def _partial(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return where a partial result arrives."""
-        rows = slice(transfer.slot, transfer.slot + transfer.num_tokens)
-        return tuple(buffer[rows] for buffer in self._buffers(transfer.kind))
+    def _rows(self, transfer: Transfer) -> tuple[Tensor, ...]:
+        """Return the rows where an input lies, or where a partial result arrives."""
+        first = transfer.slot if transfer.kind.is_result else transfer.row
+        rows = slice(first, first + transfer.num_tokens)
+        return tuple(buffer[rows] for buffer in self._buffers[transfer.kind])
 
     @abstractmethod
     def attend(self, kernel: Kernel, table: TileTable) -> None:
@@ -141,10 +141,6 @@ class Pass(ABC):
     @abstractmethod
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         """Return the result of a transfer's block so far."""
-
-    def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
-        """Return the buffers where partial results of a kind arrive."""
-        return self._partials
 
     @abstractmethod
     def _clear(self, transfer: Transfer) -> None:
@@ -166,10 +162,10 @@ class ForwardPass(Pass):
         self._state = AttentionState.empty(
             len(self._q), q.shape[1], q.shape[2], self._sum_type, device=q.device
         )
-        rows = self._plan.receive_rows[TransferKind.OUT]
-        self._partials = (
-            q.new_empty(rows, q.shape[1], dtype=self._sum_type),
-            q.new_empty(rows, *q.shape[1:], dtype=self._partial_type),
+        received = self._plan.receive_rows[TransferKind.OUT]
+        self._buffers[TransferKind.OUT] = (
+            q.new_empty(received, q.shape[1], dtype=self._sum_type),
+            q.new_empty(received, *q.shape[1:], dtype=self._partial_type),
         )
 
     def result(self) -> tuple[Tensor, Tensor]:
@@ -190,7 +186,7 @@ class ForwardPass(Pass):
 
     def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result by log-sum-exp."""
-        lse, out = self._partial(transfer)
+        lse, out = self._rows(transfer)
         self._state.merge(transfer.row, out, lse)
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
@@ -222,11 +218,10 @@ class BackwardPass(Pass):
             torch.zeros(q.shape, dtype=self._sum_type, device=q.device),
             torch.zeros(self._kv.shape, dtype=self._sum_type, device=q.device),
         )
-        received, home = self._plan.receive_rows, self._partial_type
-        self._partials = (
-            q.new_empty(received[TransferKind.DQ], *q.shape[1:], dtype=home),
-            q.new_empty(received[TransferKind.DKV], *self._kv.shape[1:], dtype=home),
-        )
+        for kind, like in ((TransferKind.DQ, q), (TransferKind.DKV, self._kv)):
+            received = self._plan.receive_rows[kind]
+            buffer = q.new_empty(received, *like.shape[1:], dtype=self._partial_type)
+            self._buffers[kind] = (buffer,)
 
     def result(self) -> tuple[Tensor, ...]:
         """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv if k and v came so; dtype of q."""
@@ -240,15 +235,11 @@ class BackwardPass(Pass):
 
     def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""
-        (partial,) = self._partial(transfer)
+        (partial,) = self._rows(transfer)
         self._sum(transfer)[transfer.rows].add_(partial)  # += would also copy the rows back
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         return (self._sum(transfer)[transfer.rows].to(self._partial_type),)
-
-    def _partials_of(self, kind: TransferKind) -> tuple[Tensor, ...]:
-        # DQ or DKV: forward has results of one kind, backward of two.
-        return (self._partials[kind == TransferKind.DKV],)
 
     def _clear(self, transfer: Transfer) -> None:
         self._sum(transfer)[transfer.rows] = 0
@@ -364,7 +355,7 @@ class Interpreter:
         arrive = partial(self.transport.wait, parcels, current.direction)
         name = wait_name(wait.division, is_result=parcels[0].transfer.kind.is_result)
         self._timed(current, "wait", wait.division, arrive, name)
-        # The rank whose message came last is the one that this wait is charged to.
+        # The wait counts against the rank whose message came last.
         self.recorder.latest_peer = max(parcels, key=lambda parcel: parcel.end_ns).transfer.peer
         for parcel in parcels:
             if self.recorder.is_on:
