@@ -16,7 +16,7 @@ from dcp_runtime.plans.device_plan import DevicePlan
 KERNELS = ("triton", "triton_tma", "triton_fused", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
 COMPARED = ("triton", "flash4")
-"""Kernels of which the one predicted to be faster is chosen."""
+"""Kernels whose predicted times decide between them."""
 TRITON = ("triton", "triton_tma", "triton_fused")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
@@ -105,7 +105,7 @@ def choose_kernel(
     place = torch.device(device)
     reasons = _reasons(dtype, place, asked, head_dim, softcap)
     able = [name for name in KERNELS if reasons[name] is None]
-    # Interpreted kernels are for tests: never faster than one that is compiled.
+    # On the CPU, Triton kernels are interpreted, for tests: any compiled kernel is faster.
     able.sort(key=lambda name: name in TRITON and place.type == "cpu")
     if not able:
         why = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
@@ -178,7 +178,10 @@ def _make(name: str, softcap: float | None) -> Kernel:
 
         kinds = (own.TritonKernel, own.TmaTritonKernel, own.FusedTritonKernel)
         return dict(zip(TRITON, kinds, strict=True))[name](softcap)
-    return {"flash4": Flash4Kernel, "flash": FlashKernel, "cpu": CpuKernel}[name]()
+    kernels: dict[str, type[Kernel]] = {
+        "flash4": Flash4Kernel, "flash": FlashKernel, "cpu": CpuKernel
+    }  # fmt: skip
+    return kernels[name]()
 
 
 def _refusal(

@@ -140,7 +140,7 @@ class TensorKind:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Work of a kernel for some tables in one direction, to predict its time by.
+    """Work of a kernel for some tables in one direction, from which its time is predicted.
 
     Attributes:
         launches: of kernels.

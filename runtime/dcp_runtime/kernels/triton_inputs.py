@@ -29,7 +29,7 @@ _DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
 
 class QueryRuns(NamedTuple):
-    """R runs of keys of S segments: what forward and dq loop over.
+    """R runs of keys of S segments, over which forward and dq loop.
 
     Attributes:
         order: int32 ``[S]``, segments by falling work: programs that start last are short, and no
@@ -56,7 +56,7 @@ class QueryRuns(NamedTuple):
 
 
 class KeyRuns(NamedTuple):
-    """R runs of queries of C chunks of key rows: what dk and dv loop over.
+    """R runs of queries of C chunks of key rows, over which dk and dv loop.
 
     Attributes:
         order: int32 ``[C]``, chunks by falling work.

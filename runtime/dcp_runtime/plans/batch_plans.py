@@ -212,7 +212,7 @@ class DeviceRates:
         change: share by which a rate must differ from the one in use, in two periods running.
 
     Raises:
-        RunError: if `every` is no count, or `change` not above 0.
+        RunError: if `every` is not at least 1, or `change` not above 0.
 
     >>> rates = DeviceRates(Cluster(1, 2), every=1)
     >>> for _ in range(2):  # rank 1 takes twice as long for the same work

@@ -208,7 +208,7 @@ class Transfer:
 
     Attributes:
         index: row of the plan's table; both ends use it as the tag of the message.
-        kind: what it carries.
+        kind: its content.
         block: row of `Blocks`.
         name: in traces, as the simulator writes it: ``"kv 12"``, or ``"kv 12.3"`` in head group 3.
         num_tokens: tokens of the block.
