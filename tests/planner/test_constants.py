@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from recorded_runs import as_recorded
 
 from dcp_dsl import Sample, Spec
 from dcp_planner import (
-    LANES,
     PlanConfig,
     PlanError,
     Trace,
@@ -25,7 +25,6 @@ from dcp_planner.causes.constants import compare_with_run
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.plan import file as plan_file
-from dcp_planner.simulation.trace import EVENT_KINDS
 
 PLANTED = [
     ("flops_per_s", 0.5, "attention forward"),
@@ -39,26 +38,6 @@ PLANTED = [
     ("intra_bytes_per_s", 0.1, "messages inside nodes, up to 1 MiB"),
     ("inter_latency_s", 20.0, "messages between nodes, larger"),
 ]
-
-
-def as_recorded(trace):
-    """Return the trace that ranks would have recorded: a message begins when it is launched."""
-    sent = np.isin(trace.lane, [LANES.index("send"), LANES.index("receive")])
-    start = np.where(sent, trace.ready_ns, trace.start_ns)
-    start[trace.lane == LANES.index("receive")] -= _latency(trace)
-    rows = np.column_stack([
-        start, trace.end_ns, start, trace.device, trace.kind, trace.is_backward, trace.division,
-        trace.peer, trace.size_bytes, trace.transfer,
-    ])  # fmt: skip
-    return Trace.of_rows("measured", rows, [trace.name_of(i) for i in range(len(trace))])
-
-
-def _latency(trace):
-    """Return the time from the begin of each send to that of its receive."""
-    sends = np.flatnonzero(trace.kind == EVENT_KINDS.index("send"))
-    receives = np.flatnonzero(trace.kind == EVENT_KINDS.index("receive"))
-    by = {int(trace.transfer[i]): trace.ready_ns[i] for i in sends}
-    return np.array([trace.ready_ns[i] - by[int(trace.transfer[i])] for i in receives])
 
 
 @pytest.fixture(scope="module")

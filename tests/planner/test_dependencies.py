@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from recorded_runs import as_recorded
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, build_plan, simulate
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
 from dcp_planner.causes import (
     ACCOUNTS,
     STEPS,
@@ -17,23 +18,10 @@ from dcp_planner.causes import (
     find_causes_of_run,
     find_dependencies,
 )
-from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS
+from dcp_planner.simulation.trace import EVENT_KINDS
 
 TINY = ModelShape(q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1)
 KINDS = {name: number for number, name in enumerate(EVENT_KINDS)}
-
-
-def measured(trace):
-    """The same events as a run records them: messages from their launch on, and no barrier."""
-    columns = {name: getattr(trace, name).astype(np.int64) for name in COLUMNS}
-    ready = dict(zip(*(column[trace.kind == KINDS["send"]].tolist()
-                       for column in (trace.transfer, trace.ready_ns)), strict=True))  # fmt: skip
-    is_message = trace.transfer >= 0
-    launched = [ready[transfer] for transfer in trace.transfer[is_message].tolist()]
-    columns["start_ns"][is_message] = launched
-    columns["ready_ns"] = columns["start_ns"]
-    names = [trace.name_of(event) for event in range(len(trace))]
-    return Trace.of_rows("measured", np.column_stack(list(columns.values())), names)
 
 
 @settings(max_examples=30)
@@ -141,7 +129,7 @@ def test_the_path_of_two_devices_is_this_one(masks):
 @given(st.data())
 def test_a_recording_lasts_as_long_as_it_did(strategies, data):
     plan = data.draw(strategies.placed_plans())
-    trace = measured(simulate(plan))
+    trace = as_recorded(simulate(plan))
     why = find_causes_of_run(plan, trace)
     assert why.diagnosis.seconds == pytest.approx(trace.seconds(), abs=1e-12)
     if trace.seconds():
@@ -163,6 +151,6 @@ def test_a_late_launch_of_a_run_is_found(masks):
             for name in ("start_ns", "end_ns", "ready_ns")
         },
     )
-    why = find_causes_of_run(plan, measured(late))
+    why = find_causes_of_run(plan, as_recorded(late))
     assert why.diagnosis.causes[0].name == "launches"
     assert why.diagnosis.causes[0].saves_s == pytest.approx(300e-9, rel=0.2)

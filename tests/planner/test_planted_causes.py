@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded_runs import as_recorded
 
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Trace, simulate
 from dcp_planner.causes import find_causes, find_causes_of_run
@@ -17,7 +18,7 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS
+from dcp_planner.simulation.trace import EVENT_KINDS
 
 SHAPE = ModelShape()
 ONE_NODE = Cluster(1, 4, intra_bytes_per_s=1e14, latency_s=0.0, flops_per_s=1e12)
@@ -60,19 +61,6 @@ def late_in_frugal_order(masks):
     return assemble(workload, cluster, placed, schedule, "by hand")
 
 
-def as_run(trace: Trace) -> Trace:
-    """Write a prediction down as a run records it: messages from their launch on."""
-    columns = {name: getattr(trace, name).astype(np.int64) for name in COLUMNS}
-    is_send = trace.kind == EVENT_KINDS.index("send")
-    launched = dict(zip(trace.transfer[is_send].tolist(), trace.ready_ns[is_send].tolist(),
-                        strict=True))  # fmt: skip
-    is_message = trace.transfer >= 0
-    columns["start_ns"][is_message] = [launched[x] for x in trace.transfer[is_message].tolist()]
-    columns["ready_ns"] = columns["start_ns"]
-    names = [trace.name_of(event) for event in range(len(trace))]
-    return Trace.of_rows("measured", np.column_stack(list(columns.values())), names)
-
-
 def held_up(trace: Trace, device: int) -> Trace:
     """Let a device begin its last attention late, by as long as the run took."""
     mine = (trace.device == device) & (trace.kind == EVENT_KINDS.index("attention"))
@@ -99,19 +87,19 @@ def slow_run(masks):
     """A run on a machine whose device 2 is slower than the plan knows."""
     plan = planned(masks, ONE_NODE)
     slower = replace(plan, cluster=replace(ONE_NODE, devices=((1.0, 1.0, 0.4, 1.0),)))
-    return plan, as_run(simulate(slower))
+    return plan, as_recorded(simulate(slower))
 
 
 def slow_links_of_run(masks):
     plan = planned(masks, TWO_NODES, owners=(0, 0, 0, 0), is_split=True)
-    run = as_run(simulate(replace(plan, cluster=replace(TWO_NODES, inter_bytes_per_s=1e9))))
+    run = as_recorded(simulate(replace(plan, cluster=replace(TWO_NODES, inter_bytes_per_s=1e9))))
     is_send = run.kind == EVENT_KINDS.index("send")  # the transport takes the bytes at once
     return plan, replace(run, end_ns=np.where(is_send, run.start_ns, run.end_ns))
 
 
 def late_launch(masks):
     plan = planned(masks, ONE_NODE)
-    return plan, held_up(as_run(simulate(plan)), 1)
+    return plan, held_up(as_recorded(simulate(plan)), 1)
 
 
 CASES = [
