@@ -7,6 +7,7 @@ from typing import cast
 from dcp_dsl.checks.findings import (
     BUILTINS,
     MASK,
+    PARAM_KINDS,
     SEGMENT,
     SEGMENT_FUNCTIONS,
     UNKNOWN,
@@ -15,7 +16,6 @@ from dcp_dsl.checks.findings import (
     Kind,
     Names,
     are_comparable,
-    param_kind,
 )
 from dcp_dsl.checks.scope import Scope, keys_of_mask
 from dcp_dsl.elaboration import nodes
@@ -222,7 +222,7 @@ def _has_place(
 
 def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Checker) -> nodes.Node:
     """Check one argument (or default) against its parameter; return what it means."""
-    wanted, kind = param_kind(param.type.text), checker.kind(value, names)
+    wanted, kind = PARAM_KINDS.get(param.type.text, UNKNOWN), checker.kind(value, names)
     node: nodes.Node = kind.node
     if "unknown" in (wanted.name, kind.name):
         return node

@@ -21,7 +21,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import children, mentioned_names, rewritten, walk
+from dcp_dsl.syntax.trees import children, mentioned_names, rewritten, walk, walk_parts
 
 MAX_LIST = 2**14  # numbers in a list of a token
 
@@ -111,8 +111,8 @@ def check_layout(layout: ast.Layout, checker: ExpressionChecker) -> None:
             "E113", "only one part can take the remaining tokens", extra.span, "give it a column"
         )
     nesting: dict[str, int] = {}  # column -> depth of its lists, as the first part reads it
-    for part in layout.parts:
-        _check_part(part, 0, nesting, checker, is_top=True)
+    for part, path, depth, _ in walk_parts(layout.parts):
+        _check_part(part, depth, nesting, checker, is_top=len(path) == 1)
 
 
 def _check_part(
@@ -137,8 +137,6 @@ def _check_part(
                 "E113", "nothing says how often this group repeats", part.span,
                 "give one of its parts a column",
             )  # fmt: skip
-        for inner in part.parts:
-            _check_part(inner, depth + part.is_repeated, nesting, checker, is_top=False)
         return
     if part.length is None:
         if part.is_repeated or not is_top:

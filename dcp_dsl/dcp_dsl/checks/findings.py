@@ -30,8 +30,6 @@ KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "list", "mask", "
 BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
 SEGMENT_FUNCTIONS = {"same": (1, 1), "paths": (1, 1), "first": (1, 2), "last": (1, 2)}
 
-PARAM_TYPES = ("tokens", "int", "bool", "pos", "mask")
-
 
 @dataclass(frozen=True, slots=True)
 class Kind:
@@ -84,12 +82,10 @@ SEGMENT = Kind("segment")
 INT = Kind("int")
 
 
-def param_kind(type_name: str) -> Kind:
-    """Return the kind of a parameter of a declared type."""
-    kinds: dict[str, Kind] = {
-        "tokens": Kind("tokens"), "int": INT, "pos": Kind("pos"), "bool": MASK, "mask": MASK,
-    }  # fmt: skip
-    return kinds.get(type_name, UNKNOWN)
+# Kinds of parameters by their declared types; a `bool` is a mask, whose pairs it holds for.
+PARAM_KINDS = {
+    "tokens": Kind("tokens"), "int": INT, "bool": MASK, "pos": Kind("pos"), "mask": MASK,
+}  # fmt: skip
 
 
 def combine(op: str, left: Kind, right: Kind) -> Kind | None:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dcp_dsl.checks.calls import check_argument
 from dcp_dsl.checks.expressions import ExpressionChecker
-from dcp_dsl.checks.findings import PARAM_TYPES, UNKNOWN, Function, Kind, Names, param_kind
+from dcp_dsl.checks.findings import PARAM_KINDS, UNKNOWN, Function, Kind, Names
 from dcp_dsl.checks.scope import Body, Scope, keys_of, keys_of_mask
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import ALIGNMENTS, KeySequence, facts_of_keys, reads_length
@@ -92,14 +92,14 @@ class MaskChecker(ExpressionChecker):
         defaults: dict[str, nodes.Node] = {}
         for param in mask.params:
             name, type_ = param.name.text, param.type.text
-            if type_ not in PARAM_TYPES:
-                hint = did_you_mean(type_, PARAM_TYPES) or f"types: {', '.join(PARAM_TYPES)}"
+            if type_ not in PARAM_KINDS:
+                hint = did_you_mean(type_, PARAM_KINDS) or f"types: {', '.join(PARAM_KINDS)}"
                 self.report("E118", f"unknown type `{type_}`", param.type.span, hint)
             # Of the names of the mask, a default sees the parameters in front of it.
             if param.default is not None:
                 defaults[name] = check_argument(param.default, param, dict(names), self)
             free = nodes.Free(name, type_, place=self.place(param.span))
-            names[name] = param_kind(type_).of(free)
+            names[name] = PARAM_KINDS.get(type_, UNKNOWN).of(free)
         self._bind(mask, names)
         return names, defaults
 

@@ -133,12 +133,8 @@ def _rule(code: str) -> dict[str, Any]:  # Any: as above
 
 
 def _result(diagnostic: Diagnostic, rule: int, text: str) -> dict[str, Any]:  # Any: as above
-    region = {
-        "startLine": diagnostic.line,
-        "startColumn": diagnostic.column,
-        "endLine": diagnostic.line,
-        "endColumn": diagnostic.end_column,
-    }
+    line = diagnostic.line
+    region = _region((line, diagnostic.column), (line, diagnostic.end_column))
     location = {
         "physicalLocation": {"artifactLocation": _artifact(diagnostic.name), "region": region}
     }
@@ -157,11 +153,7 @@ def _result(diagnostic: Diagnostic, rule: int, text: str) -> dict[str, Any]:  # 
 def _fix(fix: Fix, name: str, text: str) -> dict[str, Any]:  # Any: as above
     replacements = []
     for edit in fix.edits:
-        first, last = _place(text, edit.start), _place(text, edit.end)
-        region = {
-            "startLine": first[0], "startColumn": first[1],
-            "endLine": last[0], "endColumn": last[1],
-        }  # fmt: skip
+        region = _region(_place(text, edit.start), _place(text, edit.end))
         replacements.append({"deletedRegion": region, "insertedContent": {"text": edit.text}})
     change = {"artifactLocation": _artifact(name), "replacements": replacements}
     return {"description": {"text": fix.title}, "artifactChanges": [change]}
@@ -171,6 +163,13 @@ def _place(text: str, offset: int) -> tuple[int, int]:
     # Lines and columns of SARIF count from 1.
     line = text.count("\n", 0, offset)
     return line + 1, offset - (text.rfind("\n", 0, offset) + 1) + 1
+
+
+def _region(start: tuple[int, int], end: tuple[int, int]) -> dict[str, int]:
+    (first, column), (last, end_column) = start, end
+    return {
+        "startLine": first, "startColumn": column, "endLine": last, "endColumn": end_column,
+    }  # fmt: skip
 
 
 def _artifact(name: str) -> dict[str, str]:

@@ -36,6 +36,7 @@ from dcp_dsl.syntax.tokens import (
     RESERVED,
     STATEMENT_KEYWORDS,
     RawToken,
+    scan,
     split_at_misspelt,
     split_statements,
 )
@@ -159,7 +160,7 @@ def parse_expression(text: str, name: str = "<expression>") -> ast.Expr:
     if len(text) > MAX_CHARACTERS:
         message = "this expression is too long"
         raise SpecError((make_diagnostic("E016", message, text[:200], Span(0, 1), name=name),))
-    tokens = [token for group in split_statements(text) for token in group]
+    tokens = [token for token in scan(text) if token.kind != "comment"]
     try:
         return build(_run(text, tokens, "expression"), 0)  # type: ignore[no-any-return]  # an `Expr`
     except BuildError as error:
@@ -286,8 +287,7 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
         hint = did_you_mean(place.text, STATEMENT_KEYWORDS)
         if hint and tokens[at + 1].kind in ("name", "string") and place.text not in KEYWORDS:
             _fail_unknown_statement(place)
-    kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
-    code = _lookup(_position(error), kind)
+    code = _lookup(*_stop(error))
     reserved = ""
     expected = set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
     if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
@@ -361,13 +361,15 @@ def _fail_unknown_statement(token: RawToken) -> NoReturn:
     raise BuildError("E013", f"no statement begins with `{token.text}`", token.span, hint or known)
 
 
-def _position(error: lark.UnexpectedInput) -> Any:  # Any: Lark's number of a parser state
-    return getattr(error.state, "position", error.state)
+def _stop(error: lark.UnexpectedInput) -> tuple[Any, str]:  # Any: Lark's number of a parser state
+    """Return the state that the parser stopped in, and the kind of the token it stopped at."""
+    kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
+    return getattr(error.state, "position", error.state), kind
 
 
 @cache
 def _mistake_table() -> dict[tuple[Any, str], str]:  # Any: as above
-    """Run every example once: (parser state, kind of the unexpected token) -> code."""
+    """Run every example once; the table gives its code by where the parser stopped."""
     # Some 180 texts of a line each: 13 ms, and only where a text has an error.
     table: dict[tuple[Any, str], str] = {}
     for mistake in MISTAKES:
@@ -375,8 +377,7 @@ def _mistake_table() -> dict[tuple[Any, str], str]:  # Any: as above
             try:
                 _lark().parse(example, start="statement")
             except lark.UnexpectedInput as error:
-                kind = error.token.type if isinstance(error, lark.UnexpectedToken) else ""
-                table.setdefault((_position(error), kind), mistake.code)
+                table.setdefault(_stop(error), mistake.code)
     return table
 
 

@@ -73,19 +73,14 @@ def split_statements(text: str) -> list[list[RawToken]]:
     for token in scan(text):
         if token.kind == "comment":
             continue
-        is_keyword = token.kind == "name" and token.text in STATEMENT_KEYWORDS and previous != ":"
-        if token.text == "@" and not is_decorated:
-            groups.append([token])
-            is_decorated = True
-        elif is_keyword and not (is_decorated and token.text == "mask"):
-            groups.append([token])
-            is_decorated = False
-        else:
-            if is_keyword:
-                is_decorated = False
-            if not groups:
-                groups.append([])
-            groups[-1].append(token)
+        is_decorator = token.text == "@"
+        is_opening = is_decorator or (token.text in STATEMENT_KEYWORDS and previous != ":")
+        goes_on = is_decorated and token.text in ("@", "mask")
+        if not groups or (is_opening and not goes_on):
+            groups.append([])
+        groups[-1].append(token)
+        if is_opening:
+            is_decorated = is_decorator
         previous = token.text
     return groups
 
