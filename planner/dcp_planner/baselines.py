@@ -12,6 +12,7 @@ whole nodes, so the network carries only what one team sends another.
 """
 
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import Literal
 
 import numpy as np
@@ -167,7 +168,8 @@ def groups_worth_trying(shape: ModelShape, cluster: Cluster) -> tuple[int, ...]:
 def teams_of(cluster: Cluster, size: int) -> Cluster:
     """Build a cluster in which each team of devices acts as one device with the summed rates.
 
-    A team that spans several network ports has one port with the sum of their rates.
+    A team that spans several network ports has one port with the sum of their rates, on the rails
+    of all of them. A team of whole nodes is one node.
 
     >>> pairs = teams_of(Cluster(2, 8, devices_per_nic=4), 2)
     >>> pairs.nodes, pairs.devices_per_node, pairs.devices_per_nic
@@ -176,18 +178,19 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
     >>> wide.nodes, wide.devices_per_node, wide.devices_per_nic
     (2, 1, 1)
     """
-    inside = cluster.devices_per_node
-    nodes, per_node = cluster.nodes, inside // size
-    if size > inside:
-        nodes, per_node = cluster.nodes * inside // size, 1
-
+    inside = min(size, cluster.devices_per_node)  # devices of a team in one node
+    nodes = size // inside
+    ports = max(1, inside // cluster.devices_per_nic)
+    leaf = cluster.nodes_per_leaf
     rates = {name: getattr(cluster, name) for name in _RATES}
     together = {name: min(r * size, MOST_RATE) for name, r in rates.items() if r is not None}
     return replace(
         cluster,
-        nodes=nodes,
-        devices_per_node=per_node,
+        nodes=cluster.nodes // nodes,
+        devices_per_node=cluster.devices_per_node // inside,
         devices_per_nic=max(1, cluster.devices_per_nic // size),
+        rails=cluster.rails // gcd(cluster.rails, ports),
+        nodes_per_leaf=None if leaf is None else max(1, leaf // nodes),
         **together,
     )
 
@@ -204,8 +207,8 @@ def spread(found: Placement, workload: Workload, groups: int, size: int) -> Plac
 
 
 _RATES = (
-    "intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s", "backward_flops_per_s",
-    "copy_bytes_per_s",
+    "intra_bytes_per_s", "inter_bytes_per_s", "spine_bytes_per_s", "flops_per_s",
+    "backward_flops_per_s", "copy_bytes_per_s",
 )  # fmt: skip
 
 HeadKind = Literal["heads", "heads_context"]

@@ -1,10 +1,12 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_planner.baselines import chunk_of_blocks
+from dcp_planner.baselines import chunk_of_blocks, team_sizes, teams_of
 from dcp_planner.model.problem import build_workload
 from dcp_planner.search.partitioners import place
 
@@ -77,3 +79,38 @@ def test_a_grid_keeps_rows_in_a_node_and_keys_on_a_device(masks):
     assert np.array_equal(node, found.device_of_data[workload.compute_q] // 4)
     assert np.array_equal(found.device_of_compute % 4, workload.compute_kv % 4)
     assert sorted(set(found.device_of_data.tolist())) == list(range(8))
+
+
+TWO_RAILS = Cluster(4, 4, rails=2, spine_bytes_per_s=3e9, inter_bytes_per_s=5e9)
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [
+        TWO_RAILS,
+        replace(TWO_RAILS, devices_per_nic=2),
+        replace(TWO_RAILS, rails=3),
+        replace(TWO_RAILS, rails=4, nodes_per_leaf=2),
+        Cluster(4, 4, nodes_per_leaf=2),
+        Cluster(4, 2, nodes_per_leaf=4, devices_per_nic=2, copy_bytes_per_s=1e12),
+        Cluster(6, 2, nodes_per_leaf=3, backward_flops_per_s=1e11, spine_bytes_per_s=1e9),
+    ],
+)
+def test_a_team_has_the_rates_and_the_ways_of_its_devices_together(cluster):
+    for size in team_sizes(cluster):
+        teams = teams_of(cluster, size)
+        assert teams.num_devices == cluster.num_devices // size
+        for name in ("flops_per_s", "backward_flops_per_s", "copy_bytes_per_s"):
+            rate = getattr(cluster, name)
+            assert getattr(teams, name) == (None if rate is None else rate * size)
+        ports = [min(c.devices_per_nic, c.devices_per_node) for c in (cluster, teams)]
+        for alone, together in zip(cluster.links[1:], teams.links[1:], strict=True):
+            assert together.bytes_per_s / ports[1] == size * alone.bytes_per_s / ports[0]
+        assert teams.links[0].bytes_per_s == size * cluster.links[0].bytes_per_s
+        members = np.arange(cluster.num_devices).reshape(-1, size)
+        for a, first in enumerate(members):
+            for b, second in enumerate(members):
+                (way,) = teams.link_class(np.array([a]), np.array([b]))
+                ways = set(cluster.link_class(first, second).tolist())
+                # Where teams lie across leaves, some of their devices' messages cross the spine.
+                assert way in ways or teams.nodes_per_leaf == 1
