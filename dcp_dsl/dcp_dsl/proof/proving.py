@@ -5,7 +5,7 @@ the mask is evaluated to true, false or a formula over unknowns, and the stateme
 of the unknowns contradicts it. A statement that is not proved this way may still be true; the
 caller then searches for a sample that refutes it.
 
-A parameter without a value stands for every mask, or every number of at least 1.
+A parameter without a value stands for every mask or position, or every number of at least 1.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -178,6 +178,10 @@ class Evaluation:
                 return PartialNumber(result, all_of(defined))
             case nodes.Lookup(table, fact, at):
                 return self.look_up(table, fact, self.place(at))
+        if isinstance(node, nodes.Free) and node.type == "pos":
+            # The caller's: inside `per` another number, and perhaps undefined, as `q.doc.start`.
+            key = ("parameter", node.name, self.frame)
+            return PartialNumber(self.facts.add(key, ""), Var(key))
         return PartialNumber(self.unknown(node))
 
     def unknown(self, node: nodes.Number) -> Sum:
@@ -192,10 +196,9 @@ class Evaluation:
                 return self.facts.add(("count", view.key), "", (0, INFINITE))
             case nodes.RowColumn(name):
                 return self.facts.add(("row", name), "")
-            case nodes.Free(name, kind):
-                lowest = 1 if kind in ("tokens", "int") else -INFINITE
+            case nodes.Free(name):
                 # Without the frame: lengths and integers are the same in all coordinates.
-                return self.facts.add(("parameter", name), "", (lowest, INFINITE))
+                return self.facts.add(("parameter", name), "", (1, INFINITE))
         raise AssertionError(f"no number: {type(node).__name__}")
 
     def position(self, place: TokenRef) -> Sum:
