@@ -134,6 +134,39 @@ def test_numbers_of_other_frames_falling_ones_and_zero_prove_nothing_false(claim
     assert not never(Spec.from_text(text).mask(claim).core)
 
 
+def test_a_position_that_a_caller_gives_is_another_number_inside_per_and_perhaps_none():
+    text = "segment doc = words[lens]* tail[..]\n@ahead @partial mask m(p: pos) = {}"
+    for body in ("((p < 2) per words) and p < 2", "(p < 2 or p >= 2) and q == k"):
+        report = check_report(text.format(body))
+        assert "W206" not in {found.code for found in report.diagnostics}
+    both, either = (
+        Spec.from_text(text.format(body)).mask(f"m({at})").bind(Sample({"lens": [3, 3]}, 8))
+        for body, at in (("(p < 2) per words", "q"), ("p < 2 or p >= 2", "q.words.start"))
+    )
+    # `p < 2` would say less than `(p < 2) per words`, and one of two cases less than anything.
+    assert (both.num_pairs, either.num_pairs) == (2 * 2 * 3, 6 * 8)
+
+
+@pytest.mark.parametrize(
+    ("mask", "codes", "outcomes"),
+    [
+        ("@partial mask u(x: tokens) = causal and x < 2", [], ["proved"]),
+        ("@partial mask u(x: tokens) = causal and x < 1", ["W206"], ["proved"]),
+        ("@partial mask u(x: int) = causal and q - k == 0 - x", [], ["proved"]),
+        ("@partial mask u(x: int) = causal and x < row.x and x > 3", [], ["proved"]),
+        ("@partial mask u(x: int) = x < 2 and x > 3", ["E122"], ["failed", "proved"]),
+        ("mask u(x: tokens) = causal or x > 5 and q < k", [], ["proved", "tested"]),
+        ("mask u(x: tokens) = causal or x > 2 and q < k", ["E120"], ["proved", "failed"]),
+        ("mask u(x: tokens, y: int = 2 * x) = sliding(x) or sliding(y)", [], ["proved"] * 2),
+        ("mask u(m: mask) = m", [], []),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_mask_with_parameters_holds_for_all_their_values(mask, codes, outcomes):
+    report = check_report(mask)
+    assert [found.code for found in report.diagnostics] == codes
+    assert [verdict.outcome for verdict in report.verdicts] == outcomes
+
+
 def test_a_formula_has_a_case_only_if_its_leaves_can_agree():
     x, y = Bound("x", 3), Var("y")
     assert has_case(all_of([x, y]), {})

@@ -8,11 +8,12 @@ layer to layer: documents or branches that one layer keeps apart still reach eac
 window of another layer crosses their border.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
 from dcp_dsl.checks.checker import with_columns
+from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, find_definition
 from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
@@ -27,6 +28,7 @@ from dcp_dsl.claims.testing import (
 )
 from dcp_dsl.core.mask import Mask, on_keys, read_mask
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.proof.proving import is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Outcome
@@ -70,7 +72,7 @@ def is_same_alone(core: nodes.Mask) -> bool:
 
 def _is_number_alone(number: nodes.Number) -> bool:
     match number:
-        case nodes.Const() | nodes.RowColumn():
+        case nodes.Const() | nodes.RowColumn() | nodes.Free():
             return True
         case nodes.Lookup(nodes.Laid(), "path", nodes.Pos()):
             return True
@@ -81,12 +83,15 @@ def _is_number_alone(number: nodes.Number) -> bool:
     return False
 
 
-_NUMBER = 3  # value of parameters without a default
+_NUMBER = 3  # value of parameters without a default on samples
 
 
 @dataclass(frozen=True, slots=True)
 class _Subject:
-    """A mask to check: a definition of the text, or an expression that is attached or stacked."""
+    """A mask to check: a definition of the text, or an expression that is attached or stacked.
+
+    Parameters without a default are free in its core program: a proof holds for all their values.
+    """
 
     what: str
     mask: Mask
@@ -130,9 +135,22 @@ def mask_steps(testing: Testing) -> Iterator[Step]:
 
 def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
     """Check a definition, unless it has a parameter that only a caller can give, such as a mask."""
-    call = _call(definition)
-    if call is not None:
-        _check_subject(f"mask {definition.name.text}", call, definition.name.span, testing)
+    needed = [param for param in definition.params if param.default is None]
+    if any(param.type.text in ("mask", "bool", "pos") for param in needed):
+        return
+    names = [ast.Ident(param.name.text) for param in needed]
+    value: ast.Expr = ast.Name(definition.name.text)
+    if needed:
+        numbers = (ast.Argument(name, ast.Number(_NUMBER)) for name in names)
+        value = ast.Call(definition.name, tuple(numbers))
+    mask = on_keys(read_mask(value, testing.scope))
+    if needed:
+        free = tuple(ast.Argument(name, ast.Name(name.text)) for name in names)
+        call = ast.Call(definition.name, free)
+        (core,) = write_out_inside((call,), definition, testing.scope)
+        mask = replace(mask, core=core)
+    what, span = f"mask {definition.name.text}", definition.name.span
+    _check_subject(_Subject(what, mask, span), testing)
 
 
 def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
@@ -142,7 +160,8 @@ def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
             own = testing.scope.own_mask(value.text)
             if own is None or own[1] is testing.scope:
                 continue  # a mask of the library, or one of this text
-        _check_subject(f"use of {unparse(value)}", value, value.span, testing)
+        mask = on_keys(read_mask(value, testing.scope))
+        _check_subject(_Subject(f"use of {unparse(value)}", mask, value.span), testing)
 
 
 def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.Expr]:
@@ -157,9 +176,8 @@ def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.E
             return found + [group.value for layer in layers for group in layer.heads]
 
 
-def _check_subject(what: str, value: ast.Expr, span: ast.Span, testing: Testing) -> None:
+def _check_subject(subject: _Subject, testing: Testing) -> None:
     if len(testing.found) < MAX_FINDINGS:
-        subject = _Subject(what, on_keys(read_mask(value, testing.scope)), span)
         # Binding refuses such a mask on every sample, so it has no other faults.
         if _has_zeros(subject, testing):
             return
@@ -185,18 +203,16 @@ def _has_zeros(subject: _Subject, testing: Testing) -> bool:
     return has_found
 
 
-def _call(definition: ast.MaskDef) -> ast.Expr | None:
-    """Return a call of a mask with small numbers where it has no defaults; None if that fails."""
-    arguments = []
-    for param in definition.params:
-        if param.default is None:
-            if param.type.text in ("mask", "bool", "pos"):
-                return None
-            name = ast.Ident(param.name.text)
-            arguments.append(ast.Argument(name, ast.Number(_NUMBER)))
-    if not arguments:
-        return ast.Name(definition.name.text)
-    return ast.Call(ast.Ident(definition.name.text), tuple(arguments))
+def _given(core: nodes.Mask, value: Callable[[str], nodes.Number]) -> nodes.Mask:
+    """Return a core program with values for its free parameters, by name."""
+    names = {node.name for node in nodes.walk(core) if isinstance(node, nodes.Free)}
+    return substitute(core, {name: value(name) for name in names})
+
+
+def _search(mask: Mask, find: Finder, testing: Testing, *, with_open: bool = True) -> Tried:
+    """Look for a fault on samples, with small numbers for free parameters."""
+    core = _given(mask.core, lambda _: nodes.Const(_NUMBER))
+    return search_fault(replace(mask, core=core), find, testing, with_open=with_open)
 
 
 def _check_empty(subject: _Subject, testing: Testing) -> None:
@@ -211,7 +227,9 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
         if not is_partial:
             testing.decide(what, "proved", subject.span)
         return
-    if is_one and never(core, budget=testing.proofs):
+    # Other proofs take parameters to be at least 1; an error must hold for all that may be given.
+    any_number = _given(core, lambda name: nodes.RowColumn(f"parameter {name}"))
+    if is_one and never(any_number, budget=testing.proofs):
         message = "this mask is empty: no token ever sees anything"
         testing.report("E122", message, subject.span, "look for two conditions that exclude")
         testing.decide(what, "failed", subject.span)
@@ -231,9 +249,9 @@ def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
         "E121", "a token sees nothing",
         "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
     )  # fmt: skip
-    tried = search_fault(subject.mask, claim.find, testing)
+    tried = _search(subject.mask, claim.find, testing, with_open=False)
     if not tried.samples and not tried.code:
-        guess = search_fault(subject.mask, claim.find, testing, with_open=True)
+        guess = _search(subject.mask, claim.find, testing)
         if guess.failure is not None:
             _report_untested(claim, guess, subject, testing)
             return
@@ -260,7 +278,7 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
         "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant",
         "add `causal and`",
     )  # fmt: skip
-    _conclude(claim, search_fault(mask, claim.find, testing, with_open=True), subject, testing)
+    _conclude(claim, _search(mask, claim.find, testing), subject, testing)
 
 
 def _check_branches(subject: _Subject, testing: Testing) -> None:
@@ -286,7 +304,7 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
         "add `paths and`, or state what is meant without `paths` and `.path`", "add `paths and`",
     )  # fmt: skip
     leak = replace(subject.mask, core=off_path)
-    _conclude(claim, search_fault(leak, claim.find, testing, with_open=True), subject, testing)
+    _conclude(claim, _search(leak, claim.find, testing), subject, testing)
 
 
 def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
@@ -349,7 +367,7 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
             across = _outside(masks[call], border, masks[other].columns)
             if never(across.core, budget=testing.proofs):
                 continue
-            tried = search_fault(across, first_wrong_pair, testing, with_open=True)
+            tried = _search(across, first_wrong_pair, testing)
             is_proved, samples = False, samples + tried.samples
             if tried.failure is not None:  # one border is enough to warn of this layer
                 has_failed = True
