@@ -1,10 +1,12 @@
 """`dcpm check --dataset`: every row is decided as the dense oracle decides it, alone."""
 
+import io
 import json
 import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -12,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
+from dcp_dsl.commands import texts
 from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage import dataset_checker
 from dcp_dsl.coverage.dataset_checker import Distribution, check_dataset
@@ -256,6 +259,32 @@ def test_rows_without_any_length_are_refused_one_by_one(tmp_path, name):
     (statement,) = check_dataset(Spec.from_text('for "*" use causal'), path).statements
     assert "nothing says how many tokens" in statement.refused[0].reason
     assert statement.num_refused == 3
+
+
+def test_progress_tells_all_rows_before_the_first_and_each_once(tmp_path):
+    write(tmp_path / "a" / "1.jsonl", [{"len": 3}] * 5000)
+    write(tmp_path / "a" / "2.parquet", [{"len": 3}] * 7)
+    write(tmp_path / "b" / "refused.jsonl", [{"len": 3}] * 2)
+    write(tmp_path / "c" / "unmatched.jsonl", [{"len": 3}])
+    spec = Spec.from_text(
+        'mask near = causal and q - k < row.w  for "a/*" use causal  for "b/*" use near with w = x'
+    )
+    calls = []
+    check_dataset(spec, str(tmp_path), lambda *call: calls.append(call))
+    assert calls == [(5009, 4096), (5009, 904), (5009, 7), (5009, 2)]
+
+
+def test_a_terminal_shows_the_progress_of_a_file_that_is_read_once(tmp_path, monkeypatch):
+    path = write(tmp_path / "a.jsonl", [{"len": 3}] * 5000)
+    reads = []
+    real = pa.json.read_json
+    monkeypatch.setattr(pa.json, "read_json", lambda *a, **b: reads.append(a) or real(*a, **b))
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    texts._check_rows(Spec.from_text('for "*" use causal'), path)
+    assert terminal.getvalue().count("4096/5000") == 1
+    assert len(reads) == 1
 
 
 def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):

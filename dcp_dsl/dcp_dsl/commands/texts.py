@@ -39,14 +39,17 @@ def check_dataset_command(files: tuple[str, ...], dataset: str, *, as_json: bool
 
 def _check_rows(spec: "Spec", dataset: str) -> "DatasetCoverage":
     """Check all rows; on a terminal, show the progress and the time left."""
-    from dcp_dsl.coverage.dataset_checker import check_dataset, count_rows
+    from dcp_dsl.coverage.dataset_checker import check_dataset
 
     if not sys.stderr.isatty():
         return check_dataset(spec, dataset)
-    with click.progressbar(
-        length=count_rows(dataset), label="checking rows", show_pos=True, file=sys.stderr
-    ) as bar:
-        return check_dataset(spec, dataset, bar.update)
+    with click.progressbar(length=0, label="checking rows", show_pos=True, file=sys.stderr) as bar:
+
+        def show(total: int, done: int) -> None:
+            bar.length = total
+            bar.update(done)
+
+        return check_dataset(spec, dataset, show)
 
 
 SCHEMA_CHECK = "dcp.check/1"

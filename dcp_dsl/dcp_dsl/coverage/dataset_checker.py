@@ -6,6 +6,7 @@ are distributed over the rows.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -250,7 +251,8 @@ def _short(value: Any) -> str:  # Any: an integer or nested lists of them
 DENSITY_ROWS = 200  # rows whose density is measured, which binds their masks: a millisecond each
 MAX_REFUSED = 1000  # refused rows that are kept with their columns
 
-Progress = Callable[[int], None]
+Progress = Callable[[int, int], None]
+"""Told how many rows there are to check in all, and how many are done since the last call."""
 
 
 def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> DatasetCoverage:
@@ -259,7 +261,7 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
     Args:
         spec: with `for` statements; the first that matches a file takes its rows.
         path: see `read_dataset`.
-        progress: called with the number of rows done since the last call.
+        progress: called for each batch.
 
     Raises:
         DatasetError: if the data set cannot be read.
@@ -274,16 +276,13 @@ def check_dataset(spec: Spec, path: str, progress: Progress | None = None) -> Da
             unmatched.append((source.name, source.num_rows, tuple(source.columns)))
         else:
             taken.setdefault(found, []).append(source)
+    total = sum(source.num_rows for chosen in taken.values() for source in chosen)
+    done = partial(progress or (lambda _, __: None), total)
     covered = [
-        _Statement(spec, statements[index], chosen).check(progress or (lambda _: None))
+        _Statement(spec, statements[index], chosen, done).check()
         for index, chosen in sorted(taken.items())
     ]
     return DatasetCoverage(path, tuple(covered), tuple(unmatched))
-
-
-def count_rows(path: str) -> int:
-    """Return the rows of a data set without reading them, where its format allows that."""
-    return sum(source.num_rows for source in find_sources(path))
 
 
 @dataclass(slots=True)
@@ -293,6 +292,7 @@ class _Statement:
     spec: Spec
     statement: ast.Attach
     sources: list[Source]
+    done: Callable[[int], None]
     attachment: Attachment | None = None
     lengths: list[Ints] = field(default_factory=list)
     densities: dict[str, list[float]] = field(default_factory=dict)
@@ -302,7 +302,7 @@ class _Statement:
     is_causal_proved: bool = True
     is_total_proved: bool = True
 
-    def check(self, progress: Progress) -> StatementCoverage:
+    def check(self) -> StatementCoverage:
         """Read and decide all rows."""
         total = sum(source.num_rows for source in self.sources)
         # Densities of rows at even distances: data sets may be sorted, so the first rows alone say
@@ -316,14 +316,14 @@ class _Statement:
             except DatasetError as error:  # a column is missing or has another type in every row
                 self.problems.append(str(error))
                 self.num_refused += source.num_rows
-                progress(source.num_rows)
+                self.done(source.num_rows)
                 continue
             self.attachment = attachment
-            self._check_source(checker, at, stride, progress)
+            self._check_source(checker, at, stride)
             at += source.num_rows
         return self._report()
 
-    def _check_source(self, checker: RowChecker, at: int, stride: int, progress: Progress) -> None:
+    def _check_source(self, checker: RowChecker, at: int, stride: int) -> None:
         """Check the rows of a source; `at` counts the statement's rows before it."""
         self.is_causal_proved &= checker.guard.is_causal_proved
         self.is_total_proved &= checker.guard.is_total_proved
@@ -337,7 +337,7 @@ class _Statement:
             for sample in found.samples:
                 self._measure(checker.attachment, sample)
             first += batch.num_rows
-            progress(batch.num_rows)
+            self.done(batch.num_rows)
 
     def _measure(self, attachment: Attachment, sample: Sample) -> None:
         for mask in attachment.masks:
