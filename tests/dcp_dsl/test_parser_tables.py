@@ -61,7 +61,7 @@ def test_kept_tables_parse_as_built_ones(kept, load):
     for one in (built, loaded):
         with pytest.raises(lark.UnexpectedToken) as found:
             one.parse("mask a = causal and or q", start="statement")
-        errors.append((parser._position(found.value), found.value.expected))
+        errors.append((parser._stop(found.value), found.value.expected))
     assert errors[0] == errors[1]
 
 
