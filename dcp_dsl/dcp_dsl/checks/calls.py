@@ -138,7 +138,8 @@ def _extreme(name: str, numbers: list[nodes.Number], place: nodes.Place) -> node
 
 def _check_function(value: ast.Call, function: Function, names: Names, checker: Checker) -> Kind:
     """Return the kind of a call of a `where` function: check its body with these arguments."""
-    # Parameters of a `where` function have no types, so each call checks the body with its own.
+    # Parameters of a `where` function have no types: each call checks the body with the kinds of
+    # its arguments.
     kinds = [checker.kind(a.value, names) for a in value.arguments]
     params = function.params
     if not _has_count(value, len(params), len(params), checker):

@@ -82,7 +82,7 @@ SEGMENT = Kind("segment")
 INT = Kind("int")
 
 
-# Kinds of parameters by their declared types; a `bool` is a mask, whose pairs it holds for.
+# Kinds of parameters by their declared types; a `bool` is a condition on q and k, so a mask.
 PARAM_KINDS = {
     "tokens": Kind("tokens"), "int": INT, "bool": MASK, "pos": Kind("pos"), "mask": MASK,
 }  # fmt: skip

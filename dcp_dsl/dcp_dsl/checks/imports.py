@@ -35,7 +35,7 @@ class _Reader:
     given: Mapping[str, str] | None = None  # instead of files: texts by path below the root
     texts: dict[str, str] = field(default_factory=dict)
     scopes: dict[Path, Scope] = field(default_factory=dict)
-    broken: dict[Path, str] = field(default_factory=dict)  # why a file was refused, said each time
+    broken: dict[Path, str] = field(default_factory=dict)  # why, for each import of it
     open_files: list[Path] = field(default_factory=list)  # each imports the next one
 
 

@@ -292,7 +292,8 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def walk(*roots: Node) -> Iterator[Node]:
     """Yield nodes and all nodes below them, each once."""
-    # Calls share their arguments: a node may be met along many ways, twice as many at each call.
+    # Calls share their arguments: a node may be met along many ways, perhaps twice as many for each
+    # call inside another.
     seen: set[Node] = set()
     stack: list[Node] = list(reversed(roots))
     while stack:

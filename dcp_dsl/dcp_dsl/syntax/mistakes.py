@@ -252,7 +252,7 @@ def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
 
 
 def _comparisons(item: str, values: Sequence[str], *, is_not: bool) -> str:
-    # `in [3, 4, 5]` is a range, shorter as a chain of comparisons; names and `4k` are no digits.
+    # Integers that follow one another, `in [3, 4, 5]`, are shorter as a chain of two comparisons.
     numbers = [int(value) for value in values if value.isdigit()]
     is_run = len(numbers) == len(values) > 2 and all(b - a == 1 for a, b in pairwise(numbers))
     if is_run and not is_not:

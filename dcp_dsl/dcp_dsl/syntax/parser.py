@@ -181,7 +181,7 @@ def _cut_by_keyword(
     # `mask sample = full`: the statement ends too early, on the line where the next one begins.
     end = group[-1].span.end
     if (
-        group[0].text == "@"  # decorators need a mask: another statement is wrong by any name
+        group[0].text == "@"  # only a mask may follow: the name is not the mistake
         or follower is None
         or error.span.start < end
         or "\n" in text[end : follower.span.start]
