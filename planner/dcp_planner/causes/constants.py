@@ -241,7 +241,8 @@ class _Pieces:
         """
         best, predicted = _Explanation(), self.predicted(cluster)
         if not self.differs(name, predicted):
-            return next((one for one in others if one.constant in _CONSTANTS[name]), best)
+            own = {*_CONSTANTS[name], *map(_STANDS_FOR.get, _CONSTANTS[name])}
+            return next((one for one in others if one.constant in own), best)
         rows = self.members[name]
         before, measured = predicted[rows], self.measured[rows]
         for constant in _CONSTANTS[name]:

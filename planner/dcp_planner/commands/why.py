@@ -123,7 +123,7 @@ def _show_path(console: "Console", lines: "Sequence[PathLine]") -> None:
     rest = len(lines) - len(shown)
     if rest:
         share = 1 - sum(line.share for line in shown)
-        console.print(f"and {rest} shorter steps, together {percent(share)}")
+        console.print(f"and {rest} shorter step{'s' * (rest > 1)}, together {percent(share)}")
 
 
 def _show_tried(console: "Console", tried: "Sequence[Suggestion]", seconds: float) -> None:
