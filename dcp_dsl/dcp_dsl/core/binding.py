@@ -1,8 +1,11 @@
 """Choose the form of a mask on a sample: try the symbolic ones, fall back to bounds and tiles.
 
-A mask is tried from the side it is simple from, the queries or the keys, and then from the other.
-Slabs bound lately are kept: most sequences of a batch have lengths that a step before had too. What
-is kept is small and immutable, so that all callers may share it.
+A mask is tried with rows of queries and with rows of keys, the side that looks simpler first. If
+both have too many pieces, scattered conditions are taken out (`factors`), and at last blocks are
+decided by bounds (`predicate`).
+
+Slabs bound lately are kept: most sequences of a batch have lengths that an earlier step had, too.
+Kept slabs are small and immutable, so that all callers may share them.
 """
 
 from collections import OrderedDict
@@ -34,6 +37,7 @@ from dcp_dsl.symbolic.terms import NotSeparable
 MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
 MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
 MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two seconds
+# nodes that cost nothing for each pair
 FREE = (nodes.Const, nodes.Pos, nodes.Length, nodes.Count, nodes.RowColumn)
 
 # The C library gives freed arrays back to the system and gets new pages, each cleared, for the next
@@ -71,19 +75,18 @@ def bind_core(
     if num_tokens == 0:
         return slabs_of(Region.empty(0))
     has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
-    # from the keys such a column is one number of each row, so bounds by it are runs of queries
+    # with rows of keys, a column read at keys is one number per row, which bounds a run of queries
     keys_first = has_tokens and reads_keys_only(core)
     whole = Frame.of(num_tokens, columns, Budget(MAX_STEPS), rectangle)
     first: NoForm | None = None
     for is_transposed in (keys_first, not keys_first):
-        frame = replace(whole, budget=Budget(MAX_STEPS))  # what it knows stays known
+        frame = replace(whole, budget=Budget(MAX_STEPS))  # results found so far are shared
         try:
             found = Lowering(frame, is_transposed=is_transposed).mask(core)
         except NoForm as error:
             first = first or error
             if isinstance(error.why, NotSeparable):
-                # transposing swaps q and k; what joins them in one number stays joined
-                break  # the same from the keys
+                break  # a number that joins q and k, such as `q * k`, joins them from the keys, too
             continue
         return to_form(found, is_transposed=is_transposed and isinstance(found, Region))
     assert first is not None, "something was too wide"
@@ -112,6 +115,9 @@ def reads_keys_only(core: nodes.Mask) -> bool:
 def _bind_tiles(core: nodes.Mask, frame: Frame) -> Form:
     """Return a mask as a predicate.
 
+    Bounds decide blocks; the pairs of the others are looked at one by one whenever it is used, so
+    their number is limited here.
+
     Raises:
         TooManyPieces: if too many pairs are left to look at one by one.
         NoForm, NotSeparable, OverBudget: if a part of it is too wide.
@@ -122,14 +128,13 @@ def _bind_tiles(core: nodes.Mask, frame: Frame) -> Form:
     bounds = np.unique(np.append(np.arange(0, num_tokens, block), num_tokens))
     always, ever = decide(Grid(bounds, bounds))
     undecided = int((ever & ~always).sum()) * block**2
-    # constants and positions cost nothing for each pair
     steps = sum(not isinstance(node, FREE) for node in nodes.walk(core))
     limit_pieces(undecided, MAX_PAIR_STEPS // steps, "pairs to look at one by one")
     return Parts(num_tokens, (DecidedPart(decide, _name(core, frame.columns)),))
 
 
 def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
-    """Return a text that is the same only for equal programs on equal columns."""
+    """Return a text that is the same only for equal programs on equal columns, for digests."""
     statements = [repr(statement) for statement in laid_statements(core)]
     used = sorted({column for column, _ in column_readers(core)})
     tokens = sorted(
@@ -150,13 +155,14 @@ _lock = Lock()
 
 
 def bind_again(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int) -> Form:
-    """Return what `bind_core` returns; at once if the program was bound to equal columns lately.
+    """Bind a mask as `bind_core` does; return kept slabs if it was bound to equal columns lately.
 
     Args:
-        core: the mask as a core program; another one with the same text is a different one.
+        core: the mask as a core program; a second program of the same text is another mask.
         columns: those that the mask reads.
         num_tokens: tokens of the sample.
     """
+    # columns of a number per token are seldom seen again, and large to keep
     if sum(map(_size, columns.values())) > MAX_LENGTHS:
         return bind_core(core, columns, num_tokens)
     shape = core, num_tokens, tuple((name, _frozen(columns[name])) for name in sorted(columns))
@@ -184,5 +190,5 @@ def _size(value: Column) -> int:
 
 
 def _frozen(value: Column) -> object:
-    """Return integers and nested lists of them as what can be looked up."""
+    """Return integers and nested lists of them as a value with a hash."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else value

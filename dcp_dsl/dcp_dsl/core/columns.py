@@ -1,13 +1,15 @@
-"""Read the columns of a sample: for layouts, and for segments that a column spells out."""
+"""Read and check the columns of a sample.
+
+Layouts read lengths; `segment` statements without a layout read a column that names the instances
+itself; masks read numbers of the row, of tokens and of instances.
+"""
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from operator import add, floordiv, mod, mul, sub
 from typing import Any, NoReturn, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.instances import Instances
@@ -37,11 +39,11 @@ class LayoutColumns:
     length: int
 
     def fail(self, message: str) -> NoReturn:
-        """Raise for something about the columns of the statement."""
+        """Raise an error about the columns of the statement."""
         raise DatasetError(f"segment `{self.statement.name.text}`: {message}")
 
     def column(self, name: str, row: Mapping[str, Column]) -> Column:
-        """Return a column where it must be."""
+        """Return a column of a row: the sample, or one repetition of a group."""
         if name not in row:
             known = list_names(sorted(self.columns), "none")
             segment = self.statement.name.text
@@ -121,6 +123,8 @@ class LayoutColumns:
         count = max(sizes.values(), default=0)
         if all(size == count for size in sizes.values()):
             return count, None
+        # The last repetition ends early if all columns from some part on, but not from the first,
+        # are one element short.
         short = [any(sizes[c] < count for c in _part_columns(part)) for part in group.parts]
         first = short.index(True)  # sizes differ, so some part is short
         late = [c for part in group.parts[first:] for c in _part_columns(part)]
@@ -172,13 +176,11 @@ def bind_columns(
         DatasetError: if the column is missing or holds something else.
     """
     name, column = segment.name.text, source.column.text
-    if column not in columns:
-        known = list_names(sorted(columns), "none")
-        raise DatasetError(f"segment `{name}` needs the column `{column}`; the sample has {known}")
+    value = LayoutColumns(segment, columns, length).column(column, columns)
     where = f"segment `{name}`, column `{column}`"
     if source.kind.text == "spans":
-        return {name: _spans(columns[column], length, where)}
-    values = integers(columns[column], (length,), where)
+        return {name: _spans(value, length, where)}
+    values = integers(value, (length,), where)
     match source.kind.text:
         case "ids":
             return _ids(segment, source, values, where)
@@ -206,7 +208,7 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         of: what has a value each, for messages.
     """
     try:
-        array = _as_array(value)
+        array = np.asarray(value)
     except (ValueError, OverflowError):  # lists of unequal sizes
         array = np.empty(0, object)
     if array.dtype.kind == "f" and array.shape == shape:  # int64 and uint64 mixed
@@ -223,24 +225,15 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
     return array.astype(np.int64, copy=False)
 
 
-def _as_array(value: Column) -> NDArray[Any]:  # Any: elements of every type
-    """Return a column as an array; a list of integers, whose sum is one, in half of the time."""
-    if type(value) is list and value and type(value[0]) is int:
-        with suppress(TypeError, OverflowError):
-            if type(sum(value)) is int:
-                return np.fromiter(value, np.int64, len(value))
-    return np.asarray(value)
-
-
 def lists_of(values: Ints, where: str) -> Ints:
-    """Return every list rising and each number once, with -1 for none.
+    """Sort every list and replace its repeated numbers by -1, which stands for no number.
 
     Raises:
         DatasetError: for numbers below -1.
     """
     if (values < -1).any():
         raise DatasetError(f"{where}: expected numbers from 0, or -1 for none, got {values.min()}")
-    # numbers that come twice stand side by side once sorted
+    # equal numbers stand side by side after the sort
     found = np.sort(values, axis=1)
     found[:, 1:][found[:, 1:] == found[:, :-1]] = -1
     return found
@@ -273,7 +266,8 @@ def read_tokens(
 
 def read_instances(node: nodes.TokenColumn, columns: Mapping[str, Column], own: Instances) -> Ints:
     """Return the value of a column for each instance of its segment."""
-    assert node.segment is not None, "the column is none of tokens"
+    assert node.segment is not None, "the column has a value per instance"
+    # Stretches of one id share the value of that id: the column has one value per id.
     which = own.number if own.is_named else np.arange(len(own))
     count = int(own.total.max(initial=0)) if own.is_named else len(own)
     where = f"column `{node.column}`"
@@ -295,7 +289,10 @@ def _values(
 
 
 def flat_column(value: Column, depth: int) -> Column:
-    """Return a column that nests as the instances of its segment do as one list of their values."""
+    """Join the lists of a column that nests as its segment does into one, of a value per instance.
+
+    `depth` is that of a single value: 0 for an integer, 1 for a list.
+    """
     for _ in range(_depth(value) - depth - 1):
         value = [
             item for inner in value for item in (inner if isinstance(inner, list) else [inner])
@@ -304,7 +301,7 @@ def flat_column(value: Column, depth: int) -> Column:
 
 
 def _depth(value: Column) -> int:
-    """Return how many lists stand around the integers of a column; some lists may be empty."""
+    """Count the lists around the integers of a column; some of them may be empty."""
     return 1 + max(map(_depth, value), default=0) if isinstance(value, list) else 0
 
 

@@ -1,9 +1,9 @@
-"""Split a mask by conditions on scattered tokens: what is left of it in each case is short.
+"""Split a mask by conditions on scattered tokens: the rest of the mask in each case is short.
 
 ``causal and q in asking and k in kept`` has two conditions that read one token each. If both are
-scattered, no region of them is short; but where they hold the rest is `causal`, and where one fails
-it is nothing. The cases become labelled parts of `Parts`. A condition that query and key have equal
-labels, as `same(doc)` is for ids that come back, is taken out the same way.
+scattered, no region of them is short; but where both hold the rest is `causal`, and where one fails
+it is empty. The cases become labelled parts of `Parts`. A condition that query and key have equal
+labels, such as `same(doc)` for ids that come back, is taken out the same way.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,13 +25,13 @@ from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import VaryingLength
 
-MIN_STRETCHES = 64  # of tokens on which a condition holds: fewer are no reason to take it out
-MAX_TOKENS = 2**22  # a product holds labels of each
+MIN_STRETCHES = 64  # changes of a condition from token to token; with fewer it has a short region
+MAX_TOKENS = 2**22  # every part holds two labels of each token
 MAX_CONDITIONS = 16  # on the query, or on the key
-MAX_CASES = 64  # pairs of what holds of the query and what holds of the key
+MAX_CASES = 64  # pairs of a case of queries and a case of keys
 
 
-# What holds of the tokens of a case, and which tokens these are, bool ``[T]``.
+# Which conditions hold for the tokens of a case, and which tokens these are, bool ``[T]``.
 Case: TypeAlias = tuple[dict[nodes.Mask, bool], Bools]
 
 
@@ -48,7 +48,7 @@ class Factors:
     """Conditions taken out of a mask.
 
     Attributes:
-        on_q: bool ``[T]`` for conditions that read the query alone.
+        on_q: conditions that read the query alone, and for which tokens they hold, bool ``[T]``.
         on_k: the same for the key.
         equal: the condition that compares labels; at most one.
     """
@@ -66,6 +66,7 @@ class Factors:
             sides = {"q", "k"} if isinstance(node, nodes.Same) else _positions(node)
             if len(sides) == 1:
                 grid = _line(frame.num_tokens, *sides)
+                # on single pairs both verdicts are the same; the grid is one row or one column
                 holds: Bools = reader.mask(node)(grid)[1].ravel()
                 if np.count_nonzero(holds[1:] != holds[:-1]) >= MIN_STRETCHES:
                     (found.on_q if sides == {"q"} else found.on_k)[node] = holds
@@ -77,7 +78,7 @@ class Factors:
 
 
 def factorise(core: nodes.Mask, frame: Frame) -> Parts | None:
-    """Return a mask as labelled parts; None if no condition is scattered, or the rest is not short.
+    """Return a mask as labelled parts; None if no condition is scattered, or a rest is not short.
 
     Raises:
         SpecError: for constants out of range.
@@ -100,8 +101,9 @@ def factorise(core: nodes.Mask, frame: Frame) -> Parts | None:
 def _assemble(
     core: nodes.Mask, frame: Frame, factors: Factors, cases: tuple[list[Case], list[Case]]
 ) -> Parts | None:
-    """Find what is left of a mask in each case, and put equal ones together."""
+    """Find the rest of a mask in each case, and put cases with equal rests together."""
     rest = _Rest(Lowering(frame, is_transposed=False))
+    # (rest of unequal labels, rest of equal ones) -> case of queries -> cases of keys
     by_rests: dict[tuple[int, int], dict[int, list[int]]] = {}
     try:
         for (i, (q_truth, _)), (j, (k_truth, _)) in product(*map(enumerate, cases)):
@@ -119,7 +121,7 @@ def _assemble(
             of_q = _any(cases[0][i][1] for i in rows)
             of_k = _any(cases[1][j][1] for j in keys)
             parts += _part(rest.regions[unequal], (np.where(of_q, 0, -1), np.where(of_k, 0, -1)), 1)
-            # The pairs with equal labels have a rest of their own, and are taken out of the other.
+            # Pairs of equal labels have a rest of their own; the other rest is taken away there.
             if labels is not None and equal != unequal:
                 own = np.where(of_q, labels.of_q, -1), np.where(of_k, labels.of_k, -1)
                 parts += _part(rest.regions[equal], own, 1)
@@ -137,7 +139,7 @@ def _any(flags: Iterable[Bools]) -> Bools:
 
 
 def _conditions(core: nodes.Mask) -> list[nodes.Mask]:
-    """Return what a mask joins by and, or and not; what stands inside `per` stays whole."""
+    """Return the conditions that a mask joins by and, or and not; a `per` stays whole."""
     found: dict[nodes.Mask, None] = {}
     stack = [core]
     while stack:
@@ -185,7 +187,7 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
                     np.broadcast_to(v, grid.shape).ravel() for v in (bound.low, bound.surely)
                 ]
             of_q, of_k = found["q"], found["k"]
-            # With few stretches the comparison itself is short, as slabs.
+            # With few stretches on both sides the comparison itself is short, as slabs.
             if max(np.count_nonzero(np.diff(v)) for v, _ in (of_q, of_k)) < MIN_STRETCHES**2:
                 return None
             # numbers of both sides get labels from one list: equal numbers, equal labels
@@ -196,7 +198,7 @@ def _labels(reader: Predicate, node: nodes.Mask, frame: Frame) -> Labels | None:
 
 
 def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:
-    """Return every combination that occurs of what holds, and the tokens of which it is so."""
+    """Return every combination of conditions that occurs, with the tokens that it occurs at."""
     if not held:
         return [({}, np.ones(num_tokens, np.bool_))]
     table = np.column_stack(list(held.values()))
@@ -211,7 +213,7 @@ def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:
 
 def _rectangles(cases: Mapping[int, list[int]]) -> list[tuple[list[int], list[int]]]:
     """Cover pairs of cases by disjoint products of rows and keys: rows with equal keys together."""
-    # groupby joins neighbours only
+    # sorted first, since groupby joins neighbours only
     order = sorted(cases, key=lambda i: cases[i])
     return [(list(rows), keys) for keys, rows in groupby(order, key=lambda i: cases[i])]
 
@@ -220,8 +222,10 @@ class _Rest:
     """The rest of a mask once some conditions are known, as regions; each is computed once.
 
     Attributes:
-        lowering: evaluates what is left.
-        regions: found so far.
+        lowering: evaluates the rests.
+        regions: different regions found so far.
+        made: nodes of rests, so that equal rests are one node.
+        index: the region of each rest, by its node.
     """
 
     def __init__(self, lowering: Lowering) -> None:
@@ -243,7 +247,7 @@ class _Rest:
         return self.index[left]
 
     def _given(self, node: nodes.Mask, truth: Mapping[nodes.Mask, bool]) -> nodes.Mask:
-        """Put in what is known, and leave out what then decides nothing."""
+        """Put the known conditions in, and leave out items that then decide nothing."""
         if node in truth:
             return self._truth(truth[node])
         match node:

@@ -1,4 +1,8 @@
-"""Evaluate the numbers and segments of a core program in a frame: a sample, or parts of it."""
+"""Evaluate the numbers and segments of a core program in a frame: a sample, or parts of it.
+
+Numbers become functions of the query and the key (`symbolic.terms`), segments arrays of instances.
+Inside ``per doc`` the frame is the documents: positions, `len` and counts are those of each one.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,15 +37,14 @@ from dcp_dsl.symbolic.terms import (
 )
 from dcp_dsl.syntax import ast
 
-STEPS_PER_NODE = 250
+STEPS_PER_NODE = 250  # cost of a node beside its pieces or slabs
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Frame:
-    """The coordinates that nodes are evaluated in: a sample, or the instances inside `per`.
+    """The coordinates of nodes: a sample is one cell; inside `per` every instance is a cell.
 
-    Positions count from the start of their cell: the whole sample, or an instance. Tokens outside
-    all cells have none.
+    Positions count from the start of their cell. Tokens outside all cells have no position.
 
     Attributes:
         num_tokens: tokens of the sample, at least 1.
@@ -49,10 +52,10 @@ class Frame:
         budget: shared by all frames of a sample.
         cells: the whole sample, or the instances of the innermost `per`, none of them empty.
         outer: the frame around, None for the whole sample.
-        known: numbers and instances already found here.
-        laid: instances of a statement's names, by its identity.
-        columns_read: columns of tokens and instances already read.
-        trees: those of layouts already laid out, by the identity of the statement.
+        known: numbers and instances already found here, by node.
+        laid: instances of the names of each statement, by the identity of the statement.
+        columns_read: columns of tokens and instances already read; shared by all frames.
+        trees: of layouts already laid out, by the identity of the statement; shared.
         rectangle: queries and keys, where they are two sequences.
     """
 
@@ -88,7 +91,7 @@ class Frame:
         )  # fmt: skip
 
     def up(self, levels: int) -> "Frame":
-        """Return a frame further out."""
+        """Return the frame so many levels further out."""
         found = self
         for _ in range(levels):
             assert found.outer is not None, "every frame but the sample has one around it"
@@ -98,11 +101,6 @@ class Frame:
     def per_cell(self, values: Ints, slope: int = 0) -> Piecewise:
         """Return the function with a value at the start of each cell."""
         return self.cells.function(self.num_tokens, values, slope)
-
-    def distance(self) -> Term:
-        """Return ``q - k``."""
-        at = self.position()
-        return Term(at, at.scale(-1))
 
     def position(self) -> Piecewise:
         """Return the position of each token, counted from the start of its cell."""
@@ -151,6 +149,7 @@ class Frame:
         """Return a number that has one value in each cell."""
         if (values == values[0]).all():
             return int(values[0])
+        # query and key lie in one cell, so the number may be read at the query
         return Term.of(self.per_cell(values), is_of_k=False)
 
     def constant(self, node: nodes.Number) -> int:
@@ -165,7 +164,7 @@ class Frame:
             number = None
         if isinstance(number, int):
             return number
-        # A length of a frame further out varies there: that frame is the one to name.
+        # If a length further out varies, the frame there has to be split by lengths, not this one.
         for inner in nodes.walk(node):
             if isinstance(inner, nodes.Outside):
                 self.up(inner.levels).constant(inner.value)
@@ -184,6 +183,7 @@ class Frame:
                 return extreme(left, right, is_max=is_max, num_tokens=self.num_tokens)
             case "*" if isinstance(left, int):
                 return bounded(scale(right, left))
+        # a right side that differs from pair to pair: `q // q.doc.len` has a form, `q * k` has none
         if not isinstance(right, int) and not nodes.is_fixed(node.right):
             if node.op == "*":
                 raise NotSeparable
@@ -223,12 +223,19 @@ class Frame:
         """Evaluate a function of the token that a number points at."""
         if isinstance(at, nodes.Pos):
             return Term.of(function, is_of_k=at.side == "k")
-        number = self.number(at)
+        where, is_of_k = self.of_one_token(at)
+        return Term.of(function.compose(self.absolute(where)), is_of_k=is_of_k)
+
+    def of_one_token(self, node: nodes.Number) -> tuple[Piecewise, bool]:
+        """Evaluate a number of one position; return it, and whether that is the key's.
+
+        Raises:
+            NotSeparable: if it depends on both positions.
+        """
+        number = self.number(node)
         if not isinstance(number, int | Term):
             raise NotSeparable
-        where, is_of_k = as_term(number, self.num_tokens).single()
-        found = function.compose(self.absolute(where))
-        return Term.of(found, is_of_k=is_of_k)
+        return as_term(number, self.num_tokens).single()
 
     def absolute(self, where: Piecewise) -> Piecewise:
         """Turn positions counted from the start of a cell into tokens of the sample."""
@@ -261,6 +268,7 @@ class Frame:
         own = instances.filled()
         base = np.zeros(len(own), np.int64)
         if fact in ("start", "end"):
+            # positions of a frame count from the start of the cell around the instance
             base = self.cells.start[np.searchsorted(self.cells.end, own.start, side="right")]
         values = {
             "start": own.start - base, "end": own.end - base, "len": own.end - own.start,
@@ -276,7 +284,8 @@ class Frame:
     def path(self, table: nodes.Laid, fact: nodes.Fact) -> Piecewise:
         """Return the place of each token on its path, or its rank in the tree of a layout.
 
-        Paths count from the first token of a cell; ranks are compared only, and count anyhow.
+        Places count from the first token of the cell. Ranks are only compared with each other, so
+        they count from the start of the sample everywhere.
         """
         tree = self.tree(table)
         stretches = Instances.of(tree.start, tree.end)
@@ -287,7 +296,7 @@ class Frame:
         path = stretches.function(self.num_tokens, tree.depth, slope=1).joined()
         if self.outer is not None:
             path = path + self.per_cell(-tree.depth_at(self.cells.start))
-        if table.name == table.statement.name.text:  # which all tokens lie in
+        if table.name == table.statement.name.text:  # the name for all parts: all tokens have it
             return path
         own = self.instances(table).filled()
         return path + own.function(self.num_tokens, np.zeros(len(own), np.int64))
@@ -313,10 +322,10 @@ class Frame:
         return index, values
 
     def rows_of(self, node: nodes.TokenColumn) -> tuple[Piecewise, Ints]:
-        """Return which value each position has, by its row, and the values; lists are sorted."""
+        """Return for each position the row of its value, and the values; lists are sorted."""
         key = node.column, node.size, node.segment
         if key not in self.columns_read:
-            # columns belong to the sample: read in the outermost frame, whatever cell asks first
+            # columns belong to the sample: they are read in the outermost frame, for all cells
             root = self
             while root.outer is not None:
                 root = root.outer

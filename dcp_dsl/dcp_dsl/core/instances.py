@@ -1,8 +1,11 @@
-"""Instances of segments, as arrays of first and last tokens; the tree of a layout's stretches.
+"""Instances of segments, as arrays of first and last tokens; the tree of a layout's branches.
 
-Numbers count within the nearest named group around a segment, else within the sample. An instance
-without tokens exists: it has a number and it counts. Without `branch` all tokens are one path. A
-branch begins where the parts in front of it end, and what follows the branches begins there too.
+An instance is one question, one answer, one document. Its number counts within the nearest named
+group around its segment, else within the sample. An instance without tokens still has a number and
+still counts.
+
+A layout without `branch` is one path of tokens. A branch goes on from the place where the parts in
+front of it end; the part behind all branches goes on from there, too.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,9 +24,9 @@ MAX_INSTANCES = 2**22
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Nesting:
-    """Places of instances in their layout: two empty ones at one token differ in nothing else.
+    """Places of instances in their layout, which tell apart empty instances at the same token.
 
-    A walk through the layout opens and closes every part, one step each.
+    A walk through the layout counts steps; each part opens at one step and closes at a later one.
 
     Attributes:
         layout: the statement.
@@ -37,7 +40,7 @@ class Nesting:
     end: Ints
 
     def take(self, chosen: NDArray[np.bool_] | Ints) -> "Nesting":
-        """Return that of some of the instances."""
+        """Return the places of some of the instances."""
         return Nesting(self.layout, self.opens[chosen], self.closes[chosen], self.end[chosen])
 
 
@@ -53,7 +56,7 @@ class Instances:
         is_named: whether numbers are the ids of a column: several stretches may share one, and
             they keep their numbers inside `per`.
         cell: int64 ``[I]``, which cell of the frame each lies in; None in the whole sample.
-        nesting: where they stand in their layout; None for what no layout holds.
+        nesting: where they stand in their layout; None for instances of no layout.
     """
 
     start: Ints
@@ -101,7 +104,7 @@ class Instances:
         return replace(kept, number=kept.number - left_out, total=kept.total - left_out)
 
     def as_parents(self) -> "Instances":
-        """Return cells as what tiles are cut from: every cell is in itself, and in no layout."""
+        """Return cells as parents of tiles: every cell lies in itself, and in no layout."""
         return replace(self, cell=np.arange(len(self)), nesting=None)
 
     @property
@@ -110,9 +113,10 @@ class Instances:
         return np.zeros(len(self), np.int64) if self.cell is None else self.cell
 
     def labels(self) -> Ints:
-        """Return an integer for each of some filled instances, equal where one id has several."""
+        """Return an integer for each of some filled instances, equal for stretches of one id."""
         if not self.is_split:
             return np.arange(len(self))
+        # inside `per` ids of different cells are different: their parents are the cells
         return self.parent * (int(self.number.max()) + 1) + self.number
 
     def filled(self) -> "Instances":
@@ -125,7 +129,8 @@ class Instances:
         start, end, has_tokens = self.start, self.end, self.end > self.start
         if not has_tokens.all():
             start, end, values = start[has_tokens], end[has_tokens], values[has_tokens]
-        before = np.concatenate([[0], end])  # a gap may follow each instance and precede the first
+        # a gap, where the function is undefined, may precede the first instance and follow each
+        before = np.concatenate([[0], end])
         has_gap = np.append(start, num_tokens) > before
         gaps = before[has_gap]
         if len(gaps) == 0:
@@ -176,13 +181,18 @@ class Instances:
 
     def _cut(self, cells: "Instances") -> tuple[Ints, Ints]:
         """Return each instance with tokens once for each cell that holds some of them."""
-        # The first cell that ends behind the start, up to the last that begins before the end.
+        # from the first cell that ends behind the start to the last one that begins before the end
         low = np.searchsorted(cells.end, self.start, side="right")
         high = np.searchsorted(cells.start, self.end, side="left")
         return expand(low, np.maximum(high - low, 0))
 
     def _settle(self, cells: "Instances", outer: "Instances") -> tuple[Ints, Ints]:
-        """Return instances without tokens and the cell that each lies in."""
+        """Return instances without tokens, each with the cell that it lies in.
+
+        At a border between two cells an empty instance could lie in either. Steps of one layout
+        decide; without them it lies in the cell behind, and at the end of the frame in the one
+        before.
+        """
         own, around, limit = self.nesting, cells.nesting, outer.end[cells.cells]
         if own is not None and around is not None and own.layout == around.layout:
             limit = around.end
@@ -225,20 +235,15 @@ def join(parts: list[Instances]) -> Instances:
         return parts[0]
     nestings = [part.nesting for part in parts if part.nesting is not None]
     shift = np.cumsum([0, *(int(p.parent.max(initial=-1)) + 1 for p in parts[:-1])])
-    columns = zip(
-        *(
-            (p.start, p.end, p.number, p.total, p.parent + s)
-            for p, s in zip(parts, shift, strict=True)
-        ),
-        strict=True,
+    start, end, number, total = (
+        np.concatenate([getattr(part, name) for part in parts])
+        for name in ("start", "end", "number", "total")
     )
-    start, end, number, total, parent = (np.concatenate(c) for c in columns)
-    nesting = Nesting(
-        nestings[0].layout,
-        np.concatenate([n.opens for n in nestings]),
-        np.concatenate([n.closes for n in nestings]),
-        end,
+    parent = np.concatenate([part.parent + s for part, s in zip(parts, shift, strict=True)])
+    opens, closes = (
+        np.concatenate([getattr(n, name) for n in nestings]) for name in ("opens", "closes")
     )
+    nesting = Nesting(nestings[0].layout, opens, closes, end)
     joined = Instances(start, end, number, total, parent, nesting=nesting)
     # steps, not tokens: instances without tokens share a token with their neighbours
     return joined.select(np.argsort(nesting.opens, kind="stable"))
@@ -287,16 +292,17 @@ class Tree:
 
     @cached_property
     def ranks(self) -> Ints:
-        """Place of each stretch's first token if every subtree is written in one go, int64 ``[P]``.
+        """Place of each stretch's first token if the tree is written depth first, int64 ``[P]``.
 
-        A token is on the path to another if that one's rank is at least its own and below the end
-        of its subtree. Layouts without a column of parents are written so already. O(P).
+        Token a is on the path to token b if b's rank is at least a's and below the end of a's
+        subtree. Layouts without a column of parents are written depth first already. O(P).
         """
-        # Python's lists: each place depends on the one before, so numpy cannot do it at once
+        # Python's lists: each place depends on the one before, so numpy cannot do it at once.
+        # `free[s]` is the place of the next stretch that goes on from stretch s.
         free, ranks = [0] * (len(self.start) + 1), []
         lengths, sizes = (self.end - self.start).tolist(), self.sizes.tolist()
         for index, parent in enumerate(self.parent.tolist()):
-            rank = free[parent]  # of a root the last entry
+            rank = free[parent]  # roots have the parent -1: the last entry
             free[parent] += sizes[index]
             free[index] = rank + lengths[index]
             ranks.append(rank)
@@ -338,9 +344,8 @@ class TreeBuilder:
     def grow(self, start: int, end: int) -> None:
         """Let the trunk go on over some tokens."""
         if end > start:
-            place = self.trunk
-            self._add(*(np.array([each]) for each in (start, end, place.depth, place.stretch)))
-            self.trunk = Trunk(self.size - 1, place.depth + end - start)
+            self.fork(np.array([start, end]))
+            self.trunk = Trunk(self.size - 1, self.trunk.depth + end - start)
 
     def fork(self, bounds: Ints) -> None:
         """Let stretches go on from the trunk side by side; ``[R + 1]`` borders between them."""
@@ -348,10 +353,7 @@ class TreeBuilder:
         has_tokens = end > start
         start, end = start[has_tokens], end[has_tokens]
         base = np.full(len(start), self.trunk.depth), np.full(len(start), self.trunk.stretch)
-        self._add(start, end, *base)
-
-    def _add(self, start: Ints, end: Ints, depth: Ints, parent: Ints) -> None:
-        self.columns.append((start, end, depth, parent))
+        self.columns.append((start, end, *base))
         self.size += len(start)
 
     def finish(self) -> Tree:
@@ -363,13 +365,13 @@ class TreeBuilder:
 
 @dataclass(slots=True)
 class Places:
-    """The places of a tree at which the repetitions of one part go on.
+    """The places of a tree at which the repetitions of one part begin.
 
     Attributes:
-        tree: what grows there.
-        is_branch: whether they do so side by side; else one behind the other.
-        parents: of each repetition the one that it goes on from, -1 for where the part stands.
-        base: where the part stands.
+        tree: the tree under construction.
+        is_branch: whether repetitions stand side by side; else each follows the one before.
+        parents: of each repetition the one that it goes on from, -1 for the place of the part.
+        base: the place of the part: where the parts in front of it end.
         ends: where each repetition so far ends.
     """
 
@@ -380,13 +382,13 @@ class Places:
     ends: list[Trunk] = field(default_factory=list)
 
     def go_to(self, index: int) -> None:
-        """Let the tree grow where a repetition goes on."""
+        """Let the tree grow where a repetition begins."""
         if self.is_branch:
             parent = self.parents[index]
             self.tree.trunk = self.base if parent < 0 else self.ends[parent]
 
     def leave(self) -> None:
-        """Remember where a repetition ends; what follows branches goes on where they stand."""
+        """Remember where a repetition ends; the part behind the branches goes on from the base."""
         if self.is_branch:
             self.ends.append(self.tree.trunk)
             self.tree.trunk = self.base

@@ -1,6 +1,7 @@
 """Bind layouts to a sample: find the tokens of each `question`, `answer`, `doc`.
 
-A layout becomes arrays of instances, never labels per token.
+``question[question_len] answer[answer_lens]*`` is walked from left to right, with the columns of
+the sample. The result has arrays of instances, never labels per token.
 """
 
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from dcp_dsl.elaboration.programs import layout_columns, reads_length
 from dcp_dsl.errors import MAX_TOKENS, list_names
 from dcp_dsl.syntax import ast
 
-MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside; each is laid out alone
+MAX_GROUPS = 2**16  # repetitions of groups with groups or lists inside, each laid out in Python
 
 
 def bind_layout(
@@ -41,6 +42,7 @@ def bind_layout(
             f"the layout has {end} tokens, the sample {length}; the lengths in {needed} must add "
             f"up to the sample's length"
         )
+    # a part may not occur in this sample, as in a group that repeats 0 times
     empty = np.empty(0, np.int64)
     for name in (segment.name, *part_names(layout.parts)):
         binder.found.setdefault(name.text, [Instances(empty, empty, empty, empty, empty)])
@@ -92,7 +94,7 @@ class _LayoutBinder(LayoutColumns):
         """Return the tokens of `[..]`: those that the other parts leave."""
         if not any(isinstance(p, ast.Leaf) and p.length is None for p in parts):
             return 0
-        # Laid out once with nothing for `[..]`, to learn what the others take; then thrown away.
+        # A first walk gives `[..]` nothing, to learn what the other parts take. It is thrown away.
         used = self.walk(parts, 0, self.columns, _Parent(), is_top=True)
         self.found.clear()
         self.groups, self.step, self.tree = 0, 0, TreeBuilder()
@@ -111,17 +113,15 @@ class _LayoutBinder(LayoutColumns):
     ) -> int:
         """Lay parts out from position `at`; give the position behind them."""
         for part in parts:
-            begin = at
             if isinstance(part, ast.Leaf):
                 spans = self.place_leaf(part, at, row)
             else:
                 spans = self.walk_group(part, at, row, parent)
             at = int(spans.end[-1]) if len(spans.end) else at
-            if isinstance(part, ast.Leaf) and part.name is not None:
+            if part.name is not None:
                 parent.add(part.name.text, spans)
             if is_top:
                 parent.add(self.statement.name.text, spans)
-            assert at >= begin, "lengths are checked to be positive"
         return at
 
     def spans(self, start: Ints, end: Ints, opens: Ints, closes: Ints) -> Instances:
@@ -131,6 +131,7 @@ class _LayoutBinder(LayoutColumns):
     def place_leaf(self, leaf: ast.Leaf, at: int, row: Mapping[str, Column]) -> Instances:
         """Lay out a part without parts, as often as it repeats."""
         bounds = at + np.concatenate([[0], np.cumsum(self.leaf_lengths(leaf, row))])
+        # each repetition closes at the step at which the next one opens
         steps = self.step + np.arange(len(bounds))
         self.step += len(bounds) - 1
         if leaf.parents is not None:
@@ -150,7 +151,7 @@ class _LayoutBinder(LayoutColumns):
     ) -> Instances:
         """Lay a group out; give its repetitions."""
         count, last_parts = self.repetitions(group, row) if group.is_repeated else (1, None)
-        # A group of plain parts may repeat a million times: these are laid out by numpy at once.
+        # A group of plain parts may repeat a million times: numpy lays all of them out at once.
         is_flat = group.is_repeated and group.parents is None
         matrix = self.flat_lengths(group, row, count) if is_flat else None
         if matrix is not None:
@@ -168,6 +169,7 @@ class _LayoutBinder(LayoutColumns):
             parts = group.parts[: last_parts if index == count - 1 else None]
             # the last repetition may end early: a short column has nothing for it
             own = {name: row[name][index] for name in names if index < len(row[name])}
+            # numbers of the parts begin anew in each repetition of a named group
             inner = parent if group.name is None else _Parent()
             bounds.append(self.walk(parts, bounds[-1], {**row, **own}, inner))
             closes.append(self.step)
@@ -176,15 +178,12 @@ class _LayoutBinder(LayoutColumns):
                 inner.close(self.found)
         borders = np.array(bounds, np.int64)
         steps = np.array(opens, np.int64), np.array(closes, np.int64)
-        spans = self.spans(borders[:-1], borders[1:], *steps)
-        if group.name is not None:
-            parent.add(group.name.text, spans)
-        return spans
+        return self.spans(borders[:-1], borders[1:], *steps)
 
     def flat_lengths(self, group: ast.Group, row: Mapping[str, Column], count: int) -> Ints | None:
         """Return the lengths ``[repetitions, parts]`` of a group of plain leaves, else None.
 
-        A column that lacks the last repetition has length 0 there.
+        Parts that the last repetition lacks have length 0 there.
         """
         columns = []
         for part in group.parts:
@@ -203,15 +202,16 @@ class _LayoutBinder(LayoutColumns):
     def place_flat(
         self, group: ast.Group, at: int, matrix: Ints, parent: _Parent, last_parts: int | None
     ) -> Instances:
-        """Lay all repetitions of a group of plain leaves at once."""
+        """Lay out all repetitions of a group of plain leaves at once."""
         width = matrix.shape[1]
         present = np.ones(matrix.shape, np.bool_)
         if last_parts is not None:
             present[-1, last_parts:] = False
             matrix = np.where(present, matrix, 0)
+        # parts in the order of their tokens are the matrix row by row
         bounds = at + np.concatenate([[0], np.cumsum(matrix.ravel())])
         starts, ends = bounds[:-1].reshape(matrix.shape), bounds[1:].reshape(matrix.shape)
-        # a step for each of `width` parts and one for the group, as the walk part by part takes
+        # one step for the group and one for each of its parts, as `walk_group` counts them
         opens = self.step + np.arange(len(matrix)) * (width + 1)
         self.step += len(matrix) * (width + 1)
         spans = self.spans(bounds[:-1:width], bounds[width::width], opens, opens + width + 1)
@@ -219,8 +219,6 @@ class _LayoutBinder(LayoutColumns):
             self.tree.fork(bounds[::width])
         else:
             self.tree.grow(int(bounds[0]), int(bounds[-1]))
-        if group.name is not None:
-            parent.add(group.name.text, spans)
         for index, part in enumerate(group.parts):
             if part.name is None:
                 continue
@@ -236,6 +234,7 @@ class _LayoutBinder(LayoutColumns):
         return spans
 
     def leaf_lengths(self, leaf: ast.Leaf, row: Mapping[str, Column]) -> Ints:
+        """Return the tokens of each repetition of a leaf."""
         if leaf.length is None:
             return np.array([self.rest])
         if leaf.is_repeated:
@@ -248,7 +247,7 @@ class _LayoutBinder(LayoutColumns):
         return np.array([self.arithmetic(leaf.length, row)])
 
     def places(self, part: ast.Leaf | ast.Group, row: Mapping[str, Column], size: int) -> Places:
-        """Return where the repetitions of a part go on in the tree."""
+        """Return the places in the tree at which the repetitions of a part begin."""
         parents = np.full(size, -1)
         if part.parents is not None:
             parents = self.parents(part.parents.text, row, size)

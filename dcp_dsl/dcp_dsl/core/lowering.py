@@ -1,4 +1,9 @@
-"""Evaluate a core program on one sample, symbolically: masks become regions."""
+"""Evaluate a core program on one sample, symbolically: masks become regions.
+
+A comparison becomes bounds of a number of the key by functions of the query, or the other way round
+(`symbolic.comparison`). `and`, `or` and `not` are operations on regions. `per` evaluates its body
+in the frame of the instances.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,7 +37,7 @@ MAX_NARROW_JOBS = 2**12  # a wider comparison waits until its neighbours in `and
 
 
 class NoForm(Exception):
-    """A mask that has no symbolic form: the place of the innermost one that has none, and why."""
+    """A mask without a symbolic form: the place of its innermost part without one, and why."""
 
     def __init__(self, place: nodes.Place, why: Exception) -> None:
         self.place, self.why = place, why
@@ -54,9 +59,9 @@ class Lowering:
         frame: the coordinates, with the numbers in them.
         bands: rows and keys that matter.
         is_transposed: whether regions have the keys as their rows.
-        max_jobs: how wide a comparison may grow.
+        max_jobs: most pairs of pieces and runs that a comparison may take.
         masks: masks already evaluated in these bands: an argument may be used several times.
-        bounds: those evaluated.
+        bounds: all bounds evaluated; `among` asks whether they stayed inside the bands.
     """
 
     def __init__(
@@ -81,7 +86,7 @@ class Lowering:
         return self.masks[node]
 
     def evaluate(self, place: nodes.Place, make: Callable[[], MaskValue]) -> MaskValue:
-        """Charge for a mask, and name its place if it has no form."""
+        """Make a mask and charge the budget for it; name its place if it has no form."""
         try:
             self.frame.budget.spend(STEPS_PER_NODE)
             found = make()
@@ -110,7 +115,7 @@ class Lowering:
         return self.atom(node)
 
     def atom(self, node: nodes.Mask) -> MaskValue:
-        """Evaluate what is made of no other masks."""
+        """Evaluate a mask that is made of no other masks."""
         match node:
             case nodes.Compare():
                 return self.comparison(node)
@@ -134,7 +139,7 @@ class Lowering:
         narrow = Lowering(
             self.frame, is_transposed=self.is_transposed, bands=self.bands, max_jobs=MAX_NARROW_JOBS
         )
-        # the bands are the same, so results are; what was too wide is not kept
+        # both evaluate in the same bands, so they share results; what was too wide is not kept
         narrow.masks = self.masks
         found: MaskValue | None = None
         wide = []
@@ -152,11 +157,15 @@ class Lowering:
         return found
 
     def among(self, found: MaskValue | None, item: "nodes.Mask | Joined") -> MaskValue:
-        """Return the pairs of a mask that a wide item shows too; in a region it is sought there."""
+        """Return the pairs that a mask and a wide item share.
+
+        Next to a region the item is evaluated in the hull of the region alone.
+        """
         if not isinstance(found, Region):
             return self.narrowed(found, item)
         inside = Lowering(self.frame, is_transposed=self.is_transposed, bands=hull(found))
         value = inside.narrowed(None, item)
+        # A region of bands is its own hull. Bounds that stay inside it need no `and` with it.
         is_atom = isinstance(item, nodes.Compare | Joined) and isinstance(value, Region)
         if is_atom and found.is_of_bands and all(b.stays_in(inside.bands) for b in inside.bounds):
             return value
@@ -189,10 +198,10 @@ class Lowering:
             term = add(a, scale(b, -1), self.frame.num_tokens)
             return self.between(term, node.op) if isinstance(term, Term) else None
         except (TooManyPieces, OverBudget, NotSeparable, ValueTooLarge):
-            return None  # found out again, and then told, where it is evaluated
+            return None  # evaluating it fails again, and then the error names its place
 
     def narrowed(self, found: MaskValue | None, item: "nodes.Mask | Joined") -> MaskValue:
-        """Return the pairs of a mask, or of everything, that an item shows too."""
+        """Return the pairs that a mask and an item share; None stands for all pairs."""
         if isinstance(item, nodes.Not):
             return (self.everything() if found is None else found) - self.mask(item.item)
         if isinstance(item, Joined):
@@ -244,6 +253,7 @@ class Lowering:
         ordered = np.sort(group)
         first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
         counts = np.diff(first, append=len(ordered))
+        # each stretch of an id sees each: in float64, as squares may leave int64
         squares = float((counts.astype(np.float64) ** 2).sum())
         limit_pieces(squares, self.max_jobs, "pairs of stretches of the same id")
         order = np.argsort(group, kind="stable")
@@ -257,7 +267,7 @@ class Lowering:
 
         A stretch is seen from its own tokens causally, and by all of what goes on from it.
         """
-        # in a layout written depth first a subtree is one stretch of tokens
+        # written depth first, a subtree is one stretch of tokens, `sizes` of them
         start, end, last = tree.start, tree.end, tree.start + tree.sizes
         flat, rising = np.zeros(len(start), np.int64), np.ones(len(start), np.int64)
         # from the keys one slab: each token is seen by all that follows it in its subtree
@@ -285,10 +295,7 @@ class Lowering:
         """
         index, values = self.frame.lists(node)
         rows, is_list_of_k = self.frame.look_up(index, node.at).single()
-        number = self.frame.number(node.item)
-        if not isinstance(number, int | Term):
-            raise NotSeparable
-        numbers, is_item_of_k = as_term(number, self.frame.num_tokens).single()
+        numbers, is_item_of_k = self.frame.of_one_token(node.item)
         if rows.is_constant:  # a list or a number that all tokens share belongs to either side
             is_list_of_k = not is_item_of_k
         if is_list_of_k == is_item_of_k and not numbers.is_constant:
@@ -306,9 +313,11 @@ class Lowering:
         inner = self.frame.inside(cells)
         try:
             return Lowering(inner, is_transposed=self.is_transposed).mask(body)
-        except VaryingLength as error:  # one length at a time, or one cell by one
+        except VaryingLength as error:
             if error.frame is not inner:
                 raise
+        # Some number must be one constant. Cells of each length are evaluated apart; where lengths
+        # are equal something else varies, such as the count of a segment: then each cell is.
         sizes = cells.end - cells.start
         which = sizes if len(np.unique(sizes)) > 1 else np.arange(len(sizes))
         parts = [self.inside(cells.select(which == one), body) for one in np.unique(which)]
@@ -327,6 +336,7 @@ class Lowering:
         if shift is not None:
             return self.compare_remainder(shift, node.op)
         a, b, op = self.frame.number(node.left), self.frame.number(node.right), str(node.op)
+        # a quotient of the distance has no sums: it is compared with a constant alone
         if isinstance(b, Quotient):
             a, b, op = b, a, MIRRORED[op]
         if isinstance(a, Quotient) and isinstance(b, int):
@@ -356,34 +366,37 @@ class Lowering:
 
     def compare_remainder(self, value: Cyclic, op: str) -> MaskValue:
         """Return the pairs whose remainder of the distance ``value op 0``."""
-        if self.is_transposed:  # remainders are those of q - k, rows would be keys
+        if self.is_transposed:  # `Classes` has remainders of row - key, which would be k - q
             raise TooManyPieces("remainders of a distance seen from the keys")
         return Classes.of_truth(value.compare(op), self.everything())
 
     def compare_quotient(self, value: Quotient, limit: int, op: str) -> Region:
         """Return the pairs with ``value op limit``."""
-        distance = self.frame.distance().scale(value.factor)
-        parts = [
-            self.compare(distance.shift(-bound), sign) for sign, bound in value.bound(op, limit)
-        ]
+        at = self.frame.position()
+        scaled = Term(at, at.scale(-1)).scale(value.factor)  # factor * (q - k)
+        parts = [self.compare(scaled.shift(-bound), sign) for sign, bound in value.bound(op, limit)]
         if len(parts) == 1:
             return parts[0]
         return parts[0] & parts[1] if op == "==" else parts[0] | parts[1]
 
     def compare_extreme(self, value: Extreme, op: str) -> Region:
-        """``max(a, b) <= 0`` is `and`, ``max(a, b) >= 0`` is `or`; min the other way round."""
+        """Return the pairs with ``value op 0``, from those of the terms.
+
+        ``max(a, b) <= 0`` is `and`, ``max(a, b) >= 0`` is `or`; min the other way round.
+        """
         if op == "==":
             return self.compare_extreme(value, "<=") & self.compare_extreme(value, ">=")
         if op == "!=":
             return self.compare_extreme(value, "<") | self.compare_extreme(value, ">")
         bounds = [self.between(term, op) for term in value.terms]
-        if value.is_max == (op in ("<", "<=")):  # terms are defined where all compare true
+        # an `and` needs no more: where all terms compare true, all of them are defined
+        if value.is_max == (op in ("<", "<=")):
             if len(bounds) == 2:
                 both = bounds[0].joined(bounds[1])
                 bounds = bounds if both is None else [both]
             return reduce(and_, map(self.within, bounds))
         result = reduce(or_, map(self.within, bounds))
-        # An undefined term makes the extreme undefined, so `or` must not let one term decide alone.
+        # One undefined term makes the extreme undefined, so `or` must not let another decide alone.
         for term in value.terms:
             if not (term.on_q.is_defined.all() and term.on_k.is_defined.all()):
                 result = result & self.defined(term)

@@ -1,11 +1,13 @@
 """A checked mask, which is bound to samples, and a stack: the masks of a model's layers and heads.
 
-The layers of a stack repeat: layer 7 of ``5 of sliding(1k), causal`` is layer 1 of the cycle.
+A stack lists one cycle of layers, which repeats over the model: layer 7 of ``5 of sliding(1k),
+causal`` is layer 1 of the cycle. Layers count from 0.
 """
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.masks import write_out, write_out_segment
@@ -52,13 +54,13 @@ class Mask:
 
     @property
     def segments(self) -> tuple[ast.Segment, ...]:
-        """The segment statements that the mask reads of the queries' sequence."""
+        """The segment statements of the queries' sequence that the mask reads."""
         keys = None if self.keys is None else self.keys.statement
         return tuple(s for s in laid_statements(self.core) if s != keys)
 
     @property
     def layouts(self) -> tuple[tuple[ast.Segment, ast.Layout], ...]:
-        """Those of them that are layouts, with the layouts."""
+        """The segments that are layouts, with the layouts."""
         return tuple((s, s.source) for s in self.segments if isinstance(s.source, ast.Layout))
 
     def require(self, sample: Sample) -> None:
@@ -73,15 +75,15 @@ class Mask:
     def bind(self, sample: Sample) -> Slabs:
         """Return the exact mask of one sample as slabs.
 
-        What has no short form as slabs is converted, which costs what it has in slabs; `compile`
-        gives such masks in their own form, at any length.
+        A mask of another form is converted, which costs as much as it has slabs; `compile` returns
+        such masks in their own form, at any length.
 
         Raises:
             DatasetError: if the sample lacks a column, its layout does not fill it, or the mask
                 falls into more than a million slabs.
             SpecError: for sizes out of range, and for masks too large for every form (E191).
         """
-        from dcp_dsl.forms.conversion import as_slabs  # loaded on use, as in `compile`
+        from dcp_dsl.forms.conversion import as_slabs  # loaded on first use, as in `compile`
 
         return as_slabs(self.compile(sample))
 
@@ -105,10 +107,11 @@ class Mask:
         >>> mask.compile(Sample(length=100_000)).form
         'strided'
         """
-        # Loaded on use: some 40 ms that a command which only checks a text need not pay.
+        # Loaded on first use: a command that only checks a text saves some 40 ms.
         from dcp_dsl.core.binding import bind_again, bind_cross
 
         self.require(sample)
+        # only columns that the mask reads: samples that differ in others share a kept form
         columns = {name: sample.columns[name] for name in self.columns}
         if self.keys is None:
             return bind_again(self.core, columns, sample.length)
@@ -140,7 +143,10 @@ def build_mask(expression: ast.Expr, scope: Scope, program: ast.Program) -> Mask
 
 
 def read_mask(expression: ast.Expr, scope: Scope, keys: KeySequence | None = None) -> Mask:
-    """Make a checked expression of a text a mask; without `@keys` it has those that are given."""
+    """Make a checked expression of a text a mask.
+
+    `keys` is the sequence of its keys where its own definition names none (`@keys`).
+    """
     keys = keys_of(expression, scope) or keys
     text, core = unparse(expression), write_out(expression, scope, keys)
     columns = _columns(core) | key_columns(keys)
@@ -148,9 +154,10 @@ def read_mask(expression: ast.Expr, scope: Scope, keys: KeySequence | None = Non
 
 
 def on_keys(mask: Mask) -> Mask:
-    """Return a mask of which queries are tokens of the keys' sequence as a mask of all of those.
+    """Return a mask whose queries are tokens of the keys' sequence as a mask of all its tokens.
 
-    What holds for every token of that sequence holds for the queries.
+    A claim that holds for every token of that sequence holds for the queries. Other masks are
+    returned as they are.
     """
     if mask.keys is None or not mask.keys.alignment:
         return mask
@@ -164,8 +171,8 @@ def _columns(*cores: nodes.Node) -> frozenset[str]:
 def _ahead_segments(expression: ast.Expr, scope: Scope) -> list[nodes.Segment]:
     """Return the segments in which `@ahead(segment)` lets a called mask look ahead.
 
-    The mask itself may not read them; whether a pair looks ahead elsewhere cannot be decided
-    without them.
+    The guard needs their columns to tell these pairs from others that look ahead, even where the
+    mask itself does not read the segments.
     """
     found = find_definition(expression, scope)
     if found is None:
@@ -175,7 +182,10 @@ def _ahead_segments(expression: ast.Expr, scope: Scope) -> list[nodes.Segment]:
 
 
 def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:
-    """Name all arguments of a call, in the order of the parameters, without the defaults."""
+    """Name all arguments of a call, in the order of the parameters, without the defaults.
+
+    Calls that mean the same then have the same text: ``band(w = 2)`` for ``band(2)``.
+    """
     if not isinstance(expression, ast.Call):
         return expression
     found = find_definition(expression, scope)
@@ -212,7 +222,7 @@ class HeadMask:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """An entry of the cycle: `count` layers that are alike; without heads they are linear."""
+    """An entry of the cycle: `count` equal layers; without heads they are linear attention."""
 
     count: int
     heads: tuple[HeadMask, ...]
@@ -277,6 +287,7 @@ class Stack:
         cycle: list[int] = []
         for place, layer in enumerate(self.layers):
             used = {number[_identity(head.mask)] for head in layer.heads} or {-1}
+            # a last group with a range has no `rest`, so some heads may have no mask
             if len(used) > 1 or (layer.heads and layer.heads[-1].first is not None):
                 raise HeadError(
                     f"stack `{self.name}`, entry {place}: KV heads of one layer have masks of "
@@ -289,15 +300,11 @@ class Stack:
 
     def layer(self, index: int) -> StackLayer:
         """Return the entry that layer `index` of a model (from 0) uses."""
-        place = index % self.period
-        for entry in self.layers:
-            if place < entry.count:
-                return entry
-            place -= entry.count
-        raise AssertionError("the place is smaller than the period")
+        ends = list(accumulate(entry.count for entry in self.layers))
+        return self.layers[bisect_right(ends, index % ends[-1])]
 
     def heads(self, layer: int, kv_heads: int) -> tuple[tuple[range, Mask], ...]:
-        """Return the masks of a layer by ranges of KV heads, in order; together they are all heads.
+        """Return the masks of a layer by ranges of KV heads, in order; together all heads.
 
         Args:
             layer: from 0; the cycle repeats.
@@ -313,7 +320,7 @@ class Stack:
             raise HeadError(f"stack `{self.name}`: layer {layer} is linear, it attends to nothing")
         for group in groups:
             first, last = group.first, group.last
-            if first is None or last is None:
+            if first is None or last is None:  # `rest`: all heads that no group before it names
                 owner = [group.mask if mask is None else mask for mask in owner]
             elif last >= kv_heads:
                 raise HeadError(
@@ -339,7 +346,7 @@ class Stack:
 
 
 def _identity(mask: Mask) -> tuple[int, str]:
-    """Return what two masks of a stack have in common if they are the same."""
+    """Return a key that equal masks of a stack share: where names are looked up, and the call."""
     return id(mask.scope), mask.call
 
 

@@ -1,4 +1,4 @@
-"""Read a mask token by token: all pairs in one matrix; positions and next-token targets."""
+"""Read a mask token by token: all pairs as one matrix; positions and next-token targets."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -16,7 +16,7 @@ from dcp_dsl.errors import Budget, DatasetError
 from dcp_dsl.symbolic.intervals import Grid
 
 MAX_TOKENS = 2**15  # 1 GiB of pairs
-MAX_STEPS = 2**40  # what finding segments may cost: any number
+MAX_STEPS = 2**40  # cost of finding segments: no limit that a sample reaches
 PAIRS_AT_ONCE = 2**21  # rows are evaluated in bunches of about so many pairs, to bound memory
 
 
@@ -72,14 +72,14 @@ def dense_mask(mask: Mask, sample: Sample, *, budget: Budget | None = None) -> B
 
 @dataclass(frozen=True, eq=False)
 class TokenPaths(Record):
-    """Places of the n tokens of a sample on the paths from roots to leaves.
+    """Places of the n tokens of a sample on the paths through its layout, from roots to leaves.
 
     Attributes:
         position: int64 ``[n]``, tokens before it on its path.
         previous: int64 ``[n]``, the token right before it on its path, which predicts it; -1 for
             the first token of a path, which nothing predicts.
-        num_paths: int64 ``[n]``, paths that it lies on: as often it would be trained on in
-            separate sequences.
+        num_paths: int64 ``[n]``, paths that it lies on: written as separate sequences, one per
+            path, a training run would see it as often.
         ends: int64 ``[P]``, last token of each path; it predicts nothing, or an end token.
     """
 
@@ -110,8 +110,8 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
         sample: with the columns of the mask.
 
     Returns:
-        None if no layout that the mask reads has branches: then a sample is one path, or what
-        the mask says of packed documents decides.
+        None if no layout that the mask reads has branches: then a sample is one path, unless the
+        mask itself keeps packed documents apart.
 
     Raises:
         DatasetError: if the sample does not fit the layout, or the mask reads several layouts
@@ -138,7 +138,8 @@ def token_paths(mask: Mask, sample: Sample) -> TokenPaths | None:
     _, tree = bind_layout(*laid[0], sample.columns, sample.length)
     previous = np.arange(-1, sample.length - 1)
     parents = tree.parent
-    # parent -1 reads the last stretch, which np.where drops
+    # Inside a stretch the token before is the previous one. The first token of a stretch follows
+    # the last one of its parent; the parent -1 of roots reads the last stretch, which is dropped.
     previous[tree.start] = np.where(parents < 0, -1, tree.end[parents] - 1)
     return TokenPaths(
         position=tree.per_token(tree.depth, 1), previous=previous,

@@ -1,7 +1,8 @@
 """Decide a mask block by block: exact parts where they exist, bounds of numbers elsewhere.
 
-A core program becomes functions of a grid of blocks. On a grid of single pairs they are exact,
-which also gives the dense mask: then no part is looked at symbolically.
+A core program becomes functions of a grid of blocks. For each block they say whether all of its
+pairs are visible, and whether any may be. On a grid of single pairs both answers are the same and
+exact: `dense_mask` asks there, and takes no symbolic form of any part.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +24,7 @@ from dcp_dsl.symbolic.intervals import UNBOUNDED, Grid, Interval
 from dcp_dsl.symbolic.piecewise import Piecewise, TooManyPieces
 from dcp_dsl.symbolic.terms import NotSeparable, NumberValue, VaryingLength
 
-MAX_SLABS = 2**12  # of a part: bounds decide blocks sooner than more slabs
+MAX_SLABS = 2**12  # of a part; with more slabs, bounds decide its blocks in less time
 Decide: TypeAlias = Callable[[Grid], BlockDecision]
 Enclosure: TypeAlias = Callable[[Grid], Interval]
 
@@ -33,8 +34,8 @@ class Predicate:
 
     Attributes:
         frame: the coordinates.
-        is_symbolic: whether parts with an exact form are decided by that.
-        outer: that of the frame around, None for the whole sample.
+        is_symbolic: whether parts with an exact form are decided by that form.
+        outer: the predicate of the frame around, None for the whole sample.
     """
 
     def __init__(
@@ -47,9 +48,10 @@ class Predicate:
 
     @classmethod
     def of(cls, core: nodes.Mask, frame: Frame, *, is_symbolic: bool) -> Decide:
-        """Return what decides a mask on a whole sample, an entry for each block of a grid."""
+        """Return a function that decides a mask on a whole sample, for each block of a grid."""
         decide = cls(frame, is_symbolic=is_symbolic).mask(core)
 
+        # a mask of the query alone decides a column, [Nq, 1]
         def on(grid: Grid) -> BlockDecision:
             always, ever = decide(grid)
             return np.broadcast_to(always, grid.shape), np.broadcast_to(ever, grid.shape)
@@ -57,15 +59,15 @@ class Predicate:
         return on
 
     def mask(self, node: nodes.Mask) -> Decide:
-        """Return what decides a mask: its form, or what its parts say."""
+        """Return a function that decides a mask, by its form or by its parts."""
         if node not in self.masks:
             decide = self._known(node) or self._parts(node)
-            # frames share nodes, which are other numbers in each: the key names both
+            # a node means something else in each frame, so the key has the predicate of the frame
             self.masks[node] = lambda grid: grid.once((node, self), decide)
         return self.masks[node]
 
     def _known(self, node: nodes.Mask) -> Decide | None:
-        """Return what decides a mask that has a form."""
+        """Return a function that decides a mask by its form; None if it has no short one."""
         if not self.is_symbolic:
             return None
         try:
@@ -74,7 +76,7 @@ class Predicate:
                 return None
             form: Form = to_form(found, is_transposed=False)
         except NoForm as error:
-            # parts share the budget: the next one would fail, too
+            # all parts share the budget: once it is used up, every other part fails, too
             if isinstance(error.why, OverBudget):
                 raise
             return None
@@ -106,21 +108,21 @@ class Predicate:
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def _per(self, cells: Instances, body: nodes.Mask) -> Decide:
-        """Return what decides a mask inside each cell."""
+        """Return a function that decides a mask inside each cell."""
         if not len(cells):
             return _compared("!=", _constant(0), _constant(0))
         frame = self.frame.inside(cells)
         try:
             inner = Predicate(frame, is_symbolic=self.is_symbolic, outer=self)
             return _joined([_same(cells, frame), inner.mask(body)], is_and=True)
-        except VaryingLength as error:  # a size depends on the instance: one by one
+        except VaryingLength as error:  # a size differs from cell to cell: each is decided alone
             if error.frame is not frame:
                 raise
         alone = [cells.select(np.arange(len(cells)) == i) for i in range(len(cells))]
         return _joined([self._per(cell, body) for cell in alone], is_and=False)
 
     def _listed(self, node: nodes.Listed) -> Decide:
-        """Return what decides whether a number is in a list: each place of the list is compared."""
+        """Return a function that decides whether a number is in a list: it compares every place."""
         index, values = self.frame.lists(node)
         row, item = self._look_up(index, node.at), self.number(node.item)
         most = Interval.constant(UNBOUNDED)
@@ -139,14 +141,14 @@ class Predicate:
     # ---- numbers ----
 
     def number(self, node: nodes.Number) -> Enclosure:
-        """Return what bounds a number: its symbolic form, or its parts."""
+        """Return a function that bounds a number, by its symbolic form or by its parts."""
         if node not in self.numbers:
             bound = self._plain(node) or self._pieces(node)
             self.numbers[node] = lambda grid: grid.once((node, self), bound)
         return self.numbers[node]
 
     def _plain(self, node: nodes.Number) -> Enclosure | None:
-        """Return what bounds a number that has a symbolic form."""
+        """Return a function that bounds a number by its symbolic form; None if it has none."""
         if isinstance(node, nodes.Pos):
             return _of_token(self.frame.position(), node.side)
         is_leaf = not isinstance(node, nodes.Arithmetic | nodes.Lookup | nodes.Outside)
@@ -161,8 +163,9 @@ class Predicate:
     def _pieces(self, node: nodes.Number) -> Enclosure:
         match node:
             case nodes.Arithmetic(op, left, right):
+                # a divisor of the same value for all pairs must be at least 1, here as in `Frame`
                 if op in ("//", "%") and nodes.is_fixed(right):
-                    self.frame.divisor(right)  # refused if it is below 1
+                    self.frame.divisor(right)
                 a, b = self.number(left), self.number(right)
                 return lambda grid: a(grid).combine(op, b(grid))
             case nodes.Outside(levels, inner):
@@ -176,12 +179,13 @@ class Predicate:
         raise AssertionError(f"no number on a sample: {type(node).__name__}")
 
     def _look_up(self, function: Piecewise, at: nodes.Number) -> Enclosure:
-        """Return what bounds a function of the token that a number points at."""
+        """Return a function that bounds a function of the token that a number points at."""
         if isinstance(at, nodes.Pos):
             return _of_token(function, at.side)
         position = self.number(at)
         if self.frame.outer is None:
             return lambda grid: grid.look_up(function, position(grid))
+        # a position in a cell is one of the sample only if it lies inside the cell
         cells = self.frame.cells
         start, size = (self.frame.per_cell(v) for v in (cells.start, cells.end - cells.start))
 
@@ -197,7 +201,7 @@ def _constant(value: int) -> Enclosure:
 
 
 def _of_token(function: Piecewise, side: nodes.Side) -> Enclosure:
-    """Return what bounds a function of the query, or of the key."""
+    """Return a function that bounds a function of the query, or of the key."""
     if side == "q":
         return lambda grid: grid.of_q(function)
     return lambda grid: grid.of_k(function)
@@ -219,6 +223,7 @@ def _inverted(inner: Decide) -> Decide:
     def decide(grid: Grid) -> BlockDecision:
         always, ever = inner(grid)
         never = ~ever
+        # one array for both verdicts says that they are exact, as in `_joined`
         return never, never if always is ever else ~always
 
     return decide
@@ -238,6 +243,6 @@ def _joined(items: Sequence[Decide], *, is_and: bool) -> Decide:
 
 
 def _same(own: Instances, frame: Frame) -> Decide:
-    """Return what decides whether query and key lie in the same instance."""
+    """Return a function that decides whether query and key lie in the same instance."""
     function = own.function(frame.num_tokens, own.labels())
     return _compared("==", _of_token(function, "q"), _of_token(function, "k"))

@@ -20,8 +20,8 @@ from dcp_dsl.elaboration.programs import KeySequence, facts_of_keys, layout_colu
 from dcp_dsl.errors import MAX_TOKENS, DatasetError, list_names
 from dcp_dsl.syntax import ast
 
-MAX_NESTING = 16
-_BEYOND = 2**63
+MAX_NESTING = 16  # lists in lists of a column
+_BEYOND = 2**63  # the first integer that int64 cannot hold
 
 
 class ReadsColumns(Protocol):
@@ -100,7 +100,7 @@ def read_columns(text: str, where: str) -> dict[str, Any]:  # Any: as `Sample.co
 
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
-        if len(found) < len(pairs):  # json would keep the last one and say nothing
+        if len(found) < len(pairs):  # without this json keeps the last one and drops the others
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
             raise DatasetError(f"{where}: `{twice}` is given twice; leave one of them out")
@@ -225,6 +225,7 @@ def complete_sample(given: Mapping[str, Column], scope: Scope, where: str) -> Sa
             f"(a layout says it only if the sample has all its columns and no part is `[..]`)",
             columns,
         )
+    # several layouts may say the length, which then has to be the same
     if len(set(found.values())) > 1:
         shown = ", ".join(f"`{source}` says {length}" for source, length in found.items())
         raise DatasetError(f"{where}: its length is not clear: {shown}; mend its columns")
@@ -236,7 +237,7 @@ def layout_lengths(
 ) -> Iterable[tuple[str, int]]:
     """Yield (segment, length) for each layout that says how long a sample with these columns is.
 
-    A layout stays silent if it lacks a column, reads `len` or takes the remaining tokens.
+    A layout says nothing if a column is missing, if it reads `len`, or if a part is `[..]`.
     """
     for segment, layout in layouts:
         needed = layout_columns(layout)
@@ -248,6 +249,7 @@ def layout_lengths(
 
 def _other_lengths(columns: Mapping[str, Column], scope: Scope) -> dict[str, int]:
     """Return lengths by the columns of `token` statements, else by the library's layouts."""
+    # columns `in` a segment have a value per instance, so they say nothing of tokens
     read = ((t, token) for t, token in scope.tokens.items() if token.segment is None)
     tokens = {t: columns.get(token.column.text) for t, token in read}
     sizes = {f"token {t}": len(value) for t, value in tokens.items() if isinstance(value, list)}
@@ -261,13 +263,17 @@ def _lists(value: ast.Literals) -> Column:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rectangle:
-    """The queries and keys of a mask on a sample, in one square of tokens.
+    """The queries and keys of a mask with `@keys`, in one square of tokens.
+
+    The engine knows masks of one sequence only. A square holds the rectangle of queries and keys,
+    and the mask is cut to it.
 
     Attributes:
         num_q, num_kv: tokens of both sequences.
         first_row: the row of the square that is query 0.
         size: tokens of the square.
-        facts: of the keys: statements, and columns of tokens; None for all.
+        facts: statements and token columns that describe keys; the others describe queries. None
+            where queries are tokens of the keys' sequence, so that all facts are of the keys.
     """
 
     num_q: int
@@ -291,6 +297,7 @@ class Rectangle:
         num_kv = natural_length(keys.statement, layout, columns)
         assert num_kv is not None, "checked: the layout of keys does not ask for `len`"
         facts = facts_of_keys(core, keys)
+        # two sequences that have nothing to do with each other: both begin at 0
         if not keys.alignment:
             return cls(num_q, num_kv, 0, max(num_q, num_kv), facts)
         if keys.alignment == "top_left" and num_q > num_kv:

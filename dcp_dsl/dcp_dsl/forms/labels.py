@@ -1,8 +1,8 @@
 """Parts of a mask: slabs of which only pairs of equal labels count, as for flags at random.
 
 ``causal and q in asking and k in kept`` falls into a range per token where flags are scattered, but
-it is one triangle in which some rows and some keys count. A block inside a slab holds as many pairs
-as its labels say; only where a slab ends are rows looked at one by one.
+it is one triangle in which only some rows and some keys count. In a block inside the triangle the
+pairs are products of label counts; only in blocks that its border cuts are rows counted one by one.
 """
 
 from collections.abc import Callable
@@ -57,6 +57,7 @@ class LabelledPart(Record):
         row, col, seen = slab_entries(pieces, kv_bounds)
         # the last two columns are the blocks of keys that a piece touches, one entry for each
         slab = np.repeat(pieces[0], pieces[-1] - pieces[-2])
+        # a block is full here if the slab covers it, whatever labels its tokens have
         is_full = seen == np.diff(q_bounds)[row] * np.diff(kv_bounds)[col]
         pairs = np.zeros(len(row), np.int64)
         self._count_full(q_bounds, kv_bounds, (row, col), is_full, pairs)
@@ -66,15 +67,18 @@ class LabelledPart(Record):
         return row[kept], col[kept], self.sign * pairs[kept]
 
     def _to_end(self, bounds: Ints) -> Ints:
-        """Add a block for what lies behind the last border, where a mask was cut short."""
+        """Add a block behind the last border, for the tokens of a sequence that was truncated.
+
+        A truncated `Parts` has fewer tokens; the slabs and labels of its parts stay whole.
+        """
         end = self.slabs.num_tokens
         return bounds if bounds[-1] == end else np.append(bounds, end)
 
     def _count_full(
         self, q_bounds: Ints, kv_bounds: Ints, place: tuple[Ints, Ints], is_full: Bools, pairs: Ints
     ) -> None:
-        """Count the blocks that lie inside a slab: their pairs of equal labels."""
-        # a label that only one side has meets nothing
+        """Count the pairs of equal labels in blocks that lie inside a slab."""
+        # a label on one side only makes no pairs
         labels = np.intersect1d(_labels_of(self.q_label), _labels_of(self.k_label))
         row, col = (at[is_full] for at in place)
         step = max(1, CELLS_AT_ONCE // (len(q_bounds) + len(kv_bounds)))
@@ -84,16 +88,16 @@ class LabelledPart(Record):
             of_keys = _count_labels(self.k_label, kv_bounds, some)
             if len(some) == 1:
                 pairs[is_full] += (of_rows[row, 0] * of_keys[col, 0]).astype(np.int64)
-            else:  # exact: sums stay below 2**53
+            else:  # a matrix product sums over labels; exact in float64, as sums stay below 2**53
                 pairs[is_full] += (of_rows @ of_keys.T)[row, col].astype(np.int64)
 
     def _count_cut(
         self, q_bounds: Ints, kv_bounds: Ints, place: tuple[Ints, Ints], slab: Ints
     ) -> Ints:
-        """Count what slabs have of blocks that they end in, row by row, int64 ``[blocks]``."""
+        """Count row by row the pairs of blocks that a slab's border cuts; int64 ``[blocks]``."""
         row, col = place
         most = self.k_label.max(initial=-1)
-        # Labels above those of all keys meet none.
+        # queries without a label, or with one above those of all keys, see nothing
         labelled = np.flatnonzero((self.q_label >= 0) & (self.q_label <= most))
         low = np.maximum(q_bounds[row], self.slabs.q_start[slab])
         high = np.minimum(q_bounds[row + 1], self.slabs.q_end[slab])
@@ -102,7 +106,7 @@ class LabelledPart(Record):
         ends = np.cumsum(high - low)
         counted = [np.empty(0, np.int64)]
         first = 0
-        # In bunches: a slab of a million rows would need tables of as many.
+        # in bunches: a block may have a million rows, and each takes a line of the tables here
         while first < len(row):
             done = ends[first - 1] if first else 0
             last = max(first + 1, int(np.searchsorted(ends, done + ROWS_AT_ONCE, side="right")))
@@ -114,26 +118,26 @@ class LabelledPart(Record):
             end = self.slabs.kv_end[own] + self.slabs.end_slope[own] * down
             column = col[part][index]
             start = np.maximum(start, kv_bounds[column])
-            # An end before the block counts nothing, not less than nothing.
+            # an end before the block means no keys, not a negative number of them
             end = np.maximum(np.minimum(end, kv_bounds[column + 1]), start)
             label = self.q_label[query]
-            found = rank(label, end) - rank(label, start)
+            found = rank(label, end) - rank(label, start)  # keys of the label from start to end
             counted.append(np.bincount(index, found, last - first).astype(np.int64))
             first = last
         return np.concatenate(counted)
 
 
 def _labels_of(label: Ints) -> Ints:
-    """Return the labels that come, rising."""
+    """Return the labels that occur, rising."""
     most = int(label.max(initial=-1))
-    # bincount takes memory for the largest label: only where labels are dense
+    # bincount takes memory for every number up to the largest label
     if most > 4 * len(label):
         return np.unique(label[label >= 0])
     return np.flatnonzero(np.bincount(label + 1, minlength=most + 2)[1:])
 
 
 def _count_labels(label: Ints, bounds: Ints, labels: Ints) -> Floats:
-    """Count how often each of some labels comes in each block, float64 ``[blocks, labels]``."""
+    """Count how often each of some labels occurs in each block, float64 ``[blocks, labels]``."""
     at = np.searchsorted(labels, label)
     # a label beyond the last would be read outside the array; the comparison below drops it
     at[at == len(labels)] = 0
@@ -145,11 +149,15 @@ def _count_labels(label: Ints, bounds: Ints, labels: Ints) -> Floats:
 
 
 def _ranks(label: Ints) -> Callable[[Ints, Ints], Ints]:
-    """Return what counts the positions before one that carry a label, up to a constant a label."""
+    """Return a function that counts the positions of a label before others.
+
+    Counts of one label are all too large by the same number, which falls out of differences.
+    """
     if label.max(initial=-1) <= 0:  # one label: sums of flags
         before = np.concatenate([[0], np.cumsum(label == 0)])
         return lambda own, position: before[position]
     base = len(label) + 1
+    # (label, position) as one number: a search among all of them counts those below
     keys = np.sort(label * base + np.arange(len(label)))
 
     def rank(own: Ints, position: Ints) -> Ints:
