@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.commands.step import step
 from dcp_planner.commands.validate import validate
 from dcp_planner.commands.why import why
+from dcp_planner.jit import Stopwatch
 
 SPEC = """mask local(width: tokens = 8) = causal and q - k < width
 mask nothing = q < k and k < q
@@ -63,9 +65,16 @@ def told(tmp_path_factory):
     def told(*commands: str) -> dict[str, str]:
         return {command: _told(command) for command in commands}
 
+    @contextmanager
+    def stopwatch():
+        watch = Stopwatch()
+        yield watch
+        watch.seconds = 0.25
+
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("COLUMNS", "100")
+        patch.setattr("dcp_planner.batches.planning.stopwatch", stopwatch)
         for name, command in PLANS.items():
             found = _told(f"{command} --out {name}.dcpplan")
             assert "exit" not in found, found
