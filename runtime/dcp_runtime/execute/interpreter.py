@@ -5,7 +5,8 @@ So several layers, and several plans, may be between their forward and their bac
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
@@ -300,33 +301,32 @@ class Interpreter:
     ) -> None:
         match instruction:
             case Copy():
-                self._timed(current, "copy", 0, current.copy)
+                with self._timed(current, "copy", 0):
+                    current.copy()
             case CommLaunch():
                 self._launch(current, instruction, flight)
             case CommWait():
                 self._wait(current, instruction, flight)
             case Attention():
                 assert table is not None, "every attention instruction has a table"
-                attend = partial(current.attend, self.kernel, table)
-                self._timed(current, "attention", instruction.division, attend)
+                with self._timed(current, "attention", instruction.division):
+                    current.attend(self.kernel, table)
             case Reduction() if instruction.transfers:
-                reduce = partial(self._reduce, current, instruction)
-                self._timed(current, "reduction", instruction.division, reduce)
+                with self._timed(current, "reduction", instruction.division):
+                    for index in instruction.transfers:
+                        current.reduce(self.part.transfers[index])
 
+    @contextmanager
     def _timed(
-        self,
-        current: Pass,
-        kind: EventKind,
-        division: int,
-        work: Callable[[], None],
-        name: str | None = None,
-    ) -> None:
+        self, current: Pass, kind: EventKind, division: int, name: str | None = None
+    ) -> Iterator[None]:
+        """Record the work inside as an event, if events are recorded."""
         if not self.recorder.is_on:
-            work()
+            yield
             return
         clock, is_backward = self.recorder.clock, current.direction == "backward"
         start = clock.now()
-        work()
+        yield
         self.recorder.add(Event(kind, start, clock.now(), is_backward, division, name or kind))
 
     def _launch(self, current: Pass, launch: CommLaunch, flight: _Flight) -> None:
@@ -352,9 +352,9 @@ class Interpreter:
         parcels = flight.by_key.pop(wait.key, [])
         if not parcels:
             return
-        arrive = partial(self.transport.wait, parcels, current.direction)
         name = wait_name(wait.division, is_result=parcels[0].transfer.kind.is_result)
-        self._timed(current, "wait", wait.division, arrive, name)
+        with self._timed(current, "wait", wait.division, name):
+            self.transport.wait(parcels, current.direction)
         # The wait counts against the rank whose message came last.
         self.recorder.latest_peer = max(parcels, key=lambda parcel: parcel.end_ns).transfer.peer
         for parcel in parcels:
@@ -373,10 +373,6 @@ class Interpreter:
             transfer.peer, parcel.size_bytes, transfer.index,
         )  # fmt: skip
         self.recorder.add(event)
-
-    def _reduce(self, current: Pass, reduction: Reduction) -> None:
-        for index in reduction.transfers:
-            current.reduce(self.part.transfers[index])
 
 
 def _check_arrived(parcel: Parcel, direction: Direction) -> None:

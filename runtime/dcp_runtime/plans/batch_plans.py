@@ -139,11 +139,11 @@ def plan_facts(plan: Plan, predicted_s: tuple[float, ...] = ()) -> PlanFacts:
     # Every head group has the tiles of the mask, so pairs are counted once per group.
     work = np.bincount(plan.tiles.device, plan.tiles.pairs, devices) / plan.head_groups
     tokens = np.bincount(plan.blocks.owner, plan.blocks.num_tokens, devices)
-    forward, total = (
-        int(transfers.size_bytes[kept].sum()) for kept in (transfers.is_backward == 0, slice(None))
+    forward, backward = (
+        int(transfers.size_bytes[transfers.is_backward == way].sum()) for way in (False, True)
     )
     return PlanFacts(
-        size_bytes=(forward, total - forward),
+        size_bytes=(forward, backward),
         most_work=int(work.max()),
         mean_work=float(work.mean()),
         most_tokens=int(tokens.max()),

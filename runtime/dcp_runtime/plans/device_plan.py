@@ -355,11 +355,10 @@ def _direction_plan(
 ) -> DirectionPlan:
     table = plan.transfers
     arrives = (table.target == device) & (table.is_backward == (direction == "backward"))
-    receive_rows = {}
-    for kind in TransferKind:
-        chosen = np.flatnonzero(arrives & (table.kind == kind))
-        ends = table.slot[chosen] + plan.blocks.num_tokens[table.block[chosen]]
-        receive_rows[kind] = int(ends.max(initial=0))
+    ends = table.slot + plan.blocks.num_tokens[table.block]
+    receive_rows = {
+        kind: int(ends[arrives & (table.kind == kind)].max(initial=0)) for kind in TransferKind
+    }
     rows = _rows_of_tiles(plan, device, direction)
     _check_tiles(plan, pieces, rows, device)
     builder = TableBuilder(plan.blocks, plan.tiles, pieces, rows)
@@ -377,16 +376,15 @@ def _rows_of_tiles(plan: Plan, device: int, direction: Direction) -> tuple[Ints,
     """
     tiles, (local, own) = plan.tiles, _local_rows(plan, device)
     _, table = _of_device(plan.transfers, device)
-    q, kv = (
-        # Without transfers there is no slot to index, and every `x` is -1.
-        np.where(x >= 0, own + table.slot[x] if len(table) else -1, local[block])
-        for x, block in zip(
-            (read[int(direction == "backward")] for read in inputs_of_tiles(tiles, table)),
-            (tiles.q_block, tiles.kv_block),
-            strict=True,
-        )
-    )
-    return q, kv
+    read_q, read_kv = inputs_of_tiles(tiles, table)
+    way = int(direction == "backward")
+
+    def rows(brought_by: Ints, block: Indices) -> Ints:
+        # Without transfers there is no slot to index, and nothing is brought.
+        slots = table.slot[brought_by] if len(table) else -1
+        return np.where(brought_by >= 0, own + slots, local[block])
+
+    return rows(read_q[way], tiles.q_block), rows(read_kv[way], tiles.kv_block)
 
 
 def _local_rows(plan: Plan, device: int) -> tuple[Ints, int]:
