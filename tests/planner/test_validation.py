@@ -2,7 +2,10 @@
 
 # ruff: noqa: E501 - a case is one line of the table
 
-from collections.abc import Callable
+import itertools
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -20,9 +23,13 @@ from dcp_planner import (
     simulate,
     validate,
 )
+from dcp_planner.model.problem import DIRECTIONS, Placement, build_workload
 from dcp_planner.plan import encode_plan
+from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
+from dcp_planner.schedule.emission import assemble
 from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Reduction
 from dcp_planner.tables.plan import DeviceProgram, columns_of
+from dcp_planner.tables.programs import OPS, Programs, ProgramTable, tabulate_programs
 
 
 def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:
@@ -278,11 +285,13 @@ def test_the_plan_under_test_has_every_kind_of_transfer(plan):
     validate(plan)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_a_broken_plan_is_refused_by_name(plan, name):
-    break_it, message = CASES[name]
-    with pytest.raises(PlanError, match=message):
-        validate(break_it(plan))
+def test_broken_plans_are_refused_by_name(plan, snapshots):
+    told = {}
+    for name, (break_it, message) in CASES.items():
+        with pytest.raises(PlanError, match=message) as caught:
+            validate(break_it(plan))
+        told[name] = str(caught.value)
+    snapshots.check("broken_plans", told)
 
 
 def test_the_simulator_refuses_programs_that_wait_for_each_other(plan):
@@ -311,3 +320,84 @@ def test_a_config_out_of_range_is_refused(field, value):
 def test_a_plan_that_names_devices_it_lacks_is_not_written(plan, column):
     with pytest.raises(PlanError, match=f"every transfer's {column} is 0 to 3: broken at"):
         encode_plan(with_cell(plan, "transfers", column, 0, 99))
+
+
+def small_plan(masks) -> Plan:
+    """Three blocks and six tiles on two nodes: queries, keys and sums travel, some over two hops."""
+    workload = build_workload(masks.pack([masks.causal(9)], 4), ModelShape(1, 1, 1, 1))
+    placed = Placement(np.array([0, 1, 2]), np.array([0, 2, 3, 0, 1, 2]))
+    cuts = [cut_divisions(workload, placed, direction, 2) for direction in DIRECTIONS]
+    schedule = Schedule(*cuts, (Manner("node"), Manner("node", is_frugal=True)))
+    return assemble(workload, Cluster(2, 2), placed, schedule, "by hand")
+
+
+def changed_tables(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Change one cell after the other."""
+    for name in ("blocks", "tiles", "transfers"):
+        table = getattr(plan, name)
+        for column, values in columns_of(table).items():
+            steps = (1,) if values.dtype == np.bool_ else (1, -1)
+            for step, row in itertools.product(steps, range(len(table))):
+                changed = values.astype(np.int64)
+                changed[row] = 1 - changed[row] if values.dtype == np.bool_ else changed[row] + step
+                kept = changed if changed.min() < 0 else changed.astype(values.dtype)
+                yield f"{name}.{column} {step:+}", with_column(plan, name, column, kept)
+
+
+def with_column(plan: Plan, table: str, column: str, values: np.ndarray) -> Plan:
+    try:
+        return replace(plan, **{table: replace(getattr(plan, table), **{column: values})})
+    except ValueError:  # no table holds such a number
+        return plan
+
+
+def changed_programs(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Change one instruction after the other, or its place: not all alike in both directions."""
+    for direction, step in zip(DIRECTIONS, (1, -1), strict=True):
+        table = tabulate_programs(plan, direction)
+        for column in ("op", "key", "division", "items"):
+            for at in range(len(getattr(table, column))):
+                values = getattr(table, column).astype(np.int64)
+                values[at] += step
+                if column == "op":
+                    values %= len(OPS)
+                changed = replace(table, **{column: values})
+                yield f"{column} {step:+}", with_table(plan, direction, changed)
+        for name, order in orders(table, is_forward=step > 0):
+            yield name, with_table(plan, direction, ProgramTable(**table.chosen(order)))
+
+
+def orders(table: ProgramTable, *, is_forward: bool) -> Iterator[tuple[str, np.ndarray]]:
+    rows, begins = np.arange(len(table)), np.searchsorted(table.device, table.device)
+    ends = np.searchsorted(table.device, table.device, side="right")
+    for at in rows.tolist():
+        others = np.delete(rows, at)
+        if is_forward:
+            yield "dropped", others
+            yield "moved behind the copy", np.insert(others, begins[at] + 1, at)
+        else:
+            yield "doubled", np.insert(rows, at, at)
+            yield "moved to the end", np.insert(others, ends[at] - 1, at)
+        yield "moved back by one", np.insert(others, max(begins[at], at - 1), at)
+
+
+def with_table(plan: Plan, direction: str, table: ProgramTable) -> Plan:
+    return replace(plan, **{direction: Programs(table, plan.num_devices)})
+
+
+@pytest.mark.parametrize("change", [changed_tables, changed_programs])
+def test_every_change_of_a_small_plan_is_refused_or_harmless(masks, snapshots, change):
+    plan, told = small_plan(masks), defaultdict(Counter)
+    validate(plan)
+    for name, broken in change(plan):
+        try:
+            validate(broken)
+        except PlanError as error:
+            told[name][re.sub(r"\d+", "#", str(error))] += 1
+        else:
+            told[name]["valid" if broken is not plan else "not made"] += 1
+    texts = {
+        name: "\n".join(f"{count:3} x {text}" for text, count in found.most_common())
+        for name, found in told.items()
+    }
+    snapshots.check(change.__name__, texts)
