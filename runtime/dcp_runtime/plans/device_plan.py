@@ -155,6 +155,7 @@ class HeadLayout:
         >>> HeadLayout(ModelShape(2, 2, 1), 2).split_q(x).flatten().tolist()
         [0, 10, 1, 11]
         """
+        # The usual case, here and below: even views that change nothing cost the host time.
         if self.groups == 1:
             return tensor
         each = self.shape.q_heads // self.groups
