@@ -1,8 +1,8 @@
 """Compare masks on a sample exactly, whatever their forms.
 
-Slabs, strided masks and ranges per row are compared symbolically, masks seen from the keys among
-themselves too. Where the two forms have nothing in common, or one is a predicate, the pairs are
-looked at in bunches, which is limited to some ten thousand tokens.
+Slabs, ranges per row, strided masks and masks seen from the keys are compared symbolically. Where
+that takes too many pieces, or one mask has labels or a predicate, pairs are compared in bunches of
+rows, which is limited to some ten thousand tokens.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 
-MAX_TOKENS = 2**15  # for looking at pairs: a billion of them, in bunches
+MAX_TOKENS = 2**15  # of masks compared pair by pair: a billion pairs
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def is_equal(left: Form, right: Form) -> bool:
 
 def compare_masks(left: Form, right: Form) -> MaskComparison:
     """Count the pairs that only one of two masks sees, and find the first."""
-    # rows of the square begin `first_row` before query 0
+    # query 0 is the row `first_row` of both squares
     shift = 0
     if isinstance(left, CrossForm) and isinstance(right, CrossForm):  # of one shape
         shift, left, right = left.first_row, left.square, right.square
@@ -98,6 +98,7 @@ def compare_masks(left: Form, right: Form) -> MaskComparison:
 
 def first_pair(mask: Form) -> tuple[int, int] | None:
     """Return the first visible pair in reading order, None if there is none."""
+    # a slab sees keys on all of its rows, so its first row is enough
     rows = mask.q_start if isinstance(mask, Slabs) else rows_with_pairs(mask)
     if not len(rows):
         return None
@@ -107,7 +108,9 @@ def first_pair(mask: Form) -> tuple[int, int] | None:
 
 def rows_with_pairs(mask: Form) -> Ints:
     """Return the rows that see anything, by counting blocks of one row and all keys."""
-    if (keys := keys_of(mask)) is not None:  # each key is seen by a few runs of rows
+    # From the keys, blocks of one row would be as many as pairs. Runs of rows that see each key are
+    # few: a row sees something where their changes add up to more than 0.
+    if (keys := keys_of(mask)) is not None:
         _, starts, ends = keys.row_ranges(0, mask.num_tokens)
         size = mask.num_tokens + 1
         change = np.bincount(starts, minlength=size) - np.bincount(ends, minlength=size)

@@ -1,6 +1,8 @@
 """Convert exact forms: to the shortest one, to slabs or rows, transposed, to integers for files.
 
-| kind of integers | what they are |
+Files keep a form as a kind and integers:
+
+| kind | integers |
 |---|---|
 | `slabs` | the six columns of `Slabs.table`, slab after slab |
 | `rows` | ranges of each of the T rows, then the starts of all ranges, then their ends |
@@ -26,8 +28,8 @@ from dcp_dsl.symbolic.terms import MAX_PERIOD
 def transpose(region: Region) -> Region:
     """Return the transposed region: row k holds the queries that see key k.
 
-    A slab of r rows is seen by each of its keys from a run of its rows; where that run begins and
-    ends moves by 0 or 1 per key, with at most two turns.
+    A key of a slab is seen by a run of its rows. From key to key both ends of the run move by 0 or
+    1, and change that at most twice in all.
 
     >>> below = Region.of(3, tuple(np.array([v]) for v in (0, 3, 0, 1, 0, 1)))
     >>> [c.tolist() for c in transpose(below).columns()]
@@ -36,7 +38,7 @@ def transpose(region: Region) -> Region:
     q_start, q_end, kv_start, kv_end, low, high = region.columns()
     rows = q_end - q_start
     last_end = kv_end + high * (rows - 1)
-    # Keys at which one of the ends of the run of rows turns.
+    # keys at which an end of the run of rows begins or stops to move, and both outermost keys
     turns = np.column_stack([
         kv_start,
         np.where(high == 1, kv_end, last_end),
@@ -46,7 +48,8 @@ def transpose(region: Region) -> Region:
     turns = np.sort(np.clip(turns, kv_start[:, None], last_end[:, None]), axis=1)
     slab, part = expand(0, np.full(len(rows), 3))
     start, end = turns[slab, part], turns[slab, part + 1]
-    # The first row whose end has passed a key, and the end of those whose start has not.
+    # Later keys are seen only from the row on at which the slab's end has passed them; early keys
+    # until the row at which its start passes them.
     is_later = (high[slab] == 1) & (start >= kv_end[slab])
     is_growing = (low[slab] == 1) & (start - kv_start[slab] + 1 < rows[slab])
     first = q_start[slab] + np.where(is_later, start - kv_end[slab] + 1, 0)
@@ -59,7 +62,7 @@ def transpose(region: Region) -> Region:
 
 
 def as_regions(mask: Form, *, is_transposed: bool) -> MaskValue | None:
-    """Return a mask as regions with queries (or keys) as their rows; None if it has none."""
+    """Return a mask as regions with queries (or keys) as their rows; None if that is impossible."""
     parts = regions_of(mask)
     if mask.form == "strided" and not is_transposed:
         # label 0 stands for remainders of no part: an empty region
@@ -83,13 +86,13 @@ def _region(mask: Slabs | Rows) -> Region:
     return Region.rectangles(mask.num_tokens, row, row + 1, mask.kv_start, mask.kv_end)
 
 
-MAX_SLABS = 2**20
+MAX_SLABS = 2**20  # of a mask that is converted
 MAX_RANGES = 2**24  # of rows: some hundred megabytes
 MAX_TOKENS = 2**17  # of a mask whose pairs are looked at: 17 billion of them, in bunches
-ROWS_TO_GUESS = 64
-GUESS_MARGIN = 2  # how many times too many ranges the rows looked at must have
-MIN_ROWS_SLABS = 64  # few slabs are never worth another form
-ROWS_PER_SLAB = 1.5  # rows that slabs must have on average to be shorter than ranges per row
+ROWS_TO_GUESS = 64  # rows whose ranges are counted to judge all of them
+GUESS_MARGIN = 2  # a mask is refused if that guess is so many times the limit
+MIN_ROWS_SLABS = 64  # with fewer slabs a mask stays slabs
+ROWS_PER_SLAB = 1.5  # with more rows on average, slabs are shorter than ranges per row
 
 
 def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
@@ -99,11 +102,12 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
         return _strided(value)
     rows = int((value.q_end - value.q_start).sum())
     size = len(value.q_start)
+    # Each chain of slabs stays one slab at least, so their number shows whether gluing may pay.
     may_be_long = not value.is_maximal and rows <= ROWS_PER_SLAB * size
     followers = value.followers() if may_be_long else None
     chains = 0 if followers is None else np.count_nonzero(followers < 0)
     if chains >= MIN_ROWS_SLABS and rows <= ROWS_PER_SLAB * chains:
-        inner: Slabs | Rows = _rows(value)  # gluing could not make it short
+        inner: Slabs | Rows = _rows(value)
     else:
         value = value.maximal(followers)
         size = len(value.q_start)
@@ -129,6 +133,7 @@ def _rows(region: Region) -> Rows:
         down = row - region.q_start[which]
         start = start[which] + region.start_slope[which] * down
         end = end[which] + region.end_slope[which] * down
+    # the last rows of a tall slab may lie behind the first rows of the slabs that follow
     is_late = (row[1:] < row[:-1]) | (row[1:] == row[:-1]) & (start[1:] < start[:-1])
     if is_late.any():
         order = np.lexsort((start, row))
@@ -160,7 +165,8 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
         row, start, end = _row_ranges(form, 4 * max_slabs)
         flat = np.zeros_like(row)
         columns = (row, row + 1, start, end, flat, flat)  # in order and apart: nothing to sweep
-        region = Region(form.num_tokens, *columns, is_maximal=False).maximal()
+        region = Region(form.num_tokens, *columns, is_maximal=False)
+    region = region.maximal()
     if len(region.q_start) > max_slabs:
         raise DatasetError(
             f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into "
@@ -171,7 +177,7 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
 
 
 def square_slabs(form: Form) -> Slabs:
-    """Return any form as slabs, of a `CrossForm` in a square of its longer side, query 0 in row 0.
+    """Return any form as slabs; a `CrossForm` in a square of its longer side, query 0 in row 0.
 
     Raises:
         DatasetError: if it falls into more than a million slabs.
@@ -184,14 +190,14 @@ def square_slabs(form: Form) -> Slabs:
 
 
 def _transposed(form: Form) -> Region | None:
-    """Return a mask of few slabs seen from the keys as slabs; None if it is none, or too many."""
+    """Return slabs seen from the keys as slabs; None for other forms, and for too many."""
     if not isinstance(keys_of(form), Slabs):
         return None
     try:
         region = as_regions(form, is_transposed=False)
     except TooManyPieces:
         return None
-    return region.maximal() if isinstance(region, Region) else None
+    return region if isinstance(region, Region) else None
 
 
 def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
@@ -244,7 +250,7 @@ def _limit_ranges(form: Form, count: int, most: int, how: str = "") -> None:
 
 
 def _guess_ranges(form: Form, most: int) -> None:
-    """Refuse a mask of which a few rows, evenly apart, have far too many ranges already."""
+    """Refuse a mask at once if a few rows, evenly apart, show that it has far too many ranges."""
     rows = np.unique(np.linspace(0, form.num_tokens - 1, ROWS_TO_GUESS).astype(np.int64)).tolist()
     found = sum(len(form.row_ranges(row, row + 1)[1]) for row in rows)
     count = found * form.num_tokens // len(rows)
@@ -253,10 +259,10 @@ def _guess_ranges(form: Form, most: int) -> None:
 
 
 def _count_strided(form: Form) -> int:
-    """Count the key ranges of all rows: pairs whose key before is not visible."""
+    """Count the key ranges of all rows: pairs of which the pair one key before is not visible."""
     whole = as_regions(form, is_transposed=False)
     assert isinstance(whole, Classes), "a strided mask has classes"
-    # one key further the distance is one less, so a label moves to the remainder before
+    # one key further the distance is one less: a mask moved by one key has its labels one before
     moved = Classes(form.num_tokens, np.roll(whole.labels, -1), tuple(
         replace(r, kv_start=r.kv_start + 1, kv_end=r.kv_end + 1) for r in whole.regions
     ))  # fmt: skip
@@ -266,8 +272,8 @@ def _count_strided(form: Form) -> int:
 def _ranges_of_keys(form: Form, keys: Form, most: int) -> tuple[Ints, Ints, Ints]:
     """List the key ranges of all rows of a mask seen from the keys, without looking at pairs.
 
-    Pairs are numbered key by key. A range begins where the pair of the key before is not visible,
-    and ends where that of the next key is not.
+    Pairs are numbered ``key * n + row``, so the next key of a row is n further on. A range begins
+    at a pair whose key before is not visible, and ends at a pair whose next key is not.
     """
     n = form.num_tokens
     key, start, end = _row_ranges(keys, MAX_RANGES)
@@ -287,7 +293,7 @@ def _by_row(edges: tuple[Ints, Ints], num_tokens: int) -> tuple[Ints, Ints]:
 
 
 def _without(low: Ints, high: Ints, shift: int) -> tuple[Ints, Ints]:
-    """Return the numbers in some ranges, rising and apart, but in none of them moved by `shift`."""
+    """Return the numbers in some ranges, rising and apart, but in none of the moved ranges."""
     marks = np.concatenate([low, high, low + shift, high + shift])
     # inside a range the sum is 1, inside a moved one -2, in both -1: only 1 is kept
     change = np.repeat([1, -1, -2, 2], len(low))

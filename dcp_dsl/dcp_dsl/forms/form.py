@@ -1,8 +1,8 @@
 """The interface of exact forms of a bound mask; forms cut to a rectangle or placed in a batch.
 
-A mask bound to a sample is one of three values, chosen by what describes it shortest: `Slabs`,
-`Rows` (key ranges of each row), or `Parts`, a sum of regions seen from the keys (`cols`), of slabs
-by the remainder of the distance (`strided`), or of labelled slabs or a predicate (`tiles`).
+A mask bound to a sample is the shortest of three values: `Slabs`, `Rows` (key ranges of each row),
+or `Parts`, a sum of regions seen from the keys (`cols`), of slabs by the remainder of the distance
+(`strided`), or of labelled slabs or a predicate (`tiles`).
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,6 @@ from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.errors import DatasetError
 
 MAX_BLOCKS = 2**26  # some gigabytes of rows, columns and counts
-
 
 FormName: TypeAlias = Literal["slabs", "cols", "strided", "rows", "tiles"]
 
@@ -103,13 +102,15 @@ def paint_ranges(ranges: RowRanges, kv_start: int, kv_end: int) -> Bools:
     rows, width, counts = len(row_ptr) - 1, kv_end - kv_start, np.diff(row_ptr)
     low = np.clip(starts - kv_start, 0, width)
     high = np.clip(ends - kv_start, 0, width)
-    if counts.max(initial=0) == 1:  # by far the most frequent, and three times as fast
+    if counts.max(initial=0) == 1:  # by far the most frequent case: a third of the time
+        # rows without a range keep [0, 0)
         ends_of_row = np.zeros((2, rows, 1), np.int64)
         ends_of_row[:, counts == 1, 0] = low, high
         keys = np.arange(width)
         return np.asarray((keys >= ends_of_row[0]) & (keys < ends_of_row[1]))
     row = np.repeat(np.arange(rows), counts)
-    change = np.zeros((rows, width + 1), np.int8)  # ranges of a row never overlap
+    # ranges of a row never overlap, so sums are 0 or 1 and int8 is enough
+    change = np.zeros((rows, width + 1), np.int8)
     np.add.at(change, (row, low), 1)
     np.add.at(change, (row, high), -1)
     seen: Bools = np.cumsum(change, axis=1, dtype=np.int8)[:, :width] > 0
@@ -118,7 +119,8 @@ def paint_ranges(ranges: RowRanges, kv_start: int, kv_end: int) -> Bools:
 
 def ranges_of_tile(tile: Bools) -> RowRanges:
     """Return the maximal ranges of ones in each row of a tile."""
-    # a key that nobody sees on either side: each range has a start and an end, in the same order
+    # One key on either side that nobody sees: then each range has a start and an end. Both come row
+    # by row from left to right, so the n-th start belongs to the n-th end.
     edge = np.zeros((len(tile), 1), np.int8)
     step = np.diff(np.concatenate([edge, tile.astype(np.int8), edge], axis=1), axis=1)
     row, starts = np.nonzero(step == 1)
@@ -136,7 +138,7 @@ def row_chunks(num_rows: int, width: int, at_once: int = 2**24) -> Iterator[tupl
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CrossForm:
-    """A mask of so many queries and so many keys; what a form can do, it can.
+    """A mask between two sequences, of queries and of keys; it has all methods of a `Form`.
 
     Attributes:
         square: a form that holds no pair outside the rectangle.
@@ -185,7 +187,7 @@ class CrossForm:
         return np.concatenate([np.zeros(lead, np.int64), row_ptr]), starts, ends
 
     def _rows(self, q_start: int, q_end: int) -> tuple[int, int, int]:
-        """Return how many queries stand before the square, and the rows of the others."""
+        """Return how many queries stand before the square, and the rows of the others there."""
         low = max(0, q_start + self.first_row)
         high = max(low, q_end + self.first_row)
         return q_end - q_start - (high - low), low, high
@@ -193,7 +195,8 @@ class CrossForm:
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every non-empty block; see `Form`."""
         size = self.square.num_tokens
-        # blocks of queries before the square become empty; `side="right"` below passes them over
+        # Borders of the square run from 0 to its size; blocks added for that hold no pairs. Blocks
+        # before the square become empty; `side="right"` below passes them over.
         own = np.clip(q_bounds + self.first_row, 0, size)
         rows, keys = (np.unique(np.append(bounds, [0, size])) for bounds in (own, kv_bounds))
         found = self.square.count_blocks(rows, keys)
@@ -202,7 +205,7 @@ class CrossForm:
 
 
 def num_keys(form: Form) -> int:
-    """Return the keys of a mask, which has as many as queries if it is no `CrossForm`."""
+    """Return the keys of a mask: as many as queries, but for a `CrossForm`."""
     return form.num_kv if isinstance(form, CrossForm) else form.num_tokens
 
 
@@ -256,6 +259,7 @@ class PlacedForm:
         for bounds, start, end in (
             (q_bounds, self.q_start, self.q_end), (kv_bounds, self.kv_start, self.kv_end)
         ):  # fmt: skip
+            # the blocks of the sequence alone, in its own coordinates
             low, high = np.searchsorted(bounds, [start, end]).tolist()
             own.append(bounds[low : high + 1] - start)
             base.append(low)

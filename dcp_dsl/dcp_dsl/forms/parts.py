@@ -1,8 +1,9 @@
-"""Masks as sums of parts, for what slabs cannot hold, or only many of them.
+"""Masks as sums of parts, where a mask is no slabs, or too many.
 
-A part is a region seen from the keys, where a bound depends on the key as in tree attention; slabs
-of which only some remainders of the distance count; slabs of which only pairs of equal labels count
-(`labels`); or a predicate, which decides blocks by bounds, and what these leave open pair by pair.
+There are four kinds of parts: a region seen from the keys, where a bound depends on the key, as in
+tree attention; slabs of which only some remainders of the distance count; slabs of which only pairs
+of equal labels count (`labels`); and a predicate, which decides blocks by bounds, and blocks that
+these leave open pair by pair.
 """
 
 from collections.abc import Callable
@@ -38,9 +39,10 @@ def count_remainders(
         Row, column and signed pairs of blocks; a block may come several times.
     """
     period, remainders = which
-    # each remainder costs a pass over all pieces, so the smaller half is counted
+    # Each remainder costs a pass over all pieces. If more than half of them count, the others are
+    # taken away from all pairs.
     is_few = 2 * len(remainders) <= period
-    if not is_few:  # count all pairs, take the other remainders away
+    if not is_few:
         remainders = np.setdiff1d(np.arange(period), remainders)
     pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
     piece, col = expand(pieces[-2], pieces[-1] - pieces[-2])
@@ -48,6 +50,7 @@ def count_remainders(
     pairs = np.zeros(len(col), np.int64)
     for remainder in remainders.tolist():
         offset = remainder - 1 - q
+        # keys between both ends and both borders: a difference of four counts
         for ends, slope, sign in ((last, high, 1), (first, low, -1)):
             for border, side in ((kv_bounds[col + 1], 1), (kv_bounds[col], -1)):
                 below = _keys_below((ends, slope), border, rows, offset, period)
@@ -70,17 +73,18 @@ def _keys_below(
 
     Args:
         end: an end of each piece on its first row, and its slope.
-        border: of each piece.
-        rows: of each piece.
-        offset: the remainder less 1 and the first row.
+        border: a border of keys for each piece.
+        rows: how many rows each piece has.
+        offset: of each piece, the remainder less 1 less its first row.
         period: what the distance is divided by.
     """
     first, slope = end
+    # rows on which the end is still left of the border; below, the border counts
     moving = np.clip(border - first, 0, rows)
     inside = np.where(slope == 1, moving, np.where(first < border, rows, 0))
     at_end = np.where(
         slope == 1,
-        inside * ((first + offset) // period),  # end and row move together
+        inside * ((first + offset) // period),  # end and row move together: the same on each row
         _falling_sum(first + offset, inside, period),
     )
     return at_end + _falling_sum(border + offset - inside, rows - inside, period)
@@ -93,6 +97,7 @@ def _falling_sum(first: Ints, count: Ints, period: int) -> Ints:
 
 def _sum_below(x: Ints, period: int) -> Ints:
     """Return the sum of ``j // period`` for j from 0 up to x (exclusive), also below 0."""
+    # each quotient below `whole` comes `period` times, `whole` itself as often as is left
     whole = x // period
     return period * (whole * (whole - 1) // 2) + whole * (x - period * whole)
 
@@ -122,6 +127,7 @@ def decide_form(form: Form, grid: Grid) -> BlockDecision:
     if grid.is_of_pairs:
         seen = form.tile(int(q[0]), int(q[-1]), int(k[0]), int(k[-1]))
         return seen, seen
+    # a grid may be a part of the sample, but forms count blocks of all of it
     borders = [np.unique(np.concatenate([[0], b, [form.num_tokens]])) for b in (q, k)]
     counts = form.count_blocks(borders[0], borders[1])
     pairs = np.zeros((len(borders[0]) - 1, len(borders[1]) - 1), np.int64)
@@ -133,7 +139,7 @@ def decide_form(form: Form, grid: Grid) -> BlockDecision:
 
 
 class Part(Protocol):
-    """A set of pairs that adds to a mask, or takes away from it."""
+    """A set of pairs that is added to a mask, or taken away from it."""
 
     @property
     def form(self) -> FormName:
@@ -141,7 +147,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """The same only for equal parts."""
+        """A text that only equal parts share, for digests."""
 
     def tile(self, q_start: int, q_end: int, kv_start: int, kv_end: int) -> Bools:
         """Return the part's pairs among some queries and keys, bool ``[queries, keys]``."""
@@ -157,8 +163,8 @@ class RegionPart(Record):
     Attributes:
         region: slabs, or ranges of rows.
         is_transposed: if so, rows of the region are keys and its keys are queries.
-        period: what the distance is divided by; 1 if all pairs count. Slabs seen from the queries
-            alone may have more.
+        period: what the distance is divided by; 1 if all pairs count. Only slabs seen from the
+            queries may have more.
         remainders: int64 ``[M]``, rising: a pair counts if ``(q - k) % period`` is one of them.
     """
 
@@ -220,7 +226,7 @@ class DecidedPart:
 
     Attributes:
         predicate: decides the blocks of a grid.
-        name: the same only for equal predicates.
+        name: a text that only equal predicates share.
     """
 
     predicate: Callable[[Grid], BlockDecision]
@@ -238,7 +244,7 @@ class DecidedPart:
         return seen
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return row, column and pairs of the blocks that hold some; of a large one in pieces."""
+        """Return row, column and pairs of non-empty blocks; large ones are decided in pieces."""
         q_cuts, kv_cuts = _cut(q_bounds), _cut(kv_bounds)
         limit_blocks((len(q_cuts) - 1) * (len(kv_cuts) - 1))
         # cuts hold all borders, so whole pieces add up to a block
@@ -254,8 +260,10 @@ class DecidedPart:
         return row, col, pairs
 
     def _count_some(self, q_bounds: Ints, kv_bounds: Ints) -> Ints:
+        """Count the pairs of all blocks of a grid, int64 ``[Nq, Nk]``."""
         always, ever = self.predicate(Grid(q_bounds, kv_bounds))
         pairs = np.where(always, np.diff(q_bounds)[:, None] * np.diff(kv_bounds), 0)
+        # undecided neighbours in a row of blocks are looked at together
         row_ptr, starts, ends = ranges_of_tile(ever & ~always)
         rows = np.repeat(np.arange(len(always)), np.diff(row_ptr))
         runs = zip(rows.tolist(), starts.tolist(), ends.tolist(), strict=True)
@@ -263,8 +271,7 @@ class DecidedPart:
             start, end = kv_bounds[first], kv_bounds[last]
             seen = self.tile(int(q_bounds[row]), int(q_bounds[row + 1]), int(start), int(end))
             borders = kv_bounds[first:last] - start
-            counted = np.add.reduceat(seen.sum(axis=0), borders)
-            pairs[row, first:last] = counted
+            pairs[row, first:last] = np.add.reduceat(seen.sum(axis=0), borders)
         return pairs
 
 
@@ -322,7 +329,8 @@ class Parts:
         if len(self.parts) == 1:
             return self.parts[0].tile(q_start, q_end, kv_start, kv_end)
         seen = np.zeros((q_end - q_start, kv_end - kv_start), np.bool_)
-        for part in self.parts:  # what is added or taken away differs from what is there
+        # parts add up to 0 or 1 on every pair, so the parity of the sum is enough
+        for part in self.parts:
             seen ^= part.tile(q_start, q_end, kv_start, kv_end)
         return seen
 

@@ -1,9 +1,9 @@
 """Slabs, the normal form of a mask, and rows, for masks whose rows have nothing in common.
 
-A slab is a run of rows whose key range moves by 0 or 1 per row. The visible pairs of blocks are
-counted in closed form. A slab is cut at the borders of query blocks; on one such piece both ends
-are straight, so the pairs left of any key border have a closed form, and the pairs of a block are a
-difference of four of them. Only blocks that hold pairs are ever looked at.
+A slab is a run of rows; each end of its key range moves by 0 or 1 per row. The visible pairs of
+blocks are counted in closed form: a slab is cut at the borders of query blocks; on such a piece
+both ends are straight, so the pairs left of a key border have a closed form, and the pairs of a
+block are a difference of four of these. Only blocks that hold pairs are ever looked at.
 """
 
 from dataclasses import dataclass
@@ -22,13 +22,13 @@ from dcp_dsl.forms.form import (
     paint_ranges,
 )
 
-CELLS_AT_ONCE = 2**22  # blocks added up in an array of all of them, which is cheaper than to sort
-MANY = 2**10  # tokens whose blocks are found by division
-SPARE_CELLS = 4  # blocks of that array for each entry, at most
+CELLS_AT_ONCE = 2**22  # most blocks of which an array of all is made, which is faster than to sort
+SPARE_CELLS = 4  # most blocks of that array for each entry
+MANY = 2**10  # tokens from which on blocks are found by division
 
 
 def areas(rows: Ints, counts: Ints, kv_bounds: Ints, col: Ints) -> Ints:
-    """Return the pairs of blocks, so many of each height one after the other, by their columns."""
+    """Return rows times keys of blocks: ``counts[i]`` of them are ``rows[i]`` high."""
     widths = kv_bounds[1:] - kv_bounds[:-1]
     if len(widths) and (widths == widths[0]).all():  # spares looking every block up
         return np.repeat(rows * widths[0], counts)
@@ -44,10 +44,10 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     _, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
     counts = touched_to - touched_from
     begin = np.cumsum(counts) - counts
-    before = touched_from - begin  # column of an entry, less its place
+    before = touched_from - begin  # column of an entry, less its place among all entries
     col = np.repeat(before, counts)
     col += np.arange(len(col))
-    pairs = areas(rows, counts, kv_bounds, col)  # as if both ends lay outside
+    pairs = areas(rows, counts, kv_bounds, col)  # as if no end cut a block
     # widths from w to w + growth * (rows - 1): the sum of an arithmetic series
     whole = rows * (last - first) + (high - low) * (rows * (rows - 1) // 2)
     alone = np.flatnonzero(counts == 1)
@@ -55,8 +55,8 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     wide = np.flatnonzero(counts > 1)
     first, last, low, high, rows = (own[wide] for own in (first, last, low, high, rows))
     before, touched_from, touched_to = (own[wide] for own in (before, touched_from, touched_to))
-    # Few blocks are cut by an end: those left of where the start comes to rest, and those right
-    # of where the end sets out.
+    # Few blocks are cut by an end: those the start crosses, which lie left of its last place, and
+    # those the end crosses, right of its first place.
     full_from = block_of(kv_bounds, first + low * (rows - 1) - 1) + 1
     full_from = np.minimum(full_from, touched_to)
     full_to = np.maximum(block_of(kv_bounds, last), full_from)
@@ -64,7 +64,9 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     at, left = (
         np.concatenate(pair) for pair in zip(*(expand(c, d - c) for c, d in cuts), strict=True)
     )
-    own = whole[wide[at]]  # left of the right border, less what is left of the left one
+    # Pairs of a block: those left of its right border less those left of its left one. For the
+    # last block the first number is all pairs of the piece, for the first block the second is 0.
+    own = whole[wide[at]]
     above = np.flatnonzero(left + 1 < touched_to[at])
     below = np.flatnonzero(left > touched_from[at])
     inner = at[np.concatenate([above, below])]
@@ -79,9 +81,9 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
 
 
 def block_of(bounds: Ints, tokens: Ints) -> Ints:
-    """Return which block each token lies in; -1 for those before the first.
+    """Return which block each token lies in; -1 for tokens before the first block.
 
-    Dividing is several times as fast as searching, where all blocks have one size.
+    Where all blocks have one size, dividing is several times as fast as searching.
     """
     if len(tokens) > MANY:
         sizes = bounds[1:] - bounds[:-1]
@@ -117,7 +119,8 @@ def cut_at_rows(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, 
     """
     low = block_of(q_bounds, slabs.q_start)
     high = block_of(q_bounds, slabs.q_end - 1) + 1
-    limit_blocks(int((high - low).sum()))  # every piece touches one: refused before they are made
+    # every piece touches a block, so too many of them are refused before they are made
+    limit_blocks(int((high - low).sum()))
     slab, block = expand(low, high - low)
     q_start = slabs.q_start[slab]
     begin: Ints = np.maximum(q_start, q_bounds[block])
@@ -148,8 +151,8 @@ def _pairs_below(border: Ints, end: Ints, slope: Ints, rows: Ints) -> Ints:
 class Slabs(Record):
     """The normal form of a mask on a sample or a packed batch: a set of disjoint slabs.
 
-    A slab is a run of query rows whose visible keys lie between two ends that each either stand
-    still or move by one key per row. With ``r = q - q_start[s]``, row ``q`` of slab ``s`` sees the
+    A slab is a run of query rows. Its visible keys lie between two ends, each of which stands still
+    or moves by one key per row. With ``r = q - q_start[s]``, row ``q`` of slab ``s`` sees the
     keys ``[kv_start[s] + start_slope[s] * r, kv_end[s] + end_slope[s] * r)``.
     Slabs are disjoint, never empty on any of their rows, and sorted by ``(q_start, kv_start)``.
 
@@ -246,7 +249,8 @@ class Slabs(Record):
         """Count the visible pairs of every block; O(slabs + blocks); see `Form`."""
         pieces = cut_at_rows(self, q_bounds, kv_bounds)
         row, col, pairs = slab_entries(pieces, kv_bounds)
-        if (pieces[1][1:] > pieces[1][:-1]).all():  # each alone in its row of blocks, and in order
+        # each piece alone in its row of blocks, and in order: nothing to add up
+        if (pieces[1][1:] > pieces[1][:-1]).all():
             return BlockCounts(row, col, pairs)
         return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
@@ -332,11 +336,11 @@ class Rows(Record):
         kv_bounds, block = keys
         rows, width = len(q_bounds) - 1, len(kv_bounds) - 1
         ptr = self.row_ptr[q_bounds]
-        # one column more than blocks: a range up to the last key ends behind the last block
+        # a range up to the last key ends behind the last block: each row has one cell more
         own = np.repeat(np.arange(rows) * (width + 1), np.diff(ptr))
         start, end = self.kv_start[ptr[0] : ptr[-1]], self.kv_end[ptr[0] : ptr[-1]]
         first, last = block[start], block[end - 1] + 1
-        # Whole blocks between the ends, less what the ends leave out of the outermost ones.
+        # the keys of all blocks that a range touches, less what it lacks of the outermost two
         cover = np.bincount(own + first, minlength=rows * (width + 1))
         cover -= np.bincount(own + last, minlength=rows * (width + 1))
         sizes = np.append(np.diff(kv_bounds), 0)

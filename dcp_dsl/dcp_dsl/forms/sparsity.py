@@ -1,7 +1,7 @@
 """Count exactly how many visible pairs every block of the attention matrix holds.
 
-Positions are tokens of one packed batch, sequence after sequence; ranges are half-open. Every
-sequence is counted in its own form; only blocks that hold pairs are ever looked at.
+Positions are tokens of one packed batch, sequence after sequence; ranges are half-open. The slabs
+of all sequences are counted together, masks of other forms one by one.
 """
 
 from collections.abc import Sequence
@@ -61,7 +61,7 @@ class BatchShape(Record):
 def place_forms(
     sequences: Sequence[Form], batch: BatchShape, keys: BatchShape | None = None
 ) -> tuple[PlacedForm, ...]:
-    """Return the masks that are no slabs, each where its queries and keys lie in the batch."""
+    """Return the masks other than slabs, each where its queries and keys lie in the batch."""
     starts = ((keys or batch).cu_seqlens[:-1] for keys in (batch, keys))
     found = zip(sequences, *(start.tolist() for start in starts), strict=True)
     return tuple(PlacedForm(s, q, k) for s, q, k in found if not isinstance(s, Slabs))
@@ -135,7 +135,7 @@ class BlockSparsity(Record):
 
     @property
     def others(self) -> tuple[PlacedForm, ...]:
-        """The masks of the sequences that are no slabs: with `slabs`, the mask of the batch."""
+        """The masks of other forms than slabs; with `slabs` they are the mask of the batch."""
         return place_forms(self.forms, self.batch, self.keys) if self.forms else ()
 
     def tile(self, block: int) -> NDArray[np.bool_]:
@@ -196,6 +196,7 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
     is_cross = any(isinstance(s, CrossForm) for s in sequences)
     keys = BatchShape.of(kv_lengths) if is_cross else None
     slabs = _pack(sequences, batch)
+    # slabs of a batch number queries and keys alike, which masks with `@keys` do not
     if keys is not None and len(slabs):
         raise ValueError("expected masks with `@keys` in a batch of their own, got others too")
     q_bounds = _grid(lengths, block_q)
@@ -204,7 +205,8 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
     counts = _count(place_forms(sequences, batch, keys), slabs, (q_bounds, kv_bounds))
     row_ptr = np.searchsorted(counts.row, np.arange(len(q_bounds)))
     area = areas(np.diff(q_bounds), np.diff(row_ptr), kv_bounds, counts.col)
-    kind = (counts.pairs == area).view(np.uint8) + np.uint8(BlockKind.PARTIAL)  # full is one more
+    # a truth seen as 0 or 1: FULL is one more than PARTIAL
+    kind = (counts.pairs == area).view(np.uint8) + np.uint8(BlockKind.PARTIAL)
     return BlockSparsity(
         batch=batch,
         block_q=block_q,
@@ -222,9 +224,10 @@ def block_sparsity(sequences: Sequence[Form], block_q: int, block_kv: int) -> Bl
 
 
 def _pack(sequences: Sequence[Form], batch: BatchShape) -> Slabs:
-    """Shift the slabs of every sequence to their place in the batch; sorted stays sorted."""
+    """Shift the slabs of every sequence to their place in the batch; they stay sorted."""
     offsets = batch.cu_seqlens[:-1].tolist()
     own = [(s, at) for s, at in zip(sequences, offsets, strict=True) if isinstance(s, Slabs)]
+    # a batch of one sequence, perhaps beside empty ones
     if len(own) == 1 and batch.num_tokens == own[0][0].num_tokens:
         return own[0][0]
     shift = np.repeat(np.array([at for _, at in own], np.int64), [len(s) for s, _ in own])
