@@ -40,7 +40,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, encode, narrow
-from dcp_dashboard.facts.findings import ROWS, chart_columns, path_shares
+from dcp_dashboard.facts.findings import balance, path_shares
 from dcp_dashboard.facts.text import DIRECTIONS
 from dcp_dashboard.facts.traces import RECEIVE, SEND, length_ns
 from dcp_dashboard.library.folder import DashboardError
@@ -169,22 +169,16 @@ def memory_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
 
 def devices_payload(loaded: LoadedPlan) -> bytes:
     """Pack the loads of all devices and the traffic between them; O(R^2)."""
-    loads = chart_columns(loaded)
-    rows = []
-    for name, label, meaning, unit, kind in ROWS:
-        if name not in loads:
-            continue
-        values = loads[name]
-        mean = float(np.mean(values))
-        ratio = float(np.max(values)) / mean if mean else 1.0
-        rows.append(
-            {"id": name, "label": label, "meaning": meaning, "unit": unit, "kind": kind,
-             "mean": mean, "ratio": ratio}
-        )  # fmt: skip
+    bars = balance(loaded)
+    rows = [
+        {"id": row.name, "label": row.label, "meaning": row.meaning, "unit": row.unit,
+         "kind": row.kind, "mean": row.mean, "ratio": row.ratio}
+        for row in bars
+    ]  # fmt: skip
     traffic = loaded.totals.traffic_bytes
     source, target = np.nonzero(traffic)
     columns: dict[str, NDArray[np.generic]] = {
-        **loads,
+        **{row.name: row.values for row in bars},
         "source": narrow(source),
         "target": narrow(target),
         "bytes": traffic[source, target].astype(np.float64),

@@ -24,9 +24,7 @@ from dcp_dashboard.exports.pictures import Pixels, mask_pixels, timeline_pixels
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.devices import device_facts, division_facts
 from dcp_dashboard.facts.findings import (
-    ROWS,
-    above_bounds,
-    chart_columns,
+    balance,
     metric_cards,
     plan_caption,
 )
@@ -141,7 +139,7 @@ def _draw_head(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     summary = loaded.summary
     sheet.text((MARGIN, MARGIN + 14), summary.mask, colours.ink, size=20)
     sheet.text((WIDTH - MARGIN, MARGIN + 14), plan_caption(loaded), colours.muted, anchor="rs")
-    cards = metric_cards(summary, above_bounds(loaded))
+    cards = metric_cards(loaded)
     step = (WIDTH - 2 * MARGIN) / len(cards)
     for place, (name, value, meaning) in enumerate(cards):
         left = MARGIN + place * step
@@ -173,27 +171,26 @@ def _draw_mask(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
 def _draw_balance(sheet: Sheet, loaded: LoadedPlan, colours: ThemeColours) -> None:
     left, top = MARGIN + GUTTER + SIDE + 40, MARGIN + HEAD
     width = WIDTH - MARGIN - left
-    loads = chart_columns(loaded)
-    rows = [row for row in ROWS if row[0] in loads]
+    rows = balance(loaded)
     step = SIDE / len(rows)
-    for place, (name, label, _meaning, unit, kind) in enumerate(rows):
+    for place, row in enumerate(rows):
         # A row of bars, one per device, as high as its share of the largest; a line at the mean.
-        values, base = loads[name], top + (place + 1) * step - 10
-        mean, most = float(values.mean()), float(values.max())
-        claim = f"max/mean {quantities.ratio(most / mean if mean else 1.0)}"
+        values, base = row.values, top + (place + 1) * step - 10
+        most = float(values.max())
         text = {"bytes": quantities.size, "seconds": quantities.duration}.get(
-            unit, quantities.count
+            row.unit, quantities.count
         )
-        sheet.text((left, base - step + 24), label, colours.ink)
-        note = f"{claim} · most on device {int(values.argmax())} ({text(most)})"
+        sheet.text((left, base - step + 24), row.label, colours.ink)
+        where = f"most on device {int(values.argmax())} ({text(most)})"
+        note = f"max/mean {quantities.ratio(row.ratio)} · {where}"
         sheet.text((left + width, base - step + 24), note, colours.muted, size=11, anchor="rs")
         space, bar = step - 34, width / len(values)
         for device, value in enumerate(values):
             high = space * float(value) / most if most else 0.0
             if high:
                 at = (left + (device + 0.1) * bar, base - high)
-                sheet.box(at, (0.8 * bar, high), KIND_COLOURS.get(kind, NEUTRAL))
-        level = base - (space * mean / most if most else 0.0)
+                sheet.box(at, (0.8 * bar, high), KIND_COLOURS.get(row.kind, NEUTRAL))
+        level = base - (space * row.mean / most if most else 0.0)
         sheet.box((left, level), (width, 0.5), colours.muted)
         sheet.box((left, base), (width, 0.5), colours.line)
 

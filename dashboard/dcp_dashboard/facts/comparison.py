@@ -27,6 +27,7 @@ from dcp_dashboard.facts.quantities import (
 from dcp_dashboard.facts.text import DIRECTIONS
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.plans import LoadedPlan
+from dcp_dashboard.library.summary import count_divisions
 from dcp_dsl.arrays import Floats
 from dcp_planner import Direction, Plan, Source, Trace
 from dcp_planner.causes import unlike_batches
@@ -288,7 +289,7 @@ FIGURES = (
            value=lambda s: s.loaded.summary.metrics.pairs),
     Figure("devices", "Devices", "Of the cluster", count, None, value=lambda s: s.num_devices),
     Figure("divisions", "Divisions", "Steps of the forward schedule", count, None,
-           value=lambda s: s.loaded.summary.num_divisions),
+           value=lambda s: count_divisions(s.loaded.plan, "forward")),
     Figure("tiles", "Tiles", "Non-empty tiles of the mask", count, None,
            value=lambda s: s.loaded.summary.metrics.tiles),
 )  # fmt: skip
@@ -299,7 +300,8 @@ def _batch(side: Side) -> str:
     summary = side.loaded.summary
     return (
         f"{summary.mask}, {counted(summary.metrics.tokens, 'token')} in "
-        f"{counted(summary.num_sequences, 'sequence')}, {count(summary.metrics.pairs)} pairs"
+        f"{counted(len(side.loaded.plan.cu_seqlens) - 1, 'sequence')}, "
+        f"{count(summary.metrics.pairs)} pairs"
     )
 
 

@@ -245,14 +245,14 @@ def division_facts(
     chosen = column == division
     pairs = device_pairs(loaded.plan, chosen)
     # Over the rate: equal loads take equally long on unequal devices.
-    load = pairs / loaded.plan.cluster.work_of_device
-    busiest, q = int(load.argmax()), quantities
+    work = loaded.plan.cluster.work_of_device
+    busiest, above, q = int((pairs / work).argmax()), imbalance(pairs, work), quantities
     tiles_and_devices = (
         f"{q.counted(int(chosen.sum()), 'tile')} on {q.counted(int((pairs > 0).sum()), 'device')}"
     )
     rows = [
         row("Computes", f"{q.count(pairs.sum())} pairs in {tiles_and_devices}"),
-        row("Balance", f"max/mean {q.ratio(imbalance(load))}, most on ",
+        row("Balance", f"max/mean {q.ratio(above)}, most on ",
             DetailLink(f"device {busiest}", division_selection(division, direction, busiest))),
         _needs_row(loaded, division, direction),
         _way(division, last, direction, device),
@@ -272,7 +272,7 @@ def division_facts(
         {
             "division": division, "direction": direction, "tiles": int(chosen.sum()),
             "pairs": round(pairs.sum()),
-            "max_over_mean": imbalance(load),
+            "max_over_mean": above,
         },
     )  # fmt: skip
 

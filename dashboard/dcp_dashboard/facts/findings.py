@@ -23,7 +23,7 @@ from dcp_dashboard.facts.text import (
 )
 from dcp_dashboard.facts.traces import Wait, find_waits
 from dcp_dashboard.library.plans import LoadedPlan
-from dcp_dashboard.library.summary import PlanSummary
+from dcp_dashboard.library.summary import count_divisions, imbalance
 from dcp_planner import Source, Trace
 from dcp_planner.causes import (
     CAUSE_RULE,
@@ -99,25 +99,25 @@ def plan_caption(loaded: LoadedPlan) -> str:
     return " · ".join(filter(None, parts))
 
 
-def metric_cards(
-    summary: PlanSummary, bounds: Mapping[str, float] | None = None
-) -> list[tuple[str, str, str]]:
-    """Return (name, value, note) of the key metrics; `bounds` as `above_bounds` gives them."""
-    q, metrics, known = quantities, summary.metrics, bounds or {}
+def metric_cards(loaded: LoadedPlan) -> list[tuple[str, str, str]]:
+    """Return (name, value, note) of the key metrics."""
+    plan, summary, known, q = loaded.plan, loaded.summary, above_bounds(loaded), quantities
+    metrics, nodes = summary.metrics, q.counted(plan.cluster.nodes, "node")
+    divisions = q.counted(count_divisions(plan, "forward"), "division")
+    sequences = q.counted(len(plan.cu_seqlens) - 1, "sequence")
     moved = f"{q.percent(summary.inter_node_share)} between nodes"
     cards = [
-        ("Tokens", q.count(metrics.tokens), "in " + q.counted(summary.num_sequences, "sequence")),
+        ("Tokens", q.count(metrics.tokens), f"in {sequences}"),
         ("Visible pairs", q.count(metrics.pairs), f"{q.percent(metrics.density)} of causal"),
-        ("Devices", q.count(summary.num_devices),
-         f"{q.counted(summary.num_nodes, 'node')}, {q.counted(summary.num_divisions, 'division')}"),
+        ("Devices", q.count(plan.num_devices), f"{nodes}, {divisions}"),
         ("Compute max/mean", q.ratio(metrics.compute_imbalance), "busiest / mean"),
         ("Token max/mean", q.ratio(metrics.token_imbalance), "fullest / mean"),
         ("Bytes moved", q.size(summary.total_bytes), moved),
-    ]  # fmt: skip
-    if summary.num_head_groups > 1:
+    ]
+    if plan.head_groups > 1:
         # Behind the devices; without groups the heads are no property of the plan.
-        note = f"in {summary.num_head_groups} groups of heads"
-        cards.insert(3, ("Heads", q.count(summary.num_heads), note))
+        note = f"in {plan.head_groups} groups of heads"
+        cards.insert(3, ("Heads", q.count(plan.shape.q_heads), note))
     for source, label in SOURCE_LABELS.items():
         if source in summary.seconds:
             waits = f"{q.percent(summary.wait_share[source])} waiting"
@@ -160,10 +160,34 @@ def device_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
     return floats
 
 
-def chart_columns(loaded: LoadedPlan) -> dict[str, NDArray[np.float64]]:
-    """Return `device_columns` for bars: compute over the rate, so that equal bars last equally."""
-    columns = device_columns(loaded)
-    return columns | {"pairs": columns["pairs"] / loaded.plan.cluster.work_of_device}
+@dataclass(frozen=True, slots=True, eq=False)
+class Bars:
+    """A row of the balance chart: a value of each device ``[R]``, and where all would be level.
+
+    `ratio` is the largest value over that mean; name, label, meaning, unit, colour as in `ROWS`.
+    """
+
+    name: str
+    label: str
+    meaning: str
+    unit: str
+    kind: str
+    values: NDArray[np.float64]
+    mean: float
+    ratio: float
+
+
+def balance(loaded: LoadedPlan) -> list[Bars]:
+    """Return the rows of the balance chart that the plan has."""
+    columns, rows = device_columns(loaded), []
+    for name, label, meaning, unit, kind in ROWS:
+        if name in columns:
+            amounts = columns[name]
+            # Compute is over the rate, so that equal bars last equally long.
+            shares = loaded.plan.cluster.work_of_device if name == "pairs" else 1.0
+            level = float(amounts.mean()), imbalance(amounts, shares)
+            rows.append(Bars(name, label, meaning, unit, kind, amounts / shares, *level))
+    return rows
 
 
 STEP_WORDS: Mapping[Step, str] = {

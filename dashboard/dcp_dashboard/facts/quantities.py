@@ -111,8 +111,10 @@ def signed(difference: float, text: Text) -> str:
     >>> signed(2e-3, duration), signed(0, count), signed(-1536, size)[1:]
     ('+2\xa0ms', '0', '1.54\xa0kB')
     """
-    sign = "−" if difference < 0 else "+" if difference > 0 else ""  # noqa: RUF001 - a minus
-    return sign + text(abs(difference))
+    written = text(abs(difference))
+    if written == text(0):  # a difference that its text does not show has no sign
+        return written
+    return ("−" if difference < 0 else "+") + written  # noqa: RUF001 - a minus
 
 
 def _scaled(value: float, units: Units) -> str:

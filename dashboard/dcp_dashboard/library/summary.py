@@ -41,19 +41,11 @@ class DeviceTotals(Record):
 class PlanSummary:
     """A plan in numbers, the planner's figures among them; times are by the source of a trace.
 
-    ``num_heads`` counts query heads, ``num_head_groups`` groups of heads that are placed apart,
-    ``num_divisions`` the divisions of forward. ``wait_share`` is the time that all devices wait,
-    over devices times ``seconds``.
+    ``wait_share`` is the time that all devices wait, over devices times ``seconds``.
     """
 
     mask: str
     origin: str
-    num_sequences: int
-    num_devices: int
-    num_heads: int
-    num_head_groups: int
-    num_nodes: int
-    num_divisions: int
     metrics: PlanMetrics
     seconds: Mapping[Source, float]
     wait_share: Mapping[Source, float]
@@ -76,12 +68,6 @@ def summarise(plan: Plan, metrics: PlanMetrics, traces: Mapping[Source, Trace]) 
     return PlanSummary(
         mask=provenance.mask if provenance else "unnamed mask",
         origin=provenance.origin if provenance else "",
-        num_sequences=len(plan.cu_seqlens) - 1,
-        num_devices=size,
-        num_heads=plan.shape.q_heads,
-        num_head_groups=plan.head_groups,
-        num_nodes=plan.cluster.nodes,
-        num_divisions=count_divisions(plan, "forward"),
         metrics=metrics,
         seconds={source: trace.seconds() for source, trace in traces.items()},
         wait_share={source: wait_share(trace, size) for source, trace in traces.items()},
@@ -133,14 +119,16 @@ def count_kinds(plan: Plan, blocks: Bools) -> dict[str, int]:
     return kinds
 
 
-def imbalance(values: Floats) -> float:
-    """Return the largest value over the mean, 1.0 if all values are 0.
+def imbalance(amounts: Floats, shares: Floats | float = 1.0) -> float:
+    """Return the largest amount over its share of the mean, 1.0 if all amounts are 0.
 
-    >>> imbalance(np.array([1.0, 1.0, 4.0]))
-    2.0
+    Devices of unequal rates are level where each has its share; shares have the mean 1.
+
+    >>> imbalance(np.array([1.0, 1.0, 4.0])), imbalance(np.array([1.0, 3.0]), np.array([0.5, 1.5]))
+    (2.0, 1.0)
     """
-    total = float(values.sum())
-    return float(values.max() * len(values) / total) if total else 1.0
+    mean = float(amounts.mean())
+    return float((amounts / shares).max()) / mean if mean else 1.0
 
 
 def wait_share(trace: Trace, num_devices: int) -> float:

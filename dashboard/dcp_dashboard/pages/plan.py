@@ -12,7 +12,6 @@ from dcp_dashboard.facts.findings import (
     DEFINITIONS,
     ROWS,
     Finding,
-    above_bounds,
     answers,
     findings,
     leading_source,
@@ -306,9 +305,8 @@ def _hidden(loaded: LoadedPlan) -> tuple[str, str, str]:
 
 def metrics_row(loaded: LoadedPlan) -> Component:
     """Build the list of a plan's key metrics."""
-    figures = metric_cards(loaded.summary, above_bounds(loaded))
     cards = [
         html.Div([html.Dt(name), html.Dd(value, className="dcp-value"), html.Dd(meaning)])
-        for name, value, meaning in (_hidden(loaded), *figures)
+        for name, value, meaning in (_hidden(loaded), *metric_cards(loaded))
     ]
     return html.Dl(cards, className="dcp-metrics")

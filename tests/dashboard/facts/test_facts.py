@@ -17,7 +17,7 @@ from dcp_dashboard.library.folder import DashboardError, open_folder, plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.library.summary import count_kinds
 from dcp_dashboard.web.app import create_app
-from dcp_planner import LANES, Cluster, TransferKind, write_plan
+from dcp_planner import LANES, Cluster, TransferKind, measure, write_plan
 from dcp_planner.report import bound_ratios
 
 KEY = plan_key("small.dcpplan")
@@ -243,8 +243,13 @@ def test_bars_of_unequal_devices_are_as_long_as_they_compute(small_plan, tmp_pat
     client = create_app(str(tmp_path)).server.test_client()
     share = np.array([1, 0.5, 1, 1]) / 0.875
     pairs = np.bincount(unequal.tiles.device, unequal.tiles.pairs, 4)
-    columns = decode(client.get(f"/api/plan/{KEY}/devices").data)[1]
+    header, columns = decode(client.get(f"/api/plan/{KEY}/devices").data)
     assert columns["pairs"] == pytest.approx(pairs / share)
+    # Level is where all devices end together, as in the figure that the page shows above.
+    most = (pairs / share).max() / pairs.mean()
+    assert measure(unequal).compute_imbalance == pytest.approx(most)
+    assert header["rows"][0]["ratio"] == pytest.approx(most)
+    assert header["rows"][0]["mean"] == pytest.approx(pairs.mean())
     told = dict(words(ask(client, "device/1")))
     assert told["Node"] == "0, 50\u00a0% of the rate"
     assert f"{pairs[1] / share[1] / pairs.mean():.2f}" in told["Computes"]

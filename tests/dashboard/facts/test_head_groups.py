@@ -92,7 +92,7 @@ def test_pages_and_tables_name_groups(grouped, small_plan):
     plan = grouped.plan
     lines = list(csv.DictReader(io.StringIO(tiles_csv(grouped).decode())))
     assert [int(line["group"]) for line in lines] == plan.tiles.group.tolist()
-    assert ("Heads", "4", "in 2 groups of heads") in metric_cards(grouped.summary)
+    assert ("Heads", "4", "in 2 groups of heads") in metric_cards(grouped)
     page = standalone_page(grouped)
     assert 'id="mask-group"' in page
     last = str(tile_facts(grouped, len(plan.tiles) - 1).to_json())

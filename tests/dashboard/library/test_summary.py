@@ -33,8 +33,6 @@ def test_totals_are_sums_over_the_plans_tables(small_plan, totals):
 def test_summary_says_what_the_plan_says(small_plan, small_trace):
     summary = summarise(small_plan, measure(small_plan), {"simulated": small_trace})
     assert (summary.mask, summary.origin) == ("causal", "by hand")
-    assert (summary.num_sequences, summary.num_devices, summary.num_nodes) == (3, 4, 2)
-    assert summary.num_divisions == small_plan.tiles.division.max() + 1
     assert summary.total_bytes == small_plan.transfers.size_bytes.sum()
     nodes = small_plan.transfers.source // 2 != small_plan.transfers.target // 2
     crossing = small_plan.transfers.size_bytes[nodes].sum()
