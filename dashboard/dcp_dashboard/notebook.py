@@ -20,7 +20,7 @@ from PIL import Image
 from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.exports.overview import THEMES, Theme, standalone_page, timeline_height
 from dcp_dashboard.exports.pictures import timeline_pixels
-from dcp_dashboard.facts.quantities import count, duration, ratio
+from dcp_dashboard.facts.quantities import count, counted, duration, ratio
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import PlanEntry, plan_key
@@ -66,7 +66,7 @@ def _trace(trace: Trace) -> str:
     # A trace does not name its cluster: a device without events at the end has no row.
     devices, seconds = int(trace.device.max(initial=0)) + 1, trace.seconds()
     light, dark = (_timeline(trace, devices, theme) for theme in ("light", "dark"))
-    label = f"{SOURCE_LABELS[trace.source]}: {devices} devices, {duration(seconds)}"
+    label = f"{SOURCE_LABELS[trace.source]}: {counted(devices, 'device')}, {duration(seconds)}"
     legend = [
         part
         for kind in EVENT_KINDS

@@ -138,15 +138,15 @@ def _config(request: Mapping[str, Any]) -> PlanConfig:
     method = _one_of(request, "method", tuple(PARTITIONERS), "portfolio")
     budget = _one_of(request, "budget", BUDGETS, "balanced")
     tolerance = request.get("tolerance", 0.1)
-    # JSON holds whole numbers of any length; `float` would raise for the largest of them.
-    is_number = isinstance(tolerance, int | float) and not isinstance(tolerance, bool)
-    if not is_number or (isinstance(tolerance, int) and tolerance.bit_length() > 64):
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float):
         raise DashboardError(f"tolerance: expected a number, got {str(tolerance)[:40]!r}")
+    # JSON holds whole numbers of any length, for which `float` would raise; both ends are refused.
+    bounded = float(max(-1.0, min(tolerance, 1e9)))
     return PlanConfig(
         partitioner=method,
         budget=budget,
-        compute_tolerance=float(tolerance),
-        token_tolerance=float(tolerance),
+        compute_tolerance=bounded,
+        token_tolerance=bounded,
         seed=whole(request, "seed", 0, 0, 2**31 - 1),
     )
 

@@ -39,7 +39,7 @@ GROUP BY ALL ORDER BY microseconds DESC""",
     "Bytes by link": """SELECT source, node, peer_node, device, peer, count(*) AS messages,
   sum(bytes) AS bytes
 FROM events WHERE lane = 'send'
-GROUP BY ALL ORDER BY bytes DESC""",
+GROUP BY ALL ORDER BY bytes DESC, source, device, peer""",
     "Idle time by device": """SELECT source, device,
   (max(max(end_ns)) OVER (PARTITION BY source)
     - coalesce(sum(duration_ns) FILTER (WHERE lane = 'compute'), 0)) / 1e3 AS microseconds

@@ -16,7 +16,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.api.encoding import NEUTRAL
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import Comparison, Side
-from dcp_dashboard.facts.quantities import alike, count, duration, ratio, size
+from dcp_dashboard.facts.quantities import alike, count, counted, duration, ratio, size
 from dcp_dashboard.facts.text import SOURCE_LABELS
 from dcp_dashboard.library.plans import LoadedPlan, PlanLibrary
 from dcp_dashboard.pages.charts import BLUE, TEMPLATE, graph
@@ -312,7 +312,7 @@ def sentence(first: LoadedPlan, values: Floats, best: Bools) -> str:
     """Write how many plans nothing beats, and where the first one stands."""
     place = "one of them" if best[0] else "not: another one is as good in everything, or better"
     return (
-        f"{count(int(best.sum()))} of {count(len(best))} plans are on the front; A, "
+        f"On the front: {count(int(best.sum()))} of {counted(len(best), 'plan')}; A, "
         f"{first.entry.relative}, is {place}. The fastest takes "
         f"{duration(values[:, SECONDS].min())}, predicted."
     )

@@ -13,7 +13,7 @@ from dash.exceptions import PreventUpdate
 from plotly.subplots import make_subplots
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
-from dcp_dashboard.facts.quantities import count, duration, percent, ratio, signed, size
+from dcp_dashboard.facts.quantities import count, counted, duration, percent, ratio, signed, size
 from dcp_dashboard.library.folder import RUN_SUFFIX, SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.plans import PlanLibrary, Run
 from dcp_dashboard.pages.charts import BLUE, MORE, TEMPLATE, annotate, graph
@@ -90,7 +90,8 @@ def comparison(runs: Sequence[Run]) -> list[Component]:
             rows.append(html.Tr([html.Th(heading, scope="row"), *_numbers(a, b, text), *share]))
     heads = headings(("Median of a step", "A", "B", "B - A", "share"), (1, 2, 3, 4))
     first, second = (entry.relative for entry, _ in runs)
-    note = f"A is {first}, B is {second}; over the {count(len(pair.steps))} steps that both have."
+    common = counted(len(pair.steps), "step")
+    note = f"A is {first}, B is {second}; over the {common} that both have."
     medians_panel = panel("A and B", [hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
     heads = headings(("Step", "A", "B", "B - A", "Slowest rank of A", "of B"), (0, 1, 2, 3))
@@ -152,7 +153,7 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
     def build(runs: Sequence[Run]) -> Component:
         entry, run = runs[0]
         name = PurePosixPath(entry.relative)
-        told = html.Span(f"{entry.relative} · {count(len(run))} steps", className="dcp-muted")
+        told = html.Span(f"{entry.relative} · {counted(len(run), 'step')}", className="dcp-muted")
         note = "Drag over steps to zoom, double click to see all; a click on a step says more."
         return framed(
             f"Run · {entry.relative}",
@@ -359,7 +360,7 @@ def _axis(field: str) -> dict[str, Any]:
 
 
 def _now(run: RunHistory) -> Component:
-    lost = f"{count(run.dropped)} steps were not written: the disk is too slow."
+    lost = f"Not written, because the disk is too slow: {counted(run.dropped, 'step')}."
     notes = [hint(lost)] if run.dropped else []
     return html.Div([terms(run.sentences(), "dcp-terms"), *notes])
 

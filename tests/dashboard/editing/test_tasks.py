@@ -164,7 +164,7 @@ def test_a_batch_may_have_the_most_tokens(monkeypatch):
         ({"budget": {}}, "budget: expected one of"),
         ({"tolerance": "1"}, "tolerance: expected a number"),
         ({"tolerance": float("nan")}, "tolerance"),
-        ({"tolerance": 10**400}, "tolerance: expected a number"),
+        ({"tolerance": 10**400}, "tolerance"),
         ({"block": 0}, "block: expected a whole number"),
         ({"block": 1, "scale": 16384}, "too many|expected"),
     ],
