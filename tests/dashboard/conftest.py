@@ -9,7 +9,9 @@ import pytest
 from flask.testing import FlaskClient
 
 from dcp_dashboard import create_app
-from dcp_dsl import BlockSparsity, Slabs
+from dcp_dashboard.library.folder import PlanEntry, plan_key
+from dcp_dashboard.library.plans import LoadedPlan, loaded_plan
+from dcp_dsl import BlockSparsity, Sample, Slabs, Spec, block_sparsity
 from dcp_dsl.forms import BatchShape
 from dcp_planner import (
     Cluster,
@@ -22,6 +24,8 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
+from dcp_planner.model.problem import PlanWarning
+from dcp_planner.simulation.trace import COLUMNS
 
 
 def causal_sparsity(lengths: list[int], block: int) -> BlockSparsity:
@@ -70,6 +74,20 @@ def as_measured(trace: Trace) -> Trace:
     return replace(trace, source="measured", start_ns=start, end_ns=end, ready_ns=start)
 
 
+def in_layers(trace: Trace, layers: int) -> Trace:
+    """A run of several layers, each of which takes as long as the trace."""
+    whole = int(trace.end_ns.max())
+    forward = int(trace.end_ns[~trace.is_backward].max())
+    columns = np.stack([getattr(trace, name) for name in COLUMNS], axis=1).astype(np.int64)
+    times, rows = np.isin(COLUMNS, ("start_ns", "end_ns", "ready_ns")), []
+    for layer in range(layers):  # backward begins with the last one
+        back = (layers - 1) * forward + (layers - 1 - layer) * (whole - forward)
+        later = np.where(trace.is_backward, back, layer * forward)
+        rows.append(columns + later[:, None] * times)
+    texts = [trace.name_of(event) for event in range(len(trace))] * layers
+    return Trace.of_rows("measured", np.concatenate(rows), texts)
+
+
 NAMES = ("row 70", "row 7: <script>alert(1)</script>", "row 12: chat-9f3a")
 
 
@@ -115,6 +133,49 @@ def small_trace(small_plan: Plan) -> Trace:
 @pytest.fixture(scope="session")
 def large_plan() -> Plan:
     return causal_plan([131_072], 1024, Cluster(nodes=4, devices_per_node=8))
+
+
+@pytest.fixture(scope="session")
+def unequal_plan() -> Plan:
+    """A plan without provenance, for three devices, one of them slow, whose work has overheads."""
+    window = Slabs(700, [0, 200], [200, 700], [0, 1], [1, 201], [0, 1], [1, 1])
+    cluster = Cluster(
+        2, 2, devices=((1, 0.5), (1,)), name="lab", copy_bytes_per_s=1e10, kernel_launch_s=2e-6,
+        pass_s=5e-6, inter_latency_s=3e-5,
+    )  # fmt: skip
+    config = PlanConfig("static:zigzag", divisions=2)
+    plan = build_plan(block_sparsity([window], 100, 100), ModelShape(2, 1, 32, 4), cluster, config)
+    return replace(
+        plan, warnings=(PlanWarning("tokens_above_tolerance", "device 2 owns more than told"),)
+    )
+
+
+@pytest.fixture(scope="session")
+def empty_plan() -> Plan:
+    """A batch whose queries see no key."""
+    spec = Spec.from_text("@partial mask none = k > q and causal")
+    sparsity = block_sparsity([spec.mask("none").compile(Sample({}, 256))], 64, 64)
+    return build_plan(sparsity, ModelShape(), Cluster(1, 2), PlanConfig("static:contiguous"))
+
+
+@pytest.fixture(scope="session")
+def shown(
+    small_plan: Plan, grouped_plan: Plan, lone_plan: Plan, unequal_plan: Plan, empty_plan: Plan
+) -> dict[str, LoadedPlan]:
+    """Plans of which pages say different things, as if files of their names held them."""
+    plans = {
+        "small": small_plan, "grouped": grouped_plan, "lone": lone_plan, "unequal": unequal_plan,
+        "empty": empty_plan,
+    }  # fmt: skip
+    small, unequal = simulate(small_plan), simulate(unequal_plan)
+    runs = {"small": [as_measured(small)], "unequal": [in_layers(unequal, 2)]}
+    return {
+        name: loaded_plan(
+            PlanEntry(plan_key(f"{name}.dcpplan"), f"{name}.dcpplan", Path(name), 1, 2),
+            plan, runs.get(name, []),
+        )
+        for name, plan in plans.items()
+    }  # fmt: skip
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,15 @@ import re
 import urllib.request
 from html import unescape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
+from shown_texts import html_elements
 
+from dcp_dashboard import notebook
+from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.notebook import html_of, show
 from dcp_planner import PlanError, find_cluster
@@ -78,6 +82,34 @@ def test_a_planned_step_has_a_bar_for_each_group_as_long_as_its_time():
     longest = max(map(sum, step.group_seconds))
     for widths, seconds in zip(bars.widths[1:], step.group_seconds, strict=True):
         assert widths == pytest.approx([300 * s / longest for s in seconds], abs=0.051)
+
+
+def test_a_plan_is_named_by_its_mask_and_what_it_is(loaded):
+    (page,) = re.findall(r'srcdoc="([^"]*)"', loaded.plan._repr_html_())
+    assert f"<title>{loaded.summary.mask} · plan.dcpplan</title>" in unescape(page)
+    assert f"/plan/{plan_key('plan.dcpplan')}/" in unescape(page)
+
+
+def test_drawings_of_traces_and_steps(shown, snapshots):
+    """Pictures are words: the pixels of timelines are compared where they are drawn."""
+    texts = {}
+    for name, source in (("unequal", "measured"), ("empty", "simulated")):
+        drawn = html_of(shown[name].traces[source])
+        pictures = re.findall(r"data:image/png;base64,([^\"]+)", drawn)
+        images = [Image.open(io.BytesIO(base64.b64decode(data))) for data in pictures]
+        sizes = [(image.size, image.convert("RGB").getpixel((0, 0))) for image in images]
+        drawn = re.sub(r"data:image/png;base64,[^\"]+", "PICTURE", drawn)
+        texts[f"{name}, {source}"] = f"{html_elements(drawn)}\n{sizes}"
+    for count in (0, 2, 64, 65, 66):
+        groups = [(at // 2, 4 * (at % 2), 4, np.arange(at + 1)) for at in range(count)]
+        step = SimpleNamespace(
+            assignment=SimpleNamespace(first=np.arange(3), groups=lambda groups=groups: groups),
+            group_seconds=[(0.5 + at, 0.25) for at in range(count)], policy="groups",
+            time=SimpleNamespace(seconds=1.5, balance=1.25),
+        )  # fmt: skip
+        lines = html_elements(notebook._step(step)).split("\n")
+        texts[f"a step of {count} groups"] = "\n".join([*lines[:9], "…", *lines[-4:]])
+    snapshots.check("notebook", texts)
 
 
 def test_show_serves_the_page_of_the_plan(loaded, monkeypatch):

@@ -82,6 +82,26 @@ def test_every_answer_carries_the_headers(client, path):
     assert "http" not in headers["Content-Security-Policy"]
 
 
+def test_the_headers_are_these(client, guarded, snapshots):
+    asked = {
+        "page": client.get("/", base_url=LOCAL),
+        "refused": client.get("/", base_url="http://evil.example"),
+        "asked for the token": guarded.get("/"),
+        "token given": guarded.get("/compare?b=2&token=s3cret&a=1"),
+        "no other parts": guarded.get("/?token=s3cret"),
+    }
+    names = ("Content-Security-Policy", "Cross-Origin-Opener-Policy", "Location", "Set-Cookie",
+             "Cross-Origin-Resource-Policy", "X-Frame-Options", "Content-Type")  # fmt: skip
+    texts = {
+        title: "\n".join(
+            [str(answer.status_code), *(f"{n}: {answer.headers.get(n)}" for n in names)]
+        )
+        for title, answer in asked.items()
+    }
+    hashed = {t: re.sub("'sha256-[^']+'", "'sha256-…'", text) for t, text in texts.items()}
+    snapshots.check("headers", hashed)
+
+
 def every_route(client):
     """Each route of the application with its first method, its parts filled in."""
     for rule in client.application.url_map.iter_rules():

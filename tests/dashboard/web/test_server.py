@@ -108,6 +108,28 @@ def test_beyond_loopback_it_says_that_nothing_is_encrypted(served_folder, capsys
         assert bool(says) == bool(err)
 
 
+def test_the_server_has_the_limits_that_its_documents_name(tmp_path):
+    with start_server(tmp_path) as server:
+        settings = server._waitress.adj
+        assert (settings.threads, settings.connection_limit) == (8, 800)
+        assert (settings.channel_timeout, settings.cleanup_interval) == (20, 5)
+        assert (settings.max_request_body_size, settings.ident) == (2**20, "dcp-dsl")
+        assert settings.asyncore_use_poll
+        assert server._thread.daemon  # a program that forgets to close it ends nevertheless
+        options = server._waitress.socket.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        assert options
+
+
+def test_addresses_name_what_a_browser_can_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "box")
+    for host, shown in (("::1", "[::1]"), ("localhost", "localhost"), ("0.0.0.0", "box")):
+        with start_server(tmp_path, host=host) as server:
+            address, _, token = server.url.partition("?token=")
+            port = server._waitress.socket.getsockname()[1]
+            assert address == f"http://{shown}:{port}/"
+            assert bool(token) == (host == "0.0.0.0")
+
+
 def busy_port():
     taken = socket.socket()
     taken.bind(("127.0.0.1", 0))

@@ -1,0 +1,198 @@
+"""The columns that canvases draw, and the answers of addresses, as texts."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from shown_texts import columns_text, json_text
+
+from dcp_dashboard.api import devices as api_devices
+from dcp_dashboard.api.devices import (
+    devices_payload,
+    memory_payload,
+    path_payload,
+    time_unit_ns,
+    timeline_payload,
+)
+from dcp_dashboard.api.encoding import device_colours, ramp, tints
+from dcp_dashboard.api.mask import (
+    find_moves,
+    fit_devices,
+    mask_modes,
+    mask_payload,
+    moves_payload,
+    pairs_payload,
+    read_window,
+)
+from dcp_dashboard.facts.traces import length_ns
+from dcp_dashboard.library.folder import plan_key
+from dcp_dsl import DCPError
+
+
+def test_masks(shown, large_plan, snapshots):
+    texts = {name: columns_text(mask_payload(loaded.plan)) for name, loaded in shown.items()}
+    texts["small, a window"] = columns_text(
+        pairs_payload(shown["small"].plan, (990, 1013, 992, 1009))
+    )
+    texts["unequal, a window"] = columns_text(pairs_payload(shown["unequal"].plan, (0, 9, 1, 4)))
+    texts["large, colours"] = "\n".join(json_text(mode) for mode in mask_modes(large_plan))
+    snapshots.check("masks", texts)
+
+
+def test_traces(shown, snapshots):
+    texts = {}
+    for name, loaded in shown.items():
+        longest = max(map(length_ns, loaded.traces.values()))
+        texts[f"{name}, devices"] = columns_text(devices_payload(loaded))
+        for source, trace in loaded.traces.items():
+            title = f"{name}, {source}"
+            texts[f"{title}, timeline"] = columns_text(
+                timeline_payload(trace, loaded.plan, longest)
+            )
+            texts[f"{title}, memory"] = columns_text(memory_payload(trace, loaded.plan))
+            texts[f"{title}, path"] = columns_text(path_payload(loaded, source))
+    trace, plan = shown["small"].traces["simulated"], shown["small"].plan
+    for factor in (40_000, 400_000):
+        times = {name: getattr(trace, name) * factor for name in ("start_ns", "end_ns", "ready_ns")}
+        slow = replace(trace, **times)
+        texts[f"{factor} times as slow, timeline"] = columns_text(
+            timeline_payload(slow, plan, 10**12)
+        )
+        texts[f"{factor} times as slow, memory"] = columns_text(memory_payload(slow, plan, 10**12))
+    snapshots.check("traces", texts)
+
+
+def test_memory_of_traces_that_lack_events(shown, snapshots):
+    """Of a run that lost events, only what is known is told."""
+    loaded = shown["unequal"]
+    whole = loaded.traces["measured"]
+    texts = {}
+    for kind in range(6):
+        kept = np.ones(len(whole), bool)
+        kept[np.flatnonzero(whole.kind == kind)[1:2]] = False  # the second event of a kind
+        columns = {
+            name: getattr(whole, name)[kept]
+            for name in ("start_ns", "end_ns", "ready_ns", "device", "kind", "is_backward",
+                         "division", "peer", "size_bytes", "transfer", "name")
+        }  # fmt: skip
+        trace = replace(whole, **columns)
+        texts[f"without an event of kind {kind}"] = columns_text(memory_payload(trace, loaded.plan))
+    snapshots.check("memory", texts)
+
+
+def test_units_of_time_hold_the_last_moment():
+    most = 2**32 - 1
+    spans = [0, most - 1, most, 10 * most - 1, 10 * most, 100 * most]
+    assert [time_unit_ns(span) for span in spans] == [1, 1, 10, 10, 100, 1000]
+
+
+def test_so_many_events_are_sent(shown, monkeypatch):
+    trace, plan = shown["lone"].traces["simulated"], shown["lone"].plan
+    monkeypatch.setattr(api_devices, "MAX_EVENTS", len(trace))
+    assert timeline_payload(trace, plan)
+    monkeypatch.setattr(api_devices, "MAX_EVENTS", len(trace) - 1)
+    with pytest.raises(DCPError, match="expected at most"):
+        timeline_payload(trace, plan)
+
+
+def test_moved_tiles(shown, small_choices, snapshots):
+    small, grouped = shown["small"].plan, shown["grouped"].plan
+    texts = {}
+    for title, (first, second) in {
+        "other placement": (small, small_choices[1]),
+        "groups": (grouped, small),
+        "fewer tiles": (fewer(small, 9), small),
+        "other tiles": (fewer(small, 7), fewer(small, 3)),
+        "empty": (shown["empty"].plan, shown["empty"].plan),
+    }.items():
+        texts[title] = columns_text(moves_payload(first, second))
+        moves = find_moves(first, second)
+        shares = (moves.share, moves.pair_share, moves.fitted_pair_share, moves.moved_tokens)
+        texts[title] += "\nshares " + " ".join(f"{share:.4g}" for share in shares)
+    snapshots.check("moves", texts)
+
+
+class Rows(SimpleNamespace):
+    def __len__(self):
+        return len(self.q_block)
+
+
+def fewer(plan, step):
+    """A plan that lacks every so manieth tile, as of another mask over the same blocks."""
+    kept = np.arange(len(plan.tiles)) % step > 0
+    names = ("q_block", "kv_block", "kind", "pairs", "device", "division", "backward_division")
+    tiles = Rows(group=None, **{name: getattr(plan.tiles, name)[kept] for name in names})
+    fields = ("blocks", "shape", "cluster", "num_devices", "num_tokens", "head_groups",
+              "cu_seqlens", "sequence_names")  # fmt: skip
+    return SimpleNamespace(tiles=tiles, **{name: getattr(plan, name) for name in fields})
+
+
+def test_devices_are_renumbered_greedily():
+    first, second = np.array([0, 0, 1, 2, 2, 1]), np.array([2, 2, 0, 0, 1, 1])
+    weight = np.array([4, 3, 6, 5, 1, 2])
+    # Pairs of devices by weight: (0, 2) 7, (1, 0) 6, (2, 0) 5: taken, (1, 1) 2: taken, (2, 1) 1.
+    assert fit_devices(first, second, weight, 3).tolist() == [1, 2, 0]
+    nothing = np.array([], int)
+    assert fit_devices(nothing, nothing, nothing, 2).tolist() == [0, 1]
+
+
+WINDOWS = (
+    "0-1-0-1", "0-8-7-8", "0-9-0-8", "0-8-0-9", "3-3-0-1", "0-1-3-3", "4-3-0-1", "0-1-0",
+    "0-1-0-1-2", "a-1-0-1", "\u0663-4-0-1", "0-1-0-" + "9" * 13, "",
+)  # fmt: skip
+
+
+def test_windows(snapshots):
+    asked = [(text, 8) for text in WINDOWS]
+    asked += [("0-4096-0-4096", 10**6), ("0-4097-0-4096", 10**6)]
+    snapshots.check("windows", {"read": "\n".join(f"{t}: {said_of(t, size)}" for t, size in asked)})
+
+
+def said_of(text, size):
+    try:
+        return str(read_window(text, size))
+    except DCPError as error:
+        return str(error)
+
+
+def test_colours(snapshots):
+    lines = [f"ramp of {n}: {' '.join(ramp(n))}" for n in (1, 2, 5)]
+    lines += [f"tints of {n}: {' '.join(tints(n))}" for n in (1, 2, 4)]
+    for nodes, each in ((1, 1), (1, 3), (2, 1), (3, 2), (2, 4)):
+        lines.append(f"{nodes} x {each}: {' '.join(device_colours(nodes, each))}")
+    snapshots.check("colours", {"of devices and amounts": "\n".join(lines)})
+
+
+ADDRESSES = (
+    "mask", "devices", "pairs?tokens=0-8-0-8", "memory", "memory?source=measured",
+    "memory?source=x", "timeline", "timeline?source=measured&phase=backward",
+    "timeline?phase=forward", "timeline?phase=x", "path?source=measured", "tile/3", "transfer/3",
+    "device/1", "sequence/1",
+    "sequence?name=row+12", "sequence?name=x", "device/0/2", "division/forward/1?device=0",
+    "division/backward/2?device=", "division/forward/0?device=0000000001", "division/up/1",
+    "division/forward/1?device=" + "1" * 12, "event/simulated/4", "event/x/4", "device/x",
+    "tile/-1",
+)  # fmt: skip
+
+
+def test_answers(client, snapshots):
+    lines = []
+    for address in ADDRESSES:
+        answer = client.get(f"/api/plan/{plan_key('small.dcpplan')}/{address}")
+        kind, said = answer.mimetype, ""
+        if kind == "application/octet-stream":
+            said = columns_text(answer.data).splitlines()[:3]
+        elif answer.is_json:
+            found = answer.json
+            said = found.get("title") or found.get("error")
+        cache = answer.headers.get("Cache-Control", "")
+        etag = "ETag" in answer.headers
+        lines.append(f"{address}: {answer.status_code} {kind} {cache} {etag} {said}")
+    same, other, coarse = (
+        client.get(f"/api/compare/{plan_key('small.dcpplan')}/{plan_key(name)}/moves")
+        for name in ("small.dcpplan", "deep/large.dcpplan", "cut.dcpplan")
+    )
+    lines += [f"{answer.status_code} {answer.mimetype}" for answer in (same, other, coarse)]
+    lines += [other.json["error"], columns_text(same.data).splitlines()[0]]
+    snapshots.check("answers", {"small.dcpplan": "\n".join(lines)})
