@@ -25,6 +25,10 @@ BUDGETS: tuple[Budget, ...] = get_args(Budget)
 Objective = Literal["time", "bytes", "balance", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 """Figures that the portfolio may minimise over the front; bytes are those between nodes."""
+_NAMES = {
+    "budget": BUDGETS, "objective": OBJECTIVES, "routing": get_args(Routing),
+    "partials": get_args(Partials),
+}  # fmt: skip
 MOST_DIVISIONS = 1024
 """Most divisions of one direction."""
 MOST_HEAD_GROUPS = 256
@@ -106,14 +110,12 @@ class PlanConfig:
         limit, share = self.memory_limit_bytes, f"0 to {MOST_TOLERANCE:g}"
         for name, holds, expected in (
             ("memory_limit_bytes", limit is None or limit >= 0, "at least 0"),
-            ("budget", self.budget in BUDGETS, f"one of {', '.join(BUDGETS)}"),
-            ("objective", self.objective in OBJECTIVES, f"one of {', '.join(OBJECTIVES)}"),
+            *((name, getattr(self, name) in known, f"one of {', '.join(known)}")
+              for name, known in _NAMES.items()),
             ("compute_tolerance", 0 <= self.compute_tolerance <= MOST_TOLERANCE, share),
             ("token_tolerance", 0 <= self.token_tolerance <= MOST_TOLERANCE, share),
             ("token_seconds", 0 <= self.token_seconds <= MOST_SECONDS,
              f"0 to {MOST_SECONDS:g} seconds"),
-            ("routing", self.routing in get_args(Routing), f"one of {get_args(Routing)}"),
-            ("partials", self.partials in get_args(Partials), f"one of {get_args(Partials)}"),
             ("seed", 0 <= self.seed < 2**31, "0 to 2147483647"),
             ("time_limit_s", 0 < self.time_limit_s <= MOST_SECONDS,
              f"more than 0 and at most {MOST_SECONDS:g} seconds"),
