@@ -15,6 +15,7 @@ from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
+from dcp_dsl.syntax.tokens import scan
 from dcp_dsl.syntax.trees import mentioned_names, unparse, walk
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
@@ -63,12 +64,12 @@ def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
 
 
 def _report_window(left: ast.Expr, op: str, right: ast.Expr, value: int, testing: Testing) -> None:
-    text = testing.scope.program.text
-    at = text.find(op, left.span.end, right.span.start)
     message = f"this window sees {value + 1} tokens: a window counts the token itself"
     span = ast.Span(left.span.start, right.span.end)
     # The tree has no place for the operator; brackets or comments may stand beside it.
-    fix = Fix(f"replace `{op}` by `{op[0]}`", (Edit(at, at + 2, op[0]),)) if at >= 0 else None
+    tokens = (t for t in scan(testing.scope.program.text) if t.span.start >= left.span.end)
+    at = next(token.span.start for token in tokens if token.text == op)
+    fix = Fix(f"replace `{op}` by `{op[0]}`", (Edit(at, at + 2, op[0]),))
     testing.report("W201", message, span, f"write `{op[0]}` for {value} tokens", fix)
 
 

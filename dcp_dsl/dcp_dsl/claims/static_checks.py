@@ -371,13 +371,13 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
             is_proved, samples = False, samples + tried.samples
             if tried.failure is not None:  # one border is enough to warn of this layer
                 has_failed = True
+                both = unparse(ast.And((values[call], values[other])))
                 testing.report(
                     "W211",
                     f"a layer with `{call}` sees across what `{other}` keeps apart: "
                     f"{tried.failure.described()}",
-                    values[call].span,
-                    f"confine the layer as well, as in `{call} and {other}`",
-                )
+                    values[call].span, f"confine the layer as well, as in `{both}`",
+                )  # fmt: skip
                 break
     outcome: Outcome = "failed" if has_failed else "proved" if is_proved else "tested"
     testing.decide(what, outcome, stack.name.span, samples)
