@@ -1,4 +1,10 @@
+"""Constants of a machine: fits of times that are known, and what the command says of them."""
+
 import json
+import re
+from contextlib import contextmanager
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -137,3 +143,229 @@ def test_calibrate_refuses_a_folder_that_is_missing_before_it_measures(tmp_path)
     assert isinstance(result.exception, RunError)
     assert f"make the folder {tmp_path / 'no'} first" in str(result.exception)
     assert "measuring" not in result.stderr
+
+
+class Machine:
+    """Runs plans and rings in exactly the time that a cluster with known constants takes.
+
+    `factors` are those of one plan's runs, in order and again; the first of all is much too slow.
+    """
+
+    def __init__(self, cluster, factors=(1.0,)):
+        self.cluster, self.factors, self.ran, self.opened = cluster, factors, [], []
+
+    @contextmanager
+    def open_world(self, ranks, timeout_s, transport="gloo"):
+        self.opened.append((ranks, timeout_s, transport))
+        yield SimpleNamespace(ranks=ranks, run=self.ring)
+
+    def ring(self, job):
+        """Rank 1 is the slowest, and takes what the constants say."""
+        sizes, counts = job["ring"]["sizes"], job["ring"]["counts"]
+        assert job["ring"]["repeats"] == calibration.REPEATS
+        line, rate = self.cluster, self.cluster.intra_bytes_per_s
+        of_all = [
+            {
+                "size_bytes": size, "count": n,
+                "seconds": line.latency_s + n * (line.message_launch_s + size / rate),
+            }
+            for size in sizes for n in counts
+        ]  # fmt: skip
+        return [
+            ({"ring": [{**each, "seconds": share * each["seconds"]} for each in of_all]}, b"")
+            for share in (0.6, 1.0, 0.8)[: self.opened[-1][0]]
+        ]
+
+    def run_plan(self, plan, config, world):
+        assert config.ranks == world.ranks == plan.num_devices
+        runs = [name for name, _ in self.ran]
+        name = f"{plan.num_tokens} tokens in {len(plan.cu_seqlens) - 1}, {len(plan.tiles)} tiles"
+        factor = self.factors[runs.count(name) % len(self.factors)] if self.ran else 50.0
+        self.ran.append((name, factor))
+        nodes = {"devices_per_node": plan.num_devices}
+        trace = simulate(replace(plan, cluster=replace(self.cluster, **nodes)))
+        start, end = (
+            np.rint(each * factor).astype(np.int64) for each in (trace.start_ns, trace.end_ns)
+        )
+        trace = replace(trace, start_ns=start, end_ns=end, ready_ns=start)
+        seconds = (trace.seconds(is_backward=is_backward) for is_backward in (False, True))
+        return SimpleNamespace(trace=trace, forward_s=next(seconds), backward_s=next(seconds))
+
+
+TRUE = Cluster(
+    1, 1, intra_bytes_per_s=2.5e9, inter_bytes_per_s=2.5e9, latency_s=3e-5, message_launch_s=8e-6,
+    flops_per_s=4e9, backward_flops_per_s=5e9, kernel_launch_s=2e-4, pass_s=7e-4,
+    kernel_tile=calibration.KERNEL_TILE, copy_bytes_per_s=8e9, message_order="fifo",
+)  # fmt: skip
+
+
+@pytest.fixture
+def on_machine(monkeypatch):
+    """Calibrate a `Machine` instead of this one."""
+
+    def use(machine):
+        for name in ("open_world", "run_plan"):
+            monkeypatch.setattr(calibration, name, getattr(machine, name))
+        monkeypatch.setattr(calibration, "machine_bytes", lambda: 48 * 10**9)
+        rates = {"cpu": 8e9, "cuda": 2e12}
+        monkeypatch.setattr(calibration, "_copy_rate", rates.__getitem__)
+        return machine
+
+    return use
+
+
+def test_constants_of_a_known_machine_are_found_whatever_its_first_run_takes(on_machine):
+    machine, said = on_machine(Machine(TRUE)), []
+    found = calibration.calibrate_cpu(2, said.append)
+    for name in (
+        "intra_bytes_per_s", "inter_bytes_per_s", "latency_s", "message_launch_s", "flops_per_s",
+        "backward_flops_per_s", "kernel_launch_s", "pass_s", "copy_bytes_per_s",
+    ):  # fmt: skip
+        assert getattr(found.cluster, name) == pytest.approx(getattr(TRUE, name), rel=2e-3), name
+    assert (found.noise, found.is_busy) == (0.0, False)
+    # Predicted with the constants that were found.
+    assert [check.error for check in found.checks] == [pytest.approx(0, abs=1e-3)] * 5
+    assert said == [
+        "memory, and messages between 2 processes, gloo", "attention, forward and backward",
+        "plans to check the constants with",
+    ]  # fmt: skip
+    assert machine.opened == [(2, 120.0, "gloo")]
+
+
+def printed(result):
+    """What a command printed, with numbers to four digits."""
+    text = f"{result.stdout}--\n{result.stderr}"
+    return re.sub(r"\d+\.\d{4,}(e[-+]?\d+)?", lambda found: f"{float(found[0]):.4g}", text)
+
+
+def test_what_calibrating_prints_and_runs(on_machine, snapshots, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibration, "CHECKS", calibration.CHECKS[::3])
+    machine = on_machine(Machine(TRUE, (1.0, 1.1, 0.8)))
+    texts = {"three ranks": printed(CliRunner().invoke(calibrate, ["--ranks", "3"]))}
+    texts["its runs"] = "\n".join(f"{name}, {factor:g} times" for name, factor in machine.ran)
+    on_machine(Machine(TRUE, (1.0, 1.5)))
+    out = tmp_path / "mine.toml"
+    found = CliRunner().invoke(calibrate, ["--ranks", "1", "--out", str(out)])
+    texts["one rank, busy, into a file"] = printed(found).replace(str(out), "FILE")
+    texts["the file"] = printed(SimpleNamespace(stdout=out.read_text(), stderr=""))
+    found = CliRunner().invoke(calibrate, ["--ranks", "1", "--json", "--out", str(out)])
+    told = json.loads(found.stdout)
+    assert told.pop("cluster") == find_cluster(str(out)).to_json()
+    assert told.pop("sources") == calibration._sources(1, "gloo")
+    assert told.pop("file") == str(out)
+    texts["as JSON"] = printed(SimpleNamespace(stdout=json.dumps(told, indent=1), stderr=""))
+    snapshots.check("calibration", texts)
+
+
+def test_attention_that_takes_no_longer_for_more_work_is_no_rate(on_machine, monkeypatch):
+    right = calibration._flops
+    wrong = {False: right, True: lambda length, *, is_backward: 1e9 / length}
+    monkeypatch.setattr(
+        calibration,
+        "_flops",
+        lambda n, *, is_backward: wrong[is_backward](n, is_backward=is_backward),
+    )
+    machine = on_machine(Machine(TRUE))
+    with pytest.raises(RunError, match="attention took no longer for more work; run it again"):
+        calibration.calibrate_cpu(2, lambda text: None)
+    assert len(machine.ran) == 1 + 2 * len(calibration.LENGTHS)
+
+
+@pytest.fixture
+def devices(monkeypatch, on_machine):
+    """Let torch find so many CUDA devices; their attention takes what `seconds` say."""
+    import torch
+
+    on_machine(Machine(TRUE))
+    seconds = []
+    properties = SimpleNamespace(total_memory=80 * 10**9)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"GPU {device}")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    randn, asked = torch.randn, []
+
+    def small(*size, device, dtype, requires_grad):
+        asked.append((size, device, dtype, requires_grad))
+        return randn(*size[:1], 1, *size[2:], dtype=dtype, requires_grad=requires_grad)
+
+    def attend(q, k, v):
+        asked.append((q.shape[2], q.requires_grad))
+        return q + k + v
+
+    def timed(work, device):
+        asked.append(("timed", device))
+        work()
+        return seconds.pop(0)
+
+    def use(count, *spent_s):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        seconds[:] = spent_s
+        return asked
+
+    monkeypatch.setattr(torch, "randn", small)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(calibration, "_timed", timed)
+    return use
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_devices_are_calibrated_by_torchs_attention_and_nccl(devices, count):
+    import torch
+
+    asked, said = devices(count, 1e-5, 0.001, 0.003), []
+    found = calibration.calibrate_cuda(said.append)
+    cluster = found.cluster
+    flops = 4 * 8 * 128 * 8192**2
+    assert (cluster.flops_per_s, cluster.backward_flops_per_s) == (flops / 1e-3, 2.5 * flops / 3e-3)
+    assert (cluster.nodes, cluster.devices_per_node, cluster.kernel_tile) == (1, count, 128)
+    assert (cluster.kernel_launch_s, cluster.copy_bytes_per_s) == (1e-5, 2e12)
+    assert (cluster.memory_bytes, cluster.message_order) == (80 * 10**9, "grouped")
+    assert (cluster.name, cluster.source) == (
+        "calibrated-cuda", f"dcpm calibrate: {count} x GPU 0"
+    )  # fmt: skip
+    rate, latency_s = (2.5e9, 3e-5) if count > 1 else (1e12, 0.0)
+    assert (cluster.intra_bytes_per_s, cluster.latency_s) == pytest.approx((rate, latency_s))
+    assert (found.checks, found.noise) == ((), 0.0)
+    whole = (1, 8, 8192, 128), "cuda", torch.bfloat16, True
+    assert asked == [
+        whole, whole, whole, ("timed", "cuda"), (128, False), ("timed", "cuda"), (8192, True),
+        (8192, True), ("timed", "cuda"),
+    ]  # fmt: skip
+    messages = ["messages between 2 devices, NCCL"] if count > 1 else []
+    assert said == ["attention on GPU 0", "memory", *messages]
+    ring = found.sources["latency_s"]
+    assert ring == (
+        "fit over rings of 1 or 8 messages of 1024 to 4194304 bytes, nccl, 2 ranks at once"
+        if count > 1 else "not measured: there is no second device"
+    )  # fmt: skip
+    assert found.sources["flops_per_s"].startswith("PyTorch's flash attention, 8 heads of 128")
+    assert found.sources["memory_bytes"] == "physical memory"
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_median_of_warm_runs_is_taken_once_the_device_is_done(monkeypatch, device):
+    import torch
+
+    now, done = [0.0], []
+    took_s = iter([50.0, 60.0, 3.0, 9.0, 1.0, 5.0, 4.0])
+
+    def work():
+        now[0] += next(took_s) if device == "cpu" else 0.0
+
+    def synchronize():
+        done.append(now[0])
+        now[0] += next(took_s)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(calibration, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    assert calibration._timed(work, device) == 4.0
+    assert len(done) == (7 if device == "cuda" else 0)
+
+
+def test_a_copy_reads_and_writes_every_byte(monkeypatch):
+    def timed(work, device):
+        assert (work().sum(), device) == (2**24, "cpu")
+        return 0.25
+
+    monkeypatch.setattr(calibration, "_timed", timed)
+    assert calibration._copy_rate("cpu") == 2 * 2**26 / 0.25

@@ -51,8 +51,6 @@ def test_a_rank_is_late_where_it_computes_and_not_where_it_waits(world, doing, l
         ("causal", "kahypar", {}),
         ("streaming", "static:zigzag", {"layers": 2}),
         ("blind_rows", "static:contiguous", {"dtype": "bfloat16"}),
-        ("scattered", "kahypar", {"kernel": "reference"}),
-        ("full", "static:zigzag", {"dtype": "float64"}),
     ],
 )
 def test_run_is_verified(lab, world, mask, partitioner, options):
@@ -64,8 +62,7 @@ def test_run_is_verified(lab, world, mask, partitioner, options):
     trace = result.trace
     assert trace.source == "measured"
     assert set(trace.device.tolist()) == set(range(RANKS))
-    size = {"bfloat16": 2, "float64": 8}.get(options.get("dtype"), 4)
-    if size == 4:
+    if "dtype" not in options:
         sent = int(plan.transfers.size_bytes.sum()) * options.get("layers", 1)
         assert result.sent_bytes == sent
     received = trace.size_bytes[trace.lane == LANES.index("receive")].sum()
@@ -95,14 +92,6 @@ def test_blocks_that_cross_through_a_rank_that_does_not_need_them_are_exact(lab,
         assert (owner[both] == 0).all()
     result = run_plan(plan, RunConfig(RANKS, verify=True), world)
     assert result.verified, result.errors
-
-
-def test_same_seed_gives_the_same_errors_and_another_one_does_not(lab, world):
-    plan = plan_of(lab, [lab.masks["causal"](80)])
-    first, again, other = (
-        run_plan(plan, RunConfig(RANKS, verify=True, seed=seed), world).errors for seed in (1, 1, 2)
-    )
-    assert first == again != other
 
 
 def test_only_the_pass_after_the_warm_up_counts(world, lab):

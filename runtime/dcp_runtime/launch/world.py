@@ -89,7 +89,7 @@ class ProcessWorld:
     timeout_s: float
     transport: WorldTransport = "gloo"
     _members: list[_Rank] = field(default_factory=list)
-    _store: int = -1
+    _store: int | None = None
 
     def __enter__(self) -> "ProcessWorld":
         # The ranks find each other in this file. It has no name, so no other run can take it, and
@@ -214,9 +214,9 @@ class ProcessWorld:
         for member in self._members:
             member.worker.close()
         self._members = []
-        if self._store >= 0:
+        if self._store is not None:
             os.close(self._store)
-            self._store = -1
+            self._store = None
 
 
 def _lost_error(rank: int, lost: WorkerLost, blaming: list[dict[str, Any]]) -> RunError:
