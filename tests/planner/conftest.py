@@ -1,6 +1,7 @@
 """Masks, placements, clusters and plans, drawn and by hand, for the tests of the planner."""
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from dense_blocks import Dense, slabs_of, sparsity_of
 from hypothesis import strategies as st
+from numba.extending import is_jitted
 from numpy.typing import NDArray
 
 from dcp_dsl import BlockSparsity
@@ -136,6 +138,18 @@ SHAPES = (
     ModelShape(), ModelShape(3, 1, 5, 4), ModelShape(32, 8, 128, 2),
     ModelShape(4, 2, 16, 2, float32_partials=True),
 )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def interpreted(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run all compiled functions as the Python that they are written in, without numba."""
+    ours = [module for name, module in sys.modules.items() if name.startswith("dcp_planner.")]
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (*ours, request.module):
+            for name, value in [*vars(module).items()]:
+                if is_jitted(value):
+                    patch.setattr(module, name, value.py_func)
+        yield
 
 
 @pytest.fixture(scope="session")

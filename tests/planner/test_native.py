@@ -120,9 +120,9 @@ def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
     assert excess_of(over) == sum(beyond)
     assert cost_of(over) == counted() + sum(beyond)
     before = bytes_of(state)
-    descend(state, 3, 0.0, 4)
+    descend(state, 3, 0.0)
     assert bytes_of(state) == counted() <= before
-    descend(state, 4, 1e6, 4)
+    descend(state, 4, 1e6)
     assert bytes_of(state) == counted()
     kept = [array.copy() for array in (state.counts, state.loads)]
     fill(state)

@@ -108,10 +108,10 @@ def _try_tiles(state: LoadState, device: int, net: int) -> int:
         split.tiles[0] = tile
         column = len(split.owner) + split.tile_kv[tile]
         for target in range(len(split.group)):
+            has_q, has_kv = split.counts[net, target] > 0, split.counts[column, target] > 0
             # A block that a device of another node lacks would cross the network once more.
-            sides = (split.counts[net, target] > 0) + (split.counts[column, target] > 0)
-            is_near = split.group[target] == split.group[device]
-            if target == device or sides < (1 if is_near else 2):
+            is_far = split.group[target] != split.group[device]
+            if target == device or not ((has_q and has_kv) if is_far else (has_q or has_kv)):
                 continue
             if split.loads[0, target] + split.work[tile] <= split.limits[0, target]:
                 _try(state, device, target, 1, -1, -1, -1)

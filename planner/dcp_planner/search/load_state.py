@@ -97,11 +97,8 @@ def _charge(state: LoadState, net: int, node: int, sign: float) -> None:
             load[owner, at + 2] += sign * cost[price, net]
             load[owner, at + 3] += sign * cost[price + 1, net]
     for user in range(state.first[node], state.first[node + 1]):
-        if count == 0:
-            break  # those are all
         if counts[net, user] == 0 or user == owner:
             continue
-        count -= 1
         _touch(state, user)
         for way in range(2):
             at, price = LOADS * way, 4 * way

@@ -62,7 +62,6 @@ class Effort:
         fine_sweeps, fine_noise: the same on each finer problem.
         polish_sweeps: most sweeps on all devices together.
         polish_work: most tiles times parts that are priced there.
-        longest: longest range of rows that moves together, in blocks.
         relief: moves of a tile or an owner that are valued in the search for time.
     """
 
@@ -75,14 +74,13 @@ class Effort:
     fine_noise: float
     polish_sweeps: int
     polish_work: int
-    longest: int
     relief: int
 
 
 EFFORTS: Mapping[str, Effort] = MappingProxyType(
     {
-        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 8, 30_000),
-        "balanced": Effort(4, 10, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 8, 150_000),
+        "fast": Effort(2, 2, 8, 1.0, 48, 3, 0.25, 2, 1_000_000, 30_000),
+        "balanced": Effort(4, 10, 40, 1.0, 64, 10, 0.25, 12, 20_000_000, 150_000),
     }
 )
 """Presets by the name that ``PlanConfig.budget`` takes."""
@@ -169,8 +167,8 @@ class Search:
         """
         effort, width = self.effort, self.cluster.num_devices + self.cluster.nodes
         affordable = effort.polish_work // max(1, self.problem.num_tiles * width)
-        sweeps = int(min(effort.polish_sweeps, affordable))
-        if sweeps > 0 and self._is_small:
+        sweeps = min(effort.polish_sweeps, affordable)
+        if self._is_small:
             split = self._descend(self.state_of(split), sweeps, effort.fine_noise, self.problem)
         return self.hold(split)
 
@@ -302,7 +300,7 @@ class Search:
         for share, noise in _RAMP:
             blank.prices[:] = share * prices  # all states share this array
             for state in states:
-                descend(state, sweeps // len(_RAMP) + 1, noise * unit, effort.longest)
+                descend(state, sweeps // len(_RAMP) + 1, noise * unit)
             blank.prices[:] = prices
             states = sorted(states, key=cost_of)[: max(2, (len(states) + 1) // 2)]
         return Split(states[0].part, states[0].owner)
@@ -313,7 +311,7 @@ class Search:
         The noise is in bytes of a median row.
         """
         found = Split(state.part.copy(), state.owner.copy())
-        before, after = descend(state, sweeps, noise * problem.row_bytes, self.effort.longest)
+        before, after = descend(state, sweeps, noise * problem.row_bytes)
         return found if before <= after else Split(state.part, state.owner)
 
 

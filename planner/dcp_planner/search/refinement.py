@@ -28,6 +28,7 @@ from dcp_planner.search.state import (
 )
 
 _SLACK = 0.03  # whole documents may exceed a part's share by this much of it
+_LENGTHS = (2, 4, 8, 0)  # of the ranges of rows or columns, sweep after sweep; 0: whole sequences
 
 
 @inner
@@ -221,47 +222,39 @@ def _sweep_ranges(state: State, side: int, length: int, offset: int, noise: floa
     return moves
 
 
-def descend(state: State, sweeps: int, noise: float, longest: int) -> tuple[float, float]:
+def descend(state: State, sweeps: int, noise: float) -> tuple[float, float]:
     """Run sweeps of all moves while the noise falls to zero over the first four fifths.
 
     Args:
         state: filled.
         sweeps: most sweeps; the search ends earlier if three sweeps without noise move nothing.
         noise: at the beginning, in units of cost.
-        longest: longest range of rows or columns before whole sequences; 1: single ones only.
 
     Returns:
         The cost before and after.
     """
     tiles, blocks = np.arange(len(state.part)), np.arange(len(state.tokens))
-    return _descend(state, tiles, blocks, sweeps, float(noise), longest)
+    return _descend(state, tiles, blocks, sweeps, float(noise))
 
 
 @compiled
 def _descend(
-    state: State, tiles: Ints, blocks: Ints, sweeps: int, noise: float, longest: int
+    state: State, tiles: Ints, blocks: Ints, sweeps: int, noise: float
 ) -> tuple[float, float]:
-    length, offset, still = 2, 0, 0
-    before = cost_of(state)
+    offset, still, before = 0, 0, cost_of(state)
     for sweep in range(sweeps):
         left = 1.0 - (sweep + 1.0) / (0.8 * sweeps)
         # The square beats a straight line by 13 to 24 % of the bytes between nodes (LOG.md).
         now = noise * left * left if left > 0.0 else 0.0
-        moves = 0
+        moves, length = 0, _LENGTHS[sweep % len(_LENGTHS)]
         # Single rows, single columns, ranges of rows, ranges of columns. A single call, since each
         # call in the source is compiled separately.
-        for turn in range(4 if longest > 1 else 2):
+        for turn in range(4):
             if turn == 2:
                 offset = int(_draw(state.random) * length)
             moves += _sweep_ranges(
                 state, turn & 1, length if turn > 1 else 1, offset if turn > 1 else 0, now
             )
-        if longest > 1:
-            length *= 2  # 2, 4, ... `longest`, whole sequences (0), and 2 again
-            if length == 0:
-                length = 2
-            elif length > longest:
-                length = 0
         _shuffle(blocks, state.random)
         moves += _sweep_owners(state, blocks, now)
         _shuffle(tiles, state.random)
