@@ -49,7 +49,7 @@ MISTAKES: tuple[Mistake, ...] = (
          "mask a = b where c =",
          "mask a(p: int =) = b", "mask a = f(b,)",
          "mask a = f(p =)", "stack s =", "stack s = 3 of", "mask a = b or or c",
-         "mask a = b and or c", "mask a = q // ", "mask a = == k"),
+         "mask a = b and or c", "mask a = q // ", "mask a = == k", "mask a = q < k < <"),
     ),
     Mistake(
         "E007", "a parameter needs a type", "write `name: tokens = 4k`, `name: int`, `name: mask`",
@@ -62,7 +62,7 @@ MISTAKES: tuple[Mistake, ...] = (
          "segment s [x]", "segment s every 3", "segment s a[x]", "stack s b", "sample s(a 3)",
          "sample s(a [3])", "mask a not b", "mask a", "segment s", "stack s",
          "mask a = b where c every 3", "mask a(p: int)", "sample s(a)", "mask a = b where c",
-         "stack s 3 of b"),
+         "stack s 3 of b", "mask a(p: int, r: int) b", "mask a(p: int, r: int)"),
     ),
     Mistake(
         "E009", "two expressions stand side by side", "join them with `and`, `or` or `minus`",

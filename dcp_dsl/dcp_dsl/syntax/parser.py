@@ -288,6 +288,10 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
         if hint and tokens[at + 1].kind in ("name", "string") and place.text not in KEYWORDS:
             _fail_unknown_statement(place)
     code = _lookup(*_stop(error))
+    # Other statements have lists of names as `for` has, and stop in the same states; and not all
+    # that fails where `=` does is a `=`.
+    if (code == "E012" and tokens[0].text != "for") or (code == "E004" and place.text != "="):
+        code = None
     reserved = ""
     expected = set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
     if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
@@ -298,7 +302,7 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
             "E002", f"{found} does not fit here", place.span, reserved or _expected(expected)
         )
     mistake = MESSAGES[code]
-    fix = "==" if code == "E004" and place.text == "=" else None
+    fix = "==" if code == "E004" else None
     raise BuildError(code, mistake.message, place.span, reserved or mistake.hint, fix)
 
 
