@@ -26,6 +26,7 @@ from dcp_planner.causes import (
     Cause,
     Diagnosis,
     Explanation,
+    cause_sentence,
     diagnose,
     explain,
     explain_difference,
@@ -248,6 +249,46 @@ def test_what_counts_is_saved_alone_and_last_in_equal_parts():
         "kind": "links", "name": "links", "saves_s": 1.0, "saves_last_s": 3.0,
         "where": {"device": 2},
     }  # fmt: skip
+
+
+BALANCE = {"device": 3, "times_mean": 1.5}
+LINKS = {"device": 1, "side": "send", "seconds_on_path": 2.0}
+PLACES = [
+    ("balance", BALANCE, "With compute shared evenly",
+     "device 3 computes longest, 1.50 times the mean"),
+    ("balance", BALANCE | {"sequence": 4}, "With", "the mean, mostly of sequence 4"),
+    ("balance", BALANCE | {"sequence": 4, "sequence_name": "row 9"}, "With",
+     "of sequence 4 (row 9)"),
+    ("links", LINKS, "With infinitely fast links",
+     "on the critical path device 1 sends for 2 s"),
+    ("links", LINKS | {"side": "receive"}, "With infinitely", "device 1 receives for 2 s"),
+    ("links", {}, "With infinitely fast links", ""),
+    ("latency", {"messages_on_path": 1}, "Without latency",
+     "the critical path waits for 1 message to arrive"),
+    ("latency", {"messages_on_path": 2}, "Without", "waits for 2 messages to arrive"),
+    ("launches", {"kernels_of_device": 7, "host_s": 0.0}, "Without launches",
+     "a device starts up to 7 kernels"),
+    ("launches", {"kernels_of_device": 7, "host_s": 3.0}, "Without launches",
+     "a device starts up to 7 kernels, and its host works for up to 3 s before them"),
+    ("waves", {"times_full": 1.25}, "If kernels kept all multiprocessors busy",
+     "kernels take 1.25 times as long as their work"),
+    ("tiles", {"computed_over_visible": 3.0}, "If kernels computed visible pairs only",
+     "kernels compute 3.00 pairs for a visible one"),
+    ("order", {"device": 2}, "If nobody waited for what others do first",
+     "device 2 waits longest for what others compute"),
+    ("idle", {"devices": [1]}, "If idle devices took their share", "1 device has no tile"),
+    ("idle", {"devices": [1, 2]}, "If idle", "2 devices have no tile"),
+    ("memory", {"buffer_bytes": 1.5e6, "unlimited_bytes": 4e6}, "Without a limit of memory",
+     "it needs 1.5 MB of buffers a device, without the limit 4.0 MB"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "where", "start", "end"), PLACES)
+def test_a_sentence_says_what_a_cause_costs_and_where(name, where, start, end):
+    text = cause_sentence(Cause(name, 2.5, 0.0, where), 10.0, "{:g} s".format)
+    assert text.startswith(start)
+    assert " it would take 2.5 s less (25.0%)" in text
+    assert text.endswith(f"{end}." if end else "less (25.0%).")
 
 
 def test_plans_of_other_batches_are_not_explained(masks):

@@ -15,6 +15,7 @@ from dcp_planner import (
     Cluster,
     ModelShape,
     PlanConfig,
+    Trace,
     build_plan,
     predict,
     simulate,
@@ -25,10 +26,12 @@ from dcp_planner.causes import (
     STEPS,
     Reason,
     account_for,
+    compare_with_run,
     critical_path,
     find_causes,
     find_causes_of_run,
     find_dependencies,
+    three_sentences,
 )
 from dcp_planner.causes.alternatives import (
     FREE,
@@ -45,7 +48,7 @@ from dcp_planner.model.problem import DIRECTIONS, Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.simulator import PlanModel, mean_compute_seconds
-from dcp_planner.simulation.trace import measure_trace
+from dcp_planner.simulation.trace import COLUMNS, measure_trace
 from dcp_planner.tables.head_groups import expand_placement
 from dcp_planner.tables.metrics import receive_buffer_bytes
 
@@ -128,23 +131,86 @@ def test_perfetto(masks, snapshots):
     snapshots.check("timeline_perfetto", {"one": one, "more of two": "\n".join(more)})
 
 
-def test_causes_and_alternatives(masks, snapshots):
+def test_causes(masks, snapshots):
     found = {}
-    for name, cluster in (("quick", QUICK), ("busy", BUSY)):
-        plan = placed(masks, cluster)
+    idle = PlanConfig("static:contiguous", divisions=2)
+    documents = masks.pack([masks.causal(4)] * 3, 4)
+    nothing = masks.pack([np.zeros((4, 4), bool)], 4)
+    plans = {
+        "quick": placed(masks, QUICK), "busy": placed(masks, BUSY),
+        "two head groups": placed(masks, BUSY, ModelShape(2, 2, 1, 2), groups=2),
+        "an idle device": replace(
+            build_plan(documents, TINY, BUSY, idle), sequence_names=("a", "b", "c")
+        ),
+        "nothing to do": build_plan(nothing, TINY, BUSY, idle),
+    }  # fmt: skip
+    for name, plan in plans.items():
         why, model = find_causes(plan), PlanModel.of(plan)
         run = find_causes_of_run(plan, as_recorded(simulate(plan)))
         evenness = ("as placed", "busy devices", "all devices")
-        alone = {one: 1e9 * seconds_without(model, [one]) for one in FREE}
         found[name] = short({
-            "seconds_without": alone,
+            "seconds_without": {one: 1e9 * seconds_without(model, [one]) for one in FREE},
             "evenness": [1e9 * s for e in evenness for s in predict(plan, e)],
             "mean_compute": 1e9 * mean_compute_seconds(plan),
             "causes": why.diagnosis.to_json(), "hidden": why.hidden_share,
             "causes_of_run": run.diagnosis.to_json(),
             "path": [line.text for line in path_lines(run)],
+            "sentences": three_sentences(why, "{:.3g} s".format),
         })  # fmt: skip
     snapshots.check("timeline_causes", found)
+
+
+def test_runs_beside_their_predictions(masks, snapshots):
+    """Layers of a run, a part of a run, and every class of work, with messages of every size."""
+    cluster = Cluster(
+        2, 2, flops_per_s=1e12, inter_bytes_per_s=1e9, rails=2, spine_bytes_per_s=5e8,
+        kernel_launch_s=1e-5, copy_bytes_per_s=1e11, pass_s=1e-4, host_message_s=1e-6,
+        inter_latency_s=3e-5,
+    )  # fmt: skip
+    documents = masks.pack([masks.causal(n) for n in (100, 70, 9)], 40)
+    config = PlanConfig("static:grid", divisions=3)
+    plan = build_plan(documents, ModelShape(4, 4, 2048, 4), cluster, config)
+    slow = {"flops_per_s": 4e11, "spine_bytes_per_s": 1e8, "pass_s": 4e-4, "latency_s": 2e-3}
+    runs = {
+        name: as_recorded(simulate(replace(plan, cluster=replace(cluster, **{name: value}))))
+        for name, value in slow.items()
+    }
+    layers = _repeated(as_recorded(simulate(plan)), (1.0, 3.0, 1.1))
+    kept = (layers.device != 2) | ~layers.is_backward | (layers.kind != 0)
+    runs |= {"three layers": layers, "no attention of a device": _part_of(layers, kept)}
+    found = {}
+    for name, run in runs.items():
+        compared = compare_with_run(plan, run)
+        times = [round(1e6 * s) for s in (compared.predicted_s, compared.measured_s,
+                                          compared.fitted_s)]  # fmt: skip
+        lines = [
+            f"{one.name}: {one.pieces} x, {1e6 * one.predicted_s:.0f} -> "
+            f"{1e6 * one.measured_s:.0f}{' differs' * one.differs}, {one.constant} {one.now:.4g} "
+            f"-> {one.set_to:.4g}, {one.explains:.3f}"
+            for one in compared.classes
+        ]
+        found[name] = "\n".join([f"predicted, measured, fitted: {times} us", *lines])
+    snapshots.check("timeline_runs", found)
+
+
+def _part_of(trace, kept):
+    rows = np.column_stack([getattr(trace, name).astype(np.int64) for name in COLUMNS])[kept]
+    return Trace.of_rows("measured", rows, [trace.name_of(e) for e in np.flatnonzero(kept)])
+
+
+def _repeated(trace, factors):
+    """Let layers follow each other, each slower by a factor."""
+    names, begin, layers = ("start_ns", "end_ns", "ready_ns"), 0, []
+    for factor in factors:
+        moved = {n: begin + (getattr(trace, n) * factor).astype(np.int64) for n in names}
+        layers.append(replace(trace, **moved))
+        begin = int(layers[-1].end_ns.max())
+    rows = [
+        np.column_stack([getattr(layer, name).astype(np.int64) for name in COLUMNS])
+        for layer in layers
+    ]
+    texts = [trace.name_of(event) for event in range(len(trace))] * len(factors)
+    return Trace.of_rows("measured", np.concatenate(rows), texts)
 
 
 def test_alternatives(masks, snapshots):

@@ -181,7 +181,8 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
         case "order":
             return f"device {where['device']} waits longest for what others compute"
         case "idle":
-            return f"{len(where['devices'])} devices have no tile"
+            count = len(where["devices"])
+            return f"{count} device{'s have' if count > 1 else ' has'} no tile"
         case "memory":
             return (
                 f"it needs {where['buffer_bytes'] / 1e6:.1f} MB of buffers a device, without the "

@@ -111,6 +111,7 @@ def test_plan(told, snapshots):
         f"{stack} --against static --out stack.dcpplan",
         f"{stack} --against static:ring --against static:grid --model llama-8b --json",
         f"{rows} --mask mixed --batches 2 --against static:ring --out stacks",
+        "plan a.dcpm --mask mixed --sample 'len = 9000' --cluster 1x2 --backend static:grid",
     )
     for folder in ("plans", "stacks"):
         files = sorted(path.name for path in Path(folder).iterdir())
@@ -148,6 +149,7 @@ def test_results(told, snapshots):
         "--fail-if step_s<-90% --fail-if forward_bytes<1e9",
         "compare far.dcpplan far.dcpplan",
         "compare far.dcpplan shared.dcpplan --model llama-8b",
+        "compare local.dcpplan far.dcpplan --fail-if forward_inter_bytes>+5% --fail-if makespan<1",
         "compare alone.dcpplan alone.dcpplan --model llama-8b --fail-if makespan>0 --json",
         "validate far.dcpplan broken.dcpplan lies.dcpplan bare.dcpplan rows.jsonl gone.dcpplan",
         "validate broken.dcpplan lies.dcpplan bare.dcpplan gone.dcpplan --json",
