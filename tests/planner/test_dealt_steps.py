@@ -1,0 +1,180 @@
+"""Who computes which documents of a step, and how long each part of it takes, kept as it is.
+
+That every document runs once, and how far a deal is from the best, is asserted in `test_step`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from dcp_planner import Cluster, ModelShape, PlanError
+from dcp_planner.step.dealing import deal
+from dcp_planner.step.iteration import Groups, attention_seconds, messages_seconds, predict_step
+from dcp_planner.step.plan_step import levels, plan_step
+from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing
+from dcp_planner.step.setting import (
+    MATMUL_PEAK,
+    Assignment,
+    Documents,
+    StepMesh,
+    StepModel,
+    step_model,
+)
+
+TINY = StepModel(ModelShape(2, 1, 8, 2), 3, 1e6, 4e6, 1e12)
+CLUSTER = Cluster(
+    2, 4, flops_per_s=1e10, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9, kernel_launch_s=1e-5,
+    pass_s=2e-5, kernel_tile=16,
+)  # fmt: skip
+MIXED = Documents(
+    np.array([900, 60, 350, 40, 500, 80, 120, 260, 30, 700, 90, 200]),
+    np.array([405e3, 1e3, 61e3, 800.0, 25e3, 3e3, 7e3, 9e3, 400.0, 245e3, 4e3, 20e3]),
+)
+"""Documents, some of them under windows: fewer pairs than causal ones have."""
+SETTINGS = {
+    "two replicas": (MIXED, StepSetting(StepMesh(2, 4), TINY, CLUSTER, 2400)),
+    "micro-batches and stages": (
+        MIXED,
+        StepSetting(StepMesh(4, 2, 2, stages=3), TINY, CLUSTER, 1000, "step", even_price=0.3),
+    ),
+    "groups of two": (MIXED, StepSetting(StepMesh(2, 4), TINY, CLUSTER, 2400, widths=(2, 4))),
+    "six devices": (
+        Documents.causal([300, 200, 100, 400, 50, 60]),
+        StepSetting(StepMesh(3, 2), TINY, replace(CLUSTER, devices_per_node=3), 600),
+    ),
+    "one document": (
+        Documents.causal([500]), StepSetting(StepMesh(2, 4), TINY, CLUSTER, 300, even_price=0.0),
+    ),
+}  # fmt: skip
+
+
+def told(assignment):
+    return "; ".join(
+        f"{batch}:{first}+{width} {','.join(map(str, rows))}"
+        for batch, first, width, rows in assignment.groups()
+    )
+
+
+def figures(time):
+    parts = (time.seconds, time.linear_s, time.attention_s, time.waiting_s, time.bubble_s,
+             time.synchronisation_s)  # fmt: skip
+    ms = " ".join(f"{1e3 * part:.4g}" for part in parts)
+    return f"{ms} ms, {time.balance:.4g} over balance, {time.max_tokens:.4g} of mean tokens"
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_steps(name, snapshots):
+    documents, setting = SETTINGS[name]
+    problem, texts = StepProblem.of(documents, setting), []
+    is_packed = documents.tokens.max() <= setting.token_budget
+    for rival in RIVALS if is_packed else ():
+        found = rival.assign(problem)
+        took = predict_step(
+            documents, found, setting.model, setting.cluster,
+            synchronisation=setting.synchronisation, sharding=rival.sharding,
+        )  # fmt: skip
+        texts.append(f"{rival.name}: {told(found)}\n  {figures(took)}")
+    plan = plan_step(documents, setting)
+    for level, took in plan.considered.items():
+        texts.append(f"{level}: {figures(took)}")
+    for level, variants in levels(setting.mesh, len(documents), setting.widths).items():
+        dealt = {told(variant(problem)) for variant in variants}
+        texts.append(f"{level}: {' | '.join(sorted(dealt))}")
+    groups = "; ".join(f"{1e3 * a:.4g}, {1e3 * b:.4g}" for a, b in plan.group_seconds)
+    texts.append(f"chosen: {plan.policy}: {told(plan.assignment)}\n  {groups} ms")
+    for first, width in ((0, 1), (0, 2), (2, 2), (4, 4), (0, setting.mesh.devices)):
+        try:
+            texts.append(f"batches of {first}+{width}: {plan.batches(first, width)}")
+        except PlanError as error:
+            texts.append(f"batches of {first}+{width}: {error}")
+    snapshots.check(f"step_{name.replace(' ', '_')}", {"step": "\n".join(texts)})
+
+
+def test_estimates_of_attention(snapshots):
+    """Groups of one to eight devices: one document, several, a long one beside short ones."""
+    found = {}
+    documents = {
+        "one": [(512, 131328.0)], "four": [(128, 8256.0)] * 4,
+        "long and short": [(900, 405450.0), (30, 465.0), (60, 1830.0)],
+        "windows": [(900, 9000.0), (500, 5000.0)],
+    }  # fmt: skip
+    clusters = {
+        "slow network": CLUSTER, "fast network": replace(CLUSTER, inter_bytes_per_s=1e12),
+        "small nodes": replace(CLUSTER, nodes=4, devices_per_node=2, intra_bytes_per_s=1e7),
+    }  # fmt: skip
+    for name, cluster in clusters.items():
+        lines = []
+        for of, rows in documents.items():
+            tokens, pairs = np.array(rows).T
+            for width in (1, 2, 4, 8):
+                group = Groups(
+                    tokens, pairs, np.zeros(len(rows), np.int64), np.array([width * 1.0])
+                )
+                took = [
+                    float(attention_seconds(group, TINY.shape, cluster, sharding)[0])
+                    for sharding in ("planned", "even")
+                ]
+                took.append(float(messages_seconds(group, TINY.shape, cluster)[0]))
+                lines.append(f"{of} on {width}: {' '.join(f'{1e3 * s:.5g}' for s in took)} ms")
+        found[name] = "\n".join(lines)
+    snapshots.check("step_estimates", found)
+
+
+def test_deals(snapshots):
+    """Work and tokens under caps that bind or not, in narrow and wide runs."""
+    rng, found = np.random.default_rng(4), {}
+    for shape, cap, wide in (((1, 4), 900, 1), ((2, 4), 320, 2), ((2, 6), 200, 6), ((3, 2), 10, 1)):
+        work, tokens = rng.random(14) ** 2, rng.integers(10, 200, 14)
+        size = np.where(rng.random(14) < 0.3, wide, 1)
+        dealt = deal(100 * work, tokens, size, shape, cap)
+        runs = (
+            f"{b}:{f}+{s}" for b, f, s in zip(dealt.micro_batch, dealt.first, size, strict=True)
+        )
+        found[f"{shape[0]} x {shape[1]} units of {cap} tokens"] = (
+            f"{' '.join(runs)}\nload {np.round(dealt.load, 3).tolist()}\n"
+            f"held {np.round(dealt.held, 3).tolist()}"
+        )
+    values = rng.random(11)
+    parts = [differencing(values, count).tolist() for count in (1, 2, 4)]
+    found["differencing"] = "\n".join(map(str, parts))
+    snapshots.check("step_deals", found)
+
+
+def test_models_and_what_is_refused(snapshots):
+    found = {}
+    for name in ("llama-8b", "llama-70b", "gemma-3-12b"):
+        for device in MATMUL_PEAK:
+            model = step_model(name, f"{device}-dgx")
+            half = model.with_heads(replace(model.shape, q_heads=8, kv_heads=8))
+            found[f"{name} on {device}"] = (
+                f"{model.layers} layers, {1e9 * model.token_seconds:.6g} ns a token, "
+                f"{model.parameter_bytes:.6g} bytes; of 8 heads {1e9 * half.token_seconds:.6g} ns, "
+                f"{half.parameter_bytes:.6g} bytes"
+            )
+    column = np.array([0, 1], np.int32)
+    cases = {
+        "empty document": lambda: Documents.causal([3, 0]),
+        "no replica": lambda: StepMesh(0, 1), "no stage": lambda: StepMesh(1, 1, 1, 0),
+        "no layer": lambda: replace(TINY, layers=0),
+        "negative bytes": lambda: replace(TINY, parameter_bytes=-1.0),
+        "micro-batch": lambda: Assignment(StepMesh(2, 1), column, column, column + 1),
+        "beyond": lambda: Assignment(StepMesh(2, 1), 0 * column, column, column + 1),
+        "before": lambda: Assignment(StepMesh(2, 1), 0 * column, -column, column + 1),
+        "width": lambda: Assignment(StepMesh(2, 1), 0 * column, column, column),
+        "model": lambda: step_model("llama-9b"), "device": lambda: step_model("llama-8b", "tpu"),
+        "widths": lambda: levels(StepMesh(2, 3), 5, (4,)),
+        "width 0": lambda: levels(StepMesh(2, 3), 5, (0,)),
+        "devices": lambda: plan_step(MIXED, StepSetting(StepMesh(2, 3), TINY, CLUSTER, 99)),
+        "few": lambda: plan_step(
+            Documents.causal([9]), StepSetting(StepMesh(2, 4, 3), TINY, CLUSTER, 99)
+        ),
+        "long": lambda: plan_step(MIXED, StepSetting(StepMesh(2, 4), TINY, CLUSTER, 401)),
+    }  # fmt: skip
+    for name, make in cases.items():
+        with pytest.raises(PlanError) as caught:
+            make()
+        found[name] = str(caught.value)
+    levels_of = {n: list(levels(StepMesh(4, 3), n)) for n in (7, 10**6, 10**8)}
+    found |= {f"levels of {n} documents": "\n".join(names) for n, names in levels_of.items()}
+    snapshots.check("step_models", found)
