@@ -3,13 +3,16 @@
 That every document runs once, and how far a deal is from the best, is asserted in `test_step`.
 """
 
+import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from short_texts import short
 
-from dcp_planner import Cluster, ModelShape, PlanError
+from dcp_planner import Cluster, ModelShape, PlanError, PlanFileError
 from dcp_planner.step.dealing import deal
+from dcp_planner.step.file import read_step, write_step
 from dcp_planner.step.iteration import Groups, attention_seconds, messages_seconds, predict_step
 from dcp_planner.step.plan_step import levels, plan_step
 from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing
@@ -178,3 +181,40 @@ def test_models_and_what_is_refused(snapshots):
     levels_of = {n: list(levels(StepMesh(4, 3), n)) for n in (7, 10**6, 10**8)}
     found |= {f"levels of {n} documents": "\n".join(names) for n, names in levels_of.items()}
     snapshots.check("step_models", found)
+
+
+def test_files(tmp_path, snapshots):
+    """A written step, what is read of it, and what is refused."""
+    path, setting = tmp_path / "a.dcpstep.json", SETTINGS["micro-batches and stages"][1]
+    write_step(path, plan_step(MIXED, setting), MIXED)
+    document = json.loads(path.read_text())
+    read = read_step(path)
+    found = {
+        "written": short(document),
+        "read": short({name: getattr(read, name) for name in read.__slots__[:-1]}),
+        "groups": "\n".join(
+            short({name: getattr(group, name) for name in group.__slots__}) for group in read.groups
+        ),
+    }
+    group = document["groups"][0]
+    for name, value in (
+        ("schema", "dcp.step/2"), ("replicas", 0), ("replicas", 1 << 17), ("replicas", 2.0),
+        ("replicas", True), ("context_ranks", 1 << 15), ("stages", -1), ("micro_batches", 4097),
+        ("micro_batches", 1), ("step_s", -1), ("step_s", float("nan")), ("step_s", True),
+        ("over_balance", "1"), ("max_tokens", 1e300), ("groups", None), ("groups", [3]),
+        ("group", {"first": 8}), ("group", {"first": 1, "width": 8}), ("group", {"width": 0}),
+        ("group", {"micro_batch": 2}), ("group", {"tokens": []}), ("group", {"documents": 4}),
+        ("group", {"tokens": [-1]}), ("group", {"tokens": [(1 << 40) + 1]}),
+        ("group", {"linear_s": None}), ("group", {"attention_s": "x"}),
+    ):  # fmt: skip
+        wrong = {name: value} if name != "group" else {"groups": [group | value]}
+        path.write_text(json.dumps(document | wrong))
+        with pytest.raises(PlanFileError, match="write it again with `dcpm step") as caught:
+            read_step(path)
+        text = str(caught.value).removeprefix(f"{path}: ").partition("; write it again")[0]
+        found[f"{name} {value}"] = text
+    path.write_text(json.dumps(document | {"policy": "x" * 300, "replicas": 8, "context_ranks": 1}))
+    found["a long name"] = (
+        f"{len(read_step(path).policy)} letters, {read_step(path).devices} devices"
+    )
+    snapshots.check("step_files", found)
