@@ -30,7 +30,7 @@ from dcp_dsl import (
 from dcp_planner.model.problem import as_arrays
 from dcp_planner.tables.plan import Provenance
 
-MOST_TOKENS = 2**31 - 1
+MOST_TOKENS = int(np.iinfo(np.int32).max)
 """Tokens of one batch: their positions are int32."""
 
 

@@ -176,8 +176,10 @@ def test_what_is_refused(told, snapshots):
     data = "plan a.dcpm --dataset rows.jsonl"
     sample = f"plan a.dcpm --sample 'len = 9' --mask causal {ZIGZAG}"
     lengths = "step a.dcpm --mask causal --lengths lengths.json"
+    before = sorted(Path().rglob("*"))
     found = told(
-        "plan a.dcpm", f"{sample} --dataset rows.jsonl", f"{sample} --divisions 1",
+        "plan a.dcpm", f"{sample} --block {'8' * 5000}", f"{sample} --dataset rows.jsonl",
+        f"{sample} --divisions 1",
         f"{sample} --divisions 1025", f"{sample} --block 0", f"{sample} --block x",
         f"{sample} --heads 8/2", f"{sample} --heads 8/3/4", f"{sample} --heads 8/a/4",
         f"{sample} --batches 1", f"{sample} --batch 0", f"{sample} --tokens 8k",
@@ -204,4 +206,7 @@ def test_what_is_refused(told, snapshots):
         "step a.dcpm --lengths rows.jsonl --mask causal",
     )  # fmt: skip
     assert not [command for command, text in found.items() if "exit" not in text]
+    assert sorted(Path().rglob("*")) == before
+    found = {name.replace("8" * 5000, "8..."): text.replace("8" * 5000, "8...")
+             for name, text in found.items()}  # fmt: skip
     snapshots.check("refused", found)

@@ -210,24 +210,19 @@ def test_a_layout_over_a_cap_is_marked_and_the_best_within_it_is_named(folder):
             "name": best, "speedup": pytest.approx(known[best] / own)
         }  # fmt: skip
     assert batch["best_static"]["of_all"]["name"] == name
-    lines = run(plan_command, folder / "a.dcpm", *asked).stdout.splitlines()
-    (marked,) = [line for line in lines if line.startswith(f"  {name} ")]
-    assert marked.rstrip().endswith("over caps: compute 1.46, tokens 1.25")
-    told = {line[:22].strip(): line[22:] for line in lines}
-    assert name in told["best static"]
-    assert batch["best_static"]["within_token_cap"]["name"] in told["within the token cap"]
 
 
 def test_that_no_layout_holds_the_cap_is_said(folder):
     # Three blocks on two devices: one owns two of them, in any layout.
-    asked = (*SMALL, "--mask", "causal", "--against", "static", "--sample", "len = 24")
+    layouts = ("--against", "static:ring", "--against", "static:grid")
+    asked = (*SMALL, "--mask", "causal", *layouts, "--sample", "len = 24")
     document = json.loads(run(plan_command, folder / "a.dcpm", *asked, "--json").stdout)
     assert list(document["batches"][0]["best_static"]) == ["of_all"]
     assert list(document["speedup_over_best_static"]) == ["of_all"]
     assert "no static layout holds it" in run(plan_command, folder / "a.dcpm", *asked).stdout
 
 
-def test_batches_and_stacks_are_told_beside_their_best_layouts(folder):
+def test_batches_and_stacks_are_compared_with_their_best_layouts(folder):
     data = ("--dataset", folder / "rows.jsonl", "--tokens", 60, "--batches", 3)
     layouts = ("--against", "static:ring", "--against", "static:contiguous")
     asked = (*SMALL, *data, *layouts)
@@ -235,18 +230,8 @@ def test_batches_and_stacks_are_told_beside_their_best_layouts(folder):
     best = [batch["best_static"]["of_all"]["speedup"] for batch in document["batches"]]
     spread = document["speedup_over_best_static"]["of_all"]
     assert (spread["least"], spread["most"]) == (min(best), max(best))
-    over = [batch["against"]["static:ring"]["over_caps"] for batch in document["batches"]]
-    table = run(plan_command, folder / "a.dcpm", *asked).stdout
-    count = sum("compute" in caps for caps in over)
-    assert count > 0
-    assert f"static:ring is over caps: compute in {count}" in table
     (folder / "s.dcpm").write_text("stack mixed = 2 of causal and q - k < 9, causal\n")
     sample = ("--sample", "len = 100", *layouts)
     stack = json.loads(run(plan_command, folder / "s.dcpm", *SMALL, *sample, "--json").stdout)
     speedups = {name: spread["most"] for name, spread in stack["speedup"].items()}
     assert stack["speedup_over_best_static"]["of_all"]["most"] == min(speedups.values())
-    lines = run(plan_command, folder / "s.dcpm", *SMALL, *sample).stdout.splitlines()
-    told = {line[:22].strip(): line[22:].strip() for line in lines}
-    for scope, label in (("of_all", "best static"), ("within_token_cap", "within the token cap")):
-        found = stack["speedup_over_best_static"].get(scope)
-        assert told[label] == (f"{found['most']:.2f} x" if found else "no static layout holds it")

@@ -25,7 +25,7 @@ def files(tmp_path):
     spec, lengths = tmp_path / "causal.dcpm", tmp_path / "lengths.json"
     spec.write_text("mask m = causal\n")
     rng = np.random.default_rng(2)
-    lengths.write_text(json.dumps(rng.integers(500, 20_000, 200).tolist()))
+    lengths.write_text(json.dumps(rng.integers(500, 20_000, 60).tolist()))
     return str(spec), str(lengths)
 
 
@@ -65,25 +65,6 @@ def test_masks_decide_the_work(files: tuple[str, str], tmp_path) -> None:
         _, text = run(path, "--lengths", lengths, "--mesh", "2x8", "--tokens", "65536", "--json")
         attention.append(json.loads(text)["policies"][0]["attention_s"])
     assert attention[1] < 0.2 * attention[0]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (("--mesh", "8"), "replicas x context ranks"),
-        (("--mesh", "3x3"), "multiple of the 8 devices of a node"),
-        (("--model", "lama-8b"), "did you mean `llama-8b`"),
-        (("--against", "wlb"), "--against: expected all or one of"),
-        (("--tokens", "100"), "token budget is 100"),
-        (("--mesh", "64x64"), "fill no step"),
-        (("--dataset", "x.parquet"), "either --dataset or --lengths"),
-    ],
-)
-def test_bad_input_is_named(files: tuple[str, str], arguments: tuple[str, ...], words: str) -> None:
-    spec, lengths = files
-    code, text = run(spec, "--lengths", lengths, *arguments)
-    assert code != 0
-    assert words in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
