@@ -1,0 +1,278 @@
+"""The transport of gloo on ranks that are threads: messages, traces on one clock, its end."""
+
+import time
+from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
+import torch
+from test_nccl import check
+from test_transports import parcel_of
+from thread_group import Group, ThreadRanks
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_planner.simulation import EVENT_KINDS
+from dcp_runtime import DCPExecutor
+from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.transport import (
+    gloo_transport,
+    group_store,
+    group_transport,
+    recorder,
+)
+from dcp_runtime.transport.gloo_transport import UNUSED_TAG, GlooTransport
+from dcp_runtime.transport.limits import LinkLimit
+from dcp_runtime.transport.recorder import Event, Recorder
+from dcp_runtime.transport.transport import Parcel
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture
+def threads(monkeypatch):
+    """Return ranks as threads, on which transports of gloo can be made."""
+
+    def of(ranks):
+        found = ThreadRanks(ranks)
+        for module in (gloo_transport, group_store, group_transport, recorder):
+            monkeypatch.setattr(module, "dist", found)
+        return found
+
+    return of
+
+
+@pytest.fixture
+def on_ranks(threads):
+    """Run ``work(transport)`` on ranks 0, 1, ... of a group whose global ranks are others."""
+
+    def run(size, work, **options):
+        run.made = threads([3 * rank + 1 for rank in range(size)])
+
+        def be(rank):
+            transport = GlooTransport(None, TIMEOUT_S, **options)
+            assert transport._ranks[transport.rank] == rank
+            try:
+                return work(transport)
+            finally:
+                transport.close()
+
+        return run.made.run(be)
+
+    return run
+
+
+@pytest.mark.parametrize("is_frugal", [False, True])
+def test_plans_are_exact_and_no_two_messages_of_a_group_share_a_tag(lab, on_ranks, is_frugal):
+    masks, config = [lab.masks["causal"](170)], PlanConfig("static:zigzag", divisions=2)
+    plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), Cluster(2, 2), config)
+    plan = lab.striped(plan, is_frugal=is_frugal)
+    assert plan.transfers.hop.max() == 1
+    check(lab, on_ranks, plan, masks)
+    table, sent = plan.transfers, {}
+    for (group, source, target, tag), count in on_ranks.made.posted.items():
+        if tag >= 0:
+            parts = sent.setdefault((group, source, target, tag // 8), {})
+            parts[tag % 8] = count
+    assert set(sent) == {
+        (1 + int(kind >= TransferKind.OUT), 3 * int(source) + 1, 3 * int(target) + 1, number)
+        for number, (kind, source, target) in enumerate(
+            zip(table.kind, table.source, table.target, strict=True)
+        )
+    }
+    for (*_, number), parts in sent.items():  # of two layers
+        kind, is_backward = TransferKind(table.kind[number]), table.is_backward[number]
+        count = {TransferKind.Q: 4 if is_backward else 1, TransferKind.OUT: 2}.get(kind, 1)
+        assert parts == dict.fromkeys(range(count), 2)
+
+
+def test_traces_of_all_ranks_lie_on_the_clock_of_rank_0(on_ranks, monkeypatch):
+    """Every rank counts from another moment, and notes the same three events."""
+    now, skew_ns = time.perf_counter_ns(), (0, 10**12, -(10**13))
+
+    def of_rank():
+        return skew_ns[on_ranks.made.ranks.index(on_ranks.made.me.rank)]
+
+    clock = SimpleNamespace(perf_counter_ns=lambda: time.perf_counter_ns() + of_rank())
+    monkeypatch.setattr(recorder, "time", clock)
+
+    def work(transport):
+        rank, began = transport.rank, now + of_rank()
+        notes = Recorder(rank)
+        notes.add(Event("attention", began + 500, began + 900 + rank, False, 1, f"é of {rank}"))
+        notes.add(Event("send", began, began + 700, True, 2, "kv 3", 2 - rank, 64 + rank, 3))
+        return transport.gather_timeline(notes)
+
+    first, *others = on_ranks(3, work)
+    assert others == [None, None]
+    trace, uncertainty_ns = first.trace, round(1e9 * first.uncertainty_s)
+    assert 0 < uncertainty_ns < 10**10
+    assert (trace.source, trace.start_ns.min()) == ("measured", 0)
+    found = {}
+    for n in range(6):
+        values = trace.device[n], EVENT_KINDS[trace.kind[n]], trace.name_of(n)
+        found[values] = n
+        assert (trace.is_backward[n], trace.division[n], trace.peer[n]) == (
+            (False, 1, -1) if values[1] == "attention" else (True, 2, 2 - trace.device[n])
+        )
+    for rank in range(3):
+        attends, sends = found[rank, "attention", f"é of {rank}"], found[rank, "send", "kv 3"]
+        start, end = trace.start_ns, trace.end_ns
+        assert (start[attends] - start[sends], end[sends] - start[sends]) == (500, 700)
+        assert end[attends] - start[attends] == 400 + rank
+        assert start[sends] <= uncertainty_ns
+        assert (trace.size_bytes[sends], trace.transfer[sends]) == (64 + rank, 3)
+    assert (trace.ready_ns == trace.start_ns).all()
+
+
+def test_the_shortest_ping_gives_the_offset_and_half_of_it_the_error(monkeypatch):
+    """Round trips of 90, 80, ... ns but one of 11, whose answer came 1,000 ns later there."""
+    trips = [90, 80, 11, 12, 70, 60, 50, 40]
+    now, told = [0], []
+
+    def recv(tensor, source, group):
+        now[0] += trips[len(told) - 1]
+        tensor[0] = (
+            now[0] - trips[len(told) - 1] + 7000 + (1000 if trips[len(told) - 1] == 11 else 0)
+        )
+
+    monkeypatch.setattr(recorder, "time", SimpleNamespace(perf_counter_ns=lambda: now[0]))
+    stand_in = SimpleNamespace(
+        get_global_rank=lambda group, peer: 10 * peer,
+        send=lambda tensor, to, group: told.append((to, group)),
+        recv=recv,
+    )
+    monkeypatch.setattr(recorder, "dist", stand_in)
+    offset_ns, bound_ns = recorder._ping("group", 3)
+    assert told == [(30, "group")] * 8
+    assert bound_ns == 6  # half of 11, rounded up
+    assert offset_ns == (170 + 181) // 2 - (170 + 8000)
+
+
+def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
+    told, empty = [], recorder._pack(*Recorder(1).table())
+
+    @contextmanager
+    def waiting_for(peer, place):
+        told.append((peer, place))
+        yield
+
+    barrier = SimpleNamespace(
+        exchange_notes=lambda note, place: told.append((note, place)), waiting_for=waiting_for
+    )
+    monkeypatch.setattr(recorder, "_ping", lambda group, peer: (0, 10 * peer))
+    monkeypatch.setattr(recorder, "_receive", lambda group, peer: empty)
+    monkeypatch.setattr(recorder, "_answer", lambda group: told.append("answers"))
+    monkeypatch.setattr(recorder, "_send", lambda group, data: told.append(data == empty))
+    for rank in (0, 2):
+        stand_in = SimpleNamespace(
+            get_rank=lambda group, rank=rank: rank, get_world_size=lambda group: 3
+        )
+        monkeypatch.setattr(recorder, "dist", stand_in)
+        found = recorder.gather_timeline("group", barrier, Recorder(rank))
+        assert found is None if rank else found.uncertainty_s == 30e-9
+    place = "gathering the trace"
+    assert told == [
+        ("", place), (1, place), (2, place), ("", place), (0, place), "answers", True,
+    ]  # fmt: skip
+
+
+def test_only_what_is_sent_crosses_the_slow_link(lab, on_ranks, monkeypatch):
+    told = []
+
+    class Link:
+        def __init__(self, limit):
+            assert limit == LinkLimit(1e6)
+
+        def send(self, size_bytes, deliver):
+            told.append(size_bytes)
+            deliver()
+
+        def close(self):
+            told.append("closed")
+
+    monkeypatch.setattr(gloo_transport, "SlowLink", Link)
+    config, mask = PlanConfig("static:contiguous"), lab.masks["causal"](40)
+    plan = build_plan(lab.sparsity_of([mask], 8), ModelShape(2, 1, 4, 4), Cluster(1, 2), config)
+    q, kv, _ = lab.random_qkv(0, 40, 2, 1, 4, torch.float32)
+
+    def work(transport):
+        rows = torch.tensor(plan.local_tokens(transport.rank))
+        executor = DCPExecutor(transport=transport)
+        executor.prepare(plan).forward(q[rows], kv[rows])
+
+    assert on_ranks(2, work, limit=LinkLimit(1e6)) == [None, None]
+    forward = ~plan.transfers.is_backward
+    assert sorted(x for x in told if x != "closed") == sorted(plan.transfers.size_bytes[forward])
+    assert told[-2:] == ["closed"] * 2
+
+
+def lone_transport(ranks):
+    """Return the transport of the first rank of a group, whose other ranks are never there."""
+    transport = GlooTransport.__new__(GlooTransport)
+    transport.rank, transport._ranks = 0, list(ranks)
+    transport._timeout_s, transport._link = TIMEOUT_S, None
+    place = "gloo", 1.0, ranks[0]
+    transport._groups = [Group(tuple(ranks), number, *place) for number in (1, 2)]
+    transport._queues, transport._threads = [], []
+    return transport
+
+
+def awaited(peer, kind=TransferKind.KV):
+    transfer = Transfer(
+        index=3, kind=kind, block=1, name="kv 1", num_tokens=2, peer=peer, is_send=False, row=0,
+        slot=0, hop=0, brought_by=-1,
+    )  # fmt: skip
+    return Parcel(transfer, (torch.zeros(2),), 4)
+
+
+def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
+    ranks, asked = threads([4, 7, 9]), []
+    transport, irecv = lone_transport(ranks.ranks), ranks.irecv
+
+    def noted(tensor, peer, group, tag):
+        asked.append((peer, group.number, tag))
+        return irecv(tensor, peer, group, tag)
+
+    monkeypatch.setattr(ranks, "irecv", noted)
+    parcels = [awaited(1), awaited(2, TransferKind.OUT)]
+    transport.start(parcels)
+    lanes = transport._threads
+    assert [(each.name, each.daemon) for each in lanes] == [
+        ("receive inputs", True), ("send inputs", True), ("receive results", True),
+        ("send results", True),
+    ]  # fmt: skip
+    transport.close()
+    assert not any(thread.is_alive() for thread in lanes)
+    assert (transport._queues, transport._threads) == ([], [])
+    assert [parcel.error for parcel in parcels] == ["Connection closed by peer"] * 2
+    assert asked == [(7, 1, 24), (9, 2, 24), (9, 1, UNUSED_TAG), (9, 2, UNUSED_TAG)]
+
+
+def test_closing_what_is_idle_breaks_no_connection(threads):
+    ranks = threads([4, 7])
+    transport = lone_transport(ranks.ranks)
+    transport._start_threads()
+    lanes = transport._threads
+    transport.close()
+    assert not any(thread.is_alive() for thread in lanes)
+    assert not ranks.mail
+    transport.close()  # twice is once
+
+
+def test_a_message_that_comes_too_late_is_an_error_of_its_parcel(threads):
+    threads([0, 1])
+    transport = lone_transport((0, 1))
+    transport._timeout_s = 0.01
+    parcel = awaited(1)
+    transport.start([parcel])
+    assert parcel.wait(60)
+    transport.close()
+    assert parcel.error == "Timed out waiting 1ms for recv operation"
+
+
+def test_threads_give_up_before_the_host_does(monkeypatch):
+    transport, told = lone_transport((0, 1)), []
+    monkeypatch.setattr(transport, "_await", lambda *limits: told.append(limits))
+    parcels = [parcel_of(1, is_send=False)]
+    transport.wait(parcels, "backward")
+    assert told == [(parcels, "backward", 2 * TIMEOUT_S + 5, group_transport.POLL_S)]
