@@ -112,6 +112,10 @@ def test_a_part_brings_the_forms_that_its_device_computes(plan, dense):
     for device, data in enumerate(encode_parts(plan)):
         part = decode_part(data)
         assert part.digest == digest(plan)
+        starts = plan.blocks.start[plan.tiles.q_block[plan.tiles.device == device]]
+        needed = [f for f in plan.forms if any(f.q_start <= s < f.q_end for s in starts.tolist())]
+        assert [f.q_start for f in part.plan.forms] == [f.q_start for f in needed]
+        assert [f.form.digest for f in part.plan.forms] == [f.form.digest for f in needed]
         for tile in np.flatnonzero(plan.tiles.device == device):
             q, kv = plan.tiles.q_block[tile], plan.tiles.kv_block[tile]
             starts, ends = plan.blocks.start, plan.blocks.end

@@ -28,13 +28,18 @@ from dcp_planner import (
     simulate,
     write_plan,
 )
+from dcp_planner.batches import report_file
 from dcp_planner.model.cluster import Cluster
 from dcp_planner.model.problem import PlanWarning
+from dcp_planner.plan import arrow_tables, build
+from dcp_planner.plan import columns as plan_columns
 from dcp_planner.plan import file as plan_file
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
 from dcp_planner.plan.columns import columns_of_plan
 from dcp_planner.plan.file import META_LIMIT_BYTES, decode_plan, read_meta
 from dcp_planner.plan.file_check import check_file
+from dcp_planner.step import file as step_file
+from dcp_planner.step import report as step_report
 
 PROVENANCE = Provenance("mask m { allow true }\n", "m", ('{"len": 3}',), "a file, batch 0")
 
@@ -541,3 +546,14 @@ def test_a_pipe_is_not_waited_for(tmp_path, read):
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(PlanFileError, match=r"plan file .*pipe: expected a regular file"):
         read(tmp_path / "pipe")
+
+
+def test_limits_are_these():
+    """They are told in documents and messages, and small files never meet most of them."""
+    assert (plan_file.LIMIT_BYTES, META_LIMIT_BYTES) == (2**30, 2**25)
+    assert (plan_file._SOURCE_LIMIT_BYTES, plan_file._NAMES_LIMIT_BYTES) == (2**24, 2**20)
+    assert (arrow_tables.MEMORY_BYTES, arrow_tables.LIMIT_S) == (2**34, 60.0)
+    assert (report_file.LIMIT_BYTES, report_file.MOST_BATCHES) == (2**26, 4096)
+    assert (report_file.REWRITE_S, build.MOST_TILES, plan_columns._MOST) == (3.0, 2**22, 2**53)
+    assert (step_file.LIMIT_BYTES, step_file.MOST_DEVICES) == (2**26, 2**16)
+    assert (step_report.MOST_LENGTHS, step_report.MOST_FILE_BYTES) == (2**24, 2**28)
