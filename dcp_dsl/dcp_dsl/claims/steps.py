@@ -40,13 +40,11 @@ class Meanings:
             if id(tree) in self.sources:
                 for word in ("path", "paths"):
                     self.owners.setdefault(word, []).append(tree)
-        # What searches depend on: they try samples that fit the layouts, and those declared, and
-        # pay for each statement.
+        # What searches depend on: they try samples that fit the layouts, and those declared, in
+        # their order, and pay for each statement.
         kinds = (ast.Segment, ast.SampleDef, ast.Token, ast.Import)
         shared = [s for s in scope.program.statements if isinstance(s, kinds)]
-        self.around = (
-            frozenset(self.sources[id(s)] for s in shared), len(scope.program.statements),
-        )  # fmt: skip
+        self.around = [self.sources[id(s)] for s in shared], len(scope.program.statements)
         self._words: dict[str, frozenset[str]] = {}
         self.imported = frozenset(_imported(scope))
 
