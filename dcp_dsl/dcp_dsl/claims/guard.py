@@ -30,17 +30,13 @@ class MaskRule:
 
     Attributes:
         mask: the mask.
-        may_look_ahead: the mask is marked `@ahead`, without segments.
-        may_see_nothing: the mask is marked `@partial`.
         leaks: pairs that look ahead outside the segments of `@ahead(segment)`; None without it.
-        is_causal_proved: no sample can have a look-ahead that is not allowed.
+        is_causal_proved: no sample can have a look-ahead that is not allowed, as with `@ahead`.
         is_total_proved: in every sample every token sees something, or the mask is `@partial`.
     """
 
     mask: Mask
-    may_look_ahead: bool
-    may_see_nothing: bool
-    leaks: Mask | None
+    leaks: Mask | None = None
     is_causal_proved: bool = False
     is_total_proved: bool = False
 
@@ -52,29 +48,26 @@ class MaskRule:
 
         # `Mask.compile` refuses masks over two sequences, so `check` must bind these every time.
         if mask.keys is not None:
-            return cls(mask, may_look_ahead=False, may_see_nothing=False, leaks=None)
+            return cls(mask)
         definition = find_definition(mask.expression, mask.scope)
         ahead, segments, is_partial = read_decorators(definition)
         leaks = None
         if segments and definition is not None:
             leaks = leaking_pairs(mask, segments, definition[1])
-        return cls(
-            mask, ahead, is_partial, leaks,
-            ahead or never((leaks or mask).core, ("before",)),
-            is_partial or is_total(mask.core),
-        )  # fmt: skip
+        is_causal = ahead or never((leaks or mask).core, ("before",))
+        return cls(mask, leaks, is_causal, is_partial or is_total(mask.core))
 
     def check(self, sample: Sample) -> None:
         """Raise a `DatasetError` if the mask leaks or has an empty row on this sample."""
         bound = self.mask.compile(sample)
-        if not (self.may_see_nothing or self.is_total_proved):
+        if not self.is_total_proved:
             row = _first_empty(bound)
             if row is not None:
                 raise DatasetError(
                     f"mask `{self.mask.name}`: token {row} sees nothing{_told(self.mask, sample)}; "
                     f"mend the columns, or mark the mask `@partial`"
                 )
-        if self.may_look_ahead or self.is_causal_proved:
+        if self.is_causal_proved:
             return
         if self.leaks is None and isinstance(bound, Slabs):
             # The slabs answer at once; the general way binds a second mask.
