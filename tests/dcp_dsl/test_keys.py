@@ -260,6 +260,15 @@ def test_the_picture_has_other_kinds_of_tokens_on_each_side():
     assert picture.png()[:4] == b"\x89PNG"
 
 
+@pytest.mark.parametrize(("call", "shape"), [("k < 10 or k >= 4990", "<polygon"),
+                                             ("(q - k) % 4 == 0", "<rect")])  # fmt: skip
+def test_few_queries_of_many_keys_are_drawn(call, shape):
+    text = f"segment source = [source_lens]*  @keys(source, bottom_right) mask m = {call}"
+    picture = Picture.of(Spec.from_text(text).mask("m"), Sample({"source_lens": [5000]}, 100))
+    seen = picture.svg().split('class="dcp-see"')[1]
+    assert seen.split(">", 1)[1].lstrip().startswith(shape)
+
+
 def test_commands_count_and_compare_rectangles(tmp_path):
     path = tmp_path / "m.dcpm"
     path.write_text(

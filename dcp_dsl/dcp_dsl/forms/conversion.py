@@ -176,15 +176,16 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
     return slabs_of(region)
 
 
-def square_slabs(form: Form) -> Slabs:
+def square_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
     """Return any form as slabs; a `CrossForm` in a square of its longer side, query 0 in row 0.
 
     Raises:
-        DatasetError: if it falls into more than a million slabs.
+        DatasetError: if there would be more than `max_slabs` slabs.
     """
     if not isinstance(form, CrossForm):
-        return as_slabs(form)
-    found, size, up = as_slabs(form.square), max(form.num_tokens, form.num_kv), form.first_row
+        return as_slabs(form, max_slabs)
+    found, up = as_slabs(form.square, max_slabs), form.first_row
+    size = max(form.num_tokens, form.num_kv)
     # The square holds no pair outside the rectangle, so no slab moves to a row below 0.
     return replace(found, num_tokens=size, q_start=found.q_start - up, q_end=found.q_end - up)
 

@@ -1,4 +1,4 @@
-"""The surroundings of a drawn matrix: words, kinds of tokens along the axes; and its coverage."""
+"""The frame of a drawn matrix: title, kinds of tokens along the axes, legend; and its coverage."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from dcp_dsl.syntax.trees import walk_parts
 class Stripe:
     """An instance of a segment: the tokens ``[start, end)`` are of this kind.
 
-    `number` counts the instances of the kind from 0, so that neighbours can be told apart.
+    `number` counts the instances of the kind from 0; drawings make odd ones look different.
     """
 
     kind: str
@@ -68,7 +68,7 @@ def _lay_out(segment: ast.Segment, sample: Sample, length: int) -> tuple[Stripe,
 
 
 def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[Stripe, ...]:
-    """Return at most `limit` stripes: where there are more, each shows the kind in its middle.
+    """Return at most `limit` stripes; if there are more, equal stretches show the kind amid them.
 
     >>> many = [Stripe("ab"[i % 2], i, i + 1, 0) for i in range(6)]
     >>> [(s.kind, s.start, s.end) for s in condense(many, 6, 2)]
@@ -81,7 +81,7 @@ def condense(stripes: Sequence[Stripe], num_tokens: int, limit: int) -> tuple[St
     for index in range(limit):
         start, end = index * num_tokens // limit, (index + 1) * num_tokens // limit
         at = bisect_right(ends, (start + end) // 2)
-        # no part covers the middle, or the stripe would hold no token
+        # left out: no part covers the middle, or the stretch holds no token
         if at == len(stripes) or stripes[at].start > (start + end) // 2 or start == end:
             continue
         bins.append(Stripe(stripes[at].kind, start, end, stripes[at].number))
@@ -108,10 +108,10 @@ DARK = Theme("#e6e9ee", "#161a20", "#242a33", "#7fb2e5")
 
 @dataclass(frozen=True, slots=True)
 class PictureFrame:
-    """The surroundings of a matrix.
+    """Everything around a matrix.
 
     Attributes:
-        title: what is drawn.
+        title: of the mask, or of the plan.
         summary: its figures in one sentence.
         note: the same, short enough to stand below the title.
         size, width: queries, tokens down the side; keys, tokens along the top.
@@ -175,5 +175,6 @@ def levels(part: Floats, most: int) -> Bytes:
     >>> levels(np.array([0, 0.01, 0.5, 0.99, 1]), 4).tolist()
     [0, 1, 2, 3, 4]
     """
+    # any visible pair makes 1 at least, any hidden one less than `most`
     between = 1 + np.floor((most - 1) * part)
     return np.where(part <= 0, 0, np.where(part >= 1, most, between)).astype(np.uint8)

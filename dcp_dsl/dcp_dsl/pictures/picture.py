@@ -35,15 +35,20 @@ if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 
-MAX_TOKENS = 4096  # a longer sample is no example
-PLAIN_TOKENS = 16  # of a mask without columns whose text has no sample
+MAX_TOKENS = 4096  # of a declared sample that serves as an example
+PLAIN_TOKENS = 16  # of the example for a mask without columns
+
+MARGIN = 14  # of a PNG, in pixels, as all of these
+BAR = 12  # thickness of the stripes
+LINE = 20  # height of a line of text
+LEFT, TOP = MARGIN + BAR + 4, MARGIN + 2 * LINE + 4 + BAR + 4
 
 
 def example_samples(mask: Mask) -> Iterator[Sample]:
-    """Yield samples with the columns of a mask, which may still not fit it.
+    """Yield samples that have the columns of a mask; a sample may still not fit the mask.
 
-    First those declared in the text of the mask and in the files of the library that it uses, then
-    small ones made up from the layouts; 16 tokens for a mask that reads no columns.
+    Declared samples come first, from the text of the mask and the library's files that it uses;
+    then small ones made up from the layouts. For a mask without columns that is one of 16 tokens.
     """
     for scope in read_scopes(mask.expression, mask.scope):
         for definition in scope.samples.values():
@@ -60,7 +65,7 @@ def example_samples(mask: Mask) -> Iterator[Sample]:
 
 
 def _made_up(mask: Mask) -> Iterator[Sample]:
-    """Yield a sample with two instances of all that repeats, if layouts know the columns."""
+    """Yield samples with two instances of every repeated part, if layouts have all columns."""
     shapes: dict[str, int] = {}
     scopes = list(read_scopes(mask.expression, mask.scope))
     layouts = [pair for scope in scopes for pair in scope.layouts()]
@@ -68,9 +73,11 @@ def _made_up(mask: Mask) -> Iterator[Sample]:
         shapes |= column_depths(layout)
     if mask.columns <= shapes.keys():
         columns = {column: _lengths(shapes[column], 3) for column in sorted(mask.columns)}
+        # columns of parents hold no lengths: the second branch goes on from the first
         for name in {name for _, layout in layouts for name in parent_columns(layout)}:
             if name in columns:
                 columns[name] = _parents(shapes[name])
+        # of each length that a layout gives; where layouts differ, a sample fits some masks only
         try:
             own = [pair for scope in scopes for pair in scope.sample_layouts()]
             found = dict(layout_lengths(columns, own))
@@ -172,8 +179,8 @@ class Picture:
     @property
     def _length(self) -> str:
         tokens, is_cross = self.bound.num_tokens, isinstance(self.bound, CrossForm)
-        word = ("query" if tokens == 1 else "queries") if is_cross else "token"
-        words = f"{tokens:,} {word}{'' if is_cross or tokens == 1 else 's'}"
+        one, many = ("query", "queries") if is_cross else ("token", "tokens")
+        words = f"{tokens:,} {one if tokens == 1 else many}"
         return f"{words}, {num_keys(self.bound):,} keys" if is_cross else words
 
     def text(self, columns: int = 64, *, is_ascii: bool = False, has_colour: bool = False) -> str:
@@ -184,7 +191,42 @@ class Picture:
             is_ascii: draw for a terminal that knows ASCII only.
             has_colour: colour the kinds along the axes.
         """
-        return draw_text(self.bound, self.frame, columns, is_ascii=is_ascii, has_colour=has_colour)
+        frame = self.frame
+        lines = [f"{frame.title}: {frame.summary}"]
+        if frame.size == 0 or frame.width == 0:
+            return lines[0]
+        cell = -(-max(frame.size, frame.width) // max(1, columns))
+        # A character is twice as high as it is wide: it shows two rows of tokens, or one cell that
+        # is twice as high.
+        part = measure_coverage(self.bound, cell if cell == 1 else 2 * cell, cell)
+        if cell == 1:
+            rows = _halves(part)
+        else:
+            rows = ["".join(_SHADES[level] for level in row) for row in levels(part, 4).tolist()]
+        letters = _letters(frame.colours)
+        # repeated, since there may be more kinds than colours
+        colours = dict(zip(letters, _ANSI * len(letters), strict=False)) if has_colour else {}
+        sides = (frame.above, frame.width), (frame.stripes, frame.size)
+        axis, down = (
+            [_coloured(*mark, colours) for mark in _axis(*side, cell, letters)] for side in sides
+        )
+        if frame.above:
+            lines.append("    " + "".join(axis))
+        lines.append(f"   ┌{'─' * len(axis)}┐")
+        for index, row in enumerate(rows):
+            # two letters stand beside a line; the last line of an odd number of tokens has one
+            beside = "".join([*down[2 * index : 2 * index + 2], " "][:2])
+            lines.append(f"{beside} │{row}│")
+        lines.append(f"   └{'─' * len(axis)}┘")
+        if letters:
+            legend = (
+                f"{_coloured(letter, kind, colours)} {kind}" for kind, letter in letters.items()
+            )
+            lines.append("    " + "  ".join(legend))
+        if cell > 1:
+            lines.append(f"one character: {2 * cell} queries by {cell} keys; {_SHADES[1:]}")
+        text = "\n".join(lines)
+        return text.translate(_ASCII) if is_ascii else text
 
     def svg(self) -> str:
         """Draw as SVG: one polygon per slab where the mask has slabs, for light and dark pages."""
@@ -193,7 +235,27 @@ class Picture:
 
     def png(self, side: int = 512) -> bytes:
         """Draw as PNG with a matrix of about `side` pixels."""
-        return draw_png(self.bound, self.frame, side)
+        from PIL import Image, ImageDraw, ImageFont  # an extra, so loaded on use
+
+        frame, matrix = self.frame, _matrix(self.bound, side)
+        side = max(matrix.shape[1], 240)  # room for the words
+        below = TOP + len(matrix) + 8
+        legend = lay_out_legend([30 + 8 * len(kind) for kind in frame.colours], side)
+        lines = legend[-1][1] + 1 if legend else 0
+        image = Image.new("RGB", (LEFT + side + MARGIN, below + LINE * lines + MARGIN), LIGHT.paper)
+        image.paste(Image.fromarray(matrix), (LEFT, TOP))
+        draw = ImageDraw.Draw(image)
+        font = ImageFont.load_default(13)
+        draw.text((MARGIN, MARGIN), frame.title, LIGHT.ink, ImageFont.load_default(15))
+        draw.text((MARGIN, MARGIN + LINE), frame.summary, LIGHT.ink, font)
+        _draw_stripes(draw, frame, matrix.shape)
+        for (kind, colour), (place, line) in zip(frame.colours.items(), legend, strict=True):
+            x, y = MARGIN + place, below + LINE * line
+            draw.rectangle((x, y + 2, x + 11, y + 13), colour)
+            draw.text((x + 16, y), kind, LIGHT.ink, font)
+        buffer = BytesIO()
+        image.save(buffer, "PNG", optimize=True)
+        return buffer.getvalue()
 
     def shares(self, cell: int) -> Bytes:
         """Measure cells of `cell` times `cell` tokens: 0 for no visible pair, 255 for all of them.
@@ -239,46 +301,9 @@ _ASCII = str.maketrans("▀▄█░▒▓┌┐└┘│─", "',#-+*++++|-")
 _ANSI = (34, 33, 32, 35, 36, 31)  # blue, yellow, green, magenta, cyan, red
 
 
-def draw_text(
-    form: Form, frame: PictureFrame, columns: int, *, is_ascii: bool, has_colour: bool
-) -> str:
-    """Draw a mask with characters; see `Picture.text`."""
-    lines = [f"{frame.title}: {frame.summary}"]
-    if frame.size == 0 or frame.width == 0:
-        return lines[0]
-    cell = -(-max(frame.size, frame.width) // max(1, columns))
-    # A character is twice as high as it is wide, so either way a pair is square.
-    part = measure_coverage(form, cell if cell == 1 else 2 * cell, cell)
-    if cell == 1:
-        rows = _halves(part)
-    else:
-        rows = ["".join(_SHADES[level] for level in row) for row in levels(part, 4).tolist()]
-    letters = _letters(frame.colours)
-    # there may be more kinds than colours
-    colours = dict(zip(letters, _ANSI * len(letters), strict=False)) if has_colour else {}
-    sides = (frame.above, frame.width), (frame.stripes, frame.size)
-    axis, down = (
-        [_coloured(*mark, colours) for mark in _axis(*side, cell, letters)] for side in sides
-    )
-    if frame.above:
-        lines.append("    " + "".join(axis))
-    lines.append(f"   ┌{'─' * len(axis)}┐")
-    for index, row in enumerate(rows):
-        # an odd number of tokens leaves one letter for the last line
-        beside = "".join([*down[2 * index : 2 * index + 2], " "][:2])
-        lines.append(f"{beside} │{row}│")
-    lines.append(f"   └{'─' * len(axis)}┘")
-    if letters:
-        legend = (f"{_coloured(letter, kind, colours)} {kind}" for kind, letter in letters.items())
-        lines.append("    " + "  ".join(legend))
-    if cell > 1:
-        lines.append(f"one character: {2 * cell} queries by {cell} keys; {_SHADES[1:]}")
-    text = "\n".join(lines)
-    return text.translate(_ASCII) if is_ascii else text
-
-
 def _halves(part: Floats) -> list[str]:
-    seen = [*(part > 0).astype(int).tolist(), [0] * part.shape[1]]  # the last row may stand alone
+    # each line draws two rows; an empty row joins the last one of an odd number
+    seen = [*(part > 0).astype(int).tolist(), [0] * part.shape[1]]
     return [
         "".join(_HALVES[pair] for pair in zip(upper, lower, strict=True))
         for upper, lower in zip(seen[:-1:2], seen[1::2], strict=True)
@@ -286,7 +311,7 @@ def _halves(part: Floats) -> list[str]:
 
 
 def _letters(kinds: Iterable[str]) -> dict[str, str]:
-    """Choose a letter for every kind, of its name if one is free.
+    """Choose a letter for every kind: the first free one of its name, else of the alphabet.
 
     >>> _letters(["question", "answer", "again"])
     {'question': 'q', 'answer': 'a', 'again': 'g'}
@@ -308,6 +333,7 @@ def _axis(
         letter = letters[stripe.kind]
         letter = letter.upper() if stripe.number % 2 else letter
         for column in range(stripe.start // cell, -(-stripe.end // cell)):
+            # a column shows the last stripe that begins at or before its middle
             if cell == 1 or stripe.start <= column * cell + cell // 2:
                 axis[column] = letter, stripe.kind
     return axis
@@ -315,37 +341,6 @@ def _axis(
 
 def _coloured(text: str, kind: str, colours: dict[str, int]) -> str:
     return f"\x1b[{colours[kind]}m{text}\x1b[0m" if kind in colours else text
-
-
-MARGIN = 14  # of a PNG; these are its pixels
-BAR = 12
-LINE = 20
-LEFT, TOP = MARGIN + BAR + 4, MARGIN + 2 * LINE + 4 + BAR + 4
-
-
-def draw_png(form: Form, frame: PictureFrame, side: int) -> bytes:
-    """Draw a mask with a matrix of about `side` pixels; see `Picture.png`."""
-    from PIL import Image, ImageDraw, ImageFont  # an extra, so loaded on use
-
-    matrix = _matrix(form, side)
-    side = max(matrix.shape[1], 240)  # room for the words
-    below = TOP + len(matrix) + 8
-    legend = lay_out_legend([30 + 8 * len(kind) for kind in frame.colours], side)
-    lines = legend[-1][1] + 1 if legend else 0
-    image = Image.new("RGB", (LEFT + side + MARGIN, below + LINE * lines + MARGIN), LIGHT.paper)
-    image.paste(Image.fromarray(matrix), (LEFT, TOP))
-    draw = ImageDraw.Draw(image)
-    font = ImageFont.load_default(13)
-    draw.text((MARGIN, MARGIN), frame.title, LIGHT.ink, ImageFont.load_default(15))
-    draw.text((MARGIN, MARGIN + LINE), frame.summary, LIGHT.ink, font)
-    _draw_stripes(draw, frame, matrix.shape)
-    for (kind, colour), (place, line) in zip(frame.colours.items(), legend, strict=True):
-        x, y = MARGIN + place, below + LINE * line
-        draw.rectangle((x, y + 2, x + 11, y + 13), colour)
-        draw.text((x + 16, y), kind, LIGHT.ink, font)
-    buffer = BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
 
 
 def _matrix(form: Form, side: int) -> Bytes:
@@ -371,7 +366,7 @@ def _draw_stripes(draw: "ImageDraw", frame: PictureFrame, shape: tuple[int, ...]
         scale = side / max(1, size)
         for stripe in condense(stripes, size, side):
             colour: tuple[int, ...] = getrgb(frame.colours[stripe.kind])
-            if stripe.number % 2:
+            if stripe.number % 2:  # half way to white
                 colour = tuple((part + 255) // 2 for part in colour)
             first, last = round(stripe.start * scale), round(stripe.end * scale) - 1
             box = (LEFT + first, TOP - 4 - BAR, LEFT + last, TOP - 5)

@@ -10,7 +10,7 @@ from html import escape
 from itertools import groupby
 
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.forms.conversion import as_slabs, square_slabs
+from dcp_dsl.forms.conversion import square_slabs
 from dcp_dsl.forms.form import CrossForm, Form, num_keys
 from dcp_dsl.forms.parts import keys_of
 from dcp_dsl.forms.slabs import Slabs
@@ -26,12 +26,12 @@ from dcp_dsl.pictures.frame import (
     measure_coverage,
 )
 
-SIDE = 320  # pixels of the matrix
-LOWEST, HIGHEST = 40, 640  # of one with more keys than queries, or fewer
+SIDE = 320  # pixels across the matrix
+LOWEST, HIGHEST = 40, 640  # pixels down, where there are more keys than queries, or fewer
 MARGIN = 12
 BAR = 10  # thickness of the stripes
 LINE = 18  # height of a line of text
-CHARACTER = 7.0  # about the width of one at 12 pixels
+CHARACTER = 7.0  # pixels of a character of the font size 12, on average
 LEFT, TOP = MARGIN + BAR + 4, MARGIN + 2 * LINE + BAR + 8
 MAX_STRIPES = 256
 MAX_BORDERS = 48  # more would be a grey area
@@ -42,9 +42,9 @@ def write_svg(frame: PictureFrame, shapes: Iterable[str], zoom: int = 1) -> str:
     """Write one SVG element.
 
     Args:
-        frame: what stands around the matrix.
+        frame: title, axes and legend around the matrix.
         shapes: elements of the matrix, in tokens; the class ``dcp-k3`` has the fourth colour.
-        zoom: how large the picture is shown; 1 draws the matrix 320 pixels wide.
+        zoom: scale of the whole picture; with 1 the matrix is 320 pixels wide.
     """
     size, keys = frame.size, frame.width
     beside = condense(frame.stripes, size, MAX_STRIPES)
@@ -66,6 +66,7 @@ def write_svg(frame: PictureFrame, shapes: Iterable[str], zoom: int = 1) -> str:
         f'<text x="{MARGIN}" y="{MARGIN + 12 + LINE}">{_shorten(frame.note)}</text>',
         rect(LEFT, TOP, SIDE, side, 'class="dcp-empty"'),
     ]
+    # both axes and the matrix are SVGs of their own, with tokens as units, which the browser scales
     if size and keys:
         parts.append(_nested((LEFT, TOP - BAR - 4, SIDE, BAR), f"0 0 {keys} 1"))
         parts += [_stripe(s, index, (s.start, 0, s.end - s.start, 1)) for s in above]
@@ -88,6 +89,7 @@ def rect(x: object, y: object, width: object, height: object, attributes: str) -
 def grid_lines(frame: PictureFrame) -> Iterator[str]:
     """Yield the borders between parts, and between tokens where people can see single tokens."""
     down, across = _borders(frame.above, frame.width), _borders(frame.stripes, frame.size)
+    # one path holds the line down and the line across at the same token
     for at in sorted(down | across):
         line = f"M{at} 0V{frame.size}" if at in down else ""
         line += f"M0 {at}H{frame.width}" if at in across else ""
@@ -102,7 +104,7 @@ def _borders(stripes: Sequence[Stripe], size: int) -> set[int]:
 
 
 def _stripe(stripe: Stripe, index: dict[str, int], box: tuple[int, int, int, int]) -> str:
-    odd = " dcp-odd" if stripe.number % 2 else ""
+    odd = " dcp-odd" if stripe.number % 2 else ""  # paler, so that neighbours differ
     shape = rect(*box, f'class="dcp-k{index[stripe.kind]}{odd}"').removesuffix("/>")
     return f"{shape}><title>{escape(stripe.kind)} {stripe.number}</title></rect>"
 
@@ -169,23 +171,23 @@ def draw_shapes(form: Form) -> Iterator[str]:
 
 
 def _slabs_of(form: Form) -> Slabs | None:
-    """Return the slabs of a form, queries and keys swapped if it has them so; None if too many."""
+    """Return slabs to draw, those of the keys if a form is seen from there; None if too many."""
     keys = keys_of(form)
     if isinstance(keys, Slabs):
         slabs = keys
-    elif isinstance(form, CrossForm) and form.square.num_tokens <= MAX_CONVERTED:
-        slabs = square_slabs(form)
-    elif not isinstance(form, Slabs) and form.num_tokens > MAX_CONVERTED:
-        return None
     else:
+        square = form.square if isinstance(form, CrossForm) else form
+        if not isinstance(square, Slabs) and square.num_tokens > MAX_CONVERTED:
+            return None
         try:
-            slabs = as_slabs(form, MAX_POLYGONS)
+            slabs = square_slabs(form, MAX_POLYGONS)
         except DatasetError:
             return None
     return slabs if len(slabs) <= MAX_POLYGONS else None
 
 
 def _points(outline: list[tuple[int, int]], form: Form) -> str:
+    # x is the key; slabs of a form seen from the keys have queries in its place
     is_swapped = isinstance(keys_of(form), Slabs)
     pairs = (f"{q},{k}" if is_swapped else f"{k},{q}" for k, q in outline)
     return f'points="{" ".join(pairs)}"'
@@ -209,7 +211,7 @@ def _stairs(q0: int, q1: int, k0: int, k1: int, a: int, b: int) -> list[tuple[in
 
 
 def _shaded(form: Form) -> Iterator[str]:
-    """Yield rectangles, darker where more pairs are visible; equal neighbours are one."""
+    """Yield rectangles, darker where more pairs are visible; equal neighbours are joined."""
     cell = -(-max(form.num_tokens, num_keys(form)) // CELLS)
     shades = levels(measure_coverage(form, cell, cell), SHADES)
     for row, line in enumerate(shades.tolist()):
