@@ -21,6 +21,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.jit import IntTable, compiled
+from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.simulation.trace import LANES, Trace, pair_messages
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
@@ -205,9 +206,9 @@ def _waits(trace: Trace, main: Ints) -> _Edges:
 
 def _division_of(trace: Trace, rows: Ints) -> Ints:
     """Number the (device, direction, division) of events."""
-    divisions = int(trace.division.max(initial=0)) + 2  # -1 is one of them
-    side = trace.device[rows].astype(np.int64) * 2 + trace.is_backward[rows]
-    return np.asarray(side * divisions + trace.division[rows] + 1)
+    divisions, rank = np.unique(trace.division, return_inverse=True)
+    side = len(DIRECTIONS) * trace.device[rows].astype(np.int64) + trace.is_backward[rows]
+    return np.asarray(side * len(divisions) + rank[rows])
 
 
 def _launches(plan: Plan, trace: Trace, main: Ints, messages: PairedMessages) -> list[_Edges]:
@@ -220,7 +221,8 @@ def _launches(plan: Plan, trace: Trace, main: Ints, messages: PairedMessages) ->
     # A predicted backward begins at a barrier, not behind its device's forward; a run has none.
     key, wanted = trace.device[main].astype(np.int64), messages.device
     if trace.source == "simulated":
-        key, wanted = 2 * key + trace.is_backward[main], 2 * wanted + is_backward
+        sides = len(DIRECTIONS)
+        key, wanted = sides * key + trace.is_backward[main], sides * wanted + is_backward
     before = []
     for side in range(2):
         last = _last_until(key, trace.end_ns[main], wanted[side], messages.launched[side])

@@ -37,6 +37,7 @@ from dcp_planner.causes.path import (
     critical_path,
 )
 from dcp_planner.model.cost_model import computed_pairs
+from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.simulation.schedules import schedules_kept
 from dcp_planner.simulation.simulator import PlanModel, mean_compute_seconds
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace, measure_trace
@@ -112,10 +113,10 @@ def _kernels(scene: Scene) -> dict[str, Any]:
     is_start = trace.kind == EVENT_KINDS.index("copy")
     is_kernel = (trace.lane == COMPUTE) & ~is_start
     kernels = np.bincount(trace.device[is_kernel], minlength=scene.plan.num_devices)
-    side = 2 * trace.device[is_start] + trace.is_backward[is_start]
+    side = len(DIRECTIONS) * trace.device[is_start] + trace.is_backward[is_start]
     on_host = np.bincount(side, (trace.end_ns - trace.start_ns)[is_start])
     return {
-        "kernels_of_device": int(kernels.max(initial=0)),
+        "kernels_of_device": int(kernels.max()),
         "host_s": float(on_host.max(initial=0)) / 1e9,
         "divisions": divisions_of(scene.plan),
     }
@@ -402,4 +403,4 @@ def _of_schedule(scene: Scene, times: _Times, waits_s: float) -> list[Cause]:
 
 def _buffer_bytes(plan: Plan) -> int:
     """Compute the most bytes that a device needs for received blocks and for partial results."""
-    return int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max(initial=0))
+    return int((receive_buffer_bytes(plan) + accumulator_bytes(plan)).max())

@@ -168,7 +168,7 @@ def _recut(start: _Start, borders: Any, size: str) -> tuple[str, str, Plan] | No
     work = recut(start.workload, borders)
     if work.num_tiles > _MOST_TILES or work.num_blocks == start.workload.num_blocks:
         return None
-    block = int(work.block_tokens.max(initial=1))
+    block = int(work.block_tokens.max())
     return f"{size} blocks, at most {block:,} tokens", f"--block {block}", start.planned(work)
 
 

@@ -60,7 +60,7 @@ def print_table(
             justify="left" if is_text else "right",
             style="" if is_headed or at else "bold",
             no_wrap=not is_text and " " not in head,
-            min_width=max(map(cell_len, (*head.split(), *whole)), default=0),
+            min_width=max(map(cell_len, ("", *head.split(), *whole))),
         )
     for row in rows:
         table.add_row(*map(Text, row))  # `:ring:` is a picture to markup

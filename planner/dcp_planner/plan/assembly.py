@@ -122,7 +122,7 @@ def _seconds(plans: Sequence[Plan], layers: Sequence[int], config: PlanConfig) -
     blocks = plans[0].blocks
     tokens = loads_of(blocks.owner, blocks.num_tokens, plans[0].num_devices)
     attention = (n * predict(plan).seconds for n, plan in zip(layers, plans, strict=True))
-    return sum(attention) + sum(layers) * config.token_seconds * float(tokens.max(initial=0))
+    return sum(attention) + sum(layers) * config.token_seconds * float(tokens.max())
 
 
 def _fits(plan: Plan, arranged: Arranged, limit: int | None) -> bool:

@@ -80,8 +80,9 @@ def columns_of_traces(traces: tuple[Trace, ...]) -> "Columns":
     Raises:
         PlanFileError: if a trace lasts longer than a file can say.
     """
-    longest_ns = max((int(trace.end_ns.max(initial=0)) for trace in traces), default=0)
-    if longest_ns >= _MOST:
+    too_long = [trace for trace in traces if (trace.end_ns >= _MOST).any()]
+    if too_long:
+        longest_ns = max(int(trace.end_ns.max()) for trace in too_long)
         raise PlanFileError(
             f"a plan file holds traces of at most {_MOST / 8.64e13:.0f} days, got one of "
             f"{longest_ns / 8.64e13:,.0f}; plan fewer tokens, or more devices"

@@ -14,6 +14,7 @@ from dcp_dsl.forms import BlockKind, regions_of
 from dcp_planner.errors import InvariantError, PlanError
 from dcp_planner.model.config import MOST_HEAD_GROUPS
 from dcp_planner.model.cuts import count_pairs, find_overlap
+from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.plan.program_validation import check_programs, route_of
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind, Transfers, columns_of
@@ -260,12 +261,12 @@ def _check_needed(plan: Plan, visits: Visits) -> None:
     missing = np.setdiff1d(need, have)
     if missing.size:
         place, worker = divmod(int(missing[0]), plan.num_devices)  # `_place` undone
-        kind, rest = place % 8, place // 8
-        direction = "backward" if rest % 2 else "forward"
-        ends = ("from", "for") if kind < TransferKind.OUT else ("for", "from")
+        rest, kind = divmod(place, len(TransferKind))
+        block, way = divmod(rest, len(DIRECTIONS))
+        end = "for" if kind < TransferKind.OUT else "from"
         raise PlanError(
-            f"every remote input and result has a transfer: {direction} {TransferKind(kind).name} "
-            f"of block {rest // 2} {ends[1]} device {worker} has none"
+            f"every remote input and result has a transfer: {DIRECTIONS[way]} "
+            f"{TransferKind(kind).name} of block {block} {end} device {worker} has none"
         )
     extra = np.flatnonzero(~_is_used(plan, used, visits.input_of) | (~np.isin(have, need) & ~used))
     if extra.size:
@@ -326,9 +327,10 @@ def _place(
 ) -> Ints:
     """Number the purposes of transfers: block, direction, kind and the device that computes.
 
-    The device counts fastest. 8 is more than there are kinds.
+    The device counts fastest.
     """
-    place = (block.astype(np.int64) * 2 + is_backward) * 8 + kind
+    place = block.astype(np.int64) * len(DIRECTIONS) + is_backward
+    place = place * len(TransferKind) + kind
     return np.asarray(place * plan.num_devices + device)
 
 

@@ -45,8 +45,8 @@ def bound_ratios(plan: Plan, predicted_s: tuple[float, float] | None = None) -> 
     owned = loads_of(plan.blocks.owner, plan.blocks.num_tokens, plan.num_devices)
     # The caps are this plan's own maxima: the bounds hold for every plan as even as this one. A
     # device of a higher rate may have more pairs at the same balance.
-    most = int(np.ceil(int(work.max(initial=0)) * float(cluster.work_of_device.max())))
-    caps = Caps(most, int(owned.max(initial=0)))
+    most = int(np.ceil(int(work.max()) * float(cluster.work_of_device.max())))
+    caps = Caps(most, int(owned.max()))
     wide = Caps(caps.pairs * inside, caps.tokens * inside)
     ratios = {"compute": found.compute_imbalance}
     for index, direction in enumerate(DIRECTIONS):

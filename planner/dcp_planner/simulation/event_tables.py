@@ -100,9 +100,8 @@ def one_group(size: int) -> tuple[Ints, Ints, Ints, Ints]:
 def launches_of_waits(programs: ProgramTable) -> Ints:
     """Find the launch that each wait belongs to, int64 ``[I]``; -1 for other instructions."""
     found = np.full(len(programs), -1, np.int64)
-    # Device and key in one number; keys begin at -1, so a device spans two more than the largest.
-    span = int(programs.key.max(initial=0)) + 2
-    place = programs.device.astype(np.int64) * span + programs.key
+    # Device and key in one number; keys of launches and waits are at least 0.
+    place = programs.device.astype(np.int64) << 32 | programs.key
     launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
     if launches.size and waits.size:
         order = np.argsort(place[launches])

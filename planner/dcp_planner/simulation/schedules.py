@@ -151,7 +151,7 @@ class _Trial:
         needed = buffer_bytes(
             transfers, work.block_tokens, work.shape, direction, self.cluster.num_devices
         )
-        return int((needed + self.spent).max(initial=0))
+        return int((needed + self.spent).max())
 
     def streamed(self, direction: Direction, limit: int) -> _Cut:
         """Find the fastest cut within a limit of memory.
@@ -192,7 +192,7 @@ class _Trial:
             for parts in STREAMED_PARTS:
                 division = cut_streamed(self.workload, self.placement, direction, parts, way)
                 found.setdefault(division.tobytes(), division)
-                if division.max(initial=0) < parts:
+                if not (division >= parts).any():
                     break  # finer cuts are the same
         return list(found.values())
 
@@ -243,7 +243,7 @@ class _Trial:
         self, direction: Direction, cut: _Cut, even: Sequence[bool]
     ) -> Iterator[Arrivals]:
         """Yield the arrivals of a cut with each measure of parts: equal work, or equal bytes."""
-        if cut.division.max(initial=0) == 0:
+        if not cut.division.any():
             return  # nothing is remote
         # Arrival of the last remote input of each tile. A local input has need -1, which reads the
         # appended 0.

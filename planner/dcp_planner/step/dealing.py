@@ -96,7 +96,7 @@ def deal(
     _fill(dealt, np.lexsort((np.arange(count), -work, -size)), float(cap))
     # First the tokens, by the same search with exchanged roles, until all units hold the cap or
     # nothing helps; then the work.
-    if dealt.held.max(initial=0.0) > cap:
+    if dealt.held.max() > cap:
         _relieve(dealt.by_tokens(), np.inf, float(cap), *np.zeros((2, shape[0])))
     _relieve(dealt, float(cap), 0.0, *np.zeros((2, shape[0])))
     return dealt
