@@ -12,7 +12,7 @@ from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, acc
 from dcp_runtime.plans.device_plan import TableBuilder
 from dcp_runtime.plans.tile_pieces import Cells, PieceKind, cut_pieces, cut_slabs
 
-KERNELS = ("cpu", "reference")  # `triton_cases.py` has the interpreted ones
+KERNELS = ("cpu", "reference")  # `test_triton_kernels` has the interpreted ones
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}
 
 

@@ -1,12 +1,7 @@
-"""Our CUDA kernels without a GPU: interpreted on the CPU, and cross-compiled to sm_90."""
+"""Runs of keys and of queries, which the CUDA kernels loop over, hold every pair once."""
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,47 +11,6 @@ from dcp_runtime.kernels.triton_inputs import key_runs, query_runs
 from dcp_runtime.kernels.triton_kernel import launch_shape
 from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
-
-HERE = Path(__file__).parent
-BENCHMARK = HERE.parents[1] / "runtime" / "benchmarks" / "bench_kernels.py"
-
-
-def test_interpreted_kernels_pass_their_cases():
-    """A process of its own: Triton is told to interpret before it is imported."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    done = subprocess.run(
-        [*command, HERE / "triton_cases.py"], env=os.environ | {"TRITON_INTERPRET": "1"},
-        capture_output=True, text=True, timeout=280, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert " passed" in done.stdout
-    assert "skipped" not in done.stdout
-
-
-@pytest.mark.parametrize("head_dims", [(128,), pytest.param((64, 96), marks=pytest.mark.slow)])
-def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path, start_python, head_dims):
-    out, options = tmp_path / "kernels.json", ("--arch", 90, "--head-dim", *head_dims, "--masks")
-    cache = {"folder": tmp_path, "TRITON_CACHE_DIR": str(tmp_path)}
-    fork = start_python(BENCHMARK, "--json", out, *options, **cache)
-    assert fork.wait(280) == 0, fork.err.read_text()[-3000:]
-    found = json.loads(out.read_text())["kernels"]
-    kernels = {entry["kernel"] for entry in found}
-    assert kernels - {"forward_tma"} == {"forward", "dq", "dkv", "fused"}
-    for entry in found:
-        assert entry["shared_bytes"] <= 227 * 1024, entry
-        if entry["dtype"] == "float32":  # no tensor cores at full precision
-            assert not entry["loops"]
-            continue
-        whole, masked = entry["loops"]
-        assert whole["wgmma"] > 0, entry
-        assert whole["mma"] == masked["mma"] == 0, entry
-        assert (whole["tma"] > 0) == (entry["kernel"] == "forward_tma"), entry
-        # Five products at once need some more registers than there are; 15 of 588 instructions.
-        is_short_of_registers = entry["kernel"] == "fused" and entry["head_dim"] == 128
-        assert whole["spills"] <= (16 if is_short_of_registers else 0), entry
-        # Of one row or key: the loops would be alike if whole runs were masked after all.
-        size = entry["shape"][entry["kernel"] in ("forward", "forward_tma", "dq")]
-        assert whole["instructions"] / size < masked["instructions"] / entry["edge"] / 2, entry
 
 
 def random_table(rng, segments, keys):

@@ -1,17 +1,19 @@
-"""Our CUDA kernels in Triton's interpreter; run by `test_triton.py` in a process of its own.
+"""Our CUDA kernels without a GPU: Triton's interpreter runs their source in this process.
 
-The interpreter must be on before the kernels are imported, and its bfloat16 dot products are wrong,
-so float32 and float16 stand for all.
+Its bfloat16 dot products are wrong, so float32 and float16 stand for all.
 """
 
 import importlib.util
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
+import test_kernels as kernel_tests
+import test_triton as tables
 import torch
+import triton.language as tl
+from triton import knobs
 from triton.runtime import interpreter
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
@@ -27,24 +29,40 @@ from dcp_runtime.kernels.kernel import (
 from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TmaTritonKernel, TritonKernel
 
 
-def load(name):
-    path = Path(__file__).with_name(f"{name}.py")
-    spec = importlib.util.spec_from_file_location(f"{name}_module", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-kernel_tests, tables = load("test_kernels"), load("test_triton")
+@pytest.fixture(scope="module", autouse=True)
+def ranks_are_forks():
+    """No process is started here."""
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ranks_are_forks():
-    """No process is started here, and the fork server takes seconds to start."""
-    # It computes, for every sum of integers, a check that nobody reads outside its debug mode.
-    interpreter.interpreter_builder.options = interpreter.InterpreterOptions(
-        sanitize_overflow=False
-    )
+def interpreted():
+    """Read the source of the kernels anew, for the interpreter, and let them call that copy.
+
+    Triton decides as it decorates a function: functions of its own library, which are decorated
+    already, get their interpreted form here.
+    """
+    made = interpreter.InterpretedFunction
+
+    def call(function, *given, **named):
+        return function.rewrite()(*given, **named)
+
+    with knobs.runtime.scope(), pytest.MonkeyPatch.context() as patch:
+        knobs.runtime.interpret = True
+        spec = importlib.util.find_spec("dcp_runtime.kernels.triton_source")
+        source = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(source)
+        patch.setattr(triton_kernel, "triton_source", source)
+        library = {name: getattr(tl, name).fn for name in ("max", "sum", "zeros")}
+        language = interpreter._patch_lang(library["sum"])
+        for name, function in library.items():
+            patch.setattr(tl, name, made(function))
+        # It would patch the language for each call of a function inside a kernel once more.
+        patch.setattr(made, "__call__", call)
+        # Else each sum of integers has a check that nobody reads outside a debug mode.
+        unchecked = interpreter.InterpreterOptions(sanitize_overflow=False)
+        patch.setattr(interpreter.interpreter_builder, "options", unchecked)
+        yield
+        language.restore()
 
 
 HEADS = kernel_tests.HEADS | {"4 a tile": (8, 1), "group of 4": (4, 1)}
