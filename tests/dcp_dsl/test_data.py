@@ -264,7 +264,7 @@ def test_a_folder_holds_its_files_at_any_depth_each_matched_by_its_own_path(tmp_
     assert spec.attachment_of(dataset).mask.call == "causal"
     with pytest.raises(DatasetError, match=r"no statement matches .*d/b\.jsonl; a plan has one"):
         Spec.from_text('for "a/*" use causal').attachment_of(dataset)
-    with pytest.raises(DatasetError, match=r"no `for` .*a/x\.jsonl \(and 1 more files\)"):
+    with pytest.raises(DatasetError, match=r"no `for` .*a/x\.jsonl \(and 1 more file\)"):
         Spec.from_text('for "z/*" use causal').attachment_of(dataset)
 
 

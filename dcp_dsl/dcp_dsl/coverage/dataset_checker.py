@@ -218,10 +218,11 @@ def _statement_lines(statement: StatementCoverage) -> Iterator[str]:
 
 
 def _lengths(lengths: Distribution) -> str:
-    return (
-        f"{int(lengths.total):,} tokens; {int(lengths.smallest):,} to {int(lengths.largest):,}, "
-        f"median {int(lengths.median):,}  {lengths.bars()}"
+    low, middle, high = (
+        f"{int(length):,}" for length in (lengths.smallest, lengths.median, lengths.largest)
     )
+    total = _count(int(lengths.total), "token")
+    return f"{total}; {low} to {high}, median {middle}  {lengths.bars()}"
 
 
 def _density(density: Distribution) -> str:

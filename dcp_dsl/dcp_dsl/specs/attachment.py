@@ -158,7 +158,7 @@ def _say_unmatched(
     tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
     (name, columns), *others = missed
     path = Path(name).as_posix()
-    more = f" (and {len(others)} more files)" if others else ""
+    more = f" (and {len(others)} more file{'s' if others[1:] else ''})" if others else ""
     return (
         f"{scope.program.name}: no `for` statement matches the data set {path}{more} with the "
         f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
