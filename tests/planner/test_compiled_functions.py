@@ -39,7 +39,7 @@ UNEVEN = replace(SMALL, nodes=2, devices_per_node=3, devices=((1, 1, 0.5), (1, 0
 SHAPE = ModelShape(4, 2, 16)
 
 
-@pytest.fixture(scope="module", params=["compiled", "interpreted"], autouse=True)
+@pytest.fixture(scope="module", params=["interpreted", "compiled"], autouse=True)
 def _mode(request):
     if request.param == "interpreted":
         request.getfixturevalue("interpreted")

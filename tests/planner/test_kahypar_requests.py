@@ -1,0 +1,166 @@
+"""What KaHyPar and Mt-KaHyPar are asked, and what becomes of answers; without the packages."""
+
+import sys
+import time
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+from dense_blocks import sparsity_of
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError
+from dcp_planner.model.problem import build_workload, loads_on
+from dcp_planner.search import kahypar, kahypar_worker
+from dcp_planner.search.kahypar import (
+    KAHYPAR,
+    MT_KAHYPAR,
+    KaHyPar,
+    KahyparProblem,
+    _both_directions,
+    _partition,
+    _solve,
+)
+
+SHAPE = ModelShape(4, 2, 16)
+
+
+class Library:
+    """Notes what is called, and gives back an object that does the same."""
+
+    def __init__(self, notes, name):
+        self.__dict__.update(notes=notes, name=name)
+
+    def __getattr__(self, name):
+        return Library(self.notes, f"{self.name}.{name}")
+
+    def __setattr__(self, name, value):
+        self.notes.append(f"{self.name}.{name} = {value!r}")
+
+    def __repr__(self):
+        return f"<{self.name}>"
+
+    def __call__(self, *arguments, **named):
+        words = [*map(repr, arguments), *(f"{name}={value!r}" for name, value in named.items())]
+        self.notes.append(f"{self.name}({', '.join(words)})")
+        if self.name.lower().endswith(("blockid", "block_id")):
+            return arguments[0] % 3
+        return Library(self.notes, f"{self.name}()")
+
+
+class InProcess:
+    """A worker that answers in this process."""
+
+    def __init__(self, package):
+        self._answer, self.ends = kahypar_worker.start(package, "its.ini"), 0
+
+    def call(self, message, *, blob):
+        return self._answer(message, blob, None)
+
+    def end(self):
+        self.ends += 1
+
+
+@pytest.fixture(scope="module")
+def workload(masks):
+    return build_workload(sparsity_of([masks.causal(44), masks.sliding_window(20, 5)], 8), SHAPE)
+
+
+@pytest.mark.parametrize("solver", [KAHYPAR, MT_KAHYPAR], ids=lambda solver: solver.package)
+def test_a_problem_is_put_to_a_library(masks, monkeypatch, snapshots, solver):
+    small = build_workload(sparsity_of([masks.causal(12)], 8), SHAPE)
+    graph = _both_directions(small)
+    weight = np.arange(1, graph.num_vertices + 1)
+    notes = []
+    monkeypatch.setitem(sys.modules, solver.package, Library(notes, solver.package))
+    kahypar_worker._load.cache_clear()
+    worker = InProcess(solver.package)
+    for seed in (7, 8):
+        part = _partition(KahyparProblem(graph, weight, np.array([9, 11])), seed, solver, worker)
+        assert part.tolist() == [vertex % 3 for vertex in range(len(weight))]
+        assert part.dtype == np.int32
+    kahypar_worker._load.cache_clear()
+    # A process of Mt-KaHyPar that has solved one problem would solve the next one otherwise.
+    assert worker.ends == (2 if solver is MT_KAHYPAR else 0)
+    snapshots.check(f"calls_of_{solver.package}", {solver.title: "\n".join(notes)})
+
+
+class Pool:
+    """Does the tasks when they are asked for, the last first."""
+
+    def __init__(self, answers):
+        self.answers, self.sizes = answers, []
+
+    def submit(self, task):
+        problem = task.args[0]
+        self.sizes.append(len(problem.hypergraph.pins))
+        future = Future()
+        answer = self.answers.get(self.sizes[-1], self.sizes[-1])
+        if isinstance(answer, BaseException):
+            future.set_exception(answer)
+        elif answer is not None:
+            future.set_result(answer)
+        return future
+
+
+def problems_of(masks, lengths):
+    for tokens in lengths:
+        graph = _both_directions(build_workload(sparsity_of([masks.causal(tokens)], 8), SHAPE))
+        yield KahyparProblem(graph, np.ones(1, np.int64), np.ones(1, np.int64))
+
+
+def test_the_largest_problem_begins_first_and_answers_keep_their_order(masks):
+    problems = [*problems_of(masks, (16, 40, 8, 24))]
+    sizes = [len(problem.hypergraph.pins) for problem in problems]
+    pool, later = Pool({}), time.monotonic() + 60
+    assert _solve(problems, pool, PlanConfig(), later, KAHYPAR) == sizes
+    assert pool.sizes == sorted(sizes, reverse=True)
+
+
+def test_an_answer_that_comes_after_the_deadline_is_refused(masks):
+    (problem,) = problems_of(masks, (8,))
+    pool = Pool({len(problem.hypergraph.pins): None})
+    with pytest.raises(PlanError, match=r"Mt-KaHyPar took longer than the time limit of 7 s"):
+        _solve([problem], pool, PlanConfig(time_limit_s=7.0), time.monotonic(), MT_KAHYPAR)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2), (3, 1)])
+def test_answers_become_a_placement_under_the_caps(workload, monkeypatch, snapshots, shape):
+    asked = []
+
+    def solve(problems):
+        """Fill the parts in turn up to equal weights."""
+        parts = []
+        for problem in problems:
+            weight, count = problem.vertex_weight, len(problem.target)
+            place = (np.cumsum(weight) - weight / 2) / weight.sum()
+            parts.append((place * count).astype(np.int32))
+            asked.append(
+                f"{len(weight)} vertices, {len(problem.hypergraph.pins)} pins, "
+                f"nets {int(problem.hypergraph.edge_weight.sum()):,}, {problem.target}"
+            )
+        return parts  # fmt: skip
+
+    @contextmanager
+    def solving(config, solver):
+        yield solve
+
+    monkeypatch.setattr(kahypar, "solving", solving)
+    cluster, config = Cluster(*shape), PlanConfig("kahypar")
+    found = KaHyPar().place(workload, cluster, config)
+    pairs, tokens = loads_on(found, workload, cluster)
+    told = (found.device_of_data, found.device_of_compute)
+    words = ["".join(map(str, column.tolist())) for column in told]
+    lines = [*asked, *words, f"{pairs.tolist()} pairs, {tokens.tolist()} tokens"]
+    snapshots.check(
+        f"placed_by_kahypar_{shape[0]}_{shape[1]}", {"asked and placed": "\n".join(lines)}
+    )
+
+
+def test_both_are_named_and_neither_is_taken_for_fixed():
+    for solver in (KAHYPAR, MT_KAHYPAR):
+        partitioner = KaHyPar(solver)
+        assert partitioner.name == solver.package
+        assert not partitioner.is_fixed
+    with pytest.raises(PlanError, match="kahypar places on equal nodes of equal devices; use"):
+        KaHyPar().place(None, Cluster(1, 2, devices=((1, 0.5),)), PlanConfig())
