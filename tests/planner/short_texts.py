@@ -53,7 +53,7 @@ def _line(value: Any) -> str:
 
 def same_everywhere(text: str) -> str:
     """Leave out of the output of a command what differs between machines, and click's usage."""
-    text = text.replace(str(Path.cwd()), "FOLDER")
+    text = text.replace(str(Path.cwd()), "FOLDER").replace("\x1b", "^")
     text = re.sub(r"^Usage: .*\nTry .*\n+", "", text, flags=re.M)
     text = re.sub(r"^compiled in .*\n?", "", text, flags=re.M)
     return re.sub(r" +$", "", text, flags=re.M).rstrip()

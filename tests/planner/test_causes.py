@@ -109,8 +109,8 @@ def test_causes_save_these_nanoseconds(masks):
 @given(st.data())
 def test_what_causes_save_follows_from_predictions_on_other_clusters(strategies, data):
     plan = data.draw(strategies.placed_plans())
-    found = saved(diagnose(plan))
-    seconds = predict(plan).seconds
+    diagnosis, seconds = diagnose(plan), predict(plan).seconds
+    found = saved(diagnosis)
     for name, changes in (
         ("links", {"intra_bytes_per_s": MOST_RATE, "inter_bytes_per_s": MOST_RATE}),
         ("latency", {"latency_s": 0.0, "inter_latency_s": 0.0, "message_launch_s": 0.0}),
@@ -118,7 +118,7 @@ def test_what_causes_save_follows_from_predictions_on_other_clusters(strategies,
     ):
         less = predict(replace(plan, cluster=replace(plan.cluster, **changes))).seconds
         assert found[name][0] == pytest.approx(seconds - less, abs=1e-15)
-    kinds = {cause.kind for cause in diagnose(plan).causes}
+    kinds = {cause.kind for cause in diagnosis.causes}
     assert kinds <= set(KINDS)
     assert ("idle" in found) == bool(
         plan.tiles.pairs.any() and len(set(plan.tiles.device.tolist())) < plan.num_devices

@@ -467,7 +467,7 @@ def test_a_buffer_that_declares_an_absurd_size_is_refused(written, tmp_path):
             read_plan(tmp_path / "x")
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_file_cut_short_anywhere_is_refused(written, tmp_path_factory, data):
     content, _, _ = written
@@ -477,7 +477,7 @@ def test_a_file_cut_short_anywhere_is_refused(written, tmp_path_factory, data):
         read_plan(path)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.data())
 def test_a_flipped_byte_is_refused_or_changes_nothing(written, tmp_path_factory, data):
     content, plan, trace = written
@@ -493,7 +493,7 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(written, tmp_path_factory,
     _refused_or_the_same(path, plan, trace)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_a_flipped_byte_under_a_right_checksum_is_refused_or_changes_no_work(
     written, tmp_path_factory, data

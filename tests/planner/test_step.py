@@ -203,6 +203,7 @@ def test_dealing_holds_the_cap_on_tokens() -> None:
 
 
 @given(steps(), st.sampled_from([2.0, 1.0, 0.5]), st.sampled_from([None, 0.02]))
+@settings(max_examples=40)
 def test_nested_groups_share_devices_in_full_or_not_at_all(
     drawn: tuple[Documents, StepMesh], share: float, tolerance: float | None
 ) -> None:

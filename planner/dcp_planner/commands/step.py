@@ -200,14 +200,11 @@ def show_report(report: "StepReport") -> None:
     heads = ("mean of a step", "time", "linear", "attention", "waiting", "rest", "tokens max")
     console = console_of_tables()
     console.width = max(console.width, 80)
-    console.print(
-        f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents",
-        highlight=False,
-    )
+    console.print(f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents")
     print_table(console, heads, rows)
     levels = "; ".join(f"{count} x {name}" for name, count in report.levels.items())
-    console.print(f"{CHOSEN} chose: {levels}", highlight=False)
+    console.print(f"{CHOSEN} chose: {levels}")
     for name in report.rivals:
         speedup = report.speedup_over(name)
         saved = (1 - 1 / speedup) * HOURS_PER_DAY  # of a day of the other policy
-        console.print(f"{speedup:.2f} x {name}: {saved:.1f} h of a day", highlight=False)
+        console.print(f"{speedup:.2f} x {name}: {saved:.1f} h of a day")

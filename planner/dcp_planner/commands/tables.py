@@ -35,8 +35,8 @@ LEAST_WIDTH = 60  # letters; on a narrower terminal lines wrap, but columns keep
 
 
 def console_of_tables() -> Console:
-    """Return a console that is wide enough for tables."""
-    console = Console()
+    """Return a console that is wide enough for tables, and shows texts as they are."""
+    console = Console(highlight=False, markup=False)
     console.width = max(console.width, LEAST_WIDTH)
     return console
 
@@ -90,7 +90,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     print_table(console, NO_HEADS, summary, LABELLED)
     _print_warnings(console, metrics)
     if row.file:
-        console.print(f"wrote {row.file}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"wrote {row.file}", soft_wrap=True)
 
 
 def _over(caps: Mapping[str, float]) -> str:
@@ -205,7 +205,7 @@ def show_comparison(first: str, second: str, differences: Sequence[Difference], 
     if max(map(len, names)) > (console.width - BESIDE_NAMES) // 2:
         names = ["first", "second"]
         for name, path in zip(names, (first, second), strict=True):
-            console.print(f"{name:6}  {path}", markup=False, highlight=False, soft_wrap=True)
+            console.print(f"{name:6}  {path}", soft_wrap=True)
     rows = [
         (
             _label(d.name),
@@ -256,19 +256,19 @@ def show_run(run: RunComparison) -> None:
     console.print(
         f"predicted {time_text(run.predicted_s)}, measured {time_text(run.measured_s)}, predicted "
         f"with these constants {time_text(run.fitted_s)}",
-        highlight=False, soft_wrap=True,
+        soft_wrap=True,
     )  # fmt: skip
     for name, one in values.items():
         console.print(
             f"{name} = {one.set_to:.3g} (now {one.now:.3g}) explains {one.explains:.0%} of the "
             f"difference of {one.name.partition(', ')[0]}",  # of all sizes
-            highlight=False, soft_wrap=True,
+            soft_wrap=True,
         )  # fmt: skip
 
 
 def _print_warnings(console: Console, metrics: PlanMetrics) -> None:
     for text in metrics.warnings:
-        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
+        console.print(f"warning: {text}", style="yellow")
 
 
 def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:

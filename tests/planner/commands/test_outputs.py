@@ -48,6 +48,10 @@ PLANS = {
 """Commands that make plans of several kinds, by the names of their files."""
 
 
+VARIABLES = ("COLUMNS=", "FORCE_COLOR=")
+"""Beginnings of words of a command that set variables, as in a shell."""
+
+
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
     """Run commands in a folder of examples; return what they print, by the command."""
@@ -83,13 +87,19 @@ def told(tmp_path_factory):
 
 def _told(command: str) -> str:
     """Run a command; return its output, its messages, its error and its exit status."""
-    name, *arguments = shlex.split(command)
-    found = run(COMMANDS[name], *arguments)
+    words = shlex.split(command)
+    name, *arguments = [word for word in words if not word.startswith(VARIABLES)]
+    with pytest.MonkeyPatch.context() as patch:
+        for word in words:
+            if word.startswith(VARIABLES):
+                patch.setenv(*word.split("="))
+        found = run(COMMANDS[name], *arguments)
     is_error = found.exception is not None and not isinstance(found.exception, SystemExit)
     printed = short(json.loads(found.stdout)) if "--json" in arguments else found.stdout
     error = f"{type(found.exception).__name__}: {found.exception}" if is_error else ""
     status = f"exit {found.exit_code}" if found.exit_code else ""
-    parts = (printed, found.stderr, error, status)
+    messages = found.stderr if "FORCE_COLOR=1" not in words else ""  # a bar shows seconds there
+    parts = (printed, messages, error, status)
     return same_everywhere("\n".join(part.rstrip() for part in parts if part))
 
 
@@ -111,7 +121,9 @@ def test_plan(told, snapshots):
         f"{stack} --against static --out stack.dcpplan",
         f"{stack} --against static:ring --against static:grid --model llama-8b --json",
         f"{rows} --mask mixed --batches 2 --against static:ring --out stacks",
-        "plan a.dcpm --mask mixed --sample 'len = 9000' --cluster 1x2 --backend static:grid",
+        "COLUMNS=60 plan a.dcpm --mask mixed --sample 'len = 9000' --cluster 1x2 "
+        "--backend static:grid",
+        f"COLUMNS=60 FORCE_COLOR=1 {rows} --mask mixed --batches 2 --model llama-8b --out stacks",
     )
     for folder in ("plans", "stacks"):
         files = sorted(path.name for path in Path(folder).iterdir())
@@ -134,6 +146,9 @@ def test_results(told, snapshots):
     write_plan("bare.dcpplan", replace(made["local"], provenance=None))
     found = told(
         *(f"simulate {name}.dcpplan" for name in PLANS),
+        "COLUMNS=60 FORCE_COLOR=1 simulate far.dcpplan",
+        "COLUMNS=60 FORCE_COLOR=1 compare far.dcpplan near.dcpplan",
+        "COLUMNS=60 FORCE_COLOR=1 simulate far.dcpplan --measured flops_per_s.dcpplan",
         "simulate shared.dcpplan --json",
         "simulate local.dcpplan --cluster h100-dgx:4x8",
         *(f"simulate far.dcpplan --measured {name}.dcpplan" for name in slow),
