@@ -1,18 +1,24 @@
 """Compiled code: once per installation, kept in a cache, made anew where its source changes."""
 
+import hashlib
 import json
 import os
 import stat
 import subprocess
 import sys
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import click.testing
 import numba.core.event
 import numpy as np
 import pytest
 from numba import njit, types
+from numpy.typing import NDArray
 
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints
 from dcp_planner import jit
 from dcp_planner.commands.plan import plan
 from dcp_planner.jit import COMPILE_CLOCK, check_private, check_unshared, compiled, inner
@@ -218,6 +224,72 @@ def test_a_shared_folder_needs_a_sticky_bit_where_it_holds_compiled_code(tmp_pat
     folder.chmod(0o1777)  # a sticky bit keeps nobody from adding files
     with pytest.raises(PermissionError, match="others can write compiled code here"):
         check_unshared(folder)
+
+
+@pytest.mark.parametrize(
+    ("mode", "above", "ours", "is_refused"),
+    [
+        (0o755, 0o755, True, False), (0o775, 0o755, True, False), (0o775, 0o755, False, True),
+        (0o777, 0o755, True, True), (0o755, 0o775, False, True), (0o755, 0o1775, False, False),
+        (0o755, 0o775, True, False), (0o700, 0o1777, False, False),
+    ],
+)  # fmt: skip
+def test_only_our_own_group_may_write_compiled_code(
+    tmp_path, monkeypatch, mode, above, ours, is_refused
+):
+    (folder := tmp_path / "code").mkdir()
+    folder.chmod(mode)
+    tmp_path.chmod(above)
+    group = os.getegid()
+    monkeypatch.setattr(os, "getegid", lambda: group if ours else group + 1)
+    with pytest.raises(PermissionError) if is_refused else nullcontext():
+        check_unshared(folder)
+
+
+class _Pair(NamedTuple):
+    rows: Ints
+    table: jit.FloatTable
+    count: int
+    share: float
+
+
+@pytest.mark.parametrize(
+    ("hint", "expected"),
+    [
+        (int, "int64"), (float, "float64"), (type(None), "none"),
+        (Ints, "array(int64, 1d, C)"), (Bools, "array(bool, 1d, C)"),
+        (Bytes, "array(uint8, 1d, C)"), (Indices, "array(int32, 1d, C)"), (jit.IntTable, "array(int64, 2d, C)"),
+        (jit.IndexTable, "array(int32, 2d, C)"), (jit.FloatTable, "array(float64, 2d, C)"),
+        (NDArray[np.uint64], "array(uint64, 1d, C)"),
+        (tuple[int, Ints], "Tuple(int64, array(int64, 1d, C))"),
+        (_Pair, "_Pair(array(int64, 1d, C), array(float64, 2d, C), int64, float64)"),
+    ],
+)  # fmt: skip
+def test_types_of_compiled_functions_are_their_annotations(hint, expected):
+    assert str(jit._numba_type(hint)) == expected
+
+
+_FACTOR, _NAME, _OTHER = 3, "name", [4]
+
+
+def test_compiled_code_depends_on_files_and_constants_that_its_functions_name():
+    twice = inner(lambda x: 2 * x)
+    scope = {"twice": twice, "_FACTOR": _FACTOR, "_NAME": _NAME, "_OTHER": _OTHER, "np": np}
+    exec("def f(x): return twice(x) * _FACTOR + len(_NAME) + _OTHER[0] + np.pi", scope)
+    functions = jit._linked(scope["f"])
+    assert functions == (scope["f"], twice.py_func)
+    exec(compile("def g(x): return f(x) + f(x)", __file__, "exec"), scope | {"f": twice}, scope)
+    sources = jit._sources((scope["g"], twice.py_func))
+    assert sources == [jit._content(__file__)]
+    assert sources[0] == hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    exec(compile("def h(x): return x * _FACTOR + len(_NAME) + _OTHER[0]", __file__, "exec"), scope)
+    assert jit._sources((scope["h"], twice.py_func)) == [*sources, "_FACTOR=3", "_NAME='name'"]
+
+
+def test_without_numba_functions_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(jit, "njit", lambda **_: lambda function: function)
+    for wrap in (compiled, inner, jit.inlined):
+        assert wrap(uncached) is uncached
 
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path, compile_kernel):

@@ -3,15 +3,19 @@
 import errno
 import gc
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
 from concurrent.futures import wait
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from dcp_planner.workers import process as process_module
 from dcp_planner.workers import worker as worker_module
 from dcp_planner.workers.process import WorkerProgram
 from dcp_planner.workers.program import FrameBuffer, FrameError, pack_frame
@@ -144,6 +148,33 @@ def test_a_fault_on_this_side_loses_the_process_at_once(worker, monkeypatch):
 
 def test_a_worker_that_prints_much_is_not_held_up(worker, capfd):
     assert worker.call({"do": "print_much"}, 60) == ({}, b"")
+    assert worker._process.log == "x" * 4096
+
+
+def test_a_process_begins_with_what_its_program_says_and_no_more(monkeypatch):
+    started, limited = [], []
+    monkeypatch.setattr(
+        process_module.subprocess, "Popen",
+        lambda command, **choices: started.append((command, choices)) or SimpleNamespace(pid=77),
+    )  # fmt: skip
+    monkeypatch.setattr(process_module.resource, "prlimit", lambda *limit: limited.append(limit))
+    monkeypatch.setattr(sys, "path", ["", "/one", "/two"])
+    monkeypatch.setattr(os, "environ", {"HOME": "/home", "PYTHONPATH": "/mine", "A": "1"})
+    program = WorkerProgram("m:f", ("x", "y"), environment={"A": "2"}, files=(8, 9))
+    for memory_bytes in (None, 0, 1 << 30):
+        assert replace(program, memory_bytes=memory_bytes).start(5).pid == 77
+    assert limited == [
+        (77, resource.RLIMIT_DATA, limits) for limits in ((0, 0), (1 << 30, 1 << 30))
+    ]
+    ((command, choices), *_) = started
+    assert command == [
+        sys.executable, "-P", "-m", "dcp_planner.workers.program", "5", "m:f", "x", "y",
+    ]  # fmt: skip
+    assert choices == {
+        "bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT, "pass_fds": (5, 8, 9), "start_new_session": True,
+        "env": {"HOME": "/home", "PYTHONPATH": "/one:/two", "A": "2"},
+    }  # fmt: skip
 
 
 def test_a_request_that_is_too_large_is_not_sent(worker, monkeypatch):
@@ -355,6 +386,18 @@ def test_a_pool_that_nobody_holds_ends_even_if_its_own_thread_drops_it():
     while not has_ended(pid):
         pass
     assert not is_there(pid)
+
+
+def test_a_frame_may_be_as_large_as_the_limits(monkeypatch):
+    monkeypatch.setattr("dcp_planner.workers.program.MAX_TEXT_BYTES", 7)
+    monkeypatch.setattr("dcp_planner.workers.program.MAX_BLOB_BYTES", 3)
+    buffer = FrameBuffer()
+    buffer.feed(pack_frame({"a": 1}, b"abc"))
+    assert buffer.take() == ({"a": 1}, b"abc")
+    assert buffer.take() is None
+    for message, blob in (({"a": 10}, b""), ({}, b"abcd")):
+        with pytest.raises(FrameError, match="expected at most 7 bytes of JSON and 3 of data"):
+            pack_frame(message, blob)
 
 
 def test_frames_arrive_in_pieces():
