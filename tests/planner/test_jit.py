@@ -258,7 +258,8 @@ class _Pair(NamedTuple):
     [
         (int, "int64"), (float, "float64"), (type(None), "none"),
         (Ints, "array(int64, 1d, C)"), (Bools, "array(bool, 1d, C)"),
-        (Bytes, "array(uint8, 1d, C)"), (Indices, "array(int32, 1d, C)"), (jit.IntTable, "array(int64, 2d, C)"),
+        (Bytes, "array(uint8, 1d, C)"), (Indices, "array(int32, 1d, C)"),
+        (jit.IntTable, "array(int64, 2d, C)"),
         (jit.IndexTable, "array(int32, 2d, C)"), (jit.FloatTable, "array(float64, 2d, C)"),
         (NDArray[np.uint64], "array(uint64, 1d, C)"),
         (tuple[int, Ints], "Tuple(int64, array(int64, 1d, C))"),
