@@ -224,7 +224,7 @@ def _step_times(masks: list[MaskOutput], options: dict[str, Any]) -> "dict[str, 
     if options["model"] is None:
         return {}
     figures = [[row.figures for row in mask.rows] for mask in masks]
-    layers = [mask.run.use.layers if mask.run.use else 1 for mask in masks]
+    layers = [mask.run.use.layers for mask in masks if mask.run.use] or None
     planning = masks[0].run.planning
     model = _model(options["model"], planning.cluster, planning.shape)
     return batch_spreads(model, figures, layers)

@@ -279,7 +279,7 @@ STEP = ("attention_s", "linear_s", "step_s")
 
 
 def batch_seconds(
-    model: StepModel, masks: Sequence[BatchFigures], layers: Sequence[int] = (1,)
+    model: StepModel, masks: Sequence[BatchFigures], layers: Sequence[int] | None = None
 ) -> dict[str, float]:
     """Predict one batch: all devices wait for the attention and for the fullest device's tokens.
 
@@ -287,20 +287,20 @@ def batch_seconds(
         model: layers, and the linear part of a token.
         masks: figures of the batch's plan under each mask.
         layers: of one cycle of a stack that use each mask; the model's layers repeat the cycle.
+            ``None``: all use the only mask.
 
     Returns:
         Seconds by the names of `STEP`.
     """
-    cycle = sum(n * figures.predicted_s for n, figures in zip(layers, masks, strict=True))
+    layer_s = float(np.average([figures.predicted_s for figures in masks], weights=layers))
     # All masks share their owners, so the first one's tokens are those of all.
-    attention = model.layers * cycle / sum(layers)
-    first = masks[0]
+    attention, first = model.layers * layer_s, masks[0]
     linear = model.linear_seconds(first.token_imbalance * first.tokens / first.devices)
     return dict(zip(STEP, (attention, linear, attention + linear), strict=True))
 
 
 def batch_spreads(
-    model: StepModel, masks: Sequence[Sequence[BatchFigures]], layers: Sequence[int]
+    model: StepModel, masks: Sequence[Sequence[BatchFigures]], layers: Sequence[int] | None
 ) -> dict[str, Spread]:
     """Predict all batches, given their figures under each mask."""
     found = [batch_seconds(model, batch, layers) for batch in zip(*masks, strict=True)]
