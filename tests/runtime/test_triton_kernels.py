@@ -30,11 +30,6 @@ from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TmaTritonKernel
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ranks_are_forks():
-    """No process is started here."""
-
-
-@pytest.fixture(scope="module", autouse=True)
 def interpreted():
     """Read the source of the kernels anew, for the interpreter, and let them call that copy.
 
