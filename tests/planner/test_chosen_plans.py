@@ -12,6 +12,7 @@ from dense_blocks import sparsity_of
 
 from dcp_dsl import Sample, Spec
 from dcp_planner import (
+    BufferLimitError,
     Cluster,
     ModelShape,
     PlanConfig,
@@ -26,6 +27,8 @@ from dcp_planner.causes import diagnose, front_plans, suggest
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.plan import join_plans
 from dcp_planner.report import bound_ratios
+from dcp_planner.schedule.emission import assemble
+from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import (
     divide,
     make_schedule,
@@ -93,6 +96,43 @@ def test_limits_of_memory(batch, snapshots):
             texts.append(f"within {limit}: {'the same' if text == texts[0] else text}")
         found[name] = "\n".join(texts)
     snapshots.check("chosen_within_limits", found)
+
+
+def test_streaming(masks, snapshots):
+    """Ways of one placement that need less and less memory, until none does."""
+    found = {}
+    batches = {
+        "one document": ([masks.causal(48)], 6, TWO),
+        "all pairs": ([np.ones((32, 32), bool)], 4, TWO),
+        "two documents, one node": ([masks.causal(40), masks.causal(24)], 8, replace(TWO, nodes=1)),
+    }  # fmt: skip
+    for name, (dense, block, cluster) in batches.items():
+        workload = build_workload(sparsity_of(dense, block), SHAPE)
+        config = PlanConfig("static:zigzag", partials="input")
+        placed = place(workload, cluster, config)
+        need = weigh_placement(workload, placed, cluster, config).memory_bytes
+        texts = [f"free: {need} bytes"]
+        for share in (0.9, 0.7, 0.5, 0.3):
+            limited = replace(config, memory_limit_bytes=int(share * need))
+            try:
+                schedule = make_schedule(workload, placed, cluster, limited)
+            except BufferLimitError as error:
+                texts.append(f"{limited.memory_limit_bytes}: refused, {error.least} would do")
+                limited = replace(config, memory_limit_bytes=error.least)
+                schedule = make_schedule(workload, placed, cluster, limited)
+            plan = assemble(workload, cluster, placed, schedule, name)
+            memory = (receive_buffer_bytes(plan) + accumulator_bytes(plan)).max()
+            manners = [
+                f"{manner.routing}{' frugal' * manner.is_frugal} {manner.idle}"
+                for manner in schedule.manners
+            ]
+            texts.append(
+                f"{limited.memory_limit_bytes}: {manners}, {digits(schedule.division)} "
+                f"{digits(schedule.backward_division)}, {memory} bytes, {len(plan.transfers)} "
+                f"transfers, {1e6 * predict(plan).seconds:.2f} us"
+            )
+        found[name] = "\n".join(dict.fromkeys(texts))
+    snapshots.check("chosen_streamed", found)
 
 
 def test_stacks(snapshots):

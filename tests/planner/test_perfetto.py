@@ -190,3 +190,10 @@ def test_the_nth_send_is_joined_to_the_nth_receive(seed):
 def test_an_empty_trace_is_a_file_without_slices():
     nothing = Trace.of_rows("simulated", np.empty((0, 10), int), ())
     assert read(to_perfetto(nothing)).slices == []
+
+
+def test_an_empty_trace_takes_no_numbers_of_processes_and_arrows():
+    nothing, trace = Trace.of_rows("simulated", np.empty((0, 10), int), ()), make_trace(ROWS)
+    alone, behind = read(to_perfetto(trace)), read(to_perfetto(nothing, trace))
+    assert behind.processes == {pid: f"{name} (predicted)" for pid, name in alone.processes.items()}
+    assert (behind.slices, behind.counts) == (alone.slices, alone.counts)
