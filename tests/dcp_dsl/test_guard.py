@@ -1,14 +1,19 @@
 """Guards: samples that leak or have empty rows are refused, exactly those the oracle shows."""
 
+from itertools import groupby
+from random import Random
+
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from random_masks import draw_masks, write_sample
 
-from dcp_dsl import DatasetError, Sample, Spec, check, dense_mask, load
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask, load
 from dcp_dsl.claims.guard import Guard
 from dcp_dsl.coverage.row_checker import prove_rows
-from dcp_dsl.data.nesting import NestedColumn
+from dcp_dsl.data.nesting import NestedColumn, flatten_column
 
 SPEC = Spec.from_text(
     "token evict\n"
@@ -69,6 +74,77 @@ def test_rows_are_proved_by_the_values_of_their_tokens():
     # Halves of halves are fewer than 8 rows, which are bound instead.
     proved = [True] * 10 + [False] * 10
     assert prove_rows(guard, {"t": column}, np.arange(20)).tolist() == proved
+
+
+BATCHES = {
+    "windows of 1 and more": ("near", {"w": [1 + i % 5 for i in range(20)]}),
+    "one window of 0": ("near", {"w": [1] * 50 + [0] + [1] * 13}),
+    "the last window is 0": ("near", {"w": [1] * 40 + [0]}),
+    "seven rows": ("near", {"w": [1] * 7}),
+    "eight rows": ("near", {"w": [1] * 8}),
+    "fifteen rows, one bad": ("near", {"w": [0] + [1] * 14}),
+    "sixteen rows, one bad": ("near", {"w": [0] + [1] * 15}),
+    "every third is bad": ("near", {"w": [1, 1, 0] * 40}),
+    "more halves than proofs": ("near", {"w": ([1] * 8 + [0] * 8) * 32}),
+    "nothing is proved": ("odd", {"w": [2] * 20}),
+    "look-ahead": ("ahead", {"w": [1] * 10 + [2] + [1] * 13}),
+    "tokens that live": ("kept", {"e": [[i % 3 + 1, 5, 3] for i in range(9)]}),
+    "a token that does not": ("kept", {"e": [[1, 2, 3]] * 9 + [[1, 0, 3]] + [[2, 2]] * 8}),
+    "empty rows": ("kept", {"e": [[]] * 9}),
+    "flags": ("marked", {"e": [[1, 1]] * 8 + [[1, 0]] * 8}),
+    "two of three": ("both", {"w": [1] * 20, "e": [[1]] * 12 + [[0]] * 8}),
+}  # fmt: skip
+ROWS = Spec.from_text(
+    "token e\n"
+    "mask near = causal and q - k < row.w\n"
+    "mask odd = causal and (q - k + row.w) % 2 == 0 and q < row.w * row.w\n"
+    "mask ahead = k - q < row.w\n"
+    "mask kept = causal and q < k.e\n"
+    "mask marked = causal and (k.e == 1 or q == k and q.e > 0)\n"
+    "mask both = near and k.e > 0\n"
+)
+
+
+def test_rows_are_proved_together_as_far_as_their_values_allow(snapshots):
+    lines = []
+    for name, (mask, columns) in BATCHES.items():
+        flat = {column: flatten_column(pa.chunked_array([v])) for column, v in columns.items()}
+        rows = np.arange(len(next(iter(columns.values()))))
+        guard = Guard.of([ROWS.mask(mask)])
+        for chosen in (rows, rows[4:]):
+            proved = prove_rows(guard, flat, chosen).astype(int).tolist()
+            runs = (f"{len([*run])} x {flag}" for flag, run in groupby(proved))
+            lines.append(f"{name}, {len(chosen)} rows: {', '.join(runs)}")
+    snapshots.check("proved_rows", {"": "\n".join(lines)})
+
+
+def test_a_guard_decides_random_masks_as_their_pairs_do():
+    rng, refused, accepted = Random(3), 0, 0
+    for _, mask in draw_masks(4, 40):
+        guard = Guard.of([mask])
+        for _ in range(2):
+            columns, length = write_sample(rng, longest=9)
+            sample = Sample({c: columns[c] for c in mask.columns}, length)
+            try:
+                seen = dense_mask(mask, sample)
+            except (DatasetError, SpecError):
+                continue
+            empty, ahead = ~seen.any(axis=1), np.triu(seen, 1)
+            try:
+                guard.check(sample)
+            except DatasetError as error:
+                refused += 1
+                message = str(error)
+                if empty.any():
+                    assert f": token {empty.argmax()} sees nothing" in message
+                else:
+                    row = int(ahead.any(axis=1).argmax())
+                    assert f": token {row} sees the later token {ahead[row].argmax()} " in message
+            else:
+                accepted += 1
+                assert not empty.any()
+                assert not ahead.any()
+    assert min(refused, accepted) > 9
 
 
 def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch):
