@@ -1,9 +1,14 @@
 """What a spec says where it has no such mask, stack, sample or data set, word by word."""
 
+from itertools import product
+
 import pytest
 
 from dcp_dsl import DCPError, Spec, Stack, pack, read_dataset, sample_from_argument
+from dcp_dsl.checks.scope import matches
+from dcp_dsl.claims.lints import _takes_all
 from dcp_dsl.data.sources import find_sources
+from dcp_dsl.syntax.parser import parse
 
 TEXT = """
 segment doc = [lens]*
@@ -106,6 +111,28 @@ def test_files_of_a_data_set_are_attached_each_or_all(tmp_path, monkeypatch, sna
         every = said(lambda spec, rows: _shown(spec.attachment_of(rows)), spec, dataset)
         found[text] = f"each: {each}\nall: {every}"
     snapshots.check("refusals_files", found)
+
+
+PATTERNS = [
+    "*", "a", "a/*", "*/a", "**/a", "a*", "*a*", "a?", "a.pq", "*.pq", "*/*.pq", "**/*.pq",
+    "a/b/*", "[ab].pq", "[a*", "b/*/a.pq", "?",
+]  # fmt: skip
+
+
+def test_a_pattern_takes_all_files_of_another_as_paths_say(snapshots):
+    names = ["a", "b", "ab", "a.pq", "[a"]
+    paths = ["/".join(parts) for depth in (1, 2, 3) for parts in product(names, repeat=depth)]
+    attached = [parse(f'for "{pattern}" use causal').statements[0] for pattern in PATTERNS]
+    taken = [{path for path in paths if matches(pattern, path)} for pattern in PATTERNS]
+    lines = []
+    for i, first in enumerate(attached):
+        row = ""
+        for j, second in enumerate(attached):
+            is_all = taken[i] >= taken[j]
+            assert is_all or not _takes_all(first, second), (first.pattern, second.pattern)
+            row += " =" if _takes_all(first, second) else " ?" if is_all else " ."
+        lines.append(f"{PATTERNS[i]:10}{row}")
+    snapshots.check("refusals_patterns", {"takes all of": "\n".join(lines)})
 
 
 def test_a_stack_is_no_mask_and_a_mask_no_stack(snapshots):
