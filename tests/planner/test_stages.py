@@ -8,7 +8,24 @@ import pytest
 from dense_blocks import sparsity_of
 
 from dcp_dsl import Slabs
-from dcp_planner import Cluster, ModelShape, PlanConfig, choose_block_size, cut_blocks, measure
+from dcp_planner import (
+    Cluster,
+    ModelShape,
+    PlanConfig,
+    PlanError,
+    choose_block_size,
+    cut_blocks,
+    measure,
+)
+from dcp_planner.baselines import (
+    HEAD_KINDS,
+    STATIC_KINDS,
+    StaticHeads,
+    groups_worth_trying,
+    largest_team,
+    team_sizes,
+)
+from dcp_planner.model.config import OBJECTIVES
 from dcp_planner.model.cuts import count_pairs
 from dcp_planner.model.problem import Caps, Placement, build_workload, cap_of, loads_on
 from dcp_planner.schedule.divisions import Manner, Schedule, Stages, cut_divisions
@@ -23,6 +40,7 @@ from dcp_planner.search.kahypar import (
     build_hypergraph,
 )
 from dcp_planner.search.native import EFFORTS, Search, device_tree, ladder, tiles_placed
+from dcp_planner.search.partitioners import pick, place, place_front
 from dcp_planner.search.refinement import by_documents, seeds
 from dcp_planner.search.state import Split, coarsen, problem_of, restrict
 from dcp_planner.tables.head_groups import expand_head_groups, first_groups, possible_groups
@@ -346,3 +364,68 @@ def test_stages_of_three_divisions(is_frugal, hops, snapshots):
     )
     name = f"stages_{'frugal' if is_frugal else 'eager'}_{hops[0]}_{hops[1]}"
     snapshots.check(name, {"rows": rows, "at": lists(stages.attention, *stages.at)})
+
+
+def test_placements(batch, masks, snapshots):
+    texts, config = {}, PlanConfig(budget="fast", divisions=3)
+    small = Cluster(2, 2, flops_per_s=1e10, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9)
+    nothing = sparsity_of([np.zeros((20, 20), bool)], 8)
+    for name, of, cluster, choices in (
+        ("front", batch, Cluster(2, 2), {"compute_tolerance": 0.6, "token_tolerance": 0.5}),
+        ("front of caps that nothing holds", batch, Cluster(2, 2),
+         {"compute_tolerance": 0.0, "token_tolerance": 0.0}),
+        ("front of one device", batch, Cluster(1, 1), {}),
+        ("front of no pair", nothing, small, {}),
+    ):  # fmt: skip
+        points = place_front(build_workload(of, SHAPE), cluster, replace(config, **choices))
+        texts[name] = "\n".join(
+            " ".join(f"{figure} {value:.5g}" for figure, value in point.figures().items())
+            for point in points
+        )
+        for objective in OBJECTIVES:
+            best = points.index(pick(points, objective))
+            texts[name] += f"\nbest for {objective}: {best}"
+    workload = build_workload(batch, SHAPE)
+    for partitioner, choices in (
+        *((f"static:{kind}", {}) for kind in (*STATIC_KINDS, *HEAD_KINDS)),
+        ("native", {"head_groups": 2}), ("native", {"head_groups": 4}),
+        ("static:zigzag", {"head_groups": "auto"}), ("native", {"head_groups": "auto"}),
+        ("native", {"head_groups": 2, "token_tolerance": 0.0}),
+        ("portfolio", {"token_seconds": 1e-6}), ("portfolio", {"objective": "memory"}),
+    ):  # fmt: skip
+        tried = replace(config, partitioner=partitioner, **choices)
+        found = place(workload, small, tried)
+        words = ", ".join(f"{name} {value}" for name, value in choices.items())
+        texts[f"{partitioner}, {words}" if words else partitioner] = (
+            f"{found.head_groups} head groups\n{told(found, workload, small)}\n"
+            + "\n".join(warning.message for warning in found.warnings)
+        )
+    snapshots.check("placements", texts)
+
+
+def test_heads_on_devices(snapshots):
+    """Which layouts of heads there are, and why not."""
+    texts = {}
+    unequal = Cluster(1, 2, devices=((1, 0.5),))
+    for shape, clusters in (
+        (ModelShape(8, 2, 4), (Cluster(1, 1), Cluster(1, 4), Cluster(4, 2), unequal)),
+        (ModelShape(6, 3, 4), (Cluster(2, 4), Cluster(3, 3))),
+    ):
+        for cluster in clusters:
+            said = [f"teams {team_sizes(cluster)}, groups {groups_worth_trying(shape, cluster)}"]
+            for kind in HEAD_KINDS:
+                for groups in ("auto", 2, 8):
+                    layout, config = StaticHeads(kind), PlanConfig(head_groups=groups)
+                    try:
+                        found = str(layout.groups(shape, cluster, config))
+                    except PlanError as error:
+                        found = str(error)
+                    assert layout.is_possible(shape, cluster, config) == found.isdigit()
+                    said.append(f"{kind}, {groups} groups: {found}")
+            for groups in possible_groups(shape):
+                sizes = [largest_team(cluster, groups, is_inside=b) for b in (True, False)]
+                said.append(f"{groups} groups on teams of {sizes}")
+            title = f"{shape.q_heads} and {shape.kv_heads} heads, {cluster.nodes} nodes of "
+            ends = f"{cluster.devices_per_node}{', not equal' if cluster.devices else ''}"
+            texts[title + ends] = "\n".join(said)
+    snapshots.check("heads_on_devices", texts)

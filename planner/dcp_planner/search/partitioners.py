@@ -121,17 +121,16 @@ class Portfolio(Partitioner):
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Try all candidates; the same seed gives the same result."""
         if config.objective != "time":
-            return pick(self.front(workload, cluster, config), config.objective).placement
+            return pick(place_front(workload, cluster, config), config.objective).placement
         return fastest(_candidates(workload, cluster, config), workload, cluster, config)
 
-    def front(
-        self, workload: Workload, cluster: Cluster, config: PlanConfig
-    ) -> tuple[FrontPoint, ...]:
-        """Find the front of the placements under the caps; of all, if none holds the caps."""
-        caps = caps_of(workload, cluster.num_devices, config)
-        found = list(_candidates(workload, cluster, config))
-        held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
-        return pareto(weigh(one, workload, cluster, config) for one in held or found)
+
+def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tuple[FrontPoint, ...]:
+    """Find the front of the placements under the caps; of all, if none holds the caps."""
+    caps = caps_of(workload, cluster.num_devices, config)
+    found = list(_candidates(workload, cluster, config))
+    held = [one for one in found if _excess(one, workload, cluster, caps) == 0]
+    return pareto(weigh(one, workload, cluster, config) for one in held or found)
 
 
 def _candidates(workload: Workload, cluster: Cluster, config: PlanConfig) -> Iterator[Placement]:
@@ -231,14 +230,6 @@ def check_installed(partitioner: Partitioner) -> None:
     reason = partitioner.unavailable()
     if reason:
         raise PlanError(f"partitioner {partitioner.name!r} cannot run: {reason}")
-
-
-def place_front(workload: Workload, cluster: Cluster, config: PlanConfig) -> tuple[FrontPoint, ...]:
-    """Find the front of the portfolio; a single layout where there is nothing to search."""
-    if workload.num_tiles == 0 or cluster.num_devices == 1:
-        found = PARTITIONERS["static:contiguous"].place(workload, cluster, config)
-        return (weigh(found, workload, cluster, config),)
-    return Portfolio().front(workload, cluster, config)
 
 
 def place(workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
