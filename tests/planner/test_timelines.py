@@ -120,6 +120,7 @@ def test_events(masks, snapshots):
     found["nothing to do"] = told(nothing, simulate(nothing))
     idle = replace(nothing, cluster=QUICK)
     found["no event"] = told(idle, simulate(idle))
+    assert predict(idle).seconds == 0
     snapshots.check("timeline_events", found)
 
 

@@ -389,7 +389,7 @@ class _Places:
             (table.source, table.target), self.visits.feeder, (own_ports, len(table)),
             one_group(len(table)), is_fifo=False,
         )  # fmt: skip
-        *_, at, _ = run_events(steps, messages, 0)
+        *_, at, _ = run_events(steps, messages)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise self.fail(f"deadlock: devices {stuck[:8].tolist()} wait for each other")

@@ -95,22 +95,19 @@ class _State(NamedTuple):
         )  # fmt: skip
 
 
-def run_events(
-    steps: Steps, messages: Messages, start_ns: int
-) -> tuple[Ints, Ints, Ints, Ints, int]:
-    """Play one direction to its end; O(E log E), and a scan of a port's ready messages per start.
+def run_events(steps: Steps, messages: Messages) -> tuple[Ints, Ints, Ints, Ints, int]:
+    """Play one direction from 0 to its end; O(E log E), and a scan of a port's ready messages each.
 
     Args:
         steps: instructions of the devices.
         messages: messages between them.
-        start_ns: when all devices begin.
 
     Returns:
         Begin and end of every instruction ``[I]``, start of every message ``[X]`` (-1 if never),
         the instruction each device is at ``[R]``, the time of the last event.
     """
     state = _State.of(steps, messages)
-    end_ns = _play(steps, messages, state, start_ns)
+    end_ns = _play(steps, messages, state)
     return state.begun, state.ended, state.started, state.at, int(end_ns)
 
 
@@ -293,7 +290,7 @@ def _start_if_free(messages: Messages, state: _State, x: int, now: int) -> None:
 
 
 @compiled
-def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int:
+def _play(steps: Steps, messages: Messages, state: _State) -> int:
     """Handle events in time until there are none; return the time of the last one."""
     # Backwards, since each message goes to the head of its list: lists then rise.
     for x in range(len(messages.source) - 1, -1, -1):
@@ -301,8 +298,8 @@ def _play(steps: Steps, messages: Messages, state: _State, start_ns: int) -> int
             state.next_fed[x] = state.first_fed[messages.feeder[x]]
             state.first_fed[messages.feeder[x]] = x
     for device in range(len(state.at)):
-        _push(state, start_ns, 3 * device + _RESUME)
-    end_ns = start_ns
+        _push(state, 0, 3 * device + _RESUME)
+    end_ns = 0
     while state.counts[_SIZE] > 0:
         now, code = state.times[0], _pop(state)
         what, subject = code % 3, code // 3

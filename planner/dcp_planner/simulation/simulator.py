@@ -48,7 +48,8 @@ from dcp_planner.tables.visits import find_feeders
 
 _SEND, _RECEIVE, _WAIT = (EVENT_KINDS.index(kind) for kind in ("send", "receive", "wait"))
 _KIND_OF_OP = np.array([EVENT_KINDS.index(op) if op in EVENT_KINDS else -1 for op in OPS])
-_END_OF_TIME_NS = 1 << 62  # 146 years; traces keep int64
+_TIMES = [COLUMNS.index(name) for name in ("start_ns", "end_ns", "ready_ns")]
+_END_OF_TIME_NS = 1 << 62  # 146 years; int64 holds two of them, forward and backward
 
 
 class Prediction(NamedTuple):
@@ -182,15 +183,13 @@ class DirectionModel:
         self,
         work: KernelWork,
         cluster: Cluster,
-        start_ns: int = 0,
         evenness: Evenness = "as placed",
     ) -> "Played":
-        """Play the direction at the rates of a cluster with the same devices and ports.
+        """Play the direction, from 0, at the rates of a cluster with the same devices and ports.
 
         Args:
             work: prices of its attention.
             cluster: the machine.
-            start_ns: begin of all devices.
             evenness: how compute is imagined to be shared.
 
         Raises:
@@ -208,7 +207,7 @@ class DirectionModel:
         slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
         # Everything one after the other bounds the end, which int64 nanoseconds must hold.
         total = float(sum(part.sum() for part in (slowdown * duration, busy, latency)))
-        if not total * 1e9 < _END_OF_TIME_NS - start_ns:
+        if not total * 1e9 < _END_OF_TIME_NS:
             raise PlanError(
                 f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
@@ -216,7 +215,7 @@ class DirectionModel:
         busy_ns, latency_ns = np.maximum(nanoseconds(busy), 1), nanoseconds(latency)
         steps = self.steps._replace(duration=nanoseconds(duration))
         messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
-        begun, ended, started, at, end_ns = run_events(steps, messages, start_ns)
+        begun, ended, started, at, end_ns = run_events(steps, messages)
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise PlanError(
@@ -278,29 +277,21 @@ class PlanModel:
         return cls(plan, flat, directions)
 
     def play(
-        self,
-        direction: Direction,
-        cluster: Cluster,
-        start_ns: int = 0,
-        evenness: Evenness = "as placed",
+        self, direction: Direction, cluster: Cluster, evenness: Evenness = "as placed"
     ) -> Played:
         """Play one direction; like `DirectionModel.play`."""
         work = _kernel_work(self.flat, direction, cluster)
-        return self.directions[direction].play(work, cluster, start_ns, evenness)
+        return self.directions[direction].play(work, cluster, evenness)
 
     def predict(self, cluster: Cluster, evenness: Evenness = "as placed") -> Prediction:
         """Predict both directions; like `predict`, at the rates of another cluster."""
-        # Both from 0: when a direction begins does not change how long it takes.
-        ends = (self.play(name, cluster, 0, evenness).end_ns / 1e9 for name in DIRECTIONS)
+        ends = (self.play(name, cluster, evenness).end_ns / 1e9 for name in DIRECTIONS)
         return Prediction(*ends)
 
     def simulate(self) -> Trace:
         """Predict the timeline; like `simulate`."""
-        parts: list[Played] = []
-        for direction in DIRECTIONS:
-            start_ns = parts[-1].end_ns if parts else 0
-            parts.append(self.play(direction, self.plan.cluster, start_ns))
         table, plan = self.flat.transfers, self.plan
+        parts = [self.play(direction, plan.cluster) for direction in DIRECTIONS]
         names = message_names(table.kind, table.block, plan.head_groups, len(plan.blocks))
         return _trace_of(parts, names)
 
@@ -316,16 +307,19 @@ def _kernel_work(plan: Plan, direction: Direction, cluster: Cluster) -> KernelWo
 
 
 def _trace_of(parts: list[Played], messages: list[str]) -> Trace:
-    """Build the trace of both directions, sorted by (device, lane, start).
+    """Build the trace of both directions, backward behind forward, sorted by (device, lane, start).
 
     `messages` names every transfer of the plan.
     """
-    rows, texts = [], []
+    rows, texts, begin_ns = [], [], 0
     for is_backward, played in zip((False, True), parts, strict=True):
         for table, names in (_compute_events(played), _waits(played), _messages(played, messages)):
             # The tables have all of `COLUMNS` but the direction.
-            rows.append(np.insert(table, COLUMNS.index("is_backward"), is_backward, axis=1))
+            found = np.insert(table, COLUMNS.index("is_backward"), is_backward, axis=1)
+            found[:, _TIMES] += begin_ns
+            rows.append(found)
             texts += names
+        begin_ns = played.end_ns
     return Trace.of_rows("simulated", np.concatenate(rows), texts)
 
 
