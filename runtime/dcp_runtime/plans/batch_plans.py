@@ -144,7 +144,7 @@ def plan_facts(plan: Plan, predicted_s: tuple[float, ...] = ()) -> PlanFacts:
     )
     return PlanFacts(
         size_bytes=(forward, backward),
-        most_work=int(work.max()),
+        most_work=int(np.ceil(work.max())),
         mean_work=float(work.mean()),
         most_tokens=int(tokens.max()),
         mean_tokens=float(tokens.mean()),

@@ -1,0 +1,188 @@
+"""Whole epochs of small loaders as texts: what each rank gets, and what is said beside it."""
+
+import pytest
+from loader_options import Stream, make_loader
+
+from dcp_dsl import Spec
+from dcp_planner import Cluster, ModelShape, PlanConfig
+from dcp_runtime import StackedPlans
+from dcp_runtime.plans.batch_plans import batch_note
+
+SPEC = Spec.from_text("""
+segment part = question[question_len] answer[answer_lens]*
+segment tree = prompt[question_len] branch reply[answer_lens]*
+mask shared = causal and (k in question or same(answer))
+mask band(w: tokens = 3) = causal and q - k < w
+mask far = causal and (k == q or q - k >= 2)
+mask paths_of = paths(tree)
+stack layers = linear, 2 of shared, band
+for "a/*" use layers
+for "b/*" having answer_lens use paths_of
+""")
+SHAPE = ModelShape(2, 1, 8, 4)
+ROWS = [
+    {
+        "tokens": [10 * row + i for i in range(question + sum(answers))],
+        "question_len": question,
+        "answer_lens": answers,
+        "gold": [-100 if i < question else 10 * row + i for i in range(question + sum(answers))],
+        "counted": [int(i >= question) for i in range(question + sum(answers))],
+        "at": [i % 5 for i in range(question + sum(answers))],
+        "reward": [row + i / 4 for i in range(question + sum(answers))],
+        "id": f"row-{row}",
+    }
+    for row, (question, answers) in enumerate(
+        ((2, [2, 1]), (1, [3]), (3, [1, 1, 1]), (1, []), (4, [2]), (2, [1, 3]))
+    )
+]
+BAD = [
+    ROWS[0],
+    {**ROWS[1], "tokens": []},
+    {**ROWS[2], "tokens": list(range(30))},
+    {**ROWS[4], "answer_lens": [9]},
+    {**ROWS[5], "at": [1]},
+    ROWS[3],
+]
+LOADERS = {
+    "three ranks, packs in order": ((ROWS, SPEC.mask("band")), {"ranks": 3}),
+    "one rank, a stack with a linear layer": (
+        (ROWS, SPEC),
+        {"path": "a/x.jsonl", "token_budget": 20},
+    ),
+    "branches, once and per path": (
+        (ROWS[:3], SPEC),
+        {"path": "b/x.jsonl", "shared_targets": "per_path", "extra_columns": ("reward", "at")},
+    ),
+    "columns of every kind": (
+        (ROWS, SPEC.mask("shared")),
+        {
+            "ranks": 2, "labels_column": "gold", "loss_column": "counted", "position_column": "at",
+            "extra_columns": ("counted", "reward"),
+        },
+    ),
+    "hidden targets are kept": ((ROWS[:2], SPEC.mask("far")), {"hidden_targets": "keep"}),
+    "decreasing, shuffled, the last left out": (
+        (ROWS, SPEC.mask("band")),
+        {"order": "decreasing", "shuffle": True, "seed": 7, "drop_last": True, "epochs": 2},
+    ),
+    "a stream, shuffled never": (
+        (Stream(ROWS), SPEC.mask("band(w = 2)")),
+        {"drop_last": True, "token_budget": 10},
+    ),
+    "bad rows are skipped": (
+        (BAD, SPEC.mask("shared")),
+        {"policy": "skip", "position_column": "at", "epochs": 2},
+    ),
+    "long rows are cut": (
+        (ROWS, SPEC.mask("shared")), {"policy": "truncate", "token_budget": 5, "ranks": 2},
+    ),
+    "two replicas by work, two micro-batches": (
+        (ROWS, SPEC.mask("band")),
+        {"ranks": 4, "replicas": 2, "micro_batches": 2, "token_budget": 8},
+    ),
+    "two replicas in turn": (
+        (ROWS, SPEC.mask("band")),
+        {"ranks": 2, "replicas": 2, "balance": "order", "token_budget": 9},
+    ),
+    "all ranks share, by documents": (
+        (ROWS, SPEC.stack("layers")),
+        {"ranks": 4, "replicas": 2, "width": "per_document", "token_budget": 14},
+    ),
+    "the best of both, in windows": (
+        (ROWS, SPEC.mask("band")),
+        {"ranks": 2, "replicas": 2, "group": "best", "window": 2, "token_budget": 9},
+    ),
+    "head groups": (
+        (ROWS[:2], SPEC.mask("band")),
+        {"ranks": 2, "shape": ModelShape(4, 2, 8, 4),
+         "config": PlanConfig("static:zigzag", head_groups=2)},
+    ),
+}  # fmt: skip
+
+
+def epoch_text(loaders):
+    """Return what the loaders of all ranks give: the rows, the plans, each rank's tokens."""
+    lines = [f"micro-batches: {len(loaders[0])}"] if hasattr(loaders[0]._rows, "lengths") else []
+    for parts in zip(*loaders, strict=True):
+        firsts = {}  # replicas that share a micro-batch have one plan
+        for rank, (data, plan) in enumerate(parts):
+            first = rank // plan.num_devices * plan.num_devices
+            if first not in firsts:
+                firsts[first] = None
+                lines += [batch_line(data, plan), *map(plan_line, plans_of(plan))]
+                lines += [f"  note {note_text(plan)}"]
+            lines += [f"  rank {rank}: {text}" for text in data_lines(data)]
+        state = loaders[-1].state_dict()
+        named = {name: state[name] for name in ("epoch", "step", "row", "micro_batch")}
+        lines.append(f"  state {' '.join(map(str, named.values()))}{' +' * ('dealing' in state)}")
+    return lines
+
+
+def batch_line(data, plan):
+    end = ", ends the step" if data.ends_step else ""
+    cycle = f", cycle {plan.cycle}" if isinstance(plan, StackedPlans) else ""
+    return (
+        f"{batch_note(plan).name}: rows {data.rows}, {plan.num_tokens} tokens on "
+        f"{plan.num_devices}, {data.num_targets} targets, micro-batch {data.micro_batch} of "
+        f"{data.micro_batches}{end}{cycle}"
+    )
+
+
+def plans_of(plan):
+    return plan.plans if isinstance(plan, StackedPlans) else (plan,)
+
+
+def plan_line(plan):
+    tiles = [int(plan.tiles.pairs[plan.tiles.device == d].sum()) for d in range(plan.num_devices)]
+    told = plan.provenance
+    mask = told and f"{told.mask} of {told.origin!r}, {len(told.samples)} samples"
+    return (
+        f"  plan: sequences {plan.cu_seqlens.tolist()}, owners {plan.blocks.owner.tolist()}, "
+        f"pairs {tiles}, {mask}, {', '.join(plan.sequence_names)}"
+    )
+
+
+def note_text(plan):
+    note, found = batch_note(plan), []
+    for facts in note.plans:
+        *counts, predicted = facts
+        numbers = [*counts.pop(0), *counts]  # bytes forward and backward, work, tokens
+        found.append("/".join(f"{x:.4g}" for x in (*numbers, *predicted)))
+    counts = [f"{name} {note.facts[name]}" for name in ("queued", "lost", "skipped")]
+    return ", ".join([*found, *counts])
+
+
+def data_lines(data):
+    """Return tensors of a rank; those of its targets are `row:id` with their weight, if not 1."""
+    yield (
+        f"tokens {data.tokens.tolist()} at {data.position_ids.tolist()} of "
+        f"{data.sequence_ids.tolist()}"
+    )
+    targets = zip(
+        data.target_rows.tolist(), data.target_ids.tolist(), data.target_weights, strict=True
+    )
+    shown = [
+        f"{row}:{token}" + f"x{weight:g}" * bool(weight != 1) for row, token, weight in targets
+    ]
+    assert data.loss_mask.tolist() == [label != -100 for label in data.labels.tolist()]
+    yield f"labels {data.labels.tolist()} targets {' '.join(shown)}"
+    for name, values in data.extra.items():
+        kind = str(values.dtype).removeprefix("torch.")
+        yield f"{name} {kind} {values.tolist()} -> {data.target_extra[name].tolist()}"
+
+
+@pytest.mark.filterwarnings("ignore:.* are left out")
+def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
+    texts = {}
+    for title, ((rows, mask_fn), options) in LOADERS.items():
+        caplog.clear()
+        options = {"token_budget": 16, "config": PlanConfig("static:zigzag"), **options}
+        ranks, epochs = options.pop("ranks", 1), options.pop("epochs", 1)
+        given = {"block_size": 2, "shape": SHAPE, "cluster": Cluster(1, ranks), **options}
+        loaders = [make_loader(rows, mask_fn, rank=rank, **given) for rank in range(ranks)]
+        lines = [line for _ in range(epochs) for line in epoch_text(loaders)]
+        found = loaders[0].screening
+        lines.append(f"left out {found.counts}, {found.hidden_targets} hidden targets")
+        lines += [f"  {text}" for text in (*found.examples, *caplog.messages)]
+        texts[title] = "\n".join(lines)
+    snapshots.check("loader", texts)
