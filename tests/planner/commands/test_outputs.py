@@ -118,6 +118,8 @@ def test_plan(told, snapshots):
         f"{rows} --batches 9 --against static:ring --against static:contiguous",
         f"{rows} --batches 2 --batch 1 --against static:ring --json",
         f"{rows} --batches 3 --model gemma-3-12b --heads 4/2/64 --out plans",
+        f"{rows} --batch 0 --batches 1 --seed {2**31 - 1} --dtype-bytes 8 --compute-tolerance 0 "
+        f"--token-tolerance 0 --divisions 2 --partials input --block {2**32}",
         f"{stack} --against static --out stack.dcpplan",
         f"{stack} --against static:ring --against static:grid --model llama-8b --json",
         f"{rows} --mask mixed --batches 2 --against static:ring --out stacks",
@@ -187,6 +189,10 @@ def test_step(told, snapshots):
     snapshots.check("step", found)
 
 
+def test_help(told, snapshots):
+    snapshots.check("help", told(*(f"{name} --help" for name in COMMANDS)))
+
+
 def test_what_is_refused(told, snapshots):
     data = "plan a.dcpm --dataset rows.jsonl"
     sample = f"plan a.dcpm --sample 'len = 9' --mask causal {ZIGZAG}"
@@ -202,6 +208,15 @@ def test_what_is_refused(told, snapshots):
         f"{sample} --front --against static", f"{sample} --front --model llama-8b",
         f"{sample} --front --out x.dcpplan", f"{sample} --front --head-groups 2",
         "plan a.dcpm --sample 'len = 9' --mask mixed --front",
+        f"{sample} --memory-limit -1", f"{sample} --compute-tolerance -0.1",
+        f"{sample} --token-tolerance -0.1", f"{sample} --seed -1", f"{sample} --seed {2**31}",
+        f"{sample} --time-limit 0", f"{sample} --dtype-bytes 0", f"{sample} --dtype-bytes 9",
+        f"{data} --batches 0", f"{data} --batch -1", f"{sample} --block {2**32 + 1}",
+        f"{lengths} --micro-batches 0", f"{lengths} --micro-batches 4097",
+        f"{lengths} --micro-batches 4096", f"{lengths} --stages 0", f"{lengths} --stages 1025",
+        f"{lengths} --mesh 64x64 --stages 1024", f"{lengths} --steps 0",
+        f"{lengths} --even-price 1.1", f"{lengths} --even-price -0.1",
+        f"{lengths} --mesh 100000x1", f"{lengths} --mesh 99999x8",
         f"{sample} --memory-limit 0", f"{sample} --model llama", f"{sample} --backend zigzag",
         f"{sample} --against ring", "plan a.dcpm --sample 'len = 9'", f"{data} --tokens 0",
         f"{data} --tokens 3", f"{data} --tokens 8q", f"{data} --tokens 1_00k --batch 7",
