@@ -454,6 +454,21 @@ def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking
     assert pa.total_allocated_bytes() - before < 10_000_000
 
 
+def test_a_buffer_that_is_stored_as_it_is_counts_as_long_as_it_is():
+    """Writers may store what compression does not shrink, with -1 in the place of its size."""
+    rng, rows = np.random.default_rng(0), 4096
+    columns = {name: np.zeros(rows, np.uint8) for name in TABLES["tiles"]}
+    columns["pairs"] = rng.integers(-(2**63), 2**63 - 1, rows)
+    data, raw = encode_table("tiles", columns), columns["pairs"].tobytes()
+    at = data.index(struct.pack("<q", len(raw)) + b"\x28\xb5\x2f\xfd")  # a frame of zstd
+    data = data[:at] + struct.pack("<q", -1) + raw + data[at + 8 + len(raw) :]
+    size = rows * sum(kind.bit_width for kind in TABLES["tiles"].values()) // 8
+    found = arrow_tables.decode_table("tiles", data, rows, size + 64)
+    assert np.array_equal(found["pairs"], columns["pairs"])
+    with pytest.raises(PlanFileError, match="unpacks to more than"):
+        arrow_tables.decode_table("tiles", data, rows, size)
+
+
 def test_a_buffer_that_declares_an_absurd_size_is_refused(written, tmp_path):
     members = members_of(written[0], tmp_path / "old")
     data = members["tiles.arrow"]
