@@ -346,6 +346,38 @@ def test_a_reader_that_a_file_took_over_can_send_nothing_but_columns(sent, monke
         arrow_tables.decode_foreign({"blocks": b""}, {"blocks": 4}, 1 << 20, is_grouped=False)
 
 
+LISTS = {
+    "as they should be": ({}, ["a", "b"], ""),
+    "lists that fall": ({"items.ptr": [0, 3, 2]}, ["a", "b"], "the lists do not rise"),
+    "lists from 1 on": ({"items.ptr": [1, 2, 2]}, ["a", "b"], "the lists do not rise"),
+    "fewer lists": ({"items.ptr": [0, 2]}, ["a", "b"], "items.ptr: int64"),
+    "more items": ({"items": [7, 8, 9]}, ["a", "b"], "items: int64"),
+    "a text that is not there": ({}, ["a"], "list index out of range"),
+    "texts of no column": ({}, None, "'forms.kind'"),
+}
+
+
+@pytest.mark.parametrize(("sent", "texts", "says"), LISTS.values(), ids=LISTS)
+def test_lists_and_texts_of_a_reader_are_checked(sent, texts, says, monkeypatch):
+    columns = {"kind": np.array([1, 0], np.uint32), "items.ptr": [0, 1, 2], "items": [7, 8]}
+    columns |= {name: [3, 4] for name in ("q_start", "kv_start", "tokens")} | sent
+    file = io.BytesIO()
+    np.savez(file, **{f"forms.{name}": np.asarray(values) for name, values in columns.items()})
+    answer = {"texts": {} if texts is None else {"forms.kind": texts}}, file.getvalue()
+    stand_in = SimpleNamespace(call=lambda *_, **__: answer)
+    monkeypatch.setattr(arrow_tables, "_worker", lambda _: stand_in)
+
+    def read():
+        return arrow_tables.decode_foreign({"forms": b""}, {"forms": 2}, 99, is_grouped=False)
+
+    if says:
+        with pytest.raises(PlanFileError, match=f"its reader sent no tables: .*{says}"):
+            read()
+    else:
+        assert read()["forms"]["kind"] == ["b", "a"]
+        assert [part.tolist() for part in read()["forms"]["items"]] == [[0, 1, 2], [7, 8]]
+
+
 def test_messages_hold_nothing_that_a_terminal_obeys(tmp_path):
     path = tmp_path / "a\x1b[31m\x9b.dcpplan"
     path.write_bytes(b"PK")
