@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from short_texts import short
 
+from dcp_dsl import DatasetError
 from dcp_planner import Cluster, ModelShape, PlanError, PlanFileError
 from dcp_planner.step.dealing import deal
 from dcp_planner.step.file import read_step, write_step
 from dcp_planner.step.iteration import Groups, attention_seconds, messages_seconds, predict_step
 from dcp_planner.step.plan_step import levels, plan_step
 from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing
+from dcp_planner.step.report import read_lengths
 from dcp_planner.step.setting import (
     MATMUL_PEAK,
     Assignment,
@@ -218,3 +220,51 @@ def test_files(tmp_path, snapshots):
         f"{len(read_step(path).policy)} letters, {read_step(path).devices} devices"
     )
     snapshots.check("step_files", found)
+
+
+def test_lists_of_lengths(tmp_path, monkeypatch):
+    path = tmp_path / "lengths.json"
+
+    def said(text):
+        path.write_text(text)
+        try:
+            return read_lengths(str(path))
+        except DatasetError as error:
+            return str(error).removeprefix(f"{path}: ")
+
+    most = 2**31 - 1
+    assert said(f"[1, {most}]") == [1, most]
+    for value in ("0", "-1", str(most + 1), "true", "1.0", '"1"'):
+        wanted = "entry 1: expected a whole number of tokens from 1 on, got "
+        assert said(f"[1, {value}]").startswith(wanted)
+    for text in ("{}", "[]", "3"):
+        assert said(text) == f"expected a JSON list of 1 to {2**24} lengths"
+    assert said("[1").startswith("expected a JSON list of lengths; ")
+    assert said("[" * 100_000).startswith("expected a JSON list of lengths; ")
+    monkeypatch.setattr("dcp_planner.step.report.MOST_LENGTHS", 2)
+    assert said("[1, 2]") == [1, 2]
+    assert said("[1, 2, 3]") == "expected a JSON list of 1 to 2 lengths"
+    monkeypatch.setattr("dcp_planner.step.report.MOST_FILE_BYTES", 6)
+    assert said("[1, 2]") == [1, 2]
+    assert said("[1, 22]") == "expected at most 6 bytes"
+    assert read_lengths_of_nothing(tmp_path) == "cannot be read: No such file or directory"
+
+
+def read_lengths_of_nothing(folder):
+    with pytest.raises(DatasetError) as caught:
+        read_lengths(str(folder / "gone.json"))
+    return str(caught.value).removeprefix(f"{folder / 'gone.json'}: ")
+
+
+def test_a_file_of_a_step_of_the_limit_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.dcpstep.json"
+    write_step(path, plan_step(MIXED, SETTINGS["two replicas"][1]), MIXED)
+    size = path.stat().st_size
+    monkeypatch.setattr("dcp_planner.step.file.LIMIT_BYTES", size)
+    assert read_step(path).micro_batches == 1
+    monkeypatch.setattr("dcp_planner.step.file.LIMIT_BYTES", size - 1)
+    with pytest.raises(PlanFileError, match=f"expected at most {size - 1} bytes; plan a smaller"):
+        read_step(path)
+    for path, says in ((tmp_path / "gone", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(PlanFileError, match=f"cannot be read: {says}"):
+            read_step(path)

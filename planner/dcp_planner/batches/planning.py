@@ -246,7 +246,7 @@ def _summed_up(
 def _length_counts(lengths: Sequence[int]) -> tuple[int, ...]:
     """Count sequences by the power of two below their length.
 
-    >>> _length_counts([1, 2, 3, 9])
+    >>> _length_counts([1, 2, 3, 0, 9])
     (1, 2, 0, 1)
     """
     powers = [length.bit_length() - 1 for length in lengths if length > 0]

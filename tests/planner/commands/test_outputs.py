@@ -120,6 +120,7 @@ def test_plan(told, snapshots):
         f"{rows} --batches 3 --model gemma-3-12b --heads 4/2/64 --out plans",
         f"{rows} --batch 0 --batches 1 --seed {2**31 - 1} --dtype-bytes 8 --compute-tolerance 0 "
         f"--token-tolerance 0 --divisions 2 --partials input --block {2**32}",
+        f"plan a.dcpm --dataset rows.jsonl --tokens 40 {ZIGZAG} --batches 2 --batch 2",
         f"{stack} --against static --out stack.dcpplan",
         f"{stack} --against static:ring --against static:grid --model llama-8b --json",
         f"{rows} --mask mixed --batches 2 --against static:ring --out stacks",
@@ -183,6 +184,7 @@ def test_step(told, snapshots):
         f"{plain} --model llama-70b --cluster a100-p4de --even-price 0 --against ffd "
         "--against flexsp",
         "step a.dcpm --dataset rows.jsonl --mask mixed --mesh 1x2 --tokens 60 --against all",
+        "step a.dcpm --dataset rows.jsonl --mesh 1x2 --tokens 40",
         "step a.dcpm --dataset rows.jsonl --mesh 4x8 --tokens 60",
     )
     found["first.dcpstep.json"] = short(json.loads(Path("first.dcpstep.json").read_text()))

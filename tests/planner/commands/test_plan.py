@@ -169,6 +169,28 @@ def test_what_is_no_report_is_refused(tmp_path, text, message):
         read_batches(path)
 
 
+def test_a_report_of_the_limits_is_read(tmp_path, monkeypatch):
+    path = tmp_path / "a.dcpbatches.json"
+    document = {"schema": "dcp.batches/1", "batches": [{}, {}], "notes": [], "distribution": {},
+                "speedup": {}}  # fmt: skip
+    path.write_text(json.dumps(document))
+    assert read_batches(path) == document
+    size = path.stat().st_size
+    for name, least in (("MOST_BATCHES", 2), ("LIMIT_BYTES", size)):
+        monkeypatch.setattr(f"dcp_planner.batches.report_file.{name}", least - 1)
+        with pytest.raises(PlanFileError, match="at most"):
+            read_batches(path)
+        monkeypatch.setattr(f"dcp_planner.batches.report_file.{name}", least)
+        assert read_batches(path) == document
+    for name in ("batches", "notes", "distribution", "speedup"):
+        path.write_text(json.dumps(document | {name: 3}))
+        with pytest.raises(PlanFileError, match=f"expected `{name}` to be a"):
+            read_batches(path)
+    path.write_text(json.dumps(document | {"batches": [{}, 3]}))
+    with pytest.raises(PlanFileError, match="batches, each an object; write it again"):
+        read_batches(path)
+
+
 def test_a_report_needs_its_ending_and_is_bounded(folder):
     data = (folder / "a.dcpm", "--dataset", folder / "rows.jsonl")
     for out, batches, message in (
