@@ -9,7 +9,7 @@ from dcp_dsl.checks.scope import Scope, library_scopes
 from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.tokens import STATEMENT_KEYWORDS, RawToken
+from dcp_dsl.syntax.tokens import KEYWORDS, STATEMENT_KEYWORDS, RawToken
 from dcp_dsl.syntax.trees import unparse
 from dcp_grammar import WORDS, Role
 
@@ -36,6 +36,9 @@ class Proposal:
     text: str
     kind: CompletionKind
     detail: str = ""
+
+
+_PATH = Proposal("path", "attribute", "tokens in front of it on its path")
 
 
 def complete_at(text: str, offset: int, name: str = "<text>") -> tuple[Proposal, ...]:
@@ -104,8 +107,9 @@ def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
         yield from _masks(scope)
         yield from _segments(scope)
         yield from _words("variable", "function", "operator", "constant")
-        if statement in ("stack", "for"):
-            yield from (Proposal(name, "mask", "a stack") for name in scope.stacks)
+        if statement == "for":  # elsewhere a stack is no mask
+            stacks = (*scope.stacks, *scope.imported.stacks)
+            yield from (Proposal(name, "mask", "a stack") for name in stacks)
     yield from _words("clause")
 
 
@@ -175,7 +179,7 @@ def _locals(before: list[RawToken]) -> Iterator[Proposal]:
                  and (i == 0 or before[i - 1].text != ":")), default=0)  # fmt: skip
     own = before[start:]
     for name, sign in pairwise(own):
-        if name.kind == "name" and sign.text == ":":
+        if name.kind == "name" and sign.text == ":" and name.text not in KEYWORDS:  # `rest: full`
             yield Proposal(name.text, "parameter", "parameter")
     # A comma may also stand between arguments, where `name =` gives one by name: a word too many.
     for word, name, sign in zip(own, own[1:], own[2:], strict=False):
@@ -200,8 +204,12 @@ def _attributes(path: list[str], document: Document) -> Iterator[Proposal]:
     elif head in ("q", "k"):
         yield from _segments(scope)
         yield from _token_columns("", scope)
+        if len(scope.trees()) == 1:
+            yield _PATH
     elif len(path) > 2 and path[-2] == "." and path[-3] in ("q", "k"):
         yield from (Proposal(name, "attribute", what) for name, what in _ATTRIBUTES.items())
+        if scope.segments.get(head) in scope.trees():
+            yield _PATH
         yield from _token_columns(head, scope)
     elif head in scope.segments:
         yield Proposal("count", "attribute", "number of instances")

@@ -90,8 +90,9 @@ def rename(document: Document, offset: int, name: str) -> list[ast.Span]:
         text, at = text + document.text[at : span.start] + name, span.end
     after = Document(text + document.text[at:], document.name, document.encoding)
     # Where the new name is taken, two names would now mean the same, or one would mean another
-    # thing: the names fall into other groups.
-    if _groups(after) != _groups(document):
+    # thing: the names fall into other groups. A local name may hide no definition (E119).
+    codes = [[found.code for found in each.problems] for each in (after, document)]
+    if _groups(after) != _groups(document) or codes[0] != codes[1]:
         raise RenameError(f"`{name}` already means something where it would stand")
     return spans
 
