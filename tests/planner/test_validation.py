@@ -90,6 +90,15 @@ def is_result_launch(plan: Plan) -> Callable:
     return lambda step: plan.transfers.kind[step.transfers[0]] >= TransferKind.OUT
 
 
+def with_ends(plan: Plan, *ends: int) -> Plan:
+    return replace(plan, cu_seqlens=np.array(ends, np.int32))
+
+
+def named_group(plan: Plan) -> Plan:
+    group = np.zeros(len(plan.transfers), np.uint8)
+    return replace(plan, transfers=replace(plan.transfers, group=group))
+
+
 def drop_slab(plan: Plan) -> Plan:
     return replace(plan, slabs=Slabs(plan.num_tokens, *plan.slabs.table()[:-1].T))
 
@@ -179,6 +188,14 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "sequence": (lambda p: with_cell(p, "blocks", "sequence", 0, 1), "no block crosses the border of its sequence: broken at block 0"),
     "no sequence": (lambda p: with_cell(p, "blocks", "sequence", 0, 3), "no block crosses the border"),
     "cu_seqlens": (lambda p: replace(p, cu_seqlens=p.cu_seqlens[::-1].copy()), "cu_seqlens does not rise"),
+    "cu_seqlens falls once": (lambda p: with_ends(p, 0, 60, 57, 66), "cu_seqlens does not rise"),
+    "cu_seqlens from 1": (lambda p: with_ends(p, 1, 40, 63, 66), "cu_seqlens does not rise from 0"),
+    "no cu_seqlens": (with_ends, "cu_seqlens does not rise from 0"),
+    "head groups 0": (lambda p: replace(p, head_groups=0), "a plan has 1 to 256 head groups, got 0"),
+    "head groups 257": (lambda p: replace(p, head_groups=257), "1 to 256 head groups, got 257"),
+    "head groups unnamed": (lambda p: replace(p, head_groups=2), "got 2 and no column"),
+    "a head group named": (named_group, "got 1 and a column"),
+    "slab twice": (lambda p: replace(p, slabs=Slabs(66, *p.slabs.table()[[0, *range(len(p.slabs))]].T)), "slabs are disjoint: slab . shares a pair"),
     "q_block": (lambda p: with_cell(p, "tiles", "q_block", 3, 99), "every tile's q_block is 0 to"),
     "kv_block": (lambda p: with_cell(p, "tiles", "kv_block", 3, -1), "every tile's kv_block is 0 to"),
     "tile order": (lambda p: with_cell(p, "tiles", "kv_block", 1, 1), "tiles are sorted|none twice"),
