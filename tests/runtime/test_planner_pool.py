@@ -8,29 +8,22 @@ import sys
 import warnings
 from concurrent import futures
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, digest
-from dcp_planner.plan import decode_part, encode_parts
 from dcp_planner.workers import WorkerLost
 from dcp_planner.workers.process import WorkerProcess
-from dcp_runtime import LookAhead, RunError
+from dcp_runtime import RunError
 from dcp_runtime.data import planner_pool
 from dcp_runtime.data.make_plans import plan_request
-from dcp_runtime.data.plan_sources import SharedPlans
 from dcp_runtime.data.planner_pool import (
     MOST_FAILED_STARTS,
-    MicroBatch,
     PlannerPool,
     PlanRequest,
-    decode_reply,
-    encode_parts_of,
 )
-from dcp_runtime.plans.batch_plans import batch_note
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
@@ -73,40 +66,6 @@ def test_plans_of_a_process_are_those_of_this_one():
         assert loader.metrics.cached == len(own)  # the second epoch has the same batches
     finally:
         loader.close()
-
-
-def test_a_plan_of_one_batch_that_serves_another_has_the_names_of_its_rows():
-    tokens = list(range(40))
-    rows = [{"tokens": tokens, "id": "chat-9f3a"}, {"tokens": tokens, "path": "a.py"}]
-    rows.append({"tokens": tokens})
-    loader = make_loader(rows, SPEC, **(OPTIONS | {"token_budget": 40}))
-    plans = [plan for _, plan in loader]
-    assert [plan.sequence_names for plan in plans] == [
-        ("row 0: chat-9f3a",), ("row 1: a.py",), ("row 2",)
-    ]  # fmt: skip
-    assert [plan.provenance.origin for plan in plans] == ["rows 0", "rows 1", "rows 2"]
-    assert loader.metrics.cached == 2
-    assert [batch_note(plan).name for plan in plans] == [f"epoch 0, batch {n}" for n in range(3)]
-
-
-@pytest.mark.parametrize("is_part", [False, True])
-def test_parts_of_plans_name_their_sequences_too(is_part):
-    _, plan = next(iter(make_loader(ROWS, SPEC, **OPTIONS)))
-    names = tuple(f"row {n}" for n in range(len(plan.cu_seqlens) - 1))
-    held = decode_part(encode_parts(plan)[0]) if is_part else plan
-    (own,) = MicroBatch((), 0, (held,), (0,), ()).named((), names).plans
-    assert (own.plan if is_part else own).sequence_names == names
-
-
-def test_devices_get_their_parts_of_a_group_that_begins_later():
-    reply = plan_request(request_of())
-    (batch,) = reply.batches
-    (plan,) = batch.plans
-    later = replace(reply, batches=(replace(batch, first=2),))
-    replies = encode_parts_of(later, range(2, 4))
-    found = [decode_reply(reply, bytes).batches[0].plans[0] for reply in replies]
-    assert found == encode_parts(plan)
-    assert found[0] != found[1]
 
 
 def test_what_a_process_says_of_hidden_tokens_is_what_this_one_finds(pool):
@@ -231,37 +190,6 @@ def test_a_batch_that_cannot_be_planned_is_refused_as_without_processes():
     assert messages[0] == messages[1]
 
 
-def test_requests_survive_json():
-    request = request_of()
-    assert PlanRequest.from_json(request.to_json()) == request
-    assert PlanRequest.from_json(request.to_json()).key == request.key != request_of(1).key
-
-
-@pytest.mark.parametrize(
-    ("cores", "local_ranks", "options", "processes"),
-    [
-        (1, None, {}, 0),
-        (2, None, {}, 1),
-        (2, None, {"batches": 0}, 0),
-        (2, None, {"processes": 0}, 0),
-        (1, None, {"processes": 3}, 3),
-        (7, "4", {}, 0),
-        (8, "4", {}, 1),
-        (4, "4", {"planner": "first"}, 0),
-        (5, "4", {"planner": "first"}, 1),
-        (2, "many", {}, 1),
-    ],
-)
-def test_a_process_plans_where_a_core_is_left_for_it(
-    cores, local_ranks, options, processes, monkeypatch
-):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    if local_ranks is not None:
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", local_ranks)
-    assert LookAhead(**options).num_processes == processes
-
-
 def is_running(pid: int) -> bool:
     return os.path.exists(f"/proc/{pid}")
 
@@ -317,15 +245,6 @@ def test_a_pool_gives_up_with_the_first_worker_that_cannot_start(monkeypatch):
             pool.submit(request).result(timeout=250)
     assert pool.cannot_start
     pool.close()
-
-
-def test_the_seconds_of_a_lost_plan_are_known_before_a_rank_takes_it():
-    known, done = [], futures.Future()
-    exchange = SimpleNamespace(publish=lambda number, parts: known.append([*plans._seconds]))
-    plans = SharedPlans(SimpleNamespace(is_closed=False, cannot_start=False), exchange)
-    done.set_exception(WorkerLost("gone"))
-    plans._publish(4, request_of(), done)
-    assert known == [[4]]
 
 
 def test_a_closed_loader_plans_in_this_process():
