@@ -118,7 +118,7 @@ def test_every_row_of_a_mask_with_keys_of_another_sequence_is_refused(tmp_path, 
     assert "0 of 2 rows accepted" in run.output
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(drawn=tables())
 def test_rows_are_accepted_exactly_if_the_oracle_finds_nothing_wrong(folder, drawn):
     text, rows = drawn

@@ -53,6 +53,15 @@ token sel[2]
 column weight in doc
 mask m = causal and (k in q.sel or q.doc.weight > 0 and same(doc) or q == k)
 for "*" use m""",
+    "lists alone": """
+token sel[2]
+mask m = causal and (k in q.sel or q == k)
+for "*" use m""",
+    "instances alone": """
+segment doc = [lens]*
+column weight in doc
+mask m = causal and (q.doc.weight > k.doc.weight or q == k)
+for "*" use m""",
     "layers": """
 stack s = 2 of sliding(2), heads { 0..1: causal  rest: chunked(4) }
 for "*" having long use s
@@ -104,6 +113,8 @@ TABLES = {
                 [[0, 1], [0, 1], [-1, -1]], [[0], [1], [1]]],
         "weight": [[1, 0], [1, 1], [4], [1], [0, 1]],
     },
+    "lists alone": {"sel": [[[0, 1], [1, 1]], [[0], [1]], [[0, 5], [0, 0]]], "len": [2, 2, 2]},
+    "instances alone": {"lens": [[2, 1], [2, 1], [1]], "weight": [[3, 4], [3], [1]]},
     "layers": {"long": [1] * 13, "len": [4 * 2**i for i in range(13)]},
     "keys": {"p": [1, 2], "c": [1, 1], "len": [1, 1]},
 }  # fmt: skip
@@ -173,6 +184,40 @@ def test_a_folder_is_told_statement_by_statement(folder, snapshots):
     text = text.replace(" with n = e", "").replace(" and row.n > 0", "")
     found[text] = told(Spec.from_text(text, "a.dcpm"), "data/long")
     snapshots.check("dataset_folder", found)
+
+
+INT = pa.int64()
+LIST = pa.list_(INT)
+SHAPES = {
+    "segment part = a[x] b[ys]*  mask m = causal and same(part)": {"x": INT, "ys": LIST},
+    "segment s = g(a[xs] b[yss]*)*  mask m = causal and same(a) or q == k": {
+        "xs": LIST, "yss": pa.list_(LIST),
+    },
+    "segment s = g(h(b[ysss]*)*)*  mask m = causal and same(b)": {"ysss": pa.list_(pa.list_(LIST))},
+    "token t  mask m = causal and q.t == k.t": {"t": LIST},
+    "mask m = causal and q - k <= row.n": {"n": INT},
+}  # fmt: skip
+KINDS = [
+    pa.int8(), pa.bool_(), pa.null(), pa.string(), pa.list_(INT), pa.list_(INT, 2),
+    pa.list_(pa.float32()), pa.large_list(pa.list_(pa.null())), pa.list_(pa.list_(LIST)),
+]  # fmt: skip
+
+
+def test_columns_of_another_shape_are_refused_with_what_is_wanted(folder, snapshots):
+    found = {}
+    for text, right in SHAPES.items():
+        spec = Spec.from_text(f'{text}  for "*" use m', "a.dcpm")
+        for name in right:
+            lines = []
+            for kind in KINDS:
+                kinds = {"len": INT} | right | {name: kind}
+                table = {column: pa.array([], each) for column, each in kinds.items()}
+                pq.write_table(pa.table(table), "a.parquet")
+                (statement,) = check_dataset(spec, "a.parquet").statements
+                problem = statement.problems[-1].split("; ")[0] if statement.problems else "taken"
+                lines.append(f"{kind}: {problem}")
+            found[f"{text}: {name}"] = "\n".join(lines)
+    snapshots.check("dataset_shapes", found)
 
 
 def refusal(act, *arguments):

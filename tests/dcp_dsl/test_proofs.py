@@ -23,7 +23,7 @@ def proved(mask):
 def test_no_sample_contradicts_a_proof():
     rng = Random(0)
     contradictable = 0
-    for text, mask in draw_masks(10, 60):
+    for text, mask in draw_masks(10, 30):
         spec = Spec.from_text(f"{LAYOUTS}{text}")
         name = mask.name
         for claim in (name, f"not {name}", f"{name} per doc", f"causal and not {name}"):
@@ -41,7 +41,7 @@ def test_no_sample_contradicts_a_proof():
                 for relation in relations:
                     pairs = seen & PER[relation](length).astype(bool)
                     assert not pairs.any(), (text, claim, relation)
-    assert contradictable >= 250
+    assert contradictable >= 120
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.data.dataset import LENGTH_COLUMNS, TOKEN_COLUMNS, require_lengths, row_sizes
 from dcp_dsl.data.nesting import (
+    ANY_DEPTH,
     NestedColumn,
-    column_depth,
     flatten_column,
     measure_layout,
     require_depth,
@@ -122,8 +122,7 @@ class RowChecker:
             for column, depth in column_depths(layout).items():
                 self._check_type(column, depth, f"segment `{segment.name.text}`")
         for column in sorted(self.attachment.columns):
-            if column_depth(require_column(self.source, self._own(column))) is None:
-                self._check_type(column, 0, f"mask `{self.attachment.value.name}`")
+            self._check_type(column, ANY_DEPTH, f"mask `{self.attachment.value.name}`")
 
     def _check_type(self, column: str, depth: int, reader: str) -> None:
         own = self._own(column)

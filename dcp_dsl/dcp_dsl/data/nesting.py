@@ -19,7 +19,11 @@ from dcp_dsl.errors import MAX_TOKENS, DatasetError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.trees import walk_parts
 
-_SHAPES = {0: "one integer per row", 1: "a list of integers per row", 2: "lists of lists per row"}
+ANY_DEPTH = -1
+_SHAPES = {
+    ANY_DEPTH: "integers", 0: "one integer per row", 1: "a list of integers per row",
+    2: "lists of lists per row",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -106,8 +110,9 @@ def require_depth(
     mask_column: str,
     reader: str,
 ) -> None:
-    """Check that a column holds lists nested as deep as its reader needs."""
-    if column_depth(kind) != depth:
+    """Check that a column holds integers in lists nested as deep as its reader needs."""
+    found = column_depth(kind)
+    if found is None or depth not in (found, ANY_DEPTH):
         wanted = _SHAPES.get(depth, f"lists nested {depth} deep per row")
         raise DatasetError(
             f"{source}: column `{column}` holds {kind}, but {reader} reads {wanted} from it; mend "
