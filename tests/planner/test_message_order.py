@@ -92,11 +92,12 @@ def test_messages_take_multiprocessors_from_attention(masks):
     taken = replace(plan, cluster=replace(slow, comm_sms=2))
     free = replace(plan, cluster=replace(slow, comm_sms=0))
     assert predict(free).seconds < predict(taken).seconds < 2 * predict(free).seconds + 1
-    third = replace(plan, cluster=replace(slow, comm_sms=1))
-    own = [simulate(p) for p in (free, taken, third)]
+    third, most = (replace(plan, cluster=replace(slow, comm_sms=count)) for count in (1, 3))
+    own = [simulate(p) for p in (free, taken, third, most)]
     first = [t.end_ns[(t.kind == 0) & (t.division == 0)].min() for t in own]
     assert first[1] == pytest.approx(2 * first[0], rel=0.01)  # its inputs are on the way
     assert first[2] == -(-4 * int(first[0]) // 3)
+    assert first[3] == 4 * first[0]
 
 
 def test_every_order_ends(plan):

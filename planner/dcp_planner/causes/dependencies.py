@@ -22,7 +22,13 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.problem import DIRECTIONS
-from dcp_planner.simulation.trace import LANES, Trace, pair_messages
+from dcp_planner.simulation.trace import (
+    LANES,
+    Trace,
+    number_alike,
+    number_divisions,
+    pair_messages,
+)
 from dcp_planner.tables.head_groups import expand_head_groups
 from dcp_planner.tables.plan import Plan, TransferKind
 from dcp_planner.tables.visits import find_feeders
@@ -195,20 +201,14 @@ def _waits(trace: Trace, main: Ints) -> _Edges:
     """Let every message hold up the first event of its division that may have waited for it."""
     message = np.flatnonzero((trace.lane == SEND) | (trace.lane == RECEIVE))
     wait = main[trace.lane[main] == WAIT]
-    key, wanted = _division_of(trace, wait), _division_of(trace, message)
+    divisions = number_divisions(trace)
+    key, wanted = divisions[wait], divisions[message]
     # Of the waits of its division on this device: the first that ended with the message or later.
     order, place, places = _by_key(key, trace.end_ns[wait], wanted, trace.end_ns[message])
     first = np.searchsorted(place, places, side="left")
     found = _checked(order, np.where(first < len(order), first, -1), key, wanted)
     known = found >= 0
     return _Edges.of(wait[found[known]], message[known], Reason.MESSAGE)
-
-
-def _division_of(trace: Trace, rows: Ints) -> Ints:
-    """Number the (device, direction, division) of events."""
-    divisions, rank = np.unique(trace.division, return_inverse=True)
-    side = len(DIRECTIONS) * trace.device[rows].astype(np.int64) + trace.is_backward[rows]
-    return np.asarray(side * len(divisions) + rank[rows])
 
 
 def _launches(plan: Plan, trace: Trace, main: Ints, messages: PairedMessages) -> list[_Edges]:
@@ -248,9 +248,8 @@ def _groups(plan: Plan, trace: Trace, messages: PairedMessages) -> list[Ints]:
     """
     table, transfer = plan.transfers, trace.transfer[messages.send]
     is_result = table.kind[transfer] >= TransferKind.OUT
-    step = (table.division[transfer].astype(np.int64) << 8) + table.hop[transfer]  # hop: uint8
-    place = (step * 2 + is_result) * 2 + trace.is_backward[messages.send]
-    return [place * plan.num_devices + device for device in messages.device]
+    keys = table.division[transfer], table.hop[transfer], is_result, table.is_backward[transfer]
+    return [number_alike(*keys, device) for device in messages.device]
 
 
 def _passed_on(plan: Plan, trace: Trace, messages: PairedMessages) -> _Edges:

@@ -127,7 +127,7 @@ def _kernel_tiles(scene: Scene) -> dict[str, Any]:
     tiles, tokens = scene.plan.tiles, scene.plan.blocks.num_tokens
     edge = scene.plan.cluster.kernel_tile
     computed = computed_pairs(tiles.pairs, tokens[tiles.q_block], tokens[tiles.kv_block], edge)
-    ratio = float(computed.sum() / max(1, int(tiles.pairs.sum())))
+    ratio = float(computed.sum() / max(1.0, tiles.pairs.sum()))
     return {"kernel_tile": edge, "computed_over_visible": ratio}
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
 from dcp_planner.causes.diagnosis import Cause, Diagnosis, Name, Why, diagnose
 from dcp_planner.causes.path import STEPS
 from dcp_planner.errors import PlanError
@@ -195,7 +193,7 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
 def path_lines(why: Why) -> tuple[PathLine, ...]:
     """Write the critical path as lines, in the order of time."""
     path, trace = why.path, why.trace
-    total = float(np.maximum(1, (path.end_ns - path.start_ns).sum()))
+    total = float(max(1.0, (path.end_ns - path.start_ns).sum()))
     lines = []
     for event, start, end, step in zip(
         path.event.tolist(), path.start_ns.tolist(), path.end_ns.tolist(), path.step.tolist(),

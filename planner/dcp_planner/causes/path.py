@@ -75,7 +75,7 @@ class Accounting(Record):
     def shares(self) -> dict[Account, float]:
         """Compute the share of all devices' time in each account; they add up to 1."""
         spent = self.spent_ns.sum(axis=(0, 1))
-        return dict(zip(ACCOUNTS, (spent / max(1, spent.sum())).tolist(), strict=True))
+        return dict(zip(ACCOUNTS, (spent / max(1.0, spent.sum())).tolist(), strict=True))
 
 
 def steps_of(trace: Trace) -> Bytes:

@@ -392,7 +392,7 @@ def _union(workloads: Sequence[Workload], layers: Sequence[int]) -> Workload:
     found, inverse = np.unique(place_of_tile, return_inverse=True)
     total = np.zeros(len(found), np.int64)
     np.add.at(total, inverse, pairs)
-    q, kv = np.divmod(found, max(1, blocks))
+    q, kv = np.divmod(found, blocks)
     return replace(
         first,
         compute_q=q.astype(np.int32),

@@ -336,9 +336,8 @@ class _Places:
         ends = np.where(table.source[items] == self.programs.device[rows], 0, 1)
         rank[ends, items] = np.flatnonzero(self.op_of_item == LAUNCH)
         # Inputs and results are matched apart: each class has an order of its own.
-        pair = table.target[chosen].astype(np.int64) * self.plan.num_devices + table.source[chosen]
-        pair = pair * 2 + self.is_result[chosen]
-        orders = [order_by(pair, rank[end, chosen]) for end in (0, 1)]
+        keys = table.target[chosen], table.source[chosen], self.is_result[chosen]
+        orders = [order_by(*keys, rank[end, chosen]) for end in (0, 1)]
         differs = np.flatnonzero(chosen[orders[0]] != chosen[orders[1]])
         if differs.size:
             raise self.fail(

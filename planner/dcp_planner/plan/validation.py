@@ -157,7 +157,7 @@ def _check_slabs(plan: Plan) -> None:
 
 def _check_order(plan: Plan) -> None:
     tiles = plan.tiles
-    place = tiles.q_block.astype(np.int64) * max(1, len(plan.blocks)) + tiles.kv_block
+    place = tiles.q_block.astype(np.int64) * len(plan.blocks) + tiles.kv_block
     require(
         np.diff(place, prepend=-1) > 0,
         "tiles are sorted by (q_block, kv_block), none twice",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from dcp_dsl.arrays import Indices, Ints
-from dcp_planner.simulation.trace import LANES, Trace, pair_messages
+from dcp_planner.simulation.trace import LANES, Trace, number_divisions, pair_messages
 
 pc: Any = pyarrow.compute  # its stubs miss most of these functions
 _SEND, _RECEIVE, _COMPUTE = (LANES.index(lane) for lane in ("send", "receive", "compute"))
@@ -180,11 +180,8 @@ def unused_bytes(trace: Trace) -> tuple[Ints, Ints, Ints]:
     chosen = np.concatenate([got, work])
     if not len(got):
         return np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int64)
-    # One number: the device, 32 bits of division (it may be negative), one of direction.
-    key = trace.device[chosen].astype(np.int64) << 33
-    key += (trace.division[chosen].astype(np.int64) + 2**31) * 2 + trace.is_backward[chosen]
-    _, step = np.unique(key, return_inverse=True)
-    done = np.full(int(step.max()) + 1, np.iinfo(np.int64).min)
+    step = number_divisions(trace)[chosen]
+    done = np.full(len(trace), np.iinfo(np.int64).min)  # there are no more steps than events
     np.maximum.at(done, step[len(got) :], trace.end_ns[work])
     left = np.maximum(done[step[: len(got)]], trace.end_ns[got])
     device = np.tile(trace.device[got].astype(np.int64), 2)

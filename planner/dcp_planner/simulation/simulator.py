@@ -151,7 +151,7 @@ class DirectionModel:
         ports = np.where(link > 0, devices + nics[ends], ends)
         num_ports = devices + int(nics[-1]) + 1
         if cluster.message_order == "fifo":  # one port to send from; the target's is always free
-            ports[0], ports[1] = transfers.source, num_ports + np.arange(len(transfers))
+            ports[0], ports[1] = transfers.source, np.arange(len(transfers))
             num_ports += len(transfers)
         steps = Steps.of(programs, devices)
         messages = Messages.of(
@@ -204,7 +204,7 @@ class DirectionModel:
                 is_everywhere=evenness == "all devices",
             )  # fmt: skip
         # Multiprocessors that move messages do not compute meanwhile.
-        slowdown = cluster.sms / (cluster.sms - cluster.comm_sms) if cluster.sms > 1 else 1.0
+        slowdown = cluster.sms / max(1, cluster.sms - cluster.comm_sms)
         # Everything one after the other bounds the end, which int64 nanoseconds must hold.
         total = float(sum(part.sum() for part in (slowdown * duration, busy, latency)))
         if not total * 1e9 < _END_OF_TIME_NS:
@@ -212,7 +212,7 @@ class DirectionModel:
                 f"expected a predicted time below {_END_OF_TIME_NS / 1e9:.0f} s, got more; give "
                 "the cluster's rates in bytes and FLOPs per second, its latency in seconds"
             )
-        busy_ns, latency_ns = np.maximum(nanoseconds(busy), 1), nanoseconds(latency)
+        busy_ns, latency_ns = nanoseconds(busy), nanoseconds(latency)
         steps = self.steps._replace(duration=nanoseconds(duration))
         messages = self.messages._replace(busy=busy_ns, latency=latency_ns, slowdown=slowdown)
         begun, ended, started, at, end_ns = run_events(steps, messages)

@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record, sealed, settle
+from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record, order_by, sealed, settle
 from dcp_planner.tables.plan import Drawn, TransferKind
 
 Source: TypeAlias = Literal["simulated", "measured"]
@@ -208,13 +209,31 @@ def pair_messages(trace: Trace) -> tuple[Ints, Ints]:
     return send[sent], receive[received]
 
 
+def number_alike(*keys: NDArray[np.integer | np.bool_]) -> Ints:
+    """Number rows of keys, at least 0, from 0; equal rows alike, in the order of the keys.
+
+    >>> number_alike(np.array([7, 2, 7]), np.array([0, 5, 0])).tolist()
+    [1, 0, 1]
+    """
+    order = order_by(*keys)
+    rows, found = np.stack(keys)[:, order], np.zeros(len(order), np.int64)
+    found[order[1:]] = np.cumsum((rows[:, 1:] != rows[:, :-1]).any(axis=0))
+    return found
+
+
+def number_divisions(trace: Trace) -> Ints:
+    """Number the device, direction and division of every event, int64 ``[E]``."""
+    _, division = np.unique(trace.division, return_inverse=True)  # it may be -1
+    return number_alike(trace.device, trace.is_backward, division)
+
+
 def _occurrences(trace: Trace, rows: Ints) -> Ints:
     """Number events by their transfer and by how often it came before, int64."""
     order = np.lexsort((trace.start_ns[rows], trace.transfer[rows]))
     transfer = trace.transfer[rows][order].astype(np.int64)
     first = np.searchsorted(transfer, transfer)
     found = np.empty(len(rows), np.int64)
-    found[order] = transfer * (len(trace) + 1) + np.arange(len(rows)) - first
+    found[order] = transfer * len(trace) + np.arange(len(rows)) - first
     return found
 
 
