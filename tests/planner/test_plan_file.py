@@ -205,9 +205,9 @@ def test_a_failed_write_leaves_nothing_and_keeps_the_older_file(plan, tmp_path, 
 
 def test_a_trace_that_no_file_can_hold_is_refused_and_nothing_is_written(plan, tmp_path):
     trace = simulate(plan)
-    longer = replace(trace, end_ns=trace.end_ns + 2**54)
+    long, longer = (replace(trace, end_ns=trace.end_ns + ns) for ns in (2**53, 2**54))
     with pytest.raises(PlanFileError, match="at most 104 days, got one of 208; plan fewer tokens"):
-        write_plan(tmp_path / "a.dcpplan", plan, [longer])
+        write_plan(tmp_path / "a.dcpplan", plan, [long, trace, longer])
     assert list(tmp_path.iterdir()) == []
 
 

@@ -90,6 +90,19 @@ def is_result_launch(plan: Plan) -> Callable:
     return lambda step: plan.transfers.kind[step.transfers[0]] >= TransferKind.OUT
 
 
+def no_launches(plan: Plan) -> Plan:
+    """Let device 0 own and compute everything, and wait for nothing that was launched."""
+    none = {name: column[:0] for name, column in columns_of(plan.transfers).items()}
+    nobody, count = np.zeros(len(plan.tiles), np.int32), len(plan.blocks)
+    tiles = replace(plan.tiles, device=nobody, division=nobody)
+    blocks = replace(plan.blocks, owner=np.zeros(count, np.int32))
+    plan = replace(plan, blocks=blocks, tiles=tiles, transfers=replace(plan.transfers, **none))
+    steps = Copy(tuple(range(count))), Attention(0, tuple(range(len(tiles)))), CommWait(1, 0)
+    for device in range(plan.num_devices):
+        plan = with_program(plan, device, [Copy(())] if device else list(steps))
+    return plan
+
+
 def with_ends(plan: Plan, *ends: int) -> Plan:
     return replace(plan, cu_seqlens=np.array(ends, np.int32))
 
@@ -240,6 +253,7 @@ CASES: dict[str, tuple[Callable[[Plan], Plan], str]] = {
     "slot shared": (lambda p: shared_slot(p), "rows of a receive buffer hold one block at a time"),
     "hop of an owner": (lambda p: with_cell(p, "transfers", "hop", 0, 1), "hop 0 is a transfer whose source has the data of its own|hops rise"),
     "order": (swap_in_launch, "both ends launch transfers in the same order"),
+    "no launches": (no_launches, "waits only for what it has launched: key . at instruction"),
     "deadlock": (deadlock, "deadlock: devices .* wait for each other"),
 }  # fmt: skip
 

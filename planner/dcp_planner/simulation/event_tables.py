@@ -103,7 +103,7 @@ def launches_of_waits(programs: ProgramTable) -> Ints:
     # Device and key in one number; keys of launches and waits are at least 0.
     place = programs.device.astype(np.int64) << 32 | programs.key
     launches, waits = (np.flatnonzero(programs.op == op) for op in (LAUNCH, WAIT))
-    if launches.size and waits.size:
+    if launches.size:
         order = np.argsort(place[launches])
         where = np.searchsorted(place[launches], place[waits], sorter=order)
         # A wait of a damaged plan may lack its launch: its place is another one, or behind all.
