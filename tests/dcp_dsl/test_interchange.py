@@ -232,6 +232,17 @@ def test_a_dense_mask_of_a_million_tokens_is_refused():
     assert raised.value.code == "X304"
 
 
+def test_a_mask_of_long_ranges_with_nothing_in_common_is_written_from_its_rows():
+    # seen from the keys it falls into over a million pieces of slabs
+    ends = np.sort(np.random.default_rng(0).integers(0, 2001, (2, 2000)), axis=0)
+    mask = Spec.from_text("token lo  token hi").mask("k >= q.lo and k < q.hi")
+    form = mask.compile(Sample({"lo": ends[0].tolist(), "hi": ends[1].tolist()}, 2000))
+    tables = export_mask(form, "flex").arrays
+    assert (tables["hi0"] - tables["lo0"] == ends[1] - ends[0]).all()
+    with pytest.raises(ExchangeError, match="X301"):
+        export_mask(form, "flashmask")
+
+
 def test_bits_are_stored_up_to_the_most_tokens(monkeypatch):
     mask = rows_of(np.random.default_rng(0).random((64, 64)) < 0.5)
     monkeypatch.setattr("dcp_dsl.interchange.block_sparse.MAX_TOKENS", 64)

@@ -1,16 +1,16 @@
 """Write block-sparse kernels' inputs: lists of blocks, and an expression for single pairs.
 
-Each block row lists its partial and its full blocks. Inside partial blocks the kernel asks the
-expression. A few slabs become a closed form; otherwise tables of ranges per row, or per key where
-that takes fewer ranges; masks with many ranges both ways become bits. The expression is the same
-text for FlexAttention (tensors) and FlashAttention-4 (scalars): comparisons joined by ``&`` and
-``|``.
+Each block row lists its partial and its full blocks. Inside partial blocks the kernel evaluates the
+expression. For a few slabs it compares positions with numbers; otherwise it reads tables of ranges
+per row, or per key where that takes fewer ranges; masks with many ranges both ways become bits. The
+text is the same for FlexAttention (tensors) and FlashAttention-4 (scalars): comparisons joined by
+``&`` and ``|``.
 
 FlexAttention takes `BlockMask.from_kv_blocks`; source: documentation of
 torch.nn.attention.flex_attention.BlockMask. FlashAttention-4 takes tables of forward (the key
 blocks of every query block) and backward (the query blocks of every key block); both must be given,
 or gradients are wrong. Varlen batches are one packed buffer of batch size 1. The kernel finds
-`mask_mod` by its source, so it has to live in a file. Source: flash-attn-4,
+`mask_mod` by its source, so the function must be in a file. Source: flash-attn-4,
 flash_attn.cute.block_sparsity and the signature of its `mask_mod`.
 """
 
@@ -33,7 +33,7 @@ from dcp_dsl.interchange.lines import MAX_TOKENS, key_runs, row_runs, to_dense
 MAX_ENTRIES = 2**28  # of a block table
 MAX_TERMS = 6  # slabs that become a closed form
 MAX_RANGES = 8  # per row or key, before bits are cheaper
-JOIN = "\n        | "  # as the files have it that hold the expression
+JOIN = "\n        | "  # terms stand below each other, indented as in the written files
 
 
 class BlockTables(NamedTuple):
@@ -75,6 +75,7 @@ def build_block_tables(form: Form, block_q: int, block_kv: int) -> tuple[BlockTa
     is_whole = (row + 1) * block_q <= form.num_tokens
     is_whole &= (col + 1) * block_kv <= num_keys(form)
     is_full = (blocks.kind == BlockKind.FULL) & is_whole
+    # blocks come by row and then by column; the transposed table needs the other order
     order = np.lexsort((row, col))
     return (
         list_blocks(row, col, is_full, (num_q, num_kv)),
@@ -129,7 +130,7 @@ def build_mask_mod(slabs: Slabs) -> MaskMod:
     """
     if len(slabs) <= MAX_TERMS:
         terms = [_term(slabs.num_tokens, *row) for row in slabs.table().tolist()]
-        # Kernels want a value of the type of a comparison even where nothing is visible.
+        # kernels need the type of a comparison, a tensor of bool, even where nothing is visible
         return MaskMod("closed", JOIN.join(terms) or "(q < 0)", {})
     by_row, by_key = row_runs(slabs), key_runs(slabs)
     most_row, most_key = (int(np.diff(r.row_ptr).max(initial=0)) for r in (by_row, by_key))
@@ -254,7 +255,7 @@ def to_flex(form: Form, config: ExportConfig) -> Export:
     source = _FLEX_TEMPLATE.format(
         **_filled(form, config, reads, "cpu"),
         keys=num_keys(form) if isinstance(form, CrossForm) else "TOKENS",
-        # it stands one level deeper here than in the other template
+        # this template indents the expression one level deeper than the other one
         expression=predicate.expression.replace("\n", "\n    "),
     )
     tables = dict(zip(names, forward, strict=True))
@@ -274,7 +275,7 @@ def _export(
 def _filled(
     form: Form, config: ExportConfig, reads: dict[str, str], device: str
 ) -> dict[str, object]:
-    """Return what both templates hold; `reads` says where the predicate finds its tables."""
+    """Return the fields of both templates; `reads` says where the predicate finds its tables."""
     lines = "".join(f"{name} = {place}\n" for name, place in reads.items())
     return {
         "title": plain_title(config.title), "tokens": form.num_tokens, "block_q": config.block_q,
@@ -285,6 +286,7 @@ def _filled(
 
 def plain_title(title: str) -> str:
     """Make a title, which is a person's text, harmless inside a docstring."""
+    # no quote ends the docstring, no backslash begins an escape
     kept = "".join(c if c.isprintable() and c not in '"\\' else " " for c in title)
     return " ".join(kept.split())[:200]
 

@@ -1,8 +1,8 @@
 """Hold a mask in the format of another tool; write it to files and read it back.
 
 An export has named arrays, a few values, and for some formats Python source. Its file is `.npz` or
-`.json` with all arrays, or `.py` with the source and an `.npz` beside. Reading never unpickles or
-executes a file.
+`.json` with all arrays, or `.py` with the source and an `.npz` beside it. Reading never unpickles
+or executes a file.
 """
 
 import io
@@ -52,6 +52,7 @@ class Export:
             raise ExchangeError(
                 f"expected a format out of {', '.join(FORMATS)}, got {self.format!r}"
             )
+        # copies, so that nobody else can write to them
         arrays = {name: sealed(np.array(value)) for name, value in self.arrays.items()}
         settle(self, arrays=arrays)
 
@@ -65,7 +66,7 @@ class Export:
             have = ", ".join(self.arrays) or "none"
             raise ExchangeError(f"{self.format}: expected an array `{name}`, got {have}")
         array = self.arrays[name]
-        while array.ndim > len(shape) and array.shape[0] == 1:
+        while array.ndim > len(shape) and array.shape[0] == 1:  # a batch or a head of one
             array = array[0]
         if array.shape == (0,):  # an empty list in JSON, whose other dims and type are lost
             array = np.zeros([n or 0 for n in shape], np.int64)
@@ -114,6 +115,7 @@ def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:
     if target.suffix not in SUFFIXES:
         raise ExchangeError(f"{path}: expected a name that ends in {', '.join(SUFFIXES)}")
     if target.suffix == ".json":
+        # 0 and 1 are shorter in JSON than `false` and `true`
         plain = {k: v.astype(np.int8) if v.dtype == bool else v for k, v in export.arrays.items()}
         document = _meta(export) | {"arrays": {k: v.tolist() for k, v in plain.items()}}
         return (_replace(target, (json.dumps(document) + "\n").encode()),)
@@ -124,7 +126,7 @@ def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:
         return (_replace(target, buffer.getvalue()),)
     if not export.source:
         raise ExchangeError(f"{path}: `{export.format}` has no source; write .npz or .json")
-    # tables first: the source reads them when it is used
+    # tables first: whoever finds the source finds its tables
     tables = _replace(target.with_suffix(".npz"), buffer.getvalue())
     return _replace(target, export.source.encode()), tables
 
@@ -173,7 +175,7 @@ def _from_json(path: Path, wanted: str | None) -> Export:
 
 def _from_numpy(path: Path, wanted: str | None) -> Export:
     with path.open("rb") as file:
-        # np.load calls every other file a pickle.
+        # of any other file np.load says that it is a pickle, which misleads
         if not file.read(8).startswith((b"PK", b"\x93NUMPY")):
             raise ExchangeError(
                 f"{path}: expected arrays of numpy (.npz or .npy), or JSON in a file named .json"
@@ -201,6 +203,7 @@ def _export(  # Any: JSON
     if wanted not in (None, found):
         raise ExchangeError(f"{path}: expected format {wanted!r}, got {found!r}")
     values = dict(meta.get("values", {}))
+    # other programs save numbers, such as `causal`, as arrays without dims
     for name in [name for name, array in arrays.items() if array.ndim == 0]:
         values[name] = arrays.pop(name).item()
     tokens = meta.get("tokens", _tokens(str(found), arrays))
@@ -222,6 +225,7 @@ def _tokens(name: str, arrays: dict[str, Any]) -> int | None:  # Any: numpy arra
     shape = arrays[ONLY[name]].shape if ONLY.get(name) in arrays else ()
     if len(shape) < 2:
         return None
+    # `[n, 2, 2]`, two ranges a row, beside `[n, 2]`; batch dims may stand in front
     is_double = name == "dcp" and shape[-2:] == (2, 2) and len(shape) >= 3
     return int(shape[-3 if is_double else -2])
 

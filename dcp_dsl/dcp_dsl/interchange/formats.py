@@ -61,7 +61,10 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
 
 
 def _cut(export: Export, mask: CrossForm) -> Export:
-    """Return what was written of the square around a mask between two sequences."""
+    """Cut an export of the square around a mask between two sequences to the mask.
+
+    Only `dense` has entries outside the mask; other formats list what is visible.
+    """
     arrays = dict(export.arrays)
     if export.format == "dense":
         arrays["mask"] = arrays["mask"][: mask.num_tokens, : mask.num_kv]

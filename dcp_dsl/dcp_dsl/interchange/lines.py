@@ -1,7 +1,7 @@
 """Write and read formats of one line per query or key: pairs, ranges of keys, hidden rows.
 
-Slabs describe a mask without looking at single rows; most kernels want something per row or per
-key. Costs here are proportional to rows, keys and runs, but for dense masks never to pairs.
+Slabs describe a mask without looking at single rows; most kernels take a line per row or per key.
+Costs here are proportional to rows, keys and runs; only dense masks cost a step for each pair.
 
 The ranges of `dcp`, at most two per row, are the `attn_mask` tensor of the released DCP code.
 Source: DCP (SOSP'25), Sec. 3.2 and its artifact: int32 ``[n, 2]`` or ``[n, 2, 2]`` (row, range,
@@ -27,11 +27,13 @@ import numpy as np
 from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.errors import ExchangeError
 from dcp_dsl.forms.algebra import MaskComparison, compare_masks
-from dcp_dsl.forms.conversion import as_slabs, slabs_of, transpose
+from dcp_dsl.forms.conversion import as_slabs
 from dcp_dsl.forms.form import Form, ranges_of_tile
+from dcp_dsl.forms.parts import Parts
 from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.interchange.export import Export
-from dcp_dsl.symbolic.region import Region
+
+MAX_SLABS = 2**22  # of a transposed mask
 
 
 def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> Rows:
@@ -45,6 +47,7 @@ def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> Rows:
     order = order[lo[order] < hi[order]]
     line, lo, hi = line[order], lo[order], hi[order]
     shift = line * (num_lines + 1)  # lines one behind the other, with a gap
+    # a run opens where an interval begins behind all before it
     reach = np.maximum.accumulate(hi + shift)
     opens = np.ones(len(line), bool)
     opens[1:] = (lo + shift)[1:] > reach[:-1]
@@ -54,18 +57,17 @@ def merge_runs(num_lines: int, line: Ints, lo: Ints, hi: Ints) -> Rows:
 
 
 def row_runs(slabs: Slabs) -> Rows:
-    """Return the visible keys of every row."""
+    """Return the ranges of keys that every row sees."""
     return Rows(slabs.num_tokens, *slabs.row_ranges(0, slabs.num_tokens))
 
 
 def key_runs(slabs: Slabs) -> Rows:
-    """Return the rows that see every key: rows of the result are keys."""
+    """Return the ranges of rows that see every key: lines of the result are keys."""
     return row_runs(_transposed(slabs))
 
 
 def _transposed(slabs: Slabs) -> Slabs:
-    q0, q1, k0, k1, a, b = slabs.table().T
-    return slabs_of(transpose(Region.of(slabs.num_tokens, (q0, q1, k0, k1, a, b))))
+    return as_slabs(Parts.of_keys(slabs), MAX_SLABS)
 
 
 def _to_slabs(runs: Rows) -> Slabs:
@@ -73,9 +75,9 @@ def _to_slabs(runs: Rows) -> Slabs:
 
 
 def _gaps(runs: Rows, begin: Ints) -> Rows:
-    """Return the rest of ``[begin[line], num_tokens)`` on every line."""
+    """Return what runs leave of ``[begin[line], num_tokens)`` on every line."""
     n = runs.num_tokens
-    # A gap lies in front of every run, behind the run before it, and one behind the last run.
+    # A line of r runs has r + 1 gaps: one before each run, and one behind the last.
     start = np.insert(runs.kv_end, runs.row_ptr[:-1], begin)
     end = np.insert(runs.kv_start, runs.row_ptr[1:], n)
     return merge_runs(n, np.repeat(np.arange(n), np.diff(runs.row_ptr) + 1), start, end)
@@ -145,7 +147,7 @@ def to_dcp(slabs: Slabs) -> Export:
             f"the format holds {MAX_RANGES} per row; use `magi`, `flex` or `flash4`",
             "X302",
         )
-    # Empty ranges lie at the row itself: the planner of the format takes their bounding box.
+    # Empty ranges lie at the row itself, since DCP's planner takes the bounding box of both ranges.
     ranges = np.broadcast_to(np.arange(n)[:, None, None], (n, 2, 2)).copy()
     line, rank = expand(0, per_row)
     ranges[line, rank, 0], ranges[line, rank, 1] = runs.kv_start, runs.kv_end
@@ -183,6 +185,7 @@ def to_flashmask(slabs: Slabs) -> Export:
     """
     n = slabs.num_tokens
     visible = key_runs(slabs)
+    # no key is seen by rows before it: `causal` hides those, and what is left may be one run
     if (visible.kv_start >= expand(0, np.diff(visible.row_ptr))[0]).all():
         hidden = _gaps(visible, np.arange(n))
         if np.diff(hidden.row_ptr).max(initial=0) <= 1:
@@ -201,7 +204,7 @@ def to_flashmask(slabs: Slabs) -> Export:
 
 
 def _show(runs: Rows, line: int, most: int) -> str:
-    """List the first runs of a line for a message."""
+    """List the first runs of a line, for a message."""
     _, starts, ends = runs.row_ranges(line, line + 1)
     shown = [f"[{lo}, {hi})" for lo, hi in zip(starts[:most], ends[:most], strict=True)]
     return ", ".join([*shown, "..."] if len(starts) > most else shown)
@@ -213,6 +216,7 @@ def _export(n: int, columns: Ints, *, is_causal: bool) -> Export:
 
 
 def _causal_columns(hidden: Rows) -> Ints:
+    """Return hidden rows ``[r0, r1)`` of each key, or r0 alone if all of these end at n."""
     n = hidden.num_tokens
     columns = np.full((n, 2), n)
     columns[np.diff(hidden.row_ptr) > 0] = np.column_stack([hidden.kv_start, hidden.kv_end])
@@ -220,16 +224,19 @@ def _causal_columns(hidden: Rows) -> Ints:
 
 
 def _two_sided_columns(hidden: Rows) -> Ints:
+    """Return the hidden rows below and above the diagonal, in two columns if they are enough."""
     n, counts = hidden.num_tokens, np.diff(hidden.row_ptr)
     below, above = np.full((n, 2), n), np.zeros((n, 2), np.int64)
     runs = np.column_stack([hidden.kv_start, hidden.kv_end])
     above[counts == 2] = runs[hidden.row_ptr[:-1][counts == 2]]
     below[counts == 2] = runs[hidden.row_ptr[1:][counts == 2] - 1]
+    # a single run is cut at the diagonal, where one part may be empty
     key = np.flatnonzero(counts == 1)
     lo, hi = runs[hidden.row_ptr[key]].T
     middle = np.clip(key, lo, hi)
     above[key] = np.column_stack([lo, middle])
     below[key] = np.column_stack([middle, hi])
+    # Two columns are enough if what is hidden above begins at row 0, and what is below ends at n.
     is_open_above = (above[:, 0] == 0) | (above[:, 0] == above[:, 1])
     is_open_below = (below[:, 1] == n) | (below[:, 0] == below[:, 1])
     if (is_open_above & is_open_below).all():
@@ -259,6 +266,7 @@ def from_flashmask(export: Export) -> Slabs:
             f"causal={is_causal}, got {width}"
         )
     r, key, zero, end = indices.T, np.arange(n), np.zeros(n, np.int64), np.full(n, n)
+    # all four entries are evaluated: `% width` keeps columns inside, one entry is taken
     hidden = {
         (True, 1): [(zero, key), (r[0], end)],
         (True, 2): [(zero, key), (r[0], r[-1])],

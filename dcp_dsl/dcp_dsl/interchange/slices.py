@@ -1,15 +1,16 @@
 """Write slabs one by one: slices of MagiAttention, calls of a plain flash attention kernel.
 
-A slice with R rows and K keys of type FULL sees everything; CAUSAL, aligned at the bottom right,
-lets row r see its keys before ``K - R + r + 1``; INV_CAUSAL, aligned at the top left, those from r
-on; BI_CAUSAL is both. A slab of the normal form is exactly one slice: its two slopes are the type.
+A slice is a rectangle of R rows and K keys with a type. FULL shows all pairs. CAUSAL, aligned at
+the bottom right, shows row r its keys before ``K - R + r + 1``; INV_CAUSAL, aligned at the top
+left, those from r on; BI_CAUSAL is both. A slab of the normal form is exactly one slice: its two
+slopes are the type.
 Source: MagiAttention, documentation of flex_flash_attn_func.
 
 A slab whose start stands still is one segment of a variable-length call: rectangular, or causal
-aligned at the bottom right. A slab whose start moves hides a triangle at its lower left; read with
-rows and keys in reverse order that is a causal segment too, and attention does not mind the order,
-because rows and keys are gathered by index anyway. A window is cut into runs of rows no longer than
-itself, each a reversed and an ordinary triangle. Within one call every row stands in at most one
+aligned at the bottom right. A slab whose start moves hides a triangle at its lower left; with rows
+and keys in reverse order that is a causal segment, too. Attention does not depend on the order,
+since rows and keys are gathered by index. A window is cut into runs of fewer rows than it has keys
+per row, each a reversed and an ordinary triangle. Within one call every row stands in at most one
 segment; rows that need several calls merge their outputs by log-sum-exp.
 """
 
@@ -61,7 +62,8 @@ def from_magi(export: Export) -> Slabs:
     q0, q1, k0, k1, kind = _checked(export)
     rows, keys = q1 - q0, k1 - k0
     a, b = kind >> 1, kind & 1
-    # First row that sees a key, and the row behind the last one: causal types may lose some.
+    # With more rows than keys, the first rows of CAUSAL and the last of INV_CAUSAL see nothing, and
+    # no row of BI_CAUSAL sees anything. From `skip` to `stop` every row sees a key.
     skip = np.where(kind == SliceType.CAUSAL, np.maximum(rows - keys, 0), 0)
     stop = np.where(kind == SliceType.INV_CAUSAL, np.minimum(rows, keys), rows)
     stop = np.where((kind == SliceType.BI_CAUSAL) & (keys < rows), 0, stop)
@@ -82,6 +84,7 @@ def from_magi(export: Export) -> Slabs:
 
 
 def _checked(export: Export) -> tuple[Ints, ...]:
+    """Return first and end rows, first and end keys, and types of slices, all in range."""
     n = export.num_tokens
     q_ranges = export.integers("q_ranges", None, 2)
     k_ranges = export.integers("k_ranges", len(q_ranges), 2)
@@ -94,8 +97,9 @@ def _checked(export: Export) -> tuple[Ints, ...]:
                 f"magi: expected ranges within {n} tokens, got {ranges[index].tolist()} in "
                 f"`{name}` at {index}"
             )
-    if ((kind < 0) | (kind > 3)).any():
-        index = int(np.argmax((kind < 0) | (kind > 3)))
+    unknown = (kind < 0) | (kind > 3)
+    if unknown.any():
+        index = int(np.argmax(unknown))
         raise ExchangeError(
             f"magi: expected types 0 to 3 in `attn_type_map`, got {kind[index]} at {index}"
         )
@@ -103,6 +107,7 @@ def _checked(export: Export) -> tuple[Ints, ...]:
 
 
 def _overlap(columns: tuple[Ints, ...], index: Ints, q: int, k: int) -> str:
+    """Write the message for a pair that two slices hold; `index` numbers slices as in the file."""
     q0, q1, k0, k1, a, b = columns
     down = q - q0
     holds = (q0 <= q) & (q < q1) & (k0 + a * down <= k) & (k < k1 + b * down)
@@ -113,7 +118,7 @@ def _overlap(columns: tuple[Ints, ...], index: Ints, q: int, k: int) -> str:
     )
 
 
-MAX_INDICES = 2**28
+MAX_INDICES = 2**28  # rows and keys that all calls gather; 1 GiB
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -177,7 +182,7 @@ def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
     calls = []
     for causal in (True, False):
         chosen = segments.select(np.flatnonzero(segments.causal == causal))
-        # By first row: first fit then needs the fewest calls.
+        # Sorted by their uppermost rows, intervals need the fewest calls in first fit.
         chosen = chosen.select(np.lexsort((chosen.k_first, _top(chosen))))
         which = _first_fit(_top(chosen), chosen.rows)
         calls += [
@@ -197,6 +202,7 @@ def to_varlen(slabs: Slabs) -> Export:
 
 
 def _segments(slabs: Slabs) -> _Segments:
+    """Return a segment for every slab, two for a window; forward ones before reversed ones."""
     q0, q1, k0, k1, a, b = _cut_windows(slabs).T
     rows = q1 - q0
     is_window = (a == 1) & (b == 1) & (rows > 1)
@@ -235,7 +241,7 @@ def _top(segments: _Segments) -> Ints:
 
 
 def _first_fit(start: Ints, length: Ints) -> Ints:
-    """Return the first call whose rows each segment does not meet; segments come by first row."""
+    """Return for each segment the first call that has none of its rows; they come by first row."""
     ends: list[int] = []
     which = np.empty(len(start), np.int64)
     for i, (a, n) in enumerate(zip(start.tolist(), length.tolist(), strict=True)):
