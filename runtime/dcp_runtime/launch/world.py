@@ -38,10 +38,10 @@ class _Rank:
     future: "Future[_Answer]" = field(default_factory=Future)
     last_sign_s: float = 0.0
     has_spoken: bool = False
-    steps: int = -1
+    steps: int | None = None
     doing: str | None = None
     division: int | None = None
-    busy_rank: int = -1
+    busy_rank: int | None = None
     last_step_s: float = 0.0
 
     def begin(self, future: "Future[_Answer]") -> None:
