@@ -101,9 +101,14 @@ def start_python(fork_server: ForkServer) -> StartPython:
 
 
 @pytest.fixture(scope="module")
-def forked_workers(fork_server: ForkServer) -> Iterator[None]:
-    """Worker processes of the product are forks, too, unless their memory has a limit."""
-    fork_server.warm_up()
+def forked_workers(request: pytest.FixtureRequest, fork_server: ForkServer) -> Iterator[None]:
+    """Worker processes of the product are forks, too, unless their memory has a limit.
+
+    Files without a test that starts processes do not wait for the fork server.
+    """
+    own = (item for item in request.session.items if item.path == request.path)
+    if any(item.get_closest_marker(name) for item in own for name in ("dist", "browser")):
+        fork_server.warm_up()
     with pytest.MonkeyPatch.context() as patch:
         fork_workers(fork_server, patch.setattr)
         yield

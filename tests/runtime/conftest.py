@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 from dense_blocks import slabs_of, sparsity_of
-from forks import fork_workers
 
 from dcp_planner import Plan
 from dcp_planner.causes.alternatives import workload_of
@@ -198,14 +197,8 @@ def start_ranks(start_python) -> Callable[..., list[str]]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def ranks_are_forks(request, fork_server):
-    """Ranks and planner processes have their imports; files of one process do not wait for them."""
-    own = (item for item in request.session.items if item.path == request.path)
-    if any(item.get_closest_marker("dist") for item in own):
-        fork_server.warm_up()
-    with pytest.MonkeyPatch.context() as patch:
-        fork_workers(fork_server, patch.setattr)
-        yield
+def ranks_are_forks(forked_workers):
+    """Ranks and planner processes have their imports."""
 
 
 @pytest.fixture(scope="package", autouse=True)
