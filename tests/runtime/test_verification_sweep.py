@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime.execute.interpreter import Interpreter
+from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
 from dcp_runtime.kernels import cpu
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.verify.verification import Inputs, verify
@@ -102,7 +102,8 @@ class Faults:
 
     def lost_partial(self):
         """No partial result that comes home is added."""
-        self._patch.setattr(Interpreter, "_reduce", lambda *_: None)
+        for each in (ForwardPass, BackwardPass):
+            self._patch.setattr(each, "reduce", lambda *_: None)
 
     def delta(self):
         """Delta is forgotten."""
