@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from command_help import help_texts
 
 from dcp_dashboard import DashboardError
 from dcp_dashboard.commands import dashboard, demo, view
@@ -16,11 +17,7 @@ from dcp_runtime import TensorError
 
 
 def test_help(snapshots):
-    texts = {
-        command.name: CliRunner().invoke(command, ["--help"], terminal_width=80).output
-        for command in (dashboard, view, demo)
-    }
-    snapshots.check("help", texts)
+    snapshots.check("help", help_texts("dashboard", "view", "demo"))
 
 
 @pytest.mark.parametrize(
