@@ -1,6 +1,7 @@
 """Whole epochs of small loaders as texts: what each rank gets, and what is said beside it."""
 
-import pytest
+import warnings
+
 from loader_options import Stream, make_loader
 
 from dcp_dsl import Spec
@@ -171,7 +172,6 @@ def data_lines(data):
         yield f"{name} {kind} {values.tolist()} -> {data.target_extra[name].tolist()}"
 
 
-@pytest.mark.filterwarnings("ignore:.* are left out")
 def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
     texts = {}
     for title, ((rows, mask_fn), options) in LOADERS.items():
@@ -180,9 +180,12 @@ def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
         ranks, epochs = options.pop("ranks", 1), options.pop("epochs", 1)
         given = {"block_size": 2, "shape": SHAPE, "cluster": Cluster(1, ranks), **options}
         loaders = [make_loader(rows, mask_fn, rank=rank, **given) for rank in range(ranks)]
-        lines = [line for _ in range(epochs) for line in epoch_text(loaders)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            lines = [line for _ in range(epochs) for line in epoch_text(loaders)]
         found = loaders[0].screening
         lines.append(f"left out {found.counts}, {found.hidden_targets} hidden targets")
-        lines += [f"  {text}" for text in (*found.examples, *caplog.messages)]
+        said = (*found.examples, *caplog.messages, *(str(each.message) for each in caught))
+        lines += [f"  {text}" for text in said]
         texts[title] = "\n".join(lines)
     snapshots.check("loader", texts)
