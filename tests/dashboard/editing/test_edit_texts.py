@@ -80,6 +80,8 @@ PICTURES = {
     "no sample of a batch": {"samples": [], "sample": "tiny"},
     "512 tokens": {"mask": "causal", "sample": "512"},
     "513 tokens": {"mask": "causal", "sample": "513"},
+    "queries without a key are counted": {"mask": "causal", "sample": str(2**17)},
+    "and here they are not": {"mask": "causal", "sample": str(2**17 + 1)},
     "many answers": {"sample": json.dumps({"question_len": 2, "answer_lens": [1] * 511})},
     "too many answers": {"sample": json.dumps({"question_len": 2, "answer_lens": [1] * 512})},
     "no sample": {},
@@ -179,6 +181,11 @@ def test_a_preview_has_so_many_tiles(monkeypatch):
         ({"tolerance": -(10**400)}, "tolerance"),
         ({"tolerance": 0}, ""),
         ({"samples": ["tiny"] * 2049}, "expected at most 2,048 sequences, got 2,049"),
+        ({"block": 2**22 + 1}, "block: expected a whole number 1 to 4,194,304, got 4194305"),
+        ({"scale": 2**16 + 1}, "scale: expected a whole number 1 to 65,536, got 65537"),
+        ({"copies": 257}, "copies: expected a whole number 1 to 256, got 257"),
+        ({"mask": "causal", "scale": 1, "sample": "4194305"}, "expected 1 to 4,194,304 tokens"),
+        ({"mask": "causal", "scale": 1, "sample": "9" * 13}, "got 999999999999$"),
     ],
 )
 def test_settings_at_their_limits(asked, said):

@@ -1,12 +1,13 @@
 import os
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Event
 
 import pytest
 
 from dcp_dashboard import DashboardError
 from dcp_dashboard.library import plans as library_module
-from dcp_dashboard.library.folder import plan_key
+from dcp_dashboard.library.folder import MAX_PLANS, MAX_TOTAL_BYTES, RECENT_NS, plan_key
 from dcp_dashboard.library.plans import BoundedCache, PlanLibrary
 from dcp_dsl import DCPError
 from dcp_planner import write_plan
@@ -54,6 +55,20 @@ def test_a_file_too_large_is_refused_before_it_is_read(served_folder, monkeypatc
     monkeypatch.setattr(library_module, "MAX_FILE_BYTES", 1000)
     with pytest.raises(DashboardError, match=r"expected at most 1,000 bytes, got"):
         PlanLibrary(served_folder).load(plan_key("small.dcpplan"))
+
+
+def test_limits_are_those_that_documents_name(served_folder, small_plan):
+    library = PlanLibrary(served_folder)
+    entry = library.folder.find(plan_key("small.dcpplan"))
+    large = replace(entry, size_bytes=2**30 + 1)
+    with pytest.raises(DashboardError, match="at most 1,073,741,824 bytes, got 1,073,741,825"):
+        library_module._read(large)
+    assert library._plan_file(entry.key) == (entry, 2**30)
+    kept = library.keep(entry.path.read_bytes(), "mine.dcpplan").entry
+    assert library._plan_file(kept.key) == (kept, 2**28)
+    assert library_module.MAX_DEVICES == 1024
+    assert (MAX_PLANS, MAX_TOTAL_BYTES, RECENT_NS) == (32, 1_000_000_000, 2_000_000_000)
+    library.session.close()
 
 
 def test_a_plan_for_too_many_devices_is_refused(served_folder, monkeypatch):
