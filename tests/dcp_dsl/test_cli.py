@@ -1,16 +1,20 @@
 """The edges of the command line: full disks, closed pipes, signals, ASCII terminals."""
 
+import errno
 import importlib.metadata
+import io
+import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from dcp_dsl import cli
+from dcp_dsl import DCPError, ExchangeError, cli, extras
 from dcp_dsl.cli import dcpm
 
 DCPM = [sys.executable, "-c", "from dcp_dsl.cli import main; main()"]
@@ -25,20 +29,109 @@ def test_full_disk_behind_standard_output_is_one_message():
     assert done.stderr == "dcpm: cannot write the output: No space left on device\n"
 
 
-@pytest.mark.parametrize("number", ["EDQUOT", "EFBIG", "EIO"])
-def test_output_that_cannot_be_written_is_one_message(number: str):
+def test_output_that_cannot_be_written_is_one_message():
     text = (
         "import errno, io, os, sys\n"
         "class Failing(io.FileIO):\n"
         "    def write(self, data):\n"
         "        type(self).write = io.FileIO.write  # what is written at the end\n"
-        f"        raise OSError(errno.{number}, 'that fails')\n"
+        "        raise OSError(errno.EIO, 'that fails')\n"
         "sys.stdout = io.TextIOWrapper(io.BufferedWriter(Failing(1, 'w', closefd=False)))\n"
     )
     command = [DCPM[0], "-c", text + DCPM[2], "--help"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     told = "dcpm: cannot write the output: that fails\n"
     assert (done.returncode, done.stdout, done.stderr) == (2, "", told)
+
+
+OUTPUT = 71  # no descriptor of this process
+
+
+@pytest.fixture
+def nulls(monkeypatch):
+    """Descriptors that were put in the place of `OUTPUT`; nothing else is prepared or changed."""
+    found = []
+
+    def dup2(old, new, *more, real=os.dup2, **rest):
+        return found.append(old) if new == OUTPUT else real(old, new, *more, **rest)
+
+    monkeypatch.setattr(os, "dup2", dup2)
+    monkeypatch.setattr(cli, "_prepare", lambda: None)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (DCPError("wrong", "a.dcpm"), 2, "dcpm: a.dcpm: wrong"),
+        (ExchangeError("too far", "X301"), 1, "dcpm: error[X301]: too far"),
+        (click.UsageError("no such thing"), 2, "Error: no such thing"),
+        (click.Abort(), 130, "dcpm: interrupted"),
+        (
+            ModuleNotFoundError("No module named 'torch'", name="torch"), 2,
+            "dcpm: this needs the library 'torch', which is not installed; "
+            "install it: pip install 'dcp-dsl[run]'",
+        ),
+        (ModuleNotFoundError("No module named 'zzz'", name="zzz"), None, ""),
+        (ModuleNotFoundError("what?"), None, ""),
+        (FileNotFoundError(errno.ENOENT, "not there", "x"), 2, "dcpm: x: not there"),
+        (OSError(errno.EIO, "that fails", "x"), 2, "dcpm: x: that fails"),
+        *(
+            (OSError(number, "that fails"), 2, "dcpm: cannot write the output: that fails")
+            for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EPIPE)
+        ),
+        (OSError(errno.ENOENT, "that fails"), None, ""),
+        (ValueError("a bug"), None, ""),
+    ],
+)  # fmt: skip
+def test_an_error_becomes_a_message_and_a_status_or_is_a_bug(
+    error, status, said, nulls, monkeypatch, capsys
+):
+    def fail(**_):
+        raise error
+
+    monkeypatch.setattr(cli.dcpm, "main", fail)
+    monkeypatch.setattr(sys.stdout, "fileno", lambda: OUTPUT, raising=False)
+    with pytest.raises(type(error) if status is None else SystemExit) as raised:
+        cli.main()
+    assert capsys.readouterr().err.rstrip() == said
+    assert raised.value is error or raised.value.code == status
+    assert len(nulls) == ("cannot write" in said)
+    for null in nulls:
+        assert os.path.samestat(os.fstat(null), os.stat(os.devnull))
+        os.close(null)
+
+
+@pytest.mark.parametrize(("result", "status"), [(None, 0), (3, 3), (0, 0), ("text", 0)])
+def test_a_command_that_returns_ends_with_its_status(result, status, nulls, monkeypatch):
+    monkeypatch.setattr(cli.dcpm, "main", lambda **_: result)
+    with pytest.raises(SystemExit) as raised:
+        cli.main()
+    assert raised.value.code == status
+
+
+def test_streams_signals_and_collections_of_a_process_are_set(monkeypatch):
+    handlers, thresholds, timers = {}, [], []
+    before = {signal.SIGTERM: signal.SIG_DFL, signal.SIGHUP: signal.SIG_IGN}
+    monkeypatch.setattr(signal, "getsignal", before.get)
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "setitimer", lambda *of: timers.append(of))
+    monkeypatch.setattr("gc.set_threshold", thresholds.append)
+    monkeypatch.setattr(sys, "stdout", None)
+    errors = io.TextIOWrapper(io.BytesIO(), "ascii")
+    monkeypatch.setattr(sys, "stderr", errors)
+    cli._prepare()
+    assert sys.stdout.name == os.devnull
+    sys.stdout.close()
+    print("ö", file=errors, flush=True)
+    assert errors.buffer.getvalue() == b"\\xf6\n"
+    assert handlers == {signal.SIGTERM: cli._leave}
+    assert thresholds == [cli.FEW_COLLECTIONS]
+    for end in (cli._leave, None):  # at once, and again when the timer rings
+        with pytest.raises(SystemExit) as raised:
+            (end or handlers[signal.SIGALRM])(signal.SIGTERM, None)
+        assert raised.value.code == 128 + signal.SIGTERM
+    assert timers == [(signal.ITIMER_REAL, cli.LEAVE_AGAIN_S, cli.LEAVE_AGAIN_S)]
 
 
 def test_reader_that_leaves_early_causes_no_traceback():
@@ -120,12 +213,8 @@ def test_command_under_nohup_outlives_its_terminal():
 @pytest.mark.parametrize(
     ("library", "arguments", "extra"),
     [
-        ("dash", ["view", "a.dcpplan", "--html", "a.html"], "dashboard"),
-        ("waitress", ["dashboard", "."], "dashboard"),
         ("numba", ["plan", "a.dcpm"], "plan"),
-        ("torch", ["run", "a.dcpplan"], "run"),
         ("pyarrow", ["check", "a.dcpm", "--dataset", "rows.jsonl"], "data"),
-        ("PIL", ["show", "--mask", "causal", "--len", "8", "--png", "a.png"], "png"),
     ],
 )
 def test_command_without_its_library_says_which_extra_brings_it(
@@ -142,6 +231,55 @@ def test_command_without_its_library_says_which_extra_brings_it(
     (said,) = done.stderr.splitlines()  # nothing before it: no work has started
     assert f"pip install 'dcp-dsl[{extra}]'" in said
     assert library in said
+
+
+@pytest.mark.parametrize(
+    ("command", "extras"),
+    [("view", ["dashboard"]), ("dashboard", ["dashboard"]), ("plan", ["plan"]), ("run", ["run"]),
+     ("show", []), ("check", [])],
+)  # fmt: skip
+def test_the_extras_of_a_command_are_looked_for_before_it_starts(command, extras, monkeypatch):
+    asked = []
+
+    def none_missing(extra):
+        asked.append(extra)
+        return []
+
+    monkeypatch.setattr("dcp_dsl.extras.missing_libraries", none_missing)
+    shown = CliRunner().invoke(dcpm, [command, "--no-such-option"])
+    assert "No such option" in shown.stderr
+    assert asked == extras
+    monkeypatch.setattr("dcp_dsl.extras.missing_libraries", lambda extra: ["one", "two"])
+    assert CliRunner().invoke(dcpm, [command, "--help"]).exit_code == 0
+    refused = CliRunner().invoke(dcpm, [command, "--no-such-option"]).exception
+    told = f"`dcpm {command}` needs one, two, not installed; "
+    assert isinstance(refused, DCPError) == bool(extras)
+    assert not extras or str(refused) == f"{told}install it: pip install 'dcp-dsl[{extras[0]}]'"
+
+
+def test_extras_are_read_from_what_the_package_requires(monkeypatch):
+    lines = [
+        "numpy>=2", "Torch>=2.5; extra == 'run'", "numba; extra == 'run'", "numba; extra == 'plan'",
+        'flash-attn-4>=4; extra == "flash"', "pillow; extra == 'png'", "zero; extra == 'dev'",
+        "json; extra == 'run'", "not-there; extra == 'run'",
+    ]  # fmt: skip
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: lines)
+    found = {m: extras.extra_of(m) for m in ("numba.core", "Torch", "flash_attn", "PIL", "numpy")}
+    assert found == {
+        "numba.core": "plan", "Torch": "run", "flash_attn": "flash", "PIL": "png", "numpy": None,
+    }  # fmt: skip
+    assert extras.extra_of("zero") is None
+    assert extras.missing_libraries("nothing") == []
+    assert {"not_there"} <= {*extras.missing_libraries("run")} <= {"Torch", "numba", "not_there"}
+    load = extras.named_by_extra(lambda name: importlib.import_module(name), "run")
+    assert load("json") is json
+    monkeypatch.setitem(sys.modules, "numba", None)
+    with pytest.raises(ModuleNotFoundError, match=r"`numba` needs the library 'numba', .*\[run\]"):
+        load("numba")
+    with pytest.raises(ModuleNotFoundError, match="No module named 'zero'"):
+        load("zero")
+    monkeypatch.setattr(importlib.metadata, "requires", lambda name: None)
+    assert extras.extra_of("numba") is None
 
 
 @pytest.mark.parametrize(

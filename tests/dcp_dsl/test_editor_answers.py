@@ -11,9 +11,10 @@ from pygls.exceptions import JsonRpcException
 from pygls.workspace import Workspace
 from short_texts import short
 
+from dcp_dsl import DatasetError, Spec
 from dcp_dsl.language_server.completion import complete
 from dcp_dsl.language_server.document import Document, definition_at
-from dcp_dsl.language_server.hover import describe
+from dcp_dsl.language_server.hover import describe, example_call
 from dcp_dsl.language_server.names import (
     MODIFIERS,
     TYPES,
@@ -24,7 +25,7 @@ from dcp_dsl.language_server.names import (
     rename,
     symbol_at,
 )
-from dcp_dsl.language_server.server import MaskServer, make_server
+from dcp_dsl.language_server.server import MaskServer, _Progress, make_server
 from dcp_dsl.syntax.tokens import scan
 
 DATA = """# Documents and their
@@ -320,3 +321,53 @@ def test_the_server_does_what_the_editor_can_show(server, options, window, expec
     params = lsp.InitializeParams(capabilities, initialization_options=options)
     ask(server, lsp.INITIALIZE, params)
     assert (server.has_images, server.has_progress) == expected
+
+
+def test_progress_is_told_once_it_takes_long(server, monkeypatch):
+    """Half a second after the start, and to editors that can show it."""
+    now, told = [0.0], []
+
+    class Bar:
+        async def create_async(self, token):
+            told.append("create")
+
+        def begin(self, token, value):
+            told.append((value.title, value.message, value.percentage))
+
+        def report(self, token, value):
+            told.append((value.message, value.percentage))
+
+        def end(self, token, value):
+            told.append(value.kind)
+
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr(MaskServer, "work_done_progress", Bar())
+    for has_progress in (False, True):
+        server.has_progress = has_progress
+        progress = _Progress(server, 8)
+        for seconds, taken in ((0.4, 1), (0.5, 2), (0.6, 3), (0.7, 8)):
+            now[0] += seconds if not taken - 1 else 0.1
+            asyncio.run(progress.report(taken))
+        progress.end()
+        now[0] = 0.0
+    assert told == ["create", ("Proving masks", "3 of 8", 37), ("8 of 8", 100), "end"]
+
+
+def test_masks_are_called_with_arguments_that_can_be_seen():
+    masks = {
+        "a(w: tokens)": "a(w = 4)",
+        "a(w: int = 8)": "a",
+        "a(w: tokens = 9)": "a(w = 2)",
+        "a(w: tokens = 3k)": "a(w = 3)",
+        "a(w: tokens = 8k, v: int = 9k)": "a(w = 8, v = 8)",
+        "a(m: mask, b: bool)": "a(m = causal, b = causal)",
+        "a(m: mask = full, p: pos = q)": "a",
+        "a(p: pos, w: tokens = len)": "a(p = 4)",
+    }
+    for head, call in masks.items():
+        assert example_call(Spec.from_text(f"mask {head} = causal"), "a") == call
+    checks = "check causal implies a(7) check a(6) total check a(5) total"
+    assert example_call(Spec.from_text(f"mask a(w: int) = causal {checks}"), "a") == "a(6)"
+    assert example_call(Spec.from_text("mask a = causal check a total"), "a") == "a"
+    with pytest.raises(DatasetError, match="expected a mask of the text, got `causal`"):
+        example_call(Spec.from_text("mask a = causal"), "causal")
