@@ -119,7 +119,7 @@ def told_state(name, state, q_block):
     return (
         f"{name}: owners {digits(state.owner)}  tiles {by_row(state.part, q_block)}\n"
         f"    {bytes_of(state):.0f} bytes, {cost_of(state):.6g} cost; work {loads[0]}, "
-        f"tokens {loads[1]}\n"
+        f"tokens {loads[1]}; random {int(state.random[0]):x}\n"
     )
 
 
@@ -169,6 +169,15 @@ def test_steps_of_the_search(batch, snapshots, name):
         texts.append(f"    {seen} moved\n")
         texts += [told_loads(loads)] if budget in (0, 3000) else []
     snapshots.check(f"search_{name.replace(' ', '_')}", {"steps": "".join(texts)})
+
+
+def test_a_tile_leaves_only_for_a_part_that_stays_emptier(masks):
+    workload = build_workload(sparsity_of([masks.causal(16)], 8), SHAPE)  # 36, 64 and 36 pairs
+    search = Search(workload, problem_of(workload), Cluster(1, 2), EFFORTS["fast"], Caps(1, 99), 0)
+    for tiles, after in (([0, 0, 1], [1, 0, 1]), ([0, 0, 0], [0, 1, 0]), ([1, 0, 1], [1, 0, 1])):
+        state = search.state_of(Split(np.array(tiles), np.zeros(2, np.int32)))
+        level_work(state)
+        assert state.part.tolist() == after
 
 
 def relieved(state, budget, workload, cluster):

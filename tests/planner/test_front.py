@@ -80,7 +80,7 @@ def test_a_plan_for_an_objective_has_the_least_of_it_on_the_front(packed, object
     assert least[0] == pytest.approx(min(least[1]))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_plan_for_time_is_as_fast_as_anything_that_the_search_finds(seed):
     mask = Spec.from_text("mask local = causal and q - k < 700").mask("local")
     lengths = np.random.default_rng(seed).integers(60, 2000, 6)

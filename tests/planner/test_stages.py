@@ -342,6 +342,20 @@ def test_programs_of_head_groups(masks, snapshots):
     assert repr(plan.forward) == f"<programs of 2 devices, {len(plan.forward.table)} instructions>"
 
 
+def test_names_of_sequences_are_all_or_none_and_short(masks):
+    workload = build_workload(sparsity_of([masks.causal(8), masks.causal(8)], 8), SHAPE)
+    still = Schedule([0, 0], [0, 0])
+    plan = assemble(workload, Cluster(1, 1), Placement([0, 0], [0, 0]), still, "by hand")
+    for names in ((), ("", "x" * 200)):
+        assert replace(plan, sequence_names=names).sequence_names == names
+    for names, says in (
+        (("a",), "expected 2 or none, got 1"), (("a", "b", "c"), "expected 2 or none, got 3"),
+        (("a", "x" * 201), "expected at most 200 characters, got 201"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=f"Plan.sequence_names: .*{says}"):
+            replace(plan, sequence_names=names)
+
+
 def test_numbers_of_head_groups():
     for shape in (ModelShape(8, 2, 4), ModelShape(6, 6, 4), ModelShape(12, 4, 4)):
         for groups in possible_groups(shape):
