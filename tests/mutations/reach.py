@@ -44,5 +44,6 @@ def _write(test: str, seconds: float) -> None:
         if code.co_filename.startswith(ROOT) and "/dcp_" in code.co_filename
     }
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    with open(f"{os.environ['REACH_OUT']}.{worker}", "a", encoding="utf-8") as file:
+    path = os.path.join(ROOT, f"{os.environ['REACH_OUT']}.{worker}")  # tests change the folder
+    with open(path, "a", encoding="utf-8") as file:
         file.write(json.dumps([test, seconds, sorted(found)]) + "\n")
