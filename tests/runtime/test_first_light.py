@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -175,7 +176,23 @@ def scripted(cases, tmp_path, monkeypatch):
     """Let the stage ``machine`` be some lines of Python; give what it leaves."""
     import first_light
 
-    def run(body, limit_s=60.0):
+    class UntilRows(subprocess.Popen):
+        """A process whose time is over once its stage has written `rows`."""
+
+        rows = None
+
+        def wait(self, timeout=None):
+            path = tmp_path / "machine.json"
+            while timeout is not None and self.rows is not None:
+                if path.exists() and len(json.loads(path.read_text())["rows"]) == self.rows:
+                    raise subprocess.TimeoutExpired(self.args, timeout)
+                time.sleep(0.01)
+            return super().wait(timeout)
+
+    monkeypatch.setattr(first_light.subprocess, "Popen", UntilRows)
+
+    def run(body, cut_after=None):
+        UntilRows.rows = cut_after
         script = tmp_path / "first_light.py"
         patch = f"""
 import sys, time
@@ -192,7 +209,7 @@ first_light.run_stage("machine", Path({str(tmp_path)!r}))
 """
         script.write_text(patch)
         monkeypatch.setattr(first_light, "__file__", str(script))
-        return first_light.start("machine", tmp_path, limit_s)
+        return first_light.start("machine", tmp_path, 240.0)
 
     return run
 
@@ -207,19 +224,19 @@ CUT_OFF = """
 
 
 def test_a_stage_that_takes_too_long_leaves_its_rows_and_no_process(scripted, tmp_path, capsys):
-    document = scripted(CUT_OFF, limit_s=4)
+    document = scripted(CUT_OFF, cut_after=2)
     assert document["status"] == "cut off"
     assert document["rows"] == [{"rate": 1}, {"rate": 2}]
-    assert "longer than 4 s" in document["reason"]
+    assert "longer than 240 s" in document["reason"]
     assert json.loads((tmp_path / "machine.json").read_text()) == document
     assert document["seconds"] < 60, "waited for a process of the stage"
     assert "cut off" in capsys.readouterr().out
 
 
 def test_a_wrong_row_counts_where_its_stage_is_cut_off(scripted):
-    document = scripted("    yield {'ok': False}; time.sleep(300)", limit_s=4)
+    document = scripted("    yield {'ok': False}; time.sleep(300)", cut_after=1)
     assert (document["status"], len(document["rows"])) == ("failed", 1)
-    assert "longer than 4 s" in document["reason"]
+    assert "longer than 240 s" in document["reason"]
 
 
 @pytest.mark.parametrize(
@@ -258,6 +275,27 @@ def test_the_exit_status_is_0_where_no_stage_was_left_open(
     monkeypatch.setattr(first_light.sys, "argv", arguments)
     assert first_light.main() == code
     assert capsys.readouterr().out == ("" if code == 0 else "without a full answer: kernels\n")
+
+
+def test_of_little_time_each_stage_gets_its_part(cases, tmp_path, monkeypatch):
+    import first_light
+
+    now, shares = [100.0], []
+
+    def start(name, folder, limit_s):
+        shares.append(limit_s)
+        now[0] += {"machine": 6.0, "ranks": limit_s, "speed": 24.0}[name]
+        return {"status": "passed"}
+
+    monkeypatch.setattr(first_light, "start", start)
+    monkeypatch.setattr(first_light.time, "monotonic", lambda: now[0])
+    arguments = ["first_light", "--out", str(tmp_path), "--limit", "63"]
+    monkeypatch.setattr(
+        first_light.sys, "argv", [*arguments, "--stage", "machine", "ranks", "speed"]
+    )
+    assert first_light.main() == 0
+    # Of 630 s that they may take; after 6 s there are 57 s left for 570 s, of which 9 s are used.
+    assert shares == pytest.approx([6.0, 9.0, 48.0])
 
 
 def test_all_stages_fit_into_half_an_hour(cases):
