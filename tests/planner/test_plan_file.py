@@ -1,7 +1,5 @@
 """Plan files come back as they were; damaged and crafted ones are refused."""
 
-# ruff: noqa: E501 - a case is one line of the table
-
 import json
 import os
 import re
@@ -104,40 +102,23 @@ def test_names_of_sequences_come_back_and_change_neither_digest_nor_other_files(
     assert "sequence_names" not in read_meta(tmp_path / "plain")
 
 
-@pytest.mark.parametrize(
-    ("names", "message"),
-    [
-        ("row 0", "expected 'sequence_names' as list, got 'row 0'"),
-        ([3], "expected 'sequence_names' as str, got 3"),
-        (["a"] * 99, "Plan.sequence_names: expected 3 or none, got 99"),
-        (["a" * 201] * 3, "expected at most 200 characters, got 201"),
-    ],
-)
-def test_names_that_are_none_are_refused(written, tmp_path, names, message):
-    members = edited_meta(sequence_names=names)(members_of(written[0], tmp_path / "a"))
-    rewrite(tmp_path / "b", members)
-    with pytest.raises(PlanFileError, match=message):
-        read_plan(tmp_path / "b")
-
-
-def test_more_names_than_a_file_takes_are_left_out(sparsity, plan, tmp_path, monkeypatch):
+def test_more_names_than_a_file_takes_are_left_out(plan, tmp_path, monkeypatch):
     monkeypatch.setattr("dcp_planner.plan.file._NAMES_LIMIT_BYTES", 20)
     write_plan(tmp_path / "x", replace(plan, sequence_names=("row 1", "row 2", "row 3")))
     assert read_plan(tmp_path / "x").plan.sequence_names == ()
 
 
-def test_bytes_of_this_process_are_decoded_in_it(sparsity, tmp_path, monkeypatch):
-    plan = build_plan(sparsity, ModelShape(), Cluster(1, 2), PlanConfig("static:zigzag"))
-    write_plan(tmp_path / "a.dcpplan", plan)
+def test_bytes_of_this_process_are_decoded_in_it(written, monkeypatch):
     monkeypatch.delattr("dcp_planner.plan.file.decode_foreign")
-    assert digest(decode_plan((tmp_path / "a.dcpplan").read_bytes()).plan) == digest(plan)
+    assert digest(decode_plan(written[0]).plan) == digest(written[1])
 
 
-def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(sparsity, tmp_path):
+def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(masks, tmp_path):
     rates = Cluster(
         1, 2, flops_per_s=10**12, latency_s=0, spine_bytes_per_s=10**9, devices=((1, 2),)
     )
-    plan = build_plan(sparsity, ModelShape(), rates, PlanConfig(partitioner="static:zigzag"))
+    config = PlanConfig(partitioner="static:zigzag")
+    plan = build_plan(masks.pack([masks.causal(20)], 8), ModelShape(), rates, config)
     write_plan(tmp_path / "a.dcpplan", plan)
     found = read_plan(tmp_path / "a.dcpplan")
     assert digest(found.plan) == digest(plan)
@@ -146,18 +127,16 @@ def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(s
 
 def test_a_verdict_that_anyone_could_write_is_not_read(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
-    meta = json.loads(members["meta.json"])
-    assert "verified" not in meta
-    members["meta.json"] = json.dumps({**meta, "verified": True}).encode()
-    rewrite(tmp_path / "x", members)
-    found = read_plan(tmp_path / "x")
-    assert not hasattr(found, "verified")
+    assert "verified" not in json.loads(members["meta.json"])
+    rewrite(tmp_path / "x", edited_meta(verified=True)(members))
+    assert not hasattr(read_plan(tmp_path / "x"), "verified")
     assert "verified" not in check_file(str(tmp_path / "x")).to_text()
 
 
-def test_the_same_plan_gives_the_same_bytes(plan, tmp_path):
+def test_the_same_plan_gives_the_same_bytes_and_leaves_no_other_file(plan, tmp_path):
     for name in ("a", "b"):
         write_plan(tmp_path / name, plan, [simulate(plan)])
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
@@ -211,25 +190,31 @@ def test_a_trace_that_no_file_can_hold_is_refused_and_nothing_is_written(plan, t
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_that_is_missing_is_refused(plan, tmp_path):
-    with pytest.raises(PlanFileError, match=r"; make the folder .*no first, or choose"):
-        write_plan(tmp_path / "no" / "x.dcpplan", plan)
+def declare_too_much(path, members):
+    rewrite(path, members)
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("extra", b"x")
+        info = archive.getinfo("extra")
+        info.file_size = info.compress_size = 2**31
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda path: None, "there is no such file; write it again with `dcpm plan"),
-        (lambda path: path.mkdir(), r"got a folder; name one in it: .*/NAME\.dcpplan"),
-        (lambda path: path.write_bytes(b""), "expected a whole zip archive, got: an empty file"),
-        (lambda path: path.write_text("hello"), "zip archive, got: another kind of file;"),
-        (lambda path: path.write_bytes(b"PK\3\4"), "got: one that is cut short or damaged"),
-        (lambda path: rewrite(path, {"a": b"b"}), "meta.json is missing"),
+        (lambda path, _: None, "there is no such file; write it again with `dcpm plan"),
+        (lambda path, _: path.mkdir(), r"got a folder; name one in it: .*/NAME\.dcpplan"),
+        (lambda path, _: path.write_bytes(b""), "expected a whole zip archive, got: an empty file"),
+        (lambda path, _: path.write_text("hello"), "zip archive, got: another kind of file;"),
+        (lambda path, _: path.write_bytes(b"PK\3\4"), "got: one that is cut short or damaged"),
+        (lambda path, _: rewrite(path, {"a": b"b"}), "meta.json is missing"),
+        (lambda path, members: rewrite(path, members, zipfile.ZIP_DEFLATED),
+         "meta.json: expected a stored member, got a compressed one"),
+        (declare_too_much, r"its members declare \d+ bytes, the file has"),
     ],
-)
-def test_what_is_no_plan_file_is_refused(tmp_path, make, message):
+)  # fmt: skip
+def test_what_is_no_plan_file_is_refused(written, tmp_path, make, message):
     path = tmp_path / "x.dcpplan"
-    make(path)
+    make(path, members_of(written[0], tmp_path / "whole"))
     with pytest.raises(PlanFileError, match=f"plan file .*x.dcpplan: .*{message}"):
         read_plan(path)
 
@@ -283,96 +268,83 @@ def replaced(name, content):
 
 
 CASES = {
-    "other schema": (edited_meta(schema="dcp.plan/9"), "expected schema 'dcp.plan/1', got 'dcp.plan/9'"),
-    "no schema": (edited_meta(schema=None), "expected schema 'dcp.plan/1', got None"),
-    "digest": (edited_meta(digest="0" * 64), "expected the digest 0000"),
-    "digest type": (edited_meta(digest=3), "expected 'digest' as str, got 3"),
-    "meta list": (replaced("meta.json", b"[]"), "expected a JSON object, got list"),
-    "meta text": (replaced("meta.json", b"{"), "expected JSON"),
-    "meta binary": (replaced("meta.json", b"\xff\xfe\x00"), "expected JSON"),
-    "meta deep": (replaced("meta.json", b"[" * 100_000), "expected JSON"),
-    "cluster": (edited_meta(cluster={"nodes": 2}), "expected 'devices_per_node' as int, got None"),
-    "nodes text": (edited_meta(cluster__nodes="2"), "expected 'nodes' as int, got '2'"),
-    "nodes true": (edited_meta(cluster__nodes=True), "expected 'nodes' as int, got True"),
-    "nodes zero": (edited_meta(cluster__nodes=0), "Cluster.nodes: expected a whole number"),
-    "rate absurd": (edited_meta(cluster__flops_per_s=10**400), "int too large to convert to float"),
-    "nodes absurd": (edited_meta(cluster__nodes=10**6), "expected a cluster of at most 65536 devices"),
-    "heads": (edited_meta(shape__kv_heads=3), "q_heads must be a multiple of kv_heads"),
-    "other heads": (edited_meta(shape__head_dim=64), "a transfer's size follows from"),
-    "rate": (edited_meta(cluster__flops_per_s=1e12), "expected the digest"),
-    "rows": (edited_meta(tables__tiles=1), "table tiles: declares more than the 1 rows"),
-    "fewer rows": (edited_meta(tables__tiles=10**6), "table tiles: expected 1000000 rows"),
-    "negative rows": (edited_meta(tables__tiles=-1), "expected 'tiles' as int, got -1"),
-    "trace rows": (edited_meta(traces=[]), "events: expected 0 rows in all traces"),
-    "trace source": (edited_meta(traces=[{"source": "dreamt", "events": 0}]), "events: expected 0 rows"),
-    "trace form": (edited_meta(traces=[3]), "expected 'events' as int"),
-    "provenance": (edited_meta(provenance={"spec": 1}), "expected 'samples' as list"),
-    "warnings": (edited_meta(warnings="x"), "expected 'warnings' as list"),
-    "warning": (edited_meta(warnings=["x"]), "expected 'code' as str, got None"),
-    "warning code": (edited_meta(warnings=[{"code": "x", "message": ""}]), "expected the code of a warning, one of compute_above_tolerance"),
-    "one head group": (edited_meta(head_groups=1), "expected 2 to 256 head groups, or no such key, got 1"),
-    "no groups": (edited_meta(head_groups=2), "table tiles: expected columns"),
-    "no arrow": (replaced("tiles.arrow", b"hello"), "table tiles: expected an Arrow IPC file"),
-    "half arrow": (lambda m: m | {"tiles.arrow": m["tiles.arrow"][:300]}, "table tiles: Arrow cannot read it"),
-    "other table": (lambda m: m | {"tiles.arrow": m["blocks.arrow"]}, "table tiles: expected columns q_block"),
-    "owner": (edited_table("blocks", owner=4), "every block's owner is 0 to 3"),
-    "block": (edited_table("blocks", block=4), "blocks.block: expected 0, 1, 2"),
-    "tile": (edited_table("tiles", q_block=2**31 - 1), "every tile's q_block is 0 to"),
-    "tile kind": (edited_table("tiles", kind=9), "ComputeBlocks.kind: expected 1 or 2"),
-    "slab": (edited_table("slabs", kv_end=10**12), "Slabs: expected non-empty slabs inside"),
-    "op": (edited_table("instructions", op="jump"), "instructions.op: expected one of"),
-    "direction": (edited_table("instructions", direction="up"), "instructions.direction: expected"),
-    "device": (edited_table("instructions", device=-1), "instructions: expected"),
-    "position": (edited_table("instructions", position=7), "instructions: expected rows sorted"),
-    "items": (edited_table("instructions", items=[-5]), "device 0 first copies exactly"),
-    "null": (edited_table("tiles", device=None), "table tiles: column device has nulls"),
-    "kind": (edited_table("events", kind="up"), "events.kind: expected one of"),
-    "transfer": (edited_table("events", transfer=10**6), "events.transfer: expected -1 to"),
-    "source": (edited_table("events", source="dreamt"), "events: expected the source 'simulated', got 'dreamt'"),
-    "event end": (edited_table("events", start_ns=2**40), "Trace: an event ends before it starts"),
-    "sequence": (edited_table("sequences", start=1), "sequences: expected each start"),
-    "sequence number": (edited_table("sequences", sequence=1), "sequences.sequence: expected 0, 1, 2"),
-    "transfer number": (edited_table("transfers", transfer=1), "transfers.transfer: expected 0, 1"),
-    "more head groups": (edited_meta(head_groups=257), "expected 2 to 256 head groups, or no such key, got 257"),
-    "head groups text": (edited_meta(head_groups="2"), "expected 'head_groups' as int, got '2'"),
-    "partitioner": (edited_meta(partitioner=None), "expected 'partitioner' as str, got None"),
-    "tables": (edited_meta(tables=[]), "expected 'tables' as dict, got []"),
-    "traces": (edited_meta(traces={}), "expected 'traces' as list, got {}"),
-    "negative trace": (edited_meta(traces=[{"source": "simulated", "events": -1}]), "expected 'events' as int, got -1"),
-    "samples": (edited_meta(provenance={"samples": {}}), "expected 'samples' as list, got {}"),
-    "provenance text": (edited_meta(provenance={"samples": [], "spec": 1}), "expected 'spec' as str, got 1"),
-    "provenance files": (edited_meta(provenance__files={"a": 1}), "expected 'a' as str, got 1"),
-    "rate true": (edited_meta(cluster__flops_per_s=True), "expected 'flops_per_s' as float, got True"),
-    "latency text": (edited_meta(cluster__inter_latency_s="1"), "expected 'inter_latency_s' as float, got '1'"),
-    "devices": (edited_meta(cluster__devices=3), "Cluster.devices: expected"),
-    "order": (edited_meta(cluster__message_order=1), "expected 'message_order' as str, got 1"),
-    "shape": (edited_meta(shape=[]), "expected 'shape' as dict, got []"),
-    "event kind": (edited_table("events", kind="wave"), "events.kind: expected one of"),
-    "event peer": (edited_table("events", peer=9), "events.peer: expected -1 to 3"),
-    "unknown source": (dreamt, "events: expected a source of ('simulated', 'measured'), got 'dreamt'"),
-    "no meta": (lambda m: {k: v for k, v in m.items() if k != "meta.json"}, "meta.json is missing"),
-    "no events": (lambda m: {k: v for k, v in m.items() if k != "events.arrow"}, "events.arrow is missing"),
-}  # fmt: skip
+    "other schema": edited_meta(schema="dcp.plan/9"),
+    "digest": edited_meta(digest="0" * 64),
+    "digest type": edited_meta(digest=3),
+    "meta list": replaced("meta.json", b"[]"),
+    "meta text": replaced("meta.json", b"{"),
+    "meta binary": replaced("meta.json", b"\xff\xfe\x00"),
+    "meta deep": replaced("meta.json", b"[" * 100_000),
+    "cluster": edited_meta(cluster={"nodes": 2}),
+    "nodes text": edited_meta(cluster__nodes="2"),
+    "nodes true": edited_meta(cluster__nodes=True),
+    "nodes zero": edited_meta(cluster__nodes=0),
+    "rate absurd": edited_meta(cluster__flops_per_s=10**400),
+    "heads": edited_meta(shape__kv_heads=3),
+    "other heads": edited_meta(shape__head_dim=64),
+    "rate": edited_meta(cluster__flops_per_s=1e12),
+    "rows": edited_meta(tables__tiles=1),
+    "fewer rows": edited_meta(tables__tiles=10**6),
+    "negative rows": edited_meta(tables__tiles=-1),
+    "trace rows": edited_meta(traces=[]),
+    "trace form": edited_meta(traces=[3]),
+    "warnings": edited_meta(warnings="x"),
+    "warning": edited_meta(warnings=["x"]),
+    "warning code": edited_meta(warnings=[{"code": "x", "message": ""}]),
+    "one head group": edited_meta(head_groups=1),
+    "no groups": edited_meta(head_groups=2),
+    "no arrow": replaced("tiles.arrow", b"hello"),
+    "half arrow": lambda m: m | {"tiles.arrow": m["tiles.arrow"][:300]},
+    "other table": lambda m: m | {"tiles.arrow": m["blocks.arrow"]},
+    "block": edited_table("blocks", block=4),
+    "tile kind": edited_table("tiles", kind=9),
+    "slab": edited_table("slabs", kv_end=10**12),
+    "op": edited_table("instructions", op="jump"),
+    "direction": edited_table("instructions", direction="up"),
+    "device": edited_table("instructions", device=-1),
+    "position": edited_table("instructions", position=7),
+    "items": edited_table("instructions", items=[-5]),
+    "null": edited_table("tiles", device=None),
+    "kind": edited_table("events", kind="up"),
+    "transfer": edited_table("events", transfer=10**6),
+    "source": edited_table("events", source="dreamt"),
+    "event end": edited_table("events", start_ns=2**40),
+    "sequence": edited_table("sequences", start=1),
+    "sequence number": edited_table("sequences", sequence=1),
+    "transfer number": edited_table("transfers", transfer=1),
+    "more head groups": edited_meta(head_groups=257),
+    "head groups text": edited_meta(head_groups="2"),
+    "partitioner": edited_meta(partitioner=None),
+    "tables": edited_meta(tables=[]),
+    "traces": edited_meta(traces={}),
+    "samples": edited_meta(provenance={"samples": {}}),
+    "provenance text": edited_meta(provenance={"samples": [], "spec": 1}),
+    "provenance files": edited_meta(provenance__files={"a": 1}),
+    "rate true": edited_meta(cluster__flops_per_s=True),
+    "latency text": edited_meta(cluster__inter_latency_s="1"),
+    "devices": edited_meta(cluster__devices=3),
+    "order": edited_meta(cluster__message_order=1),
+    "shape": edited_meta(shape=[]),
+    "event peer": edited_table("events", peer=9),
+    "unknown source": dreamt,
+    "no meta": lambda m: {k: v for k, v in m.items() if k != "meta.json"},
+    "no events": lambda m: {k: v for k, v in m.items() if k != "events.arrow"},
+    "names": edited_meta(sequence_names="row 0"),
+    "name": edited_meta(sequence_names=[3]),
+}
 
 
 def test_wrong_parts_are_refused_by_name(written, tmp_path, snapshots):
     path, told = tmp_path / "x.dcpplan", {}
-    for name, (edit, message) in CASES.items():
-        rewrite(path, edit(members_of(written[0], tmp_path / "old")))
+    members = members_of(written[0], tmp_path / "old")
+    for name, edit in CASES.items():
+        rewrite(path, edit(members))
         with pytest.raises(PlanFileError) as caught:
             read_plan(path)
-        assert message in str(caught.value), name
         text = str(caught.value).replace(str(path), "x.dcpplan")[:400]
         text = re.sub(r"[0-9a-f]{64}", "DIGEST", text)
         told[name] = re.sub(r"(expected JSON, got|Arrow cannot read it): .*", r"\1: ...", text)
     snapshots.check("damaged_plan_files", told)
-
-
-def test_compressed_members_are_refused(written, tmp_path):
-    path = tmp_path / "x.dcpplan"
-    rewrite(path, members_of(written[0], tmp_path / "old"), zipfile.ZIP_DEFLATED)
-    with pytest.raises(PlanFileError, match=r"meta.json: expected a stored member"):
-        read_plan(path)
 
 
 def test_a_name_that_appears_twice_is_refused(written, tmp_path):
@@ -384,17 +356,6 @@ def test_a_name_that_appears_twice_is_refused(written, tmp_path):
         read_plan(path)
 
 
-def test_members_that_declare_more_than_the_file_has_are_refused(written, tmp_path):
-    path = tmp_path / "x.dcpplan"
-    path.write_bytes(written[0])
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("extra", b"x")
-        info = archive.getinfo("extra")
-        info.file_size = info.compress_size = 2**31
-    with pytest.raises(PlanFileError, match=r"its members declare \d+ bytes, the file has"):
-        read_plan(path)
-
-
 def test_a_file_over_the_limit_is_refused_unread(written, tmp_path):
     path = tmp_path / "x.dcpplan"
     path.write_bytes(written[0])
@@ -402,32 +363,25 @@ def test_a_file_over_the_limit_is_refused_unread(written, tmp_path):
         read_plan(path, limit_bytes=1000)
 
 
-@pytest.mark.parametrize("read", [read_plan, read_meta])
-def test_a_large_meta_is_refused_unread(written, tmp_path, read):
-    members = members_of(written[0], tmp_path / "a")
-    members["meta.json"] += b" " * META_LIMIT_BYTES
-    rewrite(tmp_path / "b", members)
-    with pytest.raises(PlanFileError, match=r"meta\.json: expected at most 33554432 bytes"):
-        read(tmp_path / "b")
-
-
-def test_a_meta_of_the_limit_is_read(plan, written, tmp_path, monkeypatch):
+def test_a_meta_of_the_limit_is_read_and_a_larger_one_refused(written, tmp_path, monkeypatch):
     path = tmp_path / "x"
-    path.write_bytes(written[0])
-    size = len(members_of(written[0], tmp_path / "a")["meta.json"])
+    size = len(members_of(written[0], path)["meta.json"])
     monkeypatch.setattr("dcp_planner.plan.file.META_LIMIT_BYTES", size)
-    assert read_plan(path).plan.num_devices == plan.num_devices
+    assert read_plan(path).meta == read_meta(path)
     monkeypatch.setattr("dcp_planner.plan.file.META_LIMIT_BYTES", size - 1)
-    with pytest.raises(PlanFileError, match=rf"expected at most {size - 1} bytes, got {size}"):
-        read_plan(path)
+    for read in (read_plan, read_meta):
+        with pytest.raises(PlanFileError, match=rf"expected at most {size - 1} bytes, got {size}"):
+            read(path)
 
 
-@pytest.mark.parametrize(("size", "is_kept"), [(META_LIMIT_BYTES // 2 - 1000, True),
-                                               (META_LIMIT_BYTES // 2, False)])  # fmt: skip
-def test_what_is_written_can_be_read_however_long_its_samples(plan, tmp_path, size, is_kept):
-    source = Provenance("mask m = causal", "m", (" " * size,), "a long row")
-    write_plan(tmp_path / "x", replace(plan, provenance=source))
-    assert read_plan(tmp_path / "x").plan.provenance == (source if is_kept else None)
+def test_a_provenance_above_the_limit_is_left_out(written, tmp_path, monkeypatch):
+    path = tmp_path / "x"
+    size = len(json.dumps(json.loads(members_of(written[0], path)["meta.json"])["provenance"],
+                          indent=1))  # fmt: skip
+    for limit, kept in ((size, PROVENANCE), (size - 1, None)):
+        monkeypatch.setattr(plan_file, "_SOURCE_LIMIT_BYTES", limit)
+        write_plan(path, written[1])
+        assert read_plan(path).plan.provenance == kept
 
 
 def test_figures_of_65536_devices_leave_room_for_any_provenance_that_is_kept(masks, tmp_path):
@@ -441,17 +395,17 @@ def test_figures_of_65536_devices_leave_room_for_any_provenance_that_is_kept(mas
 
 
 def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking(written, tmp_path):
-    rows = 20_000_000  # 140 MB of zeros in a few kilobytes
+    rows = 2_000_000  # 50 MB of zeros in a few kilobytes
     columns = {k: np.zeros(rows, np.uint8) for k in TABLES["tiles"]}
     bomb = encode_table("tiles", columns)
-    assert len(bomb) < 200_000
+    assert len(bomb) < 20_000
     path = tmp_path / "x.dcpplan"
     members = edited_meta(tables__tiles=rows)(members_of(written[0], tmp_path / "old"))
     rewrite(path, members | {"tiles.arrow": bomb})
     before = pa.total_allocated_bytes()
     with pytest.raises(PlanFileError, match=r"table tiles: declares more .* unpacks to more than"):
-        read_plan(path, limit_bytes=10_000_000)
-    assert pa.total_allocated_bytes() - before < 10_000_000
+        read_plan(path, limit_bytes=1_000_000)
+    assert pa.total_allocated_bytes() - before < 1_000_000
 
 
 def test_a_buffer_that_is_stored_as_it_is_counts_as_long_as_it_is():
@@ -482,17 +436,17 @@ def test_a_buffer_that_declares_an_absurd_size_is_refused(written, tmp_path):
             read_plan(tmp_path / "x")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.data())
 def test_a_file_cut_short_anywhere_is_refused(written, tmp_path_factory, data):
-    content, _, _ = written
+    content = written[0]
     path = tmp_path_factory.getbasetemp() / "cut.dcpplan"
     path.write_bytes(content[: data.draw(st.integers(0, len(content) - 1))])
     with pytest.raises(PlanFileError):
         read_plan(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.data())
 def test_a_flipped_byte_is_refused_or_changes_nothing(written, tmp_path_factory, data):
     content, plan, trace = written
@@ -505,10 +459,16 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(written, tmp_path_factory,
     damaged[at] ^= data.draw(st.integers(1, 255))
     path = tmp_path_factory.getbasetemp() / "flipped.dcpplan"
     path.write_bytes(bytes(damaged))
-    _refused_or_the_same(path, plan, trace)
+    try:
+        found = read_plan(path)
+    except PlanFileError:
+        return
+    assert digest(found.plan) == digest(plan)
+    assert (found.plan.provenance, found.plan.warnings) == (plan.provenance, plan.warnings)
+    assert equal_traces(found.traces[0], trace)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.data())
 def test_a_flipped_byte_under_a_right_checksum_is_refused_or_changes_no_work(
     written, tmp_path_factory, data
@@ -527,24 +487,9 @@ def test_a_flipped_byte_under_a_right_checksum_is_refused_or_changes_no_work(
     assert digest(found.plan) == digest(plan)
 
 
-def _refused_or_the_same(path, plan, trace):
-    try:
-        found = read_plan(path)
-    except PlanFileError:
-        return
-    assert digest(found.plan) == digest(plan)
-    assert (found.plan.provenance, found.plan.warnings) == (plan.provenance, plan.warnings)
-    assert equal_traces(found.traces[0], trace)
-
-
 def test_columns_of_a_plan_are_all_of_its_tables(plan):
     found = {name: list(columns) for name, columns in columns_of_plan(plan).items()}
     assert found == {name: list(TABLES[name]) for name in TABLES if name not in ("events", "forms")}
-
-
-def test_no_temporary_file_is_left(plan, tmp_path):
-    write_plan(tmp_path / "x.dcpplan", plan)
-    assert os.listdir(tmp_path) == ["x.dcpplan"]
 
 
 def test_nothing_but_a_regular_file_is_replaced(plan, tmp_path):
@@ -552,8 +497,12 @@ def test_nothing_but_a_regular_file_is_replaced(plan, tmp_path):
     with pytest.raises(PlanFileError, match="it is there already and no regular file"):
         write_plan(tmp_path / "pipe", plan)
     assert (tmp_path / "pipe").is_fifo()
-    with pytest.raises(PlanFileError, match="cannot be written: it is a folder"):
-        write_plan("", plan)
+    for path, why in (
+        ("", "it is a folder"),
+        (tmp_path / "no/x", "; make the folder .*no first, or"),
+    ):
+        with pytest.raises(PlanFileError, match=why):
+            write_plan(path, plan)
 
 
 @pytest.mark.parametrize("read", [read_plan, read_meta])
