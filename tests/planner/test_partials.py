@@ -9,7 +9,6 @@ from dcp_planner import (
     Cluster,
     ModelShape,
     PlanConfig,
-    PlanError,
     build_plan,
     build_stack,
     cut_stack,
@@ -120,8 +119,3 @@ def test_files_and_parts_carry_the_type(sparsity, tmp_path):
         read = read_plan(tmp_path / "a.dcpplan").plan
         assert read.shape == plan.shape == decode_part(encode_parts(plan)[0]).plan.shape
         assert read.shape.partials == partials
-
-
-def test_another_word_is_refused():
-    with pytest.raises(PlanError, match=r"PlanConfig.partials: expected one of .*got 'bfloat16'"):
-        PlanConfig(partials="bfloat16")

@@ -56,16 +56,12 @@ def read(data: bytes) -> Shown:
     return shown
 
 
-def make_trace(rows, source="simulated"):
+def make_trace(rows):
     start, end, device, lane, division, peer, size = np.array([r[:-1] for r in rows]).T
     kind, forward = np.array([0, 3, 4, 5])[lane], 0 * start
     transfer = [int(r[-1][3:]) if r[-1].startswith("kv") else -1 for r in rows]
     table = [start, end, start, device, kind, forward, division, peer, size, transfer]
-    return Trace.of_rows(source, np.column_stack(table), [r[-1] for r in rows])
-
-
-def names_of(trace):
-    return [trace.name_of(i) for i in range(len(trace))]
+    return Trace.of_rows("simulated", np.column_stack(table), [r[-1] for r in rows])
 
 
 ROWS = [  # start, end, device, lane, division, peer, bytes, name
@@ -80,54 +76,13 @@ ROWS = [  # start, end, device, lane, division, peer, bytes, name
 ]
 
 
-def test_every_event_is_a_slice_on_the_row_of_its_device_and_lane():
-    trace = make_trace(ROWS)
-    shown = read(to_perfetto(trace))
-    assert shown.processes == {1: "device 0", 2: "device 1"}
+def test_messages_that_overlap_get_rows_and_received_bytes_count_until_their_division_is_done():
+    shown = read(to_perfetto(make_trace(ROWS)))
     assert sorted(shown.tracks) == [
         (1, "compute"), (1, "send"), (1, "send 2"), (2, "compute"), (2, "receive"),
         (2, "receive 2"), (2, "wait"),
     ]  # fmt: skip
-    seen = sorted((pid - 1, start, end, name) for (pid, _), start, end, name, *_ in shown.slices)
-    assert seen == sorted(
-        zip(trace.device.tolist(), trace.start_ns.tolist(), trace.end_ns.tolist(), names_of(trace),
-            strict=True)
-    )  # fmt: skip
-
-
-def test_a_message_is_an_arrow_and_says_its_bytes():
-    slices = read(to_perfetto(make_trace(ROWS))).slices
-    for name, size in (("kv 3", 128), ("kv 4", 256)):
-        ends = [(flow, notes) for _, _, _, label, flow, notes in slices if label == name]
-        assert len(ends) == 2
-        assert ends[0][0] == ends[1][0] != []
-        assert [notes["bytes"] for _, notes in ends] == [size, size]
-        assert sorted(notes["peer"] for _, notes in ends) == [0, 1]
-        assert {(notes["division"], notes["direction"]) for _, notes in ends} == {(1, "forward")}
-    flows = {flow for _, _, _, _, found, _ in slices for flow in found}
-    assert len(flows) == 2
-
-
-def test_received_bytes_are_counted_until_their_division_is_done():
-    shown = read(to_perfetto(make_trace(ROWS)))
     assert shown.counts == {2: [(31, 128), (45, 384), (70, 0)]}
-
-
-def test_two_traces_are_two_groups_of_processes():
-    trace = make_trace(ROWS)
-    slower = make_trace([(2 * r[0], 2 * r[1], *r[2:]) for r in ROWS], "measured")
-    shown = read(to_perfetto(trace, slower))
-    assert shown.processes == {
-        1: "device 0 (predicted)", 2: "device 1 (predicted)", 3: "device 0 (measured)",
-        4: "device 1 (measured)",
-    }  # fmt: skip
-    flows = defaultdict(set)
-    for (pid, _), _, _, _, found, _ in shown.slices:
-        flows[(pid - 1) // 2].update(found)
-    assert len(flows[0]) == len(flows[1]) == 2
-    assert flows[0].isdisjoint(flows[1])
-    lengths = [end - start for (pid, _), start, end, *_ in shown.slices if pid > 2]
-    assert sorted(lengths) == sorted(2 * (r[1] - r[0]) for r in ROWS)
 
 
 def random_trace(seed, size=300):
@@ -157,7 +112,7 @@ def depth(trace, device, lane):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_overlapping_events_take_no_more_rows_than_overlap(seed):
+def test_slices_are_the_events_on_as_many_rows_as_overlap_and_arrows_join_the_nth_messages(seed):
     trace = random_trace(seed)
     shown = read(to_perfetto(trace))  # asserts that no two slices of a track overlap
     rows = defaultdict(set)
@@ -166,34 +121,24 @@ def test_overlapping_events_take_no_more_rows_than_overlap(seed):
     for (device, lane), used in rows.items():
         assert len(used) == depth(trace, device, LANES.index(lane))
     seen = sorted((pid - 1, start, end, name) for (pid, _), start, end, name, *_ in shown.slices)
-    assert seen == sorted(
-        zip(trace.device.tolist(), trace.start_ns.tolist(), trace.end_ns.tolist(), names_of(trace),
-            strict=True)
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_the_nth_send_is_joined_to_the_nth_receive(seed):
-    trace = random_trace(seed)
+    names = [trace.name_of(event) for event in range(len(trace))]
+    columns = (trace.device.tolist(), trace.start_ns.tolist(), trace.end_ns.tolist(), names)
+    assert seen == sorted(zip(*columns, strict=True))
     ends = defaultdict(lambda: ([], []))
     for i in np.argsort(trace.start_ns, kind="stable").tolist():
         if trace.lane[i] in (1, 2):
             ends[int(trace.transfer[i])][trace.lane[i] - 1].append(int(trace.start_ns[i]))
     wanted = sorted(pair for sent, got in ends.values() for pair in zip(sent, got, strict=False))
     flows = defaultdict(dict)
-    for (_, row), start, _, _, found, _ in read(to_perfetto(trace)).slices:
+    for (_, row), start, _, _, found, _ in shown.slices:
         for flow in found:
             flows[flow][row.split()[0]] = start
     assert sorted((flow["send"], flow["receive"]) for flow in flows.values()) == wanted
 
 
-def test_an_empty_trace_is_a_file_without_slices():
-    nothing = Trace.of_rows("simulated", np.empty((0, 10), int), ())
-    assert read(to_perfetto(nothing)).slices == []
-
-
-def test_an_empty_trace_takes_no_numbers_of_processes_and_arrows():
+def test_an_empty_trace_has_no_slices_and_takes_no_numbers_of_processes_and_arrows():
     nothing, trace = Trace.of_rows("simulated", np.empty((0, 10), int), ()), make_trace(ROWS)
+    assert read(to_perfetto(nothing)).slices == []
     alone, behind = read(to_perfetto(trace)), read(to_perfetto(nothing, trace))
     assert behind.processes == {pid: f"{name} (predicted)" for pid, name in alone.processes.items()}
     assert (behind.slices, behind.counts) == (alone.slices, alone.counts)

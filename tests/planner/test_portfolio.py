@@ -13,7 +13,6 @@ from dcp_planner import (
     Cluster,
     ModelShape,
     PlanConfig,
-    PlanError,
     build_plan,
     digest,
     measure,
@@ -98,11 +97,6 @@ def test_a_layout_above_the_compute_cap_is_taken_only_if_the_tolerance_allows_it
     assert measure(level).compute_imbalance <= 1.1
     asked = PlanConfig(compute_tolerance=1.0, partials="input")
     assert seconds_of(sparsity, cluster, asked) <= predict(level).seconds
-
-
-def test_unknown_budgets_are_refused():
-    with pytest.raises(PlanError, match="expected one of fast, balanced, got 'huge'"):
-        PlanConfig(budget="huge")
 
 
 def test_the_same_seed_gives_the_same_placement(packed):

@@ -126,12 +126,6 @@ def test_an_oversubscribed_spine_makes_a_plan_slower(sparsity):
     assert predict(one_leaf).seconds == predict(plan).seconds
 
 
-def test_equal_devices_are_written_down_once():
-    assert Cluster(2, 2, devices=((1, 1), (1.0, 1.0))) == Cluster(2, 2)
-    assert "devices" not in Cluster(2, 2, devices=((1, 1), (1, 1))).to_json()
-    assert "rails" not in Cluster().to_json()
-
-
 TEXT = """nodes = 2
 flops_per_s = 1e12
 intra_bytes_per_s = 2e9
@@ -158,34 +152,21 @@ def test_a_cluster_may_be_json(tmp_path):
     values = {**replace(SLOW, name="c").to_json(), "sources": {"flops_per_s": "measured by hand"}}
     path = tmp_path / "c.json"
     path.write_text(json.dumps(values))
-    assert read_cluster(path).cluster == replace(SLOW, name="c")
-    assert find_cluster(str(path)).num_devices == 8
+    assert find_cluster(str(path)) == replace(SLOW, name="c")
     path.write_text("[1]")
     with pytest.raises(ClusterError, match="expected a JSON object"):
-        read_cluster(path)
-    path.write_text("{")
-    with pytest.raises(ClusterError, match="expected JSON, got"):
         read_cluster(path)
 
 
 @pytest.mark.parametrize(
     ("new", "message"),
     [
-        ("devices = 3", ":7: Cluster.devices: expected for each node a list"),
-        ("devices = [1, 1]", "expected for each node a list"),
-        ("devices = [[1, 0], [1]]", "expected relative rates of 0.001 to 1000, got 0"),
-        ('devices = [[1, "a"], [1]]', "got 'a'"),
-        ("devices = [[1], []]", "at least one in each node"),
-        ("devices = [[1], [1], [1]]", ":7: Cluster.devices: has 3 nodes of at most 1 devices"),
-        ("rails = 0", ":7: Cluster.rails: expected a whole number 1 to"),
-        ("spine_bytes_per_s = -1.0", "Cluster.spine_bytes_per_s: expected more than 0"),
-        ("nodes_per_leaf = 1.5", "Cluster.nodes_per_leaf: expected a whole number"),
+        ("3", "expected for each node a list"),
+        ("[[1], [1], [1]]", "has 3 nodes of at most 1 devices"),
     ],
 )
-def test_bad_descriptions_are_refused_by_line_and_key(tmp_path, new, message):
+def test_bad_devices_are_refused_by_line(tmp_path, new, message):
     path = tmp_path / "c.toml"
-    text = TEXT.replace("devices = [[1, 1, 1], [1, 0.8]]", new)
-    path.write_text(text if "devices" in new else text + "devices_per_node = 4\n")
-    with pytest.raises(ClusterError) as caught:
+    path.write_text(TEXT.replace("[[1, 1, 1], [1, 0.8]]", new))
+    with pytest.raises(ClusterError, match=f":7: Cluster.devices: {message}"):
         read_cluster(path)
-    assert message in str(caught.value)
