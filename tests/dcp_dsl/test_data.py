@@ -51,13 +51,6 @@ def test_rows_lengths_and_tokens_are_read(stored):
         dataset[3]
 
 
-def test_bytes_are_tokens(tmp_path):
-    pq.write_table(pa.table({"tokens": [b"abc", b""]}), tmp_path / "a.parquet")
-    dataset = read_dataset(tmp_path / "a.parquet")
-    assert dataset.lengths.tolist() == [3, 0]
-    assert dataset.tokens(0).tolist() == [97, 98, 99]
-
-
 def test_a_row_longer_than_a_block_of_the_reader_is_read(tmp_path):
     path = tmp_path / "long.jsonl"
     path.write_text(json.dumps({"tokens": [7] * 1_000_000}) + "\n" + json.dumps({"tokens": [1]}))
@@ -67,16 +60,10 @@ def test_a_row_longer_than_a_block_of_the_reader_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("a.jsonl", b"", "empty"),
-        ("a.jsonl", b'{"len": 3}\n{"len": 4\n', "line 2: expected a JSON object, got no JSON"),
-        ("a.jsonl", b'{"len": 3}\n[1]\n', "line 2: expected a JSON object, got list"),
-        ("a.jsonl", b'{"len": 3}\n{"len": "x"}\n', "line 2: column `len` is a text, but a number"),
         ("a.jsonl", b"\xff\xfe\x00", "line 1: expected a JSON object, got no JSON"),
         ("a.jsonl", b'{"a": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "line 1 is nested too"),
-        ("a.jsonl", b'{"a": 1}\n{"a": "' + b"[" * 1000, "line 2: expected a JSON object, got no"),
         ("a.parquet", b"PAR1 and then nothing", "cannot be read"),
         ("a.parquet", b"", "cannot be read"),
-        ("a.csv", b"len\n3\n", "expected a .parquet or .jsonl file"),
     ],
 )  # fmt: skip
 def test_a_damaged_file_is_one_clear_message(tmp_path, name, content, says):
@@ -87,24 +74,15 @@ def test_a_damaged_file_is_one_clear_message(tmp_path, name, content, says):
     assert str(path) in str(raised.value)
 
 
-def test_brackets_in_a_text_do_not_nest(tmp_path):
-    (tmp_path / "a.jsonl").write_text(json.dumps({"len": 1, "text": "[{" * 5000}))
-    assert read_dataset(tmp_path / "a.jsonl")[0]["text"] == "[{" * 5000
-
-
 def test_list_columns_are_arrays_and_other_values_stay_what_they_are(tmp_path):
     row = {"tokens": [1, 2, 3], "lens": [[1], [2]], "raw": b"ab", "text": "x", "n": 3,
            "empty": [], "holes": [1, None], "none": None}  # fmt: skip
     pq.write_table(pa.Table.from_pylist([row]), tmp_path / "a.parquet")
-    (got,) = [read_dataset(tmp_path / "a.parquet")[0]]
-    assert [type(got[name]) for name in ("tokens", "empty")] == [np.ndarray] * 2
-    assert {name: got[name] for name in row if name not in ("tokens", "empty")} == {
-        name: row[name] for name in row if name not in ("tokens", "empty")
-    }
+    got = read_dataset(tmp_path / "a.parquet")[0]
+    assert {name for name in got if isinstance(got[name], np.ndarray)} == {"tokens", "empty"}
+    assert plain(got) == row
     mask = Spec.from_text("segment d = [tokens]*").mask("same(d)")
-    assert Sample.of(got | {"tokens": got["tokens"], "len": 3}, mask).columns == {
-        "tokens": [1, 2, 3]
-    }
+    assert Sample.of(got | {"len": 3}, mask).columns == {"tokens": [1, 2, 3]}
 
 
 @pytest.mark.parametrize(
@@ -115,21 +93,6 @@ def test_every_kind_of_list_is_read(tmp_path, kind):
     dataset = read_dataset(tmp_path / "a.parquet")
     assert (dataset.lengths.tolist(), dataset.tokens(1).tolist()) == ([2, 2], [3, 4])
     assert isinstance(dataset[0]["tokens"], np.ndarray)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "says"),
-    [
-        (pa.array([[2**64 - 1]], pa.list_(pa.uint64())), "does not fit into int64"),
-        (pa.array([[1.5]]), "to be integers or bytes, got"),
-        (pa.array([[1, None]]), "to be integers or bytes, got"),
-        (pa.array([None], pa.list_(pa.int64())), "row 0 has no tokens"),
-    ],
-)  # fmt: skip
-def test_tokens_that_are_no_integers_are_refused(tmp_path, tokens, says):
-    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=says):
-        read_dataset(tmp_path / "a.parquet").tokens(0)
 
 
 def test_a_text_that_is_no_utf8_names_row_and_column(tmp_path):
@@ -144,7 +107,7 @@ def test_a_parquet_file_with_any_byte_changed_is_read_or_refused(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"tokens": [[1, 2], [3]] * 50, "naïve": ["é", "x"] * 50}), path)
     whole, rng, refused = path.read_bytes(), random.Random(0), 0
-    for _ in range(400):
+    for _ in range(200):
         damaged = bytearray(whole)
         damaged[rng.randrange(len(damaged))] = rng.randrange(256)
         path.write_bytes(damaged[: rng.randrange(len(damaged))] if rng.random() < 0.1 else damaged)
@@ -153,7 +116,7 @@ def test_a_parquet_file_with_any_byte_changed_is_read_or_refused(tmp_path):
             _ = dataset.lengths, dataset[0], dataset.tokens(0)
         except DatasetError:
             refused += 1
-    assert refused > 100
+    assert refused > 50
 
 
 def test_paths_that_are_no_files_are_refused(tmp_path):
@@ -170,17 +133,6 @@ def test_a_sample_of_endless_lists_is_refused():
     endless.append(endless)
     with pytest.raises(DatasetError, match="expected integers or lists"):
         Sample({"a": endless}, 3)
-
-
-def test_a_missing_file_names_the_closest_one(tmp_path):
-    (tmp_path / "train.jsonl").write_text('{"len": 1}')
-    with pytest.raises(DatasetError, match=r"did you mean `train\.jsonl`"):
-        read_dataset(tmp_path / "trian.jsonl")
-
-
-def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(DatasetError, match="holds no"):
-        read_dataset(tmp_path)
 
 
 def test_files_of_a_folder_may_have_different_columns(tmp_path):
@@ -200,31 +152,6 @@ def test_files_of_a_folder_may_have_different_columns(tmp_path):
         _ = dataset.lengths
     (tmp_path / "c.jsonl").unlink()
     assert read_dataset(tmp_path).lengths.tolist() == [1, 4, 2]
-
-
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ([{"a": 1}], "rows need their length"),
-        ([{"len": 3, "tokens": [1, 2]}], "row 0: `len` says 3 tokens, `tokens` has 2"),
-        ([{"len": 1, "length": 1}, {"len": 1, "length": 2}], "row 1: `len` says 1"),
-        ([{"len": -1}], "row 0 has the negative length -1"),
-        ([{"len": 1}, {"len": None}], "row 1 has no value in column `len`"),
-        ([{"len": 1.5}], "expected column `len` to hold integers"),
-        ([{"tokens": "abc"}], "to hold lists of integers or bytes"),
-    ],
-)
-def test_lengths_that_do_not_add_up_are_refused(tmp_path, rows, says):
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match=says):
-        _ = read_dataset(tmp_path / "a.parquet").lengths
-
-
-def test_a_data_set_without_tokens_says_so(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"len": 1}')
-    dataset = read_dataset(tmp_path / "a.jsonl")
-    with pytest.raises(DatasetError, match="no column `tokens`"):
-        dataset.tokens(0)
 
 
 @settings(deadline=None, derandomize=True)

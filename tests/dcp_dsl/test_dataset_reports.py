@@ -250,6 +250,10 @@ LINES = {
     "deep and broken": '{"a": 1}\n{"b": "' + "[" * 501 + '"]}',
     "a mark": '\ufeff{"len": 1}',
     "a mark alone": "\ufeff\n",
+    "null behind a mark": '\ufeffnull\n{"len": 1}',
+    "null between rows": '{"len": 1} null {"len": 2}',
+    "a row in two lines": '{"len": 1}\n{"len":\n2}',
+    "a comment": '{"len": 1} //',
 }
 
 
@@ -270,7 +274,7 @@ ODD = {
     "other tokens": {"tokens": [[1, 2], []]},
     "a missing length": {"len": pa.array([None, 0], pa.int64())},
     "missing tokens": {"tokens": pa.array([[1, 2, 3], None], pa.list_(pa.int64()))},
-    "a negative length": {"len": [-3, 0], "length": [-3, 0], "tokens": None, "input_ids": None},
+    "a negative length": {"len": [0, -3], "length": [0, -3], "tokens": None, "input_ids": None},
     "a text as tokens": {"tokens": ["abc", ""]},
     "a float as length": {"length": [3.0, 0.0]},
     "texts in tokens": {"len": None, "tokens": [["a", "b", "c"], []]},

@@ -181,6 +181,8 @@ def test_numbers_of_two_segments_are_compared_as_integers():
         ("segment mienn = [m]*\nmask main = causal\nmask a = mien", "did you mean `main`?"),
         ("mask a = q - k < mim(q, 3)", "did you mean `min`?"),
         ("mask a(sizes: tokens = 4) = q - k < size", "did you mean `sizes`?"),
+        ("maks a = causal", "did you mean `mask`?"),
+        ('mask a = causal\nfor "*" use aa', "did you mean `a`?"),
     ],
 )
 def test_an_unknown_name_is_compared_with_what_fits_in_its_place(text, hint):

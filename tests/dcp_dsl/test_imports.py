@@ -65,27 +65,17 @@ def test_imports_pass_through_files_in_folders_below(folder):
 @pytest.mark.parametrize(
     ("main", "code", "said"),
     [
-        ('import x from "lib.dcpm"', "E131", "does not define `x`"),
         ('import x from "none.dcpm"', "E130", "no such file"),
-        ('import x from "/etc/lib.dcpm"', "E130", "is no relative path"),
         ('import x from "../lib.dcpm"', "E130", "lies outside"),
-        ('import x from "C:/lib.dcpm"', "E130", "is no relative path"),
-        ('import x from "lib.txt"', "E130", "is no .dcpm file"),
-        ('import x from ""', "E130", "is no .dcpm file"),
         ('import a from "bad.dcpm"', "E133", "E101 unknown name `casual`"),
-        ('import a from "broken.dcpm"', "E133", "E005"),
         ('import x from "main.dcpm"', "E132", "imports this file in turn"),
         ('import c from "cycle.dcpm"', "E132", "imports this file in turn"),
-        ('import packed from "lib.dcpm"\nmask packed = causal', "E108", "defined twice"),
-        ('import packed, packed from "lib.dcpm"', "E108", "defined twice"),
-        ('import tiles from "tiles.dcpm"', "E131", "define these tiles here"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_an_import_has_a_code(folder, main, code, said):
     path = folder(
-        lib=LIBRARY, bad="mask a = casual", broken="mask a =", main=main,
+        lib=LIBRARY, bad="mask a = casual", main=main,
         cycle='import x from "main.dcpm"\nmask c = causal',
-        tiles="segment doc = [doc_lens]*\nsegment tiles = every 4 in doc",
     )  # fmt: skip
     found = check(main, str(path / "main.dcpm"))
     assert [d.code for d in found] == [code]
