@@ -17,7 +17,7 @@ WORDS = [
     *sorted(KEYWORDS | RESERVED), "ahead", "partial", "a", "b", "doc", "part", "tokens", "int",
     "causal", "sliding", "streaming", "document", "q - k", "q.doc", "k.doc.start", "0", "1", "3",
     "4k", "1M", "99999999999999", '"x.dcpm"', '"*"', "# note\n", "\n", "  ", "=", "==", "<=", "<",
-    "+", "-", "*", "//", "%", "(", ")", "[", "]", "{", "}", ",", ":", ".", "..", "@", "&", "é",
+    "+", "-", "*", "//", "%", "(", ")", "[", "]", "{", "}", ",", ":", ".", "..", "@", "&", "?", "é",
     "[doc_lens]*", "same(doc)", "every 4", "mask a =", "segment doc = [doc_lens]*", "check a total",
 ]  # fmt: skip
 
@@ -30,6 +30,9 @@ def soup(rng):
 def mutated(rng, texts=SPECS):
     """Change a few words of a text: drop, double, swap, replace, or cut characters out."""
     text = rng.choice(texts)
+    if rng.random() < 0.2:
+        start = rng.randrange(len(text))
+        text = text[:start] + text[start + rng.randint(1, 12) :]
     for _ in range(rng.randint(1, 4)):
         spans = [token.span for token in scan(text)]
         if not spans:

@@ -13,7 +13,6 @@ from random_masks import MaskWriter
 from dcp_dsl import SpecError, check, format_source, load
 from dcp_dsl.syntax.mistakes import MISTAKES
 from dcp_dsl.syntax.parser import parse, parse_expression
-from dcp_dsl.syntax.tokens import KEYWORDS
 from dcp_dsl.syntax.trees import unparse
 from dcp_grammar import GRAMMAR, MASKS
 
@@ -22,20 +21,20 @@ SPECS = sorted((TESTS / "fixtures" / "specs").glob("*.dcpm"))
 LIBRARY = sorted(Path(str(MASKS)).glob("*.dcpm"))
 
 
-quick = settings(
-    max_examples=120, deadline=None, derandomize=True,
-    suppress_health_check=[HealthCheck.too_slow],
-)  # fmt: skip
+quick = settings(max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 
 
-@pytest.mark.parametrize("path", [*SPECS, *LIBRARY], ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", SPECS, ids=lambda p: p.stem)
 def test_formatting_changes_no_meaning_and_is_done_after_one_pass(path):
     text = path.read_text(encoding="utf-8")
     once = format_source(text)
     assert parse(once) == parse(text)
     assert format_source(once) == once
-    comments = [line.split("#", 1)[1].strip() for line in text.splitlines() if "#" in line]
-    assert [line.split("#", 1)[1].strip() for line in once.splitlines() if "#" in line] == comments
+    comments, before = (
+        [line.split("#", 1)[1].strip() for line in each.splitlines() if "#" in line]
+        for each in (once, text)
+    )
+    assert comments == before
 
 
 def test_a_type_behind_a_comment_begins_no_statement():
@@ -89,32 +88,6 @@ def test_an_expression_written_out_parses_to_the_same_tree(text):
         assert "== true" in text
         return
     assert parse_expression(unparse(tree)) == tree
-
-
-@quick
-@given(
-    st.lists(
-        st.sampled_from(
-            [*sorted(KEYWORDS), "=", "==", *"()[]{},:.@*-<?&", "..", "//", "<=", "q", "k", "len",
-             "a", "b", "3", "4k", '"x"', "#", "self"]
-        ),
-        max_size=25,
-    )
-)  # fmt: skip
-def test_any_soup_of_tokens_ends_in_a_tree_or_in_diagnostics(tokens):
-    for diagnostic in check(" ".join(tokens)):
-        assert diagnostic.message
-        assert diagnostic.render()
-
-
-@quick
-@given(path=st.sampled_from(SPECS), data=st.data())
-def test_a_spec_with_a_piece_cut_out_ends_in_a_tree_or_in_diagnostics(path, data):
-    text = path.read_text(encoding="utf-8")
-    start = data.draw(st.integers(0, len(text) - 1))
-    end = data.draw(st.integers(start, min(len(text), start + 12)))
-    for diagnostic in check(text[:start] + text[end:]):
-        assert diagnostic.render()
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: m.code)
