@@ -122,7 +122,12 @@ with stopwatch() as watch:
     assert kernel(3) == 7
 print(imported > 0, watch.compile_s > 0, watch.seconds >= 0, len(kernel.stats.cache_hits))
 """
-_SAID = "compiling the planner once per installation, some 15 s on a free core"
+_ANEW = (
+    ["False", "True", "True", "0"],
+    ["imported", "compiling the planner once per installation, some 15 s on a free core"],
+)
+_KEPT = (["False", "False", "True", "1"], ["imported"])
+"""Words of a process that compiles the kernel, and of one that finds it."""
 
 
 @pytest.fixture
@@ -136,32 +141,22 @@ def compile_kernel(run_python):
     return run
 
 
-def test_compiling_is_told_once_before_it_begins_and_measured_apart(tmp_path, compile_kernel):
-    cache = tmp_path / "cache"
-    out, err = compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
-    assert (out, err) == (["False", "True", "True", "0"], ["imported", _SAID])
-    out, err = compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
-    assert (out, err) == (["False", "False", "True", "1"], ["imported"])
+def test_compiled_code_is_kept_and_written_anew_where_it_cannot_be_read(tmp_path, compile_kernel):
+    def run():
+        return compile_kernel(tmp_path, NUMBA_CACHE_DIR=tmp_path / "cache")
 
-
-@pytest.mark.parametrize("ending", ["nbi", "nbc"])
-def test_a_cache_file_that_cannot_be_read_is_written_anew(tmp_path, compile_kernel, ending):
-    cache = tmp_path / "cache"
-    compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
-    (path,) = cache.rglob(f"*.{ending}")
-    for content in (path.read_bytes()[:40], b"foreign"):
-        path.write_bytes(content)
-        assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["False", "True", "True", "0"]
-    assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["False", "False", "True", "1"]
-
-
-def test_a_cache_file_that_cannot_be_replaced_is_compiled_around(tmp_path, compile_kernel):
-    cache = tmp_path / "cache"
-    compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)
-    for path in cache.rglob("*.nbi"):
-        path.unlink()
-        (path / "something").mkdir(parents=True)  # stops root, whom no mode would
-    assert compile_kernel(tmp_path, NUMBA_CACHE_DIR=cache)[0] == ["False", "True", "True", "0"]
+    assert run() == _ANEW
+    assert run() == _KEPT
+    for ending in ("nbi", "nbc"):
+        (path,) = tmp_path.rglob(f"cache/**/*.{ending}")
+        for content in (path.read_bytes()[:40], b"foreign"):
+            path.write_bytes(content)
+            assert run() == _ANEW
+    assert run() == _KEPT
+    (index,) = tmp_path.rglob("cache/**/*.nbi")
+    index.unlink()
+    (index / "something").mkdir(parents=True)  # cannot be replaced, even by root
+    assert run() == _ANEW
 
 
 @pytest.fixture
@@ -178,12 +173,12 @@ def unwritable(tmp_path):
 
 def test_a_private_folder_keeps_what_no_other_place_can(unwritable, compile_kernel):
     module, environment, folder = unwritable
-    assert compile_kernel(module, **environment)[1] == ["imported", _SAID]
+    assert compile_kernel(module, **environment) == _ANEW
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert compile_kernel(module, **environment) == (["False", "False", "True", "1"], ["imported"])
+    assert compile_kernel(module, **environment) == _KEPT
     folder.chmod(0o770)  # somebody else may have put code there
     out, err = compile_kernel(module, **environment)
-    assert out == ["False", "True", "True", "0"]
+    assert out == _ANEW[0]
     assert "in every process: it cannot be kept in" in err[1]
     assert "set NUMBA_CACHE_DIR" in err[1]
 
@@ -213,25 +208,13 @@ def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
         check_private(folder)
 
 
-def test_a_shared_folder_needs_a_sticky_bit_where_it_holds_compiled_code(tmp_path):
-    (folder := tmp_path / "code").mkdir(mode=0o755)
-    tmp_path.chmod(0o1777)
-    check_unshared(folder)
-    tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="others can write compiled code here"):
-        check_unshared(folder)
-    tmp_path.chmod(0o755)
-    folder.chmod(0o1777)  # a sticky bit keeps nobody from adding files
-    with pytest.raises(PermissionError, match="others can write compiled code here"):
-        check_unshared(folder)
-
-
 @pytest.mark.parametrize(
     ("mode", "above", "ours", "is_refused"),
     [
         (0o755, 0o755, True, False), (0o775, 0o755, True, False), (0o775, 0o755, False, True),
         (0o777, 0o755, True, True), (0o755, 0o775, False, True), (0o755, 0o1775, False, False),
-        (0o755, 0o775, True, False), (0o700, 0o1777, False, False),
+        (0o755, 0o775, True, False), (0o700, 0o1777, False, False), (0o755, 0o777, True, True),
+        (0o1777, 0o755, True, True),  # a sticky bit keeps nobody from adding files
     ],
 )  # fmt: skip
 def test_only_our_own_group_may_write_compiled_code(
@@ -242,7 +225,8 @@ def test_only_our_own_group_may_write_compiled_code(
     tmp_path.chmod(above)
     group = os.getegid()
     monkeypatch.setattr(os, "getegid", lambda: group if ours else group + 1)
-    with pytest.raises(PermissionError) if is_refused else nullcontext():
+    said = pytest.raises(PermissionError, match="others can write compiled code here")
+    with said if is_refused else nullcontext():
         check_unshared(folder)
 
 
@@ -270,15 +254,11 @@ def test_types_of_compiled_functions_are_their_annotations(hint, expected):
     assert str(jit._numba_type(hint)) == expected
 
 
-_FACTOR, _NAME, _OTHER = 3, "name", [4]
-
-
 def test_compiled_code_depends_on_files_and_constants_that_its_functions_name():
     twice = inner(lambda x: 2 * x)
-    scope = {"twice": twice, "_FACTOR": _FACTOR, "_NAME": _NAME, "_OTHER": _OTHER, "np": np}
+    scope = {"twice": twice, "_FACTOR": 3, "_NAME": "name", "_OTHER": [4], "np": np}
     exec("def f(x): return twice(x) * _FACTOR + len(_NAME) + _OTHER[0] + np.pi", scope)
-    functions = jit._linked(scope["f"])
-    assert functions == (scope["f"], twice.py_func)
+    assert jit._linked(scope["f"]) == (scope["f"], twice.py_func)
     exec(compile("def g(x): return f(x) + f(x)", __file__, "exec"), scope | {"f": twice}, scope)
     sources = jit._sources((scope["g"], twice.py_func))
     assert sources == [jit._content(__file__)]
@@ -294,17 +274,16 @@ def test_without_numba_functions_stay_as_they_are(monkeypatch):
 
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path, compile_kernel):
-    cache = tmp_path / "cache"
-    places = {"NUMBA_CACHE_DIR": cache}
-    compile_kernel(tmp_path, **places)
-    assert compile_kernel(tmp_path, **places)[0] == ["False", "False", "True", "1"]
-    (leaf,) = {path.parent for path in cache.rglob("*.nbi")}
+    def run():
+        return compile_kernel(tmp_path, NUMBA_CACHE_DIR=tmp_path / "cache")
+
+    run()
+    (leaf,) = {path.parent for path in tmp_path.rglob("cache/**/*.nbi")}
     leaf.chmod(0o777)
     there = {path: path.stat().st_mtime_ns for path in leaf.iterdir()}
-    assert compile_kernel(tmp_path, **places)[0] == ["False", "True", "True", "0"]
+    assert run() == _ANEW
     assert {path: path.stat().st_mtime_ns for path in leaf.iterdir()} == there
-    # Kept in another folder.
-    assert compile_kernel(tmp_path, **places)[0] == ["False", "False", "True", "1"]
+    assert run() == _KEPT  # in another folder
 
 
 def uncached():
@@ -322,13 +301,13 @@ def clock(monkeypatch):
     return COMPILE_CLOCK
 
 
-def test_nothing_is_compiled_before_it_is_told(clock, monkeypatch):
+def test_what_cannot_be_cached_is_told_before_it_is_compiled(clock, monkeypatch):
     told = []
     kernel = compiled(uncached())
     monkeypatch.setattr(clock, "_words", lambda: told.append(len(kernel.signatures)))
     assert kernel(1) == 2
     assert kernel(1.0) == 2.0
-    assert (told, len(kernel.signatures)) == ([0], 2)
+    assert (told, len(kernel.signatures), clock.is_kept) == ([0], 2, False)
     assert njit(lambda x: x)(1) == 1  # of somebody else
     assert told == [0]
 
@@ -386,11 +365,6 @@ def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
     assert "s, which the planning time leaves out" in run.stderr
 
 
-def test_what_cannot_be_cached_is_compiled_all_the_same(clock):
-    assert compiled(uncached())(1) == 2
-    assert not clock.is_kept
-
-
 def test_an_inner_function_is_compiled_by_the_first_that_calls_it_for_its_annotations():
     called = inner(uncached())
     assert called.signatures == []
@@ -420,13 +394,13 @@ def test_code_that_a_release_brings_is_used_while_its_source_is_the_same(tmp_pat
         cache = {"NUMBA_CACHE_DIR": tmp_path / f"cache{len(ships)}"}
         return run_python(_SHIP, tmp_path, *ships, **generic, **cache)
 
-    assert run("ship") == (["False", "True", "True", "0"], ["imported", _SAID])
+    assert run("ship") == _ANEW
     assert len(list((tmp_path / "shipped").iterdir())) == 2
-    assert run() == (["False", "False", "True", "1"], ["imported"])
+    assert run() == _KEPT
     assert not list(tmp_path.rglob("cache0/*.nb*"))
     with (tmp_path / "kernel.py").open("a") as file:
         file.write("\n")
-    assert run() == (["False", "True", "True", "0"], ["imported", _SAID])
+    assert run() == _ANEW
 
 
 def test_what_is_linked_to_changed_code_or_constants_of_other_files_is_compiled_anew(

@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 from dataclasses import replace
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -74,8 +75,19 @@ class SimplePlacement:
         self.device_of_data, self.device_of_compute = owner, device
 
 
+KAHYPAR = pytest.param(
+    "kahypar",
+    marks=[
+        pytest.mark.dist,
+        pytest.mark.timing,
+        pytest.mark.skipif(find_spec("kahypar") is None, reason="kahypar is not installed"),
+    ],
+)
+
+
+@pytest.mark.parametrize("partitioner", ["native", KAHYPAR])
 @pytest.mark.parametrize("name", ["causal", "window", "packed", "ragged"])
-def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
+def test_tiny_cases_are_placed_at_the_best_cost(masks, partitioner, name):
     batch = {
         "causal": [masks.causal(12)],
         "window": [masks.sliding_window(16, 5)],
@@ -84,7 +96,8 @@ def test_tiny_cases_are_placed_at_the_best_cost(masks, name):
     }[name]
     workload = build_workload(masks.pack(batch, 4), ModelShape())
     assert workload.num_tiles <= 10
-    found = place(workload, Cluster(1, 2), config(compute_tolerance=0.3, token_tolerance=0.1))
+    limits = PlanConfig(partitioner, compute_tolerance=0.3, token_tolerance=0.1)
+    found = place(workload, Cluster(1, 2), limits)
     assert sent_bytes(workload, found) == best_bytes(workload, (0.3, 0.1))
 
 
