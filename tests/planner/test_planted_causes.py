@@ -4,9 +4,7 @@ Every case is built so that one thing costs most of its time; what that is, is w
 hand. Blocks and tiles are placed by hand too, so that nothing else goes wrong.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -70,19 +68,6 @@ def held_up(trace: Trace, device: int) -> Trace:
                              for name in ("start_ns", "end_ns", "ready_ns")})  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Planted:
-    """A case: how it is made, and what the first cause has to be.
-
-    `make` gives a plan, or a plan and its run.
-    """
-
-    name: str
-    kind: str
-    where: dict[str, Any]
-    make: Callable[[Any], Plan | tuple[Plan, Trace]]
-
-
 def slow_run(masks):
     """A run on a machine whose device 2 is slower than the plan knows."""
     plan = planned(masks, ONE_NODE)
@@ -102,76 +87,71 @@ def late_launch(masks):
     return plan, held_up(as_recorded(simulate(plan)), 1)
 
 
-CASES = [
-    Planted("slow device", "compute", {"device": 3}, lambda m: planned(
+CASES = {  # what the first cause has to be, where, and a plan, or a plan and its run
+    "slow device": ("compute", {"device": 3}, lambda m: planned(
         m, replace(TWO_NODES, devices=((1.0, 1.0), (1.0, 0.4))))),
-    Planted("slow first device", "compute", {"device": 0}, lambda m: planned(
+    "slow first device": ("compute", {"device": 0}, lambda m: planned(
         m, replace(ONE_NODE, devices=((0.3, 1.0, 1.0, 1.0),)))),
-    Planted("two documents on one device", "compute", {"device": 2}, lambda m: planned(
+    "two documents on one device": ("compute", {"device": 2}, lambda m: planned(
         m, ONE_NODE, (256,) * 5, (0, 1, 2, 3, 2))),
-    Planted("a long document that one device owns", "compute", {"device": 0, "sequence": 0},
+    "a long document that one device owns": ("compute", {"device": 0, "sequence": 0},
             lambda m: planned(m, ONE_NODE, (768, 256, 256, 256))),
-    Planted("a long document at the end", "compute", {"device": 3, "sequence": 3},
+    "a long document at the end": ("compute", {"device": 3, "sequence": 3},
             lambda m: planned(m, TWO_NODES, (256, 256, 256, 640))),
-    Planted("straggling compute in a run", "compute", {"device": 2}, slow_run),
-    Planted("slow network", "links", {}, lambda m: planned(
+    "straggling compute in a run": ("compute", {"device": 2}, slow_run),
+    "slow network": ("links", {}, lambda m: planned(
         m, replace(TWO_NODES, inter_bytes_per_s=1e9), computes=AWAY)),
-    Planted("slow links inside the node", "links", {}, lambda m: planned(
+    "slow links inside the node": ("links", {}, lambda m: planned(
         m, replace(ONE_NODE, intra_bytes_per_s=1e9), computes=AWAY)),
-    Planted("one crowded port that sends", "links", {"device": 0, "side": "send"},
+    "one crowded port that sends": ("links", {"device": 0, "side": "send"},
             lambda m: planned(m, replace(TWO_NODES, inter_bytes_per_s=1e9), owners=(0, 0, 0, 0),
                               is_split=True)),
-    Planted("one crowded NIC that receives", "links", {"device": 3, "side": "receive"},
+    "one crowded NIC that receives": ("links", {"device": 3, "side": "receive"},
             lambda m: planned(
                 m, replace(ONE_NODE, intra_bytes_per_s=5e8), (256,) * 8, (0, 1, 2, 3, 0, 1, 2, 3),
                 devices_of_tiles=lambda w: np.where(
                     (w.compute_q != w.compute_kv) & (w.block_sequence[w.compute_q] > 3), 3,
                     w.block_sequence[w.compute_q] % 4))),
-    Planted("oversubscribed spine", "links", {}, lambda m: planned(
+    "oversubscribed spine": ("links", {}, lambda m: planned(
         m, replace(TWO_NODES, rails=2, spine_bytes_per_s=1e9), computes=(3, 2, 1, 0))),
-    Planted("slow links in a run", "links", {"device": 0, "side": "send"}, slow_links_of_run),
-    Planted("far nodes", "latency", {}, lambda m: planned(
+    "slow links in a run": ("links", {"device": 0, "side": "send"}, slow_links_of_run),
+    "far nodes": ("latency", {}, lambda m: planned(
         m, replace(TWO_NODES, inter_latency_s=1e-3), computes=AWAY)),
-    Planted("latency inside the node", "latency", {}, lambda m: planned(
+    "latency inside the node": ("latency", {}, lambda m: planned(
         m, replace(ONE_NODE, latency_s=5e-4), computes=AWAY)),
-    Planted("dear messages", "latency", {}, lambda m: planned(
+    "dear messages": ("latency", {}, lambda m: planned(
         m, replace(ONE_NODE, message_launch_s=2e-4), computes=AWAY, block=32)),
-    Planted("slow launches", "launches", {"divisions": 1}, lambda m: planned(
+    "slow launches": ("launches", {"divisions": 1}, lambda m: planned(
         m, replace(ONE_NODE, kernel_launch_s=1e-3))),
-    Planted("too many divisions", "launches", {"divisions": 12}, lambda m: planned(
+    "too many divisions": ("launches", {"divisions": 12}, lambda m: planned(
         m, replace(ONE_NODE, kernel_launch_s=3e-5), (512,) * 4, computes=AWAY, block=32,
         divisions=12)),
-    Planted("late launch in a run", "launches", {}, late_launch),
-    Planted("small tiles", "compute", {"kernel_tile": 256}, lambda m: planned(
+    "late launch in a run": ("launches", {}, late_launch),
+    "small tiles": ("compute", {"kernel_tile": 256}, lambda m: planned(
         m, replace(ONE_NODE, kernel_tile=256), block=16)),
-    Planted("too few blocks of threads", "compute", {"sms": 132}, lambda m: planned(
+    "too few blocks of threads": ("compute", {"sms": 132}, lambda m: planned(
         m, replace(ONE_NODE, kernel_tile=64, sms=132))),
-    Planted("devices that only merge", "idle", {"devices": [2, 3]}, lambda m: planned(
+    "devices that only merge": ("idle", {"devices": [2, 3]}, lambda m: planned(
         m, WITH_HOSTS, (256, 256), (2, 3), (0, 1))),
-    Planted("all on one device", "idle", {"devices": [0, 2, 3]}, lambda m: planned(
+    "all on one device": ("idle", {"devices": [0, 2, 3]}, lambda m: planned(
         m, replace(TWO_NODES, pass_s=2e-5), (256, 256), (1, 1))),
-    Planted("limit of memory", "memory", {}, lambda m: planned(
+    "limit of memory": ("memory", {}, lambda m: planned(
         m, replace(ONE_NODE, intra_bytes_per_s=1e10, latency_s=1e-4, kernel_launch_s=3e-5),
         (512,) * 4, computes=AWAY, block=32, divisions="auto", memory_limit_bytes=2_800_000)),
-    Planted("order that launches late", "order", {"device": 1}, late_in_frugal_order),
-]  # fmt: skip
+    "order that launches late": ("order", {"device": 1}, late_in_frugal_order),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_the_first_finding_names_the_planted_cause(masks, case):
-    made = case.make(masks)
+@pytest.mark.parametrize(("kind", "where", "make"), CASES.values(), ids=CASES)
+def test_the_first_finding_names_the_planted_cause(masks, kind, where, make):
+    made = make(masks)
     why = find_causes(made) if isinstance(made, Plan) else find_causes_of_run(*made)
     first = why.diagnosis.causes[0]
-    found = {name: first.where.get(name) for name in case.where}
-    assert (first.kind, found) == (case.kind, case.where)
+    assert (first.kind, {name: first.where.get(name) for name in where}) == (kind, where)
     assert first.saves_s > 0.2 * why.diagnosis.seconds
 
 
 def test_order_costs_what_early_launches_would_not_save(masks):
-    (case,) = (case for case in CASES if case.kind == "memory")
-    last = {c.kind: c.saves_last_s for c in find_causes(case.make(masks)).diagnosis.causes}
+    plan = CASES["limit of memory"][2](masks)
+    last = {c.kind: c.saves_last_s for c in find_causes(plan).diagnosis.causes}
     assert last["memory"] < 0 < last["order"]  # all else free, early launches gain nothing
-
-
-def test_there_are_twenty_four():
-    assert len({case.name for case in CASES}) == 24

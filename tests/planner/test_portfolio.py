@@ -32,7 +32,7 @@ def seconds_of(sparsity, cluster, config):
     return predict(build_plan(sparsity, ModelShape(), cluster, config)).seconds
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_it_is_never_slower_than_a_static_layout_that_holds_the_caps(strategies, data):
     sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
@@ -76,7 +76,7 @@ def packed(masks):
 
 
 def test_it_is_the_default_and_its_plans_hold(packed):
-    plan = build_plan(packed, ModelShape(), Cluster(2, 4))
+    plan = build_plan(packed, ModelShape(), Cluster(2, 2))
     validate(plan)
     assert plan.partitioner == "portfolio"
 
@@ -99,13 +99,6 @@ def test_a_layout_above_the_compute_cap_is_taken_only_if_the_tolerance_allows_it
     assert seconds_of(sparsity, cluster, asked) <= predict(level).seconds
 
 
-def test_the_same_seed_gives_the_same_placement(packed):
-    workload = build_workload(packed, ModelShape())
-    first, second = (place(workload, Cluster(2, 3), PlanConfig(seed=3)) for _ in range(2))
-    assert np.array_equal(first.device_of_data, second.device_of_data)
-    assert np.array_equal(first.device_of_compute, second.device_of_compute)
-
-
 def test_tolerances_are_tried_around_the_one_given_and_none_beyond_the_most():
     plain = PlanConfig(token_tolerance=0.25)
     assert tolerances_of(plain) == [plain]
@@ -114,17 +107,15 @@ def test_tolerances_are_tried_around_the_one_given_and_none_beyond_the_most():
         assert [config.token_tolerance for config in configs] == tried
 
 
-def test_a_price_of_tokens_leaves_other_objectives_alone(masks):
-    sparsity = masks.pack([masks.causal(160), masks.causal(70), masks.sliding_window(90, 20)], 8)
+def test_a_price_of_tokens_leaves_other_objectives_alone(packed):
     for objective in ("bytes", "balance", "memory"):
         free = PlanConfig(budget="fast", objective=objective, partials="input")
         priced = replace(free, token_seconds=1e-3)
-        plans = [build_plan(sparsity, ModelShape(), Cluster(2, 4), c) for c in (free, priced)]
+        plans = [build_plan(packed, ModelShape(), Cluster(2, 2), c) for c in (free, priced)]
         assert digest(plans[0]) == digest(plans[1])
 
 
-def test_no_workload_outlives_its_plan(masks, monkeypatch):
-    sparsity = masks.pack([masks.causal(160), masks.causal(70)], 8)
+def test_no_workload_outlives_its_plan(packed, monkeypatch):
     seen = []
 
     def build(*arguments):
@@ -133,6 +124,6 @@ def test_no_workload_outlives_its_plan(masks, monkeypatch):
         return workload
 
     monkeypatch.setattr("dcp_planner.plan.build.build_workload", build)
-    build_plan(sparsity, ModelShape(), Cluster(2, 2), PlanConfig(budget="fast"))
+    build_plan(packed, ModelShape(), Cluster(2, 2), PlanConfig(budget="fast"))
     gc.collect()
     assert [tokens() for tokens in seen] == [None]

@@ -22,7 +22,6 @@ from dcp_planner import (
     validate,
 )
 from dcp_planner.model.config import BUDGETS, OBJECTIVES
-from dcp_planner.tables import Attention
 from dcp_planner.tables.programs import restore_programs, tabulate_programs
 
 
@@ -198,18 +197,3 @@ def test_the_same_input_and_seed_give_the_plan_that_they_gave_before(packed, nam
     plan = build_plan(packed, ModelShape(4, 2, 16), cluster, PlanConfig(**choices))
     took = predict(plan)
     assert [digest(plan)[:16], f"{took.forward_s:.6e} {took.backward_s:.6e}"] == GOLDEN[name]
-
-
-@pytest.mark.parametrize("partitioner", ["static:zigzag", "static:contiguous"])
-def test_every_mask_makes_a_plan_that_computes_each_tile_once(sparsity, partitioner):
-    plan = build_plan(sparsity, ModelShape(), Cluster(2, 2), PlanConfig(partitioner=partitioner))
-    for direction in ("forward", "backward"):
-        computed = Counter(
-            tile
-            for program in plan.programs(direction)
-            for step in program.instructions
-            if isinstance(step, Attention)
-            for tile in step.tiles
-        )
-        assert computed == Counter(range(sparsity.num_blocks))
-    assert plan.tiles.pairs.sum() == sparsity.num_pairs

@@ -1,9 +1,9 @@
-import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, measure, simulate
+from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, build_plan, measure, simulate
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.report.figures import figures_of
 from dcp_planner.schedule.emission import assemble
@@ -32,11 +32,8 @@ def test_bytes_of_a_plan_by_hand(by_hand):
     assert found.forward.total_bytes == found.forward.inter_node_bytes == sum(forward.values())
     assert found.forward.sent_bytes == (64 + 64 + 96, 64, 64)
     assert found.forward.received_bytes == (64 + 64, 64, 64 + 96)
-    assert found.forward.peak_buffer_bytes == (
-        64 + 64,
-        64,
-        64 + 96,
-    )  # kv 1 and q 2; kv 0; kv 0, out
+    # kv 1 and q 2; kv 0; kv 0, out
+    assert found.forward.peak_buffer_bytes == (64 + 64, 64, 64 + 96)
 
 
 def test_the_figures_of_a_batch_name_its_fullest_buffer(by_hand):
@@ -58,47 +55,14 @@ def test_balance_and_density_of_a_plan_by_hand(by_hand):
 
 
 def test_only_what_crosses_nodes_counts_as_between_nodes(by_hand):
-    together = Cluster(nodes=1, devices_per_node=3)
-    plan = assemble(
-        build_again(by_hand), together, placement_of(by_hand), schedule_of(by_hand), "by hand"
-    )
-    found = measure(plan)
+    found = measure(replace(by_hand, cluster=Cluster(nodes=1, devices_per_node=3)))
     assert found.forward.total_bytes == measure(by_hand).forward.total_bytes
     assert found.forward.inter_node_bytes == found.backward.inter_node_bytes == 0
 
 
-def build_again(plan):
-    from dcp_planner.model.problem import Workload
-
-    return Workload(
-        plan.shape, plan.cu_seqlens, plan.blocks.sequence, plan.blocks.start, plan.blocks.end,
-        plan.tiles.q_block, plan.tiles.kv_block, plan.tiles.kind, plan.tiles.pairs, plan.slabs,
-    )  # fmt: skip
-
-
-def placement_of(plan):
-    return Placement(plan.blocks.owner, plan.tiles.device)
-
-
-def schedule_of(plan):
-    return make_schedule(build_again(plan), placement_of(plan), plan.cluster, PlanConfig())
-
-
-def test_the_json_is_plain_and_complete(plan):
-    found = measure(plan)
-    text = json.loads(json.dumps(found.to_json()))
-    assert text["forward"]["sent_bytes"] == list(found.forward.sent_bytes)
-    assert set(text) == set(found.__slots__)
-    timings = json.loads(json.dumps(measure_trace(simulate(plan), 4).to_json()))
-    assert timings["overlap"] == measure_trace(simulate(plan), 4).overlap
-
-
 def test_a_batch_that_sees_nothing_has_figures(masks):
-    workload = build_workload(masks.pack([np.zeros((8, 8), bool)], 4), ModelShape())
-    placed = Placement(np.array([0, 1]), np.empty(0))
-    cluster = Cluster(1, 2)
-    schedule = make_schedule(workload, placed, cluster, PlanConfig())
-    plan = assemble(workload, cluster, placed, schedule, "by hand")
+    nothing = masks.pack([np.zeros((8, 8), bool)], 4)
+    plan = build_plan(nothing, ModelShape(), Cluster(1, 2), PlanConfig("static:ring"))
     assert (measure(plan).compute_imbalance, measure(plan).density) == (1.0, 0.0)
     assert measure_trace(simulate(plan), 2).overlap == 1.0
 

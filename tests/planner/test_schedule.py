@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.model.problem import Placement, build_workload
-from dcp_planner.schedule.slots import allocate_rows, find_shared_rows
 from dcp_planner.simulation import schedules
 from dcp_planner.simulation.schedules import make_schedule
 
@@ -80,47 +79,3 @@ def test_divisions_bring_equal_bytes(masks):
     schedule = make_schedule(workload, placed, Cluster(1, 2), PlanConfig(divisions=4))
     arrivals = schedule.division[first_row & (workload.compute_kv > 0)]
     assert np.bincount(arrivals).tolist() in ([0, 4, 4, 3], [0, 4, 3, 4], [0, 3, 4, 4])
-
-
-def test_divisions_partition_the_tiles(masks):
-    workload = build_workload(masks.pack([masks.causal(40)], 4), ModelShape())
-    placed = Placement(np.arange(10) % 4, workload.compute_kv % 4)
-    schedule = make_schedule(workload, placed, Cluster(1, 4), PlanConfig(divisions=3))
-    for direction in ("forward", "backward"):
-        division = schedule.of(direction)
-        assert len(division) == workload.num_tiles
-        assert set(division.tolist()) == {0, 1, 2}
-
-
-def first_fit(group, taken, freed, rows):
-    """Place spans in the order in which they are taken, each at the lowest row that is free."""
-    slot = [0] * len(group)
-    placed: list[int] = []
-    for i in sorted(range(len(group)), key=lambda i: (group[i], taken[i], i)):
-        live = [j for j in placed if group[j] == group[i] and freed[j] > taken[i]]
-        used = {row for j in live for row in range(slot[j], slot[j] + rows[j])}
-        while used & set(range(slot[i], slot[i] + rows[i])):
-            slot[i] += 1
-        placed.append(i)
-    return slot
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_rows_are_given_to_the_first_gap_that_fits_and_taken_back(seed):
-    rng = np.random.default_rng(seed)
-    n = 30
-    group, taken = rng.integers(0, 2, n), rng.integers(0, 12, n)
-    freed, rows = taken + rng.integers(1, 6, n), rng.integers(1, 5, n)
-    slot = allocate_rows(group, taken, freed, rows)
-    assert slot.tolist() == first_fit(*(x.tolist() for x in (group, taken, freed, rows)))
-    assert find_shared_rows(group, taken, freed - 1, slot, rows) is None
-    slot[seed % n] = slot[(seed + 1) % n]
-    clashes = {
-        (i, j)
-        for i in range(n)
-        for j in range(n)
-        if i != j and group[i] == group[j] and taken[i] <= taken[j] < freed[i]
-        and slot[i] < slot[j] + rows[j] and slot[j] < slot[i] + rows[i]
-    }  # fmt: skip
-    found = find_shared_rows(group, taken, freed - 1, slot, rows)
-    assert found in {*clashes, *((j, i) for i, j in clashes)} if clashes else found is None

@@ -45,12 +45,6 @@ def test_zigzag_levels_a_causal_document(masks):
     assert load.max() == load.min()
 
 
-def test_a_static_layout_says_which_tolerance_it_misses(masks):
-    _, found = owners(masks.pack([masks.causal(64)], 4), 4, "static:contiguous")
-    assert len(found.warnings) == 1
-    assert found.warnings[0].message.startswith("compute: the fullest device has 1.7")
-
-
 @given(st.data())
 def test_every_chunk_border_is_the_nearest_block_border(strategies, data):
     workload = build_workload(data.draw(strategies.sparsities()), ModelShape())

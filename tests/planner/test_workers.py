@@ -34,11 +34,6 @@ def worker():
     assert pid is None or not is_there(pid)
 
 
-def test_ctrl_c_in_a_terminal_does_not_reach_a_worker(worker):
-    worker.start()
-    assert os.getsid(worker.pid) == worker.pid  # a terminal interrupts the group in its foreground
-
-
 def is_there(pid):
     """Return whether there is such a process, or a zombie of it."""
     return os.path.exists(f"/proc/{pid}")
@@ -86,7 +81,6 @@ def test_a_refusal_is_told_and_the_worker_goes_on(worker):
     ("fault", "says"),
     [
         ({"do": "kill", "signal": "SIGKILL"}, "was killed by SIGKILL$"),
-        ({"do": "kill", "signal": "SIGINT"}, "was killed by SIGINT$"),
         ({"do": "leave"}, "exited with 7"),
         ({"do": "fail"}, "exited with 1: ZeroDivisionError: by nought$"),
         ({"do": "hang_up"}, "closed its connection and did not end$"),
@@ -170,6 +164,7 @@ def test_a_process_begins_with_what_its_program_says_and_no_more(monkeypatch):
     assert command == [
         sys.executable, "-P", "-m", "dcp_planner.workers.program", "5", "m:f", "x", "y",
     ]  # fmt: skip
+    # A session of its own: Ctrl-C in a terminal does not reach it.
     assert choices == {
         "bufsize": 0, "stdin": subprocess.PIPE, "stdout": subprocess.PIPE,
         "stderr": subprocess.STDOUT, "pass_fds": (5, 8, 9), "start_new_session": True,
@@ -227,10 +222,10 @@ def test_a_task_is_cancelled_from_another_thread(worker, way):
 
 def test_a_worker_that_was_just_ended_starts_anew(worker):
     pids = set()
-    for _ in range(5):
+    for _ in range(3):
         pids.add(worker.call({"do": "echo"})[0]["pid"])
         worker.end()
-    assert len(pids) == 5
+    assert len(pids) == 3
 
 
 def in_thread(action):
