@@ -6,6 +6,7 @@ import re
 import struct
 import zipfile
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from second_validator import check
 
 from dcp_planner import (
     ModelShape,
@@ -128,7 +130,7 @@ def test_whole_numbers_of_a_cluster_come_back_with_the_digest_that_was_written(m
 def test_a_verdict_that_anyone_could_write_is_not_read(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
     assert "verified" not in json.loads(members["meta.json"])
-    rewrite(tmp_path / "x", edited_meta(verified=True)(members))
+    rewrite(tmp_path / "x", edited_meta(members, "verified", True))
     assert not hasattr(read_plan(tmp_path / "x"), "verified")
     assert "verified" not in check_file(str(tmp_path / "x")).to_text()
 
@@ -144,17 +146,7 @@ def test_the_layout_is_the_documented_one(written, tmp_path):
     members = members_of(written[0], tmp_path / "x")
     names = [name for name in TABLES if name != "forms"]  # not needed here
     assert list(members) == ["meta.json", *(f"{name}.arrow" for name in names)]
-    meta = json.loads(members["meta.json"])
-    assert meta["schema"] == "dcp.plan/1"
-    for name in names:
-        columns = TABLES[name]
-        table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
-        assert table.column_names == list(columns)
-        assert table.num_rows == meta["tables"][name]
-    events = pa.ipc.open_file(members["events.arrow"]).read_all().to_pylist()
-    assert {e["kind"] for e in events} == {"attention", "send", "receive", "wait"}
-    tiles = pa.ipc.open_file(members["tiles.arrow"]).read_all().to_pydict()
-    assert tiles["pairs"] == written[1].tiles.pairs.tolist()
+    check(tmp_path / "x")
 
 
 def test_every_documented_column_is_in_the_documentation(request):
@@ -219,32 +211,23 @@ def test_what_is_no_plan_file_is_refused(written, tmp_path, make, message):
         read_plan(path)
 
 
-def edited_meta(**changes):
-    def edit(members):
-        meta = json.loads(members["meta.json"])
-        for key, value in changes.items():
-            *parents, last = key.split("__")
-            place = meta
-            for parent in parents:
-                place = place[parent]
-            place[last] = value
-        return members | {"meta.json": json.dumps(meta).encode()}
-
-    return edit
+def edited_meta(members, key, value):
+    meta = json.loads(members["meta.json"])
+    *parents, last = key.split(".")
+    place = meta
+    for parent in parents:
+        place = place[parent]
+    place[last] = value
+    return members | {"meta.json": json.dumps(meta).encode()}
 
 
-def edited_table(name, **changes):
-    """Change cells of a table, keeping everything else, the digest included."""
-
-    def edit(members):
-        table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
-        rows = table.to_pylist()
-        for column, value in changes.items():
-            rows[0][column] = value
-        changed = pa.RecordBatch.from_pylist(rows, schema=table.schema)
-        return members | {f"{name}.arrow": arrow_file(changed)}
-
-    return edit
+def edited_table(members, name, column, value):
+    """Change the first cell of a column, keeping everything else, the digest included."""
+    table = pa.ipc.open_file(members[f"{name}.arrow"]).read_all()
+    rows = table.to_pylist()
+    rows[0][column] = value
+    changed = pa.RecordBatch.from_pylist(rows, schema=table.schema)
+    return members | {f"{name}.arrow": arrow_file(changed)}
 
 
 def arrow_file(batch, **options):
@@ -259,79 +242,47 @@ def dreamt(members):
     table = pa.ipc.open_file(members["events.arrow"]).read_all()
     rows = [{**row, "source": "dreamt"} for row in table.to_pylist()]
     changed = arrow_file(pa.RecordBatch.from_pylist(rows, schema=table.schema))
-    traces = [{"source": "dreamt", "events": len(rows)}]
-    return edited_meta(traces=traces)(members) | {"events.arrow": changed}
+    members = members | {"events.arrow": changed}
+    return edited_meta(members, "traces", [{"source": "dreamt", "events": len(rows)}])
 
 
-def replaced(name, content):
-    return lambda members: members | {name: content}
-
-
+META = (
+    ("schema", "dcp.plan/9"), ("digest", "0" * 64), ("digest", 3), ("cluster", {"nodes": 2}),
+    ("cluster.nodes", "2"), ("cluster.nodes", True), ("cluster.nodes", 0),
+    ("cluster.flops_per_s", 10**400), ("cluster.flops_per_s", 1e12),
+    ("cluster.flops_per_s", True), ("cluster.inter_latency_s", "1"), ("cluster.devices", 3),
+    ("cluster.message_order", 1), ("shape", []), ("shape.kv_heads", 3), ("shape.head_dim", 64),
+    ("tables", []), ("tables.tiles", 1), ("tables.tiles", 10**6), ("tables.tiles", -1),
+    ("traces", {}), ("traces", []), ("traces", [3]), ("head_groups", 1), ("head_groups", 2),
+    ("head_groups", 257), ("head_groups", "2"), ("partitioner", None), ("warnings", "x"),
+    ("warnings", ["x"]), ("warnings", [{"code": "x", "message": ""}]),
+    ("provenance", {"samples": {}}), ("provenance", {"samples": [], "spec": 1}),
+    ("provenance.files", {"a": 1}), ("sequence_names", "row 0"), ("sequence_names", [3]),
+)  # fmt: skip
+CELLS = (
+    ("blocks", "block", 4), ("tiles", "kind", 9), ("tiles", "device", None),
+    ("slabs", "kv_end", 10**12), ("sequences", "start", 1), ("sequences", "sequence", 1),
+    ("transfers", "transfer", 1), ("instructions", "op", "jump"),
+    ("instructions", "direction", "up"), ("instructions", "device", -1),
+    ("instructions", "position", 7), ("instructions", "items", [-5]), ("events", "kind", "up"),
+    ("events", "transfer", 10**6), ("events", "source", "dreamt"), ("events", "start_ns", 2**40),
+    ("events", "peer", 9),
+)  # fmt: skip
 CASES = {
-    "other schema": edited_meta(schema="dcp.plan/9"),
-    "digest": edited_meta(digest="0" * 64),
-    "digest type": edited_meta(digest=3),
-    "meta list": replaced("meta.json", b"[]"),
-    "meta text": replaced("meta.json", b"{"),
-    "meta binary": replaced("meta.json", b"\xff\xfe\x00"),
-    "meta deep": replaced("meta.json", b"[" * 100_000),
-    "cluster": edited_meta(cluster={"nodes": 2}),
-    "nodes text": edited_meta(cluster__nodes="2"),
-    "nodes true": edited_meta(cluster__nodes=True),
-    "nodes zero": edited_meta(cluster__nodes=0),
-    "rate absurd": edited_meta(cluster__flops_per_s=10**400),
-    "heads": edited_meta(shape__kv_heads=3),
-    "other heads": edited_meta(shape__head_dim=64),
-    "rate": edited_meta(cluster__flops_per_s=1e12),
-    "rows": edited_meta(tables__tiles=1),
-    "fewer rows": edited_meta(tables__tiles=10**6),
-    "negative rows": edited_meta(tables__tiles=-1),
-    "trace rows": edited_meta(traces=[]),
-    "trace form": edited_meta(traces=[3]),
-    "warnings": edited_meta(warnings="x"),
-    "warning": edited_meta(warnings=["x"]),
-    "warning code": edited_meta(warnings=[{"code": "x", "message": ""}]),
-    "one head group": edited_meta(head_groups=1),
-    "no groups": edited_meta(head_groups=2),
-    "no arrow": replaced("tiles.arrow", b"hello"),
+    **{f"{key} {value!r:.40}": partial(edited_meta, key=key, value=value) for key, value in META},
+    **{f"{name}.{column} {value!r}": partial(edited_table, name=name, column=column, value=value)
+       for name, column, value in CELLS},
+    "a list": lambda m: m | {"meta.json": b"[]"},
+    "half a text": lambda m: m | {"meta.json": b"{"},
+    "binary": lambda m: m | {"meta.json": b"\xff\xfe\x00"},
+    "deep": lambda m: m | {"meta.json": b"[" * 100_000},
+    "no arrow": lambda m: m | {"tiles.arrow": b"hello"},
     "half arrow": lambda m: m | {"tiles.arrow": m["tiles.arrow"][:300]},
     "other table": lambda m: m | {"tiles.arrow": m["blocks.arrow"]},
-    "block": edited_table("blocks", block=4),
-    "tile kind": edited_table("tiles", kind=9),
-    "slab": edited_table("slabs", kv_end=10**12),
-    "op": edited_table("instructions", op="jump"),
-    "direction": edited_table("instructions", direction="up"),
-    "device": edited_table("instructions", device=-1),
-    "position": edited_table("instructions", position=7),
-    "items": edited_table("instructions", items=[-5]),
-    "null": edited_table("tiles", device=None),
-    "kind": edited_table("events", kind="up"),
-    "transfer": edited_table("events", transfer=10**6),
-    "source": edited_table("events", source="dreamt"),
-    "event end": edited_table("events", start_ns=2**40),
-    "sequence": edited_table("sequences", start=1),
-    "sequence number": edited_table("sequences", sequence=1),
-    "transfer number": edited_table("transfers", transfer=1),
-    "more head groups": edited_meta(head_groups=257),
-    "head groups text": edited_meta(head_groups="2"),
-    "partitioner": edited_meta(partitioner=None),
-    "tables": edited_meta(tables=[]),
-    "traces": edited_meta(traces={}),
-    "samples": edited_meta(provenance={"samples": {}}),
-    "provenance text": edited_meta(provenance={"samples": [], "spec": 1}),
-    "provenance files": edited_meta(provenance__files={"a": 1}),
-    "rate true": edited_meta(cluster__flops_per_s=True),
-    "latency text": edited_meta(cluster__inter_latency_s="1"),
-    "devices": edited_meta(cluster__devices=3),
-    "order": edited_meta(cluster__message_order=1),
-    "shape": edited_meta(shape=[]),
-    "event peer": edited_table("events", peer=9),
     "unknown source": dreamt,
     "no meta": lambda m: {k: v for k, v in m.items() if k != "meta.json"},
     "no events": lambda m: {k: v for k, v in m.items() if k != "events.arrow"},
-    "names": edited_meta(sequence_names="row 0"),
-    "name": edited_meta(sequence_names=[3]),
-}
+}  # fmt: skip
 
 
 def test_wrong_parts_are_refused_by_name(written, tmp_path, snapshots):
@@ -400,7 +351,7 @@ def test_a_table_that_unpacks_to_more_than_the_limit_is_refused_before_unpacking
     bomb = encode_table("tiles", columns)
     assert len(bomb) < 20_000
     path = tmp_path / "x.dcpplan"
-    members = edited_meta(tables__tiles=rows)(members_of(written[0], tmp_path / "old"))
+    members = edited_meta(members_of(written[0], tmp_path / "old"), "tables.tiles", rows)
     rewrite(path, members | {"tiles.arrow": bomb})
     before = pa.total_allocated_bytes()
     with pytest.raises(PlanFileError, match=r"table tiles: declares more .* unpacks to more than"):
