@@ -6,6 +6,7 @@ import shlex
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from short_texts import same_everywhere, short
@@ -44,6 +45,11 @@ FILES = {
     "torn.dcpm": "mask a = causal and\n",
     "untidy.dcpm": "mask a=causal\n\n\n\nmask b =a # twice",
     "crlf.dcpm": "mask a = casual\r\nmask b=full\r\n",
+    "rest.dcpm": "segment p = head[head_len] body[..]\nmask a = causal and k in head\n",
+    "cr.dcpm": "mask a = causal # x\rmask b = casual\r",
+    "nul.dcpm": "mask a = causal\0",
+    "keys.dcpm": "segment b = y[m]\n@keys(b, top_left) mask m = causal and q - k < 2\n"
+    "sample tiny(m = 2, len = 2)\ncheck m implies causal on tiny\n",
     "tidy.dcpm": "mask a = causal\n",
     "rows.dcpm": 'for "*rows.jsonl" having question_len use shared_question\nfor "*" use causal\n',
     "rows.jsonl": '{"question_len": 2, "answer_lens": [1, 1]}\n{"question_len": 3, '
@@ -106,6 +112,7 @@ def test_show(told, snapshots):
         "show train.dcpm --mask shared --sample 'answer_lens = [2]'",
         "show train.dcpm --mask shared --sample 'answer_lens = [2], len = 5'",
         "show train.dcpm --mask shared --sample 'question_len = 3, evict = [1]'",
+        "show --mask document --sample 'doclens = [3]'", "show rest.dcpm --sample 'other = 3'",
         "show train.dcpm --mask kept --sample 'len = 3'", "show train.dcpm --mask shared --len 9",
         "show train.dcpm --mask shared --sample tiny --len 9", "show train.dcpm --mask near",
         "show --mask 'streaming(2, 3)' --len 0", "show --mask full --len 2k --width 8",
@@ -172,18 +179,22 @@ def test_blocks_and_diff(told, snapshots):
 
 def test_export_and_import(told, snapshots):
     formats = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
+    np.save("mask.npy", np.tri(6, dtype=bool))
+    Path("pickled.npz").write_bytes(b"\x80\x04pickled")
+    Path("nothing.npz").touch()
     found = told(
         *(f"export train.dcpm {TINY} --format {name} --out {name}.npz" for name in formats),
         f"export train.dcpm {TINY} --format flex --out flex.py --block 2x4 --json",
         f"export train.dcpm {TINY} --format flash4 --out flash4.json --block 4 --json",
         f"export train.dcpm {TINY} --format magi --out magi.json --json",
+        f"export train.dcpm {TINY} --format flash4 --out flash4.py",
         "export train.dcpm --mask across --sample pair --format dense --out cross.npz",
         "export train.dcpm --mask across --sample pair --format flex --out x.py --block 4",
         "export train.dcpm --mask comb --len 9 --format varlen --out x.npz",
         "export train.dcpm --mask none_ --len 0 --format dcp --out none.json",
-        f"export train.dcpm {TINY} --format flex --out x.py --block 2x",
-        f"export train.dcpm {TINY} --format flex --out x.py --block axb",
-        f"export train.dcpm {TINY} --format flex --out x.py --block 4x0",
+        "export train.dcpm --mask comb --len 12 --format dcp --out x.npz",
+        *(f"export train.dcpm {TINY} --format flex --out x.py --block={block}"
+          for block in ("2x", "axb", "4x0", "4x4x4", "-1")),
         f"export train.dcpm {TINY} --format dense --out x.txt",
         f"export train.dcpm {TINY} --format dense --out gone/x.npz",
         f"export train.dcpm {TINY} --format other --out x.npz", "export train.dcpm --out x.npz",
@@ -196,7 +207,9 @@ def test_export_and_import(told, snapshots):
         "import dcp.npz --mask 'sliding(2)' --svg x.svg", "import dcp.npz --mask full --len 7",
         "import magi.npz --mask full --len 8", "import flex.npz", "import none.json",
         "import dense.npz --format magi", "import gone.npz", "import train.dcpm",
-        "import dense.npz --equals train.dcpm", "import cross.npz",
+        "import dense.npz --equals train.dcpm", "import cross.npz", "import .",
+        "import mask.npy", "import mask.npy --format dense --mask causal",
+        "import pickled.npz", "import nothing.npz --format dense",
     )  # fmt: skip
     source = Path("flex.py").read_text()
     found["flex.py"] = source
@@ -208,7 +221,7 @@ def test_init(told, snapshots):
         "init", "init --out masks.dcpm", "init rows.jsonl --out -",
         "init docs.jsonl --out docs.dcpm", "init long.jsonl --out long.dcpm",
         "init other.jsonl --out other.dcpm", "init gone.jsonl --out -",
-        "init rows.jsonl --out gone/x.dcpm", "init bad_rows.jsonl --out -",
+        "init rows.jsonl --out gone/x.dcpm", "init bad_rows.jsonl --out -", "check masks.dcpm",
     )  # fmt: skip
     for name in ("masks", "docs", "long", "other"):
         found[f"{name}.dcpm"] = Path(f"{name}.dcpm").read_text()
@@ -222,7 +235,9 @@ def test_check(told, snapshots):
         "check tidy.dcpm", "check plain.dcpm warned.dcpm --verdicts", "check train.dcpm --verdicts",
         "check unsure.dcpm --strict", "check unsure.dcpm --verdicts",
         "check warned.dcpm --strict --json --verdicts",
-        "check gone.dcpm tidy.dcpm binary.dcpm .", "check gone.dcpm --json", "wrong.dcpm | check -",
+        "check gone.dcpm tidy.dcpm binary.dcpm nul.dcpm .", "check gone.dcpm --json",
+        "wrong.dcpm | check -", "check cr.dcpm --output-format concise",
+        "check keys.dcpm --verdicts",
         "check wrong.dcpm tidy.dcpm --diff", "check crlf.dcpm untidy.dcpm --diff",
         "check tidy.dcpm --fix", "wrong.dcpm | check - --fix", "crlf.dcpm | check - --fix --json",
         "check crlf.dcpm --fix", "check wrong.dcpm --fix --output-format concise",
@@ -244,10 +259,11 @@ def test_fmt(told, snapshots):
         "fmt untidy.dcpm tidy.dcpm --check", "fmt untidy.dcpm crlf.dcpm tidy.dcpm --diff",
         "fmt untidy.dcpm tidy.dcpm --diff --json", "fmt untidy.dcpm --check --json",
         "untidy.dcpm | fmt -", "untidy.dcpm | fmt - --json", "tidy.dcpm | fmt - --check",
-        "untidy.dcpm | fmt - --diff", "fmt torn.dcpm gone.dcpm untidy.dcpm", "fmt untidy.dcpm",
-        "fmt torn.dcpm --json", "fmt crlf.dcpm --json", "fmt tidy.dcpm --check", "fmt",
+        "untidy.dcpm | fmt - --diff", "untidy.dcpm | fmt - --diff --json",
+        "fmt torn.dcpm gone.dcpm untidy.dcpm", "fmt untidy.dcpm", "fmt torn.dcpm --json",
+        "fmt crlf.dcpm --json", "fmt tidy.dcpm --check", "fmt",
     )  # fmt: skip
-    for name in ("untidy", "crlf"):
+    for name in ("untidy", "crlf", "torn"):
         found[f"{name}.dcpm"] = repr(Path(f"{name}.dcpm").read_bytes())
     snapshots.check("fmt", found)
 

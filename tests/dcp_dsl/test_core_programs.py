@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask
-from dcp_dsl.cli import dcpm
 from dcp_dsl.elaboration.programs import show_mask
 
 TEXT = """
@@ -45,6 +43,10 @@ mask shorter(w: tokens) = short(w) per doc
         ("abs(-q) < clamp(k, 1, 3)", "max(-1 * q, -1 * (-1 * q)) < min(max(k, 1), 3)"),
         ("doc.count * (q + 1) == row.n", "doc.count * (q + 1) == row.n"),
         ("true", "true"),
+        # A binding is read in the coordinates of its use, a length in those of the call.
+        ("(near_end and short(n)) per tile where near_end = q == len - 1, n = len",
+         "frame every(4)\n  and\n    q == len - 1\n    frame doc\n      q - k < out(1, len)"),
+        ("f(doc) and f(tile) where f(s) = same(s)", "and\n  same(doc)\n  same(every(4))"),
     ],
 )  # fmt: skip
 def test_a_mask_is_written_out(body, program):
@@ -55,13 +57,6 @@ def test_a_mask_is_written_out(body, program):
 def test_a_mask_given_as_an_argument_is_elaborated_once_and_shared():
     core = Spec.from_text(TEXT).mask("twice(causal)").core
     assert core.items[0] is core.items[1].item
-
-
-def test_a_binding_is_read_in_the_coordinates_of_its_use_and_a_length_in_those_of_the_call():
-    text = TEXT + "mask m = (near_end and short(n)) per tile where near_end = q == len - 1, n = len"
-    assert show_mask(Spec.from_text(text).mask("m").core) == (
-        "frame every(4)\n  and\n    q == len - 1\n    frame doc\n      q - k < out(1, len)"
-    )
 
 
 @pytest.mark.parametrize(
@@ -118,11 +113,6 @@ def test_errors_on_a_sample_name_the_place_that_the_node_comes_from():
         split.bind(Sample({"d": [0, 1, 0]}, 3))
 
 
-def test_a_function_can_be_given_a_segment():
-    text = TEXT + "mask m = f(doc) and f(tile) where f(s) = same(s)"
-    assert show_mask(Spec.from_text(text).mask("m").core) == "and\n  same(doc)\n  same(every(4))"
-
-
 def test_the_first_instances_of_a_tree_are_no_tree():
     found = check("segment s = a[c] branch b[d]*  mask m = paths(first(b))")
     assert [(d.code, d.message) for d in found] == [
@@ -155,8 +145,3 @@ def test_a_shared_node_is_another_unknown_of_another_token_or_frame(body):
     text += "@partial @ahead mask wide(p: pos) = p.answer.w == p.answer.w\n"
     text += f"@partial @ahead mask m = {body}"
     assert "E122" not in {d.code for d in check(text)}
-
-
-def test_explain_prints_the_core_program():
-    result = CliRunner().invoke(dcpm, ["explain", "--mask", "sliding(4k)", "--core"])
-    assert result.output == "and\n  k <= q\n  q - k < 4k\n"

@@ -28,9 +28,6 @@ def pairs(text, **columns):
     return dense_mask(Spec.from_text(text).mask("a"), Sample(columns, N))
 
 
-# ---- the fix is certain --------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "mended", "meant"),
     [
@@ -71,9 +68,6 @@ def test_equal_ids_by_index_become_the_segment_of_that_name(call):
     assert (found.code, found.hint) == ("E025", "write `same(doc)`")
     fixed = fix_text(f"{DOC}mask a = causal and {call}", "<text>", lambda t, _: check(t)).text
     assert np.array_equal(pairs(fixed, doc_lens=[3, 1, 4]), SAME & (Q >= K))
-
-
-# ---- the hint names the text ---------------------------------------------------------------------
 
 
 def test_equal_ids_by_index_become_a_token_column_where_no_segment_is_like_it():
@@ -171,9 +165,6 @@ def test_numbers_of_two_segments_are_compared_as_integers():
     )
 
 
-# ---- names and samples on the command line -------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "hint"),
     [
@@ -210,15 +201,6 @@ def test_show_suggests_masks_and_no_functions(shared):
 @pytest.mark.parametrize("given", ["question_len=8", "question_len = 2, other = 3"])
 def test_a_sample_without_a_column_gets_one_that_works(shared, given):
     result = CliRunner().invoke(dcpm, ["show", shared, "--sample", given])
-    message = str(result.exception)
-    assert "mask `main` reads `answer_lens`" in message
-    (written,) = re.findall(r"write --sample '(.*)'", message)
+    (written,) = re.findall(r"`answer_lens`, .*write --sample '(.*)'", str(result.exception))
     assert "other" not in written
     assert CliRunner().invoke(dcpm, ["show", shared, "--sample", written]).exit_code == 0
-
-
-def test_a_sample_whose_layout_says_no_length_is_told_to_say_it(tmp_path):
-    path = tmp_path / "a.dcpm"
-    path.write_text("segment p = head[head_len] body[..]\nmask a = causal and k in head\n")
-    result = CliRunner().invoke(dcpm, ["show", str(path), "--sample", "other = 3"])
-    assert re.search(r"write --sample 'head_len = 3, len = \.\.\.'", str(result.exception))

@@ -84,13 +84,6 @@ def test_what_is_wrong_with_an_import_has_a_code(folder, main, code, said):
         load(path / "main.dcpm")
 
 
-def test_the_hint_of_an_import_never_suggests_the_name_that_was_written(folder):
-    path = folder(lib="segment doc = [lens]*\nsegment tiles = every 4 in doc", main="")
-    for name, hint in (("tiles", ""), ("tile", "did you mean `tiles`?")):
-        (found,) = check(f'import {name} from "lib.dcpm"', str(path / "main.dcpm"))
-        assert (found.code, found.hint) == ("E131", hint)
-
-
 def test_a_text_that_is_no_file_cannot_import(folder, monkeypatch):
     monkeypatch.chdir(folder(lib="mask a = causal"))
     text = 'import a from "lib.dcpm" mask b = a'

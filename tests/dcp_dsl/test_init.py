@@ -51,28 +51,30 @@ def test_the_mask_that_fits_the_rows_is_proposed_and_checked(rows, statement, tm
     assert f"{len(rows)} of {len(rows)} rows accepted" in checked.stderr
 
 
+def told(folder, *rows):
+    """Return the file that is proposed for rows, and what is said about it."""
+    made = CliRunner().invoke(init, [write_rows(folder, *rows), "--out", "-"])
+    return made.stdout, made.stderr
+
+
 def test_columns_whose_rows_do_not_fit_a_layout_propose_nothing(tmp_path):
     row = {"a\nmask b = causal": 1, "question_len": 3, "answer_lens": [2, 2], "len": 9}
-    data = write_rows(tmp_path, row)
-    made = CliRunner().invoke(init, [data, "--out", "-"])
-    assert "0 masks of the library fit" in made.stderr
-    assert "No mask of the library" in made.stdout
-    written = [line for line in made.stdout.splitlines() if line.startswith(("for", "mask"))]
+    text, said = told(tmp_path, row)
+    assert "0 masks of the library fit" in said
+    written = [line for line in text.splitlines() if line.startswith(("for", "mask"))]
     assert written == ["mask document = paths", 'for "*" use causal']
 
 
 def test_names_of_columns_cannot_command_a_terminal(tmp_path):
-    data = write_rows(tmp_path, {"a\x1b[2J": 1, "len": 9})
-    made = CliRunner().invoke(init, [data, "--out", "-"])
-    assert "\\x1b[2J" in made.stderr
-    assert "\x1b" not in made.output
+    text, said = told(tmp_path, {"a\x1b[2J": 1, "len": 9})
+    assert "\\x1b[2J" in said
+    assert "\x1b" not in text + said
 
 
 def test_the_ids_of_tokens_are_no_lengths_of_documents(tmp_path):
-    data = write_rows(tmp_path, {"tokens": [1, 1, 1]}, {"tokens": [2, 1, 0]})
-    made = CliRunner().invoke(init, [data, "--out", "-"])
-    assert "0 masks of the library fit" in made.stderr
-    assert "doc_lens = tokens" not in made.stdout
+    text, said = told(tmp_path, {"tokens": [1, 1, 1]}, {"tokens": [2, 1, 0]})
+    assert "0 masks of the library fit" in said
+    assert "doc_lens = tokens" not in text
 
 
 def test_the_commands_that_the_file_names_run(tmp_path):
@@ -84,13 +86,3 @@ def test_the_commands_that_the_file_names_run(tmp_path):
     for line in named:
         done = CliRunner().invoke(dcpm, line.replace("FILE", out).split())
         assert done.exit_code == 0, done.output
-
-
-def test_without_a_data_set_the_file_is_about_documents_and_no_file_is_replaced(tmp_path):
-    out = tmp_path / "a.dcpm"
-    assert CliRunner().invoke(init, ["--out", str(out)]).exit_code == 0
-    assert "mask document = paths" in out.read_text()
-    assert CliRunner().invoke(check, [str(out)]).exit_code == 0
-    again = CliRunner().invoke(init, ["--out", str(out)])
-    assert again.exit_code == 2
-    assert "is there already" in again.stderr
