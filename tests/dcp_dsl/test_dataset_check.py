@@ -9,16 +9,13 @@ import pyarrow as pa
 import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
-from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
 from dcp_dsl.commands import texts
-from dcp_dsl.commands.texts import check
 from dcp_dsl.coverage import dataset_checker
 from dcp_dsl.coverage.dataset_checker import Distribution, check_dataset
-from dcp_dsl.data.dataset import DataFile
 from dcp_dsl.data.nesting import column_depth, flatten_column, measure_layout
 from dcp_dsl.data.sources import find_sources
 
@@ -51,12 +48,6 @@ for "*" use halves
 WINDOW = """
 mask near = causal and q - k < row.w
 for "*" use near
-"""
-
-KEYS = """
-segment cache = past[p] chunk[c]
-@keys(cache, bottom_right) mask m = {}
-for "*" use m
 """
 
 ints = st.integers(-1, 4)
@@ -106,19 +97,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rows")
 
 
-@pytest.mark.parametrize("mask", ["causal", "causal and k in chunk", "true"])  # proved, open, leaks
-def test_every_row_of_a_mask_with_keys_of_another_sequence_is_refused(tmp_path, mask):
-    (tmp_path / "m.dcpm").write_text(KEYS.format(mask).replace("@keys", "@ahead @keys"))
-    (tmp_path / "rows.jsonl").write_text('{"len": 2, "p": 1, "c": 2}\n{"len": 1, "p": 0, "c": 2}')
-    run = CliRunner().invoke(
-        check, [str(tmp_path / "m.dcpm"), "--dataset", str(tmp_path / "rows.jsonl")]
-    )
-    assert run.exit_code == 1
-    assert run.output.count("mask `m` looks at keys of `cache`: expected a mask of one seq") == 2
-    assert "0 of 2 rows accepted" in run.output
-
-
-@settings(max_examples=80)
+@settings(max_examples=50)
 @given(drawn=tables())
 def test_rows_are_accepted_exactly_if_the_oracle_finds_nothing_wrong(folder, drawn):
     text, rows = drawn
@@ -149,51 +128,25 @@ def write(path, rows):
     return str(path)
 
 
-def test_statements_take_files_by_pattern_and_columns(tmp_path):
-    write(tmp_path / "chat" / "a.parquet", [{"q": 2, "a": [1, 3]}, {"q": 1, "a": [4, 4]}])
-    write(tmp_path / "chat" / "b.jsonl", [{"len": 7}])
-    write(tmp_path / "web" / "c.jsonl", [{"len": 5}, {"len": 6}])
-    write(tmp_path / ".hidden" / "d.jsonl", [{"len": 5}])
-    spec = Spec.from_text(SHARED.replace('for "*"', 'for "chat/*" having q') +
-                          'for "web/*" use causal\n')  # fmt: skip
-    coverage = check_dataset(spec, str(tmp_path))
-    first, second = coverage.statements
-    assert (first.masks, first.num_rows, first.lengths.total) == (("shared",), 2, 15)
-    assert (second.masks, second.num_rows, second.lengths.total) == (("causal",), 2, 11)
-    assert [(name, rows) for name, rows, _ in coverage.unmatched] == [
-        (str(tmp_path / "chat" / "b.jsonl"), 1)
-    ]
-    assert (coverage.num_rows, coverage.num_refused) == (5, 1)
+@pytest.mark.parametrize("mask", ["causal", "causal and k in chunk", "true"])  # proved, open, leaks
+def test_every_row_of_a_mask_with_keys_of_another_sequence_is_refused(tmp_path, mask):
+    text = "segment cache = past[p] chunk[c]  @ahead @keys(cache, bottom_right) mask m = "
+    path = write(tmp_path / "a.jsonl", [{"len": 2, "p": 1, "c": 2}, {"len": 1, "p": 0, "c": 2}])
+    (statement,) = check_dataset(Spec.from_text(f'{text}{mask} for "*" use m'), path).statements
+    told = "mask `m` looks at keys of `cache`: expected a mask of one sequence"
+    assert [told in refused.reason for refused in statement.refused] == [True, True]
 
 
-def test_renamed_columns_are_read_and_shown_by_the_names_of_the_data(tmp_path):
-    rows = [{"prompt": 2, "a": [1], "length": 3}, {"prompt": 2, "a": [1], "length": 4}]
-    path = write(tmp_path / "a.parquet", rows)
-    spec = Spec.from_text(SHARED.replace("use shared", "use shared with q = prompt"))
-    (statement,) = check_dataset(spec, path).statements
-    (refused,) = statement.refused
-    assert (refused.row, refused.columns) == (1, {"prompt": 2, "a": [1]})
-    assert "`length` says 4, the layout of `part` adds up to 3" in refused.reason
+def test_a_long_row_of_a_strided_mask_is_accepted(tmp_path):
+    text = "segment doc = ids(d)  mask comb = same(doc) and sliding(4k) and (q - k) % 2 == 0"
+    path = write(tmp_path / "a.jsonl", [{"d": [0] * 3000 + [1] * 3000, "length": 6000}])
+    assert check_dataset(Spec.from_text(f'{text} for "*" use comb'), path).num_refused == 0
 
 
-def test_the_length_comes_from_tokens_too(tmp_path):
-    rows = [{"q": 2, "a": [1], "input_ids": [5, 6, 7]}, {"q": 2, "a": [1], "input_ids": [5]}]
-    (statement,) = check_dataset(
-        Spec.from_text(SHARED), write(tmp_path / "a.parquet", rows)
-    ).statements
-    assert "`input_ids` says 1, the layout" in statement.refused[0].reason
-    assert statement.lengths.total == 3
-    assert read_dataset(tmp_path / "a.parquet").lengths.tolist() == [3, 1]
-
-
-def test_leaking_rows_are_refused_with_their_columns(tmp_path):
-    path = write(tmp_path / "a.jsonl", [{"e": [3, 3, 3], "len": 3}, {"e": [3, 1, 0], "len": 3}])
-    spec = Spec.from_text('token e\n@partial mask m = q >= k.e\nfor "*" use m')
-    (statement,) = check_dataset(spec, path).statements
-    assert (statement.is_causal_proved, statement.is_total_proved) == (False, True)
-    (refused,) = statement.refused
-    assert (refused.row, refused.columns) == (1, {"e": [3, 1, 0]})
-    assert "token 0 sees the later token 2" in refused.reason
+def test_a_column_that_is_not_there_is_told_the_closest_one(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"qq": 1, "a": [5]}])
+    (statement,) = check_dataset(Spec.from_text(SHARED), path).statements
+    assert "did you mean `qq`" in statement.problems[0]
 
 
 def test_equal_rows_are_decided_once(tmp_path, monkeypatch):
@@ -230,35 +183,6 @@ def test_tokens_that_live_long_enough_are_proved_together(tmp_path, monkeypatch)
     expected = [i for i, row in enumerate(rows) if not is_good(spec, row)]
     assert len(expected) == 1
     assert [refused.row for refused in statement.refused] == expected
-
-
-def test_columns_that_spell_out_segments_are_bound(tmp_path):
-    text = 'segment role = ids(r) as a, b\nmask m = causal and (k in a or q == k)\nfor "*" use m'
-    rows = [{"r": [0, 0, 1], "len": 3}, {"r": [0, 0], "len": 3}]
-    (statement,) = check_dataset(Spec.from_text(text), write(tmp_path / "a.jsonl", rows)).statements
-    assert 1 in [refused.row for refused in statement.refused]
-
-
-def test_columns_of_another_shape_refuse_the_whole_file(tmp_path):
-    path = write(tmp_path / "a.parquet", [{"q": 2, "a": 5, "len": 7}])
-    coverage = check_dataset(Spec.from_text(SHARED), path)
-    (problem,) = coverage.statements[0].problems
-    assert "column `a` holds int64, but segment `part` reads a list of integers per row" in problem
-    assert coverage.num_refused == 1
-    path = write(tmp_path / "b.parquet", [{"q": "x", "a": [5]}])
-    assert "column `q` holds string" in check_dataset(
-        Spec.from_text(SHARED), path).statements[0].problems[0]  # fmt: skip
-    path = write(tmp_path / "c.parquet", [{"qq": 1, "a": [5]}])
-    assert "did you mean `qq`" in check_dataset(
-        Spec.from_text(SHARED), path).statements[0].problems[0]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
-def test_rows_without_any_length_are_refused_one_by_one(tmp_path, name):
-    path = write(tmp_path / name, [{"text": "abc"}] * 3)
-    (statement,) = check_dataset(Spec.from_text('for "*" use causal'), path).statements
-    assert "nothing says how many tokens" in statement.refused[0].reason
-    assert statement.num_refused == 3
 
 
 def test_progress_tells_all_rows_before_the_first_and_each_once(tmp_path):
@@ -341,12 +265,6 @@ def test_rows_are_measured_without_binding_where_their_sizes_leave_no_doubt():
     assert not totals.takes_rest
 
 
-def test_a_negative_length_among_others_is_refused():
-    file = DataFile("a", pa.table({"len": [8, -1, 4]}))
-    with pytest.raises(DatasetError, match="has the negative length -1"):
-        file.stated_lengths()
-
-
 def test_distributions_count_every_value_once():
     values = np.random.default_rng(0).integers(1, 10**6, 1000)
     for is_logarithmic in (False, True):
@@ -356,16 +274,6 @@ def test_distributions_count_every_value_once():
         assert (spread.smallest, spread.largest) == (values.min(), values.max())
     assert Distribution.of(np.array([5, 5])).bins[0] == 2
     assert Distribution.of(np.array([])).bars() == ""
-
-
-# ---- Hugging Face --------------------------------------------------------------------------------
-
-
-def test_columns_of_one_name_are_refused(tmp_path):
-    table = pa.table([pa.array([1]), pa.array([2])], names=["len", "len"])
-    pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DatasetError, match="two columns have the same name: `len`, `len`"):
-        check_dataset(Spec.from_text(SHARED), str(tmp_path))
 
 
 def test_saved_data_sets_are_read_with_their_splits_and_indices(tmp_path):
@@ -407,84 +315,3 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DatasetError, match=r"pip install 'dcp-dsl\[hf\]'"):
         find_sources("hf:a/b")
-
-
-# ---- the command ---------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(tmp_path):
-    spec = tmp_path / "a.dcpm"
-    spec.write_text(SHARED)
-    return lambda *arguments: CliRunner().invoke(check, [str(spec), *map(str, arguments)])
-
-
-REPORT = """\
-{path}: 21 rows
-
-line 4: for "*" use shared
-  rows     21 of 1 source, 12 refused
-  lengths  36 tokens; 4 to 4, median 4  █
-  density  56.2 % to 56.2 %, median 56.2 % in 9 rows  █  shared
-  checked  no look-ahead (proved), every token sees something (proved), layouts fill every row
-{refused}
-           and 2 more rows
-"""
-REFUSED = """\
-  refused  row {row} of {path}: its length is not clear: `len` says 4, the layout of `part` adds \
-up to 3 tokens
-           with a = [1], q = 2"""
-
-
-def test_the_report_names_statement_rows_lengths_and_refusals(run, tmp_path):
-    rows = [{"q": 2, "a": [1, 1], "len": 4}] * 9 + [{"q": 2, "a": [1], "len": 4}] * 12
-    path = write(tmp_path / "rows.jsonl", rows)
-    result = run("--dataset", path)
-    refused = "\n".join(REFUSED.format(row=row, path=path) for row in range(9, 19))
-    assert (result.exit_code, result.stderr) == (1, "9 of 21 rows accepted\n")
-    assert result.stdout == REPORT.format(path=path, refused=refused)
-
-
-def test_the_document_holds_everything(run, tmp_path):
-    path = write(tmp_path / "rows.jsonl", [{"q": 2, "a": [1, 1]}] * 3)
-    result = run("--dataset", path, "--json")
-    document = json.loads(result.stdout)
-    assert result.exit_code == 0
-    assert (document["schema"], document["rows"], document["refused"]) == ("dcp.dataset/1", 3, 0)
-    (statement,) = document["statements"]
-    dense = dense_mask(Spec.from_text(SHARED).mask("shared"), Sample({"q": 2, "a": [1, 1]}, 4))
-    assert statement["densities"]["shared"]["mean"] == dense.mean()
-    assert statement["proved"] == {"causal": True, "total": True}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--dataset", "missing"], "no such file or folder; expected a .parquet or .jsonl file"),
-        (["b.dcpm", "--dataset", "x"], "takes one spec"),
-    ],
-)
-def test_what_cannot_be_checked_is_one_message(run, arguments, says):
-    result = run(*arguments)
-    assert result.exit_code != 0
-    assert says in result.stderr + str(result.exception)
-
-
-def test_a_spec_without_statements_says_which_one_to_add(tmp_path):
-    spec = tmp_path / "a.dcpm"
-    spec.write_text("mask a = causal")
-    result = CliRunner().invoke(check, [str(spec), "--dataset", "x"])
-    assert 'add `for "*" use MASK` (masks: a)' in result.stderr
-
-
-def test_a_long_row_of_a_strided_mask_is_accepted(tmp_path):
-    (tmp_path / "m.dcpm").write_text(
-        "segment doc = ids(d)\n"
-        "mask comb = same(doc) and sliding(4k) and (q - k) % 2 == 0\n"
-        'for "*" use comb\n'
-    )
-    row = {"d": [0] * 3000 + [1] * 3000, "length": 6000}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
-    arguments = [str(tmp_path / "m.dcpm"), "--dataset", str(tmp_path / "rows.jsonl")]
-    result = CliRunner().invoke(check, arguments)
-    assert result.exit_code == 0, result.output

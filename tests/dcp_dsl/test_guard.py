@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_masks import draw_masks, write_sample
 
-from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask, load
+from dcp_dsl import DatasetError, Sample, Spec, SpecError, check, dense_mask
 from dcp_dsl.claims.guard import Guard
 from dcp_dsl.coverage.row_checker import prove_rows
 from dcp_dsl.data.nesting import NestedColumn, flatten_column
@@ -46,7 +46,7 @@ def samples(draw):
     }, length  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(name=st.sampled_from(sorted(RULES)), drawn=samples())
 def test_a_guard_refuses_exactly_the_samples_that_leak_or_have_empty_rows(name, drawn):
     columns, length = drawn
@@ -158,23 +158,11 @@ def test_what_is_proved_is_not_decided_again_but_the_layout_still_is(monkeypatch
         guard.check(Sample({"question_len": 2}, 7))
 
 
-def test_a_refusal_names_tokens_and_columns():
-    with pytest.raises(DatasetError, match=r"token 2 sees nothing with evict = \[1, 2, 2\]"):
-        Guard.of([SPEC.mask("kept")]).check(Sample({"evict": [1, 2, 2]}, 3))
-    with pytest.raises(DatasetError, match=r"token 0 sees the later token 1 with reach = 2"):
-        Guard.of([SPEC.mask("ahead")]).check(Sample({"reach": 2}, 3))
-
-
-def test_a_guard_of_a_stack_looks_at_every_mask(tmp_path):
-    path = tmp_path / "a.dcpm"
-    path.write_text(
-        'token evict\nmask kept = causal and q < k.evict\nstack s = causal, kept\nfor "*" use s'
-    )
-    attachment = load(path).attachment("x.jsonl", ["len", "evict"])
-    guard = attachment.guard()
-    assert isinstance(guard, Guard)
-    with pytest.raises(DatasetError, match="mask `kept`: token 1 sees nothing"):
-        guard.check(attachment.sample({"len": 2, "evict": [1, 1]}))
+def test_a_guard_of_a_stack_looks_at_every_mask():
+    text = 'token evict  mask kept = causal and q < k.evict  stack s = causal, kept  for "*" use s'
+    attachment = Spec.from_text(text).attachment("x.jsonl", ["len", "evict"])
+    with pytest.raises(DatasetError, match=r"`kept`: token 1 sees nothing with evict = \[1, 1\]"):
+        attachment.guard().check(attachment.sample({"len": 2, "evict": [1, 1]}))
 
 
 AHEAD_IN_DOC = (

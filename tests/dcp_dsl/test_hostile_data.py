@@ -16,10 +16,15 @@ from dcp_dsl.forms import is_equal
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
 
 
-def refused(name):
-    """Check a data set of the corpus; return its refused rows with the reasons."""
-    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(HOSTILE / name)).statements
-    return [(row.row, row.reason) for row in statement.refused]
+def checked(path):
+    """Check a data set of the corpus or a path, by the statement of `s.dcpm`."""
+    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(HOSTILE / path)).statements
+    return statement
+
+
+def write(path, rows):
+    pq.write_table(pa.table(rows), path)
+    return path
 
 
 def test_a_line_that_is_null_is_refused():  # Arrow's parser dies of it
@@ -27,44 +32,16 @@ def test_a_line_that_is_null_is_refused():  # Arrow's parser dies of it
         read_dataset(HOSTILE / "null.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ('{"len": 1}\nnull\n', "line 2: expected a JSON object, got NoneType"),
-        ('\ufeffnull\n{"len": 1}', "line 1: expected a JSON object, got NoneType"),
-        (
-            '{"len": 1} null {"len": 2}\n',
-            "line 1: expected a JSON object, got no JSON: Extra data at column",
-        ),
-        ('{"len": 1}\n{"len":\n2}\n', "line 2: expected a JSON object, got no JSON"),
-        (
-            '{"len": 1}{"len": 2}',
-            "line 1: expected a JSON object, got no JSON: Extra data at column",
-        ),
-        ('{"len": 1} //', "line 1: expected a JSON object, got no JSON"),
-    ],
-)
-def test_a_line_is_one_object(tmp_path, text, says):
-    (tmp_path / "a.jsonl").write_text(text)
-    with pytest.raises(DatasetError, match=says):
-        read_dataset(tmp_path / "a.jsonl")
-
-
-def test_blank_lines_and_a_byte_order_mark_are_no_rows(tmp_path):
-    (tmp_path / "a.jsonl").write_text('\ufeff{"len": 1}\n\n  \n{"len": 2}')
-    assert read_dataset(tmp_path / "a.jsonl").lengths.tolist() == [1, 2]
-
-
 def test_lengths_whose_sum_is_beyond_int64_are_refused():
-    ((row, reason),) = refused("wrap.parquet")
-    assert row == 0
-    assert "a part would have 4611686018427387904 tokens, the sample has 10" in reason
+    (refused,) = checked("wrap.parquet").refused
+    assert refused.row == 0
+    assert "a part would have 4611686018427387904 tokens, the sample has 10" in refused.reason
 
 
 def test_a_row_of_too_many_tokens_is_named_and_the_others_are_kept():
-    ((row, reason),) = refused("big.parquet")
-    assert row == 100
-    assert "2147483648 tokens" in reason
+    (refused,) = checked("big.parquet").refused
+    assert refused.row == 100
+    assert "2147483648 tokens" in refused.reason
 
 
 def test_two_columns_of_one_name_are_refused():
@@ -74,25 +51,23 @@ def test_two_columns_of_one_name_are_refused():
 
 @pytest.mark.parametrize("value", [2**63, 2**64 - 1])
 def test_an_integer_beyond_int64_is_not_read_as_a_negative_one(tmp_path, value):
-    rows = {"question_len": pa.array([3, value], pa.uint64()), "answer_lens": [[1], [1]]}
-    pq.write_table(pa.table({**rows, "length": [4, 4]}), tmp_path / "a.parquet")
-    spec = load(HOSTILE / "s.dcpm")
-    (statement,) = check_dataset(spec, str(tmp_path / "a.parquet")).statements
-    assert [row.row for row in statement.refused] == [1]
-    assert "beyond int64" in statement.refused[0].reason
-    dataset = read_dataset(tmp_path / "a.parquet")
+    lens = {"question_len": pa.array([3, value], pa.uint64()), "answer_lens": [[1], [1]]}
+    path = write(tmp_path / "a.parquet", {**lens, "length": [4, 4]})
+    (refused,) = checked(path).refused
+    assert (refused.row, "beyond int64" in refused.reason) == (1, True)
+    dataset = read_dataset(path)
     with pytest.raises(DatasetError, match=r"`question_len`: .* does not fit into int64"):
-        spec.attachment_of(dataset).sample(dataset[1])
+        load(HOSTILE / "s.dcpm").attachment_of(dataset).sample(dataset[1])
 
 
 @pytest.mark.parametrize("value", [2**50 + 1, -(2**63)])
 def test_a_number_that_no_mask_is_bound_to_is_refused_although_the_mask_is_proved(tmp_path, value):
     spec = Spec.from_text('token id  mask m = causal and q.id == k.id  for "*" use m')
     rows = {"id": [[2**50, -(2**50)], [1, value]], "length": [2, 2]}
-    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    (statement,) = check_dataset(spec, str(tmp_path / "a.parquet")).statements
-    ((row, reason),) = [(row.row, row.reason) for row in statement.refused]
-    assert (row, reason.split("are")[0]) == (1, f"token column `id`: values beyond {2**50:_} ")
+    (statement,) = check_dataset(spec, str(write(tmp_path / "a.parquet", rows))).statements
+    (refused,) = statement.refused
+    told = f"token column `id`: values beyond {2**50:_} "
+    assert (refused.row, refused.reason.split("are")[0]) == (1, told)
     assert statement.is_total_proved
 
 
@@ -141,33 +116,25 @@ def test_sums_of_a_long_column_do_not_wrap(tmp_path):
     lengths = [2**62, 2**62, 2**62, 2**62 + 5]  # 5 in int64
     assert int(np.array(lengths).sum()) == 5
     rows = {"question_len": [0], "answer_lens": [lengths], "length": [5]}
-    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
-    assert statement.num_refused == 1
+    assert checked(write(tmp_path / "a.parquet", rows)).num_refused == 1
 
 
 @pytest.mark.parametrize("name", ["length", "tokens"])
 @pytest.mark.parametrize("column", [[2.5, 3.0], ["2", "3"], [True, False], [None, None]])
 def test_a_column_that_can_hold_no_lengths_is_refused_by_name(tmp_path, name, column):
-    rows = {"question_len": [1, 2], "answer_lens": [[1], [1]], name: column}
-    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
-    assert f"expected column `{name}` to hold" in statement.problems[0]
+    lens = {"question_len": [1, 2], "answer_lens": [[1], [1]]}
+    path = write(tmp_path / "a.parquet", {**lens, name: column})
+    assert f"expected column `{name}` to hold" in checked(path).problems[0]
     with pytest.raises(DatasetError, match=f"expected column `{name}` to hold"):
-        _ = read_dataset(tmp_path / "a.parquet").lengths
+        _ = read_dataset(path).lengths
 
 
 @pytest.mark.parametrize("length", [-1, -5, 2**31, 2**63, 2**64 - 1])
 def test_a_stated_length_out_of_range_refuses_its_row(tmp_path, length):
-    kind = pa.uint64() if length > 2**62 else pa.int64()
-    rows = {
-        "question_len": [1, 1],
-        "answer_lens": [[1], [1]],
-        "length": pa.array([length, 2], kind),
-    }
-    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
-    (statement,) = check_dataset(load(HOSTILE / "s.dcpm"), str(tmp_path / "a.parquet")).statements
-    assert [row.row for row in statement.refused] == [0]
-    spec, dataset = load(HOSTILE / "s.dcpm"), read_dataset(tmp_path / "a.parquet")
+    lens = {"question_len": [1, 1], "answer_lens": [[1], [1]]}
+    stated = pa.array([length, 2], pa.uint64() if length > 2**62 else pa.int64())
+    path = write(tmp_path / "a.parquet", {**lens, "length": stated})
+    assert [refused.row for refused in checked(path).refused] == [0]
+    dataset = read_dataset(path)
     with pytest.raises(DatasetError, match=r"expected a length between|does not fit into int64"):
-        spec.attachment_of(dataset).sample(dataset[0])
+        load(HOSTILE / "s.dcpm").attachment_of(dataset).sample(dataset[0])
