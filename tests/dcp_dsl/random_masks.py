@@ -53,12 +53,9 @@ RULES = (
 
 @dataclass(slots=True)
 class MaskWriter:
-    """Writes random mask expressions."""
-
     rng: Random
 
     def pick(self, *choices: str) -> str:
-        """Return one of several texts."""
         return self.rng.choice(choices)
 
     def position(self, name: str) -> str:
@@ -80,7 +77,6 @@ class MaskWriter:
         )  # fmt: skip
 
     def comparison(self) -> str:
-        """Write a comparison of numbers."""
         op, c = self.pick("<=", "<", ">=", ">", "==", "!="), self.rng.randint(0, 8)
         a, b, d = self.number("q"), self.number("k"), self.rng.randint(1, 5)
         s = self.rng.choice(SEGMENTS)
@@ -96,7 +92,6 @@ class MaskWriter:
         )  # fmt: skip
 
     def atom(self) -> str:
-        """Write a mask without operators."""
         s, m = self.rng.choice(SEGMENTS), self.rng.randint(0, 3)
         kind = self.rng.random()
         if kind < 0.45:
@@ -113,7 +108,6 @@ class MaskWriter:
         return self.rng.choice((*LIBRARY, *RULES))
 
     def mask(self, depth: int) -> str:
-        """Write a mask expression."""
         kind = self.rng.random()
         if depth == 0 or kind < 0.2:
             return self.atom()

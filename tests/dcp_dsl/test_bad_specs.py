@@ -27,12 +27,6 @@ def findings():
     return found
 
 
-def test_there_are_enough_of_them_and_they_cover_the_codes():
-    codes = {code for path in BAD for code in expected(path)}
-    assert len(BAD) >= 60
-    assert len(codes) >= 55
-
-
 @pytest.mark.parametrize("path", BAD, ids=lambda p: p.stem)
 def test_a_bad_spec_gives_exactly_its_codes_each_at_a_place_in_the_text(path, findings):
     assert Counter(f["code"] for f in findings[str(path)]) == expected(path)

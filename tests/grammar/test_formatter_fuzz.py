@@ -41,7 +41,7 @@ def test_untidy_texts_are_settled_after_one_pass_and_mean_the_same(path):
     text = path.read_text(encoding="utf-8")
     tree = parse(text)
     rng = random.Random(path.name)
-    for _ in range(6):
+    for _ in range(4):
         messy, comments = mess_up(text, rng)
         once = format_source(messy)
         assert parse(once) == tree

@@ -37,11 +37,6 @@ def test_formatting_changes_no_meaning_and_is_done_after_one_pass(path):
     assert comments == before
 
 
-def test_a_type_behind_a_comment_begins_no_statement():
-    text = "mask a(\n  m: # which one\n  mask) = m and causal\n"
-    assert format_source(text) == "mask a(\n  m:  # which one\n  mask) = m and causal\n"
-
-
 @pytest.mark.parametrize("path", LIBRARY, ids=lambda p: p.stem)
 def test_a_library_file_defines_its_mask_cites_a_source_and_passes_its_checks(path):
     text = path.read_text(encoding="utf-8")
