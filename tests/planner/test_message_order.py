@@ -1,6 +1,7 @@
 """Orders of messages, on programs written by hand and on plans."""
 
 import itertools
+from collections import defaultdict
 from dataclasses import replace
 
 import numpy as np
@@ -38,21 +39,17 @@ def test_a_group_begins_when_the_one_before_it_is_done_at_both_ends(plan):
     _, rows = played(plan, "grouped")
     table = plan.transfers
     for device in range(4):
-        mine = [x for x in range(len(table)) if device in (table.source[x], table.target[x])]
-        groups = {}
-        for x in mine:
-            end = rows["send" if table.source[x] == device else "receive", x][1]
-            groups.setdefault(group_of(plan, x), []).append((rows["send", x][0], end))
-        channels = {}
+        groups, channels = defaultdict(list), defaultdict(list)
+        for x in range(len(table)):
+            if device in (table.source[x], table.target[x]):
+                end = rows["send" if table.source[x] == device else "receive", x][1]
+                groups[group_of(plan, x)].append((rows["send", x][0], end))
         for key, spans in groups.items():
-            channels.setdefault(key[:2], []).append(
-                (min(a for a, _ in spans), max(b for _, b in spans))
-            )
+            begins, ends = zip(*spans, strict=True)
+            channels[key[:2]].append((min(begins), max(ends)))
         assert any(len(spans) > 1 for spans in channels.values())
         for spans in channels.values():
-            spans.sort()
-            for (_, end), (begin, _) in itertools.pairwise(spans):
-                assert begin >= end
+            assert all(a[1] <= b[0] for a, b in itertools.pairwise(sorted(spans)))
 
 
 def test_without_groups_messages_overtake_them(plan):

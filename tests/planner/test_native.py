@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -63,15 +64,10 @@ def best_bytes(workload, tolerances):
 
     owners = under(workload.block_tokens, tolerances[1])
     return min(
-        sent_bytes(workload, SimplePlacement(owner, device))
+        sent_bytes(workload, SimpleNamespace(device_of_data=owner, device_of_compute=device))
         for device in under(workload.compute_pairs, tolerances[0])
         for owner in owners
     )
-
-
-class SimplePlacement:
-    def __init__(self, owner, device):
-        self.device_of_data, self.device_of_compute = owner, device
 
 
 KAHYPAR = pytest.param(
@@ -121,7 +117,7 @@ def test_the_cost_of_a_state_is_what_sets_count(strategies, data):
     )
 
     def counted():
-        now = SimplePlacement(state.owner, state.part)
+        now = SimpleNamespace(device_of_data=state.owner, device_of_compute=state.part)
         return sent_bytes(workload, now) + 3 * sent_bytes(workload, now, cluster.devices_per_node)
 
     assert bytes_of(state) == counted()

@@ -40,24 +40,15 @@ def test_bytes_sent_equal_bytes_placed(strategies, data):
     )  # fmt: skip
     row, column = q_heads * dim * element, 2 * kv_heads * dim * element
     wider = 4 / element if shape.float32_partials else 1
-    rows, columns = set(), set()
-    for q, kv, device in zip(
-        plan.tiles.q_block.tolist(),
-        plan.tiles.kv_block.tolist(),
-        plan.tiles.device.tolist(),
-        strict=True,
-    ):
-        if owner[q] != device:
-            rows.add((q, device))
-        if owner[kv] != device:
-            columns.add((kv, device))
+    tiles = [getattr(plan.tiles, name).tolist() for name in ("q_block", "kv_block", "device")]
+    rows = {(q, device) for q, _, device in zip(*tiles, strict=True) if owner[q] != device}
+    columns = {(kv, device) for _, kv, device in zip(*tiles, strict=True) if owner[kv] != device}
     tokens = plan.blocks.num_tokens.tolist()
     row_tokens = sum(tokens[block] for block, _ in rows)
     column_tokens = sum(tokens[block] for block, _ in columns)
     found = measure(plan)
-    assert (
-        found.forward.total_bytes
-        == row_tokens * ((1 + wider) * row + 4 * q_heads) + column_tokens * column
+    assert found.forward.total_bytes == (
+        row_tokens * ((1 + wider) * row + 4 * q_heads) + column_tokens * column
     )
     assert found.backward.total_bytes == (
         row_tokens * ((2 + wider) * row + 8 * q_heads) + column_tokens * (1 + wider) * column
@@ -107,40 +98,28 @@ def behind(table, x):
 def check_a_routed_block_crosses_into_each_node_once(plan):
     table, tiles, per_node = plan.transfers, plan.tiles, plan.cluster.devices_per_node
     owner = plan.blocks.owner.tolist()
-    needs = {
-        (side, block, device)
-        for q, kv, device in zip(
-            tiles.q_block.tolist(), tiles.kv_block.tolist(), tiles.device.tolist(), strict=True
-        )
-        for side, block in (("q", q), ("kv", kv))
-        if owner[block] != device
-    }
-    for kind, side in ((TransferKind.KV, "kv"), (TransferKind.Q, "q"), (TransferKind.OUT, "q")):
+    is_routed = (table.hop[~table.is_backward] > 0).any()
+    for kind, read in (
+        (TransferKind.KV, tiles.kv_block), (TransferKind.Q, tiles.q_block),
+        (TransferKind.OUT, tiles.q_block),
+    ):  # fmt: skip
+        pairs = zip(read.tolist(), tiles.device.tolist(), strict=True)
+        needs = {(block, device) for block, device in pairs if owner[block] != device}
+        away = {(b, d // per_node) for b, d in needs if d // per_node != owner[b] // per_node}
         chosen = ~table.is_backward & (table.kind == kind)
-        far = table.source if kind.is_result else table.target
-        near = table.target if kind.is_result else table.source
+        sides = (table.target, table.source)[:: -1 if kind.is_result else 1]
+        far, near = (side[chosen].tolist() for side in sides)
+        blocks = table.block[chosen].tolist()
         crossing = Counter(
             (block, at // per_node)
-            for block, at, to in zip(
-                table.block[chosen].tolist(), far[chosen].tolist(), near[chosen].tolist(),
-                strict=True,
-            )
+            for block, at, to in zip(blocks, far, near, strict=True)
             if at // per_node != to // per_node
-        )  # fmt: skip
-        away = [
-            (block, device // per_node)
-            for s, block, device in needs
-            if s == side and device // per_node != owner[block] // per_node
-        ]
-        is_routed = (table.hop[~table.is_backward] > 0).any()
-        assert crossing == (Counter(set(away)) if is_routed else crossing)
-        assert set(crossing) == set(away)
-        blocks = table.block[chosen].tolist()
-        ends = list(zip(blocks, far[chosen].tolist(), strict=True))
-        passing = set(zip(blocks, near[chosen].tolist(), strict=True))
-        mine = {(block, device) for s, block, device in needs if s == side}
-        assert len(ends) == len(set(ends))
-        assert mine <= set(ends) <= mine | passing
+        )
+        assert set(crossing) == away
+        assert not is_routed or max(crossing.values(), default=1) == 1
+        ends, passing = Counter(zip(blocks, far, strict=True)), {*zip(blocks, near, strict=True)}
+        assert max(ends.values(), default=1) == 1
+        assert needs <= set(ends) <= needs | passing
 
 
 @given(st.data())
@@ -150,18 +129,16 @@ def test_transfers_are_sorted_as_documented_and_the_program_table_gives_programs
     plan = data.draw(strategies.placed_plans())
     table = plan.transfers
     keys = [
-        (bool(b), k >= TransferKind.OUT, d, hop, block, s, t, k)
-        for b, k, d, hop, block, s, t in zip(
-            table.is_backward.tolist(), table.kind.tolist(), table.division.tolist(),
-            table.hop.tolist(), table.block.tolist(), table.source.tolist(),
-            table.target.tolist(), strict=True,
+        (is_backward, kind >= TransferKind.OUT, *rest, kind)
+        for is_backward, kind, *rest in zip(
+            *(getattr(table, name).tolist() for name in (
+                "is_backward", "kind", "division", "hop", "block", "source", "target")),
+            strict=True,
         )
     ]  # fmt: skip
     assert keys == sorted(keys)
-    assert restore_programs(tabulate_programs(plan), plan.num_devices) == (
-        plan.forward,
-        plan.backward,
-    )
+    restored = restore_programs(tabulate_programs(plan), plan.num_devices)
+    assert restored == (plan.forward, plan.backward)
 
 
 @pytest.fixture(scope="module")

@@ -36,19 +36,12 @@ def test_balance_and_ports_are_those_that_the_plan_says_itself(judged, masks):
     assert found["errors"] == []
     assert found["compute"] == pytest.approx(metrics.compute_imbalance)
     assert found["tokens"] == pytest.approx(metrics.token_imbalance)
-    ports = []
+    ports, table = [], plan.transfers
+    crosses = table.source // 4 != table.target // 4
     for is_backward in (False, True):
-        load = np.zeros((2, 8))
-        for backward, source, target, size in zip(
-            *(
-                getattr(plan.transfers, n)
-                for n in ("is_backward", "source", "target", "size_bytes")
-            ),
-            strict=True,
-        ):
-            if backward == is_backward and source // 4 != target // 4:
-                load[0, source] += size
-                load[1, target] += size
+        rows = crosses & (table.is_backward == is_backward)
+        load = np.array([np.bincount(end[rows], table.size_bytes[rows], 8)
+                         for end in (table.source, table.target)])  # fmt: skip
         ports.append(load.max() / load.mean())
     assert found["nic"] == pytest.approx(max(ports))
 
@@ -83,7 +76,5 @@ def test_a_tile_that_is_computed_twice_or_never_is_named(judged, masks):
     plan = build_plan(masks.pack([masks.causal(64)], 8), SHAPE, Cluster(1, 2))
     kv = plan.tiles.kv_block.copy()
     kv[2] = kv[1]
-    assert (
-        "a tile is computed twice"
-        in judged(replace(plan, tiles=replace(plan.tiles, kv_block=kv)))["errors"]
-    )
+    broken = replace(plan, tiles=replace(plan.tiles, kv_block=kv))
+    assert "a tile is computed twice" in judged(broken)["errors"]

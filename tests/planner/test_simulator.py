@@ -156,15 +156,20 @@ def check_no_lane_of_a_device_does_two_things_at_once(plan, events):
         assert all(a[1] <= b[0] for a, b in pairwise(spans))
 
 
-def test_waits_and_compute_fill_the_time_of_the_slowest_device(plan):
+def test_waits_and_compute_fill_the_time_of_the_slowest_device_and_only_messages_have_a_peer(plan):
     trace = simulate(plan)
+    computes, waits, sends = (trace.lane == LANES.index(x) for x in ("compute", "wait", "send"))
     for is_backward in (False, True):
         chosen = trace.is_backward == is_backward
         start = trace.start_ns[chosen].min()
-        stands = chosen & np.isin(trace.lane, [LANES.index("compute"), LANES.index("wait")])
+        stands = chosen & (computes | waits)
         spent = np.bincount(trace.device[stands], (trace.end_ns - trace.start_ns)[stands])
         ends = [trace.end_ns[stands & (trace.device == d)].max() for d in range(4)]
         assert spent.tolist() == [end - start for end in ends]
+    for column, value in ((trace.peer, -1), (trace.transfer, -1), (trace.size_bytes, 0)):
+        assert {*column[computes].tolist()} == {value}
+    assert sends.any()
+    assert (trace.peer[sends] >= 0).all()
 
 
 def test_a_plan_laid_out_once_is_predicted_at_other_rates_as_if_made_for_them(plan):
@@ -198,18 +203,6 @@ def test_two_directions_of_a_century_follow_each_other(masks):
     plan = build_plan(masks.pack([masks.causal(8)], 4), TINY, cluster, config)
     assert predict(plan).forward_s == pytest.approx(104 / 9e-8)
     assert simulate(plan).seconds() == pytest.approx(predict(plan).seconds)
-
-
-def test_only_messages_and_waits_for_them_name_another_device(plan):
-    trace = simulate(plan)
-    computes = trace.lane == LANES.index("compute")
-    assert computes.any()
-    assert (trace.peer[computes] == -1).all()
-    assert (trace.transfer[computes] == -1).all()
-    assert (trace.size_bytes[computes] == 0).all()
-    sent = trace.lane == LANES.index("send")
-    assert sent.any()
-    assert (trace.peer[sent] >= 0).all()
 
 
 def test_what_passes_on_an_input_is_fed_by_the_message_that_brings_it():

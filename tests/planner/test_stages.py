@@ -136,14 +136,11 @@ def test_pairs_beyond_what_float64_counts_are_exact():
     ("sizes", "parts", "tolerance", "cap"),
     [
         ([5, 5, 5], 2, 0.1, 10),  # two whole items, whatever the tolerance
-        ([1] * 100, 4, 0.1, 27),
-        ([1] * 10, 2, 0.2, 6),
-        ([7, 1, 1, 1], 2, 0.5, 7),
+        ([1] * 100, 4, 0.1, 27), ([1] * 10, 2, 0.2, 6), ([7, 1, 1, 1], 2, 0.5, 7),
         ([3, 3], 2, 100.0, 6),  # never more than all
-        ([], 3, 0.1, 0),
-        ([0, 0], 3, 0.1, 0),
+        ([], 3, 0.1, 0), ([0, 0], 3, 0.1, 0),
     ],
-)
+)  # fmt: skip
 def test_a_cap_is_the_tolerance_or_what_whole_items_allow(sizes, parts, tolerance, cap):
     assert cap_of(np.array(sizes, np.int64), parts, tolerance) == cap
 
@@ -163,13 +160,9 @@ def test_starts_of_the_search(batch, snapshots, masks):
     ):
         texts[title] = "\n".join(str(device_tree(cluster)).replace(" ", "") for cluster in of_tree)
     for parts in (2, 3, 5):
-        texts[f"seeds of {parts} parts"] = "\n".join(
-            f"{lists(split.owner)}" for split in seeds(problem, parts)
-        )
-        assert all(
-            np.array_equal(split.part, split.owner[problem.tile_q])
-            for split in seeds(problem, parts)
-        )
+        splits = [*seeds(problem, parts)]
+        texts[f"seeds of {parts} parts"] = lists(*(split.owner for split in splits))
+        assert all(np.array_equal(one.part, one.owner[problem.tile_q]) for one in splits)
     long = problem_of(build_workload(sparsity_of([masks.causal(90), masks.causal(6)], 6), SHAPE))
     texts["a document that fits nowhere"] = lists(by_documents(long, 4), by_documents(long, 16))
     start = Split(problem.tile_q // 6 % 3, np.arange(problem.num_blocks, dtype=np.int32) // 4 % 3)
@@ -290,9 +283,7 @@ def test_figures(batch, snapshots):
     names = ("by node", "fetched again", "head groups")
     for name, plan in zip(names, plans_of(batch), strict=True):
         found = measure(plan).to_json()
-        texts[name] = "\n".join(
-            f"{key}: {json.dumps(value, default=str)}" for key, value in found.items()
-        )
+        texts[name] = "\n".join(f"{key}: {json.dumps(found[key])}" for key in found)
         memory = measure_memory(plan)
         texts[f"memory, {name}"] = lists(
             memory.saved, memory.forward, memory.backward, memory.peak, accumulator_bytes(plan),

@@ -242,17 +242,16 @@ def test_an_interrupt_while_waiting_ends_the_process_whose_answer_nobody_reads(w
     assert worker.call({"do": "echo", "n": 2})[0]["message"]["n"] == 2
 
 
-def test_calls_of_many_threads_wait_in_line_and_all_end_when_it_closes(worker):
-    with_answers = WorkerPool([worker])
-    found = [
-        threading.Thread(target=lambda: worker.call({"do": "echo"}), daemon=True) for _ in range(8)
-    ]
-    for thread in found:
+def test_calls_of_many_threads_wait_in_line_and_the_worker_outlives_the_one_that_started_it(worker):
+    threads = [threading.Thread(target=worker.call, args=({"do": "echo"},), daemon=True)
+               for _ in range(8)]  # fmt: skip
+    for thread in threads:
         thread.start()
-    for thread in found:
+    for thread in threads:
         thread.join(60)
         assert not thread.is_alive()
-    with_answers.close()
+    pid = worker.pid
+    assert worker.call({"do": "echo"})[0]["pid"] == pid
 
 
 def test_a_worker_that_nobody_holds_ends():
@@ -324,14 +323,6 @@ def test_a_worker_ends_with_its_owner(way, call, task):
     assert owner.returncode in (-9, 3, 0)
     while not has_ended(pid):  # the time limit of the test is that of the kernel
         pass
-
-
-def test_a_worker_outlives_the_thread_that_started_it(worker):
-    thread = threading.Thread(target=worker.start)
-    thread.start()
-    thread.join()
-    pid = worker.pid
-    assert worker.call({"do": "echo"})[0]["pid"] == pid
 
 
 def test_a_pool_runs_tasks_side_by_side_and_gives_results_and_errors():
