@@ -97,6 +97,31 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("rows")
 
 
+def write(path, rows):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("\n".join(map(json.dumps, rows)))
+    return str(path)
+
+
+def checked(text, path, rows):
+    """Check rows in a file; return what is said of the only statement of a text."""
+    (statement,) = check_dataset(Spec.from_text(text), write(path, rows)).statements
+    return statement
+
+
+@pytest.fixture
+def bound(monkeypatch):
+    """What masks are bound to; the density is measured on one row."""
+    samples = []
+    real = Mask.compile
+    monkeypatch.setattr(Mask, "compile", lambda mask, x: samples.append(x) or real(mask, x))
+    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
+    return samples
+
+
 @settings(max_examples=50)
 @given(drawn=tables())
 def test_rows_are_accepted_exactly_if_the_oracle_finds_nothing_wrong(folder, drawn):
@@ -119,70 +144,48 @@ def test_rows_are_accepted_exactly_if_the_oracle_finds_nothing_wrong(folder, dra
     assert statement.lengths.total == sum(good)
 
 
-def write(path, rows):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("\n".join(map(json.dumps, rows)))
-    return str(path)
-
-
 @pytest.mark.parametrize("mask", ["causal", "causal and k in chunk", "true"])  # proved, open, leaks
 def test_every_row_of_a_mask_with_keys_of_another_sequence_is_refused(tmp_path, mask):
     text = "segment cache = past[p] chunk[c]  @ahead @keys(cache, bottom_right) mask m = "
-    path = write(tmp_path / "a.jsonl", [{"len": 2, "p": 1, "c": 2}, {"len": 1, "p": 0, "c": 2}])
-    (statement,) = check_dataset(Spec.from_text(f'{text}{mask} for "*" use m'), path).statements
+    rows = [{"len": 2, "p": 1, "c": 2}, {"len": 1, "p": 0, "c": 2}]
+    statement = checked(f'{text}{mask} for "*" use m', tmp_path / "a.jsonl", rows)
     told = "mask `m` looks at keys of `cache`: expected a mask of one sequence"
     assert [told in refused.reason for refused in statement.refused] == [True, True]
 
 
 def test_a_long_row_of_a_strided_mask_is_accepted(tmp_path):
     text = "segment doc = ids(d)  mask comb = same(doc) and sliding(4k) and (q - k) % 2 == 0"
-    path = write(tmp_path / "a.jsonl", [{"d": [0] * 3000 + [1] * 3000, "length": 6000}])
-    assert check_dataset(Spec.from_text(f'{text} for "*" use comb'), path).num_refused == 0
+    rows = [{"d": [0] * 3000 + [1] * 3000, "length": 6000}]
+    assert checked(f'{text} for "*" use comb', tmp_path / "a.jsonl", rows).num_refused == 0
 
 
 def test_a_column_that_is_not_there_is_told_the_closest_one(tmp_path):
-    path = write(tmp_path / "a.parquet", [{"qq": 1, "a": [5]}])
-    (statement,) = check_dataset(Spec.from_text(SHARED), path).statements
+    statement = checked(SHARED, tmp_path / "a.parquet", [{"qq": 1, "a": [5]}])
     assert "did you mean `qq`" in statement.problems[0]
 
 
-def test_equal_rows_are_decided_once(tmp_path, monkeypatch):
-    path = write(tmp_path / "a.jsonl", [{"e": [3, 3, 3], "len": 3}] * 50)
-    bound = []
-    real = Mask.compile
-    monkeypatch.setattr(Mask, "compile", lambda self, sample: bound.append(1) or real(self, sample))
-    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
-    check_dataset(Spec.from_text(EVICTION), path)
+def test_equal_rows_are_decided_once(tmp_path, bound):
+    checked(EVICTION, tmp_path / "a.jsonl", [{"e": [3, 3, 3], "len": 3}] * 50)
     assert len(bound) <= 3
 
 
-def test_rows_are_proved_together_with_what_their_columns_say(tmp_path, monkeypatch):
+def test_rows_are_proved_together_with_what_their_columns_say(tmp_path, bound):
     rows = [{"w": 1 + i % 9, "len": 50 + i} for i in range(1000)]
     rows[137]["w"], rows[600]["w"] = 0, -3
-    bound = []
-    real = Mask.compile
-    monkeypatch.setattr(Mask, "compile", lambda self, sample: bound.append(1) or real(self, sample))
-    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
-    (statement,) = check_dataset(
-        Spec.from_text(WINDOW), write(tmp_path / "a.parquet", rows)
-    ).statements
+    statement = checked(WINDOW, tmp_path / "a.parquet", rows)
     assert [refused.row for refused in statement.refused] == [137, 600]
     assert not statement.is_total_proved
     assert len(bound) < 40
 
 
-def test_tokens_that_live_long_enough_are_proved_together(tmp_path, monkeypatch):
+def test_tokens_that_live_long_enough_are_proved_together(tmp_path, bound):
     rows = [{"e": [t + 1 + (t + i) % 5 for t in range(20)], "len": 20} for i in range(40)]
     rows[3]["e"] = [1, 1, *rows[3]["e"][2:]]
-    monkeypatch.setattr(dataset_checker, "DENSITY_ROWS", 1)
-    spec = Spec.from_text(EVICTION)
-    (statement,) = check_dataset(spec, write(tmp_path / "a.jsonl", rows)).statements
-    expected = [i for i, row in enumerate(rows) if not is_good(spec, row)]
+    statement = checked(EVICTION, tmp_path / "a.jsonl", rows)
+    expected = [i for i, row in enumerate(rows) if not is_good(Spec.from_text(EVICTION), row)]
     assert len(expected) == 1
     assert [refused.row for refused in statement.refused] == expected
+    assert len(bound) < len(rows)
 
 
 def test_progress_tells_all_rows_before_the_first_and_each_once(tmp_path):
@@ -223,14 +226,6 @@ def test_only_the_needed_columns_are_read(tmp_path, monkeypatch):
     check_dataset(Spec.from_text(SHARED), path)
     assert asked == [["q", "a"]]
     assert read_dataset(path, ["a"]).columns == ("a",)
-
-
-def test_stacks_measure_each_of_their_masks(tmp_path):
-    path = write(tmp_path / "a.jsonl", [{"len": 8}, {"len": 4}])
-    spec = Spec.from_text('stack s = 2 of sliding(2), causal\nfor "*" use s')
-    (statement,) = check_dataset(spec, path).statements
-    assert set(statement.densities) == set(statement.masks) == {"sliding(window = 2)", "causal"}
-    assert statement.densities["causal"].largest == 10 / 16
 
 
 def test_a_nested_column_is_taken_apart_and_put_together_again():
