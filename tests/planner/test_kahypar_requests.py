@@ -1,4 +1,4 @@
-"""What KaHyPar and Mt-KaHyPar are asked, and what becomes of answers; without the packages."""
+"""The hypergraph, what KaHyPar and Mt-KaHyPar are asked, what becomes of answers; without them."""
 
 import sys
 import time
@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 from dense_blocks import sparsity_of
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError
 from dcp_planner.model.problem import build_workload, loads_on
@@ -20,6 +22,7 @@ from dcp_planner.search.kahypar import (
     _both_directions,
     _partition,
     _solve,
+    build_hypergraph,
 )
 
 SHAPE = ModelShape(4, 2, 16)
@@ -164,3 +167,39 @@ def test_both_are_named_and_neither_is_taken_for_fixed():
         assert not partitioner.is_fixed
     with pytest.raises(PlanError, match="kahypar places on equal nodes of equal devices; use"):
         KaHyPar().place(None, Cluster(1, 2, devices=((1, 0.5),)), PlanConfig())
+
+
+def test_two_causal_blocks_make_this_hypergraph(masks):
+    # tiles 0 = (0, 0), 1 = (1, 0), 2 = (1, 1); blocks are vertices 3 and 4
+    workload = build_workload(masks.pack([masks.causal(6)], 4), ModelShape(1, 1, 1, 1))
+    graph = build_hypergraph(workload)
+    assert graph.vertex_weight.tolist() == [[10, 0], [8, 0], [3, 0], [0, 4], [0, 2]]
+    pins = np.split(graph.pins, graph.pin_ptr[1:-1])
+    assert [sorted(p.tolist()) for p in pins] == [[0, 3], [1, 2, 4], [0, 1, 3], [2, 4]]
+    # per token: q 1 + out 1 + lse 4 = 6 bytes for a row, k 1 + v 1 = 2 for a column
+    assert graph.edge_weight.tolist() == [24, 12, 8, 4]
+
+
+@given(st.data())
+def test_cost_is_the_bytes_counted_tile_by_tile(masks, strategies, data):
+    workload = build_workload(data.draw(strategies.sparsities()), ModelShape(4, 2, 8, 2))
+    placed = data.draw(strategies.placements(workload.num_blocks, workload.num_tiles, 3))
+    owner, device = placed.device_of_data.tolist(), placed.device_of_compute.tolist()
+    # q 4*8*2 = 64, out 64, lse 4*4 = 16, kv 2*2*8*2 = 64; backward q, dout 128 + lse, delta 32
+    sides = ((64 + 80, 128 + 32 + 64, workload.compute_q), (64, 64 + 64, workload.compute_kv))
+    expected = {"forward": 0, "backward": 0}
+    for forward, backward, blocks in sides:
+        for block, at in {*zip(blocks.tolist(), device, strict=True)}:
+            if owner[block] != at:
+                expected["forward"] += int(workload.block_tokens[block]) * forward
+                expected["backward"] += int(workload.block_tokens[block]) * backward
+    part = np.array([*device, *owner], np.int32)
+    for direction, size in expected.items():
+        assert masks.cost(build_hypergraph(workload, direction), part) == size
+
+
+def test_a_block_that_nobody_reads_has_edges_of_its_own(masks):
+    workload = build_workload(masks.pack([np.zeros((4, 4), bool)], 2), ModelShape())
+    graph = build_hypergraph(workload)
+    assert graph.pin_ptr.tolist() == [0, 1, 2, 3, 4]
+    assert masks.cost(graph, np.array([0, 1], np.int32)) == 0

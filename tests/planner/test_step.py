@@ -2,11 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,26 +26,26 @@ LLAMA = step_model("llama-8b")
 BUDGET = 32_768
 
 
-def cluster_of(mesh: StepMesh) -> Cluster:
+def cluster_of(mesh):
     return preset("h100-dgx", mesh.devices // 4, 4)
 
 
-def placed(mesh: StepMesh, *columns: list[int]) -> Assignment:
+def placed(mesh, *columns):
     """Put documents by hand: the micro-batch, the first device and the width of each."""
     return Assignment(mesh, *(np.array(column, np.int32) for column in columns))
 
 
-def setting_of(mesh: StepMesh, token_budget: int = BUDGET, **more: Any) -> StepSetting:
+def setting_of(mesh, token_budget=BUDGET, **more):
     return StepSetting(mesh, LLAMA, cluster_of(mesh), token_budget, **more)
 
 
-def drawn_lengths(seed: int, mean: float, spread: float, count: int) -> Documents:
+def drawn_lengths(seed, mean, spread, count):
     tokens = np.random.default_rng(seed).lognormal(mean, spread, count)
     return Documents.causal(np.clip(tokens, 64, BUDGET).astype(np.int64))
 
 
 @st.composite
-def steps(draw: st.DrawFn) -> tuple[Documents, StepMesh]:
+def steps(draw):
     replicas, ranks = draw(st.sampled_from([(1, 4), (2, 4), (4, 2), (3, 4)]))
     mesh = StepMesh(replicas, ranks, draw(st.integers(1, 3)), draw(st.sampled_from([1, 2])))
     count = draw(st.integers(mesh.micro_batches, 40))
@@ -58,7 +56,7 @@ def steps(draw: st.DrawFn) -> tuple[Documents, StepMesh]:
 
 
 @pytest.fixture(scope="module")
-def bound_seconds() -> Iterator[Callable[[StepProblem], float]]:
+def bound_seconds():
     sys.path.insert(0, str(BENCHMARKS))
     yield __import__("bench_step").bound_seconds
     sys.path.remove(str(BENCHMARKS))
@@ -66,9 +64,7 @@ def bound_seconds() -> Iterator[Callable[[StepProblem], float]]:
 
 @given(drawn=steps())
 @settings(max_examples=14)
-def test_plan_is_valid_deterministic_never_behind_packs_in_turn_and_never_faster_than_the_bound(
-    bound_seconds: Callable[[StepProblem], float], drawn: tuple[Documents, StepMesh]
-) -> None:
+def test_a_plan_repeats_itself_no_slower_than_packs_no_faster_than_the_bound(bound_seconds, drawn):
     documents, mesh = drawn
     problem = StepProblem.of(documents, setting_of(mesh))
     plan = plan_step(documents, setting_of(mesh))
@@ -92,7 +88,7 @@ def test_plan_is_valid_deterministic_never_behind_packs_in_turn_and_never_faster
             assert seconds * mesh.stages >= bound * (1 - 1e-6)
 
 
-def check_choice(chosen: StepTime, considered: list[StepTime], most: float) -> None:
+def check_choice(chosen, considered, most):
     """The fastest that holds the budget, or one of even tokens at most 5 % behind it."""
     holding = [time for time in considered if time.max_tokens <= most] or considered
     fastest = min(time.seconds for time in holding)
@@ -103,9 +99,7 @@ def check_choice(chosen: StepTime, considered: list[StepTime], most: float) -> N
 
 @given(steps())
 @settings(max_examples=14)
-def test_every_policy_runs_each_document_once_inside_the_mesh(
-    drawn: tuple[Documents, StepMesh],
-) -> None:
+def test_every_policy_runs_each_document_once_inside_the_mesh(drawn):
     documents, mesh = drawn
     cluster = cluster_of(mesh)
     problem = StepProblem.of(documents, setting_of(mesh))
@@ -119,14 +113,14 @@ def test_every_policy_runs_each_document_once_inside_the_mesh(
         assert time.max_tokens >= 1 - 1e-9
 
 
-def test_time_of_a_step_by_hand() -> None:
+def test_time_of_a_step_by_hand():
     """Two devices alone, then both together: each part of the time is a sum over documents."""
     mesh, cluster = StepMesh(2, 1, 2), Cluster(1, 2)
     documents = Documents.causal([4000, 1000, 2000])
     place = placed(mesh, [0, 0, 1], [0, 1, 0], [1, 1, 2])
     time = predict_step(documents, place, LLAMA, cluster, synchronisation="step")
 
-    def attention(tokens: int) -> float:
+    def attention(tokens):
         flops = LLAMA.layers * LLAMA.shape.flops_per_pair * 3.5 * tokens * (tokens + 1) / 2
         return flops / cluster.flops_per_s
 
@@ -141,7 +135,7 @@ def test_time_of_a_step_by_hand() -> None:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_bubble_is_as_long_as_the_longest_micro_batch(order: tuple[int, int]) -> None:
+def test_the_bubble_is_as_long_as_the_longest_micro_batch(order):
     mesh, cluster = StepMesh(1, 1, 2, stages=2), Cluster(1, 1)
     documents = Documents.causal([(4000, 1000)[i] for i in order])
     alone = placed(StepMesh(1, 1), [0], [0], [1])
@@ -150,7 +144,7 @@ def test_the_bubble_is_as_long_as_the_longest_micro_batch(order: tuple[int, int]
     assert found.bubble_s == pytest.approx((longest.linear_s + longest.attention_s) / 2)
 
 
-def test_a_wide_group_waits_for_its_last_device_only_without_synchronisation() -> None:
+def test_a_wide_group_waits_for_its_last_device_only_without_synchronisation():
     mesh, cluster = StepMesh(4, 1, 2), Cluster(1, 4)
     documents = Documents.causal([8000, 1000, 1000, 1000, 4000])
     every = documents, placed(mesh, [0, 0, 0, 0, 1], [0, 1, 2, 3, 2], [1, 1, 1, 1, 2])
@@ -165,7 +159,7 @@ def test_a_wide_group_waits_for_its_last_device_only_without_synchronisation() -
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=7), st.integers(1, 3))
 @settings(max_examples=40)
-def test_dealing_is_near_the_optimum(work: list[int], bins: int) -> None:
+def test_dealing_is_near_the_optimum(work, bins):
     best = min(
         max(sum(w for w, b in zip(work, chosen, strict=True) if b == bin_) for bin_ in range(bins))
         for chosen in product(range(bins), repeat=len(work))
@@ -178,7 +172,7 @@ def test_dealing_is_near_the_optimum(work: list[int], bins: int) -> None:
         assert np.bincount(found, seconds, bins).max() <= (4 / 3) * best + 1e-9
 
 
-def test_sums_of_a_dealing_are_those_of_its_documents() -> None:
+def test_sums_of_a_dealing_are_those_of_its_documents_and_within_the_cap_on_tokens():
     """Bins full of tokens: only documents that change places relieve the fullest one."""
     rng = np.random.default_rng(0)
     for _ in range(20):
@@ -186,13 +180,8 @@ def test_sums_of_a_dealing_are_those_of_its_documents() -> None:
         dealt = deal(work, one, one, (1, 3), cap=4)
         assert np.allclose(dealt.load, np.bincount(dealt.first, work, 3))
         assert np.bincount(dealt.first, minlength=3).tolist() == dealt.held[0].tolist() == [4] * 3
-
-
-def test_dealing_holds_the_cap_on_tokens() -> None:
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(100, 3000, 200)
+    tokens, one = rng.integers(100, 3000, 200), np.ones(200, np.int64)
     cap = 1.02 * tokens.sum() / 8
-    one = np.ones(200, np.int64)
     dealt = deal(tokens.astype(np.float64) ** 2, tokens, one, (2, 4), cap)
     held = np.zeros((2, 4))
     np.add.at(held, (dealt.micro_batch, dealt.first), tokens)
@@ -202,9 +191,7 @@ def test_dealing_holds_the_cap_on_tokens() -> None:
 
 @given(steps(), st.sampled_from([2.0, 1.0, 0.5]), st.sampled_from([None, 0.02]))
 @settings(max_examples=25)
-def test_nested_groups_share_devices_in_full_or_not_at_all(
-    drawn: tuple[Documents, StepMesh], share: float, tolerance: float | None
-) -> None:
+def test_nested_groups_share_devices_in_full_or_not_at_all(drawn, share, tolerance):
     documents, mesh = drawn
     problem = StepProblem.of(documents, setting_of(mesh))
     found = list(nested(2, share, tolerance)(problem).groups())
@@ -214,7 +201,7 @@ def test_nested_groups_share_devices_in_full_or_not_at_all(
             assert batch != other or inside in (0, min(width, size))
 
 
-def test_even_tokens_are_taken_as_long_as_their_price_allows() -> None:
+def test_even_tokens_are_taken_as_long_as_their_price_allows():
     documents, mesh = drawn_lengths(5, 9.5, 1.2, 60), StepMesh(4, 4, 4)
     even, fast = (
         plan_step(documents, setting_of(mesh, 2 * BUDGET, even_price=price)).time
@@ -228,12 +215,10 @@ def test_even_tokens_are_taken_as_long_as_their_price_allows() -> None:
     ("packs", "price", "chosen"),
     [(9.0, 0.05, "even"), (9.0, 0.01, "held"), (1.21, 0.05, "held"), (9.0, 0.0, "held")],
 )
-def test_levels_over_the_budget_are_the_last_choice(
-    packs: float, price: float, chosen: str
-) -> None:
+def test_levels_over_the_budget_are_the_last_choice(packs, price, chosen):
     """The fastest is over the budget; of the others even tokens cost 3 %, packs as is said."""
 
-    def level(seconds: float, tokens: float) -> StepTime:
+    def level(seconds, tokens):
         return StepTime(seconds, 0.0, 0.0, 0.0, 0.0, balance=1.0, max_tokens=tokens)
 
     found = {
@@ -244,7 +229,7 @@ def test_levels_over_the_budget_are_the_last_choice(
     assert choose_level({"over": found["over"]}, 1.25, price) == "over"
 
 
-def test_long_documents_are_spread_and_short_ones_stay_together() -> None:
+def test_long_documents_are_spread_and_short_ones_stay_together():
     """One document needs all nodes; with it in a group of its own, others need no second node."""
     mesh = StepMesh(4, 4, 1)
     documents = Documents.causal([60_000] + [2_000] * 64)
@@ -254,7 +239,7 @@ def test_long_documents_are_spread_and_short_ones_stay_together() -> None:
     assert "from" in plan.policy
 
 
-def test_work_is_dealt_more_evenly_than_packs() -> None:
+def test_work_is_dealt_more_evenly_than_packs():
     documents, mesh = drawn_lengths(1, 8.5, 1.2, 200), StepMesh(4, 4, 8)
     ours = plan_step(documents, setting_of(mesh)).time
     problem = StepProblem.of(documents, setting_of(mesh))
@@ -262,7 +247,7 @@ def test_work_is_dealt_more_evenly_than_packs() -> None:
     assert packs.seconds > 1.2 * ours.seconds
 
 
-def test_replicas_that_meet_once_a_step_get_equal_sums() -> None:
+def test_replicas_that_meet_once_a_step_get_equal_sums():
     """Alike packs share a micro-batch, and no replica gets the longest pack of each."""
     documents, mesh = drawn_lengths(3, 8.0, 1.3, 90), StepMesh(4, 4, 8)
     times = [
@@ -272,7 +257,7 @@ def test_replicas_that_meet_once_a_step_get_equal_sums() -> None:
     assert times[0].waiting_s < 0.5 * times[1].waiting_s
 
 
-def test_files_of_a_data_set_keep_their_own_masks(tmp_path) -> None:
+def test_files_of_a_data_set_keep_their_own_masks(tmp_path):
     """Chats under a window and pages under causal masks share the steps."""
     spec = tmp_path / "mix.dcpm"
     spec.write_text('for "chat/*" use sliding(window = 64)\nfor "*" use causal\n')
@@ -296,7 +281,7 @@ def test_files_of_a_data_set_keep_their_own_masks(tmp_path) -> None:
 
 @pytest.mark.parametrize("window", [None, 1024])
 @pytest.mark.parametrize("nodes", [1, 2, 4])
-def test_estimated_attention_is_near_that_of_a_plan(window: int | None, nodes: int) -> None:
+def test_estimated_attention_is_near_that_of_a_plan(window, nodes):
     text = "mask m = causal" + (f" and q - k < {window}" if window else "")
     mask = Spec.from_text(text).mask("m")
     rng = np.random.default_rng(nodes)
@@ -316,7 +301,7 @@ def test_estimated_attention_is_near_that_of_a_plan(window: int | None, nodes: i
     assert 0.75 < predict(plan).seconds / estimate < 1.4
 
 
-def test_a_written_step_is_read_as_it_was_planned(tmp_path) -> None:
+def test_a_written_step_is_read_as_it_was_planned(tmp_path):
     documents, mesh = Documents.causal([30_000, *[2_000] * 30]), StepMesh(2, 4, 2)
     plan = plan_step(documents, setting_of(mesh))
     path = tmp_path / "a.dcpstep.json"

@@ -5,6 +5,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -30,11 +31,11 @@ from dcp_planner.tables.plan import DeviceProgram, columns_of
 from dcp_planner.tables.programs import OPS, Programs, ProgramTable, tabulate_programs
 
 
-def with_cell(plan: Plan, table: str, column: str, row: int, value: int) -> Plan:
-    old = getattr(plan, table)
-    values = getattr(old, column).copy()
+def with_cell(plan: Plan, cell: tuple[str, str, int, int]) -> Plan:
+    table, column, row, value = cell
+    values = getattr(getattr(plan, table), column).copy()
     values[row] = value
-    return replace(plan, **{table: replace(old, **{column: values})})
+    return replace(plan, **{table: replace(getattr(plan, table), **{column: values})})
 
 
 def without_row(plan: Plan, table: str, row: int) -> Plan:
@@ -99,12 +100,16 @@ def unneeded(plan: Plan) -> Plan:
     return replace(plan, transfers=replace(old, **columns))
 
 
+CELLS = (
+    ("blocks", "owner", 2, 4), ("blocks", "owner", 0, 0), ("blocks", "end", 1, 8),
+    ("blocks", "sequence", 0, 3), ("tiles", "division", 1, 3), ("tiles", "kind", 0, 2),
+    ("transfers", "size_bytes", 0, 5), ("transfers", "division", 0, 3),
+    ("transfers", "slot", 19, 8),  # where transfer 18 arrives
+)  # fmt: skip
 CASES: dict[str, Callable[[Plan], Plan]] = {
-    "owner": lambda p: with_cell(p, "blocks", "owner", 2, 4),
-    "owner moved": lambda p: with_cell(p, "blocks", "owner", 0, 0),
-    "empty block": lambda p: with_cell(p, "blocks", "end", 1, 8),
-    "short": lambda p: without_row(p, "blocks", len(p.blocks) - 1),
-    "no sequence": lambda p: with_cell(p, "blocks", "sequence", 0, 3),
+    **{" ".join(map(str, cell)): partial(with_cell, cell=cell) for cell in CELLS},
+    "block missing": lambda p: without_row(p, "blocks", len(p.blocks) - 1),
+    "tile missing": lambda p: without_row(p, "tiles", 0),
     "cu_seqlens falls once": lambda p: with_ends(p, 0, 60, 57, 66),
     "cu_seqlens from 1": lambda p: with_ends(p, 1, 40, 63, 66),
     "no cu_seqlens": with_ends,
@@ -113,14 +118,9 @@ CASES: dict[str, Callable[[Plan], Plan]] = {
     "head groups unnamed": lambda p: replace(p, head_groups=2),
     "a head group named": named_group,
     "slab twice": lambda p: with_slabs(p, [0, *range(len(p.slabs))]),
-    "division moved": lambda p: with_cell(p, "tiles", "division", 1, 3),
-    "kind": lambda p: with_cell(p, "tiles", "kind", 0, 2),
-    "tile missing": lambda p: without_row(p, "tiles", 0),
     "mask smaller": lambda p: with_slabs(p, slice(-1)),
     "mask of other size": lambda p: replace(p, slabs=Slabs(3, [0], [3], [0], [1], [0], [1])),
     "transfer unneeded": unneeded,
-    "size": lambda p: with_cell(p, "transfers", "size_bytes", 0, 5),
-    "transfer division": lambda p: with_cell(p, "transfers", "division", 0, 3),
     "programs missing": lambda p: replace(p, forward=p.forward[:-1]),
     "programs swapped": lambda p: replace(p, backward=p.backward[::-1]),
     "no reduction": lambda p: edited(p, Reduction),
@@ -131,7 +131,6 @@ CASES: dict[str, Callable[[Plan], Plan]] = {
     "launch unknown": lambda p: edited(p, CommLaunch, CommLaunch(1, 1, (99999,))),
     "wait never": lambda p: edited(p, CommWait),
     "wait unknown": lambda p: edited(p, CommWait, CommWait(77, 1)),
-    "slot shared": lambda p: with_cell(p, "transfers", "slot", 19, int(p.transfers.slot[18])),
     "order": lambda p: edited(p, CommLaunch, CommLaunch(1, 1, (5, 2))),
     "no launches": no_launches,
     "deadlock": deadlock,
@@ -165,7 +164,7 @@ def test_build_plan_names_an_unknown_partitioner(masks):
 @pytest.mark.parametrize("column", ["source", "target"])
 def test_a_plan_that_names_devices_it_lacks_is_not_written(plan, column):
     with pytest.raises(PlanError, match=f"every transfer's {column} is 0 to 3: broken at"):
-        encode_plan(with_cell(plan, "transfers", column, 0, 99))
+        encode_plan(with_cell(plan, ("transfers", column, 0, 99)))
 
 
 def small_plan(masks) -> Plan:
