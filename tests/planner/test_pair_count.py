@@ -46,11 +46,6 @@ def test_pairs_of_any_slabs_match_the_dense_mask(data):
     assert found == {tile: n for tile, n in expected.items() if n}
 
 
-def test_no_slab_has_no_tile():
-    q, kv, pairs = count_pairs(Slabs(4, *np.zeros((6, 0), np.int64)), np.array([0, 2, 4]))
-    assert (len(q), len(kv), len(pairs)) == (0, 0, 0)
-
-
 @given(st.data())
 def test_an_overlap_is_found_if_and_only_if_a_pair_is_covered_twice(data):
     tokens = data.draw(st.integers(1, 12))

@@ -2,22 +2,13 @@
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from dcp_planner import LANES, Trace, to_perfetto
-
-
-@dataclass
-class Shown:
-    """The content of a file as Perfetto would show it."""
-
-    processes: dict[int, str] = field(default_factory=dict)
-    tracks: list[tuple[int, str]] = field(default_factory=list)
-    slices: list[tuple] = field(default_factory=list)
-    counts: dict[int, list[tuple[int, int]]] = field(default_factory=lambda: defaultdict(list))
 
 
 def nanoseconds(text):
@@ -26,9 +17,10 @@ def nanoseconds(text):
     return 1000 * int(whole) + int(part)
 
 
-def read(data: bytes) -> Shown:
-    """Read a file; slices of a thread must not overlap, or Perfetto drops the second."""
-    shown, tracks, reached = Shown(), {}, defaultdict(int)
+def read(data):
+    """Read what Perfetto shows; slices of a thread must not overlap, or it drops the second."""
+    shown = SimpleNamespace(processes={}, slices=[], counts=defaultdict(list))
+    tracks, reached = {}, defaultdict(int)
     events = json.loads(data, parse_float=nanoseconds)["traceEvents"]
     for event in (e for e in events if e["ph"] == "M"):
         if event["name"] == "process_name":

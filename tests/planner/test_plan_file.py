@@ -35,7 +35,6 @@ from dcp_planner.plan import arrow_tables, build
 from dcp_planner.plan import columns as plan_columns
 from dcp_planner.plan import file as plan_file
 from dcp_planner.plan.arrow_tables import TABLES, encode_table
-from dcp_planner.plan.columns import columns_of_plan
 from dcp_planner.plan.file import META_LIMIT_BYTES, decode_plan, read_meta
 from dcp_planner.plan.file_check import check_file
 from dcp_planner.step import file as step_file
@@ -435,11 +434,6 @@ def test_a_flipped_byte_under_a_right_checksum_is_refused_or_changes_no_work(
     except PlanFileError:
         return
     assert digest(found.plan) == digest(plan)
-
-
-def test_columns_of_a_plan_are_all_of_its_tables(plan):
-    found = {name: list(columns) for name, columns in columns_of_plan(plan).items()}
-    assert found == {name: list(TABLES[name]) for name in TABLES if name not in ("events", "forms")}
 
 
 def test_nothing_but_a_regular_file_is_replaced(plan, tmp_path):

@@ -81,19 +81,12 @@ def test_overlap_is_the_covered_part_of_the_message_time():
         trace_of(
             (0, compute, 0, 10), (0, compute, 20, 30), (0, send, 5, 15), (0, receive, 8, 25),
             (0, wait, 10, 20), (1, compute, 0, 4), (1, receive, 4, 9),
+            (2, send, 0, 20), (2, receive, 5, 10), (2, receive, 12, 25),
         ),
-        2,
+        3,
     )  # fmt: skip
-    assert timings.compute_s == pytest.approx((20e-9, 4e-9))
-    assert timings.message_s == pytest.approx((20e-9, 5e-9))  # 5 to 25, counted once
-    assert timings.hidden_s == pytest.approx((10e-9, 0.0))  # 5 to 10 and 20 to 25
-    assert timings.wait_s == pytest.approx((10e-9, 0.0))
-    assert timings.overlap == pytest.approx(10 / 25)
-
-
-def test_a_message_inside_another_counts_once():
-    send, receive = 1, 2
-    timings = measure_trace(
-        trace_of((0, send, 0, 20), (0, receive, 5, 10), (0, receive, 12, 25)), 1
-    )
-    assert timings.message_s == pytest.approx((25e-9,))
+    assert timings.compute_s == pytest.approx((20e-9, 4e-9, 0.0))
+    assert timings.message_s == pytest.approx((20e-9, 5e-9, 25e-9))  # 5 to 25, 0 to 25 counted once
+    assert timings.hidden_s == pytest.approx((10e-9, 0.0, 0.0))  # 5 to 10 and 20 to 25
+    assert timings.wait_s == pytest.approx((10e-9, 0.0, 0.0))
+    assert timings.overlap == pytest.approx(10 / 50)

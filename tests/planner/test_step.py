@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from dcp_dsl import Sample, Spec, block_sparsity, load, read_dataset
 from dcp_planner import Cluster, PlanConfig, build_plan, predict, preset
 from dcp_planner.step.dealing import deal
-from dcp_planner.step.file import read_step, write_step
 from dcp_planner.step.iteration import Groups, StepTime, attention_seconds, predict_step
 from dcp_planner.step.plan_step import PACKS, choose_level, levels, nested, plan_step
 from dcp_planner.step.policies import RIVALS, StepProblem, StepSetting, differencing, round_robin
@@ -299,18 +298,3 @@ def test_estimated_attention_is_near_that_of_a_plan(window, nodes):
     )
     estimate = float(attention_seconds(group, shape, cluster)[0])
     assert 0.75 < predict(plan).seconds / estimate < 1.4
-
-
-def test_a_written_step_is_read_as_it_was_planned(tmp_path):
-    documents, mesh = Documents.causal([30_000, *[2_000] * 30]), StepMesh(2, 4, 2)
-    plan = plan_step(documents, setting_of(mesh))
-    path = tmp_path / "a.dcpstep.json"
-    write_step(path, plan, documents)
-    found = read_step(path)
-    assert found.step_s == plan.time.seconds
-    assert sorted(d for group in found.groups for d in group.documents) == list(range(31))
-    for group in found.groups:
-        assert group.tokens == tuple(documents.tokens[list(group.documents)].tolist())
-    for part in ("linear_s", "attention_s"):
-        total = sum(getattr(group, part) * group.width for group in found.groups)
-        assert total / found.devices == pytest.approx(getattr(plan.time, part))

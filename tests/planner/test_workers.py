@@ -12,6 +12,7 @@ from concurrent.futures import wait
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -102,11 +103,18 @@ def test_a_lost_process_is_named_with_its_cause_and_replaced(monkeypatch, fault,
     worker.close()
 
 
-def test_a_process_killed_between_calls_is_replaced(worker):
-    pid = worker.call({"do": "echo"})[0]["pid"]
-    os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    assert worker.call({"do": "echo"})[0]["pid"] != pid
+def killed(worker):
+    os.kill(worker.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+
+
+@pytest.mark.parametrize("end", [killed, Worker.end])
+def test_a_process_that_ended_between_calls_is_replaced(worker, end):
+    pids = set()
+    for _ in range(3):
+        pids.add(worker.call({"do": "echo"})[0]["pid"])
+        end(worker)
+    assert len(pids) == 3
 
 
 @pytest.mark.parametrize("task", ["hang", "chatter"])
@@ -126,10 +134,7 @@ def test_a_worker_that_does_not_read_holds_nobody_up(worker):
 
 def test_a_fault_on_this_side_loses_the_process_at_once(worker, monkeypatch):
     pid = worker.call({"do": "echo"})[0]["pid"]
-
-    def fail():
-        raise OSError(errno.EIO, "Input/output error")
-
+    fail = Mock(side_effect=OSError(errno.EIO, "Input/output error"))
     # No wait for a process that has no reason to end.
     monkeypatch.setattr("dcp_planner.workers.process._END_GRACE_S", 1e9)
     with monkeypatch.context() as patched:
@@ -220,24 +225,13 @@ def test_a_task_is_cancelled_from_another_thread(worker, way):
         assert worker.call({"do": "echo"})[0]["pid"] != pid
 
 
-def test_a_worker_that_was_just_ended_starts_anew(worker):
-    pids = set()
-    for _ in range(3):
-        pids.add(worker.call({"do": "echo"})[0]["pid"])
-        worker.end()
-    assert len(pids) == 3
-
-
 def in_thread(action):
     threading.Thread(target=action, daemon=True).start()
 
 
 def test_an_interrupt_while_waiting_ends_the_process_whose_answer_nobody_reads(worker):
-    def interrupt(_):
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        worker.call({"do": "echo"}, on_note=interrupt)
+        worker.call({"do": "echo"}, on_note=Mock(side_effect=KeyboardInterrupt))
     assert worker.pid is None
     assert worker.call({"do": "echo", "n": 2})[0]["message"]["n"] == 2
 
