@@ -183,29 +183,29 @@ def test_a_private_folder_keeps_what_no_other_place_can(unwritable, compile_kern
     assert "set NUMBA_CACHE_DIR" in err[1]
 
 
-def test_a_folder_that_others_can_change_is_not_private(tmp_path, monkeypatch):
-    tmp_path.chmod(0o700)
-    folder = tmp_path / "own"
-    folder.mkdir(mode=0o700)
-    check_private(folder)
-    (tmp_path / "link").symlink_to(folder)
+@pytest.mark.parametrize(
+    ("name", "mode", "above", "ours", "says"),
+    [
+        ("own", 0o700, 0o700, True, ""), ("own", 0o700, 0o1777, True, ""),
+        ("link", 0o700, 0o700, True, "expected a folder$"),
+        ("file", 0o700, 0o700, True, "expected a folder$"),
+        ("own", 0o700, 0o777, True, "no sticky bit"),
+        ("own", 0o700, 0o700, False, "a folder of this user that others cannot enter"),
+        ("own", 0o750, 0o700, True, "a folder of this user that others cannot enter"),
+    ],
+)  # fmt: skip
+def test_a_folder_that_others_can_change_is_not_private(
+    tmp_path, monkeypatch, name, mode, above, ours, says
+):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own").chmod(mode)
+    (tmp_path / "link").symlink_to("own")
     (tmp_path / "file").touch(0o600)
-    for other in ("link", "file"):
-        with pytest.raises(PermissionError, match="expected a folder"):
-            check_private(tmp_path / other)
-    tmp_path.chmod(0o777)
-    with pytest.raises(PermissionError, match="no sticky bit"):
-        check_private(folder)
-    tmp_path.chmod(0o1777)
-    check_private(folder)
-    other = os.geteuid() + 1
-    with monkeypatch.context() as patched:
-        patched.setattr(os, "geteuid", lambda: other)
-        with pytest.raises(PermissionError, match="a folder of this user that others cannot enter"):
-            check_private(folder)
-    folder.chmod(0o750)
-    with pytest.raises(PermissionError, match="that others cannot enter"):
-        check_private(folder)
+    tmp_path.chmod(above)
+    user = os.geteuid()
+    monkeypatch.setattr(os, "geteuid", lambda: user if ours else user + 1)
+    with pytest.raises(PermissionError, match=says) if says else nullcontext():
+        check_private(tmp_path / name)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ def played(plan, order):
     for kind, name in ((3, "send"), (4, "receive")):
         for e in np.flatnonzero(trace.kind == kind):
             rows[name, int(trace.transfer[e])] = (int(trace.start_ns[e]), int(trace.end_ns[e]))
-    return trace, rows
+    return rows
 
 
 def group_of(plan, x):
@@ -36,7 +36,7 @@ def group_of(plan, x):
 
 
 def test_a_group_begins_when_the_one_before_it_is_done_at_both_ends(plan):
-    _, rows = played(plan, "grouped")
+    rows = played(plan, "grouped")
     table = plan.transfers
     for device in range(4):
         groups, channels = defaultdict(list), defaultdict(list)
@@ -54,7 +54,7 @@ def test_a_group_begins_when_the_one_before_it_is_done_at_both_ends(plan):
 
 def test_without_groups_messages_overtake_them(plan):
     """The same check fails where nothing holds messages back: it can tell the two apart."""
-    _, rows = played(plan, "any")
+    rows = played(plan, "any")
     table = plan.transfers
     overtakes = 0
     for x in range(len(table)):
@@ -67,7 +67,7 @@ def test_without_groups_messages_overtake_them(plan):
 
 
 def test_fifo_sends_one_by_one_and_waits_for_no_receiver(plan):
-    _, rows = played(plan, "fifo")
+    rows = played(plan, "fifo")
     table = plan.transfers
     for device in range(4):
         sent = sorted(rows["send", x] for x in range(len(table)) if table.source[x] == device)

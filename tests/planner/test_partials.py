@@ -69,18 +69,14 @@ def test_joined_plans_give_float32_up_where_it_would_not_fit(sparsity):
     with pytest.raises(BufferLimitError) as refused:
         join_plans(rounded, cluster, config)
     config = replace(config, memory_limit_bytes=refused.value.least)
-    named = [
-        (replace(plan, sequence_names=names), 0)
-        for (plan, _), names in zip(exact, NAMES, strict=True)
-    ]
+    named = [(replace(exact[0][0], sequence_names=names), 0) for names in NAMES]
     joined = join_plans(named, cluster, config)
     assert joined.sequence_names == NAMES[0] + NAMES[1]
     assert [warning.code for warning in joined.warnings] == ["compute_above_tolerance"]
     assert join_plans([named[0], exact[1]], cluster, config).sequence_names == ()
     assert digest(joined) == digest(join_plans(rounded, cluster, config))
-    assert int((receive_buffer_bytes(joined) + accumulator_bytes(joined)).max()) <= (
-        refused.value.least
-    )
+    held = receive_buffer_bytes(joined) + accumulator_bytes(joined)
+    assert int(held.max()) <= refused.value.least
     with pytest.raises(BufferLimitError):
         join_plans(exact, cluster, replace(config, partials="float32"))
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from recorded_runs import as_recorded
 
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Trace, simulate
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, simulate
 from dcp_planner.causes import find_causes, find_causes_of_run
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
@@ -59,15 +59,6 @@ def late_in_frugal_order(masks):
     return assemble(workload, cluster, placed, schedule, "by hand")
 
 
-def held_up(trace: Trace, device: int) -> Trace:
-    """Let a device begin its last attention late, by as long as the run took."""
-    mine = (trace.device == device) & (trace.kind == EVENT_KINDS.index("attention"))
-    begin, by = int(trace.start_ns[mine].max()), int(trace.end_ns.max())
-    late = by * ((trace.device == device) & (trace.start_ns >= begin))
-    return replace(trace, **{name: getattr(trace, name) + late
-                             for name in ("start_ns", "end_ns", "ready_ns")})  # fmt: skip
-
-
 def slow_run(masks):
     """A run on a machine whose device 2 is slower than the plan knows."""
     plan = planned(masks, ONE_NODE)
@@ -83,8 +74,14 @@ def slow_links_of_run(masks):
 
 
 def late_launch(masks):
+    """A run in which device 1 begins its last attention late, by as long as the run took."""
     plan = planned(masks, ONE_NODE)
-    return plan, held_up(as_recorded(simulate(plan)), 1)
+    trace = as_recorded(simulate(plan))
+    is_own = trace.device == 1
+    begin = trace.start_ns[is_own & (trace.kind == EVENT_KINDS.index("attention"))].max()
+    late = int(trace.end_ns.max()) * (is_own & (trace.start_ns >= begin))
+    moved = {name: getattr(trace, name) + late for name in ("start_ns", "end_ns", "ready_ns")}
+    return plan, replace(trace, **moved)
 
 
 CASES = {  # what the first cause has to be, where, and a plan, or a plan and its run

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import (
@@ -26,11 +26,13 @@ from dcp_planner.tables.programs import restore_programs, tabulate_programs
 
 
 @given(st.data())
+@settings(max_examples=60)
 def test_any_placement_makes_a_valid_plan(strategies, data):
     validate(data.draw(strategies.placed_plans(is_laid_out=False)))
 
 
 @given(st.data())
+@settings(max_examples=60)
 def test_bytes_sent_equal_bytes_placed(strategies, data):
     once = strategies.manners(is_fetched_again=False, is_striped=False)
     plan = data.draw(strategies.placed_plans(ways=once))
@@ -59,6 +61,7 @@ def test_bytes_sent_equal_bytes_placed(strategies, data):
 
 
 @given(st.data())
+@settings(max_examples=60)
 def test_blocks_that_travel_once_cross_into_each_node_once_and_as_late_as_they_may(
     strategies, data
 ):
@@ -123,6 +126,7 @@ def check_a_routed_block_crosses_into_each_node_once(plan):
 
 
 @given(st.data())
+@settings(max_examples=60)
 def test_transfers_are_sorted_as_documented_and_the_program_table_gives_programs_back(
     strategies, data
 ):

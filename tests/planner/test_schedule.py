@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -9,43 +9,28 @@ from dcp_planner.simulation import schedules
 from dcp_planner.simulation.schedules import make_schedule
 
 
-def scheduled(data, strategies, divisions):
+@given(st.data(), st.integers(2, 7))
+@settings(max_examples=60)
+def test_local_tiles_come_first_then_those_that_wait_for_keys_only_and_no_division_is_left_out(
+    strategies, data, divisions
+):
     workload = build_workload(data.draw(strategies.sparsities()), ModelShape())
     cluster = data.draw(strategies.clusters())
     placed = data.draw(
         strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
     )
     schedule = make_schedule(workload, placed, cluster, PlanConfig(divisions=divisions))
-    return workload, placed, schedule
-
-
-@given(st.data(), st.integers(2, 7))
-def test_division_0_is_exactly_the_local_tiles(strategies, data, divisions):
-    workload, placed, schedule = scheduled(data, strategies, divisions)
     owner, device = placed.device_of_data, placed.device_of_compute
-    is_local = (owner[workload.compute_q] == device) & (owner[workload.compute_kv] == device)
+    needs_q = owner[workload.compute_q] != device
+    is_local = ~needs_q & (owner[workload.compute_kv] == device)
     for division in (schedule.division, schedule.backward_division):
         assert ((division == 0) == is_local).all()
         assert division.max(initial=0) < divisions
-
-
-@given(st.data(), st.integers(2, 7))
-def test_a_device_leaves_out_no_division(strategies, data, divisions):
-    _, placed, schedule = scheduled(data, strategies, divisions)
-    for division in (schedule.division, schedule.backward_division):
-        for device in set(placed.device_of_compute.tolist()):
-            found = set(division[placed.device_of_compute == device].tolist()) - {0}
-            assert found == set(range(1, len(found) + 1))
-
-
-@given(st.data(), st.integers(2, 7))
-def test_tiles_that_wait_for_keys_only_come_before_tiles_of_remote_queries(
-    strategies, data, divisions
-):
-    workload, placed, schedule = scheduled(data, strategies, divisions)
-    needs_q = placed.device_of_data[workload.compute_q] != placed.device_of_compute
-    for device in set(placed.device_of_compute.tolist()):
-        here = (placed.device_of_compute == device) & (schedule.division > 0)
+        for at in {*device.tolist()}:
+            found = {*division[device == at].tolist()} - {0}
+            assert found == {*range(1, len(found) + 1)}
+    for at in {*device.tolist()}:
+        here = (device == at) & (schedule.division > 0)
         keys_only, rows = schedule.division[here & ~needs_q], schedule.division[here & needs_q]
         assert keys_only.max(initial=0) <= rows.min(initial=divisions)
 

@@ -3,7 +3,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_planner import (
@@ -97,6 +97,7 @@ def test_messages_through_one_port_follow_each_other_and_ports_work_at_once(mask
 
 
 @given(st.data())
+@settings(max_examples=60)
 def test_devices_and_links_do_one_thing_at_a_time_at_their_speed(strategies, data):
     plan = data.draw(strategies.placed_plans())
     trace = simulate(plan)

@@ -177,8 +177,10 @@ def test_runs_beside_their_predictions(masks, snapshots):
         for name, value in slow.items()
     }
     layers = _repeated(as_recorded(simulate(plan)), (1.0, 3.0, 1.1))
-    kept = (layers.device != 2) | ~layers.is_backward | (layers.kind != 0)
-    runs |= {"three layers": layers, "no attention of a device": _part_of(layers, kept)}
+    kept = np.flatnonzero((layers.device != 2) | ~layers.is_backward | (layers.kind != 0))
+    names = [layers.name_of(event) for event in kept]
+    part = Trace.of_rows("measured", _rows_of(layers)[kept], names)
+    runs |= {"three layers": layers, "no attention of a device": part}
     found = {}
     for name, run in runs.items():
         compared = compare_with_run(plan, run)
@@ -194,11 +196,6 @@ def test_runs_beside_their_predictions(masks, snapshots):
     snapshots.check("timeline_runs", found)
 
 
-def _part_of(trace, kept):
-    rows = np.column_stack([getattr(trace, name).astype(np.int64) for name in COLUMNS])[kept]
-    return Trace.of_rows("measured", rows, [trace.name_of(e) for e in np.flatnonzero(kept)])
-
-
 def _repeated(trace, factors):
     """Let layers follow each other, each slower by a factor."""
     names, begin, layers = ("start_ns", "end_ns", "ready_ns"), 0, []
@@ -206,12 +203,12 @@ def _repeated(trace, factors):
         moved = {n: begin + (getattr(trace, n) * factor).astype(np.int64) for n in names}
         layers.append(replace(trace, **moved))
         begin = int(layers[-1].end_ns.max())
-    rows = [
-        np.column_stack([getattr(layer, name).astype(np.int64) for name in COLUMNS])
-        for layer in layers
-    ]
     texts = [trace.name_of(event) for event in range(len(trace))] * len(factors)
-    return Trace.of_rows("measured", np.concatenate(rows), texts)
+    return Trace.of_rows("measured", np.concatenate([*map(_rows_of, layers)]), texts)
+
+
+def _rows_of(trace):
+    return np.column_stack([getattr(trace, name).astype(np.int64) for name in COLUMNS])
 
 
 def test_alternatives(masks, snapshots):

@@ -215,18 +215,15 @@ def test_a_start_that_takes_too_long_is_ended(monkeypatch):
 def test_a_task_is_cancelled_from_another_thread(worker, way):
     worker.call({"do": "echo"})
     pid = worker.pid
+    other = threading.Thread(target=getattr(worker, way), daemon=True)
     with pytest.raises(WorkerLost, match="was killed by SIGKILL"):
-        worker.call({"do": "hang"}, on_note=lambda _: in_thread(getattr(worker, way)))
+        worker.call({"do": "hang"}, on_note=lambda _: other.start())
     assert not is_there(pid)
     if way == "close":
         with pytest.raises(WorkerLost, match="was closed; make a new one"):
             worker.call({"do": "echo"})
     else:
         assert worker.call({"do": "echo"})[0]["pid"] != pid
-
-
-def in_thread(action):
-    threading.Thread(target=action, daemon=True).start()
 
 
 def test_an_interrupt_while_waiting_ends_the_process_whose_answer_nobody_reads(worker):
