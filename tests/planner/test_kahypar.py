@@ -30,9 +30,7 @@ from dcp_planner.search.partitioners import place
 pytestmark = [
     pytest.mark.dist,
     pytest.mark.timing,
-    pytest.mark.skipif(
-        importlib.util.find_spec("kahypar") is None, reason="kahypar is not installed"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("kahypar") is None, reason="it is not installed"),
 ]
 
 

@@ -70,14 +70,8 @@ def best_bytes(workload, tolerances):
     )
 
 
-KAHYPAR = pytest.param(
-    "kahypar",
-    marks=[
-        pytest.mark.dist,
-        pytest.mark.timing,
-        pytest.mark.skipif(find_spec("kahypar") is None, reason="kahypar is not installed"),
-    ],
-)
+IS_MISSING = pytest.mark.skipif(find_spec("kahypar") is None, reason="it is not installed")
+KAHYPAR = pytest.param("kahypar", marks=[pytest.mark.dist, pytest.mark.timing, IS_MISSING])
 
 
 @pytest.mark.parametrize("partitioner", ["native", KAHYPAR])

@@ -238,6 +238,11 @@ def test_long_documents_are_spread_and_short_ones_stay_together():
     assert "from" in plan.policy
 
 
+def test_documents_longer_than_a_replica_holds_are_planned():
+    plan = plan_step(Documents.causal([40_000, 3000, 3000]), setting_of(StepMesh(2, 4)))
+    assert plan.assignment.width[0] == 8
+
+
 def test_work_is_dealt_more_evenly_than_packs():
     documents, mesh = drawn_lengths(1, 8.5, 1.2, 200), StepMesh(4, 4, 8)
     ours = plan_step(documents, setting_of(mesh)).time
@@ -290,11 +295,8 @@ def test_estimated_attention_is_near_that_of_a_plan(window, nodes):
     cluster, shape = replace(preset("h100-dgx", nodes, 8), host_message_s=0.0), LLAMA.shape
     config = PlanConfig("native", budget="fast", compute_tolerance=0.03)
     plan = build_plan(block_sparsity(forms, 512, 512), shape, cluster, config)
-    group = Groups(
-        np.array(lengths, np.float64),
-        np.array([form.num_pairs for form in forms], np.float64),
-        np.zeros(len(lengths), np.int64),
-        np.array([8.0 * nodes]),
-    )
+    pairs = np.array([form.num_pairs for form in forms], np.float64)
+    of_group = np.zeros(len(lengths), np.int64)
+    group = Groups(np.array(lengths, np.float64), pairs, of_group, np.array([8.0 * nodes]))
     estimate = float(attention_seconds(group, shape, cluster)[0])
     assert 0.75 < predict(plan).seconds / estimate < 1.4

@@ -70,8 +70,7 @@ def test_the_border_between_unequal_nodes_is_where_bytes_cross(sparsity):
 
 @pytest.mark.parametrize("partitioner", ["portfolio", "static:grid", "static:zigzag"])
 def test_other_partitioners_plan_for_unequal_nodes(sparsity, partitioner):
-    config = replace(CONFIG, partitioner=partitioner)
-    validate(build_plan(sparsity, SHAPE, SEVEN_AND_EIGHT, config))
+    validate(build_plan(sparsity, SHAPE, SEVEN_AND_EIGHT, replace(CONFIG, partitioner=partitioner)))
 
 
 def test_what_needs_equal_devices_says_so(sparsity):
