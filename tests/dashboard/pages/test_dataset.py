@@ -1,7 +1,6 @@
 """Reports of data sets: what is shown is computed anew from the file's own rows."""
 
 import json
-import statistics
 
 import pytest
 from plotly.utils import PlotlyJSONEncoder
@@ -10,79 +9,49 @@ from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.index import parse_report, read_report
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.charts import (
-    histogram,
     lengths_figure,
     speedup_figure,
     spread_figure,
 )
-from dcp_dashboard.pages.reports import matches, sort_batches, summary_sentence
+from dcp_dashboard.pages.reports import sort_batches, summary_sentence
 from dcp_dashboard.pages.tables import PAGE_ROWS, Query, read_query
 from dcp_dashboard.web.app import render_page
 from dcp_dsl import DCPError
-from dcp_planner import write_plan
 
 
-def batch(index, ours, zigzag, ring, **more):
+def batch(index, ours, zigzag, ring):
+    """A batch by its seconds and those of two other methods."""
     return {
-        "index": index,
-        "tokens": 1000 + index,
-        "sequences": 3,
+        "index": index, "tokens": 1000 + index, "sequences": 3, "density": 0.5,
         "lengths": {"least": 10, "median": 200, "mean": 300, "most": 700 + index},
-        "density": 0.5,
-        "forward_bytes": 10 * index,
-        "backward_bytes": 20 * index,
-        "compute_imbalance": 1.1,
-        "token_imbalance": 1.05,
-        "predicted_forward_s": ours / 3,
-        "predicted_backward_s": 2 * ours / 3,
-        "plan_s": 0.2,
-        "backend": "portfolio",
-        "mask": "causal",
-        "origin": f"rows {index}",
-        "file": f"batch-{index:05}.dcpplan",
-        "warnings": [],
+        "predicted_forward_s": ours / 3, "predicted_backward_s": 2 * ours / 3,
         "against": {
             "static:zigzag": {"predicted_forward_s": zigzag, "predicted_backward_s": 0.0},
             "static:ring": {"predicted_forward_s": ring / 2, "predicted_backward_s": ring / 2},
         },
-    } | more
+    }  # fmt: skip
 
 
-def document(batches, **more):
-    return {
-        "schema": "dcp.batches/1", "spec": "train.dcpm", "dataset": "rows.parquet", "mask": None,
-        "num_wanted": len(batches), "num_available": 50, "is_complete": True, "notes": ["a note"],
-        "cluster": {"name": "mine", "nodes": 2, "devices_per_node": 4},
-        "batches": batches, "distribution": {}, "speedup": {},
-    } | more  # fmt: skip
+def document(batches):
+    report = {"schema": "dcp.batches/1", "distribution": {}, "speedup": {}, "notes": []}
+    return report | {"batches": batches}
 
 
 TIMES = [(2.0, 3.0, 5.0), (1.0, 2.0, 1.5), (4.0, 4.0, 9.0)]
 BATCHES = [batch(i, *times) for i, times in enumerate(TIMES)]
 
 
-@pytest.fixture
-def folder(tmp_path, small_plan):
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "report.dcpbatches.json").write_text(json.dumps(document(BATCHES)))
-    write_plan(tmp_path / "run" / "batch-00001.dcpplan", small_plan)
-    return tmp_path
-
-
-def page_of(folder, query="", name="run/report.dcpbatches.json"):
+def page_of(folder, name, query=""):
     page = render_page(PlanLibrary(folder), f"/dataset/{plan_key(name)}", query)
     return json.dumps(page, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
 def test_a_fastest_method_over_the_token_cap_is_said_to_be_so():
     batches = [batch(i, *times) for i, times in enumerate(TIMES)]
-    assert "than the cap" not in summary_sentence(parse_report(document(batches)))
     for index, caps in ((0, ["compute"]), (1, ["compute", "tokens"]), (2, ["tokens"])):
         batches[index]["against"]["static:zigzag"]["over_caps"] = caps
     batches[0]["against"]["static:ring"]["over_caps"] = "tokens"  # no list: nobody knows
-    report = parse_report(document(batches))
-    assert report.rival == "static:zigzag"
-    text = summary_sentence(report)
+    text = summary_sentence(parse_report(document(batches)))
     assert "In 2 of them it owns more tokens on a device than the cap." in text
 
 
@@ -92,17 +61,6 @@ def test_speedups_are_their_time_over_ours():
     assert report.speedups("static:ring") == pytest.approx([2.5, 1.5, 2.25])
     assert [b.best_speedup for b in report.batches] == pytest.approx([1.5, 1.5, 1.0])
     assert report.rival == "static:zigzag"
-
-
-def test_the_sentence_holds_medians_and_extremes():
-    text = summary_sentence(parse_report(document(BATCHES)))
-    assert text.startswith("3 of 50 batches, at the median 1,001 tokens in 3 sequences.")
-    median = statistics.median([1.5, 2.0, 1.0])
-    assert f"Predicted {median:.2f} times as fast as static:zigzag" in text
-    assert "(1.00 to 2.00)" in text
-    alone = summary_sentence(parse_report(document(BATCHES[:1])))
-    assert alone.startswith("1 of 50 batches, at the median ")
-    assert summary_sentence(parse_report(document([]))) == "No batch is planned yet."
 
 
 @pytest.mark.parametrize("wrong", [None, "many", [], {}, True, float("nan"), 10**400, -(10**30)])
@@ -115,13 +73,6 @@ def test_a_figure_that_is_none_is_left_out(wrong):
     for figure in (lengths_figure, speedup_figure, spread_figure):
         assert figure(report) is not None
     assert "1,001 tokens" in summary_sentence(report)
-
-
-def test_lengths_reach_from_the_shortest_over_the_median_to_the_longest():
-    (points,) = lengths_figure(parse_report(document(BATCHES))).data
-    assert list(points.y) == [200, 200, 200]
-    assert list(points.error_y.arrayminus) == [190, 190, 190]
-    assert list(points.error_y.array) == [500, 501, 502]
 
 
 def test_hostile_texts_are_cut_and_files_stay_beside_the_report():
@@ -137,23 +88,6 @@ def test_hostile_texts_are_cut_and_files_stay_beside_the_report():
     assert len(line.length_counts) == 40
 
 
-def test_lengths_are_counted_by_powers_of_two():
-    some = [BATCHES[0] | {"length_counts": [0, 0, 4, 1]}, BATCHES[1] | {"length_counts": [0, 2, 1]}]
-    bars = lengths_figure(parse_report(document(some))).data[0]
-    assert list(bars.x) == ["2", "4", "8"]
-    assert list(bars.y) == [2, 5, 1]
-
-
-def test_histograms_hold_every_batch():
-    report = parse_report(document(BATCHES))
-    centres, counts = histogram(report.column("bytes"))
-    assert (counts.sum(), len(counts)) == (3, 3)
-    assert centres.min() > 0
-    drawn = spread_figure(report)
-    assert [sum(bars.y) for bars in drawn.data] == [3] * 6
-    assert {axis.dtick for axis in drawn.select_yaxes()} == {1}  # no halves of batches
-
-
 def test_the_table_sorts_with_the_unknown_last():
     lines = parse_report(document([{"index": 9}, *BATCHES])).batches
     for descends in (False, True):
@@ -164,36 +98,13 @@ def test_the_table_sorts_with_the_unknown_last():
     assert [b.index for b in sort_batches(lines, Query(sort="nonsense"))] == [0, 1, 2, 9]
 
 
-def test_a_search_finds_texts_and_numbers():
-    lines = parse_report(document(BATCHES)).batches
-    assert [b.index for b in lines if matches(b, "CAUSAL rows")] == [0, 1, 2]
-    assert [b.index for b in lines if matches(b, "1")] == [1]
-    assert not any(matches(b, "nothing") for b in lines)
-
-
-def test_the_page_leads_to_the_plans_that_exist(folder):
-    page = page_of(folder)
-    assert f"/plan/{plan_key('run/batch-00001.dcpplan')}" in page
-    assert plan_key("run/batch-00000.dcpplan") not in page
-    assert "rows.parquet" in page
-    assert "a note" in page
-    assert "No batch matches." in page_of(folder, "?q=nothing")
-
-
 def test_many_batches_come_in_pages(tmp_path):
-    batches = [batch(i, 1.0, 2.0, 3.0) for i in range(4096)]
+    batches = [batch(i, 1.0, 2.0, 3.0) for i in range(151)]
     (tmp_path / "many.dcpbatches.json").write_text(json.dumps(document(batches)))
-    page = page_of(tmp_path, "?page=2&sort=index", "many.dcpbatches.json")
+    page = page_of(tmp_path, "many.dcpbatches.json", "?page=2&sort=index")
     assert page.count('"type": "Tr"') == PAGE_ROWS + 1
-    assert "Page 3 of 82" in page
-    assert "Page 82 of 82" in page_of(tmp_path, "?page=9999", "many.dcpbatches.json")
-
-
-def test_a_report_that_is_being_written_says_so(tmp_path):
-    unfinished = document(BATCHES[:1], is_complete=False, num_wanted=8)
-    (tmp_path / "r.dcpbatches.json").write_text(json.dumps(unfinished))
-    page = page_of(tmp_path, name="r.dcpbatches.json")
-    assert 0 < page.index("Not complete: 1 of 8 batches") < page.index("a note")
+    assert "Page 3 of 4" in page
+    assert "Page 4 of 4" in page_of(tmp_path, "many.dcpbatches.json", "?page=9999")
 
 
 BROKEN = {
@@ -212,7 +123,7 @@ def test_a_broken_report_is_a_message_in_page_and_list(tmp_path, name):
     path.write_bytes(BROKEN[name].encode("utf-8", "surrogateescape"))
     with pytest.raises(DCPError, match="expected"):
         read_report(path)
-    assert "This cannot be shown" in page_of(tmp_path, name=path.name)
+    assert "This cannot be shown" in page_of(tmp_path, path.name)
     rows = PlanLibrary(tmp_path).reports()
     assert [row.value for row in rows] == [None]
     assert path.name in rows[0].error

@@ -68,11 +68,6 @@ def test_the_figures_are_those_of_the_plans(folder, moved, request):
     assert "Not all of one batch" not in str(page)
 
 
-def test_plans_of_other_batches_are_said(paired_folder):
-    page = front_page(PlanLibrary(paired_folder), address("zigzag", "large"))
-    assert "Not all of one batch: plans for batches of other lengths" in str(page)
-
-
 @pytest.mark.parametrize(
     ("query", "message"),
     [

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 from urllib.parse import urlencode
 
+import numpy as np
 import pytest
 from dash import html
 from shown_texts import folded, json_text, page_text
@@ -18,6 +19,7 @@ from dcp_dashboard.pages.charts import TEMPLATE, device_axis
 from dcp_dashboard.pages.compare_panels import (
     compare_charts,
     constants_panel,
+    kinds_panel,
     moves_panel,
     verdict_panel,
 )
@@ -27,6 +29,7 @@ from dcp_dashboard.pages.plan import plan_page
 from dcp_dashboard.pages.plan_views import mask_page, timeline_page
 from dcp_dashboard.pages.reports import step_page
 from dcp_dashboard.web.app import render_page
+from dcp_planner import write_plan
 
 
 def plain(texts, root, *names):
@@ -132,6 +135,13 @@ def test_sides_that_are_not_alike(shown, monkeypatch, snapshots):
         texts[title] = page_text(parts)
         texts[f"{title}: charts"] = page_text(compare_charts(made))
     run = Comparison(Side(unequal, "simulated"), Side(unequal, "measured"))
+    texts["times of copies"] = page_text(kinds_panel(run))
+    trace = small.traces["simulated"]
+    some = np.random.default_rng(0).choice((1, 60), len(trace))
+    odd = replace(trace, end_ns=trace.start_ns + some * (trace.end_ns - trace.start_ns))
+    odd = replace(small, traces={"simulated": trace, "measured": replace(odd, source="measured")})
+    unlike = Comparison(Side(odd, "simulated"), Side(odd, "measured"))
+    texts["no constant explains it"] = page_text(constants_panel(unlike))
     for most in (len(unequal.traces["measured"]), len(unequal.traces["measured"]) - 1):
         monkeypatch.setattr("dcp_dashboard.pages.compare_panels.MOST_FITTED", most)
         texts[f"constants of at most {most} events"] = page_text(constants_panel(run))
@@ -235,6 +245,7 @@ def report(batches, **more):
     } | more  # fmt: skip
 
 
+PLANNED = "runs/batch-00051.dcpplan"
 BARE = {"spec": "", "dataset": "", "mask": None, "num_available": None, "cluster": {}, "notes": []}
 REPORTS = {
     "runs/whole": report([batch(i) for i in range(53)]),
@@ -249,11 +260,12 @@ REPORTS = {
 
 @pytest.fixture(scope="module")
 def many_kinds(tmp_path_factory, small_plan):
-    """Reports of data sets, planned steps and runs, beside a plan."""
+    """Reports of data sets with one of their plans, planned steps and runs."""
     folder = tmp_path_factory.mktemp("kinds")
     for name, content in REPORTS.items():
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / f"{name}.dcpbatches.json").write_text(json.dumps(content))
+    write_plan(folder / PLANNED, small_plan)
     (folder / "a.dcpstep.json").write_text(json.dumps(STEP))
     for name, lines in RUNS.items():
         (folder / name).mkdir()
@@ -304,7 +316,8 @@ RUNS = {
 def test_reports_of_data_sets(many_kinds, snapshots):
     library = PlanLibrary(many_kinds)
     names = [f"{name}.dcpbatches.json" for name in REPORTS]
-    queries = {"runs/whole": ["?sort=tokens&desc=1&page=1", "?q=CAUSAL+51", "?q=full&sort=plan_s"]}
+    queries = {"runs/whole": ["?sort=tokens&desc=1&page=1", "?q=CAUSAL+51", "?q=full&sort=plan_s",
+                              "?q=nothing"]}  # fmt: skip
     texts = {
         f"{name} {query}": page_text(
             render_page(library, f"/dataset/{plan_key(f'{name}.dcpbatches.json')}", query)
@@ -314,7 +327,7 @@ def test_reports_of_data_sets(many_kinds, snapshots):
     }
     texts["the list"] = page_text(render_page(library, "/", ""))
     texts["the list, searched"] = page_text(render_page(library, "/", "?q=before"))
-    others = ("a.dcpstep.json", *(f"{name}/run.dcprun.jsonl" for name in RUNS))
+    others = (PLANNED, "a.dcpstep.json", *(f"{name}/run.dcprun.jsonl" for name in RUNS))
     snapshots.check("datasets", plain(texts, many_kinds, *names, *others))
 
 
@@ -371,7 +384,8 @@ def test_pages_that_need_no_plan(tmp_path, monkeypatch, snapshots):
         "edit, no such mask": ("/edit", "?spec=std:nothing"),
         "help": ("/help", ""), "elsewhere": ("/nowhere/" + 80 * "x", ""),
         "compare": ("/compare", ""), "front": ("/front", ""), "no plan": ("/plan/0/mask", ""),
-        "too deep": ("/plan/0/mask/x", ""), "no step": ("/step/a/b", ""),
+        "too deep": ("/plan/0/mask/x", ""), "no key": ("/plan/", ""), "no run": ("/run/abc", ""),
+        "of no path": ("//", "?sort[]=1&desc=x&sort=<script>"), "no step": ("/step/a/b", ""),
         "no data set": ("/dataset/a/b", ""), "runs of three": ("/run/a/b/c", ""),
         "help of help": ("/help/x", ""),
     }  # fmt: skip

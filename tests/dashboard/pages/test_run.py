@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from dash import no_update
 
-from dcp_dashboard.library.folder import plan_key
-from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dashboard.pages.run import Pair, extremes, read_click, read_zoom
-from dcp_dashboard.web.app import render_page
 from dcp_runtime import RunHistory
 
 
@@ -61,54 +58,22 @@ def test_what_is_no_click_is_none(sent):
     assert read_click(sent) is None
 
 
-def test_a_run_that_is_not_there_is_a_page_that_says_so(tmp_path):
-    shown = str(render_page(PlanLibrary(tmp_path), "/run/abc", ""))
-    assert "expected the key of a .dcprun.jsonl file" in shown
+def history(path, seconds, **more):
+    lines = [json.dumps({"step": step, "step_s": value} | more) for step, value in seconds.items()]
+    path.write_text("".join(f"{line}\n" for line in lines))
+    found = RunHistory(path)
+    found.update()
+    return found
 
 
-def write_log(folder, name, seconds, **more):
-    path = folder / name / "run.dcprun.jsonl"
-    path.parent.mkdir()
-    lines = [
-        json.dumps({"step": step, "step_s": value, "why": f"{name} {step}"} | more)
-        for step, value in seconds.items()
-    ]
-    path.write_text("\n".join(lines) + "\n")
-    return plan_key(f"{name}/{path.name}")
-
-
-@pytest.fixture
-def keys(tmp_path):
-    first = {0: 1.0, 1: 2.0, 2: 1.0, 3: 4.0, 9: 50.0}
-    second = {1: 2.5, 2: 1.25, 3: 1.0, 4: 7.0}
-    return [
-        write_log(tmp_path, "before", first, exposed_share=0.5, queued=3),
-        write_log(tmp_path, "after", second, exposed_share=0.25),
-    ]
-
-
-def test_medians_and_steps_of_two_runs_are_compared_where_both_have_a_step(tmp_path, keys):
-    runs = [RunHistory(tmp_path / name / "run.dcprun.jsonl") for name in ("before", "after")]
-    for run in runs:
-        run.update()
-    pair = Pair.of(*runs)
+def test_medians_and_steps_of_two_runs_are_compared_where_both_have_a_step(tmp_path):
+    before, after = {0: 1.0, 1: 2.0, 2: 1.0, 3: 4.0, 9: 50.0}, {1: 2.5, 2: 1.25, 3: 1.0, 4: 7.0}
+    first = history(tmp_path / "before", before, exposed_share=0.5, queued=3)
+    pair = Pair.of(first, history(tmp_path / "after", after, exposed_share=0.25))
     assert pair.steps.tolist() == [1, 2, 3]
     assert pair.medians("step_s") == (2.0, 1.25)
     assert pair.medians("exposed_share") == (0.5, 0.25)
     assert pair.medians("queued") is None  # the second run does not say
     assert pair.most_different() == [3, 1, 2]
     assert pair.most_different(most=1) == [3]
-    assert Pair.of(runs[0], runs[0]).most_different() == []
-
-
-def test_two_runs_are_drawn_on_the_same_axes(tmp_path, keys):
-    library = PlanLibrary(tmp_path)
-    shown = str(render_page(library, f"/run/{keys[0]}/{keys[1]}", ""))
-    for text in ("A is before/run", "B is after/run", "−750", "before 3", "after 3", "B step"):  # noqa: RUF001
-        assert text in shown, text
-    assert f"/run/{keys[0]}/" not in shown.replace(f"/run/{keys[0]}/{keys[1]}", "")
-    alone = str(render_page(library, f"/run/{keys[0]}", ""))
-    assert f"/run/{keys[0]}/{keys[1]}" in alone  # a link to the comparison
-    assert "B step" not in alone
-    assert "expected the key" in str(render_page(library, f"/run/{keys[0]}/abc", ""))
-    assert "No such page" in str(render_page(library, f"/run/{keys[0]}/{keys[1]}/x", ""))
+    assert Pair.of(first, first).most_different() == []
