@@ -26,6 +26,7 @@ from dcp_dashboard.exports.pictures import (
 )
 from dcp_dashboard.facts.traces import EventFilter
 from dcp_dashboard.library.folder import plan_key
+from dcp_dsl import DCPError
 from dcp_planner.simulation import EVENT_KINDS
 
 
@@ -60,14 +61,8 @@ def spot(place):
 
 def test_what_a_still_picture_draws(shown, monkeypatch, snapshots):
     monkeypatch.setattr(overview, "Sheet", Noted)
-    texts = {
-        f"{name}, {theme}": still(shown[name], theme, scale)
-        for name, theme, scale in (
-            ("unequal", "light", 1),
-            ("lone", "dark", 3),
-            ("empty", "light", 2),
-        )
-    }
+    drawn = (("unequal", "light", 1), ("lone", "dark", 3), ("empty", "light", 2))
+    texts = {f"{name}, {theme}": still(shown[name], theme, scale) for name, theme, scale in drawn}
     grouped = still(shown["grouped"]).split("\n")
     texts["grouped, without boxes"] = "\n".join(x for x in grouped if not x.startswith("box"))
     sheet = Noted("#ffffff", 1440, 9, 1)
@@ -207,8 +202,7 @@ def test_a_page_has_so_many_bytes(shown, monkeypatch):
 FILES = (
     "overview.png", "overview.png?theme=dark", "mask.svg", "overview.html", "devices.csv",
     "tiles.csv", "events.csv?kinds=wait", "events.csv?source=measured&sort=x",
-    "trace.pftrace?source=measured",
-    "thumbnail.png", "file", "nothing",
+    "trace.pftrace?source=measured", "trace.pftrace?source=x", "thumbnail.png", "file", "nothing",
 )  # fmt: skip
 
 
@@ -235,10 +229,14 @@ def test_files_that_view_writes(served_folder, tmp_path):
     ):  # fmt: skip
         done = CliRunner().invoke(view, [plan, *asked, *more])
         assert done.output.split() == [str(tmp_path / name) for name in names.values()]
+        assert {path.name for path in tmp_path.iterdir()} == set(names.values())
         image = Image.open(tmp_path / "a.png")
         assert (image.width, image.getpixel((0, 0))) == (width, pixel)
     starts = {"a.html": "<!DOCTYPE", "a.svg": "<svg", "d.csv": '"device",', "t.csv": '"tile",'}
     for name, start in starts.items():
         assert (tmp_path / name).read_text().startswith(start)
-    said = CliRunner().invoke(view, [plan]).output
-    assert f"in a browser: dcpm dashboard {served_folder}" in " ".join(said.split())
+    bare = CliRunner().invoke(view, [plan])
+    assert bare.exit_code == 2
+    assert f"in a browser: dcpm dashboard {served_folder}" in " ".join(bare.output.split())
+    broken = CliRunner().invoke(view, [str(tmp_path / "no.dcpplan"), *asked])
+    assert isinstance(broken.exception, DCPError)

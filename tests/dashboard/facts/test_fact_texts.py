@@ -114,19 +114,17 @@ def named(count):
 
 def test_sequences(shown, large, snapshots):
     texts = {}
-    for name, sequences in (
-        ("small", 3),
-        ("grouped", 1),
-        ("unequal", 1),
-        ("lone", 2),
-        ("empty", 1),
-    ):
+    numbers = {"small": 3, "grouped": 1, "unequal": 1, "lone": 2, "empty": 1}
+    for name, sequences in numbers.items():
         for sequence in range(sequences):
             texts[f"{name}, sequence {sequence}"] = told(sequence_facts, shown[name], sequence)
     texts["large, sequence 0"] = told(sequence_facts, large, 0)
     long = replace(shown["small"].plan.provenance, samples=("x" * 300,) * 3)
     cut = replace(shown["small"], plan=replace(shown["small"].plan, provenance=long))
     texts["a long sample"] = told(sequence_facts, cut, 0)
+    few = replace(cut.plan.provenance, samples=("first",))
+    one = replace(cut, plan=replace(cut.plan, provenance=few))
+    texts["no sample of its own"] = told(sequence_facts, one, 1)
     for asked in ("row 7", " ROW ", "chat-9F3A", "", "nothing"):
         texts[f"named {asked!r}"] = told(find_sequences, shown["small"], asked)
     texts["no names"] = told(find_sequences, shown["lone"], "row 7")
@@ -200,9 +198,8 @@ def test_a_chain_is_followed_so_far(shown):
         traces={"measured": trace}, recorded={"measured": SimpleNamespace(dependencies=found)}
     )
     assert chain_behind(loaded, "measured", 0) == [*range(1, 13)]
-    assert chain_behind(loaded, "measured", 10) == [
-        *range(11, 17)
-    ]  # the one that ends at 40 is out
+    # The one that ends at 40 is out.
+    assert chain_behind(loaded, "measured", 10) == [*range(11, 17)]
     assert chain_behind(loaded, "measured", 20) == []
 
 
@@ -255,10 +252,8 @@ def test_numbers(snapshots):
         f"{value:g}: {q.signed(value, q.size)} {q.signed(value, q.duration)}"
         for value in (-3, 0, 2e3)
     ]
-    lines += [q.counted(n, "batch", "es") for n in (0, 1, 2)] + [
-        q.counted(1, "a"),
-        q.counted(2, "a"),
-    ]
+    lines += [q.counted(n, "batch", "es") for n in (0, 1, 2)]
+    lines += [q.counted(n, "a") for n in (1, 2)]
     snapshots.check("numbers", {"as written": "\n".join(lines).replace("\u00a0", "␣")})
 
 

@@ -4,7 +4,6 @@ import csv
 import io
 from dataclasses import replace
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
@@ -12,14 +11,13 @@ import pytest
 from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.api.mask import MOVED, find_moves, mask_payload, moves_payload
 from dcp_dashboard.editing.planning import figures
-from dcp_dashboard.exports.files import devices_csv, tiles_csv
-from dcp_dashboard.exports.overview import standalone_page, still
-from dcp_dashboard.exports.pictures import mask_svg, pair_shares, tile_of_pixel
+from dcp_dashboard.exports.files import devices_csv
+from dcp_dashboard.exports.overview import standalone_page
+from dcp_dashboard.exports.pictures import pair_shares, tile_of_pixel
 from dcp_dashboard.facts.comparison import has_same_blocks
 from dcp_dashboard.facts.devices import division_facts
-from dcp_dashboard.facts.findings import metric_cards
 from dcp_dashboard.facts.text import transfer_selection
-from dcp_dashboard.facts.tiles import serving_transfers, tile_facts, transfer_facts
+from dcp_dashboard.facts.tiles import serving_transfers, transfer_facts
 from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.library.summary import caption_of_first_group, group_labels
 from dcp_planner import TransferKind, simulate, write_plan
@@ -59,44 +57,12 @@ def test_messages_that_serve_a_tile_are_those_of_its_group():
     assert served == [[0, 4, 6], [1, 4, 7], [2, 5, 8], [3, 5, 9]]
 
 
-def test_a_single_head_is_no_range(grouped_plan, small_plan):
+def test_the_first_group_is_named_where_there_are_more(grouped_plan, small_plan):
     assert group_labels(small_plan) == ["1-4"]
     assert caption_of_first_group(small_plan) == ""
     assert caption_of_first_group(grouped_plan) == "heads 1-2 of 4, the first of 2 groups"
-
-
-def test_still_pictures_draw_the_first_group_and_say_so(grouped, monkeypatch):
-    plan, texts = grouped.plan, []
-    shown = np.unique(tile_of_pixel(plan, 256))
-    assert set(plan.tiles.group[shown[shown >= 0]].tolist()) == {0}
-    root = ElementTree.fromstring(mask_svg(grouped))
-    name = "{http://www.w3.org/2000/svg}"
-    assert caption_of_first_group(plan) in [text.text for text in root.iter(f"{name}text")]
-    area = np.full((plan.num_tokens, plan.num_tokens), -1)
-    for shape in root.iterfind(".//{*}g[@shape-rendering]/{*}rect"):
-        x, y, width, height = (int(shape.get(key)) for key in ("x", "y", "width", "height"))
-        assert (area[y : y + height, x : x + width] == -1).all()
-        area[y : y + height, x : x + width] = int(shape.get("class").removeprefix("dcp-k"))
-    first = plan.tiles.group == 0
-    q, kv = plan.tiles.q_block[first], plan.tiles.kv_block[first]
-    drawn = area[plan.blocks.start[q], plan.blocks.start[kv]]
-    assert drawn.tolist() == plan.tiles.device[first].tolist()
-    draw = "dcp_dashboard.exports.overview.Sheet.text"
-    monkeypatch.setattr(draw, lambda _sheet, _at, text, *_rest, **_more: texts.append(text))
-    still(grouped, scale=1)
-    assert any(text.endswith(caption_of_first_group(plan)) for text in texts)
-    assert grouped.summary.mask in texts
-
-
-def test_pages_and_tables_name_groups(grouped, small_plan):
-    plan = grouped.plan
-    lines = list(csv.DictReader(io.StringIO(tiles_csv(grouped).decode())))
-    assert [int(line["group"]) for line in lines] == plan.tiles.group.tolist()
-    assert ("Heads", "4", "in 2 groups of heads") in metric_cards(grouped)
-    page = standalone_page(grouped)
-    assert 'id="mask-group"' in page
-    last = str(tile_facts(grouped, len(plan.tiles) - 1).to_json())
-    assert "3-4 of 4: group 2 of 2" in last
+    shown = np.unique(tile_of_pixel(grouped_plan, 256))
+    assert set(grouped_plan.tiles.group[shown[shown >= 0]].tolist()) == {0}
 
 
 def test_the_pairs_of_all_devices_are_those_of_the_mask(grouped, small_plan):
