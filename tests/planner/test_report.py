@@ -60,11 +60,13 @@ def test_only_what_crosses_nodes_counts_as_between_nodes(by_hand):
     assert found.forward.inter_node_bytes == found.backward.inter_node_bytes == 0
 
 
-def test_a_batch_that_sees_nothing_has_figures(masks):
-    nothing = masks.pack([np.zeros((8, 8), bool)], 4)
-    plan = build_plan(nothing, ModelShape(), Cluster(1, 2), PlanConfig("static:ring"))
-    assert (measure(plan).compute_imbalance, measure(plan).density) == (1.0, 0.0)
-    assert measure_trace(simulate(plan), 2).overlap == 1.0
+def test_a_batch_that_sees_nothing_or_gives_one_device_nothing_has_figures(masks):
+    nothing, one = (masks.pack([dense], 4) for dense in (np.zeros((8, 8), bool), masks.causal(4)))
+    config = PlanConfig("static:ring")
+    plans = [build_plan(s, ModelShape(), Cluster(1, 2), config) for s in (nothing, one)]
+    assert [measure(plan).compute_imbalance for plan in plans] == [1.0, 2.0]
+    assert measure(plans[0]).density == 0.0
+    assert measure_trace(simulate(plans[0]), 2).overlap == 1.0
 
 
 def trace_of(*events):
