@@ -11,23 +11,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import cast
 
+import demo_table
 import pytest
 from click.testing import CliRunner
-from rich.console import Console
 
 from dcp_dashboard.demo import pipeline
 from dcp_dashboard.demo.pipeline import methods, planned_setting, read_documents
-from dcp_dashboard.demo.report import (
-    BatchReport,
-    DemoReport,
-    MaskResult,
-    MethodReport,
-    print_report,
-    summary,
-)
 from dcp_dsl.cli import dcpm
 from dcp_planner import preset, read_plan, validate
-from dcp_runtime import TensorError
 
 DEMO = ("demo", "--no-serve", "--json", "--ranks", "2", "--tokens", "1024")
 
@@ -110,74 +101,6 @@ def test_demo_does_without_kahypar(monkeypatch: pytest.MonkeyPatch):
     assert all(name.startswith("static:") for name in found[1:])
 
 
-def small_report(best: dict[str, str]) -> DemoReport:
-    """One mask, placed by both planners and five layouts, all of them over both caps."""
-    names = (
-        "portfolio", "kahypar", "static:contiguous", "static:zigzag", "static:ring",
-        "static:documents", "static:grid",
-    )  # fmt: skip
-    placed = tuple(
-        MethodReport(
-            name, 2_000_000_000, 1_440_000_000, 456_000_000, 2.6, 1.39, ("compute", "tokens"), 1.234
-        )
-        for name in names
-    )
-    batch = BatchReport(
-        "a.dcpplan", 131_072, 11, 1024, 4, 32, 2_262_199_011, 1.0, 0.5, 1092, 96, 18_348, 0.242,
-        placed, best,
-    )  # fmt: skip
-    errors = tuple(TensorError(name, 2.8e-7, 2.8e-7, 2e-7, 2.2e-7, True) for name in ("out", "dq"))
-    mask = MaskResult("causal", "pretrain.parquet", batch, batch, True, errors, 1.912, 0.1)
-    return DemoReport("plans", 4, 793, 76.0, (mask,))
-
-
-def test_no_figure_of_the_tables_is_cut_off_on_a_terminal_of_80_columns(
-    capsys: pytest.CaptureFixture[str],
-):
-    best = {"of_all": "static:ring", "within_token_cap": "static:grid"}
-    print_report(small_report(best), Console(width=80))
-    shown = capsys.readouterr().out
-    assert "…" not in shown
-    for figure in ("131,072 tokens", "3.44 GB", "456 MB", "2,262,199,011", "1,234 ms", "18,348"):
-        assert figure in shown
-    assert "1,234 ms  1,912 ms" in shown
-    assert shown.count("1,912 ms") == 2  # both batches are the one that ran, by our plan only
-    assert "2.60*" in shown
-    assert "1.39*" in shown
-    assert "*: over its cap" in shown
-    words = " ".join(shown.split())
-    for row in ("static ring, best", "static grid,", "static zigzag"):
-        assert row in words
-    assert "documents" not in shown.partition("against dense")[0].partition("placement")[2]
-
-
-def test_a_mask_that_is_not_verified_ends_with_status_1(monkeypatch):
-    report = small_report({})
-    (mask,) = report.masks
-    failed = replace(report, masks=(replace(mask, verified=False),))
-    monkeypatch.setattr(pipeline, "run_demo", lambda *_: failed)
-    result = CliRunner().invoke(dcpm, ["demo"])
-    said = "dcpm: a run is not within twice the error of eager attention\n"
-    assert (result.exit_code, result.stderr) == (1, said)
-    assert "dv are NOT all within" in result.stdout
-
-
-def test_the_end_says_what_was_simulated_what_verified_means_and_why_times_differ():
-    report = small_report({})
-    said = summary(report, 2)
-    assert said.startswith("The 32 GPUs are simulated: plans of 131,072 tokens ")
-    assert "on 4 processes of this machine; out, dq, dk and dv are within twice" in said
-    assert "measured times are 1.5 to 1.5 times the predicted" in said
-    assert "this machine has 2," in said
-    (mask,) = report.masks
-    failed = replace(report, masks=(replace(mask, verified=False),))
-    assert "dv are NOT all within" in summary(failed, 2)
-    ours, *others = mask.executed.methods
-    slower = replace(ours, predicted_s=2 * ours.predicted_s)
-    other = replace(mask, executed=replace(mask.executed, methods=(slower, *others)))
-    assert "times are 0.8 to 1.5 times" in summary(replace(report, masks=(mask, other)), 2)
-
-
 @pytest.mark.parametrize(
     ("best", "rows"),
     [
@@ -197,15 +120,19 @@ def test_the_end_says_what_was_simulated_what_verified_means_and_why_times_diffe
         ),
     ],
 )  # fmt: skip
-def test_the_table_of_the_readme_names_the_best_layouts(
-    tmp_path: Path, best: dict[str, str], rows: list[str]
-):
-    (tmp_path / "demo.json").write_text(json.dumps(small_report(best).to_json(None)))
-    script = Path(__file__).parents[3] / "docs" / "demo_table.py"
-    done = subprocess.run(
-        [sys.executable, str(script), "--table", str(tmp_path / "demo.json")],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    cells = [line.split(" | ") for line in done.stdout.partition("Then")[0].splitlines()[2:-1]]
+def test_the_table_of_the_readme_names_the_best_layouts(best: dict[str, str], rows: list[str]):
+    layouts = ("contiguous", "zigzag", "ring", "documents", "grid")
+    method = {"bytes_forward": 2_000_000_000, "bytes_backward": 1_440_000_000,
+              "bytes_between_nodes": 456_000_000, "predicted_s": 1.234, "compute_imbalance": 2.6,
+              "token_imbalance": 1.39, "over_caps": ("compute", "tokens")}  # fmt: skip
+    methods = [
+        {"method": name, **method}
+        for name in ("portfolio", "kahypar", *(f"static:{name}" for name in layouts))
+    ]
+    mask = {"mask": "causal(w = 4)", "errors": [], "executed": {"tokens": 8192},
+            "planned": {"best_static": best, "density": 1, "methods": methods}}  # fmt: skip
+    text = demo_table.table({"ranks": 4, "masks": [mask]}).partition("Then")[0]
+    cells = [line.split(" | ") for line in text.splitlines()[2:-1]]
     assert [row[2] for row in cells] == ["dcp-dsl", "KaHyPar, refined", *rows]
-    assert cells[0][5:7] == [r"2.60\*", r"1.39\*"]
+    causal = "| `causal` | 100.0% | dcp-dsl | 3,440 MB | 456 MB | 2.60\\* | 1.39\\* | 1234.0 ms |"
+    assert text.splitlines()[2] == causal

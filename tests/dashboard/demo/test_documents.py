@@ -10,41 +10,45 @@ from hypothesis import strategies as st
 
 from dcp_dashboard.demo.pipeline import (
     MAX_TOKENS,
+    MIN_TOKENS,
     choose_batch,
     read_documents,
     split_layout,
     write_datasets,
 )
 
-
-def test_header_and_definitions_tile_the_source():
-    source = (
-        b'"""Doc."""\nimport os\n\n@decorated\n@twice\ndef f():\n    pass\n\nclass A:\n    x = 1\n'
-    )
-    header, answers = split_layout(source)
-    first, second = source.index(b"@decorated"), source.index(b"class A")
-    assert (header, answers) == (first, (second - first, len(source) - second))
+DECORATED = b"@decorated\n@twice\ndef f():\n    pass\n"
 
 
-def test_source_without_definitions_is_all_header():
-    assert split_layout(b"x = 1\r\ny = 2\r\n") == (14, ())
-
-
-def test_definitions_after_windows_line_ends_and_wide_characters():
-    source = "# ü\r\ndef f(): pass\r\n".encode()
-    assert split_layout(source) == (6, (15,))
+@pytest.mark.parametrize(
+    ("header", "answers"),
+    [
+        (b'"""Doc."""\nimport os\n\n', (DECORATED + b"\n", b"class A:\n    x = 1\n")),
+        (b"x = 1\n", (b"@a\n@b\nclass C:\n    pass\n", b"async def f(): pass\n")),
+        (b"x = 1\r\ny = 2\r\n", ()),
+        ("# ü\r\n".encode(), (b"def f(): pass\r\n",)),
+    ],
+)
+def test_header_and_definitions_tile_the_source(header, answers):
+    source = header + b"".join(answers)
+    assert split_layout(source) == (len(header), tuple(map(len, answers)))
 
 
 def test_broken_and_short_files_are_left_out_and_long_ones_cut(tmp_path: Path):
-    (tmp_path / "broken.py").write_text("def (" * 40)
-    (tmp_path / "short.py").write_text("x = 1\n")
-    (tmp_path / "test").mkdir()
-    (tmp_path / "test" / "skipped.py").write_text("x = 1\n" * 40)
-    (tmp_path / "long.py").write_text("x = 1\n" * 10 + "def f():\n" + "    pass\n" * MAX_TOKENS)
-    (document,) = read_documents(tmp_path)
-    assert document.path == "long.py"
-    assert (document.header_len, document.answer_lens) == (60, (MAX_TOKENS - 60,))
-    assert len(document.text) == MAX_TOKENS
+    for name, source in {
+        "broken": "def (" * 40, "nul": "x = 1\n" * 20 + "\0", "test/skipped": "x = 1\n" * 40,
+        "short": "#" * (MIN_TOKENS - 2) + "\n", "enough": "#" * (MIN_TOKENS - 1) + "\n",
+        "late": "x = 1\n" * 12 + "async def f(): pass\n",
+        "long": "x = 1\n" * 10 + "def f():\n" + "    pass\n" * MAX_TOKENS,
+    }.items():  # fmt: skip
+        path = tmp_path / f"{name}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(source)
+    found = {d.path: (d.header_len, d.answer_lens, len(d.text)) for d in read_documents(tmp_path)}
+    assert found == {
+        "enough.py": (MIN_TOKENS, (), MIN_TOKENS), "late.py": (72, (20,), 92),
+        "long.py": (60, (MAX_TOKENS - 60,), MAX_TOKENS),
+    }  # fmt: skip
 
 
 def test_every_document_is_dealt_out_once(tmp_path: Path):

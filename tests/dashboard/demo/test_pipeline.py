@@ -9,7 +9,6 @@ import pytest
 
 from dcp_dashboard.demo import pipeline
 from dcp_dashboard.demo.pipeline import (
-    MIN_TOKENS,
     DemoConfig,
     Placed,
     Setting,
@@ -17,8 +16,6 @@ from dcp_dashboard.demo.pipeline import (
     compile_batch,
     executed_setting,
     planned_setting,
-    read_documents,
-    split_layout,
 )
 from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
@@ -100,18 +97,3 @@ def test_settings_are_those_of_the_paper_and_of_the_run(tmp_path):
     assert (setting.tokens, setting.cluster.nodes, setting.cluster.num_devices) == (999, 1, 3)
     assert setting.shape == ModelShape(q_heads=4, kv_heads=2, head_dim=64, dtype_bytes=4)
     assert (DemoConfig(tmp_path).ranks, DemoConfig(tmp_path).seed) == (4, 0)
-
-
-def test_the_shortest_file_that_counts_and_what_is_no_source(tmp_path):
-    for name, size in (("short", MIN_TOKENS - 1), ("enough", MIN_TOKENS)):
-        (tmp_path / f"{name}.py").write_text("#" * (size - 1) + "\n")
-    (tmp_path / "nul.py").write_bytes(b"x = 1\n" * 20 + b"\0")
-    (tmp_path / "late.py").write_text("x = 1\n" * 12 + "async def f(): pass\n")
-    assert [(d.path, d.header_len, d.answer_lens) for d in read_documents(tmp_path)] == [
-        ("enough.py", MIN_TOKENS, ()), ("late.py", 72, (20,))
-    ]  # fmt: skip
-
-
-def test_a_class_and_what_decorates_it_is_one_answer():
-    source = b"x = 1\n@a\n@b\nclass C:\n    pass\nasync def f(): pass\n"
-    assert split_layout(source) == (6, (len(b"@a\n@b\nclass C:\n    pass\n"), 20))
