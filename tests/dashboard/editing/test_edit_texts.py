@@ -9,6 +9,7 @@ from shown_texts import columns_text, json_text
 from dcp_dashboard.editing import answer, planning, querying, texts
 from dcp_dashboard.editing.planning import make_plan, preview_config, preview_plan, read_batch
 from dcp_dashboard.editing.texts import (
+    MAX_TEXT,
     check_text,
     describe_word,
     draw_svg,
@@ -186,6 +187,29 @@ def test_a_preview_has_so_many_tiles(monkeypatch):
         ({"copies": 257}, "copies: expected a whole number 1 to 256, got 257"),
         ({"mask": "causal", "scale": 1, "sample": "4194305"}, "expected 1 to 4,194,304 tokens"),
         ({"mask": "causal", "scale": 1, "sample": "9" * 13}, "got 999999999999$"),
+        ({"mask": "causal", "scale": 1, "sample": "0"}, "expected 1 to"),
+        ({"text": 7}, "expected a text"),
+        ({"text": "x" * (MAX_TEXT + 1)}, "expected at most 200,000 characters"),
+        ({"text": "mask a ="}, "E005"),
+        ({"text": "# nothing", "mask": ""}, "the text defines no mask yet"),
+        ({"mask": "window"}, "w"),
+        ({"sample": "nobody"}, "no sample `nobody`"),
+        ({"sample": ""}, "expected a sample"),
+        ({"sample": "/etc/passwd"}, "no sample"),
+        ({"sample": "{" * 5000}, "sample"),
+        ({"samples": [{}]}, "sample"),
+        ({"scale": 60_000, "copies": 256}, "expected a batch of at most|expected 1 to"),
+        ({"heads": "8/3/128"}, "multiple of kv_heads"),
+        ({"heads": [8]}, "heads: expected query heads"),
+        ({"cluster": "/etc/passwd"}, "cluster: expected one of"),
+        ({"cluster": ["a"]}, "cluster: expected one of"),
+        ({"method": "magic"}, "method: expected one of"),
+        ({"method": ["native"]}, "method: expected one of"),
+        ({"budget": {}}, "budget: expected one of"),
+        ({"tolerance": "1"}, "tolerance: expected a number"),
+        ({"tolerance": float("nan")}, "tolerance"),
+        ({"tolerance": 10**400}, "tolerance"),
+        ({"block": 0}, "block: expected a whole number"),
     ],
 )
 def test_settings_at_their_limits(asked, said):
@@ -219,29 +243,23 @@ def test_queries(shown, snapshots):
         "Values": "SELECT 1.5 AS a, NULL AS b, 1e20 AS c, 0.123456789012 AS d, true AS g,"
                   " repeat('x', 201) AS e, repeat('y', 200) AS f, 12::DECIMAL(9, 2) AS h",
     }  # fmt: skip
-    found = {
-        name: answer({"task": "query", "sql": sql}, events, print)[0] for name, sql in asked.items()
-    }
-    snapshots.check(
-        "queries",
-        {
-            name: "\n".join(
-                [
-                    f"{result['columns']} {result['isCut']}",
-                    *(" | ".join(row) for row in result["rows"]),
-                ]
-            )
-            for name, result in found.items()
-        },
-    )
+
+    def ask(sql):
+        return answer({"task": "query", "sql": sql}, events, print)[0]
+
+    texts = {}
+    for name, sql in asked.items():
+        found = ask(sql)
+        rows = (" | ".join(row) for row in found["rows"])
+        texts[name] = "\n".join([f"{found['columns']} {found['isCut']}", *rows])
+    snapshots.check("queries", texts)
     for rows, is_cut in ((1000, False), (1001, True)):
-        cut = answer({"task": "query", "sql": f"SELECT * FROM range({rows})"}, events, print)[0]
+        cut = ask(f"SELECT * FROM range({rows})")
         assert (len(cut["rows"]), cut["isCut"]) == (1000, is_cut)
     columns = ", ".join(map(str, range(50)))
-    assert (
-        len(answer({"task": "query", "sql": f"SELECT {columns}"}, events, print)[0]["rows"][0])
-        == 50
-    )
+    assert len(ask(f"SELECT {columns}")["rows"][0]) == 50
+    with pytest.raises(DCPError, match="at most 50 columns, got 51"):
+        ask(f"SELECT {columns}, 50")
 
 
 def test_so_many_events_are_queried(shown, monkeypatch):

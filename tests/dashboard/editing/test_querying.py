@@ -79,21 +79,6 @@ def test_a_wait_belongs_to_the_message_that_ends_last_within_it(ask, small_trace
     assert {k: v for k, v in found.items() if k[0] == "simulated"} == pytest.approx(expected)
 
 
-def test_a_column_is_of_numbers_where_every_value_is_one(ask):
-    found = ask("SELECT * FROM (VALUES (1, 1.5, 'x', true), (NULL, 2, NULL, false))")
-    assert [column["isNumber"] for column in found["columns"]] == [True, True, False, True]
-
-
-def test_a_result_has_a_limit(ask):
-    found = ask("SELECT range, repeat('x', 10000) AS long FROM range(5000)")
-    assert (len(found["rows"]), found["isCut"]) == (querying.MAX_ROWS, True)
-    assert [column["isNumber"] for column in found["columns"]] == [True, False]
-    assert max(len(cell) for row in found["rows"] for cell in row) == querying.MAX_LETTERS
-    columns = ", ".join(f"{i} AS c{i}" for i in range(99))
-    with pytest.raises(DCPError, match="at most 50 columns, got 99"):
-        ask(f"SELECT {columns}")
-
-
 @pytest.mark.parametrize(
     ("sql", "words"),
     [

@@ -48,11 +48,12 @@ def test_a_file_in_pieces_becomes_a_plan_of_the_session(client, served_folder, f
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"x", b"PK\x03\x04" + b"\0" * 9000])
-def test_what_is_no_plan_is_refused_with_its_name(client, content):
-    answer = send(client, content)
-    assert answer.status_code == 400
-    assert answer.json["error"].startswith("mine.dcpplan: ")
+def test_what_is_no_plan_is_refused_with_its_name(client, served_folder):
+    whole = (served_folder / "small.dcpplan").read_bytes()
+    for content in (b"x", b"PK\x03\x04" + b"\0" * 9000, whole[: len(whole) // 2]):
+        answer = send(client, content)
+        assert answer.status_code == 400
+        assert answer.json["error"].startswith("mine.dcpplan: expected a whole zip archive")
 
 
 @pytest.mark.usefixtures("mortal_reader")
@@ -85,18 +86,10 @@ def test_a_plan_from_a_browser_may_unpack_to_less_than_one_of_the_folder(
     assert library.load(plan_key("small.dcpplan")).plan.num_devices == 4
 
 
-def test_a_truncated_plan_is_refused(client, served_folder):
-    whole = (served_folder / "small.dcpplan").read_bytes()
-    assert "expected a whole zip archive" in send(client, whole[: len(whole) // 2]).json["error"]
-
-
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        (
-            f"name=big.dcpplan&size={MAX_UPLOAD_BYTES + 1}",
-            "big.dcpplan: expected at most 64\u00a0MB",
-        ),
+        (f"name=b&size={MAX_UPLOAD_BYTES + 1}", "b: expected at most 64\u00a0MB"),
         ("name=a&size=0", "expected at most 64\u00a0MB and at least one byte, got 0\u00a0B"),
         ("name=a&size=-1", "expected size as a whole number of bytes, got '-1'"),
         ("name=a&size=1e9", "got '1e9'"),
