@@ -131,6 +131,12 @@ def small_trace(small_plan: Plan) -> Trace:
 
 
 @pytest.fixture(scope="session")
+def traces(small_trace: Trace) -> list[Trace]:
+    """The prediction and the run of `small_plan`."""
+    return [small_trace, as_measured(small_trace)]
+
+
+@pytest.fixture(scope="session")
 def large_plan() -> Plan:
     return causal_plan([131_072], 1024, Cluster(nodes=4, devices_per_node=8))
 
@@ -180,15 +186,13 @@ def shown(
 
 @pytest.fixture(scope="session")
 def served_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-    small_plan: Plan,
-    small_trace: Trace,
+    tmp_path_factory: pytest.TempPathFactory, small_plan: Plan, traces: list[Trace],
     large_plan: Plan,
-) -> Path:
+) -> Path:  # fmt: skip
     """Two good plans, one of them run, and a file cut short."""
     folder = tmp_path_factory.mktemp("served")
     (folder / "deep").mkdir()
-    write_plan(folder / "small.dcpplan", small_plan, (small_trace, as_measured(small_trace)))
+    write_plan(folder / "small.dcpplan", small_plan, traces)
     write_plan(folder / "deep" / "large.dcpplan", large_plan)
     whole = (folder / "small.dcpplan").read_bytes()
     (folder / "cut.dcpplan").write_bytes(whole[: len(whole) // 2])
@@ -204,18 +208,15 @@ def client(served_folder: Path) -> FlaskClient:
 
 @pytest.fixture(scope="session")
 def paired_folder(
-    tmp_path_factory: pytest.TempPathFactory,
-    small_plan: Plan,
-    small_trace: Trace,
+    tmp_path_factory: pytest.TempPathFactory, small_plan: Plan, traces: list[Trace],
     large_plan: Plan,
-) -> Path:
+) -> Path:  # fmt: skip
     """One batch placed in two ways, each run, and in other blocks; another batch."""
     folder = tmp_path_factory.mktemp("paired")
     lengths, cluster = np.diff(small_plan.cu_seqlens).tolist(), small_plan.cluster
     other = causal_plan(lengths, 128, cluster, "static:contiguous")
-    traces = (simulate(other), as_measured(simulate(other)))
-    write_plan(folder / "zigzag.dcpplan", small_plan, (small_trace, as_measured(small_trace)))
-    write_plan(folder / "contiguous.dcpplan", other, traces)
+    write_plan(folder / "zigzag.dcpplan", small_plan, traces)
+    write_plan(folder / "contiguous.dcpplan", other, (trace := simulate(other), as_measured(trace)))
     write_plan(folder / "coarse.dcpplan", causal_plan(lengths, 256, cluster))
     write_plan(folder / "large.dcpplan", large_plan)
     return folder

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from canvases import READ
 from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
 from dcp_dashboard import RunningServer, start_server
@@ -17,13 +18,9 @@ from dcp_planner.step import Documents, StepMesh, StepSetting, plan_step, step_m
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 FLAGS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-    "--no-first-run",
-]
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-first-run",
+]  # fmt: skip
 
 HERE = Path(__file__).parent
 VIEWPORT = {"width": 1440, "height": 900}
@@ -40,13 +37,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(missing)
 
 
-READ = """(canvas, points) => {
-  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
-  return points.map(([x, y]) => {
-    const at = 4 * (Math.floor(y * canvas.height) * canvas.width + Math.floor(x * canvas.width));
-    return '#' + [0, 1, 2].map((i) => data.data[at + i].toString(16).padStart(2, '0')).join('');
-  });
-}"""
 DISTINCT = """(canvas) => {
   const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
   return new Set(new Uint32Array(data.buffer)).size;

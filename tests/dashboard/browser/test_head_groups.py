@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from canvases import centres
 
 from dcp_dashboard import start_server
 from dcp_dashboard.api.encoding import device_colours
@@ -18,25 +19,19 @@ def server(tmp_path_factory, grouped_plan):
 
 
 def test_the_mask_shows_the_tiles_of_one_group(visit, grouped_plan):
-    plan, tiles, blocks = grouped_plan, grouped_plan.tiles, grouped_plan.blocks
+    tiles = grouped_plan.tiles
     page = visit.open(f"plan/{plan_key('grouped.dcpplan')}/mask?group=1")
     page.wait_for_selector(".dcp-mask[data-state=drawn]")
-    colours = np.array(device_colours(2, 2))
-    middle = (blocks.start + blocks.end) / 2 / plan.num_tokens
+    colours = np.array(device_colours(2, 2))[tiles.device]
 
     def shown(group):
-        mine = np.flatnonzero(tiles.group == group)
-        points = [
-            (float(middle[kv]), float(middle[q]))
-            for q, kv in zip(tiles.q_block[mine], tiles.kv_block[mine], strict=True)
-        ]
-        found = np.array(visit.colours_at(".dcp-mask", points))
-        return (found == colours[tiles.device[mine]]).all()
+        found = np.array(visit.colours_at(".dcp-mask", centres(grouped_plan)))
+        return (found == colours)[tiles.group == group].all()
 
     assert shown(1)
     assert not shown(0)
     assert page.locator("#mask-group button").all_inner_texts() == ["Heads 1-2", "3-4"]
-    assert "heads 3-4" in visit.hover_at(".dcp-mask", float(middle[3]), float(middle[3]))
+    assert "heads 3-4" in visit.hover_at(".dcp-mask", *centres(grouped_plan)[3])
 
     page.click("#mask-group button >> nth=0")
     page.wait_for_function("() => !location.search.includes('group')")

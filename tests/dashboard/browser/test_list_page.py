@@ -27,30 +27,25 @@ def own(visit, tmp_path):
 ONE_ROW = "() => document.querySelectorAll('.dcp-plans tbody tr').length === 1"
 
 
-@pytest.fixture
-def paired(visit, paired_folder):
+def test_search_and_choosing_two_plans(visit, paired_folder):
     with visit.serving(paired_folder):
-        yield
-
-
-def test_search_and_choosing_two_plans(visit, paired):
-    page = visit.open("?sort=tokens")
-    page.wait_for_selector("table.dcp-plans")
-    page.keyboard.press("/")
-    page.keyboard.type("zigzag.dcp")
-    page.wait_for_function("() => document.querySelectorAll('.dcp-plans tbody tr').length === 1")
-    assert page.url.endswith("?sort=tokens&q=zigzag.dcp")
-    assert page.evaluate("document.activeElement.id") == "search"
-    page.reload()
-    page.wait_for_function("() => document.querySelectorAll('.dcp-plans tbody tr').length === 1")
-    assert page.input_value("#search") == "zigzag.dcp"
-    page.click("[aria-label='Compare zigzag.dcpplan']")
-    page.wait_for_selector("text=choose another plan")
-    page.fill("#search", "")
-    page.click("[aria-label='with contiguous.dcpplan']")
-    page.wait_for_selector(".dcp-verdict")
-    a, b = (plan_key(f"{name}.dcpplan") for name in ("zigzag", "contiguous"))
-    assert page.url.endswith(f"/compare?a={a}&b={b}")
+        page = visit.open("?sort=tokens")
+        page.wait_for_selector("table.dcp-plans")
+        page.keyboard.press("/")
+        page.keyboard.type("zigzag.dcp")
+        page.wait_for_function(ONE_ROW)
+        assert page.url.endswith("?sort=tokens&q=zigzag.dcp")
+        assert page.evaluate("document.activeElement.id") == "search"
+        page.reload()
+        page.wait_for_function(ONE_ROW)
+        assert page.input_value("#search") == "zigzag.dcp"
+        page.click("[aria-label='Compare zigzag.dcpplan']")
+        page.wait_for_selector("text=choose another plan")
+        page.fill("#search", "")
+        page.click("[aria-label='with contiguous.dcpplan']")
+        page.wait_for_selector(".dcp-verdict")
+        a, b = (plan_key(f"{name}.dcpplan") for name in ("zigzag", "contiguous"))
+        assert page.url.endswith(f"/compare?a={a}&b={b}")
 
 
 def test_a_file_is_opened_by_button_and_by_drop(visit, own, served_folder):

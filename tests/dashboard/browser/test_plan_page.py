@@ -1,11 +1,11 @@
 """The pages in a real browser: what is drawn is held against values computed from the plan."""
 
-import numpy as np
 import pytest
+from canvases import BANDS, centres, longest
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, device_colours
 from dcp_dashboard.library.folder import plan_key
-from dcp_planner import LANES, Plan, Trace, simulate
+from dcp_planner import LANES, Trace, simulate
 
 TIMELINE = ".dcp-view-simulated .dcp-timeline"
 
@@ -37,23 +37,26 @@ def test_a_click_on_a_heading_sorts_and_the_url_keeps_it(visit):
     assert "small" in page.locator("tbody tr").first.inner_text()
 
 
-def tile_centres(plan: Plan) -> list[tuple[float, float]]:
-    middle = (plan.blocks.start + plan.blocks.end) / 2 / plan.num_tokens
-    return list(
-        zip(middle[plan.tiles.kv_block], middle[plan.tiles.q_block], strict=True)
-    )  # across, down
+def place(trace: Trace, event: int, num_devices: int, longest_ns: int = 0) -> tuple[float, float]:
+    """The middle of an event's bar as shares of the timeline."""
+    middle = (trace.start_ns[event] + trace.end_ns[event]) / 2 / (longest_ns or trace.end_ns.max())
+    row = trace.device[event] + BANDS[LANES[trace.lane[event]]]
+    return float(middle), float(row / num_devices)
 
 
-def test_the_mask_shows_every_tile_in_its_devices_colour(visit, large_plan):
+def test_tiles_have_the_colour_of_their_device_and_events_that_of_their_kind(visit, large_plan):
     visit.open_plan("deep/large.dcpplan")
     colours = device_colours(4, 8)
-    chosen = np.random.default_rng(0).choice(len(large_plan.tiles), 300, replace=False)
-    centres = tile_centres(large_plan)
-    shown = visit.colours_at(".dcp-mask", [centres[tile] for tile in chosen])
-    assert shown == [colours[large_plan.tiles.device[tile]] for tile in chosen]
+    shown = visit.colours_at(".dcp-mask", centres(large_plan))
+    assert shown == [colours[device] for device in large_plan.tiles.device]
     empty = visit.colours_at(".dcp-mask", [(0.9, 0.1), (0.6, 0.4)])
     assert set(empty).isdisjoint(colours)
     assert visit.distinct(".dcp-mask") == 32 + 1
+    trace = simulate(large_plan)
+    points = [place(trace, longest(trace, lane), 32) for lane in LANES]
+    expected = [KIND_COLOURS[{"compute": "attention"}.get(lane, lane)] for lane in LANES]
+    assert visit.colours_at(TIMELINE, points) == expected
+    assert visit.distinct(TIMELINE) > 20  # shades of coverage
 
 
 def test_a_zoomed_mask_shows_the_tiles_of_its_range(visit, large_plan):
@@ -64,7 +67,7 @@ def test_a_zoomed_mask_shows_the_tiles_of_its_range(visit, large_plan):
         page.keyboard.press("w")  # shows the middle 0.7 of what was shown
     visit.digest(".dcp-mask")
     begin, span = (1 - 0.7**3) / 2, 0.7**3
-    moved = [((x - begin) / span, (y - begin) / span) for x, y in tile_centres(large_plan)]
+    moved = [((x - begin) / span, (y - begin) / span) for x, y in centres(large_plan)]
     inside = [tile for tile, at in enumerate(moved) if min(at) > 0.01 and max(at) < 0.99]
     colours = device_colours(4, 8)
     shown = visit.colours_at(".dcp-mask", [moved[tile] for tile in inside])
@@ -74,60 +77,36 @@ def test_a_zoomed_mask_shows_the_tiles_of_its_range(visit, large_plan):
     assert visit.digest(".dcp-mask") == whole
 
 
-def test_other_colourings_use_their_own_palette_and_legend(visit):
+def test_charts_come_with_the_page_and_colourings_have_their_own_palette(visit):
     page = visit.open_plan("small.dcpplan")
+    page.wait_for_selector("#traffic[data-state=drawn]")
+    page.wait_for_selector("#balance .dcp-bar")
+    rows = ("Compute", "Tokens", "Bytes sent", "Bytes received", "Buffers", "Waiting, predicted")
+    assert page.locator(".dcp-bars-title").all_inner_texts() == [*rows, "Waiting, measured"]
+    assert page.locator("#balance .dcp-bar").count() == 7 * 4
     before = visit.digest(".dcp-mask")
     page.click("#mask-mode >> text=Division")
-    page.wait_for_function("() => document.getElementById('mask').dataset.mode === 'division'")
+    page.wait_for_selector("#mask[data-mode=division]")
     assert visit.digest(".dcp-mask") != before
     assert "division 2" in page.locator(".dcp-mask + .dcp-legend").inner_text()
     page.click("#mask-mode >> text=Device")
-    page.wait_for_function("() => document.getElementById('mask').dataset.mode === 'device'")
+    page.wait_for_selector("#mask[data-mode=device]")
     assert visit.digest(".dcp-mask") == before
 
 
-def test_hovering_the_mask_names_the_tile(visit, small_plan):
+def test_hovering_names_the_tile_and_the_event(visit, small_plan, traces):
     visit.open_plan("small.dcpplan")
-    tile = len(small_plan.tiles) // 2
-    text = visit.hover_at(".dcp-mask", *tile_centres(small_plan)[tile])
-    tiles = small_plan.tiles
+    tile, tiles = len(small_plan.tiles) // 2, small_plan.tiles
+    text = visit.hover_at(".dcp-mask", *centres(small_plan)[tile])
     q, kv = tiles.q_block[tile], tiles.kv_block[tile]
     assert f"Tile {q} \u00d7 {kv} on device {tiles.device[tile]}" in text
     assert f"{tiles.pairs[tile]:,} pairs" in text
     assert f"owned by device {small_plan.blocks.owner[kv]}" in text
-
-
-def longest(trace: Trace, lane: str) -> int:
-    events = np.flatnonzero(trace.lane == LANES.index(lane))
-    return int(events[(trace.end_ns - trace.start_ns)[events].argmax()])
-
-
-def place(trace: Trace, event: int, num_devices: int, longest_ns: int = 0) -> tuple[float, float]:
-    """The middle of an event's bar as shares of the timeline, by the documented bands of a row."""
-    band = {"compute": 0.48, "wait": 0.30, "send": 0.67, "receive": 0.87}
-    middle = (trace.start_ns[event] + trace.end_ns[event]) / 2 / (longest_ns or trace.end_ns.max())
-    lane = LANES[trace.lane[event]]
-    return float(middle), float((trace.device[event] + band[lane]) / num_devices)
-
-
-def test_the_timeline_shows_events_in_the_colour_of_their_kind(visit, large_plan):
-    visit.open_plan("deep/large.dcpplan")
-    trace = simulate(large_plan)
-    points = [place(trace, longest(trace, lane), 32) for lane in LANES]
-    expected = [KIND_COLOURS[{"compute": "attention"}.get(lane, lane)] for lane in LANES]
-    assert visit.colours_at(TIMELINE, points) == expected
-    assert visit.distinct(TIMELINE) > 20  # shades of coverage
-
-
-def test_hovering_the_timeline_names_the_event(visit, small_plan, small_trace):
-    visit.open_plan("small.dcpplan")
-    event = longest(small_trace, "send")
-    text = visit.hover_at(
-        TIMELINE, *place(small_trace, event, 4, small_trace.end_ns.max() * 5 // 4)
-    )
-    assert f"send: {small_trace.name_of(event)}" in text
-    assert f"device {small_trace.device[event]} to device {small_trace.peer[event]}" in text
-    assert f"division {small_trace.division[event]}" in text
+    trace, event = traces[0], longest(traces[0], "send")
+    text = visit.hover_at(TIMELINE, *place(trace, event, 4, traces[1].end_ns.max()))
+    assert f"send: {trace.name_of(event)}" in text
+    assert f"device {trace.device[event]} to device {trace.peer[event]}" in text
+    assert f"division {trace.division[event]}" in text
 
 
 def test_wheel_drag_and_keys_move_the_timeline_and_escape_resets_it(visit):
@@ -187,12 +166,11 @@ def test_the_theme_follows_the_system_until_it_is_toggled_everywhere(visit):
     page.wait_for_selector("#balance .dcp-bar")
     page.wait_for_selector(".dcp-mask[data-state=drawn]")
     page.wait_for_selector(f"{TIMELINE}[data-state=drawn]")
-    assert page.evaluate("document.documentElement.dataset.mantineColorScheme") == "dark"
     assert page.evaluate(BACKGROUND) == "rgb(16, 19, 23)"
     dark = (page.evaluate(BACKGROUND), page.evaluate(INK), visit.digest(TIMELINE))
     address, length = page.url, page.evaluate("history.length")
     page.click("#colour-scheme")
-    page.wait_for_function("() => document.documentElement.dataset.mantineColorScheme === 'light'")
+    page.wait_for_selector("html[data-mantine-color-scheme=light]")
     light = (page.evaluate(BACKGROUND), page.evaluate(INK), visit.digest(TIMELINE))
     assert all(a != b for a, b in zip(light, dark, strict=True))
     page.evaluate("dcp.state.flush()")
@@ -200,15 +178,6 @@ def test_the_theme_follows_the_system_until_it_is_toggled_everywhere(visit):
     page.reload()
     page.wait_for_selector(".dcp-mask[data-state=drawn]")
     assert page.evaluate(BACKGROUND) == light[0]
-
-
-def test_the_charts_come_with_the_page(visit, small_plan):
-    page = visit.open_plan("small.dcpplan")
-    page.wait_for_selector("#traffic[data-state=drawn]")
-    page.wait_for_selector("#balance .dcp-bar")
-    rows = ("Compute", "Tokens", "Bytes sent", "Bytes received", "Buffers", "Waiting, predicted")
-    assert page.locator(".dcp-bars-title").all_inner_texts() == [*rows, "Waiting, measured"]
-    assert page.locator("#balance .dcp-bar").count() == 7 * small_plan.num_devices
 
 
 def test_a_broken_plan_is_a_message_not_a_crash(visit):
@@ -219,13 +188,6 @@ def test_a_broken_plan_is_a_message_not_a_crash(visit):
     page.wait_for_selector("table.dcp-plans")
 
 
-def test_a_folder_without_plans_says_what_to_type(visit, tmp_path):
-    with visit.serving(tmp_path):
-        page = visit.open("")
-        page.wait_for_selector("text=No plans here yet")
-        assert "dcpm demo" in page.locator("main").inner_text()
-
-
 @pytest.mark.parametrize("visit", ["fresh"], indirect=True)  # nothing has the focus yet
 def test_the_page_can_be_used_without_a_mouse(visit):
     page = visit.open_plan("small.dcpplan")
@@ -233,13 +195,13 @@ def test_the_page_can_be_used_without_a_mouse(visit):
     reached = set()
     for _ in range(70):
         page.keyboard.press("Tab")
-        reached.add(
-            page.evaluate(
-                "(document.activeElement.getAttribute('aria-label') || document.activeElement.name"
-                " || document.activeElement.innerText).slice(0, 40)"
-            )
-        )
-        assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") != ""
+        name, outline = page.evaluate("""() => {
+          const e = document.activeElement;
+          const name = e.getAttribute('aria-label') || e.name || e.innerText;
+          return [name.slice(0, 40), getComputedStyle(e).outlineStyle];
+        }""")
+        reached.add(name)
+        assert outline != ""
     assert any(text.startswith("Mask:") for text in reached)
     assert any(text.startswith("Predicted timeline:") for text in reached)
     assert "Switch between light and dark" in reached

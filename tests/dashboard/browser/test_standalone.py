@@ -1,6 +1,7 @@
 """The page of a plan as one file: opened from a disk, drawn and used without any server."""
 
 import numpy as np
+from canvases import READ, centres
 
 from dcp_dashboard.api.encoding import device_colours
 from dcp_dashboard.exports.overview import standalone_page
@@ -20,20 +21,9 @@ def test_the_file_draws_and_selects_on_its_own(browser, served_folder, small_pla
     page.wait_for_selector(".dcp-view-simulated .dcp-timeline[data-state=drawn]")
     assert page.locator("canvas.dcp-pixels").count() == 4  # mask, predicted, measured, traffic
     assert page.title() == "causal · small.dcpplan · dcp-dsl"
-    tile = len(small_plan.tiles) // 2
     tiles, blocks = small_plan.tiles, small_plan.blocks
-    middle = (blocks.start + blocks.end) / 2 / small_plan.num_tokens
-    point = [float(middle[tiles.kv_block[tile]]), float(middle[tiles.q_block[tile]])]
-    colour = page.eval_on_selector(
-        ".dcp-mask .dcp-pixels",
-        """(canvas, [x, y]) => {
-          const at = [Math.floor(x * canvas.width), Math.floor(y * canvas.height), 1, 1];
-          const [r, g, b] = canvas.getContext('2d').getImageData(...at).data;
-          return '#' + [r, g, b].map((v) => v.toString(16).padStart(2, '0')).join('');
-        }""",
-        point,
-    )
-    assert colour == device_colours(2, 2)[tiles.device[tile]]
+    shown = page.eval_on_selector(".dcp-mask .dcp-pixels", READ, centres(small_plan))
+    assert shown == [device_colours(2, 2)[device] for device in tiles.device]
     page.click(".dcp-device-table button >> text=3")
     owned = int((blocks.end - blocks.start)[np.asarray(blocks.owner) == 3].sum())
     page.wait_for_selector(f".dcp-inspector >> text={owned:,}")

@@ -1,11 +1,11 @@
 """The page of the timeline: pixels, numbers and addresses against values of the trace."""
 
 import re
-from dataclasses import replace
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
+from canvases import BANDS, READ, longest
 
 from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.facts.traces import EventFilter, matching
@@ -23,24 +23,7 @@ from dcp_planner import (
 )
 from dcp_planner.simulation import EVENT_KINDS as KINDS
 
-READ = """(canvas, points) => {
-  const pen = canvas.getContext('2d');
-  return points.map(([x, y]) => {
-    const at = [Math.floor(x * canvas.width), Math.floor(y * canvas.height)];
-    const [r, g, b] = pen.getImageData(...at, 1, 1).data;
-    return '#' + [r, g, b].map((value) => value.toString(16).padStart(2, '0')).join('');
-  });
-}"""
 HOST = ".dcp-timeline"
-BANDS = {"compute": 0.48, "wait": 0.30, "send": 0.67, "receive": 0.87}
-SOURCES = ("simulated", "measured")
-
-
-@pytest.fixture
-def traces(small_trace) -> list[Trace]:
-    start, end = small_trace.start_ns * 5 // 4, small_trace.end_ns * 5 // 4
-    slower = replace(small_trace, source="measured", start_ns=start, end_ns=end, ready_ns=start)
-    return [small_trace, slower]
 
 
 def open_timeline(visit, query="", name="small.dcpplan"):
@@ -63,16 +46,10 @@ def place(traces, source, event, window=None, devices=4):
     return float(middle), float(row / (devices * len(traces)))
 
 
-def longest(trace, lane):
-    events = np.flatnonzero(trace.lane == LANES.index(lane))
-    return int(events[(trace.end_ns - trace.start_ns)[events].argmax()])
-
-
-def press_at(visit, x, y, modifier=None):
+def press_at(visit, x, y):
     """Click at a point of the canvas given in shares."""
     box = visit.page.locator(f"{HOST} .dcp-pixels").bounding_box()
-    at = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
-    visit.page.mouse.click(at["x"], at["y"])
+    visit.page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])
 
 
 def state(page):
@@ -100,7 +77,6 @@ def test_predicted_and_measured_share_an_axis_in_the_colours_of_their_kinds(visi
     page.wait_for_selector("button[aria-pressed=true] >> text=Measured")
     alone = [place(traces[1:], 0, event) for source, event in chosen if source == 1]
     assert visit.colours_at(HOST, alone)[1] == KIND_COLOURS["send"]
-    assert len(traces[0].name) == len(traces[1].name)
 
 
 def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit, traces):
@@ -291,17 +267,13 @@ def test_divisions_are_stepped_and_the_others_pale(visit, traces):
 def accent_rows(page):
     """Shares of the height at which the strip beside the rows has the colour of the selection."""
     page.wait_for_timeout(50)
-    top, canvas = page.evaluate(
-        "() => [document.querySelector('.dcp-pixels').offsetTop,"
-        " document.querySelector('.dcp-marks').clientHeight]"
-    )
-    left = page.evaluate("document.querySelector('.dcp-pixels').offsetLeft")
-    width = page.evaluate("document.querySelector('.dcp-marks').clientWidth")
-    height = page.evaluate("document.querySelector('.dcp-pixels').clientHeight")
-    accent = page.evaluate(
-        "getComputedStyle(document.documentElement).getPropertyValue('--accent').trim()"
-    )
-    points = [((left - 2) / width, (top + (i + 0.5) / 8 * height) / canvas) for i in range(8)]
+    left, top, rows, width, height, accent = page.evaluate("""() => {
+      const [pixels, marks] = ['.dcp-pixels', '.dcp-marks'].map((s) => document.querySelector(s));
+      const style = getComputedStyle(document.documentElement);
+      return [pixels.offsetLeft, pixels.offsetTop, pixels.clientHeight, marks.clientWidth,
+        marks.clientHeight, style.getPropertyValue('--accent').trim()];
+    }""")
+    points = [((left - 2) / width, (top + (i + 0.5) / 8 * rows) / height) for i in range(8)]
     shown = page.eval_on_selector(".dcp-marks", READ, points)
     return [i for i, colour in enumerate(shown) if colour == accent]
 
@@ -365,22 +337,6 @@ def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path):
         assert alone.startswith("node 0 sends node 0")
         assert "nothing" in alone
         assert "nothing" not in visit.hover_at("#traffic", 0.75, 0.75)
-
-
-def test_a_narrow_dark_window_holds_the_page(visit):
-    visit.page.emulate_media(color_scheme="dark")
-    visit.page.set_viewport_size({"width": 820, "height": 900})
-    page = open_timeline(visit, "?area=0-20000-0-3")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 820
-    assert visit.distinct(HOST) > 3
-    page.click("button >> text=Table")
-    page.wait_for_selector(".dcp-virtual tbody tr")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 820
-    unnamed = page.evaluate(
-        "() => [...document.querySelectorAll('main button, main input, main a')].filter((e) =>"
-        " !(e.ariaLabel || e.textContent.trim())).length"
-    )
-    assert unnamed == 0
 
 
 def test_a_plan_that_does_nothing_says_so(visit, tmp_path, small_plan):

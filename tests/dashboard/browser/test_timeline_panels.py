@@ -6,8 +6,9 @@ import re
 from xml.etree import ElementTree
 
 import pytest
+from canvases import READ
 from PIL import Image
-from test_timeline_page import HOST, READ, open_timeline
+from test_timeline_page import HOST, open_timeline
 
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import Sample, Spec, block_sparsity
@@ -94,8 +95,7 @@ def test_notes_live_in_the_address_and_stay_text(visit):
     assert visit.digest(HOST, "marks") == plain
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("view", ["timeline", "mask"])
+@pytest.mark.parametrize(("view", "scheme"), [("timeline", "dark"), ("mask", "light")])
 def test_what_is_shown_can_be_saved(visit, view, scheme, small_trace, tmp_path):
     visit.page.emulate_media(color_scheme=scheme)
     third = int(small_trace.end_ns.max()) // 3

@@ -8,10 +8,11 @@ PAGES = (
     ("", "table.dcp-plans"),
     ("help", "main .dcp-help"),
     ("edit", ".dcp-edit-matrix canvas"),
-    (f"compare?a={SMALL}&b={SMALL}", ".dcp-verdict"),
+    (f"compare?a={SMALL}&b={SMALL}", "#deltas .bars .point path"),
     (f"plan/{SMALL}", ".dcp-mask[data-state=drawn]"),
     (f"plan/{SMALL}/mask", ".dcp-mask[data-state=drawn]"),
     (f"plan/{SMALL}/timeline", ".dcp-timeline[data-state=drawn]"),
+    (f"plan/{SMALL}/timeline?view=table", ".dcp-virtual tbody tr"),
     (f"plan/{plan_key('deep/large.dcpplan')}", ".dcp-mask[data-state=drawn]"),
     (f"plan/{plan_key('cut.dcpplan')}", "text=This cannot be shown"),
 )

@@ -1,0 +1,28 @@
+"""Where tiles and events lie on a canvas, and scripts that read its pixels."""
+
+import numpy as np
+
+from dcp_planner import LANES, Plan, Trace
+
+READ = """(canvas, points) => {
+  const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+  return points.map(([x, y]) => {
+    const at = 4 * (Math.floor(y * canvas.height) * canvas.width + Math.floor(x * canvas.width));
+    return '#' + [0, 1, 2].map((i) => data.data[at + i].toString(16).padStart(2, '0')).join('');
+  });
+}"""
+"""The colours at points given as shares of the width and the height of a canvas."""
+BANDS = {"compute": 0.48, "wait": 0.30, "send": 0.67, "receive": 0.87}
+"""The middle of the band of each lane in the row of its device."""
+
+
+def centres(plan: Plan) -> list[tuple[float, float]]:
+    """Return (across, down) of every tile as shares of the mask."""
+    middle = (plan.blocks.start + plan.blocks.end) / 2 / plan.num_tokens
+    return list(zip(middle[plan.tiles.kv_block], middle[plan.tiles.q_block], strict=True))
+
+
+def longest(trace: Trace, lane: str) -> int:
+    """Return the longest event of a lane."""
+    events = np.flatnonzero(trace.lane == LANES.index(lane))
+    return int(events[(trace.end_ns - trace.start_ns)[events].argmax()])
