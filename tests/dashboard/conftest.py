@@ -1,7 +1,6 @@
 """Plans and traces small enough to check by hand, and one of the size that people have."""
 
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from dcp_dashboard import create_app
 from dcp_dashboard.library.folder import PlanEntry, plan_key
 from dcp_dashboard.library.plans import LoadedPlan, loaded_plan
 from dcp_dsl import BlockSparsity, Sample, Slabs, Spec, block_sparsity
-from dcp_dsl.forms import BatchShape
 from dcp_planner import (
     Cluster,
     ModelShape,
@@ -29,28 +27,9 @@ from dcp_planner.simulation.trace import COLUMNS
 
 
 def causal_sparsity(lengths: list[int], block: int) -> BlockSparsity:
-    """Cut causal masks of whole sequences into blocks, pair counts by counting rows."""
-    batch = BatchShape.of(lengths)
-    cu = batch.cu_seqlens.astype(np.int64)
-    bounds = [0]
-    for begin, end in pairwise(cu):
-        bounds += [*range(begin + block, end, block), end]
-    cuts = np.array(bounds)
-    sequence = np.searchsorted(cu, cuts[:-1], side="right") - 1
-    row_ptr, columns, pairs = [0], [], []
-    for row in range(len(cuts) - 1):
-        queries = np.arange(cuts[row], cuts[row + 1])
-        for column in np.flatnonzero(sequence[: row + 1] == sequence[row]):
-            last_key = np.minimum(queries + 1, cuts[column + 1])
-            columns.append(int(column))
-            pairs.append(int((last_key - cuts[column]).clip(0).sum()))
-        row_ptr.append(len(columns))
-    rows = np.repeat(np.arange(len(cuts) - 1), np.diff(row_ptr))
-    area = np.diff(cuts)[rows] * np.diff(cuts)[columns]
-    zero, one = np.zeros(len(lengths), np.uint8), np.ones(len(lengths), np.uint8)
-    slabs = Slabs(batch.num_tokens, cu[:-1], cu[1:], cu[:-1], cu[:-1] + 1, zero, one)
-    kind = np.where(area == pairs, 2, 1)
-    return BlockSparsity(batch, block, block, cuts, cuts, row_ptr, columns, kind, pairs, slabs)
+    """Cut causal masks of whole sequences into blocks."""
+    forms = [Slabs(length, [0], [length], [0], [1], [0], [1]) for length in lengths]
+    return block_sparsity(forms, block, block)
 
 
 def causal_plan(

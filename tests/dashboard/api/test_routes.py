@@ -1,23 +1,8 @@
 import pytest
 
-from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.library.folder import plan_key
 
 SMALL = plan_key("small.dcpplan")
-
-
-def test_timelines_come_by_source(client):
-    for source in ("simulated", "measured"):
-        answer = client.get(f"/api/plan/{SMALL}/timeline?source={source}")
-        assert answer.status_code == 200
-        assert decode(answer.data)[0]["source"] == source
-
-
-def test_a_source_that_the_file_lacks_is_named(client):
-    key = plan_key("deep/large.dcpplan")
-    answer = client.get(f"/api/plan/{key}/timeline?source=measured")
-    assert answer.status_code == 404
-    assert answer.json == {"error": "deep/large.dcpplan has no trace 'measured'; it has simulated"}
 
 
 def test_an_unchanged_payload_is_not_sent_twice(client):
@@ -43,9 +28,3 @@ def test_a_key_that_names_no_file_gives_no_data(client, key):
     answer = client.get(f"/api/plan/{key}/mask")
     assert answer.data[:4] != b"DCPC"
     assert b"Traceback" not in answer.data
-
-
-def test_the_picture_is_a_png(client):
-    answer = client.get(f"/api/plan/{SMALL}/thumbnail.png")
-    assert answer.content_type == "image/png"
-    assert answer.data.startswith(b"\x89PNG\r\n\x1a\n")

@@ -10,13 +10,7 @@ from hypothesis import strategies as st
 
 from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.editing.planning import make_plan, preview_plan
-from dcp_dashboard.editing.texts import (
-    check_text,
-    describe_word,
-    draw_text,
-    format_text,
-    propose,
-)
+from dcp_dashboard.editing.texts import check_text, describe_word, draw_text, format_text, propose
 from dcp_dsl import DCPError, Spec, check, dense_mask
 
 TEXT = """segment part = question[question_len] answer[answer_lens]*

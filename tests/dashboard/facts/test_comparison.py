@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from dataclasses import fields, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.api.mask import MOVED, ONLY_FIRST, ONLY_SECOND, SAME, find_moves, fit_devices
 from dcp_dashboard.facts.comparison import (
     Comparison,
+    Side,
     compare_devices,
     compare_kinds,
     compare_rows,
@@ -20,11 +22,11 @@ from dcp_dashboard.facts.findings import explain
 from dcp_dashboard.facts.quantities import duration
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library import plans as library_module
-from dcp_dashboard.library.folder import plan_key
-from dcp_dashboard.library.plans import PlanLibrary
+from dcp_dashboard.library.folder import PlanEntry, plan_key
+from dcp_dashboard.library.plans import PlanLibrary, loaded_plan
 from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
-from dcp_planner import LANES, predict, simulate, write_plan
+from dcp_planner import LANES, predict, simulate
 from dcp_planner.simulation import EVENT_KINDS
 
 
@@ -42,6 +44,11 @@ def compared(library, first, second) -> Comparison:
     return load_comparison(library, *sides)
 
 
+def made_side(name, plan, trace):
+    entry = PlanEntry(name, f"{name}.dcpplan", Path(name), 1, 2)
+    return Side(loaded_plan(entry, plan, [trace]), trace.source)
+
+
 def row(comparison, name):
     return next(row for row in compare_rows(comparison) if row.difference.name == name)
 
@@ -54,10 +61,9 @@ def test_times_by_kind_are_sums_over_the_events_of_the_mean_device(library):
         trace, spent = side.trace, Counter()
         for event in range(len(trace)):
             key = EVENT_KINDS[trace.kind[event]], bool(trace.is_backward[event])
-            spent[key] += int(trace.end_ns[event] - trace.start_ns[event])
-        assert {(r.kind, r.direction == "backward"): getattr(r, name) for r in rows} == {
-            key: pytest.approx(ns / 1e9 / side.num_devices) for key, ns in spent.items()
-        }
+            spent[key] += int(trace.end_ns[event] - trace.start_ns[event]) / 1e9 / side.num_devices
+        found = {(r.kind, r.direction == "backward"): getattr(r, name) for r in rows}
+        assert found == pytest.approx(spent)
     attention = next(r for r in rows if (r.kind, r.direction) == ("attention", "forward"))
     assert attention.ratio == pytest.approx(1.25, rel=1e-3)  # the run is a quarter slower
 
@@ -68,9 +74,8 @@ def test_a_phase_begins_at_0_on_both_sides_and_keeps_its_events(library, directi
     for trace in loaded.traces.values():
         phase, chosen = phase_of(trace, direction), trace.is_backward == (direction == "backward")
         assert phase.start_ns.min() == 0
-        assert (phase.end_ns - phase.start_ns).tolist() == (trace.end_ns - trace.start_ns)[
-            chosen
-        ].tolist()
+        length = (trace.end_ns - trace.start_ns)[chosen]
+        assert (phase.end_ns - phase.start_ns).tolist() == length.tolist()
         assert phase.seconds() == pytest.approx(trace.seconds(is_backward=direction == "backward"))
     client = create_app(library.root).server.test_client()
     address = f"/api/plan/{loaded.entry.key}/timeline?source=measured&phase={direction}"
@@ -102,22 +107,20 @@ def test_less_time_is_better_and_more_rate_too(library):
 
 @pytest.mark.parametrize(("slow_by", "times_more"), [(1, "19"), (10, "1.93")])
 def test_plans_of_different_batches_are_told_by_their_rates(
-    tmp_path, small_plan, large_plan, slow_by, times_more
+    small_plan, large_plan, slow_by, times_more
 ):
     """Rates by hand: pairs over seconds and devices."""
-    seconds, rates = {}, {}
+    seconds, rates, sides = {}, {}, {}
     for name, plan, factor in (("small", small_plan, 1), ("large", large_plan, slow_by)):
         trace = simulate(plan)
-        times = {"start_ns": trace.start_ns * factor, "end_ns": trace.end_ns * factor}
-        write_plan(tmp_path / f"{name}.dcpplan", plan, (replace(trace, **times),))
-        ends, starts = times["end_ns"].tolist(), times["start_ns"].tolist()
-        seconds[name] = (max(ends) - min(starts)) / 1e9
-        rates[name] = sum(plan.tiles.pairs.tolist()) / seconds[name] / plan.num_devices
+        start, end = trace.start_ns * factor, trace.end_ns * factor
+        sides[name] = made_side(name, plan, replace(trace, start_ns=start, end_ns=end))
+        seconds[name] = int(end.max() - start.min()) / 1e9
+        rates[name] = int(plan.tiles.pairs.sum()) / seconds[name] / plan.num_devices
     found = rates["large"] / rates["small"]
     assert times_more == (f"{found:.0f}" if slow_by == 1 else f"{found:.2f}")
     for a, b, faster, slower in (("small", "large", "B", "A"), ("large", "small", "A", "B")):
-        text = explain(compared(PlanLibrary(tmp_path), a, b)).text
-        assert text == (
+        assert explain(Comparison(sides[a], sides[b])).text == (
             f"A takes {duration(seconds[a])}, B {duration(seconds[b])}, for different batches; per "
             f"second and device, {faster} computes {times_more} times the pairs of {slower}."
         )
@@ -133,8 +136,8 @@ def test_device_differences_are_sums_over_the_transfers(library):
     assert deltas["Tokens"].second.tolist() == owned
 
 
-def test_the_reason_of_a_run_is_found_in_its_events(tmp_path, small_plan):
-    trace = simulate(small_plan)
+def test_the_reason_of_a_run_is_found_in_its_events(small_plan, small_trace):
+    trace = small_trace
     # The last attention of device 0 in forward takes longer; what begins later comes later by that.
     computes = np.flatnonzero((trace.device == 0) & (trace.lane == 0) & ~trace.is_backward)
     longer = computes[trace.end_ns[computes].argmax()]
@@ -146,17 +149,14 @@ def test_the_reason_of_a_run_is_found_in_its_events(tmp_path, small_plan):
     times = {"start_ns": start, "end_ns": trace.end_ns + by * ends_late, "ready_ns": start}
     slow = replace(trace, source="measured", **times)
     usual = replace(trace, source="measured", ready_ns=trace.start_ns)
-    for name, run in (("usual", usual), ("slow", slow)):
-        write_plan(tmp_path / f"{name}.dcpplan", small_plan, (run,))
-    sides = ("usual", "measured"), ("slow", "measured")
-    found = explain(compared(PlanLibrary(tmp_path), *sides))
+    sides = (made_side("usual", small_plan, usual), made_side("slow", small_plan, slow))
+    found = explain(Comparison(*sides))
     assert re.match(r"A takes 50\s% less time than B.* B loses more to", found.text)
     assert "uneven compute (" in found.text or "more to uneven compute" in found.text
     # A prediction that is not the planner's is explained like a run.
     slower = replace(trace, start_ns=trace.start_ns * 2, end_ns=trace.end_ns * 2)
-    for name, prediction in (("now", trace), ("then", slower)):
-        write_plan(tmp_path / f"{name}.dcpplan", small_plan, (prediction,))
-    found = explain(compared(PlanLibrary(tmp_path), "now", "then"))
+    sides = (made_side("now", small_plan, trace), made_side("then", small_plan, slower))
+    found = explain(Comparison(*sides))
     assert found.text.startswith("A takes 50\u00a0% less time than B")
     assert found.rule.startswith("A run cannot be repeated")
 
@@ -183,41 +183,36 @@ def test_a_plan_is_predicted_under_other_conditions_once(library, monkeypatch):
     explain(compared(library, "contiguous", "zigzag"))
 
 
+def some(tiles, keep):
+    """A table of tiles with the rows to keep."""
+    columns = {field.name: getattr(tiles, field.name) for field in fields(tiles)}
+    known = {name: column[keep] for name, column in columns.items() if column is not None}
+    return replace(tiles, **known)
+
+
 def test_moved_tiles_are_those_on_another_device(library, small_plan):
     other = compared(library, "zigzag", "contiguous").second.loaded.plan
     moves = find_moves(small_plan, other)
-    on = [
-        dict(zip(zip(t.q_block.tolist(), t.kv_block.tolist(), strict=True), t.device, strict=True))
-        for t in (small_plan.tiles, other.tiles)
-    ]
     t = small_plan.tiles
-    places = list(zip(t.q_block.tolist(), t.kv_block.tolist(), strict=True))
-    pairs = dict(zip(places, t.pairs.tolist(), strict=True))
-    assert len(moves.change) == len(on[0]) == len(on[1])
-    for q, kv, change in zip(moves.q_block, moves.kv_block, moves.change, strict=True):
-        at = (int(q), int(kv))
-        assert change == (SAME if on[0][at] == on[1][at] else MOVED)
+    assert t.q_block.tolist() == other.tiles.q_block.tolist() == moves.q_block.tolist()
+    assert t.kv_block.tolist() == other.tiles.kv_block.tolist() == moves.kv_block.tolist()
+    is_moved = t.device != other.tiles.device
+    assert moves.change.tolist() == np.where(is_moved, MOVED, SAME).tolist()
     assert 0 < moves.share < 1
     assert moves.fitted_pair_share <= moves.pair_share
-    moved = sum(p for at, p in pairs.items() if on[0][at] != on[1][at])
-    assert moves.pair_share == moved / sum(pairs.values())
+    assert moves.pair_share == t.pairs[is_moved].sum() / t.pairs.sum()
     # Tiles of one plan alone are in neither sum.
-    without = {places[0], places[-1]}
-    keep = [at not in without for at in places]
-    columns = {f.name: getattr(t, f.name) for f in fields(t)}
-    fewer = replace(t, **{n: column[keep] for n, column in columns.items() if column is not None})
-    common = sum(p for at, p in pairs.items() if at not in without)
-    moved = sum(p for at, p in pairs.items() if at not in without and on[0][at] != on[1][at])
-    assert find_moves(replace(small_plan, tiles=fewer), other).pair_share == moved / common
+    keep = np.arange(len(t)) % (len(t) - 1) > 0
+    assert find_moves(replace(small_plan, tiles=some(t, keep)), other).pair_share == (
+        t.pairs[keep & is_moved].sum() / t.pairs[keep].sum()
+    )
     nothing = find_moves(small_plan, small_plan)
     assert (nothing.share, nothing.pair_share, nothing.moved_tokens) == (0, 0, 0)
 
 
 def test_tiles_of_one_plan_only_are_told_apart(small_plan):
     tiles = small_plan.tiles
-    names = ("q_block", "kv_block", "kind", "pairs", "device", "division", "backward_division")
-    fewer = replace(tiles, **{name: getattr(tiles, name)[10:] for name in names})
-    less = replace(small_plan, tiles=fewer)
+    less = replace(small_plan, tiles=some(tiles, slice(10, None)))
     for sides, change in (((small_plan, less), ONLY_FIRST), ((less, small_plan), ONLY_SECOND)):
         moves = find_moves(*sides)
         assert np.flatnonzero(moves.change == change).tolist() == list(range(10))
@@ -242,8 +237,7 @@ def test_the_chart_has_one_bar_per_device_above_zero_where_b_has_more(library):
     for bars, delta in zip(figure.data, deltas, strict=True):
         assert list(bars.y) == delta.difference.tolist()
         assert all((c == MORE) == (y > 0) for c, y in zip(bars.marker.color, bars.y, strict=True))
-    axes = [figure.layout[f"yaxis{row or ''}"] for row in (0, 2, 3, 4, 5)]
-    for axis, bars in zip(axes, figure.data, strict=True):
+    for axis, bars in zip(figure.select_yaxes(), figure.data, strict=True):
         assert axis.range[0] < min(0, *bars.y)
         assert axis.range[1] > max(0, *bars.y)
         assert max(bars.y, key=abs) in axis.tickvals  # the furthest bar can be read off

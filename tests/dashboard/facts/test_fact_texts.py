@@ -9,12 +9,7 @@ import pytest
 from shown_texts import details_text
 
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.devices import (
-    device_facts,
-    division_facts,
-    find_sequences,
-    sequence_facts,
-)
+from dcp_dashboard.facts.devices import device_facts, division_facts, find_sequences, sequence_facts
 from dcp_dashboard.facts.findings import findings, longest_waits
 from dcp_dashboard.facts.text import DIRECTIONS
 from dcp_dashboard.facts.tiles import (

@@ -18,16 +18,13 @@ from dcp_dashboard.facts.comparison import has_same_blocks
 from dcp_dashboard.facts.devices import division_facts
 from dcp_dashboard.facts.text import transfer_selection
 from dcp_dashboard.facts.tiles import serving_transfers, transfer_facts
-from dcp_dashboard.library.plans import load_file
 from dcp_dashboard.library.summary import caption_of_first_group, group_labels
-from dcp_planner import TransferKind, simulate, write_plan
+from dcp_planner import TransferKind
 
 
-@pytest.fixture(scope="module")
-def grouped(tmp_path_factory, grouped_plan):
-    file = tmp_path_factory.mktemp("grouped") / "grouped.dcpplan"
-    write_plan(file, grouped_plan, (simulate(grouped_plan),))
-    return load_file(file)
+@pytest.fixture
+def grouped(shown):
+    return shown["grouped"]
 
 
 def test_the_mask_says_which_group_every_tile_is_of(grouped_plan, small_plan):
@@ -95,12 +92,10 @@ def test_messages_of_groups_are_found_in_traces_and_name_their_heads(grouped):
     assert len(chosen) > 3
     for transfer in chosen.tolist():
         ends = np.flatnonzero(trace.transfer == transfer)
-        assert {trace.name_of(event) for event in ends} == {
-            f"{TransferKind(table.kind[transfer]).name.lower()} {table.block[transfer]}.1"
-        }
-        assert trace.device[ends].tolist() == [table.source[transfer], table.target[transfer]] or (
-            trace.device[ends].tolist() == [table.target[transfer], table.source[transfer]]
-        )
+        kind = TransferKind(table.kind[transfer]).name.lower()
+        assert {trace.name_of(event) for event in ends} == {f"{kind} {table.block[transfer]}.1"}
+        named = sorted((table.source[transfer], table.target[transfer]))
+        assert sorted(trace.device[ends]) == named
         assert transfer_selection(plan, transfer).endswith("~group.1")
     facts = str(transfer_facts(grouped, int(chosen[0])).to_json())
     assert "query heads 3-4: group 2 of 2" in facts

@@ -8,15 +8,7 @@ import pytest
 from dcp_dashboard.api.devices import memory_over_time, memory_payload
 from dcp_dashboard.api.encoding import decode
 from dcp_dsl import Sample, Spec, block_sparsity
-from dcp_planner import (
-    LANES,
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    TransferKind,
-    build_plan,
-    simulate,
-)
+from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, TransferKind, build_plan, simulate
 from dcp_planner.causes.alternatives import workload_of
 from dcp_planner.model.problem import Placement
 from dcp_planner.schedule.divisions import Manner, Schedule

@@ -8,11 +8,7 @@ from plotly.utils import PlotlyJSONEncoder
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.index import parse_report, read_report
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.charts import (
-    lengths_figure,
-    speedup_figure,
-    spread_figure,
-)
+from dcp_dashboard.pages.charts import lengths_figure, speedup_figure, spread_figure
 from dcp_dashboard.pages.reports import sort_batches, summary_sentence
 from dcp_dashboard.pages.tables import PAGE_ROWS, Query, read_query
 from dcp_dashboard.web.app import render_page
