@@ -26,6 +26,15 @@ def test_python_of_the_document_runs(name):
     assert results.attempted > 0
 
 
+def test_every_statement_of_the_page_for_newcomers_runs():
+    text = (ROOT / "docs" / "coming-from.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    assert sum(block.count("assert") for block in blocks) >= 9
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(compile(block, "docs/coming-from.md", "exec"), names)
+
+
 def test_every_command_of_the_language_is_described():
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     entries = (ROOT / "pyproject.toml").read_text().split('"dcpm.commands"]')[1].split("[")[0]

@@ -16,12 +16,9 @@ def shown(document: str) -> list[Path]:
     return [(ROOT / document).parent / name for name in names if "://" not in name]
 
 
-def test_the_first_readme_and_that_of_the_dashboard_show_the_dashboard():
+def test_shown_pictures_exist_and_those_of_the_dashboard_are_shown_and_of_sane_size():
     for document in ("README.md", "dashboard/README.md"):
         assert any(path.resolve().parent == PICTURES for path in shown(document)), document
-
-
-def test_shown_pictures_exist_and_those_of_the_dashboard_are_shown_and_of_sane_size():
     used = {path.resolve() for document in DOCUMENTS for path in shown(document)}
     assert [str(path) for path in used if not path.is_file()] == []
     taken = sorted(PICTURES.glob("*"))

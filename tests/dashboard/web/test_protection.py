@@ -88,18 +88,12 @@ def every_route(client):
 
 
 def test_every_route_asks_for_our_name_our_pages_and_wears_the_headers(client):
+    others = ("http://evil.example", "null", "http://127.0.0.1:8051")
+    asked = [(403, LOCAL, {"Origin": origin}) for origin in others]
+    asked += [(400, f"http://{host}", {}) for host in ("evil", "127.0.0.1.evil.example:8050")]
     for method, path in every_route(client):
-        for status, host, origin in (
-            (400, "evil.example", None),
-            (400, "127.0.0.1.evil.example:8050", None),
-            (403, "127.0.0.1:8050", "http://evil.example"),
-            (403, "127.0.0.1:8050", "null"),
-            (403, "127.0.0.1:8050", "http://127.0.0.1:8051"),
-        ):
-            headers = {"Origin": origin} if origin else {}
-            with client.open(
-                path, method=method, base_url=f"http://{host}", headers=headers
-            ) as answer:
+        for status, base, headers in asked:
+            with client.open(path, method=method, base_url=base, headers=headers) as answer:
                 assert answer.status_code == status, path
                 assert "default-src 'self'" in answer.headers["Content-Security-Policy"]
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -144,14 +138,11 @@ def test_the_debugger_and_other_doors_are_shut(client):
 
 
 PAGE = {
-    "output": "page.children",
-    "outputs": {"id": "page", "property": "children"},
-    "inputs": [
-        {"id": "url", "property": "pathname", "value": "/"},
-        {"id": "url", "property": "search", "value": ""},
-    ],
+    "output": "page.children", "outputs": {"id": "page", "property": "children"},
+    "inputs": [{"id": "url", "property": "pathname", "value": "/"},
+               {"id": "url", "property": "search", "value": ""}],
     "changedPropIds": ["url.pathname"],
-}
+}  # fmt: skip
 
 
 def call(client, body, **headers):

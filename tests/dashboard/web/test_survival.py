@@ -43,11 +43,6 @@ POSTS = [
 ]
 
 
-def members(source):
-    with zipfile.ZipFile(source) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 def write_zip(path, content, method=zipfile.ZIP_STORED):
     with zipfile.ZipFile(path, "w", method) as archive:
         for name, data in content.items():
@@ -56,7 +51,8 @@ def write_zip(path, content, method=zipfile.ZIP_STORED):
 
 def write_hostile_files(folder: Path, good: Path) -> None:
     """Every kind of plan file that is none; each has to be refused by itself."""
-    parts = members(good)
+    with zipfile.ZipFile(good) as archive:
+        parts = {name: archive.read(name) for name in archive.namelist()}
     meta = json.loads(parts["meta.json"])
     rows = meta["tables"] | dict.fromkeys(meta["tables"], 2**62)
     cluster = meta["cluster"] | {"nodes": 2**40}
@@ -115,13 +111,10 @@ def send_raw(url, text):
 
 def show(url, path):
     """Return the answer of the one callback of the pages."""
-    places = [("pathname", path), ("search", "")]
-    body = {
-        "output": "page.children",
-        "outputs": {"id": "page", "property": "children"},
-        "inputs": [{"id": "url", "property": name, "value": value} for name, value in places],
-        "changedPropIds": ["url.pathname"],
-    }
+    inputs = [{"id": "url", "property": "pathname", "value": path},
+              {"id": "url", "property": "search", "value": ""}]  # fmt: skip
+    body = {"output": "page.children", "outputs": {"id": "page", "property": "children"},
+            "inputs": inputs, "changedPropIds": ["url.pathname"]}  # fmt: skip
     return ask(f"{url}_dash-update-component", json.dumps(body).encode())
 
 
