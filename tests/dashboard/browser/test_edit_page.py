@@ -41,10 +41,9 @@ def wait_for_title(page, title):
 def shown_matrix(visit, size):
     """Return for the middle of each cell of the picture if it has the colour of a pair."""
     middles = [((k + 0.5) / size, (q + 0.5) / size) for q in range(size) for k in range(size)]
-    colours = visit.colours_at(DRAWN, middles)
-    accent = visit.page.evaluate(ACCENT)
-    assert len(set(colours)) == 2
-    return np.array([colour == accent for colour in colours]).reshape(size, size)
+    colours = np.array(visit.colours_at(DRAWN, middles)).reshape(size, size)
+    assert len(np.unique(colours)) == 2
+    return colours == visit.page.evaluate(ACCENT)
 
 
 def test_an_error_is_underlined_mended_and_drawn(visit):
@@ -203,8 +202,8 @@ def test_the_editor_fits_a_narrow_window_and_only_its_page_loads_it(visit):
     page.select_option("[data-part=start]", "std:grpo")
     wait_for_title(page, "grpo")
     assert page.locator("#edit-name").inner_text() == "grpo.dcpm"
-    assert page.locator(".tok-keyword").first.evaluate("(e) => getComputedStyle(e).color") != (
-        page.locator(".cm-content").evaluate("(e) => getComputedStyle(e).color")
-    )
+    colour = "(e) => getComputedStyle(e).color"
+    keyword = page.eval_on_selector(".tok-keyword", colour)
+    assert keyword != page.eval_on_selector(".cm-content", colour)
     page.goto(page.url.split("edit")[0] + "edit?spec=std:nothing")
     assert "there are agent" in page.wait_for_selector("[role=alert]").inner_text()

@@ -1,11 +1,11 @@
 """The page of a training run, while it goes on."""
 
 import json
-import shutil
 
 import pytest
 
 from dcp_dashboard.library.folder import plan_key
+from dcp_planner import write_plan
 
 STEPS = 3_000
 TRACED = 1_500
@@ -19,10 +19,10 @@ def line(step, **more):
 
 
 @pytest.fixture
-def log(tmp_path, paired_folder):
+def log(tmp_path, small_plan):
     folder = tmp_path / "today"
     folder.mkdir()
-    shutil.copy(paired_folder / "zigzag.dcpplan", folder / "kept.dcpplan")
+    write_plan(folder / "kept.dcpplan", small_plan)
     path = folder / "run.dcprun.jsonl"
     lines = [line(step) for step in range(STEPS)]
     lines[TRACED] = line(TRACED, trace="kept.dcpplan")

@@ -27,10 +27,9 @@ def faint(colour, scheme="light"):
 
 def expected_colours(plan, is_chosen, scheme="light"):
     colours = device_colours(plan.cluster.nodes, plan.cluster.devices_per_node)
-    of_tile = [colours[device] for device in plan.tiles.device]
     return [
-        colour if chosen else faint(colour, scheme)
-        for colour, chosen in zip(of_tile, is_chosen, strict=True)
+        colours[device] if chosen else faint(colours[device], scheme)
+        for device, chosen in zip(plan.tiles.device, is_chosen, strict=True)
     ]
 
 
@@ -221,23 +220,23 @@ def test_an_answer_that_was_cut_off_is_asked_for_again(visit):
 def test_a_sequence_is_found_by_its_number_in_every_view(visit, small_plan):
     page = visit.open_plan("small.dcpplan")
     before = visit.digest("#timelines .dcp-timeline")
-    page.fill(".dcp-finder", "nobody 7")
-    page.press(".dcp-finder", "Enter")
+
+    def find(text):
+        page.fill(".dcp-finder", text)
+        page.press(".dcp-finder", "Enter")
+
+    find("nobody 7")
     page.wait_for_selector(".dcp-finder[aria-invalid=true]")
-    page.fill(".dcp-finder", "Chat-9f3a")
-    page.press(".dcp-finder", "Enter")
+    find("Chat-9f3a")
     rest(page, r"sel=sequence\.2$")
-    page.fill(".dcp-finder", "seq 0")
-    page.press(".dcp-finder", "Enter")
+    find("seq 0")
     rest(page, r"sel=sequence\.0$")
-    page.fill(".dcp-finder", "row")
-    page.press(".dcp-finder", "Enter")
+    find("row")
     page.wait_for_selector(".dcp-inspector h3 >> text=\"3 sequences have 'row' in their names\"")
     page.get_by_role("button", name="0, row 70").click()
     page.wait_for_selector(".dcp-inspector h3 >> text='Sequence 0'")
     rest(page, r"sel=sequence\.0$")
-    page.fill(".dcp-finder", "Seq 1")
-    page.press(".dcp-finder", "Enter")
+    find("Seq 1")
     page.wait_for_selector(".dcp-inspector h3 >> text='Sequence 1'")
     rest(page, r"sel=sequence\.1$")
     name = small_plan.sequence_names[1]
@@ -249,8 +248,7 @@ def test_a_sequence_is_found_by_its_number_in_every_view(visit, small_plan):
     shown = visit.colours_at(".dcp-mask", centres(small_plan))
     assert shown == expected_colours(small_plan, mine)
     assert visit.digest("#timelines .dcp-timeline") != before
-    page.fill(".dcp-finder", "division 1 backward")
-    page.press(".dcp-finder", "Enter")
+    find("division 1 backward")
     rest(page, r"sel=division\.1~backward\.1$")
     box, edge = page.locator(".dcp-mask .dcp-marks").bounding_box(), ".dcp-mask .dcp-marks"
     page.click(edge, position={"x": 8, "y": 0.8 * box["height"]})  # the row of the third sequence

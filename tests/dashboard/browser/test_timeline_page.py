@@ -10,15 +10,9 @@ from canvases import BANDS, READ, longest
 from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.facts.traces import EventFilter, matching
 from dcp_dashboard.library.folder import plan_key
-from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import (
     LANES,
-    Cluster,
-    ModelShape,
-    PlanConfig,
     Trace,
-    build_plan,
-    simulate,
     write_plan,
 )
 from dcp_planner.simulation import EVENT_KINDS as KINDS
@@ -112,10 +106,8 @@ def test_keys_go_to_neighbours_zoom_to_them_and_let_go(visit, traces):
     rows = payload_rows(traces[0])
     event = longest(traces[0], "send")
     number = int(np.flatnonzero(rows == event)[0])
-    track = [
-        n for n, row in enumerate(rows)
-        if traces[0].device[row] == traces[0].device[event] and traces[0].lane[row] == 1
-    ]  # fmt: skip
+    sends = (traces[0].device == traces[0].device[event]) & (traces[0].lane == 1)
+    track = np.flatnonzero(sends[rows]).tolist()
     page = open_timeline(visit, f"?sel=event.{track[0]}~source.simulated~device.0")
     page.focus(f"{HOST} .dcp-marks")
     for _ in range(track.index(number)):
@@ -123,15 +115,9 @@ def test_keys_go_to_neighbours_zoom_to_them_and_let_go(visit, traces):
     assert state(page)["sel"].startswith(f"event.{number}~")
     page.keyboard.press("Enter")
     begin, end = (float(ns) for ns in state(page)["time"].split("-"))
-    other = next(
-        e for e in range(len(traces[0]))
-        if traces[0].lane[e] == 2 and traces[0].name_of(e) == traces[0].name_of(event)
-        and traces[0].peer[e] == traces[0].device[event]
-        and traces[0].device[e] == traces[0].peer[event]
-        and traces[0].is_backward[e] == traces[0].is_backward[event]
-    )  # fmt: skip
-    first = min(traces[0].start_ns[event], traces[0].start_ns[other])
-    last = max(traces[0].end_ns[event], traces[0].end_ns[other])
+    both = np.flatnonzero(traces[0].transfer == traces[0].transfer[event])  # and its receive
+    assert len(both) == 2
+    first, last = traces[0].start_ns[both].min(), traces[0].end_ns[both].max()
     margin = 0.1 * (last - first)
     assert begin == pytest.approx(max(0, first - margin), abs=2)
     assert end == pytest.approx(last + margin, abs=2)
@@ -165,14 +151,13 @@ def test_a_search_counts_steps_and_exports_what_it_finds(visit, traces):
 
 
 def overlap(trace, kind, t0, t1, devices):
-    """Covered ns, number and bytes of a kind's events in an area, one event at a time."""
-    kinds = trace.kind
-    time = count = size = 0
+    """Covered ns and number of a kind's events in an area, one event at a time."""
+    time = count = 0
     for i in range(len(trace)):
         inside = min(trace.end_ns[i], t1) - max(trace.start_ns[i], t0)
-        if KINDS[kinds[i]] == kind and trace.device[i] in devices and inside > 0:
-            time, count, size = time + int(inside), count + 1, size + int(trace.size_bytes[i])
-    return time, count, size
+        if KINDS[trace.kind[i]] == kind and trace.device[i] in devices and inside > 0:
+            time, count = time + int(inside), count + 1
+    return time, count
 
 
 def test_an_area_is_summed_by_kind_and_device(visit, traces):
@@ -193,7 +178,7 @@ def test_an_area_is_summed_by_kind_and_device(visit, traces):
     for trace, shown in zip(traces, tables, strict=True):
         rows = [row.split("\t") for row in shown.locator("tbody").inner_text().splitlines()]
         for kind, time, share, count, *_ in rows:
-            ns, number, _ = overlap(trace, kind, t0, t1, (1, 2))
+            ns, number = overlap(trace, kind, t0, t1, (1, 2))
             assert int(count) == number
             value, unit = time.split()
             factor = {"ns": 1, "µs": 1e3, "ms": 1e6}[unit]
@@ -216,11 +201,10 @@ def test_the_table_holds_the_filtered_events_in_any_order(visit, traces):
     wanted = matching(traces[1], EventFilter(kinds=("send", "receive"), sort="-duration_ns"))
     assert f"{len(wanted)} events" in page.locator(".dcp-event-table").inner_text()
     shown = [row.split("\t") for row in page.locator(".dcp-virtual tbody tr").all_inner_texts()]
-    expected = [
-        (str(traces[1].device[e]), LANES[traces[1].lane[e]], traces[1].name_of(e)) for e in wanted
-    ]
+    t = traces[1]
+    expected = [[str(t.device[e]), LANES[t.lane[e]], t.name_of(e)] for e in wanted]
     assert len(shown) >= 10
-    assert [(row[1], row[2], row[3]) for row in shown] == expected[: len(shown)]
+    assert [row[1:4] for row in shown] == expected[: len(shown)]
     page.locator(".dcp-virtual-scroll").evaluate("(box) => { box.scrollTop = box.scrollHeight; }")
     last = page.locator(f".dcp-virtual tbody tr[aria-rowindex='{len(wanted) + 1}']")
     last.wait_for()
@@ -281,22 +265,17 @@ def accent_rows(page):
 def test_what_other_views_select_is_marked(visit, traces):
     page = open_timeline(visit, "?sel=device.2")
     assert accent_rows(page) == [4, 5]
-    transfer = (
-        "() => window.dcp.state.set({ sel: { type: 'transfer', transfer: 3, device: 1, peer: 3 } })"
-    )
-    page.evaluate(transfer)
+    message = {"type": "transfer", "transfer": 3, "device": 1, "peer": 3}
+    page.evaluate("(sel) => dcp.state.set({ sel })", message)
     assert accent_rows(page) == [2, 3, 6, 7]
     page.wait_for_selector(".dcp-inspector h4 >> text=Tiles that it serves")
     page.evaluate("() => window.dcp.state.set({ time: [1000, 2000] })")
     assert state(page)["time"] == "1000-2000"
-    inside = [
-        e for e in range(len(traces[0]))
-        if traces[0].start_ns[e] <= 1100 and traces[0].end_ns[e] >= 1900 and traces[0].lane[e] == 1
-    ]  # fmt: skip
-    assert inside
+    t = traces[0]
+    inside = np.flatnonzero((t.start_ns <= 1100) & (t.end_ns >= 1900) & (t.lane == 1))[0]
     page.evaluate("() => window.dcp.state.set({ sel: null })")
     visit.digest(HOST)
-    middle = (0.5, place(traces, 0, inside[0])[1])
+    middle = (0.5, place(traces, 0, inside)[1])
     assert visit.colours_at(HOST, [middle]) == [KIND_COLOURS["send"]]
 
 
@@ -318,25 +297,20 @@ def test_nodes_close_where_rows_would_be_thin_and_open_by_click(visit):
     assert state(page)["open"] == "none"
 
 
-def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path):
-    sparsity = block_sparsity(
-        [Spec.from_text("").mask("causal").bind(Sample(length=1024))], 128, 128
-    )
-    cluster = Cluster(2, 3, devices=((1,), (1, 1, 1)))
-    plan = build_plan(sparsity, ModelShape(4, 2, 64), cluster, PlanConfig("native"))
-    write_plan(tmp_path / "unequal.dcpplan", plan, [simulate(plan)])
+def test_nodes_of_unequal_size_have_their_own_devices(visit, tmp_path, unequal_plan):
+    write_plan(tmp_path / "unequal.dcpplan", unequal_plan)
     with visit.serving(tmp_path):
         open_timeline(visit, "?open=none", name="unequal.dcpplan")
-        assert visit.hover_at(HOST, 0.5, 0.2).startswith("Node 0: devices 0 to 0")
-        assert visit.hover_at(HOST, 0.5, 0.7).startswith("Node 1: devices 1 to 3")
+        assert visit.hover_at(HOST, 0.5, 0.2).startswith("Node 0: devices 0 to 1")
+        assert visit.hover_at(HOST, 0.5, 0.7).startswith("Node 1: devices 2 to 2")
         page = visit.open_plan("unequal.dcpplan")
         page.wait_for_selector("#traffic[data-state=drawn]")
         page.click("#traffic-level >> text=Nodes")
-        # The one device of node 0 has nobody there to send to.
-        alone = visit.hover_at("#traffic", 0.25, 0.25)
-        assert alone.startswith("node 0 sends node 0")
+        # The one device of node 1 has nobody there to send to.
+        alone = visit.hover_at("#traffic", 0.75, 0.75)
+        assert alone.startswith("node 1 sends node 1")
         assert "nothing" in alone
-        assert "nothing" not in visit.hover_at("#traffic", 0.75, 0.75)
+        assert "nothing" not in visit.hover_at("#traffic", 0.25, 0.25)
 
 
 def test_a_plan_that_does_nothing_says_so(visit, tmp_path, small_plan):

@@ -11,7 +11,7 @@ from PIL import Image
 from test_timeline_page import HOST, open_timeline
 
 from dcp_dashboard.library.folder import plan_key
-from dcp_dsl import Sample, Spec, block_sparsity
+from dcp_dsl import Slabs, block_sparsity
 from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, build_plan, write_plan
 from dcp_planner.tables import measure_memory
 
@@ -41,7 +41,11 @@ def test_memory_lies_under_the_same_axis_and_states_the_peak(visit, small_plan, 
 
 
 def test_pinned_devices_stay_at_the_top_wherever_one_scrolls(visit, tmp_path):
-    write_many_devices(tmp_path / "many.dcpplan")
+    sparsity = block_sparsity([Slabs(8192, [0], [8192], [0], [1], [0], [1])], 128, 128)
+    config = PlanConfig("static:zigzag", divisions=2)
+    # 64 devices, whose rows are as thin as they get in a low window
+    plan = build_plan(sparsity, ModelShape(), Cluster(8, 8), config)
+    write_plan(tmp_path / "many.dcpplan", plan)
     visit.page.set_viewport_size({"width": 1440, "height": 500})
     with visit.serving(tmp_path):
         page = open_timeline(visit, "?pins=17,3&open=all&sel=device.17", "many.dcpplan")
@@ -67,14 +71,6 @@ def test_pinned_devices_stay_at_the_top_wherever_one_scrolls(visit, tmp_path):
         first = page.locator(".dcp-device-table tbody tr").first
         first.wait_for()
         assert first.get_attribute("data-device") == "3"
-
-
-def write_many_devices(path):
-    """A plan of 64 devices, whose rows are as thin as they get in a low window."""
-    mask = Spec.from_text("mask m = causal").mask("m")
-    sparsity = block_sparsity([mask.bind(Sample(length=32_768))], 512, 512)
-    config = PlanConfig("static:zigzag", divisions=2)
-    write_plan(path, build_plan(sparsity, ModelShape(), Cluster(8, 8), config))
 
 
 def test_notes_live_in_the_address_and_stay_text(visit):
