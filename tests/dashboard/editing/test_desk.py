@@ -10,7 +10,7 @@ import pytest
 
 from dcp_dashboard import create_app
 from dcp_dashboard.editing import answer, routes, start
-from dcp_dashboard.editing.routes import DESK, Desk, Jobs
+from dcp_dashboard.editing.routes import DESK, Desk
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.plans import PlanLibrary
 from dcp_dsl import DCPError
@@ -197,11 +197,10 @@ def test_jobs_of_long_ago_are_forgotten(served, monkeypatch):
 def test_workers_know_their_tasks_and_load_what_they_need(tmp_path, monkeypatch):
     desk = Desk(PlanLibrary(tmp_path))
     workers = [*desk.checkers, desk.previewer, desk.planner, desk.database]
-    kinds = [worker.program.arguments for worker in workers]
-    assert kinds == [("check",)] * 4 + [("plan",)] * 2 + [("query",)]
-    assert {worker.program.entry for worker in workers} == {"dcp_dashboard.editing:start"}
-    assert {worker.program.memory_bytes for worker in workers} == {2 * 2**30}
-    assert isinstance(Jobs(PlanLibrary(tmp_path), desk.planner), Jobs)
+    programs = [worker.program for worker in workers]
+    assert [p.arguments for p in programs] == [("check",)] * 4 + [("plan",)] * 2 + [("query",)]
+    assert {p.entry for p in programs} == {"dcp_dashboard.editing:start"}
+    assert {p.memory_bytes for p in programs} == {2 * 2**30}
     warmed = []
     monkeypatch.setattr("dcp_dashboard.editing.planning.warm_up", lambda: warmed.append(1))
     assert [start(kind) for kind in ("check", "query", "plan")] == [answer] * 3

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -33,16 +34,16 @@ def by_key(result, size):
 def test_the_sums_are_those_of_numpy(ask, small_trace):
     t = small_trace
     length = t.end_ns - t.start_ns
-    bytes_of, time_of, busy = {}, {}, {}
+    bytes_of, time_of, busy = Counter(), Counter(), Counter()
     for i in range(len(t)):
         direction = "backward" if t.is_backward[i] else "forward"
-        key = "simulated", direction, str(t.division[i]), EVENT_KINDS[t.kind[i]]
-        time_of[key] = time_of.get(key, 0) + length[i] / 1e3
+        time_of["simulated", direction, str(t.division[i]), EVENT_KINDS[t.kind[i]]] += (
+            length[i] / 1e3
+        )
         if LANES[t.lane[i]] == "send":
-            pair = "simulated", str(t.device[i]), str(t.peer[i])
-            bytes_of[pair] = bytes_of.get(pair, 0) + int(t.size_bytes[i])
+            bytes_of["simulated", str(t.device[i]), str(t.peer[i])] += int(t.size_bytes[i])
         if LANES[t.lane[i]] == "compute":
-            busy[t.device[i]] = busy.get(t.device[i], 0) + length[i]
+            busy[t.device[i]] += length[i]
     found = ask(querying.READY["Bytes by link"])
     assert [column["name"] for column in found["columns"]][-1] == "bytes"
     ours = {(r[0], r[3], r[4]): int(r[-1]) for r in found["rows"] if r[0] == "simulated"}
@@ -58,7 +59,7 @@ def test_the_sums_are_those_of_numpy(ask, small_trace):
 
 
 def test_a_wait_belongs_to_the_message_that_ends_last_within_it(ask, small_trace):
-    t, expected = small_trace, {}
+    t, expected = small_trace, Counter()
     for wait in np.flatnonzero(t.lane == LANES.index("wait")):
         ends = [
             (t.end_ns[i], t.peer[i])
@@ -68,12 +69,10 @@ def test_a_wait_belongs_to_the_message_that_ends_last_within_it(ask, small_trace
             and t.is_backward[i] == t.is_backward[wait]
             and t.start_ns[wait] < t.end_ns[i] <= t.end_ns[wait]
         ]
-        if not ends:
-            continue
-        assert len({peer for end, peer in ends if end == max(ends)[0]}) == 1
-        key = "simulated", str(t.device[wait]), str(max(ends)[1])
-        waited = (t.end_ns[wait] - t.start_ns[wait]) / 1e3
-        expected[key] = expected.get(key, 0) + waited
+        if ends:
+            assert len({peer for end, peer in ends if end == max(ends)[0]}) == 1
+            waited = (t.end_ns[wait] - t.start_ns[wait]) / 1e3
+            expected["simulated", str(t.device[wait]), str(max(ends)[1])] += waited
     found = by_key(ask(querying.READY["Longest waits by peer"]), 3)
     assert expected
     assert {k: v for k, v in found.items() if k[0] == "simulated"} == pytest.approx(expected)

@@ -34,31 +34,23 @@ def ask(client, path):
     return facts
 
 
+def rows_of(facts):
+    return [row for section in facts["sections"] for row in section["rows"]]
+
+
 def words(facts):
-    return [
-        (row["label"], "".join(part["text"] for part in row["parts"]))
-        for section in facts["sections"]
-        for row in section["rows"]
-    ]
+    return [(row["label"], "".join(p["text"] for p in row["parts"])) for row in rows_of(facts)]
 
 
 def links(facts):
-    return [
-        part["sel"]
-        for section in facts["sections"]
-        for row in section["rows"]
-        for part in row["parts"]
-        if "sel" in part
-    ]
+    return [part["sel"] for row in rows_of(facts) for part in row["parts"] if "sel" in part]
 
 
 def test_a_tile_says_its_place_owners_and_messages(client, small_plan):
     tiles, blocks, table = small_plan.tiles, small_plan.blocks, small_plan.transfers
     for tile in range(len(tiles)):
         facts = ask(client, f"tile/{tile}")
-        q, kv, device = (
-            int(column[tile]) for column in (tiles.q_block, tiles.kv_block, tiles.device)
-        )
+        q, kv, device = (int(c[tile]) for c in (tiles.q_block, tiles.kv_block, tiles.device))
         values = facts["values"]
         assert values["pairs"] == tiles.pairs[tile]
         assert (values["q_owner"], values["kv_owner"]) == (blocks.owner[q], blocks.owner[kv])
@@ -98,15 +90,10 @@ def test_a_pair_says_both_ways(client, small_plan):
     table = small_plan.transfers
     facts = ask(client, "device/0/1")
     for name, a, b in (("size_bytes", 0, 1), ("back_bytes", 1, 0)):
-        moved = sum(
-            int(table.size_bytes[x])
-            for x in range(len(table))
-            if (table.source[x], table.target[x]) == (a, b)
-        )
-        assert facts["values"][name] == moved
-        size = devices.quantities.size(moved)
-        number = sum((table.source == a) & (table.target == b))
-        assert (f"{a} → {b}", f"{size} in {number} messages") in words(facts)
+        own = table.size_bytes[(table.source == a) & (table.target == b)]
+        assert facts["values"][name] == own.sum()
+        size = devices.quantities.size(own.sum())
+        assert (f"{a} → {b}", f"{size} in {len(own)} messages") in words(facts)
     assert ("Path", "within a node") in words(facts)
     assert ("Path", "between nodes") in words(ask(client, "device/1/2"))
 
@@ -134,17 +121,14 @@ def test_a_message_says_its_route_and_the_tiles_it_serves(client, small_plan, lo
         kind = TransferKind(table.kind[x])
         device = table.source[x] if kind.is_result else table.target[x]
         column = tiles.kv_block if kind in (TransferKind.KV, TransferKind.DKV) else tiles.q_block
-        served = [
-            f"tile.{t}~"
-            for t in range(len(tiles))
-            if tiles.device[t] == device and column[t] == table.block[x]
-        ]
+        reads = (tiles.device == device) & (column == table.block[x])
+        served = tuple(f"tile.{tile}~" for tile in np.flatnonzero(reads))
         when = ("Sent", "after division") if kind.is_result else ("Needed", "before division")
         assert any((label, text[: len(when[1])]) == when for label, text in words(facts))
         shown = [text for text in links(facts) if text.startswith("tile.")]
         assert len(shown) == min(8, len(served))
-        assert all(text.startswith(tuple(served)) for text in shown)
-        assert sum("time" in p for s in facts["sections"] for r in s["rows"] for p in r["parts"])
+        assert all(text.startswith(served) for text in shown)
+        assert any("time" in part for row in rows_of(facts) for part in row["parts"])
 
 
 def test_an_event_is_the_row_of_the_timelines_payload(client):
@@ -162,14 +146,12 @@ def test_both_ends_of_a_message_name_each_other(client):
         row = int(np.flatnonzero(columns["lane"] == lane)[0])
         for wanted in (label, "Its send" if lane == 1 else "Its receive"):
             facts = ask(client, f"event/simulated/{row}")
-            (other,) = [r for s in facts["sections"] for r in s["rows"] if r["label"] == wanted]
+            (other,) = [row for row in rows_of(facts) if row["label"] == wanted]
             chosen = dict(part.split(".") for part in other["parts"][0]["sel"].split("~"))
             end = int(chosen["event"])
-            assert columns["name"][end] == columns["name"][row]
-            assert columns["backward"][end] == columns["backward"][row]
-            assert (columns["device"][end], columns["peer"][end]) == (
-                columns["peer"][row], columns["device"][row]
-            )  # fmt: skip
+            for name, same in (("name",) * 2, ("backward",) * 2, ("device", "peer"),
+                               ("peer", "device")):  # fmt: skip
+                assert columns[name][end] == columns[same][row]
             row = end
         assert ask(client, f"event/simulated/{row}")["sel"].startswith(f"event.{row}~")
 
@@ -205,8 +187,8 @@ def test_loads_of_the_devices_are_those_of_the_plan(client, small_plan):
 def test_bars_of_unequal_devices_are_as_long_as_they_compute(small_plan, tmp_path):
     cluster = replace(small_plan.cluster, devices=((1, 0.5), (1, 1)))
     unequal = replace(small_plan, cluster=cluster)
-    write_plan(tmp_path / "small.dcpplan", unequal, [])
-    client = create_app(str(tmp_path)).server.test_client()
+    write_plan(tmp_path / "small.dcpplan", unequal)
+    client = create_app(tmp_path).server.test_client()
     share = np.array([1, 0.5, 1, 1]) / 0.875
     pairs = np.bincount(unequal.tiles.device, unequal.tiles.pairs, 4)
     header, columns = decode(client.get(f"/api/plan/{KEY}/devices").data)
@@ -216,19 +198,16 @@ def test_bars_of_unequal_devices_are_as_long_as_they_compute(small_plan, tmp_pat
     assert measure(unequal).compute_imbalance == pytest.approx(most)
     assert header["rows"][0]["ratio"] == pytest.approx(most)
     assert header["rows"][0]["mean"] == pytest.approx(pairs.mean())
-    told = dict(words(ask(client, "device/1")))
-    assert told["Node"] == "0, 50\u00a0% of the rate"
-    assert f"{pairs[1] / share[1] / pairs.mean():.2f}" in told["Computes"]
+    computes = dict(words(ask(client, "device/1")))["Computes"]
+    assert f"{pairs[1] / share[1] / pairs.mean():.2f}" in computes
 
 
 def test_tiles_of_the_batch_are_full_partial_or_empty_within_their_sequence(small_plan):
-    tiles, sequence = small_plan.tiles, small_plan.blocks.sequence.tolist()
-    kind_of = dict(zip(zip(tiles.q_block, tiles.kv_block, strict=True), tiles.kind, strict=True))
-    expected = {"full": 0, "partial": 0, "empty": 0}
-    for q, of_query in enumerate(sequence):
-        for kv, of_key in enumerate(sequence):
-            if of_query == of_key:
-                expected[{0: "empty", 1: "partial", 2: "full"}[int(kind_of.get((q, kv), 0))]] += 1
+    tiles, sequence = small_plan.tiles, small_plan.blocks.sequence
+    kinds = np.where(sequence[:, None] == sequence, 0, -1)
+    kinds[tiles.q_block, tiles.kv_block] = tiles.kind
+    names = ("empty", "partial", "full")
+    expected = {name: int((kinds == kind).sum()) for kind, name in enumerate(names)}
     assert count_kinds(small_plan, np.ones(len(sequence), np.bool_)) == expected
     assert min(expected.values()) > 0
 
@@ -244,23 +223,18 @@ def test_a_sequence_says_its_tokens_tiles_owners_and_bytes(client, small_plan):
         assert values["pairs"] == length * (length + 1) // 2
         assert sum(values["tiles"].values()) == len(own) ** 2
         assert values["tiles"]["full"] + values["tiles"]["partial"] == len(seen)
-        moved = (x for x in range(len(transfers)) if transfers.block[x] in own)
-        assert values["bytes"] == sum(int(transfers.size_bytes[x]) for x in moved)
+        assert values["bytes"] == transfers.size_bytes[np.isin(transfers.block, own)].sum()
         devices = {int(blocks.owner[b]) for b in own} | {int(tiles.device[t]) for t in seen}
         assert {f"device.{device}" for device in devices} == set(links(facts))
         assert ("Sample", f'{{"len": {length}}}') in words(facts)
         assert ("Row", small_plan.sequence_names[sequence]) in words(facts)
-    refused = client.get(f"/api/plan/{KEY}/sequence/3")
-    assert "expected a sequence from 0 to 2, got 3" in refused.json["error"]
 
 
 def test_a_wait_shows_the_chain_that_ends_it(client, small_trace):
     start, end, transfer = small_trace.start_ns, small_trace.end_ns, small_trace.transfer
     is_receive = small_trace.lane == LANES.index("receive")
-    waits = np.flatnonzero(small_trace.lane == LANES.index("wait"))
-    assert len(waits)
     lengths = []
-    for wait in waits.tolist():
+    for wait in np.flatnonzero(small_trace.lane == LANES.index("wait")).tolist():
         facts = ask(client, f"event/simulated/{wait}")
         chain = np.array(facts["values"]["chain"])
         lengths.append(len(chain))
@@ -271,9 +245,7 @@ def test_a_wait_shows_the_chain_that_ends_it(client, small_trace):
         for step, before in pairwise(chain.tolist()):
             if is_receive[step]:  # what arrives has left before
                 assert transfer[before] == transfer[step]
-        named = links(facts)
-        assert all(any(link.startswith(f"event.{i}~") for link in named)
-                   for i in facts["values"]["chain"])  # fmt: skip
+        assert {f"event.{i}" for i in chain} <= {link.split("~")[0] for link in links(facts)}
     assert max(lengths) > 2
 
 
