@@ -9,7 +9,6 @@ import torch
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.attention import attention
-from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 NAMES = ("out", "dq", "dk", "dv", "dsinks")
@@ -29,9 +28,8 @@ def dense(q, k, v, mask, scale, softcap, sinks):
 def wanted(tensors, dout, mask, scale, softcap):
     leaves = [x.double().clone().requires_grad_() for x in tensors]
     out = dense(*leaves[:3], mask, scale, softcap, leaves[3])
-    return dict(
-        zip(NAMES, (out.detach(), *torch.autograd.grad(out, leaves, dout.double())), strict=True)
-    )
+    gradients = torch.autograd.grad(out, leaves, dout.double())
+    return dict(zip(NAMES, (out.detach(), *gradients), strict=True))
 
 
 def draw(tokens, heads, kv_heads, dim, v_dim, dtype):
@@ -44,8 +42,9 @@ def draw(tokens, heads, kv_heads, dim, v_dim, dtype):
 def found(plan, tensors, dout, kernel, packed=False, **options):
     """Return out and gradients of all ranks, whole."""
 
+    with_sinks = options.get("sinks", True)
+
     def run(transport):
-        with_sinks = options.get("sinks", True)
         rows = torch.tensor(plan.local_tokens(transport.rank))
         q, k, v = (x[rows].requires_grad_() for x in tensors[:3])
         sinks = tensors[3].clone().requires_grad_()
@@ -65,7 +64,7 @@ def found(plan, tensors, dout, kernel, packed=False, **options):
         whole[name] = torch.full((plan.num_tokens, *first.shape[1:]), torch.nan, dtype=first.dtype)
         for rows, tensors_of, _ in parts:
             whole[name][rows] = tensors_of[i]
-    if options.get("sinks", True):
+    if with_sinks:
         whole["dsinks"] = sum(dsinks for *_, dsinks in parts)
     return whole
 
@@ -73,9 +72,8 @@ def found(plan, tensors, dout, kernel, packed=False, **options):
 def make(lab, name="blind_rows", ranks=4, dim=8, heads=(4, 2), groups=1):
     mask = lab.masks[name](70)
     config, cluster = PlanConfig("static:zigzag", head_groups=groups), Cluster(1, ranks)
-    return build_plan(
-        lab.sparsity_of([mask], 16), ModelShape(*heads, dim, 4), cluster, config
-    ), mask
+    shape = ModelShape(*heads, dim, 4)
+    return build_plan(lab.sparsity_of([mask], 16), shape, cluster, config), mask
 
 
 def assert_close(got, want, tolerance):
@@ -84,8 +82,7 @@ def assert_close(got, want, tolerance):
         assert error < tolerance, (name, error)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 4])
-@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(("groups", "packed"), [(1, False), (1, True), (2, False), (4, True)])
 @pytest.mark.parametrize("kernel", ["cpu", "reference"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
 def test_scale_sinks_and_keys_apart_are_exact(lab, dtype, kernel, packed, groups):
@@ -125,53 +122,24 @@ def test_keys_apart_give_the_bits_of_packed_ones_and_so_do_sinks_that_weigh_noth
         assert torch.equal(value, none[name]), name
 
 
-def test_kernels_that_make_no_scores_refuse_a_soft_cap(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert choose_kernel(torch.float32, softcap=30.0).kernel.name == "reference"
-    with pytest.raises(RunError, match=r"torch's operator caps no scores; use kernel 'reference'"):
-        choose_kernel(torch.float32, wanted="cpu", softcap=30.0)
-    assert choose_kernel(torch.bfloat16, "cuda", softcap=30.0).kernel.name == "triton"
-    with pytest.raises(RunError, match=r"torch's operator caps no scores; use kernel 'triton'"):
-        choose_kernel(torch.bfloat16, "cuda", wanted="flash", softcap=30.0)
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ({"softcap": 0.0}, r"expected a soft cap above 0, got 0\.0"),
-        ({"softmax_scale": float("nan")}, "expected a softmax_scale above 0, got nan"),
-        ({"sinks": torch.zeros(3)}, r"expected a sink per query head, \[4\] on cpu, got \[3\]"),
-    ],
-)
-def test_wrong_options_are_refused_on_all_ranks(lab, options, says):
+def test_wrong_options_of_one_rank_are_refused_on_both(lab):
     plan, _ = make(lab, ranks=2)
     (q, k, v, _), _ = draw(70, 4, 2, 8, 8, torch.float32)
+    cases = (  # options of both ranks, those of rank 1, what is said
+        ({}, {"softcap": 0.0}, r"expected a soft cap above 0, got 0\.0"),
+        ({}, {"softmax_scale": float("nan")}, "expected a softmax_scale above 0, got nan"),
+        ({}, {"sinks": torch.zeros(3)}, r"a sink per query head, \[4\] on cpu, got \[3\]"),
+        ({"softmax_scale": 0.5}, {"softmax_scale": 0.50001},
+         r"expected .* with softmax_scale 0\.5, got .* with softmax_scale 0\.50001"),
+    )  # fmt: skip
 
     def run(transport):
         rows = torch.tensor(plan.local_tokens(transport.rank))
         prepared = DCPExecutor(transport=transport).prepare(plan)
-        with pytest.raises(RunError, match=says):
-            DCPAttn.apply(
-                prepared, q[rows], (k[rows], v[rows]), **(options if transport.rank else {})
-            )
-
-    LoopbackWorld(2).run(run)
-
-
-def test_ranks_with_other_scales_or_keys_too_few_are_told_so(lab):
-    plan, _ = make(lab, ranks=2)
-    (q, k, v, _), _ = draw(70, 4, 2, 8, 8, torch.float32)
-
-    def run(transport):
-        rows = torch.tensor(plan.local_tokens(transport.rank))
-        prepared = DCPExecutor(transport=transport).prepare(plan)
-        with pytest.raises(
-            RunError,
-            match=r"expected .* with softmax_scale 0\.5, got .* with softmax_scale 0\.50001",
-        ):
-            DCPAttn.apply(
-                prepared, q[rows], (k[rows], v[rows]), softmax_scale=0.5 + 1e-5 * transport.rank
-            )
+        for options, own, says in cases:
+            options = own if transport.rank else options
+            with pytest.raises(RunError, match=says):
+                DCPAttn.apply(prepared, q[rows], (k[rows], v[rows]), **options)
         with pytest.raises(RunError, match=r"and v \[\d+, 2, 8\], got"):
             DCPAttn.apply(prepared, q[rows], (k[rows], v[rows][1:]))
 

@@ -12,7 +12,6 @@ from torch.distributed import HashStore, distributed_c10d
 from dcp_planner import TransferKind
 from dcp_runtime import RunError
 from dcp_runtime.execute import executor
-from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.launcher import RunConfig
 from dcp_runtime.plans.device_plan import Transfer
@@ -177,29 +176,6 @@ def test_a_process_launches_kernels_on_its_own_gpu(monkeypatch, transport, rank,
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     worker._select_gpu(RunConfig(ranks=8, device="cuda", transport=transport))
     assert devices == [chosen]
-
-
-def test_cuda_never_falls_back_to_the_reference_by_itself(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    with pytest.raises(RunError, match=r"head_dim.*got 20.*memory grows with tokens squared"):
-        choose_kernel(torch.bfloat16, "cuda", head_dim=20)
-    assert choose_kernel(torch.bfloat16, "cuda", "reference", 20).kernel.name == "reference"
-
-
-@pytest.mark.parametrize(
-    ("kernel", "capability"),
-    [
-        ("triton", (7, 0)),
-        ("triton_tma", (8, 0)),
-        ("triton_fused", (8, 0)),
-        ("triton_fused", (10, 0)),
-    ],
-)
-def test_a_gpu_that_is_none_for_a_kernel_is_named(monkeypatch, kernel, capability):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Some GPU")
-    with pytest.raises(RunError, match=rf"got Some GPU of {capability[0]}\.0"):
-        choose_kernel(torch.bfloat16, "cuda", kernel)
 
 
 def test_a_recorder_keeps_its_newest_events(monkeypatch):

@@ -242,53 +242,6 @@ def test_wrong_pair_count_in_a_plan_is_refused(lab):
         tables_of(sparsity, np.random.default_rng(0), 1, 16)
 
 
-def test_choice_gives_the_reason_against_each_other_kernel():
-    assert dict(choose_kernel(torch.float32).refused) == {
-        "triton": "needs tensors on a CUDA device, got cpu",
-        "triton_tma": "needs tensors on a CUDA device, got cpu",
-        "triton_fused": "needs tensors on a CUDA device, got cpu",
-        "flash4": "needs tensors on a CUDA device, got cpu",
-        "flash": "needs tensors on a CUDA device, got cpu",
-        "reference": "'cpu' is preferred",
-    }  # fmt: skip
-    assert choose_kernel(torch.bfloat16, wanted="reference").kernel.name == "reference"
-    with pytest.raises(
-        RunError, match="needs tensors on the CPU, got meta; use kernel 'reference'"
-    ):
-        choose_kernel(torch.float32, "meta", wanted="cpu")
-    with pytest.raises(
-        RunError,
-        match=r"a kernel out of triton, triton_tma, triton_fused, .*, cpu, reference, got 'x'",
-    ):
-        choose_kernel(torch.float32, wanted="x")
-    with pytest.raises(RunError, match="needs floating-point"):
-        choose_kernel(torch.int64)
-
-
-def test_reasons_against_the_cuda_kernel_are_given_before_any_tensor_moves():
-    for arguments, reason in (
-        ((torch.float64, "cuda"), "needs one of .*, got torch.float64"),
-        ((torch.bfloat16, "cuda", "triton", 80), "needs head_dim out of 32, 64, 96, 128, got 80"),
-        ((torch.float32, "cpu", "triton"), "needs tensors on a CUDA device, got cpu"),
-    ):
-        with pytest.raises(RunError, match=reason):
-            choose_kernel(*arguments[:2], "triton", *arguments[3:])
-
-
-@pytest.mark.parametrize(
-    ("dtype", "head_dim", "reason"),
-    [
-        (torch.float32, 64, "needs one of .*, got torch.float32"),
-        (torch.bfloat16, 320, "head_dim up to 256, a multiple of 8, got 320"),
-        (torch.bfloat16, 20, "head_dim up to 256, a multiple of 8, got 20"),
-    ],
-)
-def test_flash_is_refused_with_the_reason(monkeypatch, dtype, head_dim, reason):
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    with pytest.raises(RunError, match=reason):
-        choose_kernel(dtype, "cuda", "flash", head_dim)
-
-
 def test_merge_order_does_not_matter_beyond_rounding():
     generator = torch.Generator().manual_seed(0)
     parts = [
