@@ -7,9 +7,9 @@ from loader_options import make_loader
 from torch import nn
 from torch.nn import functional
 
-from dcp_dsl import DatasetError, Sample, Spec, dense_mask, token_paths
+from dcp_dsl import Sample, Spec, dense_mask, token_paths
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_runtime import RowRules, RunError, next_token_loss
+from dcp_runtime import next_token_loss
 
 GRPO = Spec.from_text("""
 segment grp = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
@@ -122,15 +122,6 @@ def test_shared_targets_count_once_unless_said_otherwise():
     assert sorted(set(each.target_weights.tolist())) == [1.0, 2.0, 3.0]
 
 
-def test_the_last_token_of_a_prompt_predicts_the_first_of_every_answer():
-    packed, _ = a_group(3)
-    data = batch_of([packed], GRPO)
-    predicted = data.target_ids[data.target_rows == 4].tolist()
-    assert predicted == [packed["tokens"][at] for at in (5, 9, 15)]
-    assert data.position_ids.tolist()[5:9] == data.position_ids.tolist()[9:13] == [5, 6, 7, 8]
-    assert 8 not in data.target_rows.tolist()  # the end of an answer predicts nothing
-
-
 def test_a_prompt_is_labelled_with_an_answer_that_counts():
     packed, _ = a_group(3)
     labels = [-100 if at == 5 else token for at, token in enumerate(packed["tokens"])]
@@ -190,15 +181,3 @@ def test_a_row_is_cut_with_its_branches():
     ((data, _),) = make_loader([row], TREE.mask("own"), **options)
     assert data.target_rows.tolist() == [0, 1, 2, 2, 3, 4, 5]
     assert data.target_ids.tolist() == [1, 2, 3, 7, 4, 5, 6]
-
-
-def test_two_layouts_with_branches_in_one_stack_are_refused():
-    text = "segment a = branch [m]*  segment b = branch [n]*  stack s = paths(a), paths(b)"
-    row = {"tokens": [1, 2, 3], "m": [2, 1], "n": [1, 2]}
-    with pytest.raises(DatasetError, match="layouts with different branches"):
-        list(make_loader([row], Spec.from_text(text).stack("s"), **OPTIONS))
-
-
-def test_a_choice_of_shared_targets_that_is_none_is_refused():
-    with pytest.raises(RunError, match="shared_targets"):
-        RowRules(shared_targets="twice")

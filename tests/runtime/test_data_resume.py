@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_options import Stream, make_loader
 
-from dcp_dsl import DatasetError, Sample, Slabs, Spec, dense_mask
+from dcp_dsl import DatasetError, Slabs, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import RunError
 from dcp_runtime.data.make_plans import plan_request, truncate_slabs
@@ -182,61 +182,6 @@ def test_two_iterations_at_a_time_are_refused():
         list(zip(loader, loader, strict=True))
 
 
-def test_shuffling_orders_every_epoch_anew_and_depends_on_the_seed_alone():
-    def epochs(seed):
-        loader = loader_of(rows_of([10] * 30), shuffle=True, seed=seed)
-        return [[data.rows for data, _ in loader] for _ in range(2)]
-
-    one, two = epochs(1)
-    assert one != two
-    assert epochs(1) == [one, two]
-    assert epochs(2)[0] != one
-
-
-def test_the_last_batch_can_be_left_out():
-    assert [d.rows for d, _ in loader_of(rows_of([30, 30, 5]), drop_last=True)] == [(0,)]
-    assert [d.rows for d, _ in loader_of(Stream(rows_of([30, 30, 5])), drop_last=True)] == [(0,)]
-
-
-def test_bad_rows_are_skipped_and_counted():
-    rows = rows_of([10, 0, 50, 8, 12])
-    for row, parts in zip(rows, ([10], [], [50], [9], [5, 7]), strict=True):
-        row["parts"] = parts
-    loader = loader_of(rows, mask=SPEC.mask("own"), policy="skip", hidden_targets="leave_out")
-    for _ in range(2):  # rows are counted once, however often they are met
-        assert [data.rows for data, _ in loader] == [(0, 4)]
-        assert loader.screening.counts == {"empty": 1, "too_long": 1, "unfit": 1}
-    assert loader.screening.examples[0] == "row 1 has no tokens"
-    with pytest.raises(DatasetError, match="row 1 has no tokens; policy='skip'"):
-        loader_of(rows, mask=SPEC.mask("own"))
-    with pytest.raises(DatasetError, match="row 0 has 50 tokens, the token budget is 40; raise"):
-        loader_of(rows[2:3], mask=SPEC.mask("own"))
-    with pytest.raises(DatasetError, match=r"over all 3 ranks with .*, which hold 120 tokens, or"):
-        loader_of(rows_of([41]), replicas=RANKS)
-    with pytest.raises(
-        DatasetError, match=r"all 3 ranks .* raise token_budget=40, .* of 3 replicas,"
-    ):
-        loader_of(rows_of([121]), replicas=RANKS, group="all")
-    with pytest.raises(DatasetError, match=r"row 0: segment `s`.*policy='skip'"):
-        next(iter(loader_of(rows[3:4], mask=SPEC.mask("own"))))
-    with pytest.raises(DatasetError, match="expected policy to be one of error, skip, truncate"):
-        loader_of(rows, policy="drop")
-
-
-@pytest.mark.parametrize("name", ["band", "own", "ahead_too"])
-def test_a_truncated_row_keeps_the_mask_of_its_first_tokens(name):
-    rows = [{**rows_of([50])[0], "parts": [20, 30]}]
-    mask = SPEC.mask(name)
-    options = {"policy": "truncate", "hidden_targets": "leave_out", "cluster": Cluster(1, 1)}
-    ((data, plan),) = loader_of(rows, mask=mask, **options)
-    assert data.tokens.tolist() == list(range(40))
-    hidden = [19, 39] if name == "own" else [39]
-    assert [i for i, label in enumerate(data.labels.tolist()) if label == -100] == hidden
-    assert plan.provenance is None
-    dense = dense_mask(mask, Sample({"parts": [20, 30]}, 50))[:40, :40]
-    assert int(plan.tiles.pairs.sum()) == dense.sum()
-
-
 @given(data=st.data())
 def test_truncated_slabs_are_the_corner_of_the_mask(data):
     n = data.draw(st.integers(1, 12))
@@ -307,42 +252,3 @@ def test_a_data_set_that_changes_under_the_loader_is_named():
     rows[1]["tokens"].append(5)
     with pytest.raises(DatasetError, match="row 1 had 20 tokens when the loader was made and has"):
         list(loader)
-
-
-def test_a_loss_column_says_which_tokens_are_targets():
-    rows = [
-        {"input_ids": [5, 6, 7, 8], "mask": [0, 0, 1, 1]},
-        {"input_ids": [9, 3], "mask": [1, 1]},
-    ]
-    ((data, _),) = loader_of(rows, loss_column="mask", cluster=Cluster(1, 1))
-    assert data.labels.tolist() == [-100, 7, 8, -100, 3, -100]
-    assert data.num_targets == 3
-    with pytest.raises(DatasetError, match="row 0: no column `loss` for the loss; there are `inp"):
-        next(iter(loader_of(rows, loss_column="loss")))
-    rows[1]["mask"] = [1]
-    with pytest.raises(DatasetError, match="row 1: column `mask`: expected 2 values 0 or 1"):
-        next(iter(loader_of(rows, loss_column="mask")))
-
-
-def test_tokens_may_lie_in_any_column():
-    ((data, _),) = loader_of([{"text": b"abc"}], token_column="text", cluster=Cluster(1, 1))
-    assert data.tokens.tolist() == [97, 98, 99]
-    with pytest.raises(DatasetError, match="row 0 has no column `txt`; its columns are: text; tok"):
-        loader_of([{"text": b"abc"}], token_column="txt")
-    with pytest.raises(DatasetError, match="row 0: column `length` says 4 tokens, the row has 3"):
-        next(iter(loader_of([{"text": b"abc", "length": 4}], token_column="text")))
-
-
-def test_options_that_contradict_each_other_are_refused():
-    with pytest.raises(RunError, match="a stream of rows is packed in order"):
-        loader_of(Stream(rows_of([3])), shuffle=True)
-    with pytest.raises(RunError, match=r"Packing\.token_budget: expected at least 1, got 0"):
-        loader_of(rows_of([3]), token_budget=0)
-    with pytest.raises(RunError, match=r"LookAhead\.processes: expected at least 0, got -1"):
-        loader_of(rows_of([3]), processes=-1)
-    with pytest.raises(DatasetError, match=r"expected a data set, got 'a.jsonl'; read_dataset"):
-        loader_of("a.jsonl")
-    with pytest.raises(DatasetError, match="expected a data set of rows, got int"):
-        loader_of(3)
-    with pytest.raises(TypeError, match="a stream of rows has no length"):
-        len(loader_of(Stream(rows_of([3]))))

@@ -2,11 +2,14 @@
 
 import warnings
 
+import pytest
+import torch
 from loader_options import Stream, make_loader
+from torch.utils.data import DataLoader
 
-from dcp_dsl import Spec
+from dcp_dsl import DatasetError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
-from dcp_runtime import StackedPlans
+from dcp_runtime import RunError, StackedPlans
 from dcp_runtime.plans.batch_plans import batch_note
 
 SPEC = Spec.from_text("""
@@ -19,6 +22,20 @@ mask paths_of = paths(tree)
 stack layers = linear, 2 of shared, band
 for "a/*" use layers
 for "b/*" having answer_lens use paths_of
+""")
+OTHERS = Spec.from_text("""
+segment seq = doc[lens]*
+segment open = part[parts] tail[..]
+segment cache = past[past_len] chunk[chunk_len]
+segment a = branch [m]*
+segment b = branch [n]*
+mask same_doc = causal and same(seq)
+mask same_part = same(part)
+@keys(cache, bottom_right) mask cached = causal
+stack mixed = 1 of causal, cached
+stack branched = paths(a), paths(b)
+for "cached" use cached
+for "mixed" use mixed
 """)
 SHAPE = ModelShape(2, 1, 8, 4)
 ROWS = [
@@ -189,3 +206,67 @@ def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
         lines += [f"  {text}" for text in said]
         texts[title] = "\n".join(lines)
     snapshots.check("loader", texts)
+
+
+BAND, ROW = SPEC.mask("band"), {"tokens": [1, 2, 3]}
+LONG, CACHED = {"tokens": list(range(17))}, {"tokens": [1, 2], "past_len": 1, "chunk_len": 2}
+REFUSED = {
+    "no tokens": ([ROW, {"tokens": []}], BAND, {}),
+    "no column of tokens": ([ROW, {"text": "a"}], BAND, {}),
+    "no such column of tokens": ([{"text": b"abc"}], BAND, {"token_column": "txt"}),
+    **{
+        f"tokens {tokens!r}": ([ROW, {"tokens": tokens}], BAND, {})
+        for tokens in (None, [1.5, 2.5], "abc", [[1, 2], [3, 4]], [[1], [2, 3]], [2**70], 5, [True])
+    },
+    "a batch": ([{"tokens": torch.ones(2, 3, dtype=torch.int64)}], BAND, {}),
+    "a batch is no row to skip": ([{"tokens": [[1, 2], [3, 4]]}], BAND, {"policy": "skip"}),
+    "a row without names": ([[1, 2]], BAND, {}),
+    "a text as row": (["a"], BAND, {}),
+    "a file": ("a.jsonl", BAND, {}),
+    "a number": (3, BAND, {}),
+    "batches of torch that would pass for rows": (
+        DataLoader([ROW] * 6, batch_size=3, collate_fn=lambda rows: rows[0]), BAND, {},
+    ),
+    "sampled batches of torch": (DataLoader([ROW] * 6, batch_sampler=[[0, 1], [2, 3]]), BAND, {}),
+    "a long row": ([ROW, LONG], BAND, {}),
+    "a long row, replicas": ([LONG], BAND, {"ranks": 3, "replicas": 3}),
+    "a long row for all ranks": (
+        [{"tokens": list(range(49))}], BAND, {"ranks": 3, "replicas": 3, "group": "all"},
+    ),
+    "a length that is another": ([{**ROW, "length": 4}], BAND, {}),
+    "no column of the loss": ([ROW], BAND, {"loss_column": "loss"}),
+    "a short column of the loss": ([{**ROW, "loss": [1]}], BAND, {"loss_column": "loss"}),
+    "a stream, shuffled": (Stream([ROW]), BAND, {"shuffle": True}),
+    "no mask": ([ROW], None, {}),
+    "a name as mask": ([ROW], "band", {}),
+    "a function that gives no mask": ([ROW], lambda row: "causal", {}),
+    "a path without a mask": ([ROW], SPEC, {"path": "code/x.jsonl"}),
+    "a second row that does not fit": (
+        [{**ROW, "parts": 1}, {**ROW, "parts": 9}], OTHERS.mask("same_part"), {},
+    ),
+    "a layout that is another": ([{**ROW, "lens": [1, 1]}], OTHERS.mask("same_doc"), {}),
+    "two layouts with branches": (
+        [{**ROW, "m": [2, 1], "n": [1, 2]}], OTHERS.stack("branched"), {},
+    ),
+    "keys of another sequence": ([CACHED], OTHERS.mask("cached"), {}),
+    "keys of another sequence, attached": ([CACHED], OTHERS, {"path": "cached"}),
+    "keys of another sequence in a stack": ([CACHED], OTHERS.stack("mixed"), {}),
+    "keys of another sequence in a stack, attached": ([CACHED], OTHERS, {"path": "mixed"}),
+}  # fmt: skip
+
+
+def test_what_cannot_be_loaded_is_refused_in_words(snapshots):
+    texts = {}
+    for title, (rows, mask_fn, options) in REFUSED.items():
+        cluster, options = Cluster(1, options.get("ranks", 1)), {**options}
+        options.pop("ranks", None)
+        given = {"token_budget": 16, "block_size": 2, "shape": SHAPE, "cluster": cluster, **options}
+        when = "made"
+        with pytest.raises((DatasetError, RunError)) as caught:  # noqa: PT012
+            loader = make_loader(rows, mask_fn, rank=0, **given)
+            when = "iterated"
+            next(iter(loader))
+        texts[title] = f"{when}: {caught.type.__name__}: {caught.value}"
+    snapshots.check("loader_refusals", texts)
+    with pytest.raises(TypeError, match="a stream of rows has no length"):
+        len(make_loader(Stream([ROW]), BAND, rank=0))
