@@ -1,7 +1,6 @@
 """The columns that canvases draw, and the answers of addresses, as texts."""
 
-from dataclasses import replace
-from types import SimpleNamespace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -28,6 +27,7 @@ from dcp_dashboard.api.mask import (
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import DCPError
+from dcp_planner.simulation.trace import COLUMNS
 
 
 def test_masks(shown, large_plan, snapshots):
@@ -46,20 +46,17 @@ def test_traces(shown, snapshots):
         longest = max(map(length_ns, loaded.traces.values()))
         texts[f"{name}, devices"] = columns_text(devices_payload(loaded))
         for source, trace in loaded.traces.items():
-            title = f"{name}, {source}"
-            texts[f"{title}, timeline"] = columns_text(
-                timeline_payload(trace, loaded.plan, longest)
-            )
-            texts[f"{title}, memory"] = columns_text(memory_payload(trace, loaded.plan))
+            title, plan = f"{name}, {source}", loaded.plan
+            texts[f"{title}, timeline"] = columns_text(timeline_payload(trace, plan, longest))
+            texts[f"{title}, memory"] = columns_text(memory_payload(trace, plan))
             texts[f"{title}, path"] = columns_text(path_payload(loaded, source))
     trace, plan = shown["small"].traces["simulated"], shown["small"].plan
     for factor in (40_000, 400_000):
         times = {name: getattr(trace, name) * factor for name in ("start_ns", "end_ns", "ready_ns")}
         slow = replace(trace, **times)
-        texts[f"{factor} times as slow, timeline"] = columns_text(
-            timeline_payload(slow, plan, 10**12)
-        )
-        texts[f"{factor} times as slow, memory"] = columns_text(memory_payload(slow, plan, 10**12))
+        for name, payload in (("timeline", timeline_payload), ("memory", memory_payload)):
+            text = columns_text(payload(slow, plan, 10**12))
+            texts[f"{factor} times as slow, {name}"] = text
     snapshots.check("traces", texts)
 
 
@@ -71,12 +68,8 @@ def test_memory_of_traces_that_lack_events(shown, snapshots):
     for kind in range(6):
         kept = np.ones(len(whole), bool)
         kept[np.flatnonzero(whole.kind == kind)[1:2]] = False  # the second event of a kind
-        columns = {
-            name: getattr(whole, name)[kept]
-            for name in ("start_ns", "end_ns", "ready_ns", "device", "kind", "is_backward",
-                         "division", "peer", "size_bytes", "transfer", "name")
-        }  # fmt: skip
-        trace = replace(whole, **columns)
+        names = [*COLUMNS, "name"]
+        trace = replace(whole, **{name: getattr(whole, name)[kept] for name in names})
         texts[f"without an event of kind {kind}"] = columns_text(memory_payload(trace, loaded.plan))
     snapshots.check("memory", texts)
 
@@ -114,19 +107,12 @@ def test_moved_tiles(shown, small_choices, snapshots):
     snapshots.check("moves", texts)
 
 
-class Rows(SimpleNamespace):
-    def __len__(self):
-        return len(self.q_block)
-
-
 def fewer(plan, step):
     """A plan that lacks every so manieth tile, as of another mask over the same blocks."""
     kept = np.arange(len(plan.tiles)) % step > 0
-    names = ("q_block", "kv_block", "kind", "pairs", "device", "division", "backward_division")
-    tiles = Rows(group=None, **{name: getattr(plan.tiles, name)[kept] for name in names})
-    fields = ("blocks", "shape", "cluster", "num_devices", "num_tokens", "head_groups",
-              "cu_seqlens", "sequence_names")  # fmt: skip
-    return SimpleNamespace(tiles=tiles, **{name: getattr(plan, name) for name in fields})
+    columns = {field.name: getattr(plan.tiles, field.name) for field in fields(plan.tiles)}
+    known = {name: column[kept] for name, column in columns.items() if column is not None}
+    return replace(plan, tiles=replace(plan.tiles, **known))
 
 
 def test_devices_are_renumbered_greedily():
@@ -144,17 +130,17 @@ WINDOWS = (
 )  # fmt: skip
 
 
+LARGE = ("0-4096-0-4096", "0-4097-0-4096")
+
+
 def test_windows(snapshots):
-    asked = [(text, 8) for text in WINDOWS]
-    asked += [("0-4096-0-4096", 10**6), ("0-4097-0-4096", 10**6)]
-    snapshots.check("windows", {"read": "\n".join(f"{t}: {said_of(t, size)}" for t, size in asked)})
-
-
-def said_of(text, size):
-    try:
-        return str(read_window(text, size))
-    except DCPError as error:
-        return str(error)
+    lines = []
+    for text, size in [*((text, 8) for text in WINDOWS), *((text, 10**6) for text in LARGE)]:
+        try:
+            lines.append(f"{text}: {read_window(text, size)}")
+        except DCPError as error:
+            lines.append(f"{text}: {error}")
+    snapshots.check("windows", {"read": "\n".join(lines)})
 
 
 def test_colours(snapshots):
