@@ -63,29 +63,20 @@ def test_resuming_anywhere_gives_the_batches_of_an_undisturbed_run(
         return data.rows, tuple(data.tokens.tolist())
 
     undisturbed = make()
-    wanted = [batch(data) for _ in range(2) for data, _ in undisturbed]
-    first, seen = make(), []
-    for _ in range(2):
-        for data, _plan in first:
-            if len(seen) == stop:
-                break
-            seen.append(batch(data))
-        if len(seen) == stop:
-            break
-    # The batch at which the loop broke off was yielded, so it counts as done.
-    broke_off = len(seen) < len(wanted) and stop < len(wanted)
-    state = json.loads(json.dumps(first.state_dict()))
-    again = make()
-    again.load_state_dict(state)
-    done = stop + 1 if broke_off else len(wanted)
-    rest = [batch(data) for data, _ in again]
-    epoch_end = len(wanted) // 2 if done < len(wanted) // 2 else len(wanted)
-    if done in (len(wanted) // 2, len(wanted)) and broke_off:
-        assert rest == []  # that was the last batch of its epoch
-    elif broke_off:
-        assert rest == wanted[done:epoch_end]
-    for epoch in (wanted[: len(wanted) // 2], wanted[len(wanted) // 2 :]):
+    epochs = [[batch(data) for data, _ in undisturbed] for _ in range(2)]
+    for epoch in epochs:
         assert Counter(row for rows, _ in epoch for row in rows) == Counter(range(len(lengths)))
+    places = [(epoch, n) for epoch, batches in enumerate(epochs) for n in range(len(batches))]
+    epoch, last = places[stop % len(places)]
+    first = make()
+    for wanted in epochs[:epoch]:
+        assert [batch(data) for data, _ in first] == wanted
+    for number, _ in enumerate(first):
+        if number == last:  # it was yielded, so it counts as done
+            break
+    again = make()
+    again.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert [batch(data) for data, _ in again] == epochs[epoch][last + 1 :]
 
 
 @settings(max_examples=12, deadline=None)

@@ -39,11 +39,11 @@ def rows_of(lengths):
     order=st.sampled_from(["in_order", "decreasing"]),
 )
 def test_every_token_is_on_exactly_one_rank_of_one_batch(lengths, order):
+    rows, seen, targets = rows_of(lengths), [], []
     loaders = [
-        make_loader(rows_of(lengths), SPEC.mask("band"), rank=rank, order=order, **OPTIONS)
+        make_loader(rows, SPEC.mask("band"), rank=rank, order=order, **OPTIONS)
         for rank in range(RANKS)
     ]
-    seen, targets, expected_targets = [], [], []
     for parts in zip(*loaders, strict=True):
         assert len({digest(plan) for _, plan in parts}) == 1
         assert len({data.rows for data, _ in parts}) == 1
@@ -57,17 +57,14 @@ def test_every_token_is_on_exactly_one_rank_of_one_batch(lengths, order):
             assert torch.equal(data.tokens, 1000 * row + data.position_ids)
             # The next token of the same sequence, on whichever rank it lives.
             assert torch.equal(data.labels[data.loss_mask], data.tokens[data.loss_mask] + 1)
-    for row in rows_of(lengths):
-        expected_targets += row["tokens"][1:]
-    assert sorted(seen) == sorted(t for row in rows_of(lengths) for t in row["tokens"])
-    assert sorted(targets) == sorted(expected_targets)
+    assert sorted(seen) == [token for row in rows for token in row["tokens"]]
+    assert sorted(targets) == [token for row in rows for token in row["tokens"][1:]]
 
 
 def test_mask_may_depend_on_the_row():
     masks = {"band": SPEC.mask("band(w = 2)"), "all": SPEC.mask("whole")}
     rows = [{"tokens": list(range(30)), "kind": kind} for kind in ("band", "all")]
-    loader = make_loader(rows, lambda row: masks[row["kind"]], rank=0, **OPTIONS)
-    ((_, plan),) = loader
+    ((_, plan),) = make_loader(rows, lambda row: masks[row["kind"]], rank=0, **OPTIONS)
     assert int(plan.tiles.pairs.sum()) == (2 * 30 - 1) + 30 * 31 // 2
     assert plan.provenance is None
 
@@ -80,101 +77,58 @@ def test_tokens_may_be_bytes_or_arrays_of_any_column():
     assert data.tokens.tolist() == [97, 98, 99, 1, 2, 3, 4]
 
 
-@pytest.fixture
-def mixed(tmp_path):
-    """A folder whose files have columns and masks of their own."""
+def parts_of(*lengths):
+    return np.repeat(np.arange(len(lengths)), lengths)
+
+
+def test_files_with_masks_of_their_own_share_batches_and_run_exactly(tmp_path, lab):
+    spec = Spec.from_text(
+        "segment part = question[question_len] answer[answer_lens]*\n"
+        "segment doc = [doc_lens]*\n"
+        "mask shared = causal and (k in question or same(answer))\n"
+        "mask packed(w: tokens) = causal and same(doc) and q - k < w\n"
+        'for "rl/*" having answer_lens use shared with question_len = prompt_len\n'
+        'for "sft/*" use packed(w = 6)\n'
+    )
+    own = [part == part[:, None] for part in (parts_of(5, 11, 7, 9), parts_of(8, 4, 6))]
+    own += [doc == doc[:, None] for doc in (parts_of(13, 8), parts_of(17))]
+    own[0][:, :5] = own[1][:, :8] = True
+    expected = [mask & np.tri(len(mask), dtype=bool) for mask in own]
+    for mask in expected[2:]:
+        mask &= ~np.tri(len(mask), k=-6, dtype=bool)
     (tmp_path / "rl").mkdir()
     (tmp_path / "sft").mkdir()
-    rl = [([11, 7, 9], 5), ([4, 6], 8)]
-    pq.write_table(
-        pa.table(
-            {
-                "prompt_len": [prompt for _, prompt in rl],
-                "answer_lens": [answers for answers, _ in rl],
-                "input_ids": [list(range(prompt + sum(answers))) for answers, prompt in rl],
-            }
-        ),
-        tmp_path / "rl" / "a.parquet",
-    )
-    with (tmp_path / "sft" / "a.jsonl").open("w") as file:
-        for doc_lens in ([13, 8], [17]):
-            row = {"doc_lens": doc_lens, "tokens": list(range(sum(doc_lens))), "source": "web"}
-            file.write(json.dumps(row) + "\n")
-    return tmp_path
+    rl = {
+        "prompt_len": [5, 8], "answer_lens": [[11, 7, 9], [4, 6]],
+        "input_ids": [list(range(32)), list(range(18))],
+    }  # fmt: skip
+    pq.write_table(pa.table(rl), tmp_path / "rl" / "a.parquet")
+    sft = [{"doc_lens": lens, "tokens": list(range(sum(lens)))} for lens in ([13, 8], [17])]
+    (tmp_path / "sft" / "a.jsonl").write_text("\n".join(map(json.dumps, sft)))
 
-
-MIXED = Spec.from_text(
-    "segment part = question[question_len] answer[answer_lens]*\n"
-    "segment doc = [doc_lens]*\n"
-    "mask shared = causal and (k in question or same(answer))\n"
-    "mask packed(w: tokens) = causal and same(doc) and q - k < w\n"
-    'for "rl/*" having answer_lens use shared with question_len = prompt_len\n'
-    'for "sft/*" use packed(w = 6)\n'
-)
-MIXED_RL = Spec.from_text("\n".join(MIXED.source.splitlines()[:-1]))
-
-
-def shared_by_hand(prompt, answers):
-    """Make the mask of several answers to one question, token by token."""
-    part = [0] * prompt + [n + 1 for n, answer in enumerate(answers) for _ in range(answer)]
-    return [
-        [k <= q and part[k] in (0, part[q]) for k in range(len(part))] for q in range(len(part))
-    ]
-
-
-def packed_by_hand(doc_lens, window):
-    doc = [n for n, length in enumerate(doc_lens) for _ in range(length)]
-    return [
-        [k <= q and doc[k] == doc[q] and q - k < window for k in range(len(doc))]
-        for q in range(len(doc))
-    ]
-
-
-def test_files_with_masks_of_their_own_share_batches_and_run_exactly(mixed, lab):
-    expected = [
-        shared_by_hand(5, [11, 7, 9]),
-        shared_by_hand(8, [4, 6]),
-        packed_by_hand([13, 8], 6),
-        packed_by_hand([17], 6),
-    ]
-    dataset = read_dataset(mixed)
     options = {**OPTIONS, "shuffle": True, "seed": 3, "hidden_targets": "leave_out"}
-    batches = list(make_loader(dataset, MIXED, rank=0, **options))
+    batches = list(make_loader(read_dataset(tmp_path), spec, rank=0, **options))
     seen = [data.rows for data, _ in batches]
     assert sorted(row for rows in seen for row in rows) == [0, 1, 2, 3]
     assert any(min(rows) < 2 <= max(rows) for rows in seen)  # both masks in one batch
     for number, (data, plan) in enumerate(batches):
-        dense = block_diagonal([np.array(expected[row]) for row in data.rows])
-        q, kv, dout = lab.random_qkv(number, len(dense), 2, 1, 8, torch.float32)
-        got, _ = lab.run_in_threads(plan, q, kv, dout)
-        lab.assert_as_exact_as_eager(got, q, kv, dout, dense)
+        dense = torch.block_diag(*(torch.tensor(expected[row]) for row in data.rows)).bool()
+        qkv = lab.random_qkv(number, len(dense), 2, 1, 8, torch.float32)
+        got, _ = lab.run_in_threads(plan, *qkv)
+        lab.assert_as_exact_as_eager(got, *qkv, dense.numpy())
 
-
-def block_diagonal(masks):
-    ends = np.cumsum([len(mask) for mask in masks])
-    whole = np.zeros((ends[-1], ends[-1]), bool)
-    for mask, end in zip(masks, ends, strict=True):
-        whole[end - len(mask) : end, end - len(mask) : end] = mask
-    return whole
+    rl_alone = Spec.from_text("\n".join(spec.source.splitlines()[:-1]))
+    with pytest.raises(DatasetError, match=r"no `for` statement matches .*sft/a\.jsonl with the c"):
+        make_loader(read_dataset(tmp_path), rl_alone, rank=0, **OPTIONS)
+    assert len(make_loader(read_dataset(tmp_path / "rl"), rl_alone, rank=0, **OPTIONS)) == 1
 
 
 def test_rows_in_memory_find_their_mask_by_their_columns():
-    rows = [
-        {"tokens": [1, 2, 3, 4], "doc_lens": [2, 2]},
-        {"tokens": [1, 2, 3, 4, 5]},
-    ]
+    rows = [{"tokens": [1, 2, 3, 4], "doc_lens": [2, 2]}, {"tokens": [1, 2, 3, 4, 5]}]
     spec = Spec.from_text('for "*" having doc_lens use document for "*" use causal')
     for dataset in (rows, (row for row in rows)):
         ((_, plan),) = make_loader(dataset, spec, rank=0, hidden_targets="leave_out", **OPTIONS)
         assert int(plan.tiles.pairs.sum()) == 2 * 3 + 15
-
-
-def test_a_file_that_no_statement_takes_is_named(mixed):
-    with pytest.raises(
-        DatasetError, match=r"no `for` statement matches .*sft/a\.jsonl with the col"
-    ):
-        make_loader(read_dataset(mixed), MIXED_RL, rank=0, **OPTIONS)
-    assert len(make_loader(read_dataset(mixed / "rl"), MIXED_RL, rank=0, **OPTIONS)) == 1
 
 
 def test_the_rows_of_an_iterator_are_read_once_and_never_missed_in_silence():
@@ -242,13 +196,12 @@ def test_the_lengths_of_a_hugging_face_data_set_come_from_its_tables(monkeypatch
     monkeypatch.setattr(
         datasets.Dataset, "__getitem__", lambda self, key: asked.append(key) or rows[key]
     )
-    for dataset, order in (
-        (plain, [0, 1, 2, 3, 4]),
-        (plain.with_format("torch"), [0, 1, 2, 3, 4]),
-        (plain.select([3, 0, 1]), [3, 0, 1]),
+    for dataset, lengths in (
+        (plain, [7, 0, 3, 12, 1]),
+        (plain.with_format("torch"), [7, 0, 3, 12, 1]),
+        (plain.select([3, 0, 1]), [12, 7, 0]),
     ):
-        lengths = IndexedRows(dataset, None).lengths
-        assert lengths.tolist() == [len(rows[row]["input_ids"]) for row in order]
+        assert IndexedRows(dataset, None).lengths.tolist() == lengths
     assert asked == []
 
 
@@ -258,10 +211,8 @@ def test_rows_that_a_hugging_face_data_set_makes_when_asked_are_counted_one_by_o
     doubled = plain.with_transform(lambda b: {"input_ids": [2 * ids for ids in b["input_ids"]]})
     assert IndexedRows(doubled, None).lengths.tolist() == [6, 2]
     texts = datasets.Dataset.from_list([{"input_ids": [1]}, {"input_ids": None}])
-    with pytest.raises(
-        DatasetError, match="row 1: expected `input_ids` to be integers or bytes, got None"
-    ):
-        _ = IndexedRows(texts, None).lengths
     floats = datasets.Dataset.from_list([{"input_ids": [0.5]}])
-    with pytest.raises(DatasetError, match="row 0: expected `input_ids` to be integers"):
-        _ = IndexedRows(floats, None).lengths
+    says = "row {}: expected `input_ids` to be integers or bytes, got {}"
+    for dataset, row, value in ((texts, 1, "None"), (floats, 0, r"'\[0.5")):
+        with pytest.raises(DatasetError, match=says.format(row, value)):
+            _ = IndexedRows(dataset, None).lengths
