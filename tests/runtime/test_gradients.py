@@ -30,24 +30,15 @@ def result(tmp_path_factory, start_python):
 @pytest.mark.dist
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("step", STEPS)
-def test_gradients_are_those_of_dense_attention(result, step, way):
+def test_gradients_are_those_of_dense_attention_and_of_replicated_weights(result, step, way):
     found = result[f"{step}: {way}"]
-    assert len(found["dense"]) == PARAMETERS
-    for name, (ratio, error) in found["dense"].items():
-        assert ratio == pytest.approx(1, rel=EXACT), name
-        assert error < EXACT, name
+    for kind in ("dense", *["replicated"] * (way in ("ddp", "fsdp"))):
+        assert len(found[kind]) == PARAMETERS
+        for name, (ratio, error) in found[kind].items():
+            assert ratio == pytest.approx(1, rel=EXACT), name
+            assert error < EXACT, name
     assert ("norm" in found) == step.endswith("clipped")
     assert found.get("norm", 1) == pytest.approx(1, rel=EXACT)
-
-
-@pytest.mark.dist
-@pytest.mark.parametrize("way", ["ddp", "fsdp"])
-@pytest.mark.parametrize("step", STEPS)
-def test_gradients_are_those_of_replicated_weights(result, step, way):
-    replicated = result[f"{step}: {way}"]["replicated"]
-    assert len(replicated) == PARAMETERS
-    for name, (_, error) in replicated.items():
-        assert error < EXACT, name
 
 
 @pytest.mark.dist
@@ -67,14 +58,7 @@ def test_a_model_whose_gradients_would_not_be_summed_is_refused(result, model, s
     assert re.search(says, result["refusals"][model])
 
 
-def test_without_a_process_group_a_model_is_refused_as_well():
-    with pytest.raises(RunError, match=r"got Linear without any FSDP module"):
-        sum_gradients(torch.nn.Linear(2, 2))
-    with pytest.raises(RunError, match="expected a model, got list"):
-        sum_gradients([])
-
-
-def test_every_fsdp_module_gets_both_switches():
+def test_every_fsdp_module_gets_both_switches_if_torch_has_them(monkeypatch):
     """With gloo the first alone makes sums; reduce-scatter of other backends needs the second."""
     given = []
 
@@ -92,11 +76,9 @@ def test_every_fsdp_module_gets_both_switches():
     assert given == [
         call for module in modules for call in ((module, "divide by", 1.0), (module, "sum", True))
     ]
-
-
-def test_a_torch_that_always_takes_the_mean_is_refused(monkeypatch):
-    sharded = torch.nn.Linear(2, 2).requires_grad_(False)
-    sharded.__class__ = type("FSDPLinear", (FSDPModule, torch.nn.Linear), {})
+    modules[0].__class__ = type("FSDPLinear", (FSDPModule, torch.nn.Linear), {})
     monkeypatch.delattr(FSDPModule, "set_force_sum_reduction_for_comms")
     with pytest.raises(RunError, match=r"have set_force_sum_reduction_for_comms, got torch 2\."):
-        sum_gradients(sharded)
+        sum_gradients(modules[0])
+    with pytest.raises(RunError, match="expected a model, got list"):
+        sum_gradients([])
