@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import create_block_mask, create_mask, flex_attention
 
-from dcp_dsl import Sample, Spec, dense_mask, export_mask
+from dcp_dsl import Sample, Spec, block_sparsity, dense_mask, export_mask
 from dcp_dsl.interchange import ExportConfig, write_export
 from dcp_runtime import flex_block_mask, flex_mask_mod
 
@@ -36,13 +36,6 @@ def attend(q, k, v, dense):
     return torch.nan_to_num(weights) @ v
 
 
-def module_of(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("call", MASKS)
 def test_torch_computes_attention_under_the_exported_mask(call):
@@ -54,11 +47,10 @@ def test_torch_computes_attention_under_the_exported_mask(call):
     assert torch.allclose(out, attend(q, k, v, dense), atol=1e-5)
 
 
-@pytest.mark.parametrize("call", MASKS)
-@pytest.mark.parametrize("n", [N, 100])
+@pytest.mark.parametrize(
+    ("call", "n"), [*((call, N) for call in MASKS), ("causal", 100), ("streaming(4, 20)", 100)]
+)
 def test_blocks_are_those_that_torch_finds_by_asking_every_pair(call, n):
-    if n != N and Spec.from_text(LAYOUTS).mask(call).columns:
-        n = N
     slabs, dense = bind(call, n)
     ours = flex_block_mask(slabs, ExportConfig(32, 32))
     theirs = create_block_mask(
@@ -76,25 +68,20 @@ def test_blocks_are_those_that_torch_finds_by_asking_every_pair(call, n):
 
 
 @pytest.mark.parametrize("call", MASKS)
-def test_the_predicate_is_the_mask_on_every_pair(call):
-    slabs, dense = bind(call)
-    assert torch.equal(create_mask(flex_mask_mod(slabs), None, None, N, N, "cpu")[0, 0], dense)
-
-
-@pytest.mark.parametrize("call", MASKS)
-def test_a_written_file_gives_the_same_mask(tmp_path, call):
+def test_the_predicate_here_and_of_a_written_file_is_the_mask_on_every_pair(tmp_path, call):
     slabs, dense = bind(call)
     write_export(tmp_path / "exported.py", export_mask(slabs, "flex", ExportConfig(32, 32, call)))
-    module = module_of(tmp_path / "exported.py")
+    spec = importlib.util.spec_from_file_location("exported", tmp_path / "exported.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
     block_mask = module.make_block_mask()
-    assert torch.equal(create_mask(block_mask.mask_mod, None, None, N, N, "cpu")[0, 0], dense)
+    for predicate in (flex_mask_mod(slabs), block_mask.mask_mod):
+        assert torch.equal(create_mask(predicate, None, None, N, N, "cpu")[0, 0], dense)
     ours = flex_block_mask(slabs, ExportConfig(32, 32))
     assert torch.equal(block_mask.to_dense(), ours.to_dense())
 
 
 def test_a_packed_batch_has_a_mask_per_sequence():
-    from dcp_dsl import block_sparsity
-
     parts = [bind("causal", 50), bind("full", 30)]
     packed = block_sparsity([slabs for slabs, _ in parts], 16, 16).slabs
     dense = torch.block_diag(*(d.int() for _, d in parts)).bool()

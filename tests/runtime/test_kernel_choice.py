@@ -54,6 +54,7 @@ CASES = {
     "cpu, float32": (None, (F32,), {}),
     "cpu, bfloat16, the reference": (None, (BF16,), {"wanted": "reference"}),
     "cpu, float32, triton": (None, (F32,), {"wanted": "triton"}),
+    "cpu, float32, flash": (None, (F32,), {"wanted": "flash"}),
     "cpu, float32, a soft cap": (None, (F32,), {"softcap": 3.0}),
     "cpu, float32, the CPU's with a soft cap": (None, (F32,), {"softcap": 3.0, "wanted": "cpu"}),
     "cpu, float8": (None, (torch.float8_e5m2,), {}),
