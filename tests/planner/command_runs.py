@@ -2,9 +2,7 @@
 
 from click.testing import CliRunner
 
-from dcp_planner import (
-    PlanConfig,
-)
+from dcp_planner import PlanConfig
 from dcp_planner.commands.plan import plan as plan_command
 
 SPEC = """dcpm 1
@@ -13,13 +11,7 @@ for "*/rows.jsonl" use local(width = 5)
 segment doc = [doc_lens]*
 sample tiny(doc_lens = [20, 30])
 """
-
-
-SMALL = (
-    "--block-size", "8", "--cluster", "1x2", "--backend", "static:zigzag",
-)  # fmt: skip
-
-
+SMALL = ("--block-size", "8", "--cluster", "1x2", "--backend", "static:zigzag")
 CONFIG = PlanConfig(partitioner="static:zigzag")
 
 
