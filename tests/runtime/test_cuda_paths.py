@@ -7,19 +7,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from test_gloo import awaited, lone_transport
 from torch.distributed import HashStore, distributed_c10d
 
-from dcp_planner import TransferKind
 from dcp_runtime import RunError
 from dcp_runtime.execute import executor
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.launcher import RunConfig
-from dcp_runtime.plans.device_plan import Transfer
 from dcp_runtime.transport import gloo_transport, group_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, Recorder
-from dcp_runtime.transport.transport import Parcel
 
 
 @pytest.fixture
@@ -105,22 +103,10 @@ class _Pinned:
         self.copies.append(self.stream.is_current)
 
 
-def _parcel(*, is_send):
-    transfer = Transfer(
-        index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=1,
-        is_send=is_send, row=0, slot=0, hop=0, brought_by=-1,
-    )  # fmt: skip
-    return Parcel(transfer, (torch.zeros(2),), 0)
-
-
 def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     monkeypatch.setattr(gloo_transport, "stream_of", lambda _: stream.work())
-    transport = GlooTransport.__new__(GlooTransport)
-    transport._timeout_s, transport._link = 5.0, None
-    transport._ranks, transport._groups = [0, 1], [None, None]
-    transport._queues, transport._threads = [], []
-    there = _Pinned(stream)
+    transport, there = lone_transport((0, 1)), _Pinned(stream)
 
     def stage(tensor, posted, *, is_send):
         posted.staged.append((there, None))
@@ -129,7 +115,7 @@ def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     monkeypatch.setattr(transport, "_stage", stage)
     work = SimpleNamespace(wait=lambda timeout: None)
     monkeypatch.setattr(gloo_transport.dist, "irecv", lambda *_, **__: work)
-    parcel = _parcel(is_send=False)
+    parcel = awaited(1)
     transport.start([parcel])
     assert parcel.wait(100)
     transport.close()
@@ -140,7 +126,7 @@ def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     host = _Pinned(stream)
     monkeypatch.setattr(torch, "empty", lambda *_, **__: host)
-    posted = gloo_transport._Posted(_parcel(is_send=True), stream.work())
+    posted = gloo_transport._Posted(awaited(1), stream.work())
     on_device = SimpleNamespace(device=torch.device("cuda"), shape=(2,), dtype=torch.float32)
     transport = GlooTransport.__new__(GlooTransport)
     assert transport._stage(on_device, posted, is_send=True) is host

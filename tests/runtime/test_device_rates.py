@@ -46,23 +46,20 @@ def test_rates_are_adopted_only_if_they_stay_off():
     assert rates.cluster == Cluster(2, 2)
 
 
-def test_all_ranks_slow_is_no_straggler_and_unequal_devices_are_expected():
-    for cluster, seconds in (
-        (Cluster(1, 3), notes(5, 5, 5)),
-        (Cluster(1, 2, devices=((1.0, 0.5),)), notes(1, 2)),
-    ):
-        rates = DeviceRates(cluster, every=1)
-        for _ in range(3):
-            rates.update(seconds)
-        assert rates.cluster == cluster
-
-
-@pytest.mark.parametrize("missing", [notes(1, None), notes(1, 3, work=0)])
-def test_what_nobody_measured_changes_nothing(missing):
-    rates = DeviceRates(Cluster(1, 2), every=1)
-    for seconds in (notes(1, 3), missing, notes(1, 3)):
+@pytest.mark.parametrize(
+    ("cluster", "periods"),
+    [
+        (Cluster(1, 3), [notes(5, 5, 5)] * 3),  # all slow: no straggler
+        (Cluster(1, 2, devices=((1.0, 0.5),)), [notes(1, 2)] * 3),  # as expected
+        (Cluster(1, 2), [notes(1, 3), notes(1, None), notes(1, 3)]),  # not measured between
+        (Cluster(1, 2), [notes(1, 3), notes(1, 3, work=0), notes(1, 3)]),
+    ],
+)
+def test_rates_stay_where_no_rank_is_off_twice(cluster, periods):
+    rates = DeviceRates(cluster, every=1)
+    for seconds in periods:
         rates.update(seconds)
-    assert rates.cluster == Cluster(1, 2)
+    assert rates.cluster == cluster
 
 
 def test_periods_that_measure_nothing_are_said_once(caplog):

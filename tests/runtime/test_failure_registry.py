@@ -14,7 +14,7 @@ from dcp_runtime.transport.failure_registry import (
     StoreBarrier,
     Topic,
     compare,
-)
+)  # fmt: skip
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.transport import agree
 
@@ -139,30 +139,20 @@ def barrier_of(store, rank, size, timeout_s=10.0):
     return StoreBarrier(store, rank, size, FailureRegistry(store, rank), timeout_s)
 
 
-def test_a_rank_alone_meets_itself():
-    assert barrier_of(None, 0, 1).exchange_notes("mine", "prepare") == ["mine"]
-
-
-def meet(size, *notes, place="prepare"):
-    """Exchange notes on threads; return notes or the error of each rank."""
-
-    def work(transport):
-        note, *options = notes[transport.rank]
-        try:
-            return transport.exchange_notes(note, options[0] if options else place)
-        except RunError as error:
-            return str(error), error.rank, error.division
-
-    return LoopbackWorld(size).run(work)
-
-
 def test_ranks_at_another_step_are_named_by_all():
+    def work(transport):
+        place = "forward" if transport.rank == 1 else "prepare"
+        with pytest.raises(RunError) as caught:
+            transport.exchange_notes("", place)
+        return str(caught.value), caught.value.rank, caught.value.division
+
     error = (
         "rank 1 has another step than rank 0 in {}: expected prepare, got forward; all ranks "
         "prepare the same plans and run the same layers in the same order"
     )
-    found = meet(3, ["a"], ["b", "forward"], ["c"])
-    assert found == [(error.format(place), 1, 0) for place in ("prepare", "forward", "prepare")]
+    assert LoopbackWorld(3).run(work) == [
+        (error.format(place), 1, 0) for place in ("prepare", "forward", "prepare")
+    ]
 
 
 def test_an_error_is_heard_by_all_others():
@@ -212,7 +202,8 @@ def test_ranks_agree_or_name_who_differs_from_most(values, says):
     assert LoopbackWorld(3).run(work) == wanted
 
 
-def test_a_rank_alone_agrees_with_itself():
+def test_a_rank_alone_meets_and_agrees_with_itself():
+    assert barrier_of(None, 0, 1).exchange_notes("mine", "prepare") == ["mine"]
     alone = SimpleNamespace(size=1)
     assert agree(alone, [PLAN], "prepare", lambda: (["p"], 7)) == 7
 

@@ -82,12 +82,11 @@ def run_kernel(kernel, sparsity, qkv, seed, num_tables=3, segment_rows=16):
     )
     for table in tables:
         kernel.backward(query_rows, kv_buffer, table, scale, sums)
+    dq = out_of_buffer(sums.dq, blocks, q_place).to(q.dtype)
     return {
-        "out": out,
-        "lse": lse,
-        "dq": out_of_buffer(sums.dq, blocks, q_place).to(q.dtype),
+        "out": out, "lse": lse, "dq": dq,
         "dkv": out_of_buffer(sums.dkv, blocks, kv_place).to(q.dtype),
-    }
+    }  # fmt: skip
 
 
 def dense_of(sparsity):
@@ -177,13 +176,10 @@ def test_tables_hold_exactly_the_dense_mask(lab, mask, segment_rows):
 
 
 def test_a_sink_and_a_window_are_ranges_and_scattered_keys_are_bits(lab):
-    rng = np.random.default_rng(0)
-    kinds = {}
-    for mask in ("streaming", "scattered"):
+    for mask, kind in (("streaming", PieceKind.RANGES), ("scattered", PieceKind.BITS)):
         sparsity = lab.sparsity_of([lab.masks[mask](64)], 64)
-        *_, (table,) = tables_of(sparsity, rng, 1, 64)
-        kinds[mask] = set(table.kind.tolist())
-    assert kinds == {"streaming": {PieceKind.RANGES}, "scattered": {PieceKind.BITS}}
+        *_, (table,) = tables_of(sparsity, np.random.default_rng(0), 1, 64)
+        assert set(table.kind.tolist()) == {kind}
 
 
 def test_keys_outside_a_narrow_window_are_trimmed(lab):
@@ -198,7 +194,7 @@ def test_keys_outside_a_narrow_window_are_trimmed(lab):
 
 
 def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(lab):
-    n = 64
+    n, full = 64, int(PieceKind.FULL)
     q, kv = np.ogrid[:n, :n]
     masks = {
         "full": np.ones((n, n), bool),
@@ -207,19 +203,17 @@ def test_keys_side_by_side_are_one_piece_and_what_is_all_visible_needs_no_mask(l
     }
     pieces = {}
     for name, mask in masks.items():
-        sparsity = lab.sparsity_of([mask], 16)
+        found = lab.sparsity_of([mask], 16)
         blocks = Blocks(np.zeros(4), np.arange(0, n, 16), np.arange(16, n + 1, 16), np.zeros(4))
-        count = len(sparsity.col_idx)
-        zeros = np.zeros(count, int)
+        count, zeros = len(found.col_idx), np.zeros(len(found.col_idx), int)
         tiles = ComputeBlocks(
-            sparsity.row_idx, sparsity.col_idx, sparsity.kind, sparsity.pairs, zeros, zeros, zeros
+            found.row_idx, found.col_idx, found.kind, found.pairs, zeros, zeros, zeros
         )
-        cut = cut_pieces(blocks, tiles, sparsity.slabs, np.arange(count), 16)
+        cut = cut_pieces(blocks, tiles, found.slabs, np.arange(count), 16)
         assert not any(x.flags.writeable for x in (cut.masks.row_lo, cut.masks.bits))
         rows = 16 * tiles.q_block, 16 * tiles.kv_block
         table = TableBuilder(blocks, tiles, cut, rows).build(tuple(range(count)))
         pieces[name] = [(int(k), int(m)) for k, m in zip(table.kind, table.kv_len, strict=True)]
-    full = int(PieceKind.FULL)
     assert pieces["full"] == [(full, n)] * 4
     assert pieces["first keys"] == [(full, 20)] * 4
     # A segment sees all keys before its own in one piece, its own through a range per row.

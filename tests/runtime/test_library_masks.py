@@ -12,13 +12,7 @@ import torch
 
 from dcp_dsl import Sample, block_sparsity, dense_mask, load
 from dcp_grammar import MASKS
-from dcp_planner import (
-    PARTITIONERS,
-    Cluster,
-    ModelShape,
-    PlanConfig,
-    build_plan,
-)  # fmt: skip
+from dcp_planner import PARTITIONERS, Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import RunConfig, open_world, run_plan
 
 FILES = sorted(Path(str(MASKS)).glob("*.dcpm"))
