@@ -5,16 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from command_runs import run
 
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, build_stack, measure, predict
-from dcp_planner.commands.compare import compare
 from dcp_planner.commands.plan import plan as plan_command
 from dcp_planner.step.iteration import predict_step
 from dcp_planner.step.setting import Assignment, Documents, StepMesh, StepModel, step_model
 
-SPEC = Spec.from_text("mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m")
+TEXT = "mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m"
+SPEC = Spec.from_text(TEXT)
 CLUSTER, SHAPE = Cluster(2, 4), ModelShape(8, 2)
 
 
@@ -73,28 +73,15 @@ def test_masks_of_a_stack_pay_for_their_tokens_together() -> None:
     assert steps[1] < steps[0]
 
 
-@pytest.fixture
-def spec(tmp_path):
-    path = tmp_path / "s.dcpm"
-    path.write_text("mask m = causal\nmask w = causal and q - k < 512\nstack s = 3 of w, m\n")
-    return str(path)
-
-
-def run(command, *arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(command, list(arguments))
-    return result.exit_code, result.stdout or str(result.exception)
-
-
-SMALL = ("--sample", "len = 9000", "--sample", "len = 3000", "--cluster", "h100-dgx:1x4")
-
-
-def test_plan_prints_attention_and_step(spec: str) -> None:
-    code, text = run(
-        plan_command, spec, "--mask", "s", *SMALL, "--budget", "fast", "--model", "llama-8b",
-        "--json",
+def test_plan_prints_attention_and_step(tmp_path):
+    (tmp_path / "s.dcpm").write_text(TEXT)
+    result = run(
+        plan_command, tmp_path / "s.dcpm", "--mask", "s", "--sample", "len = 9000",
+        "--sample", "len = 3000", "--cluster", "h100-dgx:1x4", "--budget", "fast",
+        "--model", "llama-8b", "--json",
     )  # fmt: skip
-    assert code == 0, text
-    found = json.loads(text)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)
     cycle = sum(found["total"][f"predicted_{side}_s"]["mean"] for side in ("forward", "backward"))
     fullest = found["masks"][0]["batches"][0]["token_imbalance"] * 12_000 / 4
     step = {name: found["step"][name]["mean"] for name in ("attention_s", "linear_s", "step_s")}
@@ -109,22 +96,6 @@ def test_heads_of_a_device_have_their_share_of_the_model() -> None:
     part = whole.with_heads(ModelShape(8, 2))
     assert part.token_seconds == pytest.approx(whole.token_seconds / 4)
     assert part.layers == whole.layers
-
-
-def test_compare_prints_and_judges_the_step(spec: str, tmp_path) -> None:
-    paths = [str(tmp_path / f"{name}.dcpplan") for name in ("static", "portfolio")]
-    for path, backend in zip(paths, ("static:documents", "portfolio"), strict=True):
-        code, text = run(
-            plan_command, spec, "--mask", "m", *SMALL, "--backend", backend, "--out", path
-        )
-        assert code == 0, text
-    code, text = run(compare, *paths, "--model", "llama-8b")
-    assert code == 0, text
-    assert {"attention", "linear", "step"} <= {line.split("  ")[0] for line in text.splitlines()}
-    assert run(compare, *paths, "--model", "llama-8b", "--fail-if", "step_s>-1%")[0] == 0
-    assert run(compare, *paths, "--model", "llama-8b", "--fail-if", "step_s<-1%")[0] == 1
-    code, text = run(compare, *paths, "--fail-if", "step_s>1%")
-    assert "unknown figure 'step_s'" in text
 
 
 @pytest.mark.parametrize(("when", "exchange_s"), [("micro_batch", 12 + 20), ("step", 4 + 20)])

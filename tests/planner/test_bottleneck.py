@@ -59,9 +59,9 @@ def counted(state, cluster, way):
     return load
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
-def test_loads_are_what_sets_count_before_and_after_moves(strategies, data):
+def test_loads_are_what_sets_count_and_nobody_ends_above_a_cap_and_where_it_began(strategies, data):
     sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
     workload = build_workload(sparsity, ModelShape())
     found = data.draw(
@@ -74,55 +74,44 @@ def test_loads_are_what_sets_count_before_and_after_moves(strategies, data):
         for way in range(2):
             at = slice(LOADS * way, LOADS * (way + 1))
             assert state.load[:, at] == pytest.approx(counted(state, cluster, way), abs=1e-9)
-
-
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.data())
-def test_nobody_ends_above_a_cap_and_above_where_it_began(strategies, data):
-    sparsity, cluster = data.draw(strategies.sparsities()), data.draw(strategies.clusters())
-    workload = build_workload(sparsity, ModelShape())
-    found = data.draw(
-        strategies.placements(workload.num_blocks, workload.num_tiles, cluster.num_devices)
-    )
-    caps = Caps(
-        int(workload.compute_pairs.sum() * 1.2 / cluster.num_devices),
-        int(workload.block_tokens.sum() * 1.2 / cluster.num_devices),
-    )
-    split = Split(found.device_of_compute, found.device_of_data)
+    sizes = workload.compute_pairs, workload.block_tokens
+    caps = Caps(*(int(size.sum() * 1.2 / cluster.num_devices) for size in sizes))
     after = search_under(caps, workload, cluster).relieve(split, 500)
-    for cap, sizes, ends in (
-        (caps.pairs, workload.compute_pairs, (split.part, after.part)),
-        (caps.tokens, workload.block_tokens, (split.owner, after.owner)),
-    ):
-        before, now = (loads_of(part, sizes, cluster.num_devices) for part in ends)
+    for cap, size, *ends in zip(
+        (caps.pairs, caps.tokens), sizes, (split.part, split.owner), (after.part, after.owner),
+        strict=True,
+    ):  # fmt: skip
+        before, now = (loads_of(part, size, cluster.num_devices) for part in ends)
         assert (now <= np.maximum(before, cap)).all()
 
 
-def test_uneven_tokens_are_levelled_and_time_is_saved(masks):
+@pytest.fixture
+def slow(masks):
+    """A workload, and a cluster whose ports take as long as its kernels."""
     batch = [masks.causal(200), masks.causal(90), masks.sliding_window(150, 30)]
-    workload = build_workload(masks.pack(batch, 8), ModelShape())
     cluster = Cluster(2, 4, inter_bytes_per_s=1e10, intra_bytes_per_s=1e11, flops_per_s=1e12)
-    seconds = {}
-    for name in ("static:documents", "static:ring"):
-        config = PlanConfig(name)
-        start = place(workload, cluster, config)
-        search = Search.of(workload, cluster, config)
-        held = search.hold(Split(start.device_of_compute, start.device_of_data))
-        split = search.relieve(held, 150_000)
-        found = Placement(split.owner, split.part)
-        tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
-        assert tokens.max() <= 1.1 * tokens.mean()
-        seconds[name] = [
-            predict_placement(workload, p, cluster, config).seconds for p in (start, found)
-        ]
-    before, after = seconds["static:documents"]
-    assert after < 0.5 * before
+    return build_workload(masks.pack(batch, 8), ModelShape()), cluster
 
 
-def test_a_second_of_ports_costs_what_the_rate_says(masks, monkeypatch):
-    batch = [masks.causal(200), masks.causal(90), masks.sliding_window(150, 30)]
-    workload = build_workload(masks.pack(batch, 8), ModelShape())
-    cluster = Cluster(2, 4, inter_bytes_per_s=1e10, intra_bytes_per_s=1e11, flops_per_s=1e12)
+@pytest.mark.parametrize("name", ["documents", "ring"])
+def test_uneven_tokens_are_levelled_and_time_is_saved(slow, name):
+    workload, cluster = slow
+    config = PlanConfig(f"static:{name}")
+    start = place(workload, cluster, config)
+    search = Search.of(workload, cluster, config)
+    held = search.hold(Split(start.device_of_compute, start.device_of_data))
+    split = search.relieve(held, 150_000)
+    found = Placement(split.owner, split.part)
+    tokens = loads_of(found.device_of_data, workload.block_tokens, cluster.num_devices)
+    assert tokens.max() <= 1.1 * tokens.mean()
+    before, after = (
+        predict_placement(workload, p, cluster, config).seconds for p in (start, found)
+    )
+    assert name == "ring" or after < 0.5 * before
+
+
+def test_a_second_of_ports_costs_what_the_rate_says(slow, monkeypatch):
+    workload, cluster = slow
     found = place(workload, cluster, PlanConfig("static:zigzag"))
     split = Split(found.device_of_compute, found.device_of_data)
     busy, longest = {}, {}

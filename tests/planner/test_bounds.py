@@ -10,7 +10,7 @@ from dcp_planner.report import bound_ratios
 from dcp_planner.report.bounds import _least_of_one
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 @given(st.data())
 def test_no_plan_is_below_the_bounds_at_its_own_balance(strategies, data):
     plan = data.draw(strategies.placed_plans())

@@ -53,8 +53,8 @@ CLUSTER = {
 }  # fmt: skip
 TOLERANCE = [0, 0.0, 1e6], [-1e-300, BEYOND(1e6, 2e6), math.nan]
 CONFIG = {
-    "divisions": ([2, 1024, "auto", np.int64(3)], [1, 1025, True, 2.0, "all", None]),
-    "head_groups": ([1, 256, "auto"], [0, 257, True, 1.0, "all"]),
+    "divisions": ([2, 1024, "auto", np.int64(3)], [1, 1025, True, 2.0, "2", "all", None]),
+    "head_groups": ([1, 256, "auto"], [0, 257, True, 1.0, "2", None, "all"]),
     "memory_limit_bytes": ([None, 0, 1 << 60], [-1]),
     "budget": (["fast", "balanced"], ["best"]),
     "objective": (["time", "bytes", "balance", "memory"], ["speed"]),

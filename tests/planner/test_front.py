@@ -14,7 +14,6 @@ from dcp_planner import (
     Cluster,
     ModelShape,
     PlanConfig,
-    PlanError,
     build_front,
     build_plan,
     measure,
@@ -116,11 +115,6 @@ def test_threads_and_processes_find_the_same_front(start_python, tmp_path):
     assert other.wait(100) == 0, other.err.read_text()
     assert found[0] == found[1] == json.loads(other.out.read_text())
     assert len(found[0]) > 1
-
-
-def test_heads_in_groups_have_no_front(packed):
-    with pytest.raises(PlanError, match="a front has one head group, got 2"):
-        build_front(packed, ModelShape(), Cluster(1, 2), PlanConfig(head_groups=2))
 
 
 def test_points_are_drawn_where_they_are():
