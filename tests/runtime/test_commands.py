@@ -131,14 +131,18 @@ def test_missing_torch_names_the_extra(plan_file, monkeypatch):
     assert "pip install 'dcp-dsl[run]'" in str(result.exception)
 
 
-def test_help_and_options_load_no_heavy_library_and_planner_processes_no_torch():
+def test_help_loads_no_heavy_library_planner_processes_no_torch_and_the_face_names_its_extra():
     code = (
         "import sys, dcp_runtime.commands; from dcp_runtime import RunConfig\n"
         "assert not {'torch', 'numba', 'pyarrow'} & set(sys.modules)\n"
         "import dcp_runtime.data.make_plans\n"
-        "assert 'torch' not in sys.modules"
+        "assert 'torch' not in sys.modules\n"
+        "sys.modules['torch'] = None\n"
+        "try:\n    dcp_runtime.DCPAttn\n"
+        "except ModuleNotFoundError as error:\n    print(error)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'dcp-dsl[run]'" in done.stdout
 
 
 @pytest.mark.parametrize(

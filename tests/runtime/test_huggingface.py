@@ -1,7 +1,6 @@
 """A Hugging Face model under DCP computes what it computes with dense masks, or refuses."""
 
 import importlib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,8 +43,8 @@ def transformers():
     return importlib.import_module("transformers")
 
 
-def llama():
-    return transformers().LlamaConfig(**LLAMA)
+def llama(**options):
+    return transformers().LlamaConfig(**{**LLAMA, **options})
 
 
 def gemma():
@@ -198,8 +197,7 @@ def test_what_the_plan_does_not_do_is_refused(executor):
         model(tokens, position_ids=positions, attention_mask=dense_bias("causal"), dcp=layers)
     with pytest.raises(RunError, match="expected a batch of 1"):
         model(tokens.repeat(2, 1), position_ids=positions.repeat(2, 1), dcp=layers)
-    config = transformers().LlamaConfig(**{**LLAMA, "attention_dropout": 0.1})
-    dropping = model_of(config, "dcp").train()
+    dropping = model_of(llama(attention_dropout=0.1), "dcp").train()
     with pytest.raises(RunError, match=r"expected attention dropout 0, got 0\.1"):
         dropping(tokens, position_ids=positions, use_cache=False, dcp=layers)
     with pytest.raises(RunError, match="owns 48 tokens of this plan: expected q"):
@@ -286,43 +284,3 @@ def test_prompts_without_a_decoder_are_refused(executor):
 @pytest.mark.parametrize(("mask", "window"), [("local", 8), ("causal", 31), ("shared", 31)])
 def test_the_look_back_of_a_plan_is_the_window_that_contains_it(mask, window):
     assert look_back(plan_of(mask, llama())) == window
-
-
-@pytest.mark.dist
-def test_two_ranks_give_the_logits_of_one(tmp_path, start_ranks):
-    script = tmp_path / "two_ranks.py"
-    script.write_text(TWO_RANKS.replace("HERE", repr(str(Path(__file__)))), encoding="utf-8")
-    assert start_ranks(2, script, tmp_path) == ["equal\n"] * 2
-
-
-TWO_RANKS = """
-import importlib.util
-import torch, torch.distributed as dist
-spec = importlib.util.spec_from_file_location("here", HERE)
-here = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(here)
-dist.init_process_group("gloo")
-executor = here.DCPExecutor()
-bound = [here.SPEC.mask("shared").bind(sample) for sample in here.SAMPLES]
-plan = here.build_plan(
-    here.block_sparsity(bound, 8, 8), here.ModelShape(4, 2, 8, 4),
-    here.Cluster(devices_per_node=2), here.PlanConfig("static:zigzag"),
-)
-local = torch.from_numpy(plan.local_tokens(executor.rank).copy())
-assert 0 < len(local) < here.TOKENS
-tokens, positions = here.inputs()
-model = here.model_of(here.llama(), "dcp")
-layers = here.LayerPlans.prepare(executor, plan)
-own = {"position_ids": positions[:, local], "use_cache": False, "dcp": layers}
-found = model(tokens[:, local], **own).logits
-(found.square().sum() / here.TOKENS / 50).backward()
-gradients = [parameter.grad for parameter in model.parameters()]
-for gradient in gradients:
-    dist.all_reduce(gradient)
-dense = here.dense_results(here.llama(), here.dense_bias("shared"))
-dense = [[logits[:, local], *rest] for logits, *rest in dense]
-here.assert_close([found.detach(), *gradients], *dense)
-print("equal", flush=True)
-executor.close()
-dist.destroy_process_group()
-"""

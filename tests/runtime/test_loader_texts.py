@@ -38,80 +38,70 @@ for "cached" use cached
 for "mixed" use mixed
 """)
 SHAPE = ModelShape(2, 1, 8, 4)
+
+
+def row_of(number, question, *answers):
+    tokens = [10 * number + i for i in range(question + sum(answers))]
+    return {
+        "tokens": tokens, "question_len": question, "answer_lens": list(answers),
+        "gold": [-100] * question + tokens[question:],
+        "counted": [int(i >= question) for i in range(len(tokens))],
+        "at": [i % 5 for i in range(len(tokens))],
+        "reward": [number + i / 4 for i in range(len(tokens))],
+        "id": f"row-{number}",
+    }  # fmt: skip
+
+
 ROWS = [
-    {
-        "tokens": [10 * row + i for i in range(question + sum(answers))],
-        "question_len": question,
-        "answer_lens": answers,
-        "gold": [-100 if i < question else 10 * row + i for i in range(question + sum(answers))],
-        "counted": [int(i >= question) for i in range(question + sum(answers))],
-        "at": [i % 5 for i in range(question + sum(answers))],
-        "reward": [row + i / 4 for i in range(question + sum(answers))],
-        "id": f"row-{row}",
-    }
-    for row, (question, answers) in enumerate(
-        ((2, [2, 1]), (1, [3]), (3, [1, 1, 1]), (1, []), (4, [2]), (2, [1, 3]))
-    )
-]
+    row_of(0, 2, 2, 1), row_of(1, 1, 3), row_of(2, 3, 1, 1, 1), row_of(3, 1), row_of(4, 4, 2),
+    row_of(5, 2, 1, 3),
+]  # fmt: skip
 BAD = [
-    ROWS[0],
-    {**ROWS[1], "tokens": []},
-    {**ROWS[2], "tokens": list(range(30))},
-    {**ROWS[4], "answer_lens": [9]},
-    {**ROWS[5], "at": [1]},
-    ROWS[3],
-]
+    ROWS[0], {**ROWS[1], "tokens": []}, {**ROWS[2], "tokens": list(range(30))},
+    {**ROWS[4], "answer_lens": [9]}, {**ROWS[5], "at": [1]}, ROWS[3],
+]  # fmt: skip
+BAND, SHARED = SPEC.mask("band"), SPEC.mask("shared")
 LOADERS = {
-    "three ranks, packs in order": ((ROWS, SPEC.mask("band")), {"ranks": 3}),
+    "three ranks, packs in order": (ROWS, BAND, {"ranks": 3}),
     "one rank, a stack with a linear layer": (
-        (ROWS, SPEC),
-        {"path": "a/x.jsonl", "token_budget": 20},
+        ROWS, SPEC, {"path": "a/x.jsonl", "token_budget": 20},
     ),
     "branches, once and per path": (
-        (ROWS[:3], SPEC),
+        ROWS[:3], SPEC,
         {"path": "b/x.jsonl", "shared_targets": "per_path", "extra_columns": ("reward", "at")},
     ),
     "columns of every kind": (
-        (ROWS, SPEC.mask("shared")),
-        {
-            "ranks": 2, "labels_column": "gold", "loss_column": "counted", "position_column": "at",
-            "extra_columns": ("counted", "reward"),
-        },
+        ROWS, SHARED,
+        {"ranks": 2, "labels_column": "gold", "loss_column": "counted", "position_column": "at",
+         "extra_columns": ("counted", "reward")},
     ),
-    "hidden targets are kept": ((ROWS[:2], SPEC.mask("far")), {"hidden_targets": "keep"}),
+    "hidden targets are kept": (ROWS[:2], SPEC.mask("far"), {"hidden_targets": "keep"}),
     "decreasing, shuffled, the last left out": (
-        (ROWS, SPEC.mask("band")),
+        ROWS, BAND,
         {"order": "decreasing", "shuffle": True, "seed": 7, "drop_last": True, "epochs": 2},
     ),
     "a stream, shuffled never": (
-        (Stream(ROWS), SPEC.mask("band(w = 2)")),
-        {"drop_last": True, "token_budget": 10},
+        Stream(ROWS), SPEC.mask("band(w = 2)"), {"drop_last": True, "token_budget": 10},
     ),
     "bad rows are skipped": (
-        (BAD, SPEC.mask("shared")),
-        {"policy": "skip", "position_column": "at", "epochs": 2},
+        BAD, SHARED, {"policy": "skip", "position_column": "at", "epochs": 2},
     ),
-    "long rows are cut": (
-        (ROWS, SPEC.mask("shared")), {"policy": "truncate", "token_budget": 5, "ranks": 2},
-    ),
+    "long rows are cut": (ROWS, SHARED, {"policy": "truncate", "token_budget": 5, "ranks": 2}),
     "two replicas by work, two micro-batches": (
-        (ROWS, SPEC.mask("band")),
-        {"ranks": 4, "replicas": 2, "micro_batches": 2, "token_budget": 8},
+        ROWS, BAND, {"ranks": 4, "replicas": 2, "micro_batches": 2, "token_budget": 8},
     ),
     "two replicas in turn": (
-        (ROWS, SPEC.mask("band")),
-        {"ranks": 2, "replicas": 2, "balance": "order", "token_budget": 9},
+        ROWS, BAND, {"ranks": 2, "replicas": 2, "balance": "order", "token_budget": 9},
     ),
     "all ranks share, by documents": (
-        (ROWS, SPEC.stack("layers")),
+        ROWS, SPEC.stack("layers"),
         {"ranks": 4, "replicas": 2, "width": "per_document", "token_budget": 14},
     ),
     "the best of both, in windows": (
-        (ROWS, SPEC.mask("band")),
-        {"ranks": 2, "replicas": 2, "group": "best", "window": 2, "token_budget": 9},
+        ROWS, BAND, {"ranks": 2, "replicas": 2, "group": "best", "window": 2, "token_budget": 9},
     ),
     "head groups": (
-        (ROWS[:2], SPEC.mask("band")),
+        ROWS[:2], BAND,
         {"ranks": 2, "shape": ModelShape(4, 2, 8, 4),
          "config": PlanConfig("static:zigzag", head_groups=2)},
     ),
@@ -191,7 +181,7 @@ def data_lines(data):
 
 def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
     texts = {}
-    for title, ((rows, mask_fn), options) in LOADERS.items():
+    for title, (rows, mask_fn, options) in LOADERS.items():
         caplog.clear()
         options = {"token_budget": 16, "config": PlanConfig("static:zigzag"), **options}
         ranks, epochs = options.pop("ranks", 1), options.pop("epochs", 1)
@@ -208,8 +198,8 @@ def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
     snapshots.check("loader", texts)
 
 
-BAND, ROW = SPEC.mask("band"), {"tokens": [1, 2, 3]}
-LONG, CACHED = {"tokens": list(range(17))}, {"tokens": [1, 2], "past_len": 1, "chunk_len": 2}
+ROW, LONG = {"tokens": [1, 2, 3]}, {"tokens": list(range(17))}
+CACHED = {"tokens": [1, 2], "past_len": 1, "chunk_len": 2}
 REFUSED = {
     "no tokens": ([ROW, {"tokens": []}], BAND, {}),
     "no column of tokens": ([ROW, {"text": "a"}], BAND, {}),
