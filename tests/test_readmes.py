@@ -244,9 +244,7 @@ dist.destroy_process_group()
     run("\n".join([ALONE, NINE_ROWS, STEP_MODEL, planning.rstrip() + ending]), tmp_path)
 
 
-def test_training_loop_of_the_first_page_runs_and_saves_its_trace(
-    tmp_path: Path, run: Run
-):
+def test_training_loop_of_the_first_page_runs_and_saves_its_trace(tmp_path: Path, run: Run):
     imports, training = blocks("docs/start.md", "python")[1].split("\n\n", 1)
     (saving,) = blocks("docs/reading-plans.md", "python")
     parts = [imports, ALONE, TRAINING, training, "plan = execution_plan", saving]
