@@ -98,6 +98,9 @@ def test_divisions(shown, large, snapshots):
         title = f"small, forward 1 of device {device}"
         texts[title] = told(division_facts, shown["small"], 1, "forward", device)
     texts["large, backward 1"] = told(division_facts, large, 1, "backward")
+    nothing = Trace.of_rows("simulated", np.empty((0, 10), int), ())
+    still = replace(shown["small"], traces={"simulated": nothing})
+    texts["small without events, forward 1"] = told(division_facts, still, 1, "forward")
     snapshots.check("divisions", texts)
 
 
