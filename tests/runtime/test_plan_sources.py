@@ -9,6 +9,7 @@ import warnings
 from concurrent.futures import Future
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from loader_options import make_loader
@@ -129,9 +130,7 @@ def test_the_plans_that_were_used_last_stay(monkeypatch):
 
 
 def test_a_pool_is_asked_once_and_its_seconds_are_those_of_the_plan():
-    pool = Pool()
-    source = OwnPlans(pool)
-    (request,) = requests_of(20)
+    source, (request,) = OwnPlans(pool := Pool()), requests_of(20)
     pending = source.start(request)
     reply = plan_request(request)
     pool.asked[0][1].set_result((reply, 4.0))
@@ -151,9 +150,7 @@ def test_a_pool_is_asked_once_and_its_seconds_are_those_of_the_plan():
 
 @pytest.mark.parametrize("cannot_start", [False, True])
 def test_a_plan_whose_process_is_lost_is_made_here(cannot_start):
-    pool = Pool()
-    source = OwnPlans(pool)
-    (request,) = requests_of(20)
+    source, (request,) = OwnPlans(pool := Pool()), requests_of(20)
     pending = source.start(request)
     pool.cannot_start = cannot_start
     pool.asked[0][1].set_exception(WorkerLost("the planner is gone"))
@@ -167,9 +164,7 @@ def test_a_plan_whose_process_is_lost_is_made_here(cannot_start):
 
 
 def test_a_plan_whose_process_was_ended_by_close_is_made_here_without_a_word():
-    pool = Pool()
-    source = OwnPlans(pool)
-    (request,) = requests_of(20)
+    source, (request,) = OwnPlans(pool := Pool()), requests_of(20)
     pending = source.start(request)
     source.close()
     source.close()
@@ -238,9 +233,7 @@ def test_a_rank_that_gets_no_plan_says_so(exchanges):
 def test_a_store_that_is_gone_is_named(exchanges, monkeypatch):
     first, second = exchanges(2)
 
-    def gone(*_):
-        raise RuntimeError("connection reset\nsecond line")
-
+    gone = Mock(side_effect=RuntimeError("connection reset\nsecond line"))
     for name in ("set", "check"):
         monkeypatch.setattr(type(first._store), name, gone)
     says = r"rank {} lost the store that brings the plan of batch 5: connection reset; the cause is"
@@ -271,72 +264,69 @@ def test_a_batch_that_cannot_be_planned_is_refused_on_all_ranks(exchanges):
         assert [source.metrics.plans for source in sources] == [0, 0]
 
 
-def shared_with_pool(exchanges):
-    one, two = exchanges(2)
-    pool = Pool()
-    return pool, SharedPlans(pool, one), SharedPlans(None, two)
+@pytest.fixture
+def started(exchanges):
+    """A pool that was asked for a plan, the sources of two ranks with what they wait for."""
+    pool, (request,) = Pool(), requests_of(20)
+    sources = [SharedPlans(own, each) for own, each in zip((pool, None), exchanges(2), strict=True)]
+    return pool, request, *((source, source.start(request)) for source in sources)
 
 
-def test_a_pool_publishes_what_its_processes_plan(exchanges):
-    pool, first, second = shared_with_pool(exchanges)
-    (request,) = requests_of(20)
-    pending = [source.start(request) for source in (first, second)]
+def test_a_pool_publishes_what_its_processes_plan(started):
+    pool, request, *both = started
     parts = encode_parts_of(plan_request(request), request.own_devices)
     pool.asked[0][1].set_result((parts, 6.0))
-    for source, own, seconds in zip((first, second), pending, (6.0, None), strict=True):
+    for source, own in both:
         assert digests_of(source.take(own, 0)) == digests_of(plan_request(request))
-        assert seconds is None or source.metrics.latest_s == seconds
         assert source.metrics.lost == 0
+    (first, _), (second, _) = both
+    assert first.metrics.latest_s == 6.0
     assert second.metrics.latest_s == second.metrics.latest_waited_s < 5
     assert first._seconds == {}
 
 
 @pytest.mark.parametrize("cannot_start", [False, True])
-def test_a_plan_that_the_pool_lost_is_placed_or_planned_by_the_first_rank(exchanges, cannot_start):
-    pool, first, second = shared_with_pool(exchanges)
-    (request,) = requests_of(20)
-    pending = [source.start(request) for source in (first, second)]
+def test_a_plan_that_the_pool_lost_is_placed_or_planned_by_the_first_rank(started, cannot_start):
+    pool, request, (first, own), (second, other) = started
     pool.cannot_start = cannot_start
     pool.asked[0][1].set_exception(WorkerLost("the planner is gone"))
     says = "rank 0 plans" if cannot_start else "the batch is placed by 'static:contiguous'"
     with pytest.warns(RuntimeWarning, match=f"^the planner is gone; {says}$"):
-        found = first.take(pending[0], 0)
+        found = first.take(own, 0)
     if not cannot_start:
         request = replace(request, config=PlanConfig("static:contiguous"))
     assert digests_of(found) == digests_of(plan_request(request))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert digests_of(second.take(pending[1], 0)) == digests_of(found)
+        assert digests_of(second.take(other, 0)) == digests_of(found)
     assert (first.metrics.lost, second.metrics.lost) == (1, 0)
     assert 0 < first.metrics.latest_s < 60
     assert first._lost == first._seconds == {}
 
 
-def test_what_the_pool_refuses_is_told_to_all(exchanges):
-    pool, first, second = shared_with_pool(exchanges)
-    pending = [source.start(requests_of(20)[0]) for source in (first, second)]
+def test_what_the_pool_refuses_is_told_to_all(started):
+    pool, _, *both = started
     pool.asked[0][1].set_exception(DatasetError(BAD))
-    for source, own in zip((first, second), pending, strict=True):
+    for source, own in both:
         with pytest.raises(DatasetError, match=f"^{BAD}$"):
             source.take(own, 0)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed", "a closed pool"])
-def test_a_plan_that_the_pool_did_not_make_is_made_by_the_first_rank(exchanges, how):
-    pool, first, second = shared_with_pool(exchanges)
-    (request,) = requests_of(20)
-    pending = [source.start(request) for source in (first, second)]
+def test_a_plan_that_the_pool_did_not_make_is_made_by_the_first_rank(started, how):
+    pool, request, *both = started
+    first, pending = both[0]
     if how == "a closed pool":
         pool.close()
     else:
         first.close()
     if how == "cancelled":
-        pending[0].cancel()
+        pending.cancel()
     else:
         pool.asked[0][1].set_exception(WorkerLost("ended"))
     assert not first._exchange._store.check(["0/0"])
     first.close()
-    for source, own in zip((first, second), pending, strict=True):
+    for source, own in both:
         assert digests_of(source.take(own, 0)) == digests_of(plan_request(request))
     assert (first.metrics.lost, pool.is_closed) == (0, True)
 
@@ -386,12 +376,8 @@ def test_requests_survive_json_and_are_named_by_all_but_their_rows():
     one, two = (requests_of(n, mask="mixed")[0] for n in (20, 21))
     again = PlanRequest.from_json(one.to_json())
     assert again == one
-    assert (
-        again.key
-        == one.key
-        == replace(one, sequences=(replace(one.sequences[0], row=9),)).key
-        != two.key
-    )
+    elsewhere = replace(one, sequences=(replace(one.sequences[0], row=9),))
+    assert again.key == one.key == elsewhere.key != two.key
     assert "\n" not in one.to_json()
     later = replace(one, replica=2)
     assert (list(one.own_devices), list(later.own_devices)) == ([0, 1], [4, 5])
@@ -444,36 +430,33 @@ def test_a_process_gives_whole_plans_or_the_parts_of_its_replica(pool):
 def test_a_refusal_has_the_class_that_it_had_in_the_process(pool):
     (worker,) = pool._pool.workers
     for kinds, error in ((("SpecError", "DCPError"), RunError), (("DatasetError",), DatasetError)):
-
-        def refuse(*_, kinds=kinds):
-            raise TaskError(BAD, kinds)
-
-        worker.change = refuse
+        worker.change = Mock(side_effect=TaskError(BAD, kinds))
         with pytest.raises(error, match=BAD) as caught:
             pool.submit(requests_of(20)[0]).result()
         assert type(caught.value) is error
     assert worker.ended == 0
 
 
-@pytest.mark.parametrize("what", ["no sizes", "no seconds", "too short", "sizes of texts"])
-def test_a_process_whose_answer_cannot_be_read_is_ended(pool, what):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda answer, blob: ({"seconds": 1.0}, blob),
+        lambda answer, blob: ({"sizes": answer["sizes"]}, blob),
+        lambda answer, blob: (answer, blob[:-1]),
+        lambda answer, blob: ({**answer, "sizes": ["a"]}, blob),
+    ],
+    ids=["no sizes", "no seconds", "too short", "sizes of texts"],
+)
+def test_a_process_whose_answer_cannot_be_read_is_ended(pool, change):
     (worker,) = pool._pool.workers
-    worker.change = {
-        "no sizes": lambda answer, blob: ({"seconds": 1.0}, blob),
-        "no seconds": lambda answer, blob: ({"sizes": answer["sizes"]}, blob),
-        "too short": lambda answer, blob: (answer, blob[:-1]),
-        "sizes of texts": lambda answer, blob: ({**answer, "sizes": ["a"]}, blob),
-    }[what]
+    worker.change = change
     with pytest.raises(WorkerLost, match="the planner's answer cannot be read: "):
         pool.submit(requests_of(20)[0]).result()
     assert worker.ended == 1
 
 
 def test_a_pool_that_has_no_thread_has_lost_the_plan(pool):
-    def fail(_):
-        raise RuntimeError("can't start new thread")
-
-    pool._pool.submit = fail
+    pool._pool.submit = Mock(side_effect=RuntimeError("can't start new thread"))
     with pytest.raises(WorkerLost, match="the planner cannot be asked: can't start new thread"):
         pool.submit(requests_of(20)[0]).result()
 
@@ -482,10 +465,8 @@ def test_a_pool_says_what_its_workers_are():
     pool = PlannerPool(3, 1.0)
     assert (pool.processes, pool.cannot_start, pool.is_closed) == ((), False, False)
     states = [(4, False), (None, True), (6, False)]
-    pool._pool = SimpleNamespace(
-        workers=[SimpleNamespace(pid=pid, cannot_start=c) for pid, c in states],
-        is_closed=True, close=lambda: None,
-    )  # fmt: skip
+    workers = [SimpleNamespace(pid=pid, cannot_start=c) for pid, c in states]
+    pool._pool = SimpleNamespace(workers=workers, is_closed=True, close=lambda: None)
     assert (pool.processes, pool.cannot_start, pool.is_closed) == ((4, 6), True, True)
 
 
