@@ -154,7 +154,7 @@ class Handle:
         self.rank, self.buffers, self.pads = rank, buffers, pads
 
     def get_buffer(self, rank, sizes, dtype):
-        assert (sizes, dtype) == ((self.buffers[rank].numel(),), torch.uint8)
+        assert (sizes, dtype) == ((len(self.buffers[rank]),), torch.uint8)
         return self.buffers[rank]
 
     def get_signal_pad(self, rank, dtype):
@@ -174,9 +174,12 @@ class Handle:
         assert limit_ms > 60_000, "ends the process before the executor's own limit"
         while words[index] != old:
             if time.monotonic() > deadline:
-                os._exit(TRAPPED)
+                self.trap()
             time.sleep(5e-5)
         words[index] = new
+
+    def trap(self):
+        os._exit(TRAPPED)
 
 
 class SharedFiles:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch.distributed import HashStore
+from thread_group import ThreadRanks
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_planner.simulation import EVENT_KINDS
@@ -120,35 +120,24 @@ class Work:
             raise RuntimeError(ours.error)
 
 
-class StandIn:
+class StandIn(ThreadRanks):
     """The part of ``torch.distributed`` that the transport takes; every thread is a rank."""
 
     isend, irecv = SEND, RECEIVE
-    group = SimpleNamespace(WORLD=None)
     P2POp = staticmethod(lambda op, tensor, peer, group: (group, [op, tensor, peer]))
 
     def __init__(self, size):
-        self.size, self.me, self.devices = size, threading.local(), []
-        self.store, self.lock, self.made = HashStore(), threading.Lock(), {}
-        self.deadlines = []
+        super().__init__(range(size))
+        self.size, self.made, self.deadlines, self.devices = size, {}, [], []
         self.is_capturing = False
         self.cuda = SimpleNamespace(
             current_device=lambda: 3,
             set_device=self.devices.append,
             is_current_stream_capturing=lambda: self.is_capturing,
         )
-        self.group = SimpleNamespace(
-            WORLD=SimpleNamespace(get_group_store=lambda: self.store, rank=self.get_rank)
-        )
 
     def zeros(self, count, device):
         return torch.zeros(count)
-
-    def get_rank(self, group=None):
-        return self.me.rank
-
-    def get_process_group_ranks(self, group):
-        return list(range(self.size))
 
     def make_group(self, ranks, backend, timeout_s):
         with self.lock:
@@ -178,44 +167,30 @@ def on_ranks(monkeypatch):
             monkeypatch.setattr(module, "dist", stand_in)
         monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
         monkeypatch.setattr(nccl_transport, "torch", stand_in)
-        found = [None] * size
 
         def run_rank(rank):
-            stand_in.me.rank, stand_in.me.groups = rank, 0
-            try:
-                transport = NcclTransport(None, TIMEOUT_S)
-                transport.exchange_notes("", "all have joined")
-                found[rank] = work(transport)
-            except BaseException as error:
-                found[rank] = error
+            transport = NcclTransport(None, TIMEOUT_S)
+            transport.exchange_notes("", "all have joined")
+            return work(transport)
 
-        threads = [threading.Thread(target=run_rank, args=(r,), daemon=True) for r in range(size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-        return found
+        return stand_in.run(run_rank)
 
     return run
 
 
 @pytest.mark.parametrize(
-    ("cluster", "options", "wrap"),
+    ("cluster", "config", "wrap"),
     [
-        (Cluster(1, 2), {}, None),
-        (Cluster(1, 4), {"divisions": 4}, None),
-        (Cluster(2, 2), {"routing": "node", "divisions": 4}, None),
-        (Cluster(2, 2), {"routing": "node", "divisions": 4}, NoOverlapTransport),
-        (Cluster(2, 2), {"head_groups": 2}, None),
+        (Cluster(1, 2), PlanConfig("static:zigzag"), None),
+        (Cluster(1, 4), PlanConfig("native", divisions=4), None),
+        (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), None),
+        (Cluster(2, 2), PlanConfig("native", routing="node", divisions=4), NoOverlapTransport),
+        (Cluster(2, 2), PlanConfig("static:zigzag", head_groups=2), None),
     ],
     ids=["a pair", "a node", "once per node", "no overlap", "head groups"],
 )
-@pytest.mark.parametrize("partitioner", ["static:zigzag", "native"])
-def test_plans_run_on_communicators_that_keep_the_order(
-    lab, on_ranks, cluster, options, wrap, partitioner
-):
+def test_plans_run_on_communicators_that_keep_the_order(lab, on_ranks, cluster, config, wrap):
     masks = [lab.masks["full"](130), lab.masks["blind_rows"](40)]
-    config = PlanConfig(partitioner, **options)
     plan = build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 8, 4), cluster, config)
     check(lab, on_ranks, plan, masks, wrap)
 

@@ -13,8 +13,8 @@ from operator import itemgetter
 from types import SimpleNamespace
 
 import pytest
+import symmetric_stand_in
 import torch
-from symmetric_stand_in import ThreadStream
 from test_nccl import StandIn
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
@@ -33,7 +33,7 @@ TIMEOUT_S, CHANNELS = 20.0, 8
 LIMIT_MS = 1000 * (2 * 20 + 60)
 
 
-class NotedStream(ThreadStream):
+class NotedStream(symmetric_stand_in.ThreadStream):
     """A stream that notes what it is given, in the order of its rank's host."""
 
     def __init__(self):
@@ -62,34 +62,15 @@ class NotedStream(ThreadStream):
         yield
 
 
-class Handle:
-    """The part of ``_SymmetricMemory`` that a window takes, on one rank."""
+class Handle(symmetric_stand_in.Handle):
+    """Of threads that are ranks, of which none may end the process."""
 
-    def __init__(self, rank, buffers, pads):
-        self.rank, self.buffers, self.pads = rank, buffers, pads
+    def swap(self, *arguments):
+        assert arguments[-1] == LIMIT_MS
+        super().swap(*arguments)
 
-    def get_buffer(self, rank, sizes, dtype):
-        assert (sizes, dtype) == ((len(self.buffers[rank]),), torch.uint8)
-        return self.buffers[rank]
-
-    def get_signal_pad(self, rank, dtype):
-        assert dtype == torch.int32
-        return self.pads[rank]
-
-    def put_signal(self, rank, channel, limit_ms):
-        self.swap(rank, channel, self.rank, 0, 1, limit_ms)
-
-    def wait_signal(self, rank, channel, limit_ms):
-        self.swap(self.rank, channel, rank, 1, 0, limit_ms)
-
-    def swap(self, pad, channel, word, old, new, limit_ms):
-        assert limit_ms == LIMIT_MS
-        words, deadline = self.pads[pad].numpy(), time.monotonic() + 60
-        index = channel * len(self.pads) + word
-        while words[index] != old:
-            assert time.monotonic() < deadline, "a signal never comes"
-            time.sleep(5e-5)
-        words[index] = new
+    def trap(self):
+        raise AssertionError("a signal never comes")
 
 
 class Machine:
@@ -152,32 +133,22 @@ class Machine:
         assert len({len(memory) for memory, _ in found}) == 1
         return Handle(group.rank, *zip(*found, strict=True))
 
-    def run(self, work, ranks=None):
-        """Call ``work(executor)`` on every rank; return results, or errors, and what each noted."""
-        found, told = [None] * self.size, [[] for _ in range(self.size)]
+    def run(self, work):
+        """Call ``work(transport)`` on every rank; return results or errors, and what each noted."""
+        told = [[] for _ in range(self.size)]
 
         def be(rank):
-            me = self.stand_in.me
-            me.rank, me.groups = rank, 0
-            self.me.rank, self.me.met = rank, 0
-            self.me.told, self.me.is_capturing = told[rank], False
-            self.me.describe = partial(self.describe, found, rank)
-            try:
-                found[rank] = transport = SymmetricTransport(None, TIMEOUT_S)
-                name_streams(transport)
-                told[rank].clear()
-                found[rank] = transport, work(transport)
-            except BaseException as error:
-                found[rank] = error
+            me = self.me
+            me.rank, me.met, me.told, me.is_capturing = rank, 0, told[rank], False
+            me.describe = self.describe
+            me.transport = transport = SymmetricTransport(None, TIMEOUT_S)
+            name_streams(transport)
+            told[rank].clear()
+            return work(transport)
 
-        threads = [threading.Thread(target=be, args=(r,), daemon=True) for r in range(self.size)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(100)
-        return found, told
+        return self.stand_in.run(be, 100), told
 
-    def describe(self, found, rank, work):
+    def describe(self, work):
         """Say what a stream is to do: places as bytes of the window, ranks within the node."""
         if not isinstance(work, partial):
             return work.__name__
@@ -187,7 +158,7 @@ class Machine:
         for left, right, how in (
             (work.func.__self__, first, "to {}"), (first, work.func.__self__, "from {} of {}"),
         ):  # fmt: skip
-            for at, part in enumerate(found[rank]._windows[-1].parts):
+            for at, part in enumerate(self.me.transport._windows[-1].parts):
                 if left.untyped_storage().data_ptr() == part.untyped_storage().data_ptr():
                     place = left.storage_offset() * left.element_size()
                     return f"{right.nbytes} bytes {how.format(place, at)}"
@@ -275,7 +246,7 @@ def test_results_are_exact_and_streams_do_what_they_did(lab, monkeypatch, snapsh
     for each in found:
         assert not isinstance(each, BaseException), repr(each)
     for n, (plan, mask) in enumerate(turns):
-        assert_exact(lab, plan, mask, draws[plan], [parts[n] for _, parts in found])
+        assert_exact(lab, plan, mask, draws[plan], [parts[n] for parts in found])
     assert not machine.names
     texts = {f"rank {rank}": "\n".join(lines_of(each)) for rank, each in enumerate(told)}
     snapshots.check(f"symmetric_{nodes}", texts)
@@ -300,8 +271,7 @@ def of_one_node(lab, monkeypatch, work, size=2):
         finally:
             transport.close()
 
-    found, told = machine.run(be)
-    return [each if isinstance(each, BaseException) else each[1] for each in found], told
+    return machine.run(be)
 
 
 def test_layers_join_their_streams_once_a_graph_has_captured_one(lab, monkeypatch, snapshots):
