@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, replace
 from datetime import timedelta
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,12 +17,13 @@ from dcp_dsl import DCPError
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.plan import encode_plan
 from dcp_planner.simulation import EVENT_KINDS
-from dcp_planner.tables import measure_memory
+from dcp_planner.tables import Attention, CommWait, measure_memory
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
 from dcp_runtime.errors import PeerError
 from dcp_runtime.launch import launcher, worker
 from dcp_runtime.transport.limits import LinkLimit
 from dcp_runtime.transport.loopback import LoopbackTransport
+from dcp_runtime.transport.recorder import Activity, Recorder
 
 RANKS = 2
 
@@ -199,6 +201,9 @@ def test_a_run_without_a_world_opens_one_as_configured(alone, monkeypatch):
     config = RunConfig(1, transport="loopback", timeout_s=7.0, verify=True)
     assert run_plan(alone, config).verified
     assert opened == [(1, 7.0, "loopback"), "ended"]
+    monkeypatch.setattr(launcher, "MAX_DENSE_TOKENS", 19)
+    with pytest.raises(RunError, match="up to 19 tokens, this plan has one of 20"):
+        run_plan(alone, config)
 
 
 def test_a_world_is_opened_with_its_limits(monkeypatch):
@@ -344,9 +349,7 @@ def test_a_process_joins_its_world_once_and_measures_rings(monkeypatch):
         assert world({"ring": ring}, b"", lambda note: None) == ({"ring": [("nccl",), ring]}, b"")
     assert told == [(3, 4, 2.5, "nccl", "/proc/self/fd/17")]
 
-    def lost(*arguments, **ring):
-        raise RuntimeError("Connection closed by peer")
-
+    lost = Mock(side_effect=RuntimeError("Connection closed by peer"))
     monkeypatch.setattr(worker, "measure_ring", lost)
     (answer, blob) = world({"ring": ring}, b"", lambda note: None)
     assert answer["failure"] == {
@@ -354,6 +357,44 @@ def test_a_process_joins_its_world_once_and_measures_rings(monkeypatch):
         "rank": None, "division": None, "is_own": False,
     }  # fmt: skip
     assert blob == b""
+
+
+def test_progress_counts_every_step_and_names_who_computes():
+    ranks = [Recorder(0), Recorder(1)]
+    ranks[0].begin(Activity(CommWait(0, 1), 1, "forward"))
+    assert worker.progress_of(ranks) == {"steps": 1, "doing": None}  # who waits is not to blame
+    ranks[1].begin(Activity(Attention(2, (0,)), 2, "forward"))
+    assert worker.progress_of(ranks) == {
+        "steps": 2, "doing": "attention in division 2 of forward", "division": 2, "rank": 1,
+    }  # fmt: skip
+    ranks[1].begin(None)
+    assert worker.progress_of(ranks) == {"steps": 3, "doing": None}
+
+
+def test_a_run_checks_for_what_is_not_finite_only_if_asked(alone, monkeypatch):
+    spoilt = worker.random_inputs(alone, alone.local_blocks(0).tolist(), 0, 0, torch.float32)
+    spoilt.q[3] = torch.nan
+    monkeypatch.setattr(worker, "random_inputs", lambda *_: spoilt)
+    found = worker.run_job(RunConfig(1, transport="loopback", verify=True), alone, 60, [])
+    assert np.isnan(found["0/out0"][3]).all()
+    with pytest.raises(RunError, match=r"16 values that are not finite.*at local token 3"):
+        worker.run_job(RunConfig(1, transport="loopback", check_finite=True), alone, 60, [])
+
+
+@pytest.mark.parametrize(
+    ("gloo", "said"),
+    [
+        ("[/src/buffer.cc:78] Timed out waiting 1ms for recv operation", "0.5 s long"),
+        ("[/src/pair.cc:5] Connection closed by peer", "until its connection broke"),
+        ("something\nelse", "something"),
+    ],
+)
+def test_a_collective_that_fails_is_said_in_words(gloo, said):
+    with (
+        pytest.raises(RunError, match=f"^lost contact with another rank while starting: {said}$"),
+        worker._collective("starting", 0.5),
+    ):
+        raise RuntimeError(gloo)
 
 
 @pytest.mark.parametrize(("has_nccl", "devices"), [(True, 1), (False, 8)])

@@ -14,17 +14,14 @@ from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
-from dcp_runtime.launch.world import _Rank
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 RANKS = 3
 
 
-def plan_of(lab, masks, ranks=RANKS, partitioner="static:zigzag", shape=None):
-    sparsity = lab.sparsity_of(masks, 16)
-    config = PlanConfig(partitioner=partitioner)
-    shape = shape or ModelShape(4, 2, 16, 4)
-    return build_plan(sparsity, shape, Cluster(devices_per_node=ranks), config)
+def plan_of(lab, masks, ranks=RANKS, partitioner="static:zigzag"):
+    cluster, config = Cluster(devices_per_node=ranks), PlanConfig(partitioner=partitioner)
+    return build_plan(lab.sparsity_of(masks, 16), ModelShape(4, 2, 16, 4), cluster, config)
 
 
 @pytest.fixture(scope="module")
@@ -34,39 +31,19 @@ def world():
 
 
 @pytest.mark.parametrize(
-    ("doing", "limits", "has_failed"),
-    [(None, 2.0, False), ("forward", 2.0, True), ("forward", 0.5, False)],
-)
-def test_a_rank_is_late_where_it_computes_and_not_where_it_waits(world, doing, limits, has_failed):
-    """Each gave a sign of life just now, and took no step for so many limits."""
-    now = 10.0 * world.timeout_s
-    last_step_s = now - limits * world.timeout_s
-    rank = _Rank(0, None, last_sign_s=now, last_step_s=last_step_s, has_spoken=True, doing=doing)
-    assert world._has_failed(rank, now + 0.1) == has_failed
-
-
-@pytest.mark.parametrize(
     ("mask", "partitioner", "options"),
-    [
-        ("causal", "kahypar", {}),
-        ("streaming", "static:zigzag", {"layers": 2}),
-        ("blind_rows", "static:contiguous", {"dtype": "bfloat16"}),
-    ],
+    [("causal", "kahypar", {"layers": 2}), ("blind_rows", "static:zigzag", {"dtype": "bfloat16"})],
 )
 def test_run_is_verified(lab, world, mask, partitioner, options):
     plan = plan_of(lab, [lab.masks[mask](n) for n in (90, 1, 50)], partitioner=partitioner)
     result = run_plan(plan, RunConfig(RANKS, verify=True, **options), world)
     assert result.verified, result.errors
-    assert [e.tensor for e in result.errors] == ["out", "dq", "dk", "dv"]
-    assert result.mask_source == "slabs"  # the plan names no spec
     trace = result.trace
-    assert trace.source == "measured"
     assert set(trace.device.tolist()) == set(range(RANKS))
-    if "dtype" not in options:
-        sent = int(plan.transfers.size_bytes.sum()) * options.get("layers", 1)
-        assert result.sent_bytes == sent
     received = trace.size_bytes[trace.lane == LANES.index("receive")].sum()
     assert received == result.sent_bytes
+    if "layers" in options:
+        assert result.sent_bytes == 2 * plan.transfers.size_bytes.sum()
     assert 0 <= result.exposed_s <= result.seconds
     # A rank may begin backward while another one still computes forward.
     assert max(result.forward_s, result.backward_s) <= result.seconds
@@ -94,14 +71,6 @@ def test_blocks_that_cross_through_a_rank_that_does_not_need_them_are_exact(lab,
     assert result.verified, result.errors
 
 
-def test_only_the_pass_after_the_warm_up_counts(world, lab):
-    plan = plan_of(lab, [lab.masks["causal"](40)])
-    once, last = (run_plan(plan, RunConfig(RANKS, verify=True, warmup=n), world) for n in (0, 2))
-    assert len(last.trace) == len(once.trace)
-    assert last.sent_bytes == once.sent_bytes
-    assert last.errors == once.errors  # gradients do not pile up
-
-
 def test_a_ring_of_three_measures_messages_of_every_size_and_count(world):
     ring = {"sizes": [8, 64], "counts": [1, 3], "repeats": 2}
     for answer, _ in world.run({"ring": ring}):
@@ -117,11 +86,6 @@ def test_local_error_of_all_ranks_is_one_message_and_breaks_the_world(lab, world
         run_plan(plan, RunConfig(RANKS, kernel="flesh"), world)
     with pytest.raises(RunError, match="open a new one"):
         run_plan(plan, RunConfig(RANKS), world)
-
-
-def test_wrong_number_of_ranks_is_refused(lab):
-    with pytest.raises(RunError, match="plan is for 3 devices, 2 ranks were asked for"):
-        run_plan(plan_of(lab, [lab.masks["causal"](40)]), RunConfig(2))
 
 
 def all_gone(pids, within_s=60.0):
@@ -210,10 +174,3 @@ def test_a_run_that_cannot_start_is_refused(options, message):
 def test_a_world_refuses_a_timeout_that_no_clock_takes():
     with pytest.raises(RunError, match="got inf s"), open_world(2, float("inf")):
         pass
-
-
-def test_sequence_too_long_for_dense_attention_is_refused(lab, monkeypatch):
-    monkeypatch.setattr("dcp_runtime.launch.launcher.MAX_DENSE_TOKENS", 39)
-    plan = plan_of(lab, [lab.masks["causal"](20), lab.masks["causal"](40)])
-    with pytest.raises(RunError, match="up to 39 tokens, this plan has one of 40"):
-        run_plan(plan, RunConfig(RANKS, verify=True))
