@@ -63,19 +63,6 @@ def barriers_of(store, size, timeout_s=60.0):
     ]
 
 
-def test_naps_of_who_waits_double_up_to_a_fiftieth_of_a_second(monkeypatch):
-    store, naps = CountingStore(), []
-
-    def sleep(seconds):
-        naps.append(seconds)
-        if len(naps) == 12:
-            store.set("mine", "")
-
-    monkeypatch.setattr("time.sleep", sleep)
-    barriers_of(store, 2)[0].wait_for(["mine"], [0, 1], "prepare")
-    assert naps == [*(50e-6 * 2**n for n in range(9)), 0.02, 0.02, 0.02]
-
-
 @pytest.mark.parametrize("size", [2, 3, FAN + 1, FAN + 2, 100])
 def test_every_rank_reads_the_notes_of_all_meeting_after_meeting(size):
     store, drawn = CountingStore(), random.Random(size)
