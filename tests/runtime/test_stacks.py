@@ -1,15 +1,18 @@
 """Layers with masks of their own, from a `stack` to the loader's plans: one ownership, exact."""
 
 import json
+import sys
 from functools import partial
 
 import pytest
 import torch
+from click.testing import CliRunner
 from loader_options import make_loader
 from torch.utils.checkpoint import checkpoint
 
 from dcp_dsl import DatasetError, HeadError, Sample, Spec, dense_mask
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest, preset, read_plan
+from dcp_planner.commands.plan import plan as command
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
@@ -55,52 +58,53 @@ def check_layers(lab, ranks, mask_fn, masks_of, num_layers, attend=DCPAttn.apply
     All batches run forward before the first runs backward.
     """
     q, kv, dout = lab.random_qkv(5, 50, *HEADS, torch.float32)
+    loaded = list(make_loader(ROWS, mask_fn, rank=0, **options(ranks, **more)))
 
     def run(transport):
         executor, batches = DCPExecutor(transport=transport), []
-        for data, plan in make_loader(ROWS, mask_fn, rank=transport.rank, **options(ranks, **more)):
+        for _, plan in loaded:
             layers = LayerPlans.prepare(executor, plan)
             rows = torch.tensor(plan.local_tokens(transport.rank))
             outputs = []
             for layer in range(num_layers):
                 leaves = [x[rows].clone().requires_grad_() for x in (q, kv)]
                 outputs.append((attend(layers.of(layer), *leaves), *leaves))
-            batches.append((data.rows, plan.num_tokens, rows, outputs))
+            batches.append((rows, outputs))
         found = []
-        for data_rows, tokens, rows, outputs in batches:
+        for rows, outputs in batches:
             for out, *_ in reversed(outputs):
                 out.backward(dout[rows])
             results = [{"out": o.detach(), "dq": a.grad, "dkv": b.grad} for o, a, b in outputs]
-            found.append((data_rows, tokens, rows, results))
+            found.append((rows, results))
         return found
 
-    for parts in zip(*LoopbackWorld(ranks).run(run), strict=True):
-        batch_rows, tokens = parts[0][:2]
+    of_batches = zip(*LoopbackWorld(ranks).run(run), strict=True)
+    for (data, plan), parts in zip(loaded, of_batches, strict=True):
+        n = plan.num_tokens
         for layer in range(num_layers):
             whole = {}
             for name, like in (("out", q), ("dq", q), ("dkv", kv)):
-                whole[name] = torch.full(like[:tokens].shape, torch.nan)
-                for _, _, rows, results in parts:
+                whole[name] = torch.full(like[:n].shape, torch.nan)
+                for rows, results in parts:
                     whole[name][rows] = results[layer][name]
-            dense = dense_of([masks_of(row, layer) for row in batch_rows], batch_rows)
-            lab.assert_as_exact_as_eager(whole, q[:tokens], kv[:tokens], dout[:tokens], dense)
+            dense = dense_of([masks_of(row, layer) for row in data.rows], data.rows)
+            lab.assert_as_exact_as_eager(whole, q[:n], kv[:n], dout[:n], dense)
+
+
+def mixed_mask(row, layer):
+    """Of the stack `mixed`."""
+    return SPEC.mask("own" if layer % 3 == 2 else "band")
 
 
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=SLOW), pytest.param(2, marks=SLOW), 4])
 def test_every_layer_of_an_attached_stack_runs_its_own_mask_exactly(lab, ranks):
-    def mask_of(row, layer):
-        return SPEC.mask("own" if layer % 3 == 2 else "band")
-
-    check_layers(lab, ranks, SPEC, mask_of, num_layers=4)
+    check_layers(lab, ranks, SPEC, mixed_mask, num_layers=4)
 
 
 @pytest.mark.parametrize("use_reentrant", [False, True])
 def test_layers_that_a_checkpoint_runs_again_keep_the_plan_of_their_batch(lab, use_reentrant):
-    def mask_of(row, layer):
-        return SPEC.mask("own" if layer % 3 == 2 else "band")
-
     attend = partial(checkpoint, DCPAttn.apply, use_reentrant=use_reentrant)
-    check_layers(lab, 2, SPEC, mask_of, num_layers=3, attend=attend)
+    check_layers(lab, 2, SPEC, mixed_mask, num_layers=3, attend=attend)
 
 
 def test_rows_of_a_batch_may_have_stacks_of_their_own(lab):
@@ -119,21 +123,17 @@ def test_rows_of_a_batch_may_have_stacks_of_their_own(lab):
     check_layers(lab, 2, choose, mask_of, num_layers=6)
 
 
-def test_a_truncated_row_keeps_the_masks_of_its_first_tokens(lab):
-    ROWS.append({"tokens": list(range(70)), "parts": [30, 40]})
-    try:
-        check_layers(
-            lab, 2, SPEC.stack("wide"),
-            lambda row, layer: SPEC.mask("own" if layer else "band(w = 30)"),
-            num_layers=2, policy="truncate",
-        )  # fmt: skip
-    finally:
-        ROWS.pop()
+def test_a_truncated_row_keeps_the_masks_of_its_first_tokens(lab, monkeypatch):
+    def mask_of(row, layer):
+        return SPEC.mask("own" if layer else "band(w = 30)")
+
+    rows = [ROWS[1], {"tokens": list(range(70)), "parts": [30, 40]}]
+    monkeypatch.setattr(sys.modules[__name__], "ROWS", rows)
+    check_layers(lab, 2, SPEC.stack("wide"), mask_of, num_layers=2, policy="truncate")
 
 
 def test_linear_layers_have_no_plan():
-    rows = make_loader(ROWS, SPEC.stack("hybrid"), rank=0, **options(2))
-    plans = [plan for _, plan in rows]
+    plans = [plan for _, plan in make_loader(ROWS, SPEC.stack("hybrid"), rank=0, **options(2))]
     assert [plan.cycle for plan in plans] == [(-1, 0, -1, -1, 1)] * len(plans)
     assert all(len(plan.plans) == 2 for plan in plans)
     executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
@@ -149,9 +149,8 @@ def test_a_layer_that_is_linear_in_some_rows_only_is_refused():
     rows = make_loader(
         ROWS, lambda row: SPEC.stack(stacks[len(row["parts"]) > 1]), rank=0, **options(2)
     )
-    with pytest.raises(
-        DatasetError, match="linear in one stack of a batch and has a mask in another"
-    ):
+    says = "linear in one stack of a batch and has a mask in another"
+    with pytest.raises(DatasetError, match=says):
         list(rows)
 
 
@@ -235,11 +234,6 @@ def test_plans_that_place_tokens_differently_are_no_stack():
 
 
 def test_dcpm_plan_makes_the_plans_of_the_loader(tmp_path):
-    from click.testing import CliRunner
-
-    from dcp_planner import preset, read_plan
-    from dcp_planner.commands.plan import plan as command
-
     (tmp_path / "a.dcpm").write_text(SPEC.source)
     (tmp_path / "mixed.jsonl").write_text("\n".join(json.dumps(row) for row in ROWS))
     command_line = [
