@@ -1,6 +1,6 @@
 """Dense attention against autograd, and a verdict that a small fault changes."""
 
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -49,22 +49,25 @@ def test_dense_attention_equals_autograd(lab, monkeypatch, mask, chunk_bytes):
             torch.testing.assert_close(got.dv, want["dkv"][:, 1, head])
 
 
-def case(lab, lengths, provenance=True, dtype=torch.float32):
+def case(lab, lengths, provenance=True):
+    """A plan that was run, its inputs and results."""
     spec = Spec.from_text(SPEC)
     mask = spec.mask("band")
     samples = [Sample(length=n) for n in lengths]
     sparsity = block_sparsity([mask.bind(s) for s in samples], 16, 16)
     origin = Provenance(spec.source, mask.call, tuple(s.to_json() for s in samples))
     plan = build_plan(
-        sparsity,
-        ModelShape(4, 2, 8, 4),
-        Cluster(devices_per_node=2),
-        PlanConfig(partitioner="static:zigzag"),
+        sparsity, ModelShape(4, 2, 8, 4), Cluster(devices_per_node=2), PlanConfig("static:zigzag"),
         provenance=origin if provenance else None,
-    )
-    inputs = random_inputs(plan, list(range(len(plan.blocks))), 0, 0, dtype)
+    )  # fmt: skip
+    inputs = random_inputs(plan, list(range(len(plan.blocks))), 0, 0, torch.float32)
     results, _ = lab.run_in_threads(plan, inputs.q, inputs.kv, inputs.dout)
     return plan, inputs, results
+
+
+@pytest.fixture(scope="module")
+def ran(lab):
+    return case(lab, (70, 1, 25))
 
 
 @pytest.mark.parametrize("provenance", [True, False])
@@ -78,8 +81,8 @@ def test_right_results_are_verified(lab, lengths, provenance):
 
 @pytest.mark.parametrize("tensor", ["out", "dq", "dk", "dv"])
 @pytest.mark.parametrize("fault", ["scaled", "one element", "nan"])
-def test_a_fault_in_one_tensor_is_found(lab, tensor, fault):
-    plan, inputs, results = case(lab, (70, 1, 25))
+def test_a_fault_in_one_tensor_is_found(ran, tensor, fault):
+    plan, inputs, results = ran
     wrong = {name: value.clone() for name, value in results.items()}
     target = wrong["dkv"][:, ["dk", "dv"].index(tensor)] if tensor[1] in "kv" else wrong[tensor]
     match fault:
@@ -118,31 +121,31 @@ def test_only_a_run_in_float64_has_room_for_the_rounding_of_the_reference(dtype,
     assert _rounding_of(dtype) == Rounding(tensor, sums)
 
 
-def test_a_mask_that_is_off_by_one_key_is_found(lab):
-    plan, inputs, results = case(lab, (70, 25))
-    other = dataclasses.replace(plan.provenance, mask="band(w = 21)")
-    verdict = verify(
-        dataclasses.replace(plan, provenance=other), [(inputs, results)], torch.float32
-    )
-    assert not verdict.is_ok
+def told(plan, **changes):
+    """The plan, as if another mask or other samples had been planned."""
+    return replace(plan, provenance=replace(plan.provenance, **changes))
 
 
-def test_provenance_that_does_not_fit_is_refused(lab):
-    plan, inputs, results = case(lab, (70, 25))
+def test_a_mask_that_is_off_by_one_key_is_found(ran):
+    plan, *run = ran
+    assert not verify(told(plan, mask="band(w = 21)"), [run], torch.float32).is_ok
+
+
+def test_provenance_that_does_not_fit_is_refused(ran):
+    plan, *run = ran
     for change, says in (
-        ({"samples": ('{"len": 70}', '{"len": 24}')}, "samples of .70, 24. tokens"),
+        ({"samples": ('{"len": 70}',) * 3}, "samples of .70, 70, 70. tokens"),
         ({"mask": "bend"}, "cannot be rebuilt from the spec"),
         ({"spec": "mask band ="}, "cannot be rebuilt from the spec"),
     ):
-        other = dataclasses.replace(plan.provenance, **change)
         with pytest.raises(RunError, match=says):
-            verify(dataclasses.replace(plan, provenance=other), [(inputs, results)], torch.float32)
+            verify(told(plan, **change), [run], torch.float32)
 
 
-def test_inputs_of_a_block_do_not_depend_on_its_neighbours(lab):
-    plan, whole, _ = case(lab, (70, 25))
+def test_inputs_of_a_block_do_not_depend_on_its_neighbours(ran):
+    plan, whole, _ = ran
     start, end = int(plan.blocks.start[3]), int(plan.blocks.end[3])
-    alone: Inputs = random_inputs(plan, [3], 0, 0, torch.float32)
+    alone = random_inputs(plan, [3], 0, 0, torch.float32)
     assert torch.equal(alone.q, whole.q[start:end])
     assert torch.equal(alone.kv, whole.kv[start:end])
     assert not np.allclose(alone.q, random_inputs(plan, [3], 1, 0, torch.float32).q)
