@@ -20,7 +20,6 @@ import time
 import traceback
 from collections import Counter
 from dataclasses import asdict, dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import inject
@@ -32,23 +31,15 @@ STOPPED_S = 0.3
 
 @dataclass(frozen=True)
 class Case:
-    """One case and what came of it.
-
-    Attributes:
-        point: calls before the one that was hit.
-        lasts: whether the fault went on from there.
-        hits: how often it happened.
-        outcome: in a few words.
-        is_defect: whether a run was aborted, a batch lost, or a file torn.
-    """
+    """One case and what came of it."""
 
     place: str
     fault: str
-    point: int
-    lasts: bool
+    point: int  # calls before the one that was hit
+    lasts: bool  # from there on
     hits: int
     outcome: str
-    is_defect: bool
+    is_defect: bool  # a run was aborted, a batch lost, or a file torn
 
 
 def run_case(injector: Injector, kind: type, fault: Fault, point: int, lasts: bool) -> Case:
@@ -137,10 +128,6 @@ def cases_of(injector: Injector, kind: type, fault: Fault, first: int | None):
             return
         if first is not None and point >= first:
             return
-    yield from _lasting(injector, kind, fault)
-
-
-def _lasting(injector: Injector, kind: type, fault: Fault):
     if fault.way in ("fail", "slow"):
         yield run_case(injector, kind, fault, 0, lasts=True)
 
@@ -148,12 +135,6 @@ def _lasting(injector: Injector, kind: type, fault: Fault):
 def seconds() -> float:
     """CPU seconds of this process and all that have ended."""
     return sum(sum(resource.getrusage(who)[:2]) for who in (0, resource.RUSAGE_CHILDREN))
-
-
-@cache
-def under_shim() -> bool:
-    """Return whether this process runs under the shim."""
-    return "FAULT_CONTROL" in os.environ
 
 
 def main() -> None:
@@ -168,7 +149,7 @@ def main() -> None:
     if options.table:
         print(table(json.loads(options.table.read_text())))
         return
-    if not under_shim():
+    if "FAULT_CONTROL" not in os.environ:  # not under the shim
         with tempfile.TemporaryDirectory(prefix="faults-") as folder:
             os.environ.update(inject.environment(Path(folder)))
             sys.exit(os.spawnv(os.P_WAIT, sys.executable, [sys.executable, *sys.argv]))

@@ -35,18 +35,12 @@ class Control(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault by its name in the matrix.
-
-    Attributes:
-        way: of the shim, ``clock`` for a jump.
-        value: an error number, or milliseconds.
-        needs: calls that can meet it; empty for any.
-    """
+    """A fault by its name in the matrix."""
 
     name: str
-    way: str
-    value: int = 0
-    needs: tuple[str, ...] = ()
+    way: str  # of the shim, or ``clock`` for a jump
+    value: int = 0  # an error number, or milliseconds
+    needs: tuple[str, ...] = ()  # calls that can meet it; empty for any
 
 
 FAULTS = (
@@ -81,11 +75,11 @@ class Injector:
         control.armed = control.hits = 0
         control.worker, control.skip, control.left = worker, skip, times
         control.calls = sum(1 << CALLS.index(call) for call in met)
-        control.how = 0 if fault.way == "clock" else WAYS.index(fault.way)
-        control.value = fault.value
-        control.clock_shift_s = -10 * 365 * 86400 if fault.way == "clock" else 0
+        control.how, control.clock_shift_s, control.value = 0, 0, fault.value
         if fault.way == "clock":
-            control.calls = 0
+            control.calls, control.clock_shift_s = 0, -10 * 365 * 86400
+        else:
+            control.how = WAYS.index(fault.way)
         control.pattern, control.folder = pattern.encode(), os.fsencode(folder)
 
     @contextmanager

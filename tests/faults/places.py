@@ -71,11 +71,7 @@ def plans() -> tuple[Plan, Plan]:
 
 @dataclass(frozen=True)
 class Place:
-    """A place, and the calls that are hit there.
-
-    Attributes:
-        folder: of the place.
-    """
+    """A place with a folder of its own, and the calls that are hit there."""
 
     folder: Path
     name: ClassVar[str]
@@ -86,15 +82,22 @@ class Place:
     points: ClassVar[tuple[int, ...]] = tuple(range(40))
     """Calls before the one that is hit; those beyond the last call hit nothing."""
 
+    paths: ClassVar[str] = "{}*"
+    """Paths that are hit, with the folder at the braces; sockets have words."""
+
     @property
     def pattern(self) -> str:
-        """Paths that are hit."""
-        return f"{self.folder}*"
+        return self.paths.format(self.folder)
 
     @property
     def vanishing(self) -> Path:
         """The folder that vanishes."""
         return self.folder
+
+    def kept(self, pattern: str) -> list[Path]:
+        """Files that are there, or have vanished with their folder."""
+        folders = self.folder, Path(f"{self.folder}.gone")
+        return [path for folder in folders for path in folder.glob(pattern)]
 
     def set_up(self) -> None:
         """Make what must be there before."""
@@ -134,9 +137,8 @@ class PlanWrite(Place):
         return outcome
 
     def judge(self) -> None:
-        for folder in (self.folder, Path(f"{self.folder}.gone")):
-            if (found := folder / self.target.name).exists():
-                assert digest(read_plan(found).plan) in map(digest, plans())
+        for found in self.kept(self.target.name):
+            assert digest(read_plan(found).plan) in map(digest, plans())
 
 
 class _Command(Place):
@@ -183,9 +185,8 @@ class TraceWrite(_Command):
         return self.run(armed, "run", self.source, *options)
 
     def judge(self) -> None:
-        for folder in (self.folder, Path(f"{self.folder}.gone")):
-            if (found := folder / self.target.name).exists():
-                assert read_plan(found).traces
+        for found in self.kept(self.target.name):
+            assert read_plan(found).traces
 
 
 class RunLog(_Command):
@@ -202,20 +203,15 @@ class RunLog(_Command):
     def act(self, armed: Armed) -> str:
         options = ["--tokens", "64", "--batches", "3", "--cluster", "1x2", "--out", self.folder]
         options += ["--backend", "static:zigzag", "--block", "16"]
-        data = self.folder.with_suffix(".jsonl")
-        return self.run(
-            armed, "plan", self.folder.with_suffix(".dcpm"), "--dataset", data, *options
-        )
+        spec, data = (self.folder.with_suffix(end) for end in (".dcpm", ".jsonl"))
+        return self.run(armed, "plan", spec, "--dataset", data, *options)
 
     def judge(self) -> None:
-        folders = self.folder, Path(f"{self.folder}.gone")  # plans may have vanished with theirs
-        for folder in folders:
-            for path in folder.glob("*.dcpplan"):
-                read_plan(path)
-            for path in folder.glob("*.dcpbatches.json"):
-                for batch in read_batches(path)["batches"]:
-                    name = batch["file"]
-                    assert name is None or any((f / name).exists() for f in folders)
+        for path in self.kept("*.dcpplan"):
+            read_plan(path)
+        for path in self.kept("*.dcpbatches.json"):
+            names = [batch["file"] for batch in read_batches(path)["batches"]]
+            assert all(name is None or self.kept(name) for name in names)
 
 
 KERNEL = """
@@ -342,10 +338,7 @@ class PlannerStart(_Training):
     calls = ("open", "read")
     worker, starts_armed = True, True
     points = (0, 200)
-
-    @property
-    def pattern(self) -> str:
-        return "*"
+    paths = "*"
 
 
 class PlannerSpawn(_Training):
@@ -355,10 +348,7 @@ class PlannerSpawn(_Training):
     calls = ("socketpair",)
     starts_armed = True
     points = (0,)
-
-    @property
-    def pattern(self) -> str:
-        return "socketpair"
+    paths = "socketpair"
 
 
 class Exchange(_Training):
@@ -367,10 +357,7 @@ class Exchange(_Training):
     name = "exchange"
     calls = ("send", "recv")
     points = (0, 1)
-
-    @property
-    def pattern(self) -> str:
-        return "socket:*"
+    paths = "socket:*"
 
 
 class PlannerReply(Exchange):
@@ -429,16 +416,12 @@ class Upload(_Served):
     """A browser sends a plan, which the server keeps in its private folder."""
 
     name = "upload"
-
-    @property
-    def pattern(self) -> str:
-        return f"{self.folder}/tmp/*"
+    paths = "{}/tmp/*"
 
     def visit(self, address: str) -> str:
-        plan = self.folder / "served" / "a.dcpplan"
-        content = plan.read_bytes()
-        size = len(content)
-        status, said = ask(address, f"/api/uploads?name=x&size={size}", b"", "text/plain")
+        content = (self.folder / "served" / "a.dcpplan").read_bytes()
+        asked = f"/api/uploads?name=x&size={len(content)}"
+        status, said = ask(address, asked, b"", "text/plain")
         assert status == 201, said
         kind = "application/octet-stream"
         status, said = ask(address, f"/api/uploads/{said['id']}?at=0", content, kind)
@@ -456,16 +439,12 @@ class EditorWorker(_Served):
     calls = ("open", "read", "send", "recv")
     worker = may_lose_files = True
     points = (0, 1, 30)
-
-    @property
-    def pattern(self) -> str:
-        return "*"
+    paths = "*"
 
     def visit(self, address: str) -> str:
         routes.CHECK_LIMIT_S = routes.PREVIEW_LIMIT_S = 4.0
         for task in ("check", "preview"):
-            wanted = {"text": "mask m = causal", "mask": "m", "sample": "64"}
-            body = json.dumps(wanted).encode()
+            body = json.dumps({"text": "mask m = causal", "mask": "m", "sample": "64"}).encode()
             status, said = ask(address, f"/api/edit/{task}", body, "application/json")
             if status == 200 and "error" not in said:
                 continue

@@ -22,6 +22,7 @@ import tempfile
 import time
 import urllib.request
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +40,8 @@ PLANNING = {"block_size": 16, "config": PlanConfig("native"), "cluster": Cluster
 KEPT_PLANS = 20
 WARM_BATCHES = 60
 KILL_EVERY, RESUME_EVERY, WRITE_EVERY = 12, 17, 5
-BOUNDS = {
-    # Per minute. Memory moves by some MiB with each loader that begins anew.
-    "memory_mib": 4.0,
-    "descriptors": 0.5,
-    "threads": 0.5,
-    "temporary_files": 0.5,
-}
+BOUNDS = {"memory_mib": 4.0, "descriptors": 0.5, "threads": 0.5, "temporary_files": 0.5}
+"""Per minute. Memory moves by some MiB with each loader that begins anew."""
 
 
 def make_loader(rank: int, processes: int) -> DCPDataloader:
@@ -137,9 +133,8 @@ def sample(processes: dict[str, int], temporary: Path) -> dict[str, float]:
     """Count what the processes hold now."""
     found = {"temporary_files": float(sum(1 for _ in temporary.rglob("*")))}
     for name, pid in processes.items():
-        status = dict(
-            line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines()
-        )
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
         found[f"{name} memory_mib"] = int(status["VmRSS"].split()[0]) / 1024
         found[f"{name} threads"] = float(status["Threads"])
         found[f"{name} descriptors"] = float(len(os.listdir(f"/proc/{pid}/fd")))
@@ -149,7 +144,7 @@ def sample(processes: dict[str, int], temporary: Path) -> dict[str, float]:
 def follow(url: str, known: set[str]) -> int:
     """Ask the dashboard for the list, and for one plan; return how many requests were refused."""
     refused = 0
-    from dcp_dashboard.library.folder import plan_key
+    from dcp_dashboard.library.folder import plan_key  # not for the ranks, whose memory counts
 
     key = plan_key(f"{random.randrange(KEPT_PLANS)}.dcpplan")
     for path in (f"api/changes?keys={key}", f"api/plan/{key}/mask", f"api/plan/{key}/timeline"):
@@ -180,23 +175,20 @@ def watch(minutes: float, folder: Path) -> dict[str, Any]:
     temporary = folder / "tmp"
     temporary.mkdir()
     (folder / "plans").mkdir()
-    environment = {
-        **os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path),
-    }  # fmt: skip
+    start = partial(
+        subprocess.Popen,
+        env={**os.environ, "TMPDIR": str(temporary), "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     command = [sys.executable, __file__, "--minutes", str(minutes), "--folder", str(folder)]
-    ranks = [
-        subprocess.Popen([*command, "--rank", str(rank)], env=environment) for rank in range(RANKS)
-    ]
+    ranks = [start([*command, "--rank", str(rank)]) for rank in range(RANKS)]
     code = "from dcp_dsl.cli import main; main()"
-    board = subprocess.Popen(
-        [sys.executable, "-c", code, "dashboard", str(folder / "plans")],
-        env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-    )  # fmt: skip
+    command = [sys.executable, "-c", code, "dashboard", str(folder / "plans")]
+    board = start(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     try:
         url = board.stdout.readline().strip()
         names = {f"rank {rank}": ranks[rank].pid for rank in range(RANKS)}
         samples, known, refused = [], set(), 0
-        start = time.monotonic()
+        begin = time.monotonic()
         while all(rank.poll() is None for rank in ranks) and not list(folder.glob("rank-*")):
             refused += follow(url, known)
             try:
@@ -204,7 +196,7 @@ def watch(minutes: float, folder: Path) -> dict[str, Any]:
             except (OSError, KeyError):  # a rank that has just ended
                 break
             if len(list(folder.glob("warm-*"))) == RANKS:
-                samples.append((time.monotonic() - start, found))
+                samples.append((time.monotonic() - begin, found))
             time.sleep(1)
         status = [rank.wait(300) for rank in ranks]
     finally:
