@@ -126,8 +126,6 @@ def test_device_and_messages_share_the_host_s_clock(stream):
 
 
 def test_the_cpu_is_timed_by_the_host():
-    import torch
-
     clock = make_clock(torch.device("cpu"))
     assert isinstance(clock, HostClock)
     moments = [clock.read_ns(clock.now()) for _ in range(3)]
@@ -135,8 +133,6 @@ def test_the_cpu_is_timed_by_the_host():
 
 
 def test_on_cuda_events_that_can_be_timed_are_used(stream, monkeypatch):
-    import torch
-
     asked = []
 
     def event(**options):
@@ -158,17 +154,23 @@ def test_on_cuda_events_that_can_be_timed_are_used(stream, monkeypatch):
     assert make_clock(torch.device("cuda", 1), clock) is clock
 
 
-def test_the_first_batches_are_recorded_and_then_every_so_many(lab):
-    mask = lab.masks["causal"](20)
+@pytest.fixture
+def alone(lab):
+    """A plan of one device, its queries, keys and values."""
     config, cluster = PlanConfig("static:contiguous"), Cluster(devices_per_node=1)
-    plan = build_plan(lab.sparsity_of([mask], 8), ModelShape(2, 1, 4, 4), cluster, config)
-    q, kv, _ = lab.random_qkv(0, 20, 2, 1, 4, torch.float32)
+    sparsity = lab.sparsity_of([lab.masks["causal"](20)], 8)
+    plan = build_plan(sparsity, ModelShape(2, 1, 4, 4), cluster, config)
+    return plan, *lab.random_qkv(0, 20, 2, 1, 4, torch.float32)[:2]
+
+
+def test_the_first_batches_are_recorded_and_then_every_so_many(alone):
+    plan, *qkv = alone
 
     def recorded(transport, **options):
         executor, found = DCPExecutor(transport=transport, **options), []
         for number in range(TRACED_BATCHES + 5):
             prepared = executor.prepare(plan)
-            prepared.forward(q, kv)
+            prepared.forward(*qkv)
             if prepared.recorder.events:
                 found.append(number)
                 assert len(executor.trace()) == len(prepared.recorder.events)
@@ -184,7 +186,7 @@ def test_the_first_batches_are_recorded_and_then_every_so_many(lab):
         LoopbackWorld(1).run(partial(recorded, trace_every=-1))
 
 
-def test_rates_are_measured_of_a_device_that_is_a_batch_behind_the_host(lab, stream, monkeypatch):
+def test_rates_are_measured_of_a_device_that_is_a_batch_behind_the_host(alone, stream, monkeypatch):
     class Clock(StreamClock):
         def now(self):
             stream.queue(10.0)
@@ -192,19 +194,14 @@ def test_rates_are_measured_of_a_device_that_is_a_batch_behind_the_host(lab, str
 
     clock = Clock(stream.event)
     monkeypatch.setattr("dcp_runtime.execute.prepared_plan.make_clock", lambda *_: clock)
-    mask = lab.masks["causal"](20)
-    plan = build_plan(
-        lab.sparsity_of([mask], 8), ModelShape(2, 1, 4, 4), Cluster(devices_per_node=1),
-        PlanConfig("static:contiguous"),
-    )  # fmt: skip
-    q, kv, _ = lab.random_qkv(0, 20, 2, 1, 4, torch.float32)
+    plan, *qkv = alone
     rates, seconds = DeviceRates(plan.cluster, every=1), []
     monkeypatch.setattr(rates, "add", lambda work, spent: seconds.append(spent))
 
     def train(transport):
         executor, done_ms = DCPExecutor(transport=transport, rates=rates), stream.now_ms
         for _ in range(TRACED_BATCHES + 6):
-            executor.prepare(plan).forward(q, kv)
+            executor.prepare(plan).forward(*qkv)
             stream.now_ms, done_ms = done_ms, stream.free_ms  # done with the batch before
 
     LoopbackWorld(1).run(train)

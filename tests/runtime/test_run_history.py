@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from test_run_log import write
 
 from dcp_runtime import RunError, RunHistory, RunLog
 from dcp_runtime.commands import top
@@ -37,6 +38,7 @@ def test_only_whole_new_lines_are_read(tmp_path):
     assert run.record(2) == {}
 
 
+@pytest.mark.timeout(20)
 @pytest.mark.timeout(20)
 def test_a_pipe_in_place_of_a_log_does_not_hold_up_the_reader(tmp_path):
     path = tmp_path / "run.dcprun.jsonl"
@@ -81,8 +83,7 @@ def test_a_rotated_log_is_followed_without_a_gap(tmp_path):
     log = RunLog(tmp_path, rotate_bytes=4096, keep=3)
     follower = RunHistory(log.path)
     for number in range(30):
-        log.submit(lambda number=number: log.write({"tokens": 10 * number}))
-        log.flush()
+        write(log, tokens=10 * number)
         follower.update()
     late = RunHistory(log.path)
     late.update()
@@ -104,19 +105,13 @@ def test_old_steps_are_forgotten(tmp_path, monkeypatch):
 
 
 def test_top_shows_prediction_beside_measurement_and_the_slowest_rank(tmp_path):
-    log = RunLog(tmp_path)
     record = {"step_s": 2.0, "predicted_s": 0.5, "measured_s": 0.75, "exposed_share": 0.125}
     record |= {"slowest": 3, "why": "rank 3 has 1.50 times the mean work", "queued": 2, "name": "b"}
-    log.submit(lambda: log.write(record))
-    log.flush()
+    write(RunLog(tmp_path), **record)
     shown = CliRunner().invoke(top, [str(tmp_path), "--once"], env={"COLUMNS": "120"})
     assert shown.exit_code == 0
-    for text in (
-        "750 ms, median 750 ms, 1.5 times the predicted",
-        "500 ms, median 500 ms",
-        "12.5%",
-        "3: rank 3 has 1.50 times",
-    ):
+    for text in ("750 ms, median 750 ms, 1.5 times the predicted", "500 ms, median 500 ms", "12.5%",
+                 "3: rank 3 has 1.50 times"):  # fmt: skip
         assert text in shown.output
     told = json.loads(CliRunner().invoke(top, [str(tmp_path), "--json"]).output)
     assert told["schema"] == "dcp.top/1"

@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -13,16 +14,15 @@ from prometheus_client.parser import text_string_to_metric_families
 from dcp_planner import digest, predict, read_plan
 from dcp_runtime import MLflowLog, PrometheusLog, RunError, RunLog, TensorBoardLog, WandbLog
 from dcp_runtime.execute import step_watch
-from dcp_runtime.run_log.records import (
-    EVEN,
-    NUMBERS,
-    RankTotals,
-    as_record,
-    explain,
-    measured_figures,
-)
+from dcp_runtime.run_log import records
+from dcp_runtime.run_log.records import EVEN, RankTotals, explain
 
 SCRIPT = Path(__file__).with_name("run_log_scenario.py")
+
+
+def write(log, **record):
+    log.submit(lambda: log.write(record))
+    log.flush()
 
 
 def records_of(path):
@@ -85,24 +85,20 @@ def test_the_slow_rank_of_a_step_is_named_with_its_cause(run):
 def test_a_run_that_goes_on_mends_half_a_line(tmp_path):
     for half in ("", '{"step": 7, "name": "st'):
         log = RunLog(tmp_path)
-        log.submit(lambda log=log: log.write({"name": "a"}))
-        log.flush()
+        write(log, name="a")
         with log.path.open("a") as file:
             file.write(half)
     lines = log.path.read_text().splitlines()
     assert [json.loads(line).get("step") for line in lines[:4]] == [None, 0, None, 1]
     assert len(lines) == 5
-    again = RunLog(tmp_path)
-    again.submit(lambda: again.write({"name": "b"}))
-    again.flush()
+    write(RunLog(tmp_path), name="b")
     assert json.loads(log.path.read_text().splitlines()[-1])["step"] == 2
 
 
 def test_files_are_rotated_and_bounded(tmp_path):
     log = RunLog(tmp_path, rotate_bytes=4096, keep=2)
     for number in range(60):
-        log.submit(lambda number=number: log.write({"step_s": 1.0, "tokens": number}))
-        log.flush()
+        write(log, step_s=1.0, tokens=number)
     files = sorted(tmp_path.iterdir())
     assert [file.name for file in files] == [f"run.dcprun.jsonl{end}" for end in ("", ".1", ".2")]
     assert all(file.stat().st_size <= 4096 for file in files)
@@ -115,17 +111,14 @@ def test_files_are_rotated_and_bounded(tmp_path):
     files[0].replace(files[1])
     for left in ("", '{"schema": "dcp.run_log/1"}\n'):
         files[0].write_text(left)
-        again = RunLog(tmp_path)
-        again.submit(lambda again=again: again.write({}))
-        again.flush()
+        write(RunLog(tmp_path))
         assert records_of(files[0])[-1]["step"] == 60
 
 
 def test_a_log_that_keeps_no_older_file_goes_on_counting(tmp_path):
     log = RunLog(tmp_path, rotate_bytes=4096, keep=0)
     for _ in range(30):
-        log.submit(lambda: log.write({"step_s": 1.0}))
-        log.flush()
+        write(log, step_s=1.0)
     assert list(tmp_path.iterdir()) == [log.path]
     steps = [record["step"] for record in records_of(log.path)]
     assert steps == list(range(steps[0], 30))
@@ -134,18 +127,14 @@ def test_a_log_that_keeps_no_older_file_goes_on_counting(tmp_path):
 
 def test_a_full_disk_ends_the_log_with_one_warning(tmp_path, monkeypatch, caplog):
     log = RunLog(tmp_path)
-    log.submit(lambda: log.write({}))
-    log.flush()
+    write(log)
     before = log.path.read_bytes()
 
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
+    full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr("dcp_runtime.run_log.log.os.write", full)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            log.submit(lambda: log.write({}))
-            log.flush()
+            write(log)
     assert len(caplog.records) == 1
     assert "the log of the run ends here: [Errno 28] No space left" in caplog.text
     assert log.is_off
@@ -226,7 +215,9 @@ def test_totals_count_for_their_batch_and_are_waited_for_once(monkeypatch, caplo
 
 
 def test_ranks_whose_device_alone_knows_give_the_step_alone():
-    assert measured_figures([RankTotals(2.0, 5), RankTotals(1.0, 5, 0.5)]) == {"step_s": 2.0}
+    assert records.measured_figures([RankTotals(2.0, 5), RankTotals(1.0, 5, 0.5)]) == {
+        "step_s": 2.0
+    }
 
 
 def test_bounds_of_a_log_are_checked(tmp_path):
@@ -247,9 +238,7 @@ def test_sinks_get_the_numbers_that_are_known(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, name, module)
     text = tmp_path / "dcp.prom"
     sinks = [TensorBoardLog(tmp_path), WandbLog(), MLflowLog("id"), PrometheusLog(text)]
-    log = RunLog(tmp_path, sinks=sinks)
-    log.submit(lambda: log.write({"step_s": 0.5, "queued": None, "name": "a"}))
-    log.flush()
+    write(RunLog(tmp_path, sinks=sinks), step_s=0.5, queued=None, name="a")
     assert told == [
         ("tensorboard", "dcp/step_s", 0.5, 0),
         ("wandb", {"dcp/step_s": 0.5, "dcp/step": 0}),
@@ -259,13 +248,13 @@ def test_sinks_get_the_numbers_that_are_known(tmp_path, monkeypatch):
 
 
 def test_prometheus_reads_what_its_sink_writes(tmp_path):
-    figures = {name: 0.1 + number for number, name in enumerate(NUMBERS)}
+    figures = {name: 0.1 + number for number, name in enumerate(records.NUMBERS)}
     path = tmp_path / "dcp.prom"
-    PrometheusLog(path)(as_record(7, figures))
+    PrometheusLog(path)(records.as_record(7, figures))
     families = list(text_string_to_metric_families(path.read_text()))
     assert {family.type for family in families} == {"gauge"}
     found = {sample.name: sample.value for family in families for sample in family.samples}
-    assert found == {f"dcp_{name}": figures[name] for name in NUMBERS if name != "at"}
+    assert found == {f"dcp_{name}": figures[name] for name in records.NUMBERS if name != "at"}
 
 
 def test_a_sink_without_its_package_says_what_to_install(monkeypatch):

@@ -207,18 +207,14 @@ def test_a_run_without_a_world_opens_one_as_configured(alone, monkeypatch):
 
 
 def test_a_world_is_opened_with_its_limits(monkeypatch):
-    class Opened:
-        def __init__(self, *place):
-            self.place = place
-
-        def __enter__(self):
-            return self.place
-
-        def __exit__(self, *error):
-            closed.append(self.place)
-
     closed = []
-    monkeypatch.setattr(launcher, "ProcessWorld", Opened)
+
+    @contextmanager
+    def opened(*place):
+        yield place
+        closed.append(place)
+
+    monkeypatch.setattr(launcher, "ProcessWorld", opened)
     with open_world(3) as world:
         assert world == (3, 60.0, "gloo")
     with open_world(2, 5.0, "nccl") as world:

@@ -212,6 +212,7 @@ def test_meshes_that_name_no_replicas_are_refused(ranks, names, options, says):
 @pytest.mark.parametrize(
     ("ranks", "names", "found"),
     [
+        ([0, 2], ("cp",), (1, 2, 1)),
         ([[0, 1, 2, 3]], ("dp", "cp"), (1, 4, 2)),
         ([[0, 1], [2, 3]], ("dp", "cp"), (2, 2, 2)),
         ([[0, 2], [1, 3]], ("dp", "cp"), (2, 2, 1)),

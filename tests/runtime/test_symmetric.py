@@ -42,26 +42,21 @@ def test_gpus_that_reach_each_other_are_taken(machine):
 
 
 @pytest.mark.parametrize(
-    ("mine", "others", "says"),
+    ("mine", "others", "backend", "queues", "says"),
     [
-        (-1, [0], "needs CUDA, and torch sees no device"),
-        (0, [], "needs ranks that share a machine"),
-        (0, [1, 0], "expected a GPU for each rank, got cuda:0 for two"),
-        (0, [1, 2], "cuda:0 cannot read the memory of cuda:2"),
+        (-1, [0], "CUDA", "8", "needs CUDA, and torch sees no device"),
+        (0, [], "CUDA", "8", "needs ranks that share a machine"),
+        (0, [1, 0], "CUDA", "8", "expected a GPU for each rank, got cuda:0 for two"),
+        (0, [1, 2], "CUDA", "8", "cuda:0 cannot read the memory of cuda:2"),
+        (0, [1], "CUDA", "1", "expected CUDA_DEVICE_MAX_CONNECTIONS of at least 8, got 1"),
+        (0, [1], "NVSHMEM", "1", "on the backend CUDA, got NVSHMEM"),
     ],
 )
-def test_other_machines_are_refused(machine, mine, others, says):
+def test_other_machines_are_refused(machine, mine, others, backend, queues, says):
+    machine.setenv(symmetric_memory.QUEUES, queues)
+    machine.setattr(symmetric_memory.symm_mem, "get_backend", lambda device: backend)
     with pytest.raises(RunError, match=says):
         check_device(mine, others)
-
-
-def test_another_backend_and_few_queues_are_refused(machine):
-    machine.setenv(symmetric_memory.QUEUES, "1")
-    with pytest.raises(RunError, match="expected CUDA_DEVICE_MAX_CONNECTIONS of at least 8, got 1"):
-        check_device(0, [1])
-    machine.setattr(symmetric_memory.symm_mem, "get_backend", lambda device: "NVSHMEM")
-    with pytest.raises(RunError, match="on the backend CUDA, got NVSHMEM"):
-        check_device(0, [1])
 
 
 @pytest.mark.parametrize(
