@@ -67,13 +67,9 @@ def run(plan, transport):
 def main():
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        store=dist.FileStore(str(folder / "store"), size),
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=60),
-    )
+    store = dist.FileStore(str(folder / "store"), size)
+    limit = timedelta(seconds=60)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=limit)
     warm_up, plan = plan_of(1024, 32, size), plan_of(TOKENS, 1024, size)
     shares = {"overlapped": [], "serial": []}
     for attempt in range(ATTEMPTS):
@@ -81,16 +77,13 @@ def main():
             transport = GlooTransport(None, 60, LinkLimit(BYTES_PER_S))
             if attempt == 0:
                 run(warm_up, transport)  # connections, threads, buffers
-            timeline = run(
-                plan, transport if name == "overlapped" else NoOverlapTransport(transport)
-            )
+            used = transport if name == "overlapped" else NoOverlapTransport(transport)
+            timeline = run(plan, used)
             if timeline is not None:
                 waits = timeline.trace.lane_seconds("wait", size)
                 found.append(float(waits.max() / timeline.trace.seconds()))
-            is_done = rank == 0 and is_shown(shares)
-            is_done = transport.exchange_notes("done" if is_done else "", "the end of an attempt")[
-                0
-            ]
+            note = "done" if rank == 0 and is_shown(shares) else ""
+            is_done = transport.exchange_notes(note, "the end of an attempt")[0]
             transport.close()
         if is_done:
             break

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import fields, replace
+from itertools import product
 
 import pytest
 import torch
@@ -27,8 +28,7 @@ def test_all_tensors_move_together(monkeypatch):
     data = data_of([{"tokens": [1, 2, 3], "x": [0.5, 1, 2]}], "plain", extra_columns=("x",))
     names = set(tensors_of(data))
     assert names >= {"tokens", "labels", "target_rows", "extra.x", "target_extra.x"}
-    asked = []
-    to = torch.Tensor.to
+    asked, to = [], torch.Tensor.to
 
     def moved_to(self, *args, **options):
         asked.append(options)
@@ -37,9 +37,8 @@ def test_all_tensors_move_together(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "to", moved_to)
     moved = data.to("meta", non_blocking=True)
     assert asked == [{"non_blocking": True}] * len(names)
-    assert {
-        name: tensor.device.type for name, tensor in tensors_of(moved).items()
-    } == dict.fromkeys(names, "meta")
+    found = {name: tensor.device.type for name, tensor in tensors_of(moved).items()}
+    assert found == dict.fromkeys(names, "meta")
     assert (moved.rows, moved.num_targets) == (data.rows, data.num_targets)
     pinned = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self) or self)
@@ -69,22 +68,16 @@ def test_the_loss_adds_all_targets_of_a_token_by_their_weights():
     logits = torch.tensor([[0.0, 1, 2, -1], [3, 0.5, 0, 0], [-2, 0, 1, 4]], requires_grad=True)
     rows, ids, weights = [1, 1, 0, 1], [0, 3, 2, 3], [1.0, 0.5, 2.0, 0.25]
     data = made(rows, ids, weights, num_targets=7)
-    table = logits.tolist()
-    want = sum(
-        w * cross_entropy(table[r], i) for r, i, w in zip(rows, ids, weights, strict=True)
-    )  # fmt: skip
+    table, targets = logits.tolist(), list(zip(rows, ids, weights, strict=True))
+    want = sum(weight * cross_entropy(table[row], target) for row, target, weight in targets)
     loss = next_token_loss(logits, data)
     assert loss.item() == pytest.approx(want / 7, rel=1e-6)
     assert next_token_loss(logits[None], data, num_targets=2).item() == pytest.approx(want / 2)
     loss.backward()
-    for r in range(3):
-        for v in range(4):
-            gradient = 0.0
-            for row, target, weight in zip(rows, ids, weights, strict=True):
-                if row == r:
-                    share = math.exp(table[r][v]) / sum(map(math.exp, table[r]))
-                    gradient += weight * (share - (v == target)) / 7
-            assert logits.grad[r, v].item() == pytest.approx(gradient, abs=1e-6)
+    for r, v in product(range(3), range(4)):
+        share = math.exp(table[r][v]) / sum(map(math.exp, table[r]))
+        gradient = sum(w * (share - (v == target)) / 7 for row, target, w in targets if row == r)
+        assert logits.grad[r, v].item() == pytest.approx(gradient, abs=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -123,10 +116,9 @@ def test_a_rank_without_targets_has_loss_zero_and_gradients(num_targets):
 
 def test_logits_of_other_tokens_are_refused():
     data = made([0], [1], [1], 1)
+    says = r"expected logits \[3, V\] or \[1, 3, V\], one row per l"
     for shape in ([2, 4], [3], [2, 3, 4], [1, 2, 4]):
-        with pytest.raises(
-            RunError, match=r"expected logits \[3, V\] or \[1, 3, V\], one row per l"
-        ):
+        with pytest.raises(RunError, match=says):
             next_token_loss(torch.zeros(shape), data)
     with pytest.raises(RunError, match=r"are on meta, the targets on cpu; give local_data.to\(log"):
         next_token_loss(torch.zeros(3, 4, device="meta"), data)

@@ -26,17 +26,17 @@ CLUSTER = Cluster(
 
 def forward(trace, kind):
     chosen = (trace.kind == EVENT_KINDS.index(kind)) & ~trace.is_backward
-    return np.flatnonzero(chosen)
+    return np.flatnonzero(chosen).tolist()
 
 
-def times_of(trace, kind):
+def times_of(trace, moment="end_ns"):
     """End of each message of forward, by (device, transfer), in seconds from the first launch.
 
     Sends: a thread notes receives in the order in which they were posted, so later than they came.
     """
+    times = getattr(trace, moment) / 1e9
     return {
-        (int(trace.device[e]), int(trace.transfer[e])): trace.end_ns[e] / 1e9
-        for e in forward(trace, kind)
+        (int(trace.device[e]), int(trace.transfer[e])): times[e] for e in forward(trace, "send")
     }
 
 
@@ -51,10 +51,10 @@ def traces():
         runs = [
             run_plan(plan, RunConfig(ranks=4, link=LinkLimit(RATE)), world).trace for _ in range(4)
         ]
-    expected = times_of(simulate(plan), "send")
+    expected = times_of(simulate(plan))
 
     def lateness(trace):
-        return max(abs(end - expected[key]) for key, end in times_of(trace, "send").items())
+        return max(abs(end - expected[key]) for key, end in times_of(trace).items())
 
     # The first one connects. Other work on the machine delays some: one run must be as predicted.
     return plan, min(runs[1:], key=lateness)
@@ -63,13 +63,10 @@ def traces():
 def test_messages_leave_in_the_order_and_at_the_times_that_are_predicted(traces):
     plan, measured = traces
     predicted = simulate(plan)
-    found, expected = (times_of(trace, "send") for trace in (measured, predicted))
+    found, expected = (times_of(trace) for trace in (measured, predicted))
     assert found.keys() == expected.keys()
     assert len(found) > 15
-    ready = {
-        (int(predicted.device[e]), int(predicted.transfer[e])): predicted.ready_ns[e] / 1e9
-        for e in forward(predicted, "send")
-    }
+    ready = times_of(predicted, "ready_ns")
     # What is ready at the same moment may leave in either order; all else in the one predicted.
     pairs = [
         (a, b) for a in expected for b in expected
@@ -93,18 +90,18 @@ def test_ranks_wait_for_what_is_predicted(traces):
             key = int(trace.device[e]), trace.name_of(int(e))
             waits[key] = waits.get(key, 0.0) + (trace.end_ns[e] - trace.start_ns[e]) / 1e9
         spent.append(waits)
-    total = max(times_of(simulate(plan), "send").values())
+    total = max(times_of(simulate(plan)).values())
     for key in spent[0].keys() | spent[1].keys():
         assert spent[0].get(key, 0.0) == pytest.approx(spent[1].get(key, 0.0), abs=0.15 * total)
 
 
 def test_the_order_of_another_transport_would_not_fit(traces):
     plan, measured = traces
-    found = times_of(measured, "send")
+    found = times_of(measured)
     errors = []
     for order in (GlooTransport.message_order, "any", NcclTransport.message_order):
         other = replace(plan, cluster=replace(plan.cluster, message_order=order))
-        expected = times_of(simulate(other), "send")
+        expected = times_of(simulate(other))
         errors.append(np.mean([abs(found[key] - expected[key]) for key in found]))
     assert errors[0] < 0.5 * min(errors[1:])
 

@@ -8,6 +8,7 @@ import time
 import warnings
 from concurrent.futures import Future
 from dataclasses import replace
+from operator import attrgetter
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -23,21 +24,8 @@ from dcp_runtime import LookAhead, RunError
 from dcp_runtime.data import plan_sources, planner_pool
 from dcp_runtime.data.choices import Replicas
 from dcp_runtime.data.make_plans import plan_request, start
-from dcp_runtime.data.plan_sources import (
-    OwnPlans,
-    PendingPlan,
-    PlanExchange,
-    PlanningMetrics,
-    SharedPlans,
-    make_plan_source,
-)
-from dcp_runtime.data.planner_pool import (
-    PlannerPool,
-    PlanRequest,
-    decode_reply,
-    encode_parts_of,
-    encode_reply,
-)
+from dcp_runtime.data.plan_sources import OwnPlans, PlanExchange, SharedPlans, make_plan_source
+from dcp_runtime.data.planner_pool import PlannerPool, PlanRequest, decode_reply, encode_parts_of
 from dcp_runtime.plans.batch_plans import batch_note, digest_of
 
 SPEC = Spec.from_text(
@@ -176,14 +164,14 @@ def test_a_plan_whose_process_was_ended_by_close_is_made_here_without_a_word():
 
 def test_a_plan_under_way_is_cancelled():
     future = Future()
-    for pending in (PendingPlan(None, None), PendingPlan(None, future)):
+    for pending in (plan_sources.PendingPlan(None, each) for each in (None, future)):
         pending.cancel()
     assert future.cancelled()
 
 
 def test_the_hidden_share_is_what_nobody_waited_for():
     shares = [
-        PlanningMetrics(plan_s=plan_s, waited_s=waited_s).hidden_share
+        plan_sources.PlanningMetrics(plan_s=plan_s, waited_s=waited_s).hidden_share
         for plan_s, waited_s in ((0, 0), (4, 1), (4, 4), (4, 5), (4, 0))
     ]
     assert shares == [1.0, 0.75, 0.0, 0.0, 1.0]
@@ -486,14 +474,14 @@ def test_replies_survive_their_bytes_and_damaged_ones_are_refused():
     assert [len(batch.members) for batch in reply.batches] == [1]
     reply = replace(reply, left_out=((3, "why"),), hidden=((1, 4), (6, 7)), overflow=5)
     plans = [encode_plan(plan) for batch in reply.batches for plan in batch.plans]
-    data = encode_reply(reply, plans)
+    data = planner_pool.encode_reply(reply, plans)
     found = decode_reply(data, lambda plan: planner_pool.decode_plan(plan).plan)
     assert digests_of(found) == digests_of(reply)
-    for name in ("left_out", "hidden", "steps", "overflow"):
-        assert getattr(found, name) == getattr(reply, name)
+    fields = attrgetter("left_out", "hidden", "steps", "overflow")
+    assert fields(found) == fields(reply)
     for one, other in zip(found.batches, reply.batches, strict=True):
-        for name in ("members", "first", "cycle"):
-            assert getattr(one, name) == getattr(other, name)
+        fields = attrgetter("members", "first", "cycle")
+        assert fields(one) == fields(other)
         assert json.dumps(one.facts) == json.dumps(other.facts)
     for damaged in (b"", b"{}", b"[]", b"\xff\n", data.replace(b'"sizes": [', b'"sizes": ["a", ')):
         with pytest.raises(RunError, match="expected a part of a planned batch, got"):

@@ -78,9 +78,8 @@ def test_what_a_run_says_of_itself(plan, garbage, options):
     config, world = RunConfig(RANKS, transport="loopback", verify=True, **options), Here(RANKS)
     result = run_plan(plan, config, world)
     assert result.verified, result.errors
-    assert ([e.tensor for e in result.errors], result.mask_source) == (
-        ["out", "dq", "dk", "dv"], "slabs",
-    )  # fmt: skip
+    assert [e.tensor for e in result.errors] == ["out", "dq", "dk", "dv"]
+    assert result.mask_source == "slabs"
     unit = {"bfloat16": 2**-8, "float64": 2**-50}.get(config.dtype, 2**-24)
     assert all(unit / 8 < e.relative < 16 * unit for e in result.errors)
     trace, kinds = result.trace, [EVENT_KINDS[kind] for kind in result.trace.kind]
@@ -110,9 +109,8 @@ def test_a_run_without_verification_brings_no_tensors(plan):
     config = RunConfig(RANKS, transport="loopback")
     result = run_plan(plan, config, world)
     assert (result.verified, result.errors, result.mask_source) == (None, (), None)
-    with np.load(
-        io.BytesIO(world.run({"config": asdict(config)}, encode_plan(plan))[0][1])
-    ) as arrays:
+    ((_, blob),) = world.run({"config": asdict(config)}, encode_plan(plan))
+    with np.load(io.BytesIO(blob)) as arrays:
         names = {f"{rank}/{name}" for rank in range(RANKS) for name in ("prepare_s", "kernel")}
         assert set(arrays) == names | {"trace", "clock_uncertainty_s"}
 
@@ -233,15 +231,12 @@ def test_the_options_of_a_run_by_default():
 def test_blocks_travel_as_configured(alone, monkeypatch):
     told, world_of = [], worker.LoopbackWorld
 
-    def of(name):
-        return lambda *arguments: (name, *arguments)
-
     def make_world(*arguments, **options):
         told.append((*arguments, options))
         return world_of(*arguments)
 
-    monkeypatch.setattr(worker, "GlooTransport", of("gloo"))
-    monkeypatch.setattr(worker, "NcclTransport", of("nccl"))
+    monkeypatch.setattr(worker, "GlooTransport", lambda *given: ("gloo", *given))
+    monkeypatch.setattr(worker, "NcclTransport", lambda *given: ("nccl", *given))
     monkeypatch.setattr(worker, "LoopbackWorld", make_world)
     monkeypatch.setattr(worker, "_select_gpu", lambda config: told.append("GPU"))
     monkeypatch.setattr(worker, "_run_rank", lambda *arguments: {"told": arguments})
@@ -330,14 +325,9 @@ def test_a_job_that_fails_is_answered(alone):
 
 
 def test_a_process_joins_its_world_once_and_measures_rings(monkeypatch):
-    told, is_joined = [], [False]
-
-    def join(*arguments):
-        told.append(arguments)
-        is_joined[0] = True
-
-    monkeypatch.setattr(worker, "_join", join)
-    monkeypatch.setattr(worker.dist, "is_initialized", lambda: is_joined[0])
+    told = []
+    monkeypatch.setattr(worker, "_join", lambda *given: told.append(given))
+    monkeypatch.setattr(worker.dist, "is_initialized", lambda: bool(told))
     monkeypatch.setattr(worker, "measure_ring", lambda *arguments, **ring: [arguments, ring])
     world = worker.start("3", "4", "2.5", "nccl", "17")
     ring = {"sizes": [1], "counts": [2], "repeats": 3}
@@ -347,12 +337,9 @@ def test_a_process_joins_its_world_once_and_measures_rings(monkeypatch):
 
     lost = Mock(side_effect=RuntimeError("Connection closed by peer"))
     monkeypatch.setattr(worker, "measure_ring", lost)
-    (answer, blob) = world({"ring": ring}, b"", lambda note: None)
-    assert answer["failure"] == {
-        "message": "lost contact with another rank while running: until its connection broke",
-        "rank": None, "division": None, "is_own": False,
-    }  # fmt: skip
-    assert blob == b""
+    message = "lost contact with another rank while running: until its connection broke"
+    failure = {"message": message, "rank": None, "division": None, "is_own": False}
+    assert world({"ring": ring}, b"", lambda note: None) == ({"failure": failure}, b"")
 
 
 def test_progress_counts_every_step_and_names_who_computes():
@@ -406,18 +393,14 @@ def test_nccl_needs_a_device_for_each_rank(monkeypatch, has_nccl, devices):
     ("transport", "backend"), [("gloo", "gloo"), ("nccl", "cpu:gloo,cuda:nccl")]
 )
 def test_ranks_meet_in_the_file_of_their_world(monkeypatch, transport, backend):
-    told = []
     monkeypatch.setattr(worker.dist, "is_nccl_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(worker, "FileStore", lambda *place: place)
-    monkeypatch.setattr(
-        worker.dist, "init_process_group", lambda *names, **options: told.append((names, options))
-    )
+    join = Mock()
+    monkeypatch.setattr(worker.dist, "init_process_group", join)
     worker._join(1, 2, 5.0, transport, "the store")
-    assert told == [
-        ((backend,), {"store": ("the store", 2), "rank": 1, "world_size": 2,
-                      "timeout": timedelta(seconds=5)})
-    ]  # fmt: skip
+    place = {"rank": 1, "world_size": 2, "timeout": timedelta(seconds=5)}
+    join.assert_called_once_with(backend, store=("the store", 2), **place)
 
 
 def test_signs_of_life_go_on_until_the_job_is_over(monkeypatch):

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime.errors import RunError
 from dcp_runtime.execute import prepared_plan
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.kernels import triton_kernel
@@ -104,15 +103,3 @@ def test_a_kernel_is_chosen_with_the_first_layer_and_keeps_its_tables(plan, lab,
     for kernel in kernels:
         assert [str(kind) for *_, kind in kernel.loaded] == ["torch.float32 on cpu"] * 3
         assert all(forward and backward for forward, backward, _ in kernel.loaded)
-
-
-def test_layers_of_one_plan_still_share_dtype_and_device(plan, lab):
-    def work(transport):
-        prepared = DCPExecutor(transport=transport).prepare(plan)
-        rows = torch.tensor(plan.local_tokens(transport.rank))
-        q, kv, _ = (x[rows] for x in lab.random_qkv(0, 71, 2, 1, 32, torch.float32))
-        prepared.forward(q, kv)
-        with pytest.raises(RunError, match=r"expected torch.float32 on cpu, got torch.float64"):
-            prepared.forward(q.double(), kv.double())
-
-    LoopbackWorld(2, timeout_s=60).run(work)

@@ -61,12 +61,6 @@ def test_a_column_that_leaves_the_hidden_target_out_keeps_the_loader_silent():
     assert data_of([row], loss_column="counted", hidden_targets="keep").labels[6] == 21
 
 
-@pytest.mark.parametrize(("mask", "label"), [("layers", -100), ("helped", 21)])
-def test_a_target_stays_if_it_sees_the_token_before_it_in_one_layer(mask, label):
-    data = data_of([QUESTION], mask, hidden_targets="leave_out")
-    assert data.labels[6] == label
-
-
 @pytest.mark.parametrize("mask", ["dilated", "apart"])
 def test_a_mask_under_which_no_token_sees_the_one_before_it_leaves_no_targets_and_says_so(mask):
     rows = [{"tokens": list(range(9)), "question_len": 9, "answer_lens": []}]

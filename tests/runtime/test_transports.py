@@ -33,7 +33,12 @@ def parcel_of(peer, *, is_send, after=None):
 
 
 @pytest.fixture
-def gloo(monkeypatch):
+def short_grace(monkeypatch):
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
+
+
+@pytest.fixture
+def gloo(short_grace):
     """Return a rank's transport without a group, whose failure registry keeps what it is told."""
     transport = GlooTransport.__new__(GlooTransport)
     transport._timeout_s, transport._link = 1.0, None
@@ -55,7 +60,6 @@ def test_what_follows_a_lost_message_is_not_sent(gloo, monkeypatch):
 def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
     gone = Mock(side_effect=RuntimeError("Connection closed by peer"))
     monkeypatch.setattr(gloo_transport.dist, "isend", gone)
-    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
     parcel = parcel_of(2, is_send=True)
     gloo._queues = [None]
     gloo.start([parcel])
@@ -64,8 +68,7 @@ def test_a_connection_that_is_gone_shows_at_the_wait(gloo, monkeypatch):
 
 
 @pytest.mark.parametrize("error", [None, "Timed out"])
-def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, error):
-    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
+def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, error):
     first = parcel_of(2, is_send=False)
     second = parcel_of(1, is_send=True, after=first)
     if error is not None:
@@ -76,8 +79,8 @@ def test_who_should_have_sent_what_is_forwarded_is_to_blame(gloo, monkeypatch, e
     assert (caught.value.rank, caught.value.division) == (2, 4)
 
 
-def test_in_one_process_the_first_sender_is_to_blame_too(monkeypatch):
-    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
+@pytest.mark.usefixtures("short_grace")
+def test_in_one_process_the_first_sender_is_to_blame_too():
     second = parcel_of(1, is_send=True, after=parcel_of(2, is_send=False))
     with pytest.raises(PeerError, match="rank 2 is dead or stalled"):
         raise LoopbackTransport(LoopbackWorld(3), 0)._blame(second, "forward")
