@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from dense_blocks import slabs_of, sparsity_of
+from layer_runs import run_layers, whole_of
 
 from dcp_planner import Plan
 from dcp_planner.causes.alternatives import workload_of
@@ -131,21 +132,10 @@ def run_in_threads(
 
     def run_rank(transport):
         executor = DCPExecutor(kernel=kernel, transport=transport, check_finite=True)
-        prepared = executor.prepare(plan)
-        rows = torch.tensor(plan.local_tokens(transport.rank))
-        mine = q[rows], kv[rows]
-        results = [prepared.forward(*mine) for _ in range(layers)]
-        for out, lse in results:
-            dq, dkv = prepared.backward(*mine, out, lse, dout[rows])
-        return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}, prepared.recorder
+        return *run_layers(executor, plan, (q, kv, dout), layers), executor.prepared.recorder
 
     parts = LoopbackWorld(plan.num_devices, timeout_s=60).run(run_rank)
-    whole = {}
-    for name in ("out", "lse", "dq", "dkv"):
-        first = parts[0][1][name]
-        whole[name] = torch.full((len(q), *first.shape[1:]), torch.nan, dtype=first.dtype)
-        for rows, tensors, _ in parts:
-            whole[name][rows] = tensors[name]
+    whole = whole_of([part[:2] for part in parts], len(q))
     return whole, [recorder for *_, recorder in parts]
 
 
@@ -161,6 +151,8 @@ def lab() -> SimpleNamespace:
         random_qkv=random_qkv,
         masks=MASKS,
         run_in_threads=run_in_threads,
+        run_layers=run_layers,
+        whole_of=whole_of,
         summed_terms=summed_terms,
         dense_of=dense_of,
         striped=striped,

@@ -18,6 +18,7 @@ from torch._C._distributed_c10d import _resolve_process_group
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import MASKS, assert_as_exact_as_eager, random_qkv, striped
 from dense_blocks import sparsity_of
+from layer_runs import run_layers
 from symmetric_stand_in import Graph, ThreadStream, install, whole
 from test_random_placements import DTYPES, HEADS, random_plan
 
@@ -36,17 +37,6 @@ class Lab:
     """Takes the place of the fixture that `random_plan` is given."""
 
     masks, sparsity_of = MASKS, staticmethod(sparsity_of)
-
-
-def results_of(executor, plan, qkv, layers=1):
-    """Run layers, all forward and then all backward; return the rows and results of the last."""
-    prepared = executor.prepare(plan)
-    rows = torch.tensor(plan.local_tokens(executor.rank))
-    q, kv, dout = (x[rows] for x in qkv)
-    results = [prepared.forward(q, kv) for _ in range(layers)]
-    for out, lse in results:
-        dq, dkv = prepared.backward(q, kv, out, lse, dout)
-    return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}
 
 
 def random_plans_are_exact_and_have_the_bits_of_gloo(nodes):
@@ -74,8 +64,8 @@ def random_plans_are_exact_and_have_the_bits_of_gloo(nodes):
             qkv = random_qkv(seed, len(dense), *heads, dim, DTYPES[rng.integers(len(DTYPES))])
             hops |= set(plan.transfers.hop.tolist())
             given = decode_part(encode_parts(plan)[rank]) if seed % 2 else plan
-            rows, mine = results_of(executor, given, qkv, layers=1 + seed % 3)
-            _, theirs = results_of(other, plan, qkv)
+            rows, mine = run_layers(executor, given, qkv, layers=1 + seed % 3)
+            _, theirs = run_layers(other, plan, qkv)
             for name, tensor in mine.items():
                 assert torch.equal(tensor, theirs[name]), (seed, name)
             got = whole(rows, mine, len(dense))
@@ -95,7 +85,7 @@ def the_bits_are_the_same_without_overlap(nodes):
         transport = make_transport(None, TIMEOUT_S, "symmetric")
         used = NoOverlapTransport(transport) if is_held else transport
         with DCPExecutor(transport=used) as executor:
-            found.append(results_of(executor, plan, qkv)[1])
+            found.append(run_layers(executor, plan, qkv)[1])
     assert all(torch.equal(tensor, found[1][name]) for name, tensor in found[0].items())
 
 
@@ -175,7 +165,7 @@ def a_block_stays_until_all_have_read_it(nodes):
     assert dist.get_rank() != 1 or not is_right, "nothing was overwritten: what does it guard?"
 
 
-def run_layers(prepared, q, kv, dout):
+def run_two(prepared, q, kv, dout):
     """Run two layers, the second on what the first gave."""
     out, lse = prepared.forward(q, kv)
     second, other_lse = prepared.forward(out, kv)
@@ -199,15 +189,15 @@ def graphs_replay_with_new_inputs(nodes):
             return [x[rows] for x in layers[number]]
 
         def check(found, plan, number):
-            expected = run_layers(other.prepare(plan), *rows_of(plan, number))
+            expected = run_two(other.prepare(plan), *rows_of(plan, number))
             assert all(map(torch.equal, found, expected)), number
 
         graphs = []
         for plan in plans:
             prepared, mine, graph = executor.prepare(plan), rows_of(plan, 0), Graph()
-            check(run_layers(prepared, *mine), plan, 0)
+            check(run_two(prepared, *mine), plan, 0)
             with graph:
-                found = run_layers(prepared, *mine)
+                found = run_two(prepared, *mine)
             graphs.append((plan, mine, graph, found))
         for number in range(1, 4):
             for plan, mine, graph, found in graphs:
@@ -218,7 +208,7 @@ def graphs_replay_with_new_inputs(nodes):
             tokens = 48 if number < 2 else 144  # the last replays follow a larger window
             between = plan_of("static:zigzag", tokens=tokens)
             qkv = random_qkv(number, tokens, 4, 2, 8, torch.float32)
-            mine, theirs = (results_of(each, between, qkv)[1] for each in (executor, other))
+            mine, theirs = (run_layers(each, between, qkv)[1] for each in (executor, other))
             assert all(torch.equal(x, theirs[name]) for name, x in mine.items())
         assert len(executor._transport._windows) > 2, "no window that graphs use was outgrown"
 

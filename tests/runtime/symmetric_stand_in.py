@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from layer_runs import whole_of
 from torch._C._distributed_c10d import _resolve_process_group
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -276,11 +276,4 @@ def whole(rows, tensors, tokens):
     """Bring the rows of all ranks together, on rank 0; ``None`` elsewhere."""
     parts = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object((rows.numpy(), tensors), parts)
-    if parts is None:
-        return None
-    found = {}
-    for mine, values in parts:
-        for name, value in values.items():
-            empty = torch.full((tokens, *value.shape[1:]), torch.nan, dtype=value.dtype)
-            found.setdefault(name, empty)[np.asarray(mine)] = value
-    return found
+    return parts and whole_of(parts, tokens)

@@ -39,13 +39,8 @@ def check(lab, cases, parts):
     for layers in zip(*parts, strict=True):
         number = layers[0][0]
         _, qkv, dense = cases[number]
-        whole = {}
-        for name in ("out", "dq", "dkv"):
-            like = qkv[1] if name == "dkv" else qkv[0]
-            whole[name] = torch.full(like.shape, torch.nan, dtype=like.dtype)
-            for same, rows, tensors in layers:
-                assert same == number
-                whole[name][rows] = tensors[name]
+        assert {same for same, *_ in layers} == {number}
+        whole = lab.whole_of([own for _, *own in layers], len(dense))
         lab.assert_as_exact_as_eager(whole, *qkv, dense)
 
 
@@ -330,7 +325,8 @@ def test_wrong_tensors_in_a_later_layer_are_an_error_on_all(lab):
         late = q.double() if executor.rank == 1 else q
         DCPAttn.apply(executor, late, kv.to(late.dtype))
 
-    with pytest.raises(RunError, match="rank 1 failed in division 0 of forward: all layers") as e:
+    says = "rank 1 failed in division 0 of forward: all layers .* got torch.float64 on cpu"
+    with pytest.raises(RunError, match=says) as e:
         on_every_rank(make(lab, "full", (100,), 10), work)
     assert (e.value.rank, e.value.division) == (1, 0)
 

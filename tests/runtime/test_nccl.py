@@ -214,20 +214,12 @@ def check(lab, on_ranks, plan, masks, wrap=None):
     def work(transport):
         used = transport if wrap is None else wrap(transport)
         executor = DCPExecutor(transport=used, check_finite=True)
-        prepared = executor.prepare(plan)
-        rows = torch.tensor(plan.local_tokens(transport.rank))
-        layers = [prepared.forward(q[rows], kv[rows]) for _ in range(2)]
-        for out, lse in layers:
-            dq, dkv = prepared.backward(q[rows], kv[rows], out, lse, dout[rows])
-        return rows, {"out": out, "lse": lse, "dq": dq, "dkv": dkv}
+        return lab.run_layers(executor, plan, (q, kv, dout), layers=2)
 
-    whole = {}
-    for part in on_ranks(plan.num_devices, work):
-        assert not isinstance(part, BaseException), repr(part)
-        for name, value in part[1].items():
-            whole.setdefault(name, torch.full((170, *value.shape[1:]), torch.nan))[part[0]] = value
+    parts = on_ranks(plan.num_devices, work)
+    assert not [part for part in parts if isinstance(part, BaseException)], parts
     dense = torch.block_diag(*map(torch.tensor, masks)).bool().numpy()
-    lab.assert_as_exact_as_eager(whole, q, kv, dout, dense)
+    lab.assert_as_exact_as_eager(lab.whole_of(parts, 170), q, kv, dout, dense)
 
 
 def whole_sequence(lab, ranks):

@@ -82,11 +82,7 @@ def check_layers(lab, ranks, mask_fn, masks_of, num_layers, attend=DCPAttn.apply
     for (data, plan), parts in zip(loaded, of_batches, strict=True):
         n = plan.num_tokens
         for layer in range(num_layers):
-            whole = {}
-            for name, like in (("out", q), ("dq", q), ("dkv", kv)):
-                whole[name] = torch.full(like[:n].shape, torch.nan)
-                for rows, results in parts:
-                    whole[name][rows] = results[layer][name]
+            whole = lab.whole_of([(rows, results[layer]) for rows, results in parts], n)
             dense = dense_of([masks_of(row, layer) for row in data.rows], data.rows)
             lab.assert_as_exact_as_eager(whole, q[:n], kv[:n], dout[:n], dense)
 
@@ -211,16 +207,12 @@ def test_heads_with_masks_of_their_own_run_as_the_page_on_training_says(lab):
         out.backward(dout[own])
         return own, {"out": out.detach(), "dq": leaves[0].grad, "dkv": leaves[1].grad}
 
-    parts = LoopbackWorld(2).run(run)
+    whole = lab.whole_of(LoopbackWorld(2).run(run), 40)
     for head, call in enumerate(("band(w = 30)", "own")):
         at, key = slice(2 * head, 2 * head + 2), slice(head, head + 1)
-        whole = {}
-        for name, like in (("out", q[:40, at]), ("dq", q[:40, at]), ("dkv", kv[:40, :, key])):
-            whole[name] = torch.full(like.shape, torch.nan)
-            for own, found in parts:
-                whole[name][own] = found[name][:, :, key] if name == "dkv" else found[name][:, at]
+        own = {"out": whole["out"][:, at], "dq": whole["dq"][:, at], "dkv": whole["dkv"][:, :, key]}
         dense = dense_of([SPEC.mask(call)], [2])
-        lab.assert_as_exact_as_eager(whole, q[:40, at], kv[:40, :, key], dout[:40, at], dense)
+        lab.assert_as_exact_as_eager(own, q[:40, at], kv[:40, :, key], dout[:40, at], dense)
 
 
 def test_plans_that_place_tokens_differently_are_no_stack():
