@@ -91,9 +91,8 @@ def test_every_sample_runs_on_ranks_that_megatron_has_a_group_for(seed, window):
             ranks = [rank for rank, ids in enumerate(group) if sample in ids]
             width = len(ranks)
             assert width & (width - 1) == 0
-            assert ranks == list(
-                range(ranks[0] // width * width, ranks[0] // width * width + width)
-            )
+            first = ranks[0] // width * width
+            assert ranks == list(range(first, first + width))
             tokens[ranks] += length_of[sample] / width
             seen.append(sample)
         assert tokens.max() <= ROOM

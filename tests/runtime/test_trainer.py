@@ -6,17 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch.nn import functional
-from trainer_ranks import (
-    ACCUMULATED,
-    CONFIGS,
-    NORM,
-    RATE,
-    SPEC,
-    STEPS,
-    loader_of,
-    model_of,
-    rows,
-)
+from trainer_ranks import ACCUMULATED, CONFIGS, NORM, RATE, SPEC, STEPS, loader_of, model_of, rows
 
 from dcp_dsl import Sample, dense_mask
 from dcp_runtime import DCPTrainerMixin, RunError
@@ -38,16 +28,14 @@ def test_steps_on_two_ranks_are_those_of_one_process(found, name):
     assert [log["loss"] for log in logs] == pytest.approx(losses, rel=2e-4)
     assert [log["grad_norm"] for log in logs] == pytest.approx(norms, rel=2e-4)
     assert max(norms) > NORM  # gradients were clipped
-    for key, value in wanted.items():
-        torch.testing.assert_close(weights[key], value, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(dict(weights), dict(wanted), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.dist
 def test_a_run_goes_on_from_its_checkpoint(found):
     (logs, weights), (again, resumed) = found["llama"], found["resumed"]
     assert again[-2:] == [pytest.approx(log, rel=1e-5) for log in logs[3:]]
-    for key, value in weights.items():
-        torch.testing.assert_close(resumed[key], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(dict(resumed), dict(weights), rtol=1e-5, atol=1e-6)
 
 
 def dense_training(name):
@@ -77,10 +65,8 @@ def terms(model, stack, batch):
     """Add up the cross entropy of the targets of a batch."""
     tokens = torch.tensor([token for row in batch for token in row["tokens"]])[None]
     positions = torch.cat([torch.arange(len(row["tokens"])) for row in batch])[None]
-    biases = [bias(mask, batch) for mask in SPEC.stack(stack).masks]
-    mask = biases[0]
-    if len(biases) > 1:
-        mask = {"sliding_attention": biases[0], "full_attention": biases[1]}
+    first, *rest = [bias(mask, batch) for mask in SPEC.stack(stack).masks]
+    mask = {"sliding_attention": first, "full_attention": rest[0]} if rest else first
     logits = model(tokens, position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
     at = torch.tensor(targets(stack, batch))
     return functional.cross_entropy(logits[at - 1], tokens[0, at], reduction="sum")
