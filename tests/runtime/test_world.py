@@ -6,13 +6,9 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, TransferKind, build_plan
-from dcp_planner.model.problem import Placement, build_workload
-from dcp_planner.schedule.divisions import Manner, Schedule
-from dcp_planner.schedule.emission import assemble
+from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import RunConfig, RunError, open_world, run_plan
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
@@ -47,36 +43,6 @@ def test_run_is_verified(lab, world, mask, partitioner, options):
     assert 0 <= result.exposed_s <= result.seconds
     # A rank may begin backward while another one still computes forward.
     assert max(result.forward_s, result.backward_s) <= result.seconds
-
-
-def test_blocks_that_cross_through_a_rank_that_does_not_need_them_are_exact(lab, world):
-    """Rank 1 passes on keys and queries of rank 0, and takes sums home that it adds nothing to."""
-    workload = build_workload(
-        lab.sparsity_of([lab.masks["causal"](96)], 16), ModelShape(4, 2, 8, 4)
-    )
-    owner, q, kv = np.array([0, 0, 0, 0, 1, 2]), workload.compute_q, workload.compute_kv
-    device = np.where((q == 5) | ((q < 4) & (kv == 0) & (q > 0)), 2, owner[q])
-    device[(q == 4) & (kv < 4)] = 0
-    cluster = Cluster(nodes=2, devices_per_node=2, devices=((1.0, 1.0), (1.0,)))
-    division = ((owner[q] != device) | (owner[kv] != device)).astype(np.int32)
-    schedule = Schedule(division, division, 2 * (Manner("node", is_striped=True),))
-    plan = assemble(workload, cluster, Placement(owner, device), schedule, "striped")
-    table = plan.transfers
-    brought, passed = (end == 1 for end in (table.target, table.source))
-    for kind in TransferKind:  # each is passed on by rank 1, which owns none of these blocks
-        both = np.intersect1d(*(table.block[x & (table.kind == kind)] for x in (brought, passed)))
-        assert both.size
-        assert (owner[both] == 0).all()
-    result = run_plan(plan, RunConfig(RANKS, verify=True), world)
-    assert result.verified, result.errors
-
-
-def test_a_ring_of_three_measures_messages_of_every_size_and_count(world):
-    ring = {"sizes": [8, 64], "counts": [1, 3], "repeats": 2}
-    for answer, _ in world.run({"ring": ring}):
-        found = [(s["size_bytes"], s["count"]) for s in answer["ring"]]
-        assert found == [(8, 1), (8, 3), (64, 1), (64, 3)]
-        assert all(0 < s["seconds"] < 10 for s in answer["ring"])
 
 
 def test_local_error_of_all_ranks_is_one_message_and_breaks_the_world(lab, world):
@@ -137,13 +103,13 @@ def test_processes_end_when_the_world_is_left_by_an_error(lab):
 
 
 def test_nothing_is_left_of_a_parent_that_was_killed(tmp_path):
-    code = (
-        "import time\n"
-        "from dcp_runtime import open_world\n"
-        "with open_world(2) as world:\n"
-        "    print(*world.pids, flush=True)\n"
-        "    time.sleep(60)\n"
-    )
+    code = """if True:
+        import time
+        from dcp_runtime import open_world
+        with open_world(2) as world:
+            print(*world.pids, flush=True)
+            time.sleep(60)
+    """
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-c", code]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
