@@ -43,7 +43,6 @@ class Case:
 
 
 def run_case(injector: Injector, kind: type, fault: Fault, point: int, lasts: bool) -> Case:
-    """Run one case in a folder of its own."""
     with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
         place = kind(Path(temporary, "place"))
         place.folder.mkdir()
@@ -172,7 +171,6 @@ def main() -> None:
 
 
 def run(places: list[str] | None, faults: list[str] | None, first: int | None) -> list[Case]:
-    """Run the cells; tell each as it ends."""
     from places import PLACES, own_batches, plans
 
     plans(), own_batches()

@@ -95,7 +95,6 @@ class Injector:
 
     @property
     def hits(self) -> int:
-        """How often it happened."""
         return self.control.hits
 
 

@@ -142,8 +142,6 @@ class PlanWrite(Place):
 
 
 class _Command(Place):
-    """A command that writes files."""
-
     def run(self, armed: Armed, *arguments: str) -> str:
         sys.argv = ["dcpm", *map(str, arguments)]
         said, status = io.StringIO(), None

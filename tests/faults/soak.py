@@ -108,7 +108,6 @@ def train(rank: int, folder: Path, minutes: float) -> None:
 
 
 def step(executor: DCPExecutor, plan: Any) -> None:
-    """Run one layer forward and backward."""
     tokens = len(plan.local_tokens(executor.rank))
     q = torch.ones(tokens, 2, 8, requires_grad=True)
     kv = torch.ones(tokens, 2, 1, 8, requires_grad=True)
@@ -244,7 +243,6 @@ def table(report: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Watch, or be a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--json", type=Path)

@@ -43,8 +43,6 @@ def attend(prepared, plan, rank):
 
 
 def on_ranks(work, mask=None, timeout_s=60.0, **options):
-    """Run ``work(executor, batches)`` on every rank."""
-
     def run(transport):
         return work(DCPExecutor(transport=transport, **options), plans(mask))
 
