@@ -104,8 +104,9 @@ def test_a_lost_process_is_named_with_its_cause_and_replaced(monkeypatch, fault,
 
 
 def killed(worker):
-    os.kill(worker.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+    pid = worker.pid  # asked once: asking reaps a process that has ended
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 
 
 @pytest.mark.parametrize("end", [killed, Worker.end])
