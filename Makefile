@@ -14,7 +14,8 @@ WEB := dashboard/web
 # node and npm come with pyright from the registry of Python packages; what lies on this machine plays no part.
 NODE_BIN := $(abspath $(VENV))/node
 WITH_NODE = PATH="$(NODE_BIN):$$PATH"
-CHROMIUM := $(shell command -v chromium || command -v chromium-browser || command -v google-chrome)
+# The shell without windows first: it needs a sixth less CPU time for the same tests.
+CHROMIUM := $(shell command -v chromium-headless-shell || command -v chromium || command -v chromium-browser)
 
 # Each of some hundred processes of the tests would compile all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -173,9 +174,9 @@ $(VENV)/.installed-dev: pyproject.toml constraints.txt .ci/locks/dev.txt | $(BIN
 chromium: ## the browser of the browser tests; without root the tests say what to install
 ifeq ($(CHROMIUM),)
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; \
-	fi; command -v chromium >/dev/null \
-	|| echo "Chromium is missing: browser tests will be skipped. Install it: apt-get install chromium"
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium-headless-shell >/dev/null; \
+	fi; command -v chromium-headless-shell >/dev/null \
+	|| echo "Chromium is missing: browser tests will be skipped. Install it: apt-get install chromium-headless-shell"
 endif
 
 clean:

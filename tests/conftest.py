@@ -45,8 +45,9 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Leave modules and tests out of every later search, which would take half a second."""
+    """Leave modules and tests out of every later search, and search less often than usual."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
 
 

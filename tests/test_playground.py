@@ -14,6 +14,7 @@ from random import Random
 import build_playground as build
 import numpy as np
 import pytest
+from chromium import find_chromium
 from reference import Reference
 from second_oracle_crosses import AlignedText, CrossText
 from second_oracle_texts import Text
@@ -137,9 +138,9 @@ def playground(tmp_path: Path):
 @pytest.mark.browser
 def test_playground_in_a_browser(playground: str):
     sync_api = pytest.importorskip("playwright.sync_api")
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
+    program = find_chromium()
     if program is None:
-        pytest.skip("Chromium is missing: apt-get install chromium")
+        pytest.skip("Chromium is missing: apt-get install chromium-headless-shell")
     home = playground.rsplit("/", 2)[0]
     with sync_api.sync_playwright() as started:
         browser = started.chromium.launch(executable_path=program, args=["--no-sandbox"])

@@ -1,6 +1,7 @@
 """What editors are told at every place of some texts, and what the server sends about it."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
@@ -234,11 +235,17 @@ def server(tmp_path, monkeypatch):
     made.prover.shutdown()
 
 
+def run(coroutine):
+    """Run a coroutine on a thread of its own: a browser keeps a loop running on that of tests."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, coroutine).result()
+
+
 def ask(server, method, params):
     """Ask the server as an editor does; return its answer as JSON."""
     answer = server.protocol.fm.features[method](params)
     if asyncio.iscoroutine(answer):
-        answer = asyncio.run(answer)
+        answer = run(answer)
     return get_converter().unstructure(answer)
 
 
@@ -347,7 +354,7 @@ def test_progress_is_told_once_it_takes_long(server, monkeypatch):
         progress = _Progress(server, 8)
         for seconds, taken in ((0.4, 1), (0.5, 2), (0.6, 3), (0.7, 8)):
             now[0] += seconds if not taken - 1 else 0.1
-            asyncio.run(progress.report(taken))
+            run(progress.report(taken))
         progress.end()
         now[0] = 0.0
     assert told == ["create", ("Proving masks", "3 of 8", 37), ("8 of 8", 100), "end"]

@@ -311,6 +311,7 @@ def test_devices_are_calibrated_by_torchs_attention_and_nccl(devices, count):
     )  # fmt: skip
     assert found.sources["flops_per_s"].startswith("PyTorch's flash attention, 8 heads of 128")
     assert found.sources["memory_bytes"] == "physical memory"
+    assert (cluster.pass_s, found.sources["pass_s"]) == (0.0, "not measured")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

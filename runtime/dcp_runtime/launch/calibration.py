@@ -380,7 +380,11 @@ def _sources(ranks: int, backend: str) -> dict[str, str]:
         "inter_bytes_per_s": "as inside the node: only one was measured",
         "latency_s": ring,
         "message_launch_s": ring,
-        "pass_s": "a direction of those runs without its attention, slowest rank",
+        "pass_s": (
+            "a direction of those runs without its attention, slowest rank"
+            if backend == "gloo"
+            else "not measured"
+        ),
         "message_order": f"what the {backend} transport does",
         "devices_per_nic": "no network was measured",
         "copy_bytes_per_s": "copy of 64 MiB, read and written",

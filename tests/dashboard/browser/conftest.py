@@ -1,6 +1,5 @@
 """A real browser: every page that a test opens may log no error and ask no other host."""
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from canvases import READ
+from chromium import find_chromium
 from playwright.sync_api import Browser, BrowserContext, Page, Request, sync_playwright
 
 from dcp_dashboard import RunningServer, start_server
@@ -16,7 +16,7 @@ from dcp_dashboard.library.folder import plan_key
 from dcp_planner import preset
 from dcp_planner.step import Documents, StepMesh, StepSetting, plan_step, step_model, write_step
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+CHROMIUM = find_chromium()
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-first-run",
@@ -29,7 +29,7 @@ VIEWPORT = {"width": 1440, "height": 900}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Everything in this folder needs a browser; without one it says what to install."""
     missing = pytest.mark.skipif(
-        CHROMIUM is None, reason="install chromium: apt-get install chromium"
+        CHROMIUM is None, reason="Chromium is missing: apt-get install chromium-headless-shell"
     )
     for item in items:
         if HERE in item.path.parents:

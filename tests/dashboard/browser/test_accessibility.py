@@ -63,7 +63,8 @@ SETTLED = """async () => { // charts follow a new size some frames later
 @pytest.fixture
 def folder(tmp_path_factory, paired_folder, small_step):
     """Two plans of one batch, a large one, a file cut short, a report, a step and a run."""
-    folder = Path(shutil.copy(small_step, tmp_path_factory.mktemp("all"))).parent
+    name = "a_folder_whose_path_is_as_long_as_people_make_them_" * 2  # errors name it whole
+    folder = Path(shutil.copy(small_step, tmp_path_factory.mktemp(name))).parent
     for name in ("zigzag.dcpplan", "contiguous.dcpplan", "large.dcpplan"):
         shutil.copy(paired_folder / name, folder / name)
     (folder / "cut.dcpplan").write_bytes((folder / "zigzag.dcpplan").read_bytes()[:5000])
