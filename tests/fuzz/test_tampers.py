@@ -52,10 +52,10 @@ def test_the_others_pass_inputs_on_through_devices_that_do_not_need_them():
 
 
 def test_the_first_tampers_are_refused_or_harmless():
-    found = tamper_fuzz.campaign(0, 40)
-    assert (found["cases"], found["wrong"], found["disagreements"]) == (40, 0, 0)
-    assert found["refused"] + found["harmless"] == 40
-    assert min(found["refused"], found["harmless"], found["executed"]) > 5
+    found = tamper_fuzz.campaign(0, 20)
+    assert (found["cases"], found["wrong"], found["disagreements"]) == (20, 0, 0)
+    assert found["refused"] + found["harmless"] == 20
+    assert min(found["refused"], found["harmless"], found["executed"]) > 2
 
 
 def test_a_validator_that_looks_at_no_program_is_found_out(monkeypatch, capfd, tmp_path):

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("symmetric_scenarios.py")
 
 @pytest.mark.dist
 @pytest.mark.timing
-@pytest.mark.parametrize(("ranks", "nodes"), [(3, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "nodes"), [pytest.param(3, 1, marks=pytest.mark.slow), (4, 2)])
 def test_scenarios_on_real_processes(tmp_path, start_ranks, ranks, nodes):
     for said in start_ranks(ranks, SCRIPT, tmp_path, tmp_path, nodes):
         assert len(said.splitlines()) == 5, said

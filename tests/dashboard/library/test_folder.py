@@ -74,7 +74,8 @@ def read_folders(monkeypatch):
     read, scandir = [], os.scandir
 
     def count(path):
-        read.append(Path(path).name)
+        if not isinstance(path, int):  # a temporary folder of before, which ends now
+            read.append(Path(path).name)
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", count)

@@ -129,7 +129,8 @@ def test_plans_are_found_without_reading_the_folder_again(tmp_path, lone_plan, m
         assert library.load(plan_key(name)).entry.relative == name
         assert library.version(plan_key(name)) is not None
     assert library.version("0123456789abcdef") is None
-    assert len(read) == 1
+    # Numbers are temporary folders of before, which end now.
+    assert len([path for path in read if not isinstance(path, int)]) == 1
 
 
 def test_pictures_of_a_list_push_no_plan_out(tmp_path, lone_plan):

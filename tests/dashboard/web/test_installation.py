@@ -36,7 +36,7 @@ def test_a_folder_that_goes_while_it_is_read_is_an_update(tmp_path, monkeypatch)
     installation, scandir = Installation([tmp_path]), os.scandir
 
     def gone(path):
-        if os.path.basename(path) == "going":
+        if str(path).endswith("going"):  # some are numbers: temporary folders that end now
             raise FileNotFoundError(path)
         return scandir(path)
 
