@@ -77,7 +77,7 @@ def check(lab, seed):
         assert (got[name][blind] == 0).all()
 
 
-@pytest.mark.parametrize("first", range(20, 50, 10))
+@pytest.mark.parametrize("first", range(20, 40, 10))
 def test_blocks_and_tiles_anywhere_are_exact(lab, first):
     for seed in range(first, first + 10):
         check(lab, seed)
