@@ -63,6 +63,15 @@ def test_an_error_of_the_store_is_raised_where_it_was_asked():
         DeadlineStore(Broken(), 10).check(["a"])
 
 
+def test_a_store_that_did_not_answer_in_time_counts_as_lost_even_if_it_answers_later(stopped):
+    store = DeadlineStore(stopped, 0.2)
+    with pytest.raises(RuntimeError, match="does not answer"):
+        store.check(["a"])
+    stopped.never.set()
+    with pytest.raises(RuntimeError, match="does not answer"):
+        store.check(["a"])
+
+
 def test_a_barrier_ends_when_the_store_does_not_answer(stopped):
     store = DeadlineStore(stopped, 0.2)
     barrier = StoreBarrier(store, 1, 2, FailureRegistry(store, 1), timeout_s=60)
