@@ -166,7 +166,7 @@ def test_a_process_launches_kernels_on_its_own_gpu(monkeypatch, transport, rank,
 
 def test_a_recorder_keeps_its_newest_events(monkeypatch):
     monkeypatch.setattr(recorder, "MAX_EVENTS", 3)
-    kept = Recorder(0)
+    kept = Recorder(0, is_on=True)
     for start in range(5):
         kept.add(Event("attention", start, start + 1, False, 0, "attention"))
     table, names = kept.table()

@@ -97,7 +97,7 @@ def test_traces_of_all_ranks_lie_on_the_clock_of_rank_0(on_ranks, monkeypatch):
 
     def work(transport):
         rank, began = transport.rank, now + of_rank()
-        notes = Recorder(rank)
+        notes = Recorder(rank, is_on=True)
         notes.add(Event("attention", began + 500, began + 900 + rank, False, 1, f"é of {rank}"))
         notes.add(Event("send", began, began + 700, True, 2, "kv 3", 2 - rank, 64 + rank, 3))
         return transport.gather_timeline(notes)
@@ -149,7 +149,7 @@ def test_the_shortest_ping_gives_the_offset_and_half_of_it_the_error(monkeypatch
 
 
 def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
-    told, empty = [], recorder._pack(*Recorder(1).table())
+    told, empty = [], recorder._pack(*Recorder(1, is_on=True).table())
 
     @contextmanager
     def waiting_for(peer, place):
@@ -168,7 +168,7 @@ def test_whoever_gathers_traces_knows_for_whom_it_waits(monkeypatch):
             get_rank=lambda group, rank=rank: rank, get_world_size=lambda group: 3
         )
         monkeypatch.setattr(recorder, "dist", stand_in)
-        found = recorder.gather_timeline("group", barrier, Recorder(rank))
+        found = recorder.gather_timeline("group", barrier, Recorder(rank, is_on=True))
         assert found is None if rank else found.uncertainty_s == 30e-9
     place = "gathering the trace"
     assert told == [

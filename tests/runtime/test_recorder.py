@@ -60,7 +60,7 @@ def stream():
 def test_work_lasts_as_long_as_on_the_device_and_not_as_its_launch(stream):
     clock = StreamClock(stream.event)
     before = len(stream.waited)
-    recorder = Recorder(0, clock=clock)
+    recorder = Recorder(0, is_on=True, clock=clock)
     for division in range(2):
         start = clock.now()
         stream.queue(30.0)  # a launch returns at once
@@ -73,7 +73,7 @@ def test_work_lasts_as_long_as_on_the_device_and_not_as_its_launch(stream):
 
 def test_a_wait_is_exposed_only_while_the_device_has_nothing_to_do(stream):
     clock = StreamClock(stream.event)
-    recorder = Recorder(0, clock=clock)
+    recorder = Recorder(0, is_on=True, clock=clock)
     stream.queue(50.0)
     for arrives_after_ms in (20.0, 80.0):  # the device works on until 50
         start = clock.now()
@@ -85,7 +85,7 @@ def test_a_wait_is_exposed_only_while_the_device_has_nothing_to_do(stream):
 
 
 def test_totals_of_a_device_are_those_of_its_events_once_it_is_done(stream):
-    recorder = Recorder(0, clock=StreamClock(stream.event))
+    recorder = Recorder(0, is_on=True, clock=StreamClock(stream.event))
     start = recorder.clock.now()
     stream.queue(30.0)
     recorder.add(Event("attention", start, recorder.clock.now(), False, 0, "attention"))
@@ -99,7 +99,7 @@ def test_totals_of_a_device_are_those_of_its_events_once_it_is_done(stream):
 
 
 def test_waits_of_a_device_are_counted_for_the_rank_whose_message_came_last(stream):
-    recorder = Recorder(0, clock=StreamClock(stream.event))
+    recorder = Recorder(0, is_on=True, clock=StreamClock(stream.event))
     recorder.awaited_ns[4] = 1  # the host does not wait
     for layer in (0, 1):
         start = recorder.clock.now()

@@ -343,7 +343,7 @@ def test_a_process_joins_its_world_once_and_measures_rings(monkeypatch):
 
 
 def test_progress_counts_every_step_and_names_who_computes():
-    ranks = [Recorder(0), Recorder(1)]
+    ranks = [Recorder(0, is_on=True), Recorder(1, is_on=True)]
     ranks[0].begin(Activity(CommWait(0, 1), 1, "forward"))
     assert worker.progress_of(ranks) == {"steps": 1, "doing": None}  # who waits is not to blame
     ranks[1].begin(Activity(Attention(2, (0,)), 2, "forward"))

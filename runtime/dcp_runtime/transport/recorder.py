@@ -145,7 +145,7 @@ class Recorder:
     """
 
     device: int
-    is_on: bool = True
+    is_on: bool
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     doing: Activity | None = None
     steps: int = 0
