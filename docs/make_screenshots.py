@@ -259,7 +259,8 @@ def main() -> None:
     unknown = sorted(set(names) - set(SHOTS))
     if unknown:
         sys.exit(f"expected names of {', '.join(SHOTS)}; got {', '.join(unknown)}")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-headless-shell"))), None)
+    names_of_chromium = ("chromium", "chromium-browser", "chromium-headless-shell")
+    chromium = next(filter(None, map(shutil.which, names_of_chromium)), None)
     if chromium is None:
         sys.exit("Chromium is missing: apt-get install chromium")
     PICTURES.mkdir(exist_ok=True)
