@@ -11,13 +11,8 @@ from timing import Call, device
 from torch import Tensor
 
 from dcp_planner.plan import decode_part
-from dcp_runtime.kernels.kernel import (
-    AttentionState,
-    Gradients,
-    Kernel,
-    QueryRows,
-    accumulator_dtype,
-)
+from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Pass
+from dcp_runtime.kernels.kernel import Kernel, QueryRows
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 
 Calls = tuple[Call, Call]
@@ -45,27 +40,25 @@ def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def kernel_calls(kernel: Kernel, part: DevicePlan, q: Tensor, kv: Tensor, dout: Tensor) -> Calls:
-    """Return forward and backward of a kernel on the tables of a plan, without the executor."""
+    """Return forward and backward of a kernel on the tables of a plan, without the executor.
+
+    Both leave results in the type of q: what the kernel does not begin or end itself is cleared
+    before and converted behind, as in a layer.
+    """
     tokens = torch.from_numpy(part.plan.local_tokens(0)).to(q.device)
     q, kv, dout = q[tokens], kv[tokens], dout[tokens]
-    scale, sums = q.shape[-1] ** -0.5, accumulator_dtype(q.dtype)
 
-    def forward() -> AttentionState:
-        state = AttentionState.empty(len(q), q.shape[1], q.shape[2], sums, q.device)
-        for table in part.forward.tables:
-            kernel.forward(q, kv, table, scale, state)
-        return state
+    def run(current: Pass) -> tuple[Tensor, ...]:
+        for table in part.of(current.direction).tables:
+            current.attend(kernel, table)
+        return current.result()
 
-    state = forward()
-    rows = QueryRows(q, dout, state.lse, (dout.to(sums) * state.out).sum(-1))
+    def forward() -> tuple[Tensor, ...]:
+        return run(ForwardPass(part, q, kv, finishes=kernel.finishes))
 
-    def backward() -> Gradients:
-        gradients = Gradients(torch.zeros_like(q, dtype=sums), torch.zeros_like(kv, dtype=sums))
-        for table in part.backward.tables:
-            kernel.backward(rows, kv, table, scale, gradients)
-        return gradients
-
-    return forward, backward
+    out, lse = forward()
+    rows = QueryRows(q, dout, lse, kernel.delta(out, dout))
+    return forward, lambda: run(BackwardPass(part, rows, kv, finishes=kernel.finishes))
 
 
 def torch_calls(case: Case, name: str) -> Calls:
@@ -125,11 +118,9 @@ def values_of(
 ) -> dict[str, Tensor]:
     """Return out, dq and dkv of a kernel in packed order."""
     forward, backward = kernel_calls(kernel, part, q, kv, dout)
-    state, gradients = forward(), backward()
-    assert isinstance(state, AttentionState)
-    assert isinstance(gradients, Gradients)
+    (out, _), (dq, dkv) = forward(), backward()
     tokens = torch.from_numpy(np.argsort(part.plan.local_tokens(0))).to(q.device)
-    return {"out": state.out[tokens], "dq": gradients.dq[tokens], "dkv": gradients.dkv[tokens]}
+    return {"out": out[tokens], "dq": dq[tokens], "dkv": dkv[tokens]}
 
 
 def dense_values(q: Tensor, kv: Tensor, dout: Tensor, mask: Tensor) -> dict[str, Tensor]:

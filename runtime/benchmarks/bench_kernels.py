@@ -31,9 +31,9 @@ from dcp_runtime.plans.device_plan import prepare_device
 
 SCHEMA = "dcp.bench_kernels/2"
 POINTERS = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-TENSORS = ("q", "kv", "dout")
+TENSORS = ("q", "kv", "dout", "result", "dk_result", "dv_result")
 SUMS = ("out", "lse", "delta", "dq", "dkv")
-STRIDES = ("q_row", "dout_row", "kv_row", "kv_half")
+STRIDES = ("q_row", "dout_row", "kv_row", "kv_half", "result_row")
 SPECIAL = {
     "scale": "fp32",
     "softcap": "fp32",
@@ -41,6 +41,9 @@ SPECIAL = {
     "bits": "*u8",
     "mask_columns": "i32",
     "num_keys": "i32",
+    "finishes": "i32",
+    "opens": "i32",
+    "closes": "i32",
 }
 GROUP = 4
 """Query heads of a kv head."""

@@ -9,8 +9,8 @@ from dcp_planner.tables import Blocks, ComputeBlocks
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, accumulator_dtype
-from dcp_runtime.plans.device_plan import TableBuilder
 from dcp_runtime.plans.tile_pieces import Cells, PieceKind, cut_pieces, cut_slabs
+from dcp_runtime.plans.tile_table import TableBuilder
 
 KERNELS = ("cpu", "reference")  # `test_triton_kernels` has the interpreted ones
 HEADS = {"mha": (2, 2), "gqa": (4, 2), "mqa": (3, 1)}

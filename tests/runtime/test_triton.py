@@ -9,8 +9,8 @@ import torch
 
 from dcp_runtime.kernels.triton_inputs import key_runs, query_runs
 from dcp_runtime.kernels.triton_kernel import launch_shape
-from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 
 def random_table(rng, segments, keys):

@@ -18,6 +18,7 @@ from dcp_planner import Direction, TransferKind
 from dcp_planner.simulation import EventKind, wait_name
 from dcp_planner.tables import Attention, CommLaunch, CommWait, Copy, Instruction, Reduction
 from dcp_runtime.errors import PeerError, RunError
+from dcp_runtime.execute.sums import Sums, own_rows
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -25,12 +26,15 @@ from dcp_runtime.kernels.kernel import (
     QueryRows,
     accumulator_dtype,
 )
-from dcp_runtime.plans.device_plan import DevicePlan, TileTable, Transfer
+from dcp_runtime.plans.device_plan import DevicePlan, Transfer
+from dcp_runtime.plans.tile_table import TileTable
 from dcp_runtime.transport.recorder import Activity, Event, Recorder
 from dcp_runtime.transport.transport import Parcel, Transport
 
 Keys: TypeAlias = Tensor | tuple[Tensor, Tensor]
 """kv ``[T, 2, Hkv, D]``, or k and v, ``[T, Hkv, D]`` each."""
+Finishes: TypeAlias = frozenset[TransferKind]
+"""Sums that a kernel begins and ends itself."""
 
 
 def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
@@ -45,16 +49,6 @@ def working_buffer(own: Tensor, receive_rows: int) -> Tensor:
     return own.new_empty(len(own) + receive_rows, *own.shape[1:])
 
 
-def own_rows(buffer: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the first rows in memory of their own.
-
-    Layers keep their results, and a view would keep the receive buffer behind it alive as well.
-    """
-    rows = buffer[:count]
-    is_whole = rows.nbytes == buffer.untyped_storage().nbytes()
-    return rows.to(dtype or rows.dtype, copy=not is_whole, memory_format=torch.contiguous_format)
-
-
 class Pass(ABC):
     """One call in one direction, with its send and receive buffers.
 
@@ -63,14 +57,21 @@ class Pass(ABC):
         queries: the tensors of the local tokens that travel with a block of queries.
         kv: keys and values of the local tokens.
         scale: factor of the scores; ``None`` for ``1 / sqrt(D)``.
+        finishes: the sums that the kernel begins and ends itself.
     """
 
     direction: Direction
 
     def __init__(
-        self, part: DevicePlan, queries: tuple[Tensor, ...], kv: Keys, scale: float | None
+        self,
+        part: DevicePlan,
+        queries: tuple[Tensor, ...],
+        kv: Keys,
+        scale: float | None,
+        finishes: Finishes,
     ) -> None:
         self._plan, self._num_local = part.of(self.direction), part.num_local
+        self._finishes = finishes
         received = self._plan.receive_rows
         self._queries = tuple(working_buffer(own, received[TransferKind.Q]) for own in queries)
         self._is_packed, rows = isinstance(kv, Tensor), received[TransferKind.KV]
@@ -92,6 +93,14 @@ class Pass(ABC):
         self._buffers: dict[TransferKind, tuple[Tensor, ...]] = {
             TransferKind.Q: self._queries, TransferKind.KV: (self._kv,)
         }  # fmt: skip
+
+    def _sums(self, kind: TransferKind, like: Tensor, *, is_split: bool = False) -> Sums:
+        begun = self._plan.sums[kind] if kind in self._finishes else None
+        return Sums(like, self._num_local, self._sum_type, begun, is_split=is_split)
+
+    @abstractmethod
+    def poison(self) -> None:
+        """Fill results with NaN, which shows in the rows that no kernel ends."""
 
     @property
     def receive_bytes(self) -> int:
@@ -136,6 +145,10 @@ class Pass(ABC):
         """Compute the tiles of a table."""
 
     @abstractmethod
+    def result(self) -> tuple[Tensor, ...]:
+        """Return the results of the own rows, when the program has ended."""
+
+    @abstractmethod
     def reduce(self, transfer: Transfer) -> None:
         """Merge a partial result that has arrived."""
 
@@ -157,12 +170,19 @@ class ForwardPass(Pass):
 
     direction: Direction = "forward"
 
-    def __init__(self, part: DevicePlan, q: Tensor, kv: Keys, scale: float | None = None) -> None:
-        super().__init__(part, (q,), kv, scale)
+    def __init__(
+        self,
+        part: DevicePlan,
+        q: Tensor,
+        kv: Keys,
+        scale: float | None = None,
+        finishes: Finishes = frozenset(),
+    ) -> None:
+        super().__init__(part, (q,), kv, scale, finishes)
         (self._q,) = self._queries
-        self._state = AttentionState.empty(
-            len(self._q), q.shape[1], q.shape[2], self._sum_type, device=q.device
-        )
+        self._out = self._sums(TransferKind.OUT, self._q)
+        lse = q.new_full(self._q.shape[:2], -torch.inf, dtype=self._sum_type)
+        self._state = AttentionState(self._out.wide, lse, self._out.result)
         received = self._plan.receive_rows[TransferKind.OUT]
         self._buffers[TransferKind.OUT] = (
             q.new_empty(received, q.shape[1], dtype=self._sum_type),
@@ -171,8 +191,8 @@ class ForwardPass(Pass):
 
     def result(self) -> tuple[Tensor, Tensor]:
         """Return out ``[T_local, Hq, D]`` in the dtype of q and lse ``[T_local, Hq]``."""
-        out, lse = self._state.out, self._state.lse
-        return own_rows(out, self._num_local, self._q.dtype), own_rows(lse, self._num_local)
+        (out,) = self._out.finish()
+        return out, own_rows(self._state.lse, self._num_local)
 
     def add_sinks(self, sinks: Tensor) -> None:
         """Merge a key of value 0 into each local row, with scores `sinks`, ``[T_local, Hq]``.
@@ -180,6 +200,10 @@ class ForwardPass(Pass):
         It comes last, and only on the rank that owns a token: a sink counts once.
         """
         self._state.merge(0, sinks.new_zeros(()).expand(*sinks.shape, self._q.shape[-1]), sinks)
+
+    def poison(self) -> None:
+        """Fill out with NaN."""
+        self._out.poison()
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Merge the tiles of a table into the state."""
@@ -210,14 +234,20 @@ class BackwardPass(Pass):
     direction: Direction = "backward"
 
     def __init__(
-        self, part: DevicePlan, rows: QueryRows, kv: Keys, scale: float | None = None
+        self,
+        part: DevicePlan,
+        rows: QueryRows,
+        kv: Keys,
+        scale: float | None = None,
+        finishes: Finishes = frozenset(),
     ) -> None:
-        super().__init__(part, (rows.lse, rows.delta, rows.q, rows.dout), kv, scale)
+        super().__init__(part, (rows.lse, rows.delta, rows.q, rows.dout), kv, scale, finishes)
         lse, delta, q, dout = self._queries
         self._query_rows = QueryRows(q, dout, lse, delta)
-        self._sums = Gradients(
-            torch.zeros(q.shape, dtype=self._sum_type, device=q.device),
-            torch.zeros(self._kv.shape, dtype=self._sum_type, device=q.device),
+        self._dq = self._sums(TransferKind.DQ, q)
+        self._dkv = self._sums(TransferKind.DKV, self._kv, is_split=not self._is_packed)
+        self._gradients = Gradients(
+            self._dq.wide, self._dkv.wide, self._dq.result, self._dkv.results
         )
         for kind, like in ((TransferKind.DQ, q), (TransferKind.DKV, self._kv)):
             received = self._plan.receive_rows[kind]
@@ -226,13 +256,16 @@ class BackwardPass(Pass):
 
     def result(self) -> tuple[Tensor, ...]:
         """Return dq ``[T_local, Hq, D]`` and dkv, or dk and dv if k and v came so; dtype of q."""
-        dkv = (self._sums.dkv,) if self._is_packed else self._sums.dkv.unbind(1)
-        sums = (self._sums.dq, *dkv)
-        return tuple(own_rows(rows, self._num_local, self._kv.dtype) for rows in sums)
+        return (*self._dq.finish(), *self._dkv.finish())
+
+    def poison(self) -> None:
+        """Fill the gradients with NaN."""
+        self._dq.poison()
+        self._dkv.poison()
 
     def attend(self, kernel: Kernel, table: TileTable) -> None:
         """Add the gradients of the tiles of a table."""
-        kernel.backward(self._query_rows, self._kv, table, self._scale, self._sums)
+        kernel.backward(self._query_rows, self._kv, table, self._scale, self._gradients)
 
     def reduce(self, transfer: Transfer) -> None:
         """Add a partial sum."""
@@ -247,7 +280,7 @@ class BackwardPass(Pass):
 
     def _sum(self, transfer: Transfer) -> Tensor:
         is_kv = transfer.kind in (TransferKind.KV, TransferKind.DKV)
-        return self._sums.dkv if is_kv else self._sums.dq
+        return (self._dkv if is_kv else self._dq).wide
 
 
 @dataclass(slots=True)
@@ -265,7 +298,8 @@ class _Flight:
 class Interpreter:
     """Runs the calls on a prepared plan.
 
-    With `guard`, receive buffers hold NaN until their message comes, and messages are checked.
+    With `guard`, results hold NaN until a kernel ends them and receive buffers until their message
+    comes, and messages are checked.
     """
 
     part: DevicePlan
@@ -277,6 +311,8 @@ class Interpreter:
     def run(self, current: Pass) -> None:
         """Execute the program of the direction of `current`."""
         flight, division = _Flight(), 0
+        if self.guard:
+            current.poison()
         try:
             self.transport.begin(self.part, current.direction, current.row_bytes)
             for instruction, table in self.part.of(current.direction).steps:

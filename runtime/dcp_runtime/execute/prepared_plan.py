@@ -250,9 +250,13 @@ class PreparedPlan:
         self.batch.is_reached = True
         self._check_tensors(q, kv, softmax)
         heads = self.part.heads
+        # Sinks come behind the last table, so no table ends the sums of out.
+        finishes = self._kernel_of_layers.finishes if softmax.sinks is None else frozenset()
         # Buffers may find no memory on this rank alone; the others must not wait for it then.
         with self._telling("forward"):
-            current = ForwardPass(self.part, heads.split_q(q), self._split(kv), softmax.scale)
+            current = ForwardPass(
+                self.part, heads.split_q(q), self._split(kv), softmax.scale, finishes
+            )
         self._interpreter().run(current)
         if softmax.sinks is not None:
             rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
@@ -284,7 +288,8 @@ class PreparedPlan:
             heads = self.part.heads
             tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
             rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
-            current = BackwardPass(self.part, rows, self._split(kv), softmax_scale)
+            finishes = self._kernel_of_layers.finishes
+            current = BackwardPass(self.part, rows, self._split(kv), softmax_scale, finishes)
         self._interpreter().run(current)
         dq, *dkv = current.result()
         results = heads.join_q(dq), *map(heads.join_kv, dkv)

@@ -25,8 +25,8 @@ from dcp_runtime.kernels.kernel import (
     QueryRows,
     any_out_with,
 )
-from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 
 @dataclass(frozen=True, slots=True)

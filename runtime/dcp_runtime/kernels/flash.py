@@ -37,8 +37,8 @@ from dcp_runtime.kernels.kernel import (
     Work,
     any_out_with,
 )
-from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 DTYPES = (torch.float16, torch.bfloat16)
 TILE = 128

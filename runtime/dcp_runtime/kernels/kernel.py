@@ -11,7 +11,8 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from dcp_runtime.plans.device_plan import TileTable
+from dcp_planner import TransferKind
+from dcp_runtime.plans.tile_table import TileTable
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -30,10 +31,14 @@ class AttentionState:
     Attributes:
         out: ``[N, Hq, D]``, normalised output over the keys seen so far; 0 where none was.
         lse: ``[N, Hq]``, natural logarithm of the sum of exponentials; -inf where no key was seen.
+        result: ``[T_local, Hq, D]`` in the type of q. A kernel that finishes out writes the rows
+            there that a table closes, and reads no `out` in those that it opens; ``None``: no table
+            opens or closes rows.
     """
 
     out: Tensor
     lse: Tensor
+    result: Tensor | None = None
 
     @classmethod
     def empty(
@@ -89,10 +94,18 @@ class QueryRows:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Sums that backward adds to."""
+    """Sums that backward adds to, and the results of a kernel that finishes them.
+
+    Attributes:
+        dq, dkv: ``[N, Hq, D]`` and ``[K, 2, Hkv, D]``, sums.
+        dq_result: ``[T_local, Hq, D]`` in the type of q, as `AttentionState.result`.
+        dkv_result: the same of the keys: dkv, or dk and dv.
+    """
 
     dq: Tensor
     dkv: Tensor
+    dq_result: Tensor | None = None
+    dkv_result: tuple[Tensor, ...] | None = None
 
 
 def row_delta(out: Tensor, dout: Tensor) -> Tensor:
@@ -165,6 +178,8 @@ class Kernel(ABC):
     name: str
     segment_rows = 256
     """Query rows per segment that it computes fastest; it takes segments of any size."""
+    finishes: frozenset[TransferKind] = frozenset()
+    """Results of own rows that it begins and ends where a table opens and closes them."""
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind

@@ -18,13 +18,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dcp_dsl.arrays import Indices, Ints, expand
-from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 ALIGNMENT = 16
 """Bytes; an array of any element type may begin at a multiple of it."""
 _BEYOND = np.iinfo(np.int32).max
 """A number above all keys and chunks."""
+OPENS, CLOSES = 1, 2
+"""Bits of a segment: its sums begin with this table; they end with it."""
 _DTYPES = {"int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 
 
@@ -35,6 +37,7 @@ class QueryRuns(NamedTuple):
         order: int32 ``[S]``, segments by falling work: programs that start last are short, and no
             long one runs alone at the end.
         q_start, q_len: int32 ``[S]``, the rows of each segment, which one program computes.
+        turns: int32 ``[S]``, `OPENS` and `CLOSES` of each segment, added up.
         row_ptr, masked_ptr: int32 ``[S+1]`` and ``[S]``; segment i has the runs
             ``row_ptr[i]:row_ptr[i+1]``, those from ``masked_ptr[i]`` on with a mask.
         kv_start: int32 ``[R]``, first key row of the piece that the run is cut from.
@@ -45,6 +48,7 @@ class QueryRuns(NamedTuple):
     order: Indices
     q_start: Indices
     q_len: Indices
+    turns: Indices
     row_ptr: Indices
     masked_ptr: Indices
     kv_start: Indices
@@ -103,6 +107,8 @@ def cut_segments(table: TileTable, rows: int) -> TileTable:
         kv_len=kv_len,
         kind=kind,
         mask_start=table.mask_start[piece] + offset[part] * width,
+        opens=None if table.opens is None else table.opens[segment],
+        closes=None if table.closes is None else table.closes[segment],
     )
 
 
@@ -167,6 +173,7 @@ def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
         order=_falling(steps * table.q_len),
         q_start=table.q_start,
         q_len=table.q_len,
+        turns=_turns(table),
         row_ptr=np.append(0, ends[1::2]).astype(np.int32),
         masked_ptr=ends[::2].astype(np.int32),
         kv_start=table.kv_start[piece],
@@ -229,6 +236,13 @@ def key_runs(table: TileTable, chunk: int, step: int) -> KeyRuns:
         kind=kind.astype(np.int32),
         mask_start=table.mask_start[piece],
     )
+
+
+def _turns(table: TileTable) -> Indices:
+    turns = np.zeros(table.num_segments, np.int32)
+    if table.opens is not None and table.closes is not None:
+        turns += OPENS * table.opens + CLOSES * table.closes
+    return turns
 
 
 def _falling(work: "NDArray[Any]") -> Indices:  # Any: of integers or floats

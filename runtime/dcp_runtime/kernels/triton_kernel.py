@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from dcp_planner import TransferKind
 from dcp_runtime.kernels import triton_source
 from dcp_runtime.kernels.kernel import (
     AttentionState,
@@ -28,8 +29,8 @@ from dcp_runtime.kernels.kernel import (
     accumulator_dtype,
 )
 from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
-from dcp_runtime.plans.device_plan import TileTable
 from dcp_runtime.plans.tile_pieces import PieceKind
+from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -111,6 +112,7 @@ class TritonKernel(Kernel):
 
     name = "triton"
     segment_rows = 128
+    finishes = frozenset({TransferKind.OUT, TransferKind.DQ, TransferKind.DKV})
     _backward: tuple[str, ...] = ("dq", "dkv")
     _has_tiles = False  # whether the copy engine brings whole tiles of keys
 
@@ -166,9 +168,9 @@ class TritonKernel(Kernel):
         tile = [shape.block_n, 1, 1, constants["DIM_PAD"]]  # of kv [tokens, 2, heads, D]
         tiles = TensorDescriptor.from_tensor(kv, tile) if self._has_tiles else None
         triton_source.forward_kernel[found.grid(q.shape[1] // shape.heads)](
-            q, kv, tiles, state.out, state.lse, *found.runs, *found.masks, scale,
-            self._softcap or 1.0, q.stride(0), kv.stride(0), kv.stride(1), PACK=shape.heads,
-            **constants,
+            q, kv, tiles, state.out, state.lse, *_target(state.result, q), *found.runs,
+            *found.masks, scale, self._softcap or 1.0, q.stride(0), kv.stride(0), kv.stride(1),
+            PACK=shape.heads, **constants,
         )  # fmt: skip
 
     def backward(
@@ -186,12 +188,18 @@ class TritonKernel(Kernel):
             constants = self._constants(q, kv, found, shape)
             if kernel == "dq":
                 triton_source.dq_kernel[found.grid(q.shape[1] // shape.heads)](
-                    *inputs, gradients.dq, *tables, *strides, PACK=shape.heads, **constants
-                )
+                    *inputs, gradients.dq, *_target(gradients.dq_result, q), *tables, *strides,
+                    PACK=shape.heads, **constants,
+                )  # fmt: skip
                 continue
+            # Not written to unless the table closes its keys.
+            results = gradients.dkv_result or (kv,)
+            dk, dv = results if len(results) == 2 else results[0].unbind(1)
+            finishes = gradients.dkv_result is not None
             triton_source.dkv_kernel[found.grid(kv.shape[2])](
-                *inputs, gradients.dq, gradients.dkv, *tables, len(kv), *strides,
-                FUSED=kernel == "fused", **constants,
+                *inputs, gradients.dq, gradients.dkv, dk, dv, dk.stride(0),
+                int(finishes and table.opens_keys), int(finishes and table.closes_keys), *tables,
+                len(kv), *strides, FUSED=kernel == "fused", **constants,
             )  # fmt: skip
 
     def delta(self, out: Tensor, dout: Tensor) -> Tensor:
@@ -236,6 +244,7 @@ class FusedTritonKernel(TritonKernel):
     """
 
     name = "triton_fused"
+    finishes = TritonKernel.finishes - {TransferKind.DQ}  # atomics add to a sum in memory
     _backward = ("fused",)
 
 
@@ -244,6 +253,11 @@ class TmaTritonKernel(TritonKernel):
 
     name = "triton_tma"
     _has_tiles = True
+
+
+def _target(result: Tensor | None, like: Tensor) -> tuple[Tensor, int]:
+    """Return where rows that a table closes go, and whether tables open and close rows at all."""
+    return (like, 0) if result is None else (result, 1)
 
 
 def _place(kernel: str, kind: TensorKind) -> _Place:

@@ -7,6 +7,9 @@ rows: there are no atomics, and two runs give the same bits. A fused `dkv_kernel
 it computes scores once for all gradients, five products instead of seven, and adds to dq by
 atomics. Exponents have base 2 inside; `lse` is natural outside.
 
+Sums begin and end where a table opens and closes their rows (`own_sums`): those that begin here are
+not read, and those that end here are written as results, in the type of q.
+
 Work comes as runs (`triton_inputs`). Whole runs come first: every row of the program sees every key
 of them, in whole steps, and the loop over them has no mask. The other runs have a mask as in
 `TileTable`: kind 0 sees all keys of the run, 1 up to two ranges per row, 2 a bit per pair.
@@ -116,11 +119,11 @@ def attend_runs(
 
 
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
-@triton.jit(do_not_specialize=["mask_columns"])
+@triton.jit(do_not_specialize=["mask_columns", "finishes"])
 def forward_kernel(
-    q, kv, kv_tiles, out, lse, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
-    run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
-    kv_row, kv_half,
+    q, kv, kv_tiles, out, lse, result, finishes, order, q_start, q_len, turns, row_ptr, masked_ptr,
+    kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale,
+    softcap, q_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr,
     HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
@@ -141,8 +144,10 @@ def forward_kernel(
     query = tl.load(query_at + r[:, None] * q_row + column, mask=inside, other=0.0)
     out_at = out + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + column
     lse_at = lse + start * HEADS + head + r * HEADS + member
-    acc = tl.load(out_at, mask=inside, other=0.0)
-    top = tl.load(lse_at, mask=is_row, other=float("-inf")) * LOG2_E
+    turn = tl.load(turns + segment) * finishes
+    is_open = turn % 2 == 0  # else the sums begin here
+    acc = tl.load(out_at, mask=inside & is_open, other=0.0)
+    top = tl.load(lse_at, mask=is_row & is_open, other=float("-inf")) * LOG2_E
     # The normalised output so far counts as one key of score lse and weight 1.
     total = tl.where(top > float("-inf"), 1.0, 0.0)
     kv_head = head // GROUP
@@ -166,7 +171,12 @@ def forward_kernel(
     )  # fmt: skip
     is_seen = total > 0
     divisor = tl.where(is_seen, total, 1.0)
-    tl.store(out_at, acc / divisor[:, None], mask=inside)
+    acc = acc / divisor[:, None]
+    if turn < 2:
+        tl.store(out_at, acc, mask=inside)
+    else:
+        result_at = result + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM)
+        tl.store(result_at + column, acc.to(result.dtype.element_ty), mask=inside)
     new_lse = tl.where(is_seen, (top + tl.log2(divisor)) * LN_2, float("-inf"))
     tl.store(lse_at, new_lse, mask=is_row)
 
@@ -211,11 +221,11 @@ def dq_runs(
 
 
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
-@triton.jit(do_not_specialize=["mask_columns"])
+@triton.jit(do_not_specialize=["mask_columns", "finishes"])
 def dq_kernel(
-    q, kv, dout, lse, delta, dq, order, q_start, q_len, row_ptr, masked_ptr, kv_start, run_from,
-    run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale, softcap, q_row,
-    dout_row, kv_row, kv_half,
+    q, kv, dout, lse, delta, dq, result, finishes, order, q_start, q_len, turns, row_ptr,
+    masked_ptr, kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, bits,
+    mask_columns, scale, softcap, q_row, dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr,
     DIM_PAD: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr,
     HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
@@ -256,8 +266,14 @@ def dq_kernel(
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
         DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, True,
     )  # fmt: skip
+    turn = tl.load(turns + segment) * finishes
     dq_at = dq + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM) + column
-    tl.store(dq_at, tl.load(dq_at, mask=inside, other=0.0) + acc * scale, mask=inside)
+    acc = tl.load(dq_at, mask=inside & (turn % 2 == 0), other=0.0) + acc * scale
+    if turn < 2:
+        tl.store(dq_at, acc, mask=inside)
+    else:
+        result_at = result + start * (HEADS * DIM) + head * DIM + r[:, None] * (HEADS * DIM)
+        tl.store(result_at + column, acc.to(result.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -335,11 +351,11 @@ def used_keys(key_row, first_run, last_run, kv_start, kv_len):
 
 
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
-@triton.jit(do_not_specialize=["mask_columns", "num_keys"])
+@triton.jit(do_not_specialize=["mask_columns", "num_keys", "opens", "closes"])
 def dkv_kernel(
-    q, kv, dout, lse, delta, dq, dkv, order, chunk_row, chunk_ptr, masked_ptr, run_q, run_rows,
-    kv_start, kv_len, kind, mask_start, row_lo, row_hi, bits, mask_columns, scale, softcap,
-    num_keys, q_row, dout_row, kv_row, kv_half,
+    q, kv, dout, lse, delta, dq, dkv, dk_result, dv_result, result_row, opens, closes, order,
+    chunk_row, chunk_ptr, masked_ptr, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+    row_hi, bits, mask_columns, scale, softcap, num_keys, q_row, dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
     CAPPED: tl.constexpr, FUSED: tl.constexpr,
@@ -382,9 +398,17 @@ def dkv_kernel(
     width = KV_HEADS * DIM
     dk_at = dkv + first.to(tl.int64) * (2 * width) + kv_head * DIM
     dk_at += lane[:, None] * (2 * width) + d[None, :]
-    tl.store(dk_at, tl.load(dk_at, mask=at, other=0.0) + dk * scale, mask=at)
     dv_at = dk_at + width
-    tl.store(dv_at, tl.load(dv_at, mask=at, other=0.0) + dv, mask=at)
+    dk = tl.load(dk_at, mask=at & (opens == 0), other=0.0) + dk * scale
+    dv = tl.load(dv_at, mask=at & (opens == 0), other=0.0) + dv
+    if closes == 0:
+        tl.store(dk_at, dk, mask=at)
+        tl.store(dv_at, dv, mask=at)
+    else:
+        offset = first.to(tl.int64) * result_row + kv_head * DIM
+        offset += lane[:, None] * result_row + d[None, :]
+        tl.store(dk_result + offset, dk.to(dk_result.dtype.element_ty), mask=at)
+        tl.store(dv_result + offset, dv.to(dv_result.dtype.element_ty), mask=at)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -1,0 +1,125 @@
+"""Write the work of an attention instruction as a table of rows: which queries meet which keys.
+
+A plan names blocks of a packed batch, a kernel reads rows of buffers: `TableBuilder` moves the
+pieces of tiles to where their blocks lie.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import numpy as np
+
+from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
+from dcp_planner.tables import Blocks, ComputeBlocks
+from dcp_runtime.plans.tile_pieces import MAX_RANGES, PieceKind, TilePieces
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class TileTable(Record):
+    """Work of one attention instruction: S segments of queries, each with its pieces of keys.
+
+    All positions are rows of the device's working buffers; ranges are half-open.
+
+    Attributes:
+        q_start, q_len: int32 ``[S]``, the queries of each segment; no query is in two segments.
+        row_ptr: int32 ``[S+1]``, segment i has the pieces ``row_ptr[i]:row_ptr[i+1]``.
+        kv_start, kv_len: int32 ``[P]``, the keys of each piece.
+        kind: uint8 ``[P]``, `PieceKind`.
+        mask_start: int64 ``[P]``: first column of `row_lo` and `row_hi` of a `RANGES` piece, first
+            byte of `bits` of a `BITS` piece, else -1.
+        row_lo, row_hi: int32 ``[MAX_RANGES, M]``: row r of a `RANGES` piece sees the keys
+            ``[row_lo[k, mask_start + r], row_hi[k, mask_start + r])`` of the piece, for every k; an
+            unused range is ``[0, 0)``.
+        bits: uint8 ``[Z]``: row r of a `BITS` piece is ``ceil(kv_len / 8)`` bytes, key 0 in the
+            highest bit (`numpy.packbits`). All tables of a device share these three arrays.
+        pairs: visible (query, key) pairs of the whole table.
+        opens, closes: bool ``[S]``, whether the sums of a segment begin with this table, and
+            whether they end with it; ``None`` for neither. See `own_sums`.
+        opens_keys, closes_keys: the same of the gradients of all keys that the table meets.
+    """
+
+    q_start: Annotated[Indices, "S"]
+    q_len: Annotated[Indices, "S"]
+    row_ptr: Annotated[Indices, "S+1"]
+    kv_start: Annotated[Indices, "P"]
+    kv_len: Annotated[Indices, "P"]
+    kind: Annotated[Bytes, "P"]
+    mask_start: Annotated[Ints, "P"]
+    row_lo: Annotated[Indices, MAX_RANGES, "M"]
+    row_hi: Annotated[Indices, MAX_RANGES, "M"]
+    bits: Annotated[Bytes, "Z"]
+    pairs: int
+    opens: Annotated[Bools | None, "S"] = None
+    closes: Annotated[Bools | None, "S"] = None
+    opens_keys: bool = False
+    closes_keys: bool = False
+
+    @property
+    def num_segments(self) -> int:
+        """Segments of queries S."""
+        return len(self.q_start)
+
+    def piece_mask(self, piece: int, rows: int) -> Bools:
+        """Return the mask inside a piece of `rows` rows, bool ``[rows, kv_len]``."""
+        length = int(self.kv_len[piece])
+        if self.kind[piece] == PieceKind.FULL:
+            return np.ones((rows, length), bool)
+        first = int(self.mask_start[piece])
+        if self.kind[piece] == PieceKind.BITS:
+            width = -(-length // 8)
+            packed = self.bits[first : first + rows * width].reshape(rows, width)
+            return np.unpackbits(packed, axis=1, count=length).astype(bool)
+        keys = np.arange(length, dtype=np.int32)
+        seen = np.zeros((rows, length), bool)
+        for lo, hi in zip(self.row_lo, self.row_hi, strict=True):
+            lo_row, hi_row = lo[first : first + rows, None], hi[first : first + rows, None]
+            if hi_row.any():  # most pieces have one range per row: spare a pass over all pairs
+                seen |= (keys >= lo_row) & (keys < hi_row)
+        return seen
+
+
+class TableBuilder:
+    """Builds the tables of one device and direction.
+
+    Args:
+        blocks, tiles: of the plan.
+        pieces: of the device's tiles.
+        rows: for every tile of the plan the first row of its queries and of its keys in the
+            device's working buffers, int64 ``[W]`` each.
+    """
+
+    def __init__(
+        self, blocks: Blocks, tiles: ComputeBlocks, pieces: TilePieces, rows: tuple[Ints, Ints]
+    ) -> None:
+        self._pieces = pieces
+        q_block, kv_block = tiles.q_block[pieces.tile], tiles.kv_block[pieces.tile]
+        self._q_row = rows[0][pieces.tile] + pieces.q_start - blocks.start[q_block]
+        self._kv_row = rows[1][pieces.tile] + pieces.kv_start - blocks.start[kv_block]
+
+    def build(self, tiles: tuple[int, ...]) -> TileTable:
+        """Build the table of the given tiles; O(pieces of the device)."""
+        chosen = np.flatnonzero(np.isin(self._pieces.tile, tiles))
+        kv_row, kv_len = self._kv_row[chosen], self._pieces.kv_len[chosen]
+        kind = self._pieces.kind[chosen]
+        # Pieces are sorted by their queries, so the pieces of a segment are neighbours.
+        opens_segment = np.diff(self._pieces.q_start[chosen], prepend=-1) != 0
+        # Full pieces whose rows follow one another become one: a kernel then has longer loops.
+        opens = opens_segment.copy()
+        opens[1:] |= (kind[1:] != PieceKind.FULL) | (kind[:-1] != PieceKind.FULL)
+        opens[1:] |= kv_row[:-1] + kv_len[:-1] != kv_row[1:]
+        first = np.flatnonzero(opens)
+        segment = np.flatnonzero(opens_segment)
+        masks = self._pieces.masks
+        return TileTable(
+            q_start=self._q_row[chosen[segment]].astype(np.int32),
+            q_len=self._pieces.q_len[chosen[segment]].astype(np.int32),
+            row_ptr=np.append(np.cumsum(opens)[segment] - 1, len(first)).astype(np.int32),
+            kv_start=kv_row[first].astype(np.int32),
+            kv_len=np.add.reduceat(kv_len, first).astype(np.int32),
+            kind=kind[first],
+            mask_start=self._pieces.mask_start[chosen[first]],
+            row_lo=masks.row_lo,
+            row_hi=masks.row_hi,
+            bits=masks.bits,
+            pairs=int(self._pieces.pairs[chosen].sum()),
+        )
