@@ -117,12 +117,14 @@ def read_varlen(export):
         cuts = list(zip(get["cu_seqlens_q"], get["cu_seqlens_k"], strict=True))
         for (a, c0), (b, c1) in pairwise(cuts):
             rows, keys = get["q_idx"][a:b], get["kv_idx"][c0:c1]
-            is_causal = export.values[f"{c}.causal"]
-            assert not is_causal or len(keys) >= len(rows), "a row that sees nothing in its call"
+            is_causal, window = (export.values[f"{c}.{name}"] for name in ("causal", "window"))
             for i, q in enumerate(rows):
-                for j, k in enumerate(keys):
-                    if not is_causal or j <= i + len(keys) - len(rows):
-                        dense[q, k] += 1
+                diagonal = i + len(keys) - len(rows)
+                first = 0 if window == -1 else max(diagonal - window, 0)
+                seen = keys[first : diagonal + 1 if is_causal else len(keys)]
+                assert seen, "a row that sees nothing in its call"
+                for k in seen:
+                    dense[q, k] += 1
     return dense
 
 
@@ -194,12 +196,20 @@ def test_magi_of_known_masks_is_the_published_one():
     }  # fmt: skip
 
 
-def test_a_window_becomes_two_calls_of_a_plain_kernel():
+def test_a_window_is_one_segment_of_one_call():
     slabs = Spec.from_text("").mask("sliding(4)").bind(Sample(length=64))
-    calls = varlen_calls(slabs)
-    assert all(call.causal for call in calls)
-    assert len(calls) == 2
-    assert sum(len(c.kv_idx) for c in calls) < 3 * 64
+    (call,) = varlen_calls(slabs)
+    assert (call.causal, call.window) == (True, 3)
+    for tokens in (call.q_idx, call.kv_idx):
+        assert tokens.tolist() == list(range(64))
+    assert call.cu_seqlens_q.tolist() == call.cu_seqlens_k.tolist() == [0, 64]
+
+
+def test_documents_that_a_window_does_not_cut_share_its_call():
+    spec = Spec.from_text("segment d = [d_lens]*\nmask m = causal per d and q - k < 8")
+    calls = varlen_calls(spec.mask("m").bind(Sample({"d_lens": [5, 20, 8]}, 33)))
+    assert [(call.causal, call.window) for call in calls] == [(True, 7)]
+    assert calls[0].cu_seqlens_k.tolist() == [0, 5, 25, 33]
 
 
 # ---- refused -------------------------------------------------------------------------------------

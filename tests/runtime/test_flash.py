@@ -28,12 +28,13 @@ from dcp_runtime.plans.device_plan import prepare_device
 class Segments:
     """Compute in float64 what FlashAttention promises for variable-length calls."""
 
-    def __init__(self, qkv, cu_seqlens, longest, scale, *, causal):
+    def __init__(self, qkv, cu_seqlens, longest, scale, *, causal, window):
         (q, k, v), (cu_q, cu_k) = qkv, cu_seqlens
         assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()  # noqa: PT018
         assert cu_q.dtype == cu_k.dtype == torch.int32
         assert (cu_q.diff().max(), cu_k.diff().max()) == longest
         self.q, self.k, self.v, self.scale, self.causal = q, k, v, scale, causal
+        self.window = -1 if window is None else window
         self.group = q.shape[1] // k.shape[1]
         ends = zip(cu_q.tolist(), cu_k.tolist(), strict=True)
         self.spans = [(slice(a, b), slice(c, d)) for (a, c), (b, d) in pairwise(ends)]
@@ -43,10 +44,12 @@ class Segments:
 
     def scores(self, rows, keys):
         products = torch.einsum("qhd,khd->hqk", self.q[rows].double(), self.spread(self.k, keys))
-        if self.causal:  # aligned at the bottom right
-            m, n = products.shape[1:]
-            hidden = torch.arange(n)[None, :] > torch.arange(m)[:, None] + n - m
-            products = products.masked_fill(hidden, -torch.inf)
+        m, n = products.shape[1:]
+        diagonal = torch.arange(m)[:, None] + n - m  # aligned at the bottom right
+        if self.causal:
+            products = products.masked_fill(torch.arange(n) > diagonal, -torch.inf)
+        if self.window >= 0:
+            products = products.masked_fill(torch.arange(n) < diagonal - self.window, -torch.inf)
         return products * self.scale
 
     def forward(self):
@@ -88,7 +91,8 @@ def bind(name, args, kwargs):
 class AtenStandIn:
     def segments(self, a):
         qkv, cu_seqlens = (a.query, a.key, a.value), (a.cum_seq_q, a.cum_seq_k)
-        return Segments(qkv, cu_seqlens, (a.max_q, a.max_k), a.scale, causal=a.is_causal)
+        longest, window = (a.max_q, a.max_k), a.window_size_left
+        return Segments(qkv, cu_seqlens, longest, a.scale, causal=a.is_causal, window=window)
 
     def _flash_attention_forward(self, *args, **kwargs):
         given = bind("_flash_attention_forward", args, kwargs)
@@ -104,24 +108,29 @@ class AtenStandIn:
 def standin_forward(  # noqa: PLR0913 - as the package has it
     q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
     max_seqlen_q=None, max_seqlen_k=None, min_seqlen_k=None, page_table=None, softmax_scale=None,
-    causal=False, *, return_lse=False,
+    causal=False, softcap=None, window_size_left=None, *, return_lse=False,
 ):  # fmt: skip
     assert return_lse
+    assert window_size_left is None or window_size_left >= 0
     cu_seqlens, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    segments = Segments((q, k, v), cu_seqlens, longest, softmax_scale, causal=causal)
+    segments = Segments(
+        (q, k, v), cu_seqlens, longest, softmax_scale, causal=causal, window=window_size_left
+    )
     return *segments.forward(), None, None, None
 
 
 def standin_backward(  # noqa: PLR0913 - as the package has it
-    q, k, v, out, dout, lse, softmax_scale=None, causal=False, *, cu_seqlens_q, cu_seqlens_k,
-    max_seqlen_q, max_seqlen_k, dlse=None,
+    q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
+    *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dlse=None,
 ):  # fmt: skip
     assert out.shape == dout.shape == q.shape
     assert q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype
     assert lse.shape == dlse.shape == (q.shape[1], len(q))
     assert lse.dtype == dlse.dtype == torch.float32
     cu_seqlens, longest = (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k)
-    segments = Segments((q, k, v), cu_seqlens, longest, softmax_scale, causal=causal)
+    segments = Segments(
+        (q, k, v), cu_seqlens, longest, softmax_scale, causal=causal, window=window_size_left
+    )
     delta = (out.double() * dout.double()).sum(-1).T - dlse.double()
     return segments.backward(dout, lse, delta)
 
@@ -181,6 +190,23 @@ def test_the_kernel_that_is_predicted_to_be_faster_is_chosen_and_says_why(lab):
     edges = 8 * 128**2 * 10 // 16, 8 * 128**2
     for edge in edges:
         assert f"(1 launches, {28 * 128**2:,} pairs in whole tiles, {edge:,} at edges" in reason
+
+
+def test_a_window_is_one_call_whose_tiles_are_those_that_rows_see(lab):
+    q, k = np.ogrid[:1024, :1024]
+    mask = (k <= q) & (q - k < 256)
+    plan = build_plan(
+        lab.sparsity_of([mask], 256), ModelShape(8, 2, 128), Cluster(devices_per_node=1),
+        PlanConfig("static:zigzag"),
+    )  # fmt: skip
+    (table,) = prepare_device(plan, 0, 128).forward.tables
+    (call,) = flash.flash_calls(table)
+    assert (call.causal, call.window) == (True, 255)
+    share = mask.reshape(8, 128, 8, 128).mean((1, 3))
+    kind = TensorKind(torch.bfloat16, torch.device("cpu"), 128, group=4)
+    work = KERNELS["flash4"]().work(table, kind)
+    assert (work.launches, work.whole) == (1, int((share == 1).sum()) * 128**2)
+    assert work.edge == int(((share > 0) & (share < 1)).sum()) * 128**2
 
 
 @pytest.mark.usefixtures("hopper")

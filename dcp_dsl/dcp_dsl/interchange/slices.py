@@ -6,12 +6,11 @@ left, those from r on; BI_CAUSAL is both. A slab of the normal form is exactly o
 slopes are the type.
 Source: MagiAttention, documentation of flex_flash_attn_func.
 
-A slab whose start stands still is one segment of a variable-length call: rectangular, or causal
-aligned at the bottom right. A slab whose start moves hides a triangle at its lower left; with rows
-and keys in reverse order that is a causal segment, too. Attention does not depend on the order,
-since rows and keys are gathered by index. A window is cut into runs of fewer rows than it has keys
-per row, each a reversed and an ordinary triangle. Within one call every row stands in at most one
-segment; rows that need several calls merge their outputs by log-sum-exp.
+A slab is also one segment of a variable-length call: rectangular, or causal aligned at the bottom
+right, and where its start moves a row sees a limited number of keys back from its diagonal, the
+window of FlashAttention. A call has one window, so segments are grouped by it; causal segments that
+it does not cut join them. Within one call every row stands in at most one segment; rows that need
+several calls merge their outputs by log-sum-exp.
 """
 
 from dataclasses import dataclass
@@ -127,6 +126,8 @@ class VarlenCall:
 
     Attributes:
         causal: whether every segment is causal, aligned at the bottom right.
+        window: keys that a row sees before that on its diagonal, which is aligned likewise; -1 for
+            all. It is the left one of FlashAttention's `window_size`.
         q_idx, kv_idx: int32, the tokens to gather; results belong to the rows `q_idx`.
         cu_seqlens_q, cu_seqlens_k: int32 ``[S+1]``.
 
@@ -134,11 +135,13 @@ class VarlenCall:
 
         for call in calls:
             part = flash_varlen(q[call.q_idx], k[call.kv_idx], v[call.kv_idx], call.cu_seqlens_q,
-                                call.cu_seqlens_k, causal=call.causal)   # out and lse
+                                call.cu_seqlens_k, causal=call.causal,
+                                window_size=(call.window, -1))           # out and lse
             merge(out, lse, call.q_idx, *part)                           # by log-sum-exp
     """
 
     causal: bool
+    window: int
     q_idx: Indices
     kv_idx: Indices
     cu_seqlens_q: Indices
@@ -146,14 +149,14 @@ class VarlenCall:
 
 
 class _Segments(NamedTuple):
-    """Segments by first row and first key, int64 each; reversed ones count down from there."""
+    """Segments by first row and first key, int64 each."""
 
     q_first: Ints
     rows: Ints
     k_first: Ints
     keys: Ints
-    step: Ints  # 1 or -1
     causal: Ints  # 0 or 1
+    window: Ints  # as `VarlenCall.window`
 
     def select(self, index: Ints) -> "_Segments":
         return _Segments(*(column[index] for column in self))
@@ -180,13 +183,15 @@ def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
             "X304",
         )
     calls = []
-    for causal in (True, False):
-        chosen = segments.select(np.flatnonzero(segments.causal == causal))
-        # Sorted by their uppermost rows, intervals need the fewest calls in first fit.
-        chosen = chosen.select(np.lexsort((chosen.k_first, _top(chosen))))
-        which = _first_fit(_top(chosen), chosen.rows)
+    kinds = zip(segments.window.tolist(), segments.causal.tolist(), strict=True)
+    for window, causal in sorted(set(kinds)):
+        chosen = (segments.causal == causal) & (segments.window == window)
+        group = segments.select(np.flatnonzero(chosen))
+        # Sorted by their first rows, intervals need the fewest calls in first fit.
+        group = group.select(np.lexsort((group.k_first, group.q_first)))
+        which = _first_fit(group.q_first, group.rows)
         calls += [
-            _call(chosen.select(np.flatnonzero(which == number)), causal)
+            _call(group.select(np.flatnonzero(which == number)), bool(causal), window)
             for number in range(int(which.max(initial=-1)) + 1)
         ]
     return tuple(calls)
@@ -197,47 +202,55 @@ def to_varlen(slabs: Slabs) -> Export:
     calls = varlen_calls(slabs)
     names = ("q_idx", "kv_idx", "cu_seqlens_q", "cu_seqlens_k")
     arrays = {f"{i}.{name}": getattr(call, name) for i, call in enumerate(calls) for name in names}
-    values: dict[str, int | bool | str] = {f"{i}.causal": c.causal for i, c in enumerate(calls)}
-    return Export("varlen", slabs.num_tokens, arrays, {"calls": len(calls), **values})
+    values: dict[str, int | bool | str] = {"calls": len(calls)}
+    for i, call in enumerate(calls):
+        values |= {f"{i}.causal": call.causal, f"{i}.window": call.window}
+    return Export("varlen", slabs.num_tokens, arrays, values)
 
 
 def _segments(slabs: Slabs) -> _Segments:
-    """Return a segment for every slab, two for a window; forward ones before reversed ones."""
-    q0, q1, k0, k1, a, b = _cut_windows(slabs).T
+    """Return a segment per slab, or per two where a window goes on with what a causal one began."""
+    q0, q1, k0, k1, a, b = slabs.table().T
     rows = q1 - q0
-    is_window = (a == 1) & (b == 1) & (rows > 1)
-    still, left = (a == 0) | (rows == 1), (a == 1) & (rows > 1)
-    up, down = np.ones(len(q0), np.int64), np.full(len(q0), -1)
-    # A window's left part ends before the last key of its first row; the right part begins there.
-    left_end, right_start = np.where(is_window, k1 - 1, k1), np.where(is_window, k1 - 1, k0)
-    last = k1 + b * (rows - 1)
+    keys = k1 + b * (rows - 1) - k0
     # A single row sees all its keys either way; as causal it shares a call with triangles.
-    bent = ((b == 1) | (rows == 1)).astype(np.int64)
-    forward = _Segments(q0, rows, right_start, last - right_start, up, bent)
-    backward = _Segments(q1 - 1, rows, left_end - 1, left_end - k0, down, left.astype(np.int64))
-    parts = forward.select(np.flatnonzero(still | is_window)), backward.select(np.flatnonzero(left))
-    return _Segments(*(np.concatenate(group) for group in zip(*parts, strict=True)))
+    is_single = rows == 1
+    window = np.where((a == 1) & ~is_single, keys - rows, -1)
+    found = _Segments(q0, rows, k0, keys, ((b == 1) | is_single).astype(np.int64), window)
+    return _widened(_joined(found))
 
 
-def _cut_windows(slabs: Slabs) -> Ints:
-    """Cut slabs with two moving ends into runs of fewer rows than they have keys per row."""
-    table = slabs.table()
-    rows, width = table[:, 1] - table[:, 0], table[:, 3] - table[:, 2]
-    is_window = (table[:, 4] == 1) & (table[:, 5] == 1)
-    # One row more, and the reversed triangle would have a row without keys, whose lse is -inf.
-    height = np.where(is_window, np.maximum(width - 1, 1), np.maximum(rows, 1))
-    counts = -(-rows // height)
-    slab, number = expand(0, counts)
-    down, cut = number * height[slab], table[slab]
-    cut[:, 0] += down
-    cut[:, 1] = np.minimum(cut[:, 0] + height[slab], cut[:, 1])
-    cut[:, 2] += down * cut[:, 4]
-    cut[:, 3] += down * cut[:, 5]
-    return cut
+def _joined(segments: _Segments) -> _Segments:
+    """Join causal segments with the windows that continue their diagonal: a sliding window is one.
+
+    The first rows of a sliding window see all keys so far, so they are a slab of their own.
+    """
+    q_first, rows, k_first, keys, causal, window = segments
+    heads = np.flatnonzero((causal == 1) & (window == -1))
+    tails = np.flatnonzero((causal == 1) & (window >= 0))
+    # The next row of a head, and the key on its diagonal, are those of the first row of a tail.
+    end = np.stack([q_first[heads] + rows[heads], k_first[heads] + keys[heads]])
+    begin = np.stack([q_first[tails], k_first[tails] + window[tails]])
+    size = 1 + int(max(end.max(initial=0), begin.max(initial=0)))
+    _, head, tail = np.intersect1d(
+        end[0] * size + end[1], begin[0] * size + begin[1], return_indices=True
+    )
+    head, tail = heads[head], tails[tail]
+    is_whole = keys[head] <= window[tail] + 1  # the window cuts no row of the head
+    head, tail = head[is_whole], tail[is_whole]
+    rows, keys, window = rows.copy(), keys.copy(), window.copy()
+    keys[head] = k_first[tail] + keys[tail] - k_first[head]
+    rows[head] += rows[tail]
+    window[head] = window[tail]
+    joined = _Segments(q_first, rows, k_first, keys, causal, window)
+    return joined.select(np.setdiff1d(np.arange(len(rows)), tail))
 
 
-def _top(segments: _Segments) -> Ints:
-    return np.where(segments.step > 0, segments.q_first, segments.q_first - segments.rows + 1)
+def _widened(segments: _Segments) -> _Segments:
+    """Give causal segments without a window the widest of the others, if it cuts none of them."""
+    widest = int(segments.window[segments.causal == 1].max(initial=-1))
+    is_uncut = (segments.causal == 1) & (segments.window == -1) & (segments.keys <= widest + 1)
+    return segments._replace(window=np.where(is_uncut, widest, segments.window))
 
 
 def _first_fit(start: Ints, length: Ints) -> Ints:
@@ -251,16 +264,17 @@ def _first_fit(start: Ints, length: Ints) -> Ints:
     return which
 
 
-def _call(segments: _Segments, causal: bool) -> VarlenCall:
+def _call(segments: _Segments, causal: bool, window: int) -> VarlenCall:
     def gather(first: Ints, size: Ints) -> Indices:
         segment, place = expand(0, size)
-        return (first[segment] + place * segments.step[segment]).astype(np.int32)
+        return (first[segment] + place).astype(np.int32)
 
     def cumulate(size: Ints) -> Indices:
         return np.concatenate([[0], np.cumsum(size)]).astype(np.int32)
 
     return VarlenCall(
-        bool(causal),
+        causal,
+        window,
         gather(segments.q_first, segments.rows),
         gather(segments.k_first, segments.keys),
         cumulate(segments.rows),

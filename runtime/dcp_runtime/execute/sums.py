@@ -31,7 +31,7 @@ class Sums:
         rows = len(like) if own.is_kept or len(like) > num_local else 0
         self.wide = like.new_empty(rows, *like.shape[1:], dtype=dtype)
         for blank in own.blank:
-            self.wide[blank] = 0
+            self.wide[blank].zero_()
         self._left, self._num_local, self._dtype = own.left, num_local, like.dtype
         self._parts = self.wide.unbind(1) if is_split else (self.wide,)
         self.results: tuple[Tensor, ...] | None = None

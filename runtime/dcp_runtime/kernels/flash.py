@@ -1,11 +1,11 @@
-"""The flash-attention backends: plain variable-length kernels, which know no mask of their own.
+"""The flash-attention backends: plain variable-length kernels, called once per kind of segment.
 
 `flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. A table is
-rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles and causal
-triangles, rows and keys gathered by index, windows as pairs of triangles. Outputs of several calls
-are merged by log-sum-exp. `flash` serves comparisons, and GPUs without Triton; gathered keys cost
-memory and time that our own kernels do not spend. Where a key stands in several segments of a call,
-atomics sum its gradient: the last bits may differ between two runs.
+rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles, causal
+triangles and windows, rows and keys gathered by index. Outputs of several calls are merged by
+log-sum-exp. `flash` serves comparisons, and GPUs without Triton; gathered keys cost memory and time
+that our own kernels do not spend. Where a key stands in several segments of a call, atomics sum its
+gradient: the last bits may differ between two runs.
 
 The operators exist on CUDA only. Everything around them is tested on the CPU with stand-ins; the
 operators themselves have not been run by this project.
@@ -63,6 +63,7 @@ class FlashCall:
     """One call on the device: `VarlenCall` as tensors, with the longest segments."""
 
     causal: bool
+    window: int
     q_idx: Tensor
     kv_idx: Tensor
     cu_seqlens_q: Tensor
@@ -134,16 +135,16 @@ class FlashKernel(Kernel):
         """Count the tiles of the calls, and the rows that they gather."""
         total = Work()
         for call in self._prepared(table, torch.device("cpu")):
-            tall, wide = (
-                -(-cu_seqlens.diff().long() // TILE) * TILE
-                for cu_seqlens in (call.cu_seqlens_q, call.cu_seqlens_k)
-            )
-            # The diagonal of a causal triangle crosses one tile per TILE rows; those above it are
-            # skipped.
-            edge = call.causal * int((tall * TILE).sum())
-            hidden = call.causal * int((tall * (tall - TILE) // 2).sum())
-            whole = int(tall @ wide) - hidden - edge
-            total += Work(1, whole, edge, len(call.q_idx), len(call.kv_idx))
+            rows, keys = (x.diff().long() for x in (call.cu_seqlens_q, call.cu_seqlens_k))
+            tall, wide = (_whole_tiles(x) for x in (rows, keys))
+            # A diagonal crosses one tile per TILE rows, and the tiles behind it are skipped: above
+            # the end of the keys that rows see, and below their start.
+            above = tall * call.causal
+            below = _whole_tiles((keys - call.window - 1).clamp_min(0)) * (call.window >= 0)
+            hidden = sum(int((x * (x - TILE) // 2).sum()) for x in (above, below))
+            computed = int(tall @ wide) - hidden
+            edge = min(int(((above + below) * TILE).sum()), computed)
+            total += Work(1, computed - edge, edge, len(call.q_idx), len(call.kv_idx))
         return total
 
     def _prepared(self, table: TileTable, device: torch.device) -> tuple[FlashCall, ...]:
@@ -160,7 +161,7 @@ class FlashKernel(Kernel):
         """Return out ``[rows, Hq, D]`` and natural lse ``[Hq, rows]`` of gathered tensors."""
         out, lse, *_ = self._operators._flash_attention_forward(
             q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
-            call.causal, False, scale=scale,
+            call.causal, False, scale=scale, window_size_left=call.window,
         )  # fmt: skip
         return out, lse
 
@@ -174,9 +175,13 @@ class FlashKernel(Kernel):
         dq, dk, dv = self._operators._flash_attention_backward(
             rows.dout, rows.q, k, v, out, rows.lse, call.cu_seqlens_q,
             call.cu_seqlens_k, call.max_q, call.max_k, 0.0, call.causal, state, state[0],
-            scale=scale,
+            scale=scale, window_size_left=call.window,
         )  # fmt: skip
         return dq, dk, dv
+
+
+def _whole_tiles(length: Tensor) -> Tensor:
+    return -(-length // TILE) * TILE
 
 
 def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
@@ -195,6 +200,7 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
     return tuple(
         FlashCall(
             causal=call.causal,
+            window=call.window,
             q_idx=torch.from_numpy(call.q_idx),
             kv_idx=torch.from_numpy(call.kv_idx),
             cu_seqlens_q=torch.from_numpy(call.cu_seqlens_q),
@@ -279,13 +285,14 @@ class Flash4Kernel(FlashKernel):
         return dq, dk, dv
 
 
-def _segments(call: FlashCall) -> dict[str, Tensor | int | bool]:
+def _segments(call: FlashCall) -> dict[str, Tensor | int | bool | None]:
     return {
         "cu_seqlens_q": call.cu_seqlens_q,
         "cu_seqlens_k": call.cu_seqlens_k,
         "max_seqlen_q": call.max_q,
         "max_seqlen_k": call.max_k,
         "causal": call.causal,
+        "window_size_left": None if call.window < 0 else call.window,
     }
 
 
