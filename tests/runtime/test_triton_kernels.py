@@ -10,13 +10,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import test_kernels as kernel_tests
+import test_random_placements as placements
 import test_triton as tables
 import torch
 import triton.language as tl
 from triton import knobs
 from triton.runtime import interpreter
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.kernel import (
@@ -164,6 +165,25 @@ def test_delta_is_that_of_float64(lab, dtype, dim):
     assert TritonKernel().delta(out[:0], dout[:0]).shape == (0, 5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_partial_results_are_merged_as_torch_merges_them(lab, dtype):
+    def state_of(seed):
+        out, _, lse = lab.random_qkv(seed, 21, 3, 1, 96, torch.float32)
+        lse = 30 * lse[..., 0]
+        blind = torch.arange(21) % (2 + seed) == 0  # rows that have seen no key so far
+        out[blind], lse[blind] = 0, -torch.inf
+        return AttentionState(out, lse)
+
+    found, expected, part = state_of(0), state_of(0), state_of(1)
+    part_out = part.out[:15].to(dtype)
+    TritonKernel().merge(found, 4, part_out, part.lse[:15])
+    TritonKernel().merge(found, 4, part_out[:0], part.lse[:0])
+    expected.merge(4, part_out, part.lse[:15])
+    torch.testing.assert_close(found.lse, expected.lse, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(found.out, expected.out, rtol=1e-6, atol=1e-6)
+    assert torch.isneginf(found.lse).any()
+
+
 def test_an_empty_table_changes_nothing(lab):
     sparsity = lab.sparsity_of([np.zeros((8, 8), bool)], 8)
     qkv = lab.random_qkv(5, 8, 2, 1, 32, torch.float32)
@@ -180,7 +200,7 @@ def test_the_interpreter_can_be_asked_for_by_name():
 def one_at_a_time(monkeypatch):
     """Let ranks take turns: the interpreter replaces parts of Triton while it runs."""
     lock = threading.Lock()
-    for name in ("forward", "backward", "delta"):
+    for name in ("forward", "backward", "delta", "merge"):
         kernel = getattr(TritonKernel, name)
 
         def in_turn(*arguments, kernel=kernel):
@@ -192,11 +212,11 @@ def one_at_a_time(monkeypatch):
 
 @pytest.mark.usefixtures("one_at_a_time")
 def test_whole_plans_run_on_the_kernels(lab):
+    """Tiles anywhere: queries and keys travel, and partial results of both."""
     masks = [lab.masks["streaming"](40), lab.masks["scattered"](17)]
-    plan = build_plan(
-        lab.sparsity_of(masks, 16), ModelShape(2, 1, 32, 4), Cluster(devices_per_node=2),
-        PlanConfig("static:zigzag"),
-    )  # fmt: skip
+    shape, cluster = ModelShape(2, 1, 32, 4), Cluster(devices_per_node=2)
+    plan = placements.random_plan(lab, masks, shape, np.random.default_rng(1), cluster)
+    assert {TransferKind.OUT, TransferKind.DKV} <= set(plan.transfers.kind.tolist())
     q, kv, dout = lab.random_qkv(9, 57, 2, 1, 32, torch.float32)
     got, _ = lab.run_in_threads(plan, q, kv, dout, "triton")
     dense = np.zeros((57, 57), bool)

@@ -149,7 +149,7 @@ class Pass(ABC):
         """Return the results of the own rows, when the program has ended."""
 
     @abstractmethod
-    def reduce(self, transfer: Transfer) -> None:
+    def reduce(self, kernel: Kernel, transfer: Transfer) -> None:
         """Merge a partial result that has arrived."""
 
     @abstractmethod
@@ -209,10 +209,10 @@ class ForwardPass(Pass):
         """Merge the tiles of a table into the state."""
         kernel.forward(self._q, self._kv, table, self._scale, self._state)
 
-    def reduce(self, transfer: Transfer) -> None:
+    def reduce(self, kernel: Kernel, transfer: Transfer) -> None:
         """Merge a partial result by log-sum-exp."""
         lse, out = self._rows(transfer)
-        self._state.merge(transfer.row, out, lse)
+        kernel.merge(self._state, transfer.row, out, lse)
 
     def _result(self, transfer: Transfer) -> tuple[Tensor, ...]:
         rows = transfer.rows
@@ -267,7 +267,7 @@ class BackwardPass(Pass):
         """Add the gradients of the tiles of a table."""
         kernel.backward(self._query_rows, self._kv, table, self._scale, self._gradients)
 
-    def reduce(self, transfer: Transfer) -> None:
+    def reduce(self, kernel: Kernel, transfer: Transfer) -> None:
         """Add a partial sum."""
         (partial,) = self._rows(transfer)
         self._sum(transfer)[transfer.rows].add_(partial)  # += would also copy the rows back
@@ -350,7 +350,7 @@ class Interpreter:
             case Reduction() if instruction.transfers:
                 with self._timed(current, "reduction", instruction.division):
                     for index in instruction.transfers:
-                        current.reduce(self.part.transfers[index])
+                        current.reduce(self.kernel, self.part.transfers[index])
 
     @contextmanager
     def _timed(

@@ -210,6 +210,10 @@ class Kernel(ABC):
         """Return the row sums of ``dout * out``, ``[N, Hq]``, in the type of the sums."""
         return row_delta(out, dout)
 
+    def merge(self, state: AttentionState, start: int, out: Tensor, lse: Tensor) -> None:
+        """Merge a partial result over other keys into the rows of a state from `start` on."""
+        state.merge(start, out, lse)
+
 
 class ReferenceKernel(Kernel):
     """Dense attention inside each piece; slow, exact, on any device.

@@ -34,8 +34,8 @@ from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-DELTA_ROWS = 32
-"""Rows, of one token and head each, whose delta one program computes."""
+ROWS = 32
+"""Rows, of one token and head each, that a program takes of a pass without matrix products."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,11 +207,20 @@ class TritonKernel(Kernel):
         dim = out.shape[-1]
         delta = torch.empty(out.shape[:-1], dtype=accumulator_dtype(out.dtype), device=out.device)
         if delta.numel():
-            triton_source.delta_kernel[(-(-delta.numel() // DELTA_ROWS),)](
+            triton_source.delta_kernel[(-(-delta.numel() // ROWS),)](
                 out.contiguous(), dout.contiguous(), delta, delta.numel(), DIM=dim,
-                DIM_PAD=1 << (dim - 1).bit_length(), ROWS=DELTA_ROWS,
+                DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
             )  # fmt: skip
         return delta
+
+    def merge(self, state: AttentionState, start: int, out: Tensor, lse: Tensor) -> None:
+        """Merge a partial result in one pass: torch would take seven."""
+        rows, dim = slice(start, start + len(lse)), out.shape[-1]
+        if lse.numel():
+            triton_source.merge_kernel[(-(-lse.numel() // ROWS),)](
+                state.out[rows], state.lse[rows], out.contiguous(), lse.contiguous(), lse.numel(),
+                DIM=dim, DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
+            )  # fmt: skip
 
     def _constants(
         self, q: Tensor, kv: Tensor, table: _DeviceTable, shape: LaunchShape

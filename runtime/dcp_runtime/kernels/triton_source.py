@@ -424,3 +424,29 @@ def delta_kernel(
     ours = tl.load(out + at, mask=inside, other=0.0).to(tl.float32)
     product = ours * tl.load(dout + at, mask=inside, other=0.0)
     tl.store(delta + first + row, tl.sum(product, 1), mask=is_row)
+
+
+@triton.jit(do_not_specialize=["num_rows"])
+def merge_kernel(
+    out, lse, part_out, part_lse, num_rows, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
+    ROWS: tl.constexpr,
+):  # fmt: skip
+    """Merge rows of a partial result over other keys into the rows of a state."""
+    first = tl.program_id(0).to(tl.int64) * ROWS
+    row, d = tl.arange(0, ROWS), tl.arange(0, DIM_PAD)
+    is_row = first + row < num_rows
+    ours = tl.load(lse + first + row, mask=is_row, other=float("-inf"))
+    theirs = tl.load(part_lse + first + row, mask=is_row, other=float("-inf"))
+    top = tl.maximum(ours, theirs)
+    base = tl.where(top == float("-inf"), 0.0, top)  # -inf - -inf would be NaN
+    weight = tl.exp(theirs - base)
+    total = tl.exp(ours - base) + weight
+    is_seen = total > 0
+    share = tl.where(is_seen, weight / tl.where(is_seen, total, 1.0), 0.0)
+    at = first * DIM + row[:, None] * DIM + d[None, :]
+    inside = is_row[:, None] & (d < DIM)[None, :]
+    so_far = tl.load(out + at, mask=inside, other=0.0)
+    part = tl.load(part_out + at, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + at, so_far + share[:, None] * (part - so_far), mask=inside)
+    new_lse = tl.where(is_seen, base + tl.log(tl.where(is_seen, total, 1.0)), float("-inf"))
+    tl.store(lse + first + row, new_lse, mask=is_row)
