@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import HERE
+from report import to_tables
 
 LIMITS_S = {
     "machine": 60,
@@ -51,11 +52,12 @@ def main() -> int:
     # On SIGTERM the running stage must end, too: the exception passes the `finally` that kills it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     end_s = time.monotonic() + options.limit
-    statuses, names = {}, list(options.stage)
+    documents, names = {}, list(options.stage)
     for position, name in enumerate(names):
         share_s = share_of(names[position:], end_s - time.monotonic())
-        statuses[name] = start(name, options.out, share_s)["status"]
-    unfinished = [name for name, status in statuses.items() if status in ("failed", "cut off")]
+        documents[name] = start(name, options.out, share_s)
+    print("\n" + to_tables(documents))
+    unfinished = [n for n, found in documents.items() if found["status"] in ("failed", "cut off")]
     if unfinished:
         print(f"without a full answer: {', '.join(unfinished)}")
     return int(bool(unfinished))

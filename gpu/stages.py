@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ def machine() -> Iterator[Json]:
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "triton": _version("triton"),
-        "flash_attn": _version("flash_attn"),
+        "flash_attn_4": _installed("flash-attn-4"),
         "device": torch.cuda.get_device_name() if has_cuda() else platform.processor(),
     }
     device, size = ("cuda", 8192) if has_cuda() else ("cpu", 512)
@@ -211,7 +212,14 @@ def tiles() -> Iterator[Json]:
             flops = 4 * case.head_dim * case.heads[0] * dense_pairs(case)
             for which in _TILED:
                 row: Json = {"case": case.name, "kernel": which, "shape": shape}
+                row["in_use"] = triton_kernel.LaunchShape(*shape) == _shape_in_use(case, which)
                 yield row | _tile_row(case, which, flops, shape)
+
+
+def _shape_in_use(case: Case, which: str) -> triton_kernel.LaunchShape:
+    major, minor = torch.cuda.get_device_capability()
+    group, kernel = case.heads[0] // case.heads[1], which.removesuffix("_tma")
+    return triton_kernel.launch_shape(kernel, torch.bfloat16, 10 * major + minor, group)
 
 
 def _tile_row(case: Case, which: str, flops: int, shape: tuple[int, ...]) -> Json:
@@ -388,6 +396,13 @@ def _launch_shape(which: str, shape: triton_kernel.LaunchShape) -> Iterator[None
 def _need_triton() -> None:
     if _version("triton") is None:
         raise Skip("Triton is not installed")
+
+
+def _installed(distribution: str) -> str | None:
+    try:
+        return version(distribution)
+    except PackageNotFoundError:
+        return None
 
 
 def _version(name: str) -> str | None:

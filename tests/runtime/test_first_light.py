@@ -135,7 +135,8 @@ def test_stages_that_time_a_gpu_run_through_on_a_cpu(stages, cases, monkeypatch)
     monkeypatch.setattr(stages, "TIMED", [cases.Case("causal", 1000, head_dim=64, heads=(4, 2))])
     monkeypatch.setattr("timing.MEASURE_S", 0.0)
     monkeypatch.setattr(stages, "flex_calls", stages._our_calls)  # compiles for half a minute
-    for name, result in (("reset_peak_memory_stats", None), ("max_memory_allocated", 7)):
+    of_gpu = {"reset_peak_memory_stats": None, "max_memory_allocated": 7}
+    for name, result in (of_gpu | {"get_device_capability": (9, 0)}).items():
         monkeypatch.setattr(stages.torch.cuda, name, lambda result=result: result)
     speed = {row["kernel"]: row for row in stages.speed()}
     for name in ("cpu", "reference", "torch flash"):
@@ -150,6 +151,56 @@ def test_stages_that_time_a_gpu_run_through_on_a_cpu(stages, cases, monkeypatch)
     tried = list(stages.tiles())
     assert len(tried) == 5 * len(stages.SHAPES)
     assert {row["refused"].split(":")[0] for row in tried} == {"RunError"}
+    in_use = [(row["kernel"], row["shape"]) for row in tried if row["in_use"]]
+    assert in_use == [("dkv", (64, 128, 8, 2)), ("fused", (64, 128, 8, 2, 64))]
+
+
+def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots):
+    import report
+
+    errors = {"out": 0.001, "dq": 0.002, "dkv": 0.0015}
+    exact = {"errors": errors, "ok": True, "bitwise_repeatable": True, "dtype": "torch.bfloat16"}
+    rates = {"forward_tflops": 512.3, "backward_tflops": 300.0}
+    found = {
+        "machine": [{"python": "3.12", "torch": "2.11", "triton": "3.6", "device": "H100",
+                     "matmul_tflops": 798.1, "copy_gb_per_s": 3012.0}],
+        "kernels": [
+            exact | {"case": "full", "kernel": "triton"},
+            exact | {"case": "full", "kernel": "flash", "ok": False, "bitwise_repeatable": False},
+            {"case": "full", "kernel": "flash4", "dtype": "torch.bfloat16", "skipped": "absent"},
+        ],
+        "ranks": [{"case": "causal-2", "errors": errors, "ok": True}],
+        "speed": [
+            {"case": "causal", "kernel": "triton"} | rates,
+            {"case": "causal", "kernel": "torch flash", "forward_tflops": 400.0,
+             "backward_tflops": 320.0},
+            {"case": "causal", "kernel": "flash4", "refused": "absent"},
+            {"case": "documents", "kernel": "triton"} | rates,
+        ],
+        "executor": [{"case": "causal", "kernel": "triton", "forward_s": 0.07, "backward_s": 0.2,
+                      "forward_over_kernel": 1.012, "backward_over_kernel": 0.999,
+                      "prepare_s": 0.004, "host_forward_s": 0.0002, "peak_bytes": 3 * 2**30,
+                      "input_bytes": 2**30}],
+        "overlap": [{"backend": "nccl", "case": "causal-2",
+                     "overlap": {"step_s": 0.01, "layers": 4, "trace_s": 0.01, "exposed": 0.04}}],
+        "tiles": [
+            {"case": "causal", "kernel": "dkv", "shape": [128, 64, 8, 2], "in_use": False,
+             "backward_tflops": 310.0},
+            {"case": "causal", "kernel": "dkv", "shape": [64, 128, 8, 2], "in_use": True,
+             "backward_tflops": 300.0},
+            {"case": "causal", "kernel": "dkv", "shape": [64, 64, 8, 2], "in_use": False,
+             "refused": "does not fit"},
+        ],
+    }  # fmt: skip
+    stages = {
+        name: {"stage": name, "status": "passed", "rows": rows} for name, rows in found.items()
+    }
+    stages["kernels"]["status"] = "failed"
+    stages["compilation"] = {"stage": "compilation", "status": "skipped", "rows": []}
+    for name, document in stages.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(document))
+    assert report.read(tmp_path) == stages
+    snapshots.check("first_light", {"tables": report.to_tables(stages)})
 
 
 def test_a_plan_runs_where_neither_numba_nor_pyarrow_is_installed(plans):
@@ -270,11 +321,13 @@ def test_the_exit_status_is_0_where_no_stage_was_left_open(
     import first_light
 
     ends = {"machine": "passed", "kernels": status}
-    monkeypatch.setattr(first_light, "start", lambda name, *_: {"status": ends[name]})
+    ended = {name: {"status": ends[name], "rows": []} for name in ends}
+    monkeypatch.setattr(first_light, "start", lambda name, *_: ended[name])
     arguments = ["first_light", "--stage", *ends, "--out", str(tmp_path)]
     monkeypatch.setattr(first_light.sys, "argv", arguments)
     assert first_light.main() == code
-    assert capsys.readouterr().out == ("" if code == 0 else "without a full answer: kernels\n")
+    last = capsys.readouterr().out.splitlines()[-1:]
+    assert (last == ["without a full answer: kernels"]) == bool(code)
 
 
 def test_of_little_time_each_stage_gets_its_part(cases, tmp_path, monkeypatch):
