@@ -30,26 +30,34 @@ LN_2 = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
-def visible(
-    kind, mask_start, rows, columns, end, num_columns, row_lo, row_hi, mask_columns, bits,
+def ranges_of(kind, mask_start, rows, end, row_lo, row_hi, mask_columns):
+    """Return two ranges of columns outside which rows of a piece see none: lows, highs.
+
+    Of a piece without ranges the first one holds all columns, up to `end`. Rows below 0, which are
+    none of the piece, get empty ranges.
+    """
+    has_ranges = (rows >= 0) & (kind == 1)
+    at = mask_start + rows
+    first_lo = tl.load(row_lo + at, mask=has_ranges, other=0)
+    first_hi = tl.load(row_hi + at, mask=has_ranges, other=end)
+    second_lo = tl.load(row_lo + mask_columns + at, mask=has_ranges, other=0)
+    second_hi = tl.load(row_hi + mask_columns + at, mask=has_ranges, other=0)
+    first_hi = tl.where(rows >= 0, tl.minimum(first_hi, end), 0)
+    return first_lo, first_hi, second_lo, tl.minimum(second_hi, end)
+
+
+@triton.jit
+def seen_pairs(
+    kind, mask_start, rows, columns, first_lo, first_hi, second_lo, second_hi, num_columns, bits,
     HAS_BITS: tl.constexpr,
 ):  # fmt: skip
-    """Return which (row, column) pairs are visible, rows and columns counted within the piece.
+    """Return which pairs of rows and columns of a piece are visible.
 
-    `rows` and `columns` are a column and a row of indices, or the other way round: dkv has tiles of
-    keys times queries. Columns from `end` on are not seen; rows must be those of the piece, or
-    below 0.
+    `rows` and their ranges are columns of a tile and `columns` a row of it, or the other way round:
+    dkv has tiles of keys times queries.
     """
-    seen = (rows >= 0) & (columns >= 0) & (columns < end)
-    if kind == 1:
-        at = mask_start + rows
-        first_lo = tl.load(row_lo + at, mask=rows >= 0, other=0)
-        first_hi = tl.load(row_hi + at, mask=rows >= 0, other=0)
-        second_lo = tl.load(row_lo + mask_columns + at, mask=rows >= 0, other=0)
-        second_hi = tl.load(row_hi + mask_columns + at, mask=rows >= 0, other=0)
-        in_first = (columns >= first_lo) & (columns < first_hi)
-        in_second = (columns >= second_lo) & (columns < second_hi)
-        seen = seen & (in_first | in_second)
+    seen = (columns >= first_lo) & (columns < first_hi)
+    seen = seen | (columns >= second_lo) & (columns < second_hi)
     # Addresses of bits take a register per pair, so tables without bits compile without this.
     if HAS_BITS and kind == 2:
         width = (num_columns + 7) // 8
@@ -82,6 +90,11 @@ def attend_runs(
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
     for run in range(first_run, last_run):
         origin, begin, end = tl.load(kv_start + run), tl.load(run_from + run), tl.load(run_to + run)
+        if MASKED:
+            run_kind, run_mask = tl.load(kind + run), tl.load(mask_start + run)
+            first_lo, first_hi, second_lo, second_hi = ranges_of(
+                run_kind, run_mask, rows, end, row_lo, row_hi, mask_columns
+            )
         for at in range(begin, end, BLOCK_N):
             if MASKED or kv_tiles is None:
                 tile_at = key_at + (origin + at).to(tl.int64) * kv_row
@@ -96,10 +109,10 @@ def attend_runs(
             if CAPPED:
                 scores = squashed(scores, squash)
             if MASKED:
-                seen = visible(
-                    tl.load(kind + run), tl.load(mask_start + run), rows[:, None],
-                    (at + lane)[None, :], end, tl.load(kv_len + run), row_lo, row_hi, mask_columns,
-                    bits, HAS_BITS,
+                seen = seen_pairs(
+                    run_kind, run_mask, rows[:, None], (at + lane)[None, :], first_lo[:, None],
+                    first_hi[:, None], second_lo[:, None], second_hi[:, None],
+                    tl.load(kv_len + run), bits, HAS_BITS,
                 )  # fmt: skip
                 scores = tl.where(seen, scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -193,6 +206,11 @@ def dq_runs(
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
     for run in range(first_run, last_run):
         origin, begin, end = tl.load(kv_start + run), tl.load(run_from + run), tl.load(run_to + run)
+        if MASKED:
+            run_kind, run_mask = tl.load(kind + run), tl.load(mask_start + run)
+            first_lo, first_hi, second_lo, second_hi = ranges_of(
+                run_kind, run_mask, rows, end, row_lo, row_hi, mask_columns
+            )
         for at in range(begin, end, BLOCK_N):
             tile_at = key_at + (origin + at).to(tl.int64) * kv_row
             inside = (d < DIM)[None, :]
@@ -206,10 +224,10 @@ def dq_runs(
                 scores = squashed(scores, squash)
             weights = tl.exp2(scores * scale - row_lse[:, None])
             if MASKED:
-                seen = visible(
-                    tl.load(kind + run), tl.load(mask_start + run), rows[:, None],
-                    (at + lane)[None, :], end, tl.load(kv_len + run), row_lo, row_hi, mask_columns,
-                    bits, HAS_BITS,
+                seen = seen_pairs(
+                    run_kind, run_mask, rows[:, None], (at + lane)[None, :], first_lo[:, None],
+                    first_hi[:, None], second_lo[:, None], second_hi[:, None],
+                    tl.load(kv_len + run), bits, HAS_BITS,
                 )  # fmt: skip
                 weights = tl.where(seen, weights, 0.0)
             change = tl.dot(upper, tl.trans(values), input_precision="ieee")
@@ -289,6 +307,9 @@ def dkv_runs(
     lane, d = tl.arange(0, BLOCK_M), tl.arange(0, DIM_PAD)
     for run in range(first_run, last_run):
         start, num_rows = tl.load(run_q + run).to(tl.int64), tl.load(run_rows + run)
+        if MASKED:
+            run_kind, run_mask = tl.load(kind + run), tl.load(mask_start + run)
+            column, size = (key_row - tl.load(kv_start + run))[:, None], tl.load(kv_len + run)
         # All query heads that share the kv head: their gradients add up in registers.
         for member in range(GROUP):
             head = kv_head * GROUP + member
@@ -308,18 +329,20 @@ def dkv_runs(
                 scores = tl.dot(keys, tl.trans(query), input_precision="ieee")
                 if CAPPED:
                     scores = squashed(scores, squash)
+                masked = scores  # a cap needs the scores themselves once more
                 if MASKED:
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse)
-                weights = tl.exp2(scores * scale - row_lse[None, :])
-                if MASKED:
-                    columns = key_row - tl.load(kv_start + run)
-                    size = tl.load(kv_len + run)
-                    seen = visible(
-                        tl.load(kind + run), tl.load(mask_start + run),
-                        tl.where(is_row, begin + lane, -1)[None, :], columns[:, None], size, size,
-                        row_lo, row_hi, mask_columns, bits, HAS_BITS,
+                    rows = tl.where(is_row, begin + lane, -1)
+                    first_lo, first_hi, second_lo, second_hi = ranges_of(
+                        run_kind, run_mask, rows, size, row_lo, row_hi, mask_columns
+                    )
+                    seen = seen_pairs(
+                        run_kind, run_mask, rows[None, :], column, first_lo[None, :],
+                        first_hi[None, :], second_lo[None, :], second_hi[None, :], size, bits,
+                        HAS_BITS,
                     )  # fmt: skip
-                    weights = tl.where(seen, weights, 0.0)
+                    masked = tl.where(seen, scores, float("-inf"))
+                weights = tl.exp2(masked * scale - row_lse[None, :])
                 upper_at = dout + row * dout_row + head * DIM
                 upper = tl.load(
                     upper_at + lane[:, None] * dout_row + d[None, :], mask=inside, other=0.0
