@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import test_kernels as kernel_tests
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcp_dsl.interchange import slices
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
@@ -20,7 +21,7 @@ from dcp_runtime.execute.prepared_plan import Engine
 from dcp_runtime.kernels import flash
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
-from dcp_runtime.kernels.kernel import TensorKind
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 from dcp_runtime.plans.device_plan import prepare_device
 
@@ -30,7 +31,9 @@ class Segments:
 
     def __init__(self, qkv, cu_seqlens, longest, scale, *, causal, window):
         (q, k, v), (cu_q, cu_k) = qkv, cu_seqlens
-        assert q.is_contiguous() and k.is_contiguous() and v.is_contiguous()  # noqa: PT018
+        for x in (q, k, v):  # as operators read them: 16 bytes at once, rows at any stride
+            assert x.stride(-1) == 1
+            assert not any(stride % 8 for stride in x.stride()[:-1])
         assert cu_q.dtype == cu_k.dtype == torch.int32
         assert (cu_q.diff().max(), cu_k.diff().max()) == longest
         self.q, self.k, self.v, self.scale, self.causal = q, k, v, scale, causal
@@ -150,6 +153,67 @@ def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
     qkv = lab.random_qkv(1, 74, *kernel_tests.HEADS[heads], 16, torch.float32)
     got = kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
+@pytest.mark.parametrize("mask", ["causal", "streaming", "scattered", "full"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_rows_that_lie_in_order_give_the_bits_of_gathered_rows(lab, mask, name, monkeypatch):
+    sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 23)], 24)
+    qkv = lab.random_qkv(1, 74, 4, 2, 16, torch.float32)
+    in_place, gathered = [], []
+    for found, rows in ((in_place, flash._rows), (gathered, torch.from_numpy)):
+
+        def noted(index, found=found, rows=rows):
+            found.append(rows(index))
+            return found[-1]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(flash, "_rows", noted)
+            found.append(kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2))
+    assert any(isinstance(rows, slice) for rows in in_place)
+    assert len(in_place) == len(gathered)
+    ours, theirs = in_place[-1], gathered[-1]
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+
+
+class Moves(TorchDispatchMode):
+    """Notes by name the operations that move tensors of at least `size` elements."""
+
+    def __init__(self, size):
+        super().__init__()
+        self.size, self.names = size, []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        is_move = name in {"index", "index_put_", "index_add_", "clone", "stack", "zeros_like"}
+        if is_move and found.numel() >= self.size:
+            self.names.append(name)
+        return found
+
+
+@pytest.mark.parametrize("is_in_order", [True, False])
+def test_rows_that_lie_in_order_are_not_moved(lab, is_in_order, monkeypatch):
+    part = part_of(lab)
+    if not is_in_order:
+        monkeypatch.setattr(flash, "_rows", torch.from_numpy)
+    bf16, rows, lse = torch.bfloat16, (1024, 8, 16), torch.zeros(1024, 8)
+    package = SimpleNamespace(
+        _flash_attn_fwd=lambda q, *_, **__: (torch.zeros(q.shape, dtype=bf16), lse.T),
+        _flash_attn_bwd=lambda q, k, v, *_, **__: tuple(torch.zeros(x.shape) for x in (q, k, v)),
+    )
+    kernel = Flash4Kernel(package)
+    q, kv = torch.zeros(rows, dtype=bf16), torch.zeros(1024, 2, 2, 16, dtype=bf16)
+    state = AttentionState.empty(*rows, torch.float32)
+    sums = Gradients(torch.zeros(rows), torch.zeros(kv.shape))
+    with Moves(kv[:, 0].numel()) as moves:
+        for table in part.forward.tables:
+            kernel.forward(q, kv, table, 1.0, state)
+        for table in part.backward.tables:
+            kernel.backward(QueryRows(q, q, lse, lse), kv, table, 1.0, sums)
+    forward = ["index"] * 3 + ["index_put_"]  # kv, q and the state, which is put back
+    backward = ["index"] * 3 + ["index_add_"] * 3  # kv, q and dout; dq, dk and dv
+    assert moves.names == ([] if is_in_order else forward + backward)
 
 
 @pytest.fixture

@@ -25,8 +25,10 @@ _SPEEDS = {"triton": _Speed(0.9, 0.55, 2.3), "flash4": _Speed(1.7, 1.8, 1.0)}
 _LAUNCH_S = 5e-6
 """Seconds to launch a kernel, where the cluster names none."""
 _COPY_BYTES_PER_S = 2e12
-_GATHER_BYTES = 30
-"""Bytes read and written per number of a row that is gathered: inputs, float32 sums, results."""
+_GATHER_BYTES = 15
+"""Bytes read and written per number of a row that is gathered: inputs, and sums by index."""
+_MERGE_BYTES = 15
+"""Bytes read and written per number of a row whose results are added to its float32 sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class Cost:
     def __str__(self) -> str:
         """Return the seconds and the work as text."""
         w = self.work
-        rows = f", {w.q_rows + w.kv_rows:,} rows gathered" if w.q_rows else ""
+        rows = f", {w.q_rows + w.kv_rows:,} rows gathered" if w.q_rows + w.kv_rows else ""
         return (
             f"{self.seconds * 1e3:.3g} ms a layer ({w.launches} launches, {w.whole:,} pairs in "
             f"whole tiles, {w.edge:,} at edges{rows})"
@@ -66,9 +68,11 @@ def predict(kernel: Kernel, part: DevicePlan, kind: TensorKind) -> Cost:
         work = sum((kernel.work(table, each) for table in direction.tables), Work())
         # Two products of 2 head_dim FLOPs per pair and head; `rate` counts more in backward.
         flops = 4 * shape.head_dim * shape.q_heads * (work.whole + speed.edge * work.edge)
-        # Elements that are gathered: rows of queries, and of keys and values.
-        numbers = shape.head_dim * (work.q_rows * shape.q_heads + 2 * work.kv_rows * shape.kv_heads)
+        # Elements that are gathered, of queries, and of keys and values, and those of sums.
+        q_size, kv_size = (shape.head_dim * n for n in (shape.q_heads, 2 * shape.kv_heads))
+        moved = _GATHER_BYTES * (work.q_rows * q_size + work.kv_rows * kv_size)
+        moved += _MERGE_BYTES * work.merged * q_size
         seconds += work.launches * (cluster.kernel_launch_s or _LAUNCH_S) + flops / rate
-        seconds += _GATHER_BYTES * numbers / (cluster.copy_bytes_per_s or _COPY_BYTES_PER_S)
+        seconds += moved / (cluster.copy_bytes_per_s or _COPY_BYTES_PER_S)
         done.append(work)
     return Cost(seconds, done[0])

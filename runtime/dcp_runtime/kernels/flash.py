@@ -2,13 +2,15 @@
 
 `flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. A table is
 rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles, causal
-triangles and windows, rows and keys gathered by index. Outputs of several calls are merged by
-log-sum-exp. `flash` serves comparisons, and GPUs without Triton; gathered keys cost memory and time
-that our own kernels do not spend. Where a key stands in several segments of a call, atomics sum its
-gradient: the last bits may differ between two runs.
+triangles and windows. Rows and keys that lie in order in the buffers are used where they lie;
+others are gathered by index, which costs memory and time that our own kernels do not spend. Outputs
+of several calls are merged by log-sum-exp. `flash` serves comparisons, and GPUs without Triton.
+Atomics sum gradients, those of the operators and of keys that stand in several segments of a call:
+the last bits may differ between two runs.
 
 The operators exist on CUDA only. Everything around them is tested on the CPU with stand-ins; the
-operators themselves have not been run by this project.
+operators themselves have not been run by this project. Those of flash-attn-4 have been compiled for
+compute capability 9, with the arguments that `Flash4Kernel` gives them.
 """
 
 import re
@@ -24,7 +26,7 @@ import torch
 from torch import Tensor
 
 from dcp_dsl import ExchangeError, import_mask
-from dcp_dsl.arrays import Ints, expand
+from dcp_dsl.arrays import Indices, Ints, expand
 from dcp_dsl.forms import ranges_of_tile
 from dcp_dsl.interchange import Export, varlen_calls
 from dcp_runtime.errors import RunError
@@ -58,14 +60,18 @@ def flash_refusal(
     return None
 
 
+Rows = Tensor | slice
+"""Rows of a buffer: a slice where they lie in order, else their index."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashCall:
-    """One call on the device: `VarlenCall` as tensors, with the longest segments."""
+    """One call on the device: `VarlenCall` as tensors and slices, with the longest segments."""
 
     causal: bool
     window: int
-    q_idx: Tensor
-    kv_idx: Tensor
+    q_idx: Rows
+    kv_idx: Rows
     cu_seqlens_q: Tensor
     cu_seqlens_k: Tensor
     max_q: int
@@ -73,12 +79,16 @@ class FlashCall:
 
     def to(self, device: torch.device) -> "FlashCall":
         """Return the same call on a device."""
-        names = ("q_idx", "kv_idx", "cu_seqlens_q", "cu_seqlens_k")
-        return replace(self, **{name: getattr(self, name).to(device) for name in names})
+        moved: dict[str, Any] = {  # Any: fields of several types
+            name: value.to(device)
+            for name in ("q_idx", "kv_idx", "cu_seqlens_q", "cu_seqlens_k")
+            if isinstance(value := getattr(self, name), Tensor)
+        }
+        return replace(self, **moved)
 
 
 class FlashKernel(Kernel):
-    """Attention through the plain flash kernels of torch on gathered rows and keys.
+    """Attention through the plain flash kernels of torch.
 
     Args:
         operators: has ``_flash_attention_forward`` and ``_flash_attention_backward``; those of
@@ -105,9 +115,10 @@ class FlashKernel(Kernel):
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
         for call in self._prepared(table, q.device):
-            k, v = kv[call.kv_idx].unbind(1)
-            # A row stands in at most one segment of a call, so merged rows can be written back.
-            out, lse = self._attend(q[call.q_idx], k.contiguous(), v.contiguous(), call, scale)
+            k, v = kv[call.kv_idx].unbind(1)  # operators take any stride between rows
+            out, lse = self._attend(q[call.q_idx], k, v, call, scale)
+            # A row stands in at most one segment of a call, so merged rows can be written back;
+            # those of a slice are where they belong, and torch copies nothing onto itself.
             part = AttentionState(state.out[call.q_idx], state.lse[call.q_idx])
             part.merge(0, out, lse.T)
             state.out[call.q_idx], state.lse[call.q_idx] = part.out, part.lse
@@ -118,7 +129,6 @@ class FlashKernel(Kernel):
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
         for call in self._prepared(table, rows.q.device):
             k, v = kv[call.kv_idx].unbind(1)
-            k, v = k.contiguous(), v.contiguous()
             gathered = QueryRows(
                 rows.q[call.q_idx],
                 rows.dout[call.q_idx].to(rows.q.dtype),
@@ -126,10 +136,9 @@ class FlashKernel(Kernel):
                 rows.delta[call.q_idx].float().T.contiguous(),
             )
             dq, dk, dv = self._gradients(gathered, k, v, call, scale)
-            gradients.dq[call.q_idx] += dq.to(gradients.dq.dtype)
-            # A key may stand in several segments, and `+=` would add only one of its gradients.
-            dkv = torch.stack([dk, dv], 1).to(gradients.dkv.dtype)
-            gradients.dkv.index_add_(0, call.kv_idx, dkv)
+            _add(gradients.dq, call.q_idx, dq)
+            _add(gradients.dkv[:, 0], call.kv_idx, dk)
+            _add(gradients.dkv[:, 1], call.kv_idx, dv)
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
         """Count the tiles of the calls, and the rows that they gather."""
@@ -144,7 +153,9 @@ class FlashKernel(Kernel):
             hidden = sum(int((x * (x - TILE) // 2).sum()) for x in (above, below))
             computed = int(tall @ wide) - hidden
             edge = min(int(((above + below) * TILE).sum()), computed)
-            total += Work(1, computed - edge, edge, len(call.q_idx), len(call.kv_idx))
+            gathered = _gathered(call.q_idx), _gathered(call.kv_idx)
+            merged = int(call.cu_seqlens_q[-1])
+            total += Work(1, computed - edge, edge, *gathered, merged=merged)
         return total
 
     def _prepared(self, table: TileTable, device: torch.device) -> tuple[FlashCall, ...]:
@@ -184,6 +195,24 @@ def _whole_tiles(length: Tensor) -> Tensor:
     return -(-length // TILE) * TILE
 
 
+def _rows(index: Indices) -> Rows:
+    first = int(index[0])
+    in_order = np.array_equal(index, np.arange(first, first + len(index)))
+    return slice(first, first + len(index)) if in_order else torch.from_numpy(index)
+
+
+def _gathered(rows: Rows) -> int:
+    return 0 if isinstance(rows, slice) else len(rows)
+
+
+def _add(total: Tensor, rows: Rows, part: Tensor) -> None:
+    """Add to rows of sums; a key may stand in an index several times."""
+    if isinstance(rows, slice):
+        total[rows] += part
+    else:
+        total.index_add_(0, rows, part.to(total.dtype))
+
+
 def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
     """Rewrite a table as calls of a plain flash kernel; O(rows of its masks).
 
@@ -201,8 +230,8 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
         FlashCall(
             causal=call.causal,
             window=call.window,
-            q_idx=torch.from_numpy(call.q_idx),
-            kv_idx=torch.from_numpy(call.kv_idx),
+            q_idx=_rows(call.q_idx),
+            kv_idx=_rows(call.kv_idx),
             cu_seqlens_q=torch.from_numpy(call.cu_seqlens_q),
             cu_seqlens_k=torch.from_numpy(call.cu_seqlens_k),
             max_q=int(np.diff(call.cu_seqlens_q).max()),
@@ -255,7 +284,8 @@ class Flash4Kernel(FlashKernel):
 
     Facts of version 4.0.0b36, read from the package: out and lse (``[Hq, rows]``, natural, float32)
     come first in what forward returns; backward subtracts ``rowsum(out * dout) - dlse`` from dp, so
-    zeros for out and minus delta for dlse bring our delta in without rounding it to 16 bits.
+    zeros for out and minus delta for dlse bring our delta in without rounding it to 16 bits. Rows
+    of all inputs may lie at any stride, 0 included, that is a multiple of 16 bytes.
 
     Args:
         operators: module with ``_flash_attn_fwd`` and ``_flash_attn_bwd``; that of the package if
@@ -278,8 +308,9 @@ class Flash4Kernel(FlashKernel):
     def _gradients(
         self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
+        zeros = rows.q.new_zeros(rows.q.shape[-1]).expand_as(rows.q)  # takes no memory
         dq, dk, dv = self._operators._flash_attn_bwd(
-            rows.q, k, v, torch.zeros_like(rows.q), rows.dout, rows.lse,
+            rows.q, k, v, zeros, rows.dout, rows.lse,
             **_segments(call), softmax_scale=scale, dlse=-rows.delta,
         )  # fmt: skip
         return dq, dk, dv

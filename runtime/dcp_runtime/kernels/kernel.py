@@ -159,6 +159,7 @@ class Work:
         launches: of kernels.
         whole, edge: pairs in tiles that are computed without and with a mask, visible or not.
         q_rows, kv_rows: rows that are gathered to where the kernel wants them.
+        merged: rows whose results are added to the sums by other kernels.
     """
 
     launches: int = 0
@@ -166,6 +167,7 @@ class Work:
     edge: int = 0
     q_rows: int = 0
     kv_rows: int = 0
+    merged: int = 0
 
     def __add__(self, other: "Work") -> "Work":
         """Return both together."""
