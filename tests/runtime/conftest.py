@@ -139,6 +139,15 @@ def run_in_threads(
     return whole, [recorder for *_, recorder in parts]
 
 
+@pytest.fixture
+def nan_in_new_memory():
+    """Let torch fill memory that nobody has written to with NaN."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
 @pytest.fixture(scope="session")
 def lab() -> SimpleNamespace:
     """Return the oracles and makers of this file."""

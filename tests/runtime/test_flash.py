@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import test_kernels as kernel_tests
+import test_random_placements as placements
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,7 +19,7 @@ from dcp_dsl.interchange import slices
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import Engine
-from dcp_runtime.kernels import flash
+from dcp_runtime.kernels import choice, flash
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
@@ -153,6 +154,30 @@ def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
     qkv = lab.random_qkv(1, 74, *kernel_tests.HEADS[heads], 16, torch.float32)
     got = kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
+@pytest.mark.usefixtures("nan_in_new_memory")
+@pytest.mark.parametrize("name", KERNELS)
+def test_sums_that_calls_begin_and_end_are_exact_on_plans_of_any_shape(lab, name, monkeypatch):
+    monkeypatch.setattr(choice, "CpuKernel", KERNELS[name])
+    monkeypatch.setattr(placements, "DTYPES", (torch.float32,))
+    for seed in range(60, 72):
+        if seed % 4:  # the others run the reference
+            placements.check(lab, seed)
+
+
+def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(lab):
+    for mask, turns in (
+        (np.tri(256, dtype=bool), [(True, True)]),
+        (lab.masks["streaming"](256, 8, 32), [(True, False), (True, True), (False, True)]),
+    ):
+        config, shape = PlanConfig("static:zigzag"), ModelShape(4, 2, 16)
+        cluster = Cluster(devices_per_node=1)
+        plan = build_plan(lab.sparsity_of([mask], 256), shape, cluster, config)
+        (table,) = prepare_device(plan, 0, 128).forward.tables
+        found = flash.with_turns(table, flash.flash_calls(table))
+        assert [(call.opens, call.closes) for call in found.calls] == turns
+        assert found.blank == found.left == flash.NO_ROW
 
 
 @pytest.mark.parametrize("mask", ["causal", "streaming", "scattered", "full"])
@@ -305,9 +330,9 @@ def test_a_mask_that_gathers_too_much_or_a_broken_package_is_no_reason_to_stop(l
         patch.setattr(slices, "MAX_INDICES", 100)
         gathered = chosen_for(part)
     monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", None)
-    for choice, says in (
+    for chosen, says in (
         (gathered, "at most 100 are written"),
         (chosen_for(part), "flash_attn.cute.interface"),
     ):
-        assert choice.kernel.name == "triton"
-        assert says in dict(choice.refused)["flash4"]
+        assert chosen.kernel.name == "triton"
+        assert says in dict(chosen.refused)["flash4"]

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -26,9 +27,10 @@ import torch
 from torch import Tensor
 
 from dcp_dsl import ExchangeError, import_mask
-from dcp_dsl.arrays import Indices, Ints, expand
+from dcp_dsl.arrays import Bools, Indices, Ints, expand
 from dcp_dsl.forms import ranges_of_tile
 from dcp_dsl.interchange import Export, varlen_calls
+from dcp_planner import TransferKind
 from dcp_runtime.errors import RunError
 from dcp_runtime.kernels.kernel import (
     AttentionState,
@@ -62,11 +64,15 @@ def flash_refusal(
 
 Rows = Tensor | slice
 """Rows of a buffer: a slice where they lie in order, else their index."""
+NO_ROW = slice(0, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FlashCall:
-    """One call on the device: `VarlenCall` as tensors and slices, with the longest segments."""
+    """One call on the device: `VarlenCall` as tensors and slices, with the longest segments.
+
+    With it the sums of its rows begin (`opens`) and end (`closes`), if they do so with its table.
+    """
 
     causal: bool
     window: int
@@ -76,15 +82,39 @@ class FlashCall:
     cu_seqlens_k: Tensor
     max_q: int
     max_k: int
+    opens: bool
+    closes: bool
 
     def to(self, device: torch.device) -> "FlashCall":
         """Return the same call on a device."""
-        moved: dict[str, Any] = {  # Any: fields of several types
-            name: value.to(device)
-            for name in ("q_idx", "kv_idx", "cu_seqlens_q", "cu_seqlens_k")
-            if isinstance(value := getattr(self, name), Tensor)
-        }
-        return replace(self, **moved)
+        return replace(
+            self,
+            q_idx=_moved(self.q_idx, device),
+            kv_idx=_moved(self.kv_idx, device),
+            cu_seqlens_q=self.cu_seqlens_q.to(device),
+            cu_seqlens_k=self.cu_seqlens_k.to(device),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FlashTable:
+    """The calls of a table, and the rows whose sums begin or end with it but with none of them."""
+
+    calls: tuple[FlashCall, ...]
+    blank: Rows
+    left: Rows
+
+    def to(self, device: torch.device) -> "FlashTable":
+        """Return the same calls on a device."""
+        calls = tuple(call.to(device) for call in self.calls)
+        return FlashTable(calls, _moved(self.blank, device), _moved(self.left, device))
+
+    def sums(self, wide: Tensor, rows: Tensor) -> Tensor:
+        """Return room for the sums of rows: `wide`, or new memory where the plan keeps none."""
+        is_direct = all(call.opens and call.closes for call in self.calls)
+        if len(wide) == len(rows) or (is_direct and self.blank == self.left == NO_ROW):
+            return wide
+        return rows.new_empty(rows.shape, dtype=wide.dtype)
 
 
 class FlashKernel(Kernel):
@@ -96,12 +126,11 @@ class FlashKernel(Kernel):
     """
 
     name = "flash"
+    finishes = frozenset({TransferKind.OUT, TransferKind.DQ})
 
     def __init__(self, operators: Any = None) -> None:  # Any: a namespace that torch fills
         self._operators = operators or torch.ops.aten
-        self._calls: WeakKeyDictionary[TileTable, dict[str, tuple[FlashCall, ...]]] = (
-            WeakKeyDictionary()
-        )
+        self._tables: WeakKeyDictionary[TileTable, dict[str, FlashTable]] = WeakKeyDictionary()
 
     def load(
         self, forward: Sequence[TileTable], backward: Sequence[TileTable], kind: TensorKind
@@ -114,20 +143,35 @@ class FlashKernel(Kernel):
         self, q: Tensor, kv: Tensor, table: TileTable, scale: float, state: AttentionState
     ) -> None:
         """Merge softmax(scale · q kᵀ) v over the keys of the table into `state`."""
-        for call in self._prepared(table, q.device):
+        prepared, result = self._prepared(table, q.device), state.result
+        wide = prepared.sums(state.out, q)
+        if result is not None:
+            wide[prepared.blank], state.lse[prepared.blank] = 0, -torch.inf
+        for call in prepared.calls:
+            rows = call.q_idx
             k, v = kv[call.kv_idx].unbind(1)  # operators take any stride between rows
-            out, lse = self._attend(q[call.q_idx], k, v, call, scale)
+            out, lse = self._attend(q[rows], k, v, call, scale)
+            target = wide if result is None or not call.closes else result
+            if result is not None and call.opens:
+                target[rows], state.lse[rows] = out, lse.T
+                continue
             # A row stands in at most one segment of a call, so merged rows can be written back;
             # those of a slice are where they belong, and torch copies nothing onto itself.
-            part = AttentionState(state.out[call.q_idx], state.lse[call.q_idx])
-            part.merge(0, out, lse.T)
-            state.out[call.q_idx], state.lse[call.q_idx] = part.out, part.lse
+            part = AttentionState(wide[rows], state.lse[rows])
+            self.merge(part, 0, out, lse.T)
+            target[rows], state.lse[rows] = part.out, part.lse
+        if result is not None:
+            result[prepared.left] = wide[prepared.left].to(result.dtype)
 
     def backward(
         self, rows: QueryRows, kv: Tensor, table: TileTable, scale: float, gradients: Gradients
     ) -> None:
         """Add the gradients of the tiles of the table; uses the global lse and delta of `rows`."""
-        for call in self._prepared(table, rows.q.device):
+        prepared, result = self._prepared(table, rows.q.device), gradients.dq_result
+        wide = prepared.sums(gradients.dq, rows.q)
+        if result is not None:
+            wide[prepared.blank] = 0
+        for call in prepared.calls:
             k, v = kv[call.kv_idx].unbind(1)
             gathered = QueryRows(
                 rows.q[call.q_idx],
@@ -136,14 +180,29 @@ class FlashKernel(Kernel):
                 rows.delta[call.q_idx].float().T.contiguous(),
             )
             dq, dk, dv = self._gradients(gathered, k, v, call, scale)
-            _add(gradients.dq, call.q_idx, dq)
+            if result is not None and call.opens:
+                (result if call.closes else wide)[call.q_idx] = dq
+            elif result is not None and call.closes:
+                result[call.q_idx] = (wide[call.q_idx] + dq).to(result.dtype)
+            else:
+                _add(wide, call.q_idx, dq)
             _add(gradients.dkv[:, 0], call.kv_idx, dk)
             _add(gradients.dkv[:, 1], call.kv_idx, dv)
+        if result is not None:
+            result[prepared.left] = wide[prepared.left].to(result.dtype)
+
+    def merge(self, state: AttentionState, start: int, out: Tensor, lse: Tensor) -> None:
+        """Merge a partial result, with Triton in one launch."""
+        if out.is_cuda and find_spec("triton") is not None:
+            triton = import_module("dcp_runtime.kernels.triton_kernel")
+            triton.merge_rows(state, start, out, lse)
+        else:
+            super().merge(state, start, out, lse)
 
     def work(self, table: TileTable, kind: TensorKind) -> Work:
         """Count the tiles of the calls, and the rows that they gather."""
         total = Work()
-        for call in self._prepared(table, torch.device("cpu")):
+        for call in self._prepared(table, torch.device("cpu")).calls:
             rows, keys = (x.diff().long() for x in (call.cu_seqlens_q, call.cu_seqlens_k))
             tall, wide = (_whole_tiles(x) for x in (rows, keys))
             # A diagonal crosses one tile per TILE rows, and the tiles behind it are skipped: above
@@ -154,16 +213,16 @@ class FlashKernel(Kernel):
             computed = int(tall @ wide) - hidden
             edge = min(int(((above + below) * TILE).sum()), computed)
             gathered = _gathered(call.q_idx), _gathered(call.kv_idx)
-            merged = int(call.cu_seqlens_q[-1])
+            merged = int(call.cu_seqlens_q[-1]) * (1 - call.opens * call.closes)
             total += Work(1, computed - edge, edge, *gathered, merged=merged)
         return total
 
-    def _prepared(self, table: TileTable, device: torch.device) -> tuple[FlashCall, ...]:
-        known = self._calls.setdefault(table, {})
+    def _prepared(self, table: TileTable, device: torch.device) -> FlashTable:
+        known = self._tables.setdefault(table, {})
         if "cpu" not in known:
-            known["cpu"] = flash_calls(table)
+            known["cpu"] = with_turns(table, flash_calls(table))
         if str(device) not in known:
-            known[str(device)] = tuple(call.to(device) for call in known["cpu"])
+            known[str(device)] = known["cpu"].to(device)
         return known[str(device)]
 
     def _attend(
@@ -195,8 +254,12 @@ def _whole_tiles(length: Tensor) -> Tensor:
     return -(-length // TILE) * TILE
 
 
-def _rows(index: Indices) -> Rows:
-    first = int(index[0])
+def _moved(rows: Rows, device: torch.device) -> Rows:
+    return rows if isinstance(rows, slice) else rows.to(device)
+
+
+def _rows(index: Indices | Ints) -> Rows:
+    first = int(index[0]) if len(index) else 0
     in_order = np.array_equal(index, np.arange(first, first + len(index)))
     return slice(first, first + len(index)) if in_order else torch.from_numpy(index)
 
@@ -236,9 +299,35 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
             cu_seqlens_k=torch.from_numpy(call.cu_seqlens_k),
             max_q=int(np.diff(call.cu_seqlens_q).max()),
             max_k=int(np.diff(call.cu_seqlens_k).max()),
+            opens=False,
+            closes=False,
         )
         for call in calls
     )
+
+
+def with_turns(table: TileTable, calls: Sequence[FlashCall]) -> FlashTable:
+    """Mark the calls with which the sums of all their rows begin and end; O(rows of all calls)."""
+    end = int((table.q_start + table.q_len).max(initial=0))
+
+    def turns(marks: Bools | None, ordered: Sequence[FlashCall]) -> tuple[list[bool], Rows]:
+        """Return the first calls with all of their rows, and rows that have no such call."""
+        chosen = np.flatnonzero(marks) if marks is not None else np.zeros(0, np.int64)
+        segment, place = expand(0, table.q_len[chosen].astype(np.int64))
+        waits = np.zeros(end, bool)
+        waits[table.q_start[chosen][segment] + place] = True
+        left, found = waits.copy(), []
+        for call in ordered:
+            rows = call.q_idx if isinstance(call.q_idx, slice) else call.q_idx.numpy()
+            found.append(bool(waits[rows].all()))
+            waits[rows] = False
+            left[rows] &= not found[-1]
+        return found, _rows(np.flatnonzero(left))
+
+    opens, blank = turns(table.opens, calls)
+    closes, left = turns(table.closes, calls[::-1])
+    marked = zip(calls, opens, closes[::-1], strict=True)
+    return FlashTable(tuple(replace(c, opens=o, closes=e) for c, o, e in marked), blank, left)
 
 
 def _as_slices(table: TileTable) -> Export:

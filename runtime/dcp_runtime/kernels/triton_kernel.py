@@ -215,12 +215,7 @@ class TritonKernel(Kernel):
 
     def merge(self, state: AttentionState, start: int, out: Tensor, lse: Tensor) -> None:
         """Merge a partial result in one pass: torch would take seven."""
-        rows, dim = slice(start, start + len(lse)), out.shape[-1]
-        if lse.numel():
-            triton_source.merge_kernel[(-(-lse.numel() // ROWS),)](
-                state.out[rows], state.lse[rows], out.contiguous(), lse.contiguous(), lse.numel(),
-                DIM=dim, DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
-            )  # fmt: skip
+        merge_rows(state, start, out, lse)
 
     def _constants(
         self, q: Tensor, kv: Tensor, table: _DeviceTable, shape: LaunchShape
@@ -244,6 +239,16 @@ class TritonKernel(Kernel):
         if key not in self._tables.get(table, {}):
             self.load(*(([table], []) if kernel == "forward" else ([], [table])), kind)
         return self._tables[table][key], key[-1]
+
+
+def merge_rows(state: AttentionState, start: int, out: Tensor, lse: Tensor) -> None:
+    """Merge a partial result into the float32 rows of a state from `start` on, in one launch."""
+    rows, dim = slice(start, start + len(lse)), out.shape[-1]
+    if lse.numel():
+        triton_source.merge_kernel[(-(-lse.numel() // ROWS),)](
+            state.out[rows], state.lse[rows], out.contiguous(), lse.contiguous(), lse.numel(),
+            DIM=dim, DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
+        )  # fmt: skip
 
 
 class FusedTritonKernel(TritonKernel):
