@@ -1,8 +1,8 @@
 #!/bin/sh
 # Pack the source, the plans and small wheels for a machine with a GPU and without a network:
 #   sh gpu/pack.sh [DIR]      writes DIR/dcp-source.tar.gz and DIR/dcp-wheels.tar.gz, each below 60 MiB
-#   sh gpu/pack.sh DIR flash4 writes DIR/dcp-flash4.tar.aa and .ab as well: wheels of flash-attn-4, and
-#                             compiled kernels if `gpu/flash4_cache.py gpu/flash4` made them
+#   sh gpu/pack.sh DIR flash4 writes DIR/dcp-flash4.tar.aa, .ab and .ac as well: wheels of flash-attn-4,
+#                             and compiled kernels if `gpu/flash4_cache.py gpu/flash4` made them
 # There: unpack both in one folder, then
 #   python3 -m pip install --no-index --find-links wheels click lark lazy_loader rich
 #   python3 gpu/first_light.py
@@ -13,7 +13,7 @@ out=${1:-$root/dist/gpu}
 mkdir -p "$out"
 cd "$root"
 test -d gpu/plans || python3 gpu/cases.py
-tar -czf "$out/dcp-source.tar.gz" --exclude=__pycache__ --exclude=node_modules \
+tar -czf "$out/dcp-source.tar.gz" --exclude=__pycache__ --exclude=node_modules --exclude=gpu/flash4 \
   gpu grammar/dcp_grammar dcp_dsl/dcp_dsl planner/dcp_planner runtime/dcp_runtime \
   runtime/benchmarks/bench_kernels.py pyproject.toml
 wheels=$(mktemp -d)
@@ -28,7 +28,7 @@ if [ "${2:-}" = flash4 ]; then
     torch-c-dlpack-ext==0.1.5 einops protobuf
   test ! -d gpu/flash4 || cp -R gpu/flash4 "$wheels/flash4/cache"
   rm -f "$out"/dcp-flash4.tar.*
-  tar -cf - -C "$wheels" flash4 | split -b 56m - "$out/dcp-flash4.tar."
+  tar -cf - -C "$wheels" flash4 | split -b 36m - "$out/dcp-flash4.tar."
 fi
 for file in "$out"/dcp-*.tar.*; do
   size=$(wc -c <"$file")
