@@ -13,12 +13,21 @@ from pathlib import Path
 
 import torch
 from cases import SHARED, SMALL, SPREAD, TIMED, Case
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dcp_planner.plan import decode_part
+from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Pass
 from dcp_runtime.kernels.flash import Flash4Kernel
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
+from dcp_runtime.kernels.kernel import AttentionState, QueryRows, TensorKind
 from dcp_runtime.plans.device_plan import prepare_device
+
+
+class CallsOnly(Flash4Kernel):
+    """The kernel without the merging of results, which Triton compiles on the machine."""
+
+    def merge(self, state: AttentionState, start: int, out: Tensor, lse: Tensor) -> None:
+        """Leave the state as it is."""
 
 
 def main(folder: str) -> None:
@@ -31,7 +40,7 @@ def main(folder: str) -> None:
         "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED": "1",
         "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR": str(Path(folder).resolve()),
     }
-    kernel = Flash4Kernel()
+    kernel = CallsOnly()
     for case in (*TIMED, *SPREAD, *SHARED, *SMALL):
         # The stage `kernels` compares both types for one head size.
         both = case in SMALL and case.head_dim == 128
@@ -49,16 +58,17 @@ def compile_calls(kernel: Flash4Kernel, case: Case, dtype: torch.dtype) -> None:
         forward, backward = part.forward.tables, part.backward.tables
         kernel.load(forward, backward, TensorKind(dtype, torch.device("cpu"), size))
         with FakeTensorMode(allow_non_fake_inputs=True), torch.device("cuda"):
-            # Room for all tokens: no rank has more rows in its buffers.
-            q = torch.empty(case.tokens, heads, size, dtype=dtype)
-            kv = torch.empty(case.tokens, 2, kv_heads, size, dtype=dtype)
-            state = AttentionState.empty(case.tokens, heads, size, torch.float32, "cuda")
-            rows = QueryRows(q, q, state.lse, state.lse)
-            sums = Gradients(q.float(), kv.float())
-            for table in forward:
-                kernel.forward(q, kv, table, 1.0, state)
-            for table in backward:
-                kernel.backward(rows, kv, table, 1.0, sums)
+            q = torch.empty(part.num_local, heads, size, dtype=dtype)
+            kv = torch.empty(part.num_local, 2, kv_heads, size, dtype=dtype)
+            lse = torch.empty(part.num_local, heads)
+            rows = QueryRows(q, q, lse, lse)
+            passes: list[Pass] = [
+                ForwardPass(part, q, kv, finishes=kernel.finishes),
+                BackwardPass(part, rows, kv, finishes=kernel.finishes),
+            ]
+            for current in passes:
+                for table in part.of(current.direction).tables:
+                    current.attend(kernel, table)
 
 
 if __name__ == "__main__":

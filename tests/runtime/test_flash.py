@@ -112,7 +112,7 @@ class AtenStandIn:
 def standin_forward(  # noqa: PLR0913 - as the package has it
     q, k, v, qv=None, cu_seqlens_q=None, cu_seqlens_k=None, seqused_q=None, seqused_k=None,
     max_seqlen_q=None, max_seqlen_k=None, min_seqlen_k=None, page_table=None, softmax_scale=None,
-    causal=False, softcap=None, window_size_left=None, *, return_lse=False,
+    causal=False, softcap=None, window_size_left=None, *, return_lse=False, out=None,
 ):  # fmt: skip
     assert return_lse
     assert window_size_left is None or window_size_left >= 0
@@ -120,12 +120,17 @@ def standin_forward(  # noqa: PLR0913 - as the package has it
     segments = Segments(
         (q, k, v), cu_seqlens, longest, softmax_scale, causal=causal, window=window_size_left
     )
-    return *segments.forward(), None, None, None
+    found, lse = segments.forward()
+    return _into(out, found), lse, None, None, None
+
+
+def _into(given, found):
+    return found if given is None else given.copy_(found)
 
 
 def standin_backward(  # noqa: PLR0913 - as the package has it
     q, k, v, out, dout, lse, softmax_scale=None, causal=False, softcap=0.0, window_size_left=None,
-    *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dlse=None,
+    *, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dlse=None, dq=None,
 ):  # fmt: skip
     assert out.shape == dout.shape == q.shape
     assert q.dtype == k.dtype == v.dtype == out.dtype == dout.dtype
@@ -136,7 +141,8 @@ def standin_backward(  # noqa: PLR0913 - as the package has it
         (q, k, v), cu_seqlens, longest, softmax_scale, causal=causal, window=window_size_left
     )
     delta = (out.double() * dout.double()).sum(-1).T - dlse.double()
-    return segments.backward(dout, lse, delta)
+    found, dk, dv = segments.backward(dout, lse, delta)
+    return _into(dq, found), dk, dv
 
 
 PACKAGE = SimpleNamespace(_flash_attn_fwd=standin_forward, _flash_attn_bwd=standin_backward)
@@ -161,7 +167,7 @@ def test_gathered_calls_are_as_exact_as_eager_attention(lab, mask, heads, name):
 def test_sums_that_calls_begin_and_end_are_exact_on_plans_of_any_shape(lab, name, monkeypatch):
     monkeypatch.setattr(choice, "CpuKernel", KERNELS[name])
     monkeypatch.setattr(placements, "DTYPES", (torch.float32,))
-    for seed in range(60, 72):
+    for seed in range(60, 68):
         if seed % 4:  # the others run the reference
             placements.check(lab, seed)
 

@@ -150,7 +150,8 @@ class FlashKernel(Kernel):
         for call in prepared.calls:
             rows = call.q_idx
             k, v = kv[call.kv_idx].unbind(1)  # operators take any stride between rows
-            out, lse = self._attend(q[rows], k, v, call, scale)
+            into = _place_of(result, call)
+            out, lse = self._attend(q[rows], k, v, call, scale, into)
             target = wide if result is None or not call.closes else result
             if result is not None and call.opens:
                 target[rows], state.lse[rows] = out, lse.T
@@ -179,7 +180,7 @@ class FlashKernel(Kernel):
                 rows.lse[call.q_idx].T.contiguous(),
                 rows.delta[call.q_idx].float().T.contiguous(),
             )
-            dq, dk, dv = self._gradients(gathered, k, v, call, scale)
+            dq, dk, dv = self._gradients(gathered, k, v, call, scale, _place_of(result, call))
             if result is not None and call.opens:
                 (result if call.closes else wide)[call.q_idx] = dq
             elif result is not None and call.closes:
@@ -226,9 +227,12 @@ class FlashKernel(Kernel):
         return known[str(device)]
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float, into: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return out ``[rows, Hq, D]`` and natural lse ``[Hq, rows]`` of gathered tensors."""
+        """Return out ``[rows, Hq, D]`` and natural lse ``[Hq, rows]`` of the rows of a call.
+
+        An operator that can writes out to `into`, if that is given.
+        """
         out, lse, *_ = self._operators._flash_attention_forward(
             q, k, v, call.cu_seqlens_q, call.cu_seqlens_k, call.max_q, call.max_k, 0.0,
             call.causal, False, scale=scale, window_size_left=call.window,
@@ -236,9 +240,18 @@ class FlashKernel(Kernel):
         return out, lse
 
     def _gradients(
-        self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
+        self,
+        rows: QueryRows,
+        k: Tensor,
+        v: Tensor,
+        call: FlashCall,
+        scale: float,
+        into: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute dq, dk, dv; lse and delta are float32 ``[Hq, rows]``, over all keys."""
+        """Compute dq, dk, dv; lse and delta are float32 ``[Hq, rows]``, over all keys.
+
+        An operator that can writes dq to `into`, if that is given.
+        """
         # The operator computes delta from out and dout itself.
         out = any_out_with(rows.delta.T, rows.dout.float()).to(rows.q.dtype)
         state = torch.zeros(2, dtype=torch.uint64, device=out.device)  # random state of no dropout
@@ -262,6 +275,12 @@ def _rows(index: Indices | Ints) -> Rows:
     first = int(index[0]) if len(index) else 0
     in_order = np.array_equal(index, np.arange(first, first + len(index)))
     return slice(first, first + len(index)) if in_order else torch.from_numpy(index)
+
+
+def _place_of(result: Tensor | None, call: FlashCall) -> Tensor | None:
+    """Return where a call may write its results, if its rows begin and end with it."""
+    is_direct = call.opens and call.closes and isinstance(call.q_idx, slice)
+    return None if result is None or not is_direct else result[call.q_idx]
 
 
 def _gathered(rows: Rows) -> int:
@@ -387,20 +406,26 @@ class Flash4Kernel(FlashKernel):
         super().__init__(operators or import_module("flash_attn.cute.interface"))
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float
+        self, q: Tensor, k: Tensor, v: Tensor, call: FlashCall, scale: float, into: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         out, lse, *_ = self._operators._flash_attn_fwd(
-            q, k, v, **_segments(call), softmax_scale=scale, return_lse=True
+            q, k, v, **_segments(call), softmax_scale=scale, return_lse=True, out=into
         )
         return out, lse
 
     def _gradients(
-        self, rows: QueryRows, k: Tensor, v: Tensor, call: FlashCall, scale: float
+        self,
+        rows: QueryRows,
+        k: Tensor,
+        v: Tensor,
+        call: FlashCall,
+        scale: float,
+        into: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         zeros = rows.q.new_zeros(rows.q.shape[-1]).expand_as(rows.q)  # takes no memory
         dq, dk, dv = self._operators._flash_attn_bwd(
             rows.q, k, v, zeros, rows.dout, rows.lse,
-            **_segments(call), softmax_scale=scale, dlse=-rows.delta,
+            **_segments(call), softmax_scale=scale, dlse=-rows.delta, dq=into,
         )  # fmt: skip
         return dq, dk, dv
 
