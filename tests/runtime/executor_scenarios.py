@@ -174,6 +174,16 @@ def a_rank_outside_the_group_is_refused(executor, ranks):
         DCPExecutor(group)
 
 
+def ranks_that_have_other_groups_meet_all_the_same(executor, ranks):
+    """torch names groups by counts of those before, which are not the same on all ranks."""
+    group = dist.new_group([0])
+    if dist.get_rank() == 0:
+        DCPExecutor(group).close()
+    for _ in range(2):
+        DCPExecutor(timeout_s=20).close()
+    assert dist.get_process_group_ranks(dist.new_group(range(ranks))) == list(range(ranks))
+
+
 def error_on_one_rank_is_named_on_all(executor, ranks):
     """Last: it breaks the groups."""
     plan, qkv = make("full", 6, ranks)
@@ -201,6 +211,7 @@ SCENARIOS = (
     rows_go_where_they_are_wanted,
     what_is_no_plan_of_the_group_and_no_tensor_is_refused,
     a_rank_outside_the_group_is_refused,
+    ranks_that_have_other_groups_meet_all_the_same,
     error_on_one_rank_is_named_on_all,
 )
 

@@ -67,11 +67,11 @@ def test_ranks_are_those_of_the_group_and_this_is_one_of_them(world, monkeypatch
 def test_messages_over_nccl_go_before_kernels_that_wait_for_the_device(world, monkeypatch):
     asked = {}
 
-    def new_group(ranks, timeout, backend, pg_options, **_):
-        asked.update(timeout=timeout, backend=backend, options=pg_options)
-        return world
+    def make(size, place, ranks, backend, store, name, options, timeout):  # noqa: PLR0913 - torch's
+        asked.update(timeout=timeout, backend=backend, options=options)
+        return world, store
 
-    monkeypatch.setattr(dist, "new_group", new_group)
+    monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", make)
     options = SimpleNamespace(Options=lambda **given: SimpleNamespace(**given))
     monkeypatch.setattr(dist, "ProcessGroupNCCL", options, raising=False)
     group_transport.make_group([0], "nccl", 5)

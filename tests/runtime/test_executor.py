@@ -26,6 +26,6 @@ def test_every_scenario_passes_on_every_rank(tmp_path, start_python):
     assert all(file.exists() for file in files), logs
     for file in files:
         found = json.loads(file.read_text())
-        assert len(found) == 7
+        assert len(found) == 8
         failed = [f"{name}: {said}" for name, said in found.items() if said != "ok"]
         assert not failed, "\n".join(failed)

@@ -63,6 +63,10 @@ class ThreadRanks:
             get_group_store=lambda: self.store, rank=self.get_rank, bound_device_id=None
         )
         self.group = SimpleNamespace(WORLD=world)
+        self.distributed_c10d = SimpleNamespace(
+            _world=SimpleNamespace(pg_names={}, pg_group_ranks={}),
+            _new_process_group_helper=self.new_group,
+        )
 
     def run(self, work, timeout_s=60):
         """Call ``work(rank)`` on a thread per rank; return results, or errors, in order."""
@@ -95,10 +99,11 @@ class ThreadRanks:
     def get_global_rank(self, group, rank):
         return group.ranks[rank]
 
-    def new_group(self, ranks, timeout, backend, options, use_local_synchronization):
-        assert (options, use_local_synchronization) == (None, True)
+    def new_group(self, size, place, ranks, backend, store, name, options, timeout):  # noqa: PLR0913 - torch's
+        assert (size, ranks[place], store, options) == (len(ranks), self.me.rank, self.store, None)
         number = self.me.groups = self.me.groups + 1
-        return Group(tuple(ranks), number, backend, timeout.total_seconds(), self.me.rank)
+        made = Group(tuple(ranks), number, backend, timeout.total_seconds(), self.me.rank)
+        return made, store
 
     def isend(self, tensor, peer, group, tag=UNTAGGED):
         key = self._key(group, group.rank, peer, tag)

@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import GroupName
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import open_store
@@ -43,21 +44,34 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 
 
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
-    """Make a separate group of some ranks; collective among these ranks only."""
+    """Make a separate group of some ranks; collective among these ranks only.
+
+    Not by ``dist.new_group``, which names a group by a count of all groups, and ranks may have made
+    others before. Up to torch 2.13 it counts those that a rank is in, so that ranks look for each
+    other under different names; later ones count also those that other ranks know nothing of.
+    """
+    world, known = dist.group.WORLD, dist.distributed_c10d._world
+    assert world is not None, "`member_ranks` has asked this group for its ranks"
     timeout, options = timedelta(seconds=timeout_s), None
     if backend == "nccl":
         # On a stream of high priority messages start while an attention kernel fills the device,
         # before the blocks of that kernel which still wait for room.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = timeout  # torch warns if it differs from that of the group
+    place, prefix = ranks.index(dist.get_rank()), f"dcp {'_'.join(map(str, ranks))} "
+    number = sum(name.startswith(prefix) for name in known.pg_names.values())
+    name, make = GroupName(f"{prefix}{number}"), dist.distributed_c10d._new_process_group_helper
     try:
-        with _unbound_world():
-            made = dist.new_group(ranks, timeout, backend, options, use_local_synchronization=True)
+        with _unbound_device(world):
+            made, _ = make(
+                len(ranks), place, ranks, backend, world.get_group_store(), name, options, timeout
+            )
     except RuntimeError as error:
         raise RunError(
             f"rank {dist.get_rank()} lost contact with one of the ranks {ranks[:8]} while they "
             f"made a process group: {describe_wait(str(error), timeout_s)}"
         ) from error
+    known.pg_group_ranks[made] = {rank: place for place, rank in enumerate(ranks)}
     assert isinstance(made, dist.ProcessGroup), "this rank is a member"
     return made
 
@@ -69,14 +83,12 @@ def abort_group(group: dist.ProcessGroup) -> None:
 
 
 @contextmanager
-def _unbound_world() -> Iterator[None]:
+def _unbound_device(world: dist.ProcessGroup) -> Iterator[None]:
     """Hide the device that ``init_process_group(device_id=...)`` bound to the group of all ranks.
 
     With that device torch makes a group by splitting the communicator of all ranks, and a split
     waits for every rank, also for those that make no executor.
     """
-    world = dist.group.WORLD
-    assert world is not None, "`member_ranks` has asked this group for its ranks"
     bound, world.bound_device_id = world.bound_device_id, None
     try:
         yield
