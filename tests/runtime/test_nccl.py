@@ -45,6 +45,7 @@ class Communicator:
     queues: dict = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
     aborted: set = field(default_factory=set)  # ranks
+    beside: dict = field(default_factory=dict)  # all communicators, by number
     error: str = ""  # after which all batches count as completed, as NCCL's do
     broken: str = ""  # what asking about a batch raises
     is_ahead: bool = False  # nothing arrives, and no host waits for that
@@ -54,6 +55,9 @@ class Communicator:
         assert len(self.joined) == self.size, f"only {self.joined} have joined"
         with self.lock:
             self.queues.setdefault(rank, deque()).append(batch)
+
+    def holds_up(self, rank):
+        return bool(self.queues.get(rank)) and rank not in self.aborted
 
     def advance(self):
         with self.lock:
@@ -91,13 +95,17 @@ class Member:
 
     communicator: Communicator
     rank: int
+    ask: object  # is called before CUDA is asked about a batch
 
     def _get_backend(self, device):
         assert device == torch.device("cuda")
         return self
 
     def abort(self):
+        """End it; its memory is freed once no kernel of another one waits on the device."""
         self.communicator.aborted.add(self.rank)
+        while any(each.holds_up(self.rank) for each in self.communicator.beside.values()):
+            time.sleep(1e-3)
 
 
 @dataclass(frozen=True)
@@ -106,6 +114,7 @@ class Work:
     batch: Batch
 
     def is_completed(self):
+        self.member.ask()
         if self.member.communicator.broken:
             raise RuntimeError(self.member.communicator.broken)
         self.member.communicator.advance()
@@ -129,7 +138,7 @@ class StandIn(ThreadRanks):
     def __init__(self, size):
         super().__init__(range(size))
         self.size, self.made, self.deadlines, self.devices = size, {}, [], []
-        self.is_capturing = False
+        self.is_capturing, self.may_ask = False, set()
         self.cuda = SimpleNamespace(
             current_device=lambda: 3,
             set_device=self.devices.append,
@@ -143,8 +152,13 @@ class StandIn(ThreadRanks):
         with self.lock:
             number = self.me.groups = self.me.groups + 1
             self.deadlines.append((backend, timeout_s))
-            made = self.made.setdefault(number, Communicator(self.size))
-            return Member(made, self.me.rank)
+            made = self.made.setdefault(number, Communicator(self.size, beside=self.made))
+            return Member(made, self.me.rank, self.ask)
+
+    def ask(self):
+        asker = threading.current_thread()
+        allowed = not self.is_capturing or asker in self.may_ask or asker.name != "messages"
+        assert allowed, "CUDA refuses, and ends the capture"
 
     def all_reduce(self, tensor, group):
         with self.lock:
@@ -167,6 +181,8 @@ def on_ranks(monkeypatch):
             monkeypatch.setattr(module, "dist", stand_in)
         monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
         monkeypatch.setattr(nccl_transport, "torch", stand_in)
+        allow = lambda: stand_in.may_ask.add(threading.current_thread())  # noqa: E731
+        monkeypatch.setattr(nccl_transport, "allow_captures", allow, raising=False)
 
         def run_rank(rank):
             transport = NcclTransport(None, TIMEOUT_S)
@@ -347,9 +363,9 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
         for call in (layer, lambda: transport.exchange_notes("", "prepare")):
             with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
                 call()
-        return None
+        return "told"  # the communicators have ended: none waited for the kernels of the other
 
-    assert ahead(work) == [None, None]
+    assert ahead(work) == ["told", None]
 
 
 @pytest.mark.parametrize("teller", ["step", "close"])
@@ -398,6 +414,31 @@ def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):
     first, second = ahead(work)
     assert second is None
     assert "rank 1 failed in division 2 of forward: ValueError: out of memory" in str(first)
+
+
+def test_messages_from_before_a_capture_are_watched_while_it_goes_on(ahead, on_ranks):
+    def work(transport, executor, layer):
+        layer()
+        transport.exchange_notes("", "before")
+        on_ranks.made.is_capturing = True
+        let_run_ahead(transport, False)
+        transport.catch_up()
+        return transport._latest.error
+
+    assert ahead(work) == [None, None]
+    assert len(on_ranks.made.may_ask) == 2
+
+
+def test_a_thread_tells_cuda_that_it_leaves_captures_alone(monkeypatch):
+    told = []
+
+    def library(name):
+        exchange = lambda mode: told.append((name, mode._obj.value))  # noqa: E731
+        return SimpleNamespace(cuThreadExchangeStreamCaptureMode=exchange)
+
+    monkeypatch.setattr(nccl_transport.ctypes, "CDLL", library)
+    nccl_transport.allow_captures()
+    assert told == [("libcuda.so.1", 1)]  # thread-local, in cuda.h
 
 
 def test_captured_calls_are_not_watched(ahead, on_ranks):

@@ -1,8 +1,9 @@
 """The base of transports between the ranks of a process group; they send over their own groups."""
 
 import atexit
+import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from weakref import WeakSet
 
@@ -58,9 +59,10 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
         # before the blocks of that kernel which still wait for room.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = timeout  # torch warns if it differs from that of the group
-    place, prefix = ranks.index(dist.get_rank()), f"dcp {'_'.join(map(str, ranks))} "
+    prefix = f"dcp {hashlib.sha256(str(ranks).encode()).hexdigest()} "
     number = sum(name.startswith(prefix) for name in known.pg_names.values())
-    name, make = GroupName(f"{prefix}{number}"), dist.distributed_c10d._new_process_group_helper
+    name, place = GroupName(f"{prefix}{number}"), ranks.index(dist.get_rank())
+    make = dist.distributed_c10d._new_process_group_helper
     try:
         with _unbound_device(world):
             made, _ = make(
@@ -79,7 +81,8 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
 def abort_group(group: dist.ProcessGroup) -> None:
     """End the communicator of an NCCL group, also while its messages are under way."""
     backend = group._get_backend(torch.device("cuda"))
-    backend.abort()
+    with suppress(RuntimeError):  # torch gives up after the time limit of the group
+        backend.abort()
 
 
 @contextmanager

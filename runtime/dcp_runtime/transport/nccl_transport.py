@@ -1,9 +1,11 @@
 """Parcels over NCCL: streams wait for them, and a thread watches them for the host."""
 
+import ctypes
 import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Protocol
@@ -29,6 +31,8 @@ from dcp_runtime.transport.transport import Parcel
 
 NAP_S = 200e-6
 """Seconds between looks at a batch: so exact are the ends of messages in a trace."""
+ABORT_S = 5.0
+"""Seconds that communicators get to end."""
 
 
 class DeviceWork(Protocol):
@@ -190,6 +194,7 @@ class NcclTransport(GroupTransport):
     def _follow_all(self, device: int) -> None:
         # A thread begins on device 0, where its queries would make a context.
         torch.cuda.set_device(device)
+        allow_captures()
         while (awaited := self._awaited.get()) is not None:
             where = awaited.direction, awaited.parcels[0].division
             error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
@@ -233,8 +238,16 @@ class NcclTransport(GroupTransport):
 
     def _release(self) -> None:
         """End the kernels that wait on the GPU for messages."""
-        for group in self._groups:
-            abort_group(group)
+        # All at once: the end of a communicator waits for the device, and so for kernels of the
+        # others. Kernels of groups that are not ours may never end, so the wait has a limit.
+        aborts = [
+            threading.Thread(target=abort_group, args=(group,), name="abort", daemon=True)
+            for group in self._groups
+        ]
+        for thread in aborts:
+            thread.start()
+        for thread in aborts:
+            thread.join(ABORT_S)
 
     def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
@@ -273,6 +286,16 @@ class NcclTransport(GroupTransport):
             self._step_hook.remove()
         if self._watcher is not None:
             self._watcher.join(timeout=1)
+
+
+def allow_captures() -> None:
+    """Let this thread ask about messages while another one captures a CUDA graph.
+
+    Otherwise CUDA would refuse the question and end the capture.
+    """
+    thread_local = ctypes.c_int(1)  # CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+    with suppress(OSError):  # there is no driver
+        ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
 
 
 def last_limit_s(timeout_s: float) -> float:
