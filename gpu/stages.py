@@ -303,6 +303,7 @@ def _run_processes(case: Case, backend: str) -> Json:
 
 def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
     """Run layers on one rank, with overlap and without; rank 0 writes the figures of all ranks."""
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # whatever the host's name resolves to
     if has_cuda():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = torch.distributed.FileStore(f"{folder}/store", case.ranks)
