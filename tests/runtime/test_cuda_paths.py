@@ -17,7 +17,7 @@ from dcp_runtime.launch.launcher import RunConfig
 from dcp_runtime.transport import gloo_transport, group_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
-from dcp_runtime.transport.recorder import Event, Recorder
+from dcp_runtime.transport.recorder import Event, Recorder, make_clock
 
 
 @pytest.fixture
@@ -122,6 +122,18 @@ def test_watching_threads_copy_on_the_stream_of_the_layer(monkeypatch):
     assert there.copies == [True]
 
 
+def test_watching_threads_are_on_the_device_of_the_tensors(monkeypatch):
+    """Their first device is 0, where each rank would make a context."""
+    devices, device = [], torch.device("cuda", 1)
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
+    transport = lone_transport((0, 1))
+    transport._start_threads(device)
+    transport.close()
+    transport._start_threads(torch.device("cpu"))
+    transport.close()
+    assert devices == [device] * len(gloo_transport.LANES)
+
+
 def test_sends_are_staged_on_the_stream_of_the_layer(monkeypatch):
     stream = _Stream()
     host = _Pinned(stream)
@@ -162,6 +174,39 @@ def test_a_process_launches_kernels_on_its_own_gpu(monkeypatch, transport, rank,
     monkeypatch.setattr(dist, "get_rank", lambda: rank)
     worker._select_gpu(RunConfig(ranks=8, device="cuda", transport=transport))
     assert devices == [chosen]
+
+
+def test_a_recorder_leaves_out_what_a_graph_captures(monkeypatch):
+    """CUDA refuses to read an event that was recorded while a graph was captured."""
+
+    class Timed:
+        is_capturing = False
+
+        def __init__(self, enable_timing):
+            self.is_captured = Timed.is_capturing
+
+        def record(self):
+            assert torch.cuda.current_device == "cuda:1"
+
+        def synchronize(self):
+            assert not self.is_captured
+
+        def elapsed_time(self, other):
+            return 1.0
+
+    @contextmanager
+    def device(found):
+        monkeypatch.setattr(torch.cuda, "current_device", str(found))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Event", Timed)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: Timed.is_capturing)
+    kept = Recorder(0, is_on=True, clock=make_clock(torch.device("cuda", 1)))
+    for Timed.is_capturing in (False, True):
+        moment = kept.clock.now()
+        kept.add(Event("attention", moment, moment, False, int(Timed.is_capturing), "attention"))
+    assert kept.table()[0][:, 6].tolist() == [0]
 
 
 def test_a_recorder_keeps_its_newest_events(monkeypatch):

@@ -251,7 +251,7 @@ def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):
 def test_closing_what_is_idle_breaks_no_connection(threads):
     ranks = threads([4, 7])
     transport = lone_transport(ranks.ranks)
-    transport._start_threads()
+    transport._start_threads(torch.device("cpu"))
     lanes = transport._threads
     transport.close()
     assert not any(thread.is_alive() for thread in lanes)

@@ -77,8 +77,8 @@ class GlooTransport(GroupTransport):
 
     def start(self, parcels: Sequence[Parcel]) -> None:
         """Start all parcels in order, without waiting; the error of a lost peer comes at `wait`."""
-        if not self._queues:
-            self._start_threads()
+        if parcels and not self._queues:
+            self._start_threads(parcels[0].tensors[0].device)
         for parcel in parcels:
             posted = _Posted(parcel, stream_of(parcel.tensors))
             if parcel.after is None:
@@ -135,17 +135,22 @@ class GlooTransport(GroupTransport):
         """Return the events of all ranks on one clock on rank 0, ``None`` to others; collective."""
         return gather_timeline(self._groups[0], self._barrier, recorder)
 
-    def _start_threads(self) -> None:
+    def _start_threads(self, device: torch.device) -> None:
         for name in LANES:
             lane: queue.SimpleQueue[_Posted | None] = queue.SimpleQueue()
             # A daemon: a message that never comes must not keep a failed process alive.
-            thread = threading.Thread(target=self._watch, args=(lane,), name=name, daemon=True)
+            thread = threading.Thread(
+                target=self._watch, args=(lane, device), name=name, daemon=True
+            )
             thread.start()
             self._queues.append(lane)
             self._threads.append(thread)
         close_at_exit(self)
 
-    def _watch(self, lane: "queue.SimpleQueue[_Posted | None]") -> None:
+    def _watch(self, lane: "queue.SimpleQueue[_Posted | None]", device: torch.device) -> None:
+        if device.type == "cuda":
+            # A thread begins on device 0, and coming back to it would make a context there.
+            torch.cuda.set_device(device)
         timeout = timedelta(seconds=self._timeout_s)
         while (posted := lane.get()) is not None:
             error = None

@@ -44,6 +44,10 @@ class HostClock:
         """Return its time on the host's monotonic clock; waits until the device has come to it."""
         return int(moment)
 
+    def is_captured(self) -> bool:
+        """Return whether a CUDA graph captures the present work: it begins with a replay."""
+        return False
+
 
 class StreamClock(HostClock):
     """The clock of a device that works through a stream.
@@ -56,10 +60,15 @@ class StreamClock(HostClock):
 
     Args:
         make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one.
+        is_capturing: as ``torch.cuda.is_current_stream_capturing``.
     """
 
-    def __init__(self, make_event: Callable[[], Any]) -> None:  # Any: see Moment
-        self._make_event = make_event
+    def __init__(
+        self,
+        make_event: Callable[[], Any],  # Any: see Moment
+        is_capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._make_event, self._is_capturing = make_event, is_capturing
         self._first = make_event()
         self._first.record()
         self._first.synchronize()
@@ -79,6 +88,10 @@ class StreamClock(HostClock):
         elapsed_ms: float = self._first.elapsed_time(moment)
         return self._first_ns + round(1e6 * elapsed_ms)
 
+    def is_captured(self) -> bool:
+        """Return whether a CUDA graph captures the present work: CUDA tells no time of it."""
+        return self._is_capturing()
+
 
 def make_clock(device: torch.device, known: HostClock | None = None) -> HostClock:
     """Return the clock of a device: of its current stream on CUDA, else the host's.
@@ -93,7 +106,8 @@ def make_clock(device: torch.device, known: HostClock | None = None) -> HostCloc
     if isinstance(known, StreamClock):
         return known
     with torch.cuda.device(device):
-        return StreamClock(partial(torch.cuda.Event, enable_timing=True))
+        make_event = partial(torch.cuda.Event, enable_timing=True)
+        return StreamClock(make_event, torch.cuda.is_current_stream_capturing)
 
 
 class Event(NamedTuple):
@@ -210,8 +224,12 @@ class Recorder:
         return found
 
     def add(self, event: Event) -> None:
-        """Append an event and drop the oldest beyond the bound; any thread may call this."""
-        self.events.append(event)
+        """Append an event and drop the oldest beyond the bound; any thread may call this.
+
+        Nothing is noted of calls that a CUDA graph captures.
+        """
+        if not self.clock.is_captured():
+            self.events.append(event)
 
     def table(self) -> tuple[EventTable, tuple[str, ...]]:
         """Return the events as rows, and their names; waits for a device still at work on them."""
