@@ -16,6 +16,7 @@ import pytest
 import symmetric_stand_in
 import torch
 from test_nccl import StandIn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPExecutor, RunError
@@ -404,3 +405,34 @@ def test_released_waits_are_answered_as_if_by_all_others():
     other = [5, 0, 5, 5, 0, 5, 5, 5]
     assert [pad.tolist() for pad in window._pads] == [other, [1] * 8, other]
     assert len(ran) == 3
+
+
+class Computed(TorchDispatchMode):
+    """Notes what is computed, and on how much."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.found = getattr(self, "found", [])
+        if "fill_" in str(function) or "zero_" in str(function):
+            self.found.append((str(function), arguments[0].shape, arguments[0].stride()))
+        return function(*arguments, **(options or {}))
+
+
+def test_kernels_that_end_waits_are_loaded_before_any_wait(monkeypatch):
+    """CUDA may wait for all kernels before it loads one, also for those that wait in vain."""
+    pads = [torch.zeros(8, dtype=torch.int32) for _ in range(3)]
+    handle = SimpleNamespace(
+        get_buffer=lambda rank, sizes, dtype: torch.zeros(sizes, dtype=dtype),
+        get_signal_pad=lambda rank, dtype: pads[rank],
+    )
+    files = SimpleNamespace(empty_strided_p2p=lambda *_: None, rendezvous=lambda *_: handle)
+    for name in ("_SymmetricMemory", "symm_mem"):
+        monkeypatch.setattr(symmetric_memory, name, files)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    with Computed() as before:
+        group = SimpleNamespace(rank=1, size=3, name="three ranks")
+        window = symmetric_memory.SharedWindow(16, group, 60)
+    assert not torch.stack(pads).any(), "no signal is set"
+    with Computed() as late:
+        window.release(SimpleNamespace(run=lambda work: work()))
+    assert torch.stack(pads).any()
+    assert set(late.found) <= set(before.found)

@@ -120,6 +120,9 @@ class SharedWindow:
         self.parts = [self._handle.get_buffer(r, (size_bytes,), torch.uint8) for r in ranks]
         self._pads = [self._handle.get_signal_pad(r, dtype=torch.int32) for r in ranks]
         self.num_channels = self._pads[0].numel() // group.size
+        # CUDA may wait for all kernels before it loads one: those of `release` are loaded now.
+        for answer in self._answers([torch.zeros_like(pad) for pad in self._pads]):
+            answer()
 
     def put(self, rank: int, channel: int) -> None:
         """Signal a rank that the current stream has come this far."""
@@ -131,14 +134,18 @@ class SharedWindow:
 
     def release(self, stream: CopyStream) -> None:
         """Let all waits of this rank end, as if every other rank had answered."""
+        for answer in self._answers(self._pads):
+            stream.run(answer)
+
+    def _answers(self, pads: Sequence[Tensor]) -> Iterator[Callable[[], object]]:
         # A pad has a row per channel and a column per rank that signals: its owner waits for 1
         # there, the other rank for 0 before it signals again.
-        for rank, pad in enumerate(self._pads):
+        for rank, pad in enumerate(pads):
             if rank == self._rank:
-                stream.run(partial(pad.fill_, 1))
+                yield partial(pad.fill_, 1)
             else:
-                mine = pad[: self.num_channels * len(self._pads)].view(self.num_channels, -1)
-                stream.run(mine[:, self._rank].zero_)
+                mine = pad[: self.num_channels * len(pads)].view(self.num_channels, -1)
+                yield mine[:, self._rank].zero_
 
 
 @dataclass(frozen=True, slots=True)
