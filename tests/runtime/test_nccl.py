@@ -21,7 +21,7 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_pla
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor, RunError
 from dcp_runtime.transport import group_store, group_transport, nccl_transport
-from dcp_runtime.transport.nccl_transport import NcclTransport
+from dcp_runtime.transport.nccl_transport import MessageBatch, NcclTransport
 from dcp_runtime.transport.transport import NoOverlapTransport
 
 TIMEOUT_S = 2.0
@@ -366,6 +366,46 @@ def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
         return "told"  # the communicators have ended: none waited for the kernels of the other
 
     assert ahead(work) == ["told", None]
+
+
+def test_a_communicator_that_failed_ends_before_the_ranks_agree(ahead):
+    """torch ends a process that does not end it at once; other ranks have heard of it by then."""
+
+    def work(transport, executor, layer):
+        layer()
+        seen, settle = [], transport._failures.settle
+
+        def noted(status):
+            ended = [transport.rank in member.communicator.aborted for member in transport._groups]
+            seen.append((transport._failures.is_marked(), *ended))
+            return settle(status)
+
+        transport._failures.settle = noted
+        if closes_rank_1(transport, "error"):
+            return None
+        until_it_fails(transport)
+        transport.close()  # or it would hold optimizers of this process
+        return seen
+
+    assert ahead(work) == [[(True, True, True)], None]
+
+
+def test_a_communicator_that_ends_under_a_call_is_no_fault_of_this_rank(ahead):
+    def work(transport, executor, layer):
+        if transport.rank == 1:
+            return None
+
+        def end(is_result, parcels):
+            batch = MessageBatch(parcels, ())
+            transport._give_up(batch, "forward", 0, "remote process exited")
+            raise RuntimeError("NCCL communicator was aborted on rank 0.")
+
+        transport._start_batch = end
+        with pytest.raises(RunError, match=r"rank 1 is dead or stalled.*remote process exited"):
+            layer()
+        return transport.rank
+
+    assert ahead(work) == [0, None]
 
 
 @pytest.mark.parametrize("teller", ["step", "close"])

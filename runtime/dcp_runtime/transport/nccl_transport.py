@@ -101,6 +101,7 @@ class NcclTransport(GroupTransport):
     message_order = "grouped"
     # Of the class, since the constructor of the base exchanges notes, which look at them.
     _failure: PeerError | None = None
+    _has_failed = False  # the failure is there, or is being agreed on
     _is_told = False  # whether a call of this rank raised it
     _step_hook: RemovableHandle | None = None
 
@@ -125,7 +126,11 @@ class NcclTransport(GroupTransport):
         """Start all parcels in order, those of one division and hop as one batch."""
         self._check()
         for (is_result, *_), chosen in groupby(parcels, _batch_of):
-            self._start_batch(is_result, list(chosen))
+            try:
+                self._start_batch(is_result, list(chosen))
+            except RuntimeError:
+                self._check()  # the thread may have ended the communicator meanwhile
+                raise
 
     def _start_batch(self, is_result: bool, parcels: Sequence[Parcel]) -> None:
         group = self._groups[int(is_result)]
@@ -173,8 +178,9 @@ class NcclTransport(GroupTransport):
         return super().exchange_notes(note, place, is_error=is_error)
 
     def _check(self) -> None:
-        if self._failure is not None:
+        if self._has_failed:
             with self._blaming:  # the communicators have ended by then
+                assert self._failure is not None, "it is agreed on within this lock"
                 self._is_told = True
                 raise self._failure
 
@@ -228,12 +234,18 @@ class NcclTransport(GroupTransport):
         """
         with self._blaming:
             if self._failure is None:
+                self._has_failed = True
                 peer, *others = batch.peers()
                 status = Status("waiting", peer, place, division, text, others)
+                if text:
+                    # A communicator failed, and torch ends a process that does not end it at once.
+                    self._failures.post(status)
+                    self._release()
                 self._failure = self._failures.settle(status)
                 self._is_over.set()
-                # Last: streams go on with void blocks, so the host must know of the failure.
-                self._release()
+                if not text:
+                    # Last: streams go on with void blocks, so the host must know of the failure.
+                    self._release()
             return self._failure
 
     def _release(self) -> None:
