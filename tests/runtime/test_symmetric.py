@@ -59,6 +59,13 @@ def test_other_machines_are_refused(machine, mine, others, backend, queues, says
         check_device(mine, others)
 
 
+@pytest.mark.parametrize("version", ["2.15.0.dev20261101+cu130", "2.15.0", "3.0.1+cu140"])
+def test_a_torch_whose_signals_wait_for_each_other_is_refused(machine, version):
+    machine.setattr(torch, "__version__", version)
+    with pytest.raises(RunError, match=r"needs a torch before 2\.15, this is "):
+        check_device(0, [1])
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [

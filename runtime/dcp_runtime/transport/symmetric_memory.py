@@ -42,6 +42,9 @@ QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 """Variable with the number of queues to a GPU; streams that share one can wait for each other."""
 FEWEST_QUEUES = 8
 OVERLAPPING = "TORCH_SYMM_MEM_ALLOW_OVERLAPPING_DEVICES"
+TORCH_LIMIT = 2, 15
+"""From this version on, signals of a group wait for those before them, on whichever streams they
+are: two ranks would wait for each other's readers, and neither would read."""
 
 
 class Mark:
@@ -256,6 +259,11 @@ def check_device(mine: int, others: Sequence[int]) -> None:
     way_out = 'make the executor without transport="symmetric"'
     if mine < 0:
         raise RunError(f'transport="symmetric" needs CUDA, and torch sees no device; {way_out}')
+    if tuple(map(int, torch.__version__.split(".")[:2])) >= TORCH_LIMIT:
+        raise RunError(
+            f'transport="symmetric" needs a torch before {TORCH_LIMIT[0]}.{TORCH_LIMIT[1]}, this '
+            f"is {torch.__version__}, where a signal waits for those on other streams; {way_out}"
+        )
     if not others:
         raise RunError(
             f'transport="symmetric" needs ranks that share a machine, and no other runs on '
