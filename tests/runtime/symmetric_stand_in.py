@@ -198,18 +198,29 @@ class SharedFiles:
     def rendezvous(self, memory, name):
         """Meet through the store of a group, as torch does in C++: a gathering, then a barrier."""
         group = _resolve_process_group(name)
-        store, number = group.get_group_store(), next(self.meetings)
+        store = group.get_group_store()
         self.map(dist.get_rank(), "pad", PAD_WORDS, torch.int32)
         self.arrive("before meeting")
-        keys = [f"CUDASymmetricMemory/{number}/{rank}" for rank in range(group.size())]
-        store.set(keys[group.rank()], str(dist.get_rank()))
-        ranks = list(map(int, store.multi_get(keys)))
+        ranks = list(map(int, self.gather(group, store, str(dist.get_rank()))))
         self.arrive("before barrier")
-        store.barrier(f"CUDASymmetricMemory/{next(self.meetings)}", group.size())
+        if hasattr(store, "barrier"):
+            store.barrier(f"CUDASymmetricMemory/{next(self.meetings)}", group.size())
+        else:  # up to torch 2.11
+            self.gather(group, store, "0")
         buffers = [self.map(rank, "buffer", memory.numel(), torch.uint8) for rank in ranks]
         pads = [self.map(rank, "pad", PAD_WORDS, torch.int32) for rank in ranks]
         assert all(len(buffer) == len(memory) for buffer in buffers)
         return Handle(group.rank(), buffers, pads)
+
+    def gather(self, group, store, value):
+        number = next(self.meetings)
+        keys = [f"CUDASymmetricMemory/{number}/{rank}" for rank in range(group.size())]
+        store.set(keys[group.rank()], value)
+        if hasattr(store, "barrier"):
+            return store.multi_get(keys)
+        for key in keys:  # one by one up to torch 2.11
+            store.wait([key])
+        return [store.get(key) for key in keys]
 
     def arrive(self, place):
         """Nothing fails here, unless a test says so."""
