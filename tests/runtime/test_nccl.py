@@ -8,6 +8,7 @@ host run ahead of what the stream would have.
 
 import threading
 import time
+import weakref
 from collections import deque
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -353,6 +354,26 @@ def test_layers_are_queued_before_any_message_arrives(ahead, on_ranks):
     assert on_ranks.made.devices == [3, 3], "threads would make contexts on other devices"
 
 
+def test_buffers_of_a_layer_are_freed_once_its_messages_have_come(ahead):
+    def work(transport, executor, layer):
+        buffers, start = [], transport.start
+
+        def noted(parcels):
+            buffers.extend(weakref.ref(x) for parcel in parcels for x in parcel.tensors)
+            start(parcels)
+
+        transport.start = noted
+        let_run_ahead(transport, False)
+        layer()
+        executor.trace()  # waits for the messages
+        deadline = time.monotonic() + 60
+        while any(buffer() is not None for buffer in buffers) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return bool(buffers), [buffer for buffer in buffers if buffer() is not None]
+
+    assert ahead(work) == [(True, []), (True, [])]
+
+
 @pytest.mark.parametrize("failure", ["error", "broken"])
 def test_a_failure_behind_the_host_is_raised_by_its_next_call(ahead, failure):
     def work(transport, executor, layer):
@@ -463,7 +484,7 @@ def test_messages_from_before_a_capture_are_watched_while_it_goes_on(ahead, on_r
         on_ranks.made.is_capturing = True
         let_run_ahead(transport, False)
         transport.catch_up()
-        return transport._latest.error
+        return transport._failure
 
     assert ahead(work) == [None, None]
     assert len(on_ranks.made.may_ask) == 2

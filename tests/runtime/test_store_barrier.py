@@ -122,7 +122,8 @@ def test_ranks_meet_whatever_number_torch_gives_the_meeting():
             keys = [f"Symmetric/{number}/{each}" for each in range(2)]
             store.set(keys[rank], f"{rank} {number - 7 * rank}")
             found += store.multi_get(keys)
-            store.barrier(f"Symmetric/{number + 1}", 2)
+            if hasattr(store, "barrier"):  # torch 2.11 has none
+                store.barrier(f"Symmetric/{number + 1}", 2)
         return found
 
     with ThreadPoolExecutor(2) as pool:

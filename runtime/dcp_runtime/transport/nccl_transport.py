@@ -114,7 +114,7 @@ class NcclTransport(GroupTransport):
         self._batches: dict[Parcel, MessageBatch] = {}
         self._awaited: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
         self._watcher: threading.Thread | None = None
-        self._latest: Parcel | None = None
+        self._latest: threading.Event | None = None  # the end of the last message watched
         self._is_over = threading.Event()  # nothing is watched any more
         self._blaming = threading.Lock()  # the thread and a call may notice one failure at a time
 
@@ -194,7 +194,9 @@ class NcclTransport(GroupTransport):
             self._watcher.start()
             close_at_exit(self)
             self._step_hook = register_optimizer_step_pre_hook(self._before_step)
-        self._latest = awaited.parcels[-1]
+        # Not the parcel, which would keep the buffers of its call.
+        self._latest = threading.Event()
+        awaited.parcels[-1].then(self._latest.set)
         self._awaited.put(awaited)
 
     def _follow_all(self, device: int) -> None:
@@ -206,6 +208,7 @@ class NcclTransport(GroupTransport):
             error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
             for parcel in awaited.parcels:
                 parcel.finish(error)
+            del awaited, parcel  # kept while the queue is empty, they would keep those buffers
 
     def _follow(self, batch: MessageBatch, place: str, division: int | None) -> str | None:
         """Look until a batch is over; return why it never will be."""
