@@ -204,11 +204,15 @@ class NcclTransport(GroupTransport):
         torch.cuda.set_device(device)
         allow_captures()
         while (awaited := self._awaited.get()) is not None:
-            where = awaited.direction, awaited.parcels[0].division
-            error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
-            for parcel in awaited.parcels:
-                parcel.finish(error)
-            del awaited, parcel  # kept while the queue is empty, they would keep those buffers
+            self._see_through(awaited)
+            del awaited  # kept while the queue is empty, it would keep the buffers of its call
+
+    def _see_through(self, awaited: _Awaited) -> None:
+        """Look until the batches of some parcels are over, and say so."""
+        where = awaited.direction, awaited.parcels[0].division
+        error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
+        for parcel in awaited.parcels:
+            parcel.finish(error)
 
     def _follow(self, batch: MessageBatch, place: str, division: int | None) -> str | None:
         """Look until a batch is over; return why it never will be."""
