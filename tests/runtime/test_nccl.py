@@ -6,6 +6,7 @@ of a rank is its thread: where a stream would stand still, the thread does, unle
 host run ahead of what the stream would have.
 """
 
+import re
 import threading
 import time
 import weakref
@@ -411,6 +412,36 @@ def test_a_communicator_that_failed_ends_before_the_ranks_agree(ahead):
     assert ahead(work) == [[(True, True, True)], None]
 
 
+def test_a_gpu_that_refuses_its_work_is_the_fault_of_its_own_rank(ahead, on_ranks):
+    def work(transport, executor, layer):
+        layer()
+        transport.exchange_notes("", "both have begun")
+        if transport.rank == 0:
+            with pytest.raises(RunError) as caught:
+                transport.catch_up()  # sees the mark of the other rank
+        else:
+            Work.is_completed = refuse
+            until_it_fails(transport)
+            with pytest.raises(RunError) as caught:
+                layer()
+        transport.close()
+        return str(caught.value)
+
+    known = Work.is_completed
+
+    def refuse(self):
+        if self.member.rank == 1:
+            raise nccl_transport.DEVICE_ERROR("CUDA error: an illegal memory access")
+        return known(self)
+
+    try:
+        said = ahead(work)
+    finally:
+        Work.is_completed = known
+    assert said[0] == said[1]
+    assert re.match(r"rank 1 failed in division \d+ of forward: AcceleratorError: CUDA", said[0])
+
+
 def test_a_communicator_that_ends_under_a_call_is_no_fault_of_this_rank(ahead):
     def work(transport, executor, layer):
         if transport.rank == 1:
@@ -418,7 +449,7 @@ def test_a_communicator_that_ends_under_a_call_is_no_fault_of_this_rank(ahead):
 
         def end(is_result, parcels):
             batch = MessageBatch(parcels, ())
-            transport._give_up(batch, "forward", 0, "remote process exited")
+            transport._give_up(batch, "forward", 0, RuntimeError("remote process exited"))
             raise RuntimeError("NCCL communicator was aborted on rank 0.")
 
         transport._start_batch = end

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from dcp_planner import Direction
 from dcp_runtime.errors import PeerError
-from dcp_runtime.transport.failure_registry import Status
+from dcp_runtime.transport.failure_registry import Status, describe_error
 from dcp_runtime.transport.group_transport import (
     POLL_S,
     GroupTransport,
@@ -31,6 +31,8 @@ from dcp_runtime.transport.transport import Parcel
 
 NAP_S = 200e-6
 """Seconds between looks at a batch: so exact are the ends of messages in a trace."""
+DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", SystemError)
+"""What torch from 2.8 on raises for errors of a GPU; the other type is never raised here."""
 ABORT_S = 5.0
 """Seconds that communicators get to end."""
 
@@ -169,7 +171,7 @@ class NcclTransport(GroupTransport):
             except RuntimeError as error:
                 self._is_told = True
                 division = parcels[0].division
-                raise self._give_up(batch, direction, division, str(error)) from error
+                raise self._give_up(batch, direction, division, error) from error
         self._check()
 
     def exchange_notes(self, note: str, place: str, *, is_error: bool = False) -> list[str]:
@@ -229,28 +231,38 @@ class NcclTransport(GroupTransport):
                 looks_s = now + POLL_S if now > looks_s else looks_s
             batch.wait()  # a communicator that failed counts as completed
         except RuntimeError as error:
-            return str(self._give_up(batch, place, division, str(error)))
+            return str(self._give_up(batch, place, division, error))
         return None
 
     def _give_up(
-        self, batch: MessageBatch, place: str, division: int | None, text: str = ""
+        self,
+        batch: MessageBatch,
+        place: str,
+        division: int | None,
+        error: RuntimeError | None = None,
     ) -> PeerError:
         """Agree on the rank to blame, and end the work that waits on the GPU.
 
-        All peers of a batch may be late, since NCCL does not say which message is missing.
+        All peers of a batch may be late, since NCCL does not say which message is missing. A GPU
+        that refuses its work is the fault of this rank.
         """
         with self._blaming:
             if self._failure is None:
                 self._has_failed = True
-                peer, *others = batch.peers()
-                status = Status("waiting", peer, place, division, text, others)
-                if text:
+                is_own = isinstance(error, DEVICE_ERROR)
+                if error is not None and is_own:
+                    status = Status("raised", -1, place, division, describe_error(error))
+                else:
+                    peer, *others = batch.peers()
+                    text = "" if error is None else str(error)
+                    status = Status("waiting", peer, place, division, text, others)
+                if error is not None and not is_own:
                     # A communicator failed, and torch ends a process that does not end it at once.
                     self._failures.post(status)
                     self._release()
                 self._failure = self._failures.settle(status)
                 self._is_over.set()
-                if not text:
+                if error is None:
                     # Last: streams go on with void blocks, so the host must know of the failure.
                     self._release()
             return self._failure
