@@ -72,10 +72,13 @@ def test_messages_over_nccl_go_before_kernels_that_wait_for_the_device(world, mo
         return world, store
 
     monkeypatch.setattr(distributed_c10d, "_new_process_group_helper", make)
-    options = SimpleNamespace(Options=lambda **given: SimpleNamespace(**given))
+    options = SimpleNamespace(
+        Options=lambda **given: SimpleNamespace(**given, config=SimpleNamespace())
+    )
     monkeypatch.setattr(dist, "ProcessGroupNCCL", options, raising=False)
     group_transport.make_group([0], "nccl", 5)
     assert asked["options"].is_high_priority_stream
+    assert asked["options"].config.max_ctas == group_transport.MAX_CTAS
     assert asked["options"]._timeout == asked["timeout"] == timedelta(seconds=5)
     group_transport.make_group([0], "gloo", 5)
     assert (asked["backend"], asked["options"]) == ("gloo", None)

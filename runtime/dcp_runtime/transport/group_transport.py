@@ -18,6 +18,9 @@ from dcp_runtime.transport.transport import Transport
 
 POLL_S = 0.25
 """Seconds between looks at the failure registry while waiting for a message."""
+MAX_CTAS = 8
+"""Most multiprocessors that the messages of an NCCL group take from the kernels that compute while
+they travel; the variable NCCL_MAX_CTAS overrides it. Free to choose, NCCL takes up to 32 of 132."""
 
 _with_threads: "WeakSet[GroupTransport]" = WeakSet()
 
@@ -59,6 +62,7 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
         # before the blocks of that kernel which still wait for room.
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options._timeout = timeout  # torch warns if it differs from that of the group
+        options.config.max_ctas = MAX_CTAS
     prefix = f"dcp {hashlib.sha256(str(ranks).encode()).hexdigest()} "
     number = sum(name.startswith(prefix) for name in known.pg_names.values())
     name, place = GroupName(f"{prefix}{number}"), ranks.index(dist.get_rank())
