@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.prepared_plan import Softmax
-from dcp_runtime.kernels import flash, triton_kernel
+from dcp_runtime.kernels import choice, triton_kernel
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64)
@@ -121,7 +121,7 @@ def launched(monkeypatch):
     source = {f"{name}_kernel": Launches(name, found) for name in names}
     monkeypatch.setattr(triton_kernel, "triton_source", SimpleNamespace(**source))
     monkeypatch.setattr(triton_kernel, "move_arrays", tables_on_device)
-    monkeypatch.setattr(flash, "flash4_refusal", lambda *_: "not installed")
+    monkeypatch.setattr(choice, "flash4_refusal", lambda *_: "not installed")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "no GPU")
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
@@ -177,6 +177,8 @@ def test_layers_mix_no_devices_and_the_host_waits_for_none(
     config = PlanConfig("static:zigzag", head_groups=groups)
     plan = build_plan(sparsity, SHAPE, Cluster(devices_per_node=2), config)
     world, mode = LoopbackWorld(2, timeout_s=60, lockstep=True), FakeTensorMode()
+    with mode:  # a torch without a driver makes a stand-in, which lives as long as this thread
+        pass
     found = world.run(lambda t: run_layers(t, mode, plan, kernel, dtype, options))
     assert found == [(kernel or "triton", [])] * 2
     assert (
