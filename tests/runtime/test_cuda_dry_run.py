@@ -117,7 +117,7 @@ def tables_on_device(arrays, device):
 def launched(monkeypatch):
     """Stand-ins for the driver; gives the names of the kernels that are launched."""
     found = []
-    names = ("forward", "dq", "dkv", "delta")
+    names = ("forward", "dq", "dkv", "delta", "merge")
     source = {f"{name}_kernel": Launches(name, found) for name in names}
     monkeypatch.setattr(triton_kernel, "triton_source", SimpleNamespace(**source))
     monkeypatch.setattr(triton_kernel, "move_arrays", tables_on_device)
@@ -126,6 +126,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "no GPU")
     monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
     monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
 
 
@@ -181,11 +182,10 @@ def test_layers_mix_no_devices_and_the_host_waits_for_none(
         pass
     found = world.run(lambda t: run_layers(t, mode, plan, kernel, dtype, options))
     assert found == [(kernel or "triton", [])] * 2
-    assert (
-        set(launched)
-        == {
-            None: {"forward", "delta", "dq", "dkv"},
-            "triton_fused": {"forward", "delta", "dkv"},
-            "flash": set(),
-        }[kernel]
-    )
+    expected = {
+        None: {"forward", "delta", "dq", "dkv"},
+        "triton_fused": {"forward", "delta", "dkv"},
+        "flash": set(),
+    }
+    # Partial results are merged where queries travel, and where flash makes several calls.
+    assert set(launched) - {"merge"} == expected[kernel]

@@ -181,7 +181,7 @@ def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(
         cluster = Cluster(devices_per_node=1)
         plan = build_plan(lab.sparsity_of([mask], 256), shape, cluster, config)
         (table,) = prepare_device(plan, 0, 128).forward.tables
-        found = flash.with_turns(table, flash.flash_calls(table))
+        found = flash.flash_calls(table)
         assert [(call.opens, call.closes) for call in found.calls] == turns
         assert found.blank == found.left == flash.NO_ROW
 
@@ -295,7 +295,7 @@ def test_a_window_is_one_call_whose_tiles_are_those_that_rows_see(lab):
         PlanConfig("static:zigzag"),
     )  # fmt: skip
     (table,) = prepare_device(plan, 0, 128).forward.tables
-    (call,) = flash.flash_calls(table)
+    (call,) = flash.flash_calls(table).calls
     assert (call.causal, call.window) == (True, 255)
     share = mask.reshape(8, 128, 8, 128).mean((1, 3))
     kind = TensorKind(torch.bfloat16, torch.device("cpu"), 128, group=4)

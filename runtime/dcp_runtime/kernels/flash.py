@@ -221,7 +221,7 @@ class FlashKernel(Kernel):
     def _prepared(self, table: TileTable, device: torch.device) -> FlashTable:
         known = self._tables.setdefault(table, {})
         if "cpu" not in known:
-            known["cpu"] = with_turns(table, flash_calls(table))
+            known["cpu"] = flash_calls(table)
         if str(device) not in known:
             known[str(device)] = known["cpu"].to(device)
         return known[str(device)]
@@ -295,8 +295,8 @@ def _add(total: Tensor, rows: Rows, part: Tensor) -> None:
         total.index_add_(0, rows, part.to(total.dtype))
 
 
-def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
-    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks).
+def flash_calls(table: TileTable) -> FlashTable:
+    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks and of all calls).
 
     Raises:
         RunError: if the calls would have to gather too many rows and keys.
@@ -308,7 +308,10 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
             "its calls would gather too many rows and keys of this plan; kernel 'triton' gathers "
             f"none ({error})"
         ) from error
-    return tuple(
+    rows = [call.q_idx for call in calls]
+    opens, blank = _turns(table, table.opens, rows)
+    closes, left = _turns(table, table.closes, rows[::-1])
+    made = (
         FlashCall(
             causal=call.causal,
             window=call.window,
@@ -318,35 +321,31 @@ def flash_calls(table: TileTable) -> tuple[FlashCall, ...]:
             cu_seqlens_k=torch.from_numpy(call.cu_seqlens_k),
             max_q=int(np.diff(call.cu_seqlens_q).max()),
             max_k=int(np.diff(call.cu_seqlens_k).max()),
-            opens=False,
-            closes=False,
+            opens=is_first,
+            closes=is_last,
         )
-        for call in calls
+        for call, is_first, is_last in zip(calls, opens, closes[::-1], strict=True)
     )
+    return FlashTable(tuple(made), blank, left)
 
 
-def with_turns(table: TileTable, calls: Sequence[FlashCall]) -> FlashTable:
-    """Mark the calls with which the sums of all their rows begin and end; O(rows of all calls)."""
-    end = int((table.q_start + table.q_len).max(initial=0))
+def _turns(
+    table: TileTable, marks: Bools | None, calls: Sequence[Indices]
+) -> tuple[list[bool], Rows]:
+    """Return, of the rows of each call, whether all are marked and in none of the calls before.
 
-    def turns(marks: Bools | None, ordered: Sequence[FlashCall]) -> tuple[list[bool], Rows]:
-        """Return the first calls with all of their rows, and rows that have no such call."""
-        chosen = np.flatnonzero(marks) if marks is not None else np.zeros(0, np.int64)
-        segment, place = expand(0, table.q_len[chosen].astype(np.int64))
-        waits = np.zeros(end, bool)
-        waits[table.q_start[chosen][segment] + place] = True
-        left, found = waits.copy(), []
-        for call in ordered:
-            rows = call.q_idx if isinstance(call.q_idx, slice) else call.q_idx.numpy()
-            found.append(bool(waits[rows].all()))
-            waits[rows] = False
-            left[rows] &= not found[-1]
-        return found, _rows(np.flatnonzero(left))
-
-    opens, blank = turns(table.opens, calls)
-    closes, left = turns(table.closes, calls[::-1])
-    marked = zip(calls, opens, closes[::-1], strict=True)
-    return FlashTable(tuple(replace(c, opens=o, closes=e) for c, o, e in marked), blank, left)
+    Also return the marked rows that are in no such call.
+    """
+    chosen = np.flatnonzero(marks) if marks is not None else np.zeros(0, np.int64)
+    segment, place = expand(0, table.q_len[chosen].astype(np.int64))
+    waits = np.zeros(int((table.q_start + table.q_len).max(initial=0)), bool)
+    waits[table.q_start[chosen][segment] + place] = True
+    left, found = waits.copy(), []
+    for rows in calls:
+        found.append(bool(waits[rows].all()))
+        waits[rows] = False
+        left[rows] &= not found[-1]
+    return found, _rows(np.flatnonzero(left))
 
 
 def _as_slices(table: TileTable) -> Export:
