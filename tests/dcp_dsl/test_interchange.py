@@ -205,6 +205,21 @@ def test_a_window_is_one_segment_of_one_call():
     assert call.cu_seqlens_q.tolist() == call.cu_seqlens_k.tolist() == [0, 64]
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_triangles_and_windows_that_meet_on_a_diagonal_keep_their_keys(seed):
+    """Each band of rows sees a window of its own; diagonals of neighbours often go on."""
+    rng = np.random.default_rng(seed)
+    dense, row, offset = np.zeros((40, 40), bool), 0, int(rng.integers(-4, 12))
+    while row < 40:
+        rows, width, first = int(rng.integers(1, 9)), int(rng.integers(1, 12)), rng.integers(0, 40)
+        q, k = np.ogrid[row : min(row + rows, 40), :40]
+        dense[q, k] = (k <= q + offset) & (k > q + offset - width) & (k >= first * (seed % 2))
+        if rng.random() < 0.3:
+            offset = int(rng.integers(-4, 12))
+        row += rows
+    assert np.array_equal(read_varlen(export_mask(rows_of(dense), "varlen")), dense)
+
+
 def test_documents_that_a_window_does_not_cut_share_its_call():
     spec = Spec.from_text("segment d = [d_lens]*\nmask m = causal per d and q - k < 8")
     calls = varlen_calls(spec.mask("m").bind(Sample({"d_lens": [5, 20, 8]}, 33)))

@@ -236,8 +236,9 @@ def _joined(segments: _Segments) -> _Segments:
         end[0] * size + end[1], begin[0] * size + begin[1], return_indices=True
     )
     head, tail = heads[head], tails[tail]
-    is_whole = keys[head] <= window[tail] + 1  # the window cuts no row of the head
-    head, tail = head[is_whole], tail[is_whole]
+    # The window cuts no row of the head, and its rows see no key before those of the head.
+    fits = (keys[head] <= window[tail] + 1) & (k_first[head] <= k_first[tail])
+    head, tail = head[fits], tail[fits]
     rows, keys, window = rows.copy(), keys.copy(), window.copy()
     keys[head] = k_first[tail] + keys[tail] - k_first[head]
     rows[head] += rows[tail]

@@ -112,7 +112,8 @@ class FlashTable:
     def sums(self, wide: Tensor, rows: Tensor) -> Tensor:
         """Return room for the sums of rows: `wide`, or new memory where the plan keeps none."""
         is_direct = all(call.opens and call.closes for call in self.calls)
-        if len(wide) == len(rows) or (is_direct and self.blank == self.left == NO_ROW):
+        is_used = not is_direct or _counts(self.blank) or _counts(self.left)
+        if len(wide) == len(rows) or not is_used:
             return wide
         return rows.new_empty(rows.shape, dtype=wide.dtype)
 
@@ -281,6 +282,10 @@ def _place_of(result: Tensor | None, call: FlashCall) -> Tensor | None:
     """Return where a call may write its results, if its rows begin and end with it."""
     is_direct = call.opens and call.closes and isinstance(call.q_idx, slice)
     return None if result is None or not is_direct else result[call.q_idx]
+
+
+def _counts(rows: Rows) -> bool:
+    return isinstance(rows, Tensor) or rows != NO_ROW
 
 
 def _gathered(rows: Rows) -> int:
