@@ -5,11 +5,11 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from typing import Any
 from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import GroupName
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import open_store
@@ -19,8 +19,8 @@ from dcp_runtime.transport.transport import Transport
 POLL_S = 0.25
 """Seconds between looks at the failure registry while waiting for a message."""
 MAX_CTAS = 8
-"""Most multiprocessors that the messages of an NCCL group take from the kernels that compute while
-they travel; the variable NCCL_MAX_CTAS overrides it. Free to choose, NCCL takes up to 32 of 132."""
+"""Most multiprocessors that messages of an NCCL group take from kernels that compute meanwhile; the
+variable NCCL_MAX_CTAS overrides this number (LOG.md)."""
 
 _with_threads: "WeakSet[GroupTransport]" = WeakSet()
 
@@ -50,9 +50,9 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
 def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.ProcessGroup:
     """Make a separate group of some ranks; collective among these ranks only.
 
-    Not by ``dist.new_group``, which names a group by a count of all groups, and ranks may have made
-    others before. Up to torch 2.13 it counts those that a rank is in, so that ranks look for each
-    other under different names; later ones count also those that other ranks know nothing of.
+    The name counts the groups that this function has made of these ranks, so all of them know it.
+    ``dist.new_group`` counts other groups: up to torch 2.13 those that a rank is in, so that ranks
+    look for each other under different names, later also those that others know nothing of.
     """
     world, known = dist.group.WORLD, dist.distributed_c10d._world
     assert world is not None, "`member_ranks` has asked this group for its ranks"
@@ -65,8 +65,8 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
         options.config.max_ctas = MAX_CTAS
     prefix = f"dcp {hashlib.sha256(str(ranks).encode()).hexdigest()} "
     number = sum(name.startswith(prefix) for name in known.pg_names.values())
-    name, place = GroupName(f"{prefix}{number}"), ranks.index(dist.get_rank())
-    make = dist.distributed_c10d._new_process_group_helper
+    name, place = f"{prefix}{number}", ranks.index(dist.get_rank())
+    make: Any = dist.distributed_c10d._new_process_group_helper  # Any: types differ by version
     try:
         with _unbound_device(world):
             made, _ = make(
