@@ -13,7 +13,7 @@ from typing import Any
 Json = dict[str, Any]  # Any: a JSON document
 Rows = list[Json]
 RIVAL = "torch flash"
-"""What the speeds of `kernels/cost.py` are relative to."""
+"""The kernel that the speeds of `kernels/cost.py` are relative to."""
 
 
 def main() -> None:
@@ -34,7 +34,8 @@ def main() -> None:
 def read(folder: Path) -> dict[str, Json]:
     """Read the documents of a folder, by stage."""
     documents = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
-    return {document["stage"]: document for document in documents}
+    # A joined document of --json may lie there as well.
+    return {document["stage"]: document for document in documents if "stage" in document}
 
 
 def to_tables(stages: dict[str, Json]) -> str:

@@ -60,7 +60,7 @@ def machine() -> Iterator[Json]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "triton": _version("triton"),
+        "triton": _installed("triton"),
         "flash_attn_4": _installed("flash-attn-4"),
         "device": torch.cuda.get_device_name() if has_cuda() else platform.processor(),
     }
@@ -400,7 +400,7 @@ def _launch_shape(which: str, shape: triton_kernel.LaunchShape) -> Iterator[None
 
 
 def _need_triton() -> None:
-    if _version("triton") is None:
+    if _installed("triton") is None:
         raise Skip("Triton is not installed")
 
 
@@ -408,11 +408,4 @@ def _installed(distribution: str) -> str | None:
     try:
         return version(distribution)
     except PackageNotFoundError:
-        return None
-
-
-def _version(name: str) -> str | None:
-    try:
-        return str(getattr(__import__(name), "__version__", "unknown"))
-    except ImportError:
         return None
