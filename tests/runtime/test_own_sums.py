@@ -1,11 +1,14 @@
 """Tables that begin and end sums: the kernel reads nothing before, and nobody converts behind."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import test_random_placements as placements
 import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
+from dcp_runtime.errors import RunError
 from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
 from dcp_runtime.kernels import choice
 from dcp_runtime.kernels.cpu import CpuKernel
@@ -79,6 +82,19 @@ def test_blocks_and_tiles_anywhere_are_exact(lab, monkeypatch):
     for seed in range(40, 52):
         if seed % 4:  # the others run the reference
             placements.check(lab, seed)
+
+
+def test_a_kernel_that_leaves_rows_out_is_found_out(lab, monkeypatch):
+    class Forgetful(Finishing):
+        def forward(self, q, kv, table, scale, state):
+            super().forward(q, kv, table, scale, replace(state, result=state.result.clone()))
+
+    monkeypatch.setattr(choice, "CpuKernel", Forgetful)
+    mask = lab.masks["causal"](32)
+    cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
+    plan = build_plan(lab.sparsity_of([mask], 16), ModelShape(2, 1, 8, 4), cluster, config)
+    with pytest.raises(RunError, match="out has 512 values that are not finite after forward"):
+        lab.run_in_threads(plan, *lab.random_qkv(1, 32, 2, 1, 8, torch.float32))
 
 
 def part_of(lab, mask, devices, **choices):

@@ -248,7 +248,7 @@ def _joined(segments: _Segments) -> _Segments:
 
 
 def _widened(segments: _Segments) -> _Segments:
-    """Give causal segments without a window the widest of the others, if it cuts none of them."""
+    """Move causal segments without a window to the widest one, if it cuts none of their rows."""
     widest = int(segments.window[segments.causal == 1].max(initial=-1))
     is_uncut = (segments.causal == 1) & (segments.window == -1) & (segments.keys <= widest + 1)
     return segments._replace(window=np.where(is_uncut, widest, segments.window))

@@ -95,8 +95,8 @@ class Pass(ABC):
         }  # fmt: skip
 
     def _sums(self, kind: TransferKind, like: Tensor, *, is_split: bool = False) -> Sums:
-        begun = self._plan.sums[kind] if kind in self._finishes else None
-        return Sums(like, self._num_local, self._sum_type, begun, is_split=is_split)
+        others = self._plan.sums[kind] if kind in self._finishes else None
+        return Sums(like, self._num_local, self._sum_type, others, is_split=is_split)
 
     @abstractmethod
     def poison(self) -> None:

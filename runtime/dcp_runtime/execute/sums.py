@@ -13,8 +13,8 @@ class Sums:
         like: the buffer with these rows, in the type of the results.
         num_local: own rows, which come first.
         dtype: of the sums.
-        begun: the own rows whose sums the kernel does not begin or end itself; ``None`` if it
-            begins and ends none.
+        others: the own rows whose sums no table begins or ends; ``None`` if the kernel begins and
+            ends none at all.
         is_split: whether results are one tensor per index of dim 1: dk and dv.
     """
 
@@ -23,11 +23,11 @@ class Sums:
         like: Tensor,
         num_local: int,
         dtype: torch.dtype,
-        begun: OwnSums | None,
+        others: OwnSums | None,
         *,
         is_split: bool = False,
     ) -> None:
-        own = begun or OwnSums.of_all(num_local)
+        own = others or OwnSums.of_all(num_local)
         rows = len(like) if own.is_kept or len(like) > num_local else 0
         self.wide = like.new_empty(rows, *like.shape[1:], dtype=dtype)
         for blank in own.blank:
@@ -35,7 +35,7 @@ class Sums:
         self._left, self._num_local, self._dtype = own.left, num_local, like.dtype
         self._parts = self.wide.unbind(1) if is_split else (self.wide,)
         self.results: tuple[Tensor, ...] | None = None
-        if begun:
+        if others:
             shapes = [part.shape[1:] for part in self._parts]
             self.results = tuple(like.new_empty(num_local, *shape) for shape in shapes)
 

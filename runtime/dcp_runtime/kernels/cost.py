@@ -1,4 +1,4 @@
-"""The predicted time of a layer by kernel: launches, tiles, tiles at edges, gathered rows.
+"""Predict the time of a layer by kernel: launches, tiles, tiles at edges, rows moved beside them.
 
 Speeds are relative to torch's own flash attention, whose rate `dcpm calibrate` measures for a
 cluster. They are estimates from instructions per tile and published figures, not measured on a GPU.
