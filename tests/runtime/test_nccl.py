@@ -431,7 +431,7 @@ def test_a_gpu_that_refuses_its_work_is_the_fault_of_its_own_rank(ahead, on_rank
 
     def refuse(self):
         if self.member.rank == 1:
-            raise nccl_transport.DEVICE_ERROR("CUDA error: an illegal memory access")
+            raise torch.AcceleratorError("CUDA error: an illegal memory access")
         return known(self)
 
     try:

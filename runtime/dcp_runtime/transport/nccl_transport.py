@@ -31,8 +31,6 @@ from dcp_runtime.transport.transport import Parcel
 
 NAP_S = 200e-6
 """Seconds between looks at a batch: so exact are the ends of messages in a trace."""
-DEVICE_ERROR: type[BaseException] = getattr(torch, "AcceleratorError", SystemError)
-"""What torch from 2.8 on raises for errors of a GPU; the other type is never raised here."""
 ABORT_S = 5.0
 """Seconds that communicators get to end."""
 
@@ -249,7 +247,7 @@ class NcclTransport(GroupTransport):
         with self._blaming:
             if self._failure is None:
                 self._has_failed = True
-                is_own = isinstance(error, DEVICE_ERROR)
+                is_own = isinstance(error, torch.AcceleratorError)
                 if error is not None and is_own:
                     status = Status("raised", -1, place, division, describe_error(error))
                 else:
