@@ -12,6 +12,7 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch import AcceleratorError
 from torch._C import _current_graph_task_id
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
@@ -247,7 +248,7 @@ class NcclTransport(GroupTransport):
         with self._blaming:
             if self._failure is None:
                 self._has_failed = True
-                is_own = isinstance(error, torch.AcceleratorError)
+                is_own = isinstance(error, AcceleratorError)
                 if error is not None and is_own:
                     status = Status("raised", -1, place, division, describe_error(error))
                 else:
