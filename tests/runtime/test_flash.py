@@ -186,6 +186,26 @@ def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(
         assert found.blank == found.left == flash.NO_ROW
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_calls_of_many_segments_are_cut_and_stay_exact(lab, name, monkeypatch):
+    monkeypatch.setattr(flash, "MAX_SEGMENTS", 3)
+    masks = [lab.masks["streaming"](n, 2, 5) for n in (9, 1, 30, 12, 7, 20, 3)]
+    sparsity = lab.sparsity_of(masks, 24)
+    segments = []
+    whole = flash.flash_calls
+
+    def noted(table):
+        found = whole(table)
+        segments.extend(len(call.cu_seqlens_q) - 1 for call in found.calls)
+        return found
+
+    monkeypatch.setattr(flash, "flash_calls", noted)
+    qkv = lab.random_qkv(1, 82, 4, 2, 16, torch.float32)
+    got = kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2)
+    assert max(segments) == 3
+    lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
+
+
 @pytest.mark.parametrize("mask", ["causal", "streaming", "scattered", "full"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_rows_that_lie_in_order_give_the_bits_of_gathered_rows(lab, mask, name, monkeypatch):

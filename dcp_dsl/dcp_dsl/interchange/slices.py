@@ -162,10 +162,14 @@ class _Segments(NamedTuple):
         return _Segments(*(column[index] for column in self))
 
 
-def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
+def varlen_calls(slabs: Slabs, max_segments: int | None = None) -> tuple[VarlenCall, ...]:
     """Return calls that together see exactly the pairs of a mask, each once.
 
     Every mask can be written. A row that sees nothing is in no call: its output is 0.
+
+    Args:
+        slabs: the mask.
+        max_segments: of a call; kernels take memory for whole tiles of each in backward.
 
     Raises:
         ExchangeError: X304 if more than `MAX_INDICES` rows and keys would have to be gathered.
@@ -190,10 +194,13 @@ def varlen_calls(slabs: Slabs) -> tuple[VarlenCall, ...]:
         # Sorted by their first rows, intervals need the fewest calls in first fit.
         group = group.select(np.lexsort((group.k_first, group.q_first)))
         which = _first_fit(group.q_first, group.rows)
-        calls += [
-            _call(group.select(np.flatnonzero(which == number)), bool(causal), window)
-            for number in range(int(which.max(initial=-1)) + 1)
-        ]
+        for number in range(int(which.max(initial=-1)) + 1):
+            index = np.flatnonzero(which == number)
+            step = max_segments or len(index)
+            calls += [
+                _call(group.select(index[first : first + step]), bool(causal), window)
+                for first in range(0, len(index), step)
+            ]
     return tuple(calls)
 
 

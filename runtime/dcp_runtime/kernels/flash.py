@@ -47,6 +47,9 @@ from dcp_runtime.plans.tile_table import TileTable
 DTYPES = (torch.float16, torch.bfloat16)
 TILE = 128
 """Rows of queries and of keys that these kernels compute at once, roughly; predictions use it."""
+MAX_SEGMENTS = 512
+"""Most segments of a call: backward takes float32 room for whole tiles of each, 2 MiB with 32 query
+and 8 key heads of 128."""
 
 
 def flash_refusal(
@@ -307,7 +310,7 @@ def flash_calls(table: TileTable) -> FlashTable:
         RunError: if the calls would have to gather too many rows and keys.
     """
     try:
-        calls = varlen_calls(import_mask(_as_slices(table)))
+        calls = varlen_calls(import_mask(_as_slices(table)), max_segments=MAX_SEGMENTS)
     except ExchangeError as error:
         raise RunError(
             "its calls would gather too many rows and keys of this plan; kernel 'triton' gathers "
