@@ -19,7 +19,7 @@ from dcp_dsl.interchange import slices
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import Engine
-from dcp_runtime.kernels import choice, flash
+from dcp_runtime.kernels import choice, flash, flash_calls
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
@@ -181,18 +181,18 @@ def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(
         cluster = Cluster(devices_per_node=1)
         plan = build_plan(lab.sparsity_of([mask], 256), shape, cluster, config)
         (table,) = prepare_device(plan, 0, 128).forward.tables
-        found = flash.flash_calls(table)
+        found = flash_calls.flash_calls(table)
         assert [(call.opens, call.closes) for call in found.calls] == turns
-        assert found.blank == found.left == flash.NO_ROW
+        assert found.blank == found.left == flash_calls.NO_ROW
 
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_calls_of_many_segments_are_cut_and_stay_exact(lab, name, monkeypatch):
-    monkeypatch.setattr(flash, "MAX_SEGMENTS", 3)
+    monkeypatch.setattr(flash_calls, "MAX_SEGMENTS", 3)
     masks = [lab.masks["streaming"](n, 2, 5) for n in (9, 1, 30, 12, 7, 20, 3)]
     sparsity = lab.sparsity_of(masks, 24)
     segments = []
-    whole = flash.flash_calls
+    whole = flash_calls.flash_calls
 
     def noted(table):
         found = whole(table)
@@ -212,14 +212,14 @@ def test_rows_that_lie_in_order_give_the_bits_of_gathered_rows(lab, mask, name, 
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in (50, 1, 23)], 24)
     qkv = lab.random_qkv(1, 74, 4, 2, 16, torch.float32)
     in_place, gathered = [], []
-    for found, rows in ((in_place, flash._rows), (gathered, torch.from_numpy)):
+    for found, rows in ((in_place, flash_calls._rows), (gathered, torch.from_numpy)):
 
         def noted(index, found=found, rows=rows):
             found.append(rows(index))
             return found[-1]
 
         with monkeypatch.context() as patch:
-            patch.setattr(flash, "_rows", noted)
+            patch.setattr(flash_calls, "_rows", noted)
             found.append(kernel_tests.run_kernel(KERNELS[name](), sparsity, qkv, seed=2))
     assert any(isinstance(rows, slice) for rows in in_place)
     assert len(in_place) == len(gathered)
@@ -247,7 +247,7 @@ class Moves(TorchDispatchMode):
 def test_rows_that_lie_in_order_are_not_moved(lab, is_in_order, monkeypatch):
     part = part_of(lab)
     if not is_in_order:
-        monkeypatch.setattr(flash, "_rows", torch.from_numpy)
+        monkeypatch.setattr(flash_calls, "_rows", torch.from_numpy)
     bf16, rows, lse = torch.bfloat16, (1024, 8, 16), torch.zeros(1024, 8)
     package = SimpleNamespace(
         _flash_attn_fwd=lambda q, *_, **__: (torch.zeros(q.shape, dtype=bf16), lse.T),
@@ -315,7 +315,7 @@ def test_a_window_is_one_call_whose_tiles_are_those_that_rows_see(lab):
         PlanConfig("static:zigzag"),
     )  # fmt: skip
     (table,) = prepare_device(plan, 0, 128).forward.tables
-    (call,) = flash.flash_calls(table).calls
+    (call,) = flash_calls.flash_calls(table).calls
     assert (call.causal, call.window) == (True, 255)
     share = mask.reshape(8, 128, 8, 128).mean((1, 3))
     kind = TensorKind(torch.bfloat16, torch.device("cpu"), 128, group=4)
@@ -327,7 +327,7 @@ def test_a_window_is_one_call_whose_tiles_are_those_that_rows_see(lab):
 @pytest.mark.usefixtures("hopper")
 def test_a_later_plan_that_gathers_too_much_gets_another_kernel(lab, monkeypatch):
     loaded = []
-    monkeypatch.setattr(flash.FlashCall, "to", lambda call, _: call)
+    monkeypatch.setattr(flash_calls.FlashCall, "to", lambda call, _: call)
     monkeypatch.setattr(TritonKernel, "load", lambda *tables: loaded.append(tables))
     kind, first, later = (
         TensorKind(torch.bfloat16, torch.device("cuda"), 128),

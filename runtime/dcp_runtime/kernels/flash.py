@@ -1,12 +1,10 @@
 """The flash-attention backends: plain variable-length kernels, called once per kind of segment.
 
-`flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. A table is
-rewritten once as calls of a plain variable-length kernel (`varlen_calls`): rectangles, causal
-triangles and windows. Rows and keys that lie in order in the buffers are used where they lie;
-others are gathered by index, which costs memory and time that our own kernels do not spend. Outputs
-of several calls are merged by log-sum-exp. `flash` serves comparisons, and GPUs without Triton.
-Atomics sum gradients, those of the operators and of keys that stand in several segments of a call:
-the last bits may differ between two runs.
+`flash` is FlashAttention-2 as torch carries it, `flash4` the package flash-attn-4. `flash_calls`
+rewrites a table once. Rows that a call gathers cost memory and time that our own kernels do not
+spend. Outputs of several calls are merged by log-sum-exp. `flash` serves comparisons, and GPUs
+without Triton. Atomics sum gradients, those of the operators and of keys that stand in several
+segments of a call: the last bits may differ between two runs.
 
 The operators exist on CUDA only. Everything around them is tested on the CPU with stand-ins; the
 operators themselves have not been run by this project. Those of flash-attn-4 have been compiled for
@@ -15,23 +13,17 @@ compute capability 9, with the arguments that `Flash4Kernel` gives them.
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from dcp_dsl import ExchangeError, import_mask
-from dcp_dsl.arrays import Bools, Indices, Ints, expand
-from dcp_dsl.forms import ranges_of_tile
-from dcp_dsl.interchange import Export, varlen_calls
 from dcp_planner import TransferKind
-from dcp_runtime.errors import RunError
+from dcp_runtime.kernels.flash_calls import FlashCall, FlashTable, Rows, flash_calls
 from dcp_runtime.kernels.kernel import (
     AttentionState,
     Gradients,
@@ -41,15 +33,11 @@ from dcp_runtime.kernels.kernel import (
     Work,
     any_out_with,
 )
-from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
 DTYPES = (torch.float16, torch.bfloat16)
 TILE = 128
 """Rows of queries and of keys that these kernels compute at once, roughly; predictions use it."""
-MAX_SEGMENTS = 512
-"""Most segments of a call: backward takes float32 room for whole tiles of each, 2 MiB with 32 query
-and 8 key heads of 128."""
 
 
 def flash_refusal(
@@ -63,62 +51,6 @@ def flash_refusal(
     if head_dim is not None and (head_dim > largest or head_dim % 8):
         return f"needs head_dim up to {largest}, a multiple of 8, got {head_dim}"
     return None
-
-
-Rows = Tensor | slice
-"""Rows of a buffer: a slice where they lie in order, else their index."""
-NO_ROW = slice(0, 0)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FlashCall:
-    """One call on the device: `VarlenCall` as tensors and slices, with the longest segments.
-
-    With it the sums of its rows begin (`opens`) and end (`closes`), if they do so with its table.
-    """
-
-    causal: bool
-    window: int
-    q_idx: Rows
-    kv_idx: Rows
-    cu_seqlens_q: Tensor
-    cu_seqlens_k: Tensor
-    max_q: int
-    max_k: int
-    opens: bool
-    closes: bool
-
-    def to(self, device: torch.device) -> "FlashCall":
-        """Return the same call on a device."""
-        return replace(
-            self,
-            q_idx=_moved(self.q_idx, device),
-            kv_idx=_moved(self.kv_idx, device),
-            cu_seqlens_q=self.cu_seqlens_q.to(device),
-            cu_seqlens_k=self.cu_seqlens_k.to(device),
-        )
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class FlashTable:
-    """The calls of a table, and the rows whose sums begin or end with it but with none of them."""
-
-    calls: tuple[FlashCall, ...]
-    blank: Rows
-    left: Rows
-
-    def to(self, device: torch.device) -> "FlashTable":
-        """Return the same calls on a device."""
-        calls = tuple(call.to(device) for call in self.calls)
-        return FlashTable(calls, _moved(self.blank, device), _moved(self.left, device))
-
-    def sums(self, wide: Tensor, rows: Tensor) -> Tensor:
-        """Return room for the sums of rows: `wide`, or new memory where the plan keeps none."""
-        is_direct = all(call.opens and call.closes for call in self.calls)
-        is_used = not is_direct or _counts(self.blank) or _counts(self.left)
-        if len(wide) == len(rows) or not is_used:
-            return wide
-        return rows.new_empty(rows.shape, dtype=wide.dtype)
 
 
 class FlashKernel(Kernel):
@@ -271,24 +203,10 @@ def _whole_tiles(length: Tensor) -> Tensor:
     return -(-length // TILE) * TILE
 
 
-def _moved(rows: Rows, device: torch.device) -> Rows:
-    return rows if isinstance(rows, slice) else rows.to(device)
-
-
-def _rows(index: Indices | Ints) -> Rows:
-    first = int(index[0]) if len(index) else 0
-    in_order = np.array_equal(index, np.arange(first, first + len(index)))
-    return slice(first, first + len(index)) if in_order else torch.from_numpy(index)
-
-
 def _place_of(result: Tensor | None, call: FlashCall) -> Tensor | None:
     """Return where a call may write its results, if its rows begin and end with it."""
     is_direct = call.opens and call.closes and isinstance(call.q_idx, slice)
     return None if result is None or not is_direct else result[call.q_idx]
-
-
-def _counts(rows: Rows) -> bool:
-    return isinstance(rows, Tensor) or rows != NO_ROW
 
 
 def _gathered(rows: Rows) -> int:
@@ -301,91 +219,6 @@ def _add(total: Tensor, rows: Rows, part: Tensor) -> None:
         total[rows] += part
     else:
         total.index_add_(0, rows, part.to(total.dtype))
-
-
-def flash_calls(table: TileTable) -> FlashTable:
-    """Rewrite a table as calls of a plain flash kernel; O(rows of its masks and of all calls).
-
-    Raises:
-        RunError: if the calls would have to gather too many rows and keys.
-    """
-    try:
-        calls = varlen_calls(import_mask(_as_slices(table)), max_segments=MAX_SEGMENTS)
-    except ExchangeError as error:
-        raise RunError(
-            "its calls would gather too many rows and keys of this plan; kernel 'triton' gathers "
-            f"none ({error})"
-        ) from error
-    rows = [call.q_idx for call in calls]
-    opens, blank = _turns(table, table.opens, rows)
-    closes, left = _turns(table, table.closes, rows[::-1])
-    made = (
-        FlashCall(
-            causal=call.causal,
-            window=call.window,
-            q_idx=_rows(call.q_idx),
-            kv_idx=_rows(call.kv_idx),
-            cu_seqlens_q=torch.from_numpy(call.cu_seqlens_q),
-            cu_seqlens_k=torch.from_numpy(call.cu_seqlens_k),
-            max_q=int(np.diff(call.cu_seqlens_q).max()),
-            max_k=int(np.diff(call.cu_seqlens_k).max()),
-            opens=is_first,
-            closes=is_last,
-        )
-        for call, is_first, is_last in zip(calls, opens, closes[::-1], strict=True)
-    )
-    return FlashTable(tuple(made), blank, left)
-
-
-def _turns(
-    table: TileTable, marks: Bools | None, calls: Sequence[Indices]
-) -> tuple[list[bool], Rows]:
-    """Return, of the rows of each call, whether all are marked and in none of the calls before.
-
-    Also return the marked rows that are in no such call.
-    """
-    chosen = np.flatnonzero(marks) if marks is not None else np.zeros(0, np.int64)
-    segment, place = expand(0, table.q_len[chosen].astype(np.int64))
-    waits = np.zeros(int((table.q_start + table.q_len).max(initial=0)), bool)
-    waits[table.q_start[chosen][segment] + place] = True
-    left, found = waits.copy(), []
-    for rows in calls:
-        found.append(bool(waits[rows].all()))
-        waits[rows] = False
-        left[rows] &= not found[-1]
-    return found, _rows(np.flatnonzero(left))
-
-
-def _as_slices(table: TileTable) -> Export:
-    """Write the pairs of a table as rectangles: whole pieces, and the runs of each masked row.
-
-    `import_mask` joins rows to slabs again, from which `varlen_calls` makes windows and triangles.
-    """
-    segment = np.repeat(np.arange(table.num_segments), np.diff(table.row_ptr))
-    q, rows = table.q_start[segment].astype(np.int64), table.q_len[segment].astype(np.int64)
-    k = table.kv_start.astype(np.int64)
-    is_full = table.kind == PieceKind.FULL
-    # Boxes of [first row, end row, first key, end key], int64 [N, 4].
-    boxes: list[Ints] = [np.column_stack([q, q + rows, k, k + table.kv_len])[is_full]]
-    pieces = np.flatnonzero(table.kind == PieceKind.RANGES)
-    piece, place = expand(0, rows[pieces])
-    piece = pieces[piece]
-    row, at = q[piece] + place, table.mask_start[piece] + place
-    for low, high in zip(table.row_lo[:, at], table.row_hi[:, at], strict=True):
-        box = np.column_stack([row, row + 1, k[piece] + low, k[piece] + high])
-        boxes.append(box[low < high])
-    for bits in np.flatnonzero(table.kind == PieceKind.BITS).tolist():
-        row_ptr, begin, end = ranges_of_tile(table.piece_mask(bits, int(rows[bits])))
-        row = q[bits] + np.repeat(np.arange(rows[bits]), np.diff(row_ptr))
-        boxes.append(np.column_stack([row, row + 1, k[bits] + begin, k[bits] + end]))
-    table_of = np.concatenate(boxes)
-    tokens = int(table_of[:, [1, 3]].max(initial=0))
-    kind = np.zeros(len(table_of), np.int64)
-    return Export(
-        "magi",
-        tokens,
-        {"q_ranges": table_of[:, :2], "k_ranges": table_of[:, 2:], "attn_type_map": kind},
-    )
 
 
 HEAD_DIMS_TO = 128
