@@ -1,4 +1,4 @@
-"""Planners side by side on recorded batches, the figures recorded of DCP in the same table.
+"""Compare planners on recorded batches, with DCP's recorded figures in the same table.
 
     python planner/benchmarks/bench_plan.py --clusters 4x8,8x8 --heads tp4 --json OUT
     python planner/benchmarks/bench_plan.py --table OUT
@@ -183,7 +183,7 @@ def run(setting: Setting, out: Path | None) -> dict[str, Any]:
 
 
 def methods_on(setting: Setting, cluster: Cluster) -> tuple[str, ...]:
-    """Return the methods of a run without layouts whose heads do not go round on a cluster."""
+    """Return the methods of a run, without layouts whose heads do not divide among the devices."""
     possible = static_layouts(setting.shape, cluster)
     return tuple(m for m in setting.methods if not m.startswith("static:") or m in possible)
 
@@ -268,7 +268,7 @@ def cpu_seconds() -> float:
 def plan_alone(
     sparsity: BlockSparsity, shape: ModelShape, cluster: Cluster, config: PlanConfig
 ) -> Plan:
-    """Plan with what an external partitioner found, without our caps and search behind it."""
+    """Plan with an external partitioner's own placement, without our caps and search."""
     workload = build_workload(sparsity, shape)
     placement = PARTITIONERS[config.partitioner].place(workload, cluster, config)
     schedule = make_schedule(workload, placement, cluster, config)
@@ -299,7 +299,7 @@ def figures_row(plan: Plan) -> Row:
 
 
 def referee_row(plan: Plan) -> Row:
-    """Return what the referee finds in the file of a plan: its busiest port, its own seconds."""
+    """Return the referee's figures of a plan file: its busiest port, its own seconds."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "judged.dcpplan"
         write_plan(path, plan)

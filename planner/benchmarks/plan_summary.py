@@ -1,4 +1,4 @@
-"""Rows of `bench_plan` summed up: geometric means against references, and the tables of them.
+"""Summarise rows of `bench_plan`: geometric means against references, and their tables.
 
 A ratio below `LEAST_RATIO` counts as that, so that a batch without bytes between nodes does not
 decide everything.

@@ -145,7 +145,7 @@ def _work_of_blocks(workload: Workload) -> NDArray[np.int64]:
 
 
 def torch_ptrr(workload: Workload, cluster: Cluster) -> Rival:
-    """Deal out blocks of queries by work, to and fro."""
+    """Deal blocks of queries by work, in snake order over the ranks."""
     ranks = cluster.num_devices
     order = np.argsort(-_work_of_blocks(workload), kind="stable")
     turn, place = np.divmod(np.arange(len(order)), ranks)

@@ -103,7 +103,7 @@ class PlanIndex:
         return [self._row(entry) for entry in entries]
 
     def read(self, rows: Iterable[PlanRow]) -> list[PlanRow]:
-        """Read the files of these rows that nobody has read yet, and return the rows."""
+        """Read the files of these rows that are still unread, and return the rows."""
         return [row if row.is_read else self._read(row.entry) for row in rows]
 
     def _row(self, entry: PlanEntry) -> PlanRow:

@@ -309,7 +309,7 @@ def unbeaten(values: Floats) -> Bools:
 
 
 def sentence(first: LoadedPlan, values: Floats, best: Bools) -> str:
-    """Write how many plans nothing beats, and where the first one stands."""
+    """Write how many plans are on the front, and whether the first one is."""
     place = "one of them" if best[0] else "not: another one is as good in everything, or better"
     return (
         f"On the front: {count(int(best.sum()))} of {counted(len(best), 'plan')}; A, "

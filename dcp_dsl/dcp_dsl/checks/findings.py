@@ -33,7 +33,7 @@ SEGMENT_FUNCTIONS = {"same": (1, 1), "paths": (1, 1), "first": (1, 2), "last": (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of an expression, and what it means.
+    """The kind of an expression, with its core program.
 
     Attributes:
         name: which one.

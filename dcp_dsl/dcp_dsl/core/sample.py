@@ -25,7 +25,7 @@ _BEYOND = 2**63  # the first integer that int64 cannot hold
 
 
 class ReadsColumns(Protocol):
-    """A mask, as far as a sample must know it: its name and the columns it needs."""
+    """The part of a mask that a sample uses: its name and the columns it needs."""
 
     @property
     def name(self) -> str:

@@ -202,7 +202,7 @@ def _transposed(form: Form) -> Region | None:
 
 
 def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
-    """Return any exact form as key ranges of each row; costs what it has in such ranges.
+    """Return any exact form as key ranges of each row; O(ranges).
 
     Raises:
         DatasetError: if there would be more than `max_ranges` ranges, or a mask that is looked at

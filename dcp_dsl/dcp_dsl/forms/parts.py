@@ -1,4 +1,4 @@
-"""Masks as sums of parts, where a mask is no slabs, or too many.
+"""Masks as sums of parts, for masks that slabs cannot express, or only with too many slabs.
 
 There are four kinds of parts: a region seen from the keys, where a bound depends on the key, as in
 tree attention; slabs of which only some remainders of the distance count; slabs of which only pairs
@@ -314,7 +314,7 @@ class Parts:
 
     @cached_property
     def num_pairs(self) -> int:
-        """Number of visible (query, key) pairs; costs what counting blocks costs."""
+        """Number of visible (query, key) pairs; as expensive as counting blocks."""
         bounds = np.unique([0, self.num_tokens])
         return int(self.count_blocks(bounds, bounds).pairs.sum())
 

@@ -265,7 +265,7 @@ class Session:
         return _sorted((*document.problems, *kept))
 
     def finish(self, testing: Testing) -> None:
-        """Keep what all checks of the present version found."""
+        """Keep the findings of all checks of the present version."""
         text = self.document.text
         self._decided = [
             (s.span.text(text), s.span.start, found)
@@ -307,7 +307,7 @@ class Checks:
                 break
 
     def finish(self) -> None:
-        """Hand what was found to the session, if its text is still this one."""
+        """Hand the findings to the session, if its text is still this one."""
         if self.session.document is self.document:
             # Only when all steps have run: those not reached keep what they found before.
             self.session.memory.forget()

@@ -1,4 +1,4 @@
-"""Checks of the programs of a plan: everything is done once, in time, and by both ends.
+"""Check the programs of a plan: all work is done once, in time, and at both ends of messages.
 
 `check_programs` relies on tables that `validation` has checked before.
 """

@@ -210,7 +210,7 @@ class Planning:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """Plans made before they are needed.
+    """Choices of planning ahead of the training loop.
 
     Attributes:
         batches: how many global batches (windows of them) ahead.

@@ -120,7 +120,7 @@ class Pass(ABC):
                 buffer[: len(own)] = own
 
     def outgoing(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return the contiguous tensors to send: inputs as they lie, or the result so far."""
+        """Return the contiguous tensors to send: inputs without a copy, or the result so far."""
         return self._result(transfer) if transfer.kind.is_result else self._rows(transfer)
 
     def incoming(self, transfer: Transfer) -> tuple[Tensor, ...]:
