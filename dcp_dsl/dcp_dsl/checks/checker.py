@@ -202,7 +202,7 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
     """Find errors in the names, kinds and layouts of a parsed text.
 
     Args:
-        scope: what the statements that parsed define and import.
+        scope: definitions and imports of the statements that parsed.
         lost: names that statements with syntax errors would have defined.
 
     Returns:

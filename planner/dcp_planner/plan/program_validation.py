@@ -239,7 +239,7 @@ class _Places:
             if found.size:
                 raise self.fail(
                     f"every transfer is {what} exactly once by both ends: "
-                    f"{self.told(int(found[0]))} is never by its {name}"
+                    f"{self.told(int(found[0]))} is never {what} by its {name}"
                 )
 
     def check_waits(self) -> None:

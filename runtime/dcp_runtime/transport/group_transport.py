@@ -41,8 +41,8 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     if dist.get_rank() not in ranks:
         raise RunError(
-            f"rank {dist.get_rank()} is none of the group's ranks {ranks[:8]}; make the executor "
-            "on these alone"
+            f"rank {dist.get_rank()} is not one of the group's ranks {ranks[:8]}; make the "
+            "executor on these alone"
         )
     return ranks
 
