@@ -2,7 +2,7 @@
 
 ``python gpu/first_light.py [--stage NAME ...] [--out DIR] [--limit SECONDS]`` runs each stage in a
 process of its own, so that a crash ends one stage only. A stage writes ``DIR/STAGE.json`` anew
-after every row that it measures: one that is cut off leaves what it had. Without a GPU the stages
+after every row that it measures, so one that is cut off leaves its rows. Without a GPU the stages
 run what a CPU can and say what they skipped.
 """
 

@@ -78,7 +78,7 @@ def _speedup(
     """Compare with the fastest rival of each batch that has one: mean, worst, batches lost."""
     ratios = [
         min(map(seconds, rows)) / seconds(ours)
-        for ours, rows in zip(own, rivals, strict=False)  # none where nobody predicts
+        for ours, rows in zip(own, rivals, strict=False)  # none without a prediction
         if rows
     ]
     lost = sum(ratio < 1 - 1e-9 for ratio in ratios)

@@ -2,7 +2,7 @@
 
 Except in ``grid``, the owner of the queries computes a tile, so only keys and values travel. Plans
 send only what the mask needs: an all-gather of keys becomes ``contiguous`` or ``zigzag`` without
-the keys that nobody reads.
+unread keys.
 
 Two layouts split heads over a *team*: a few neighbouring devices that compute different heads of
 the same tiles. Partitioners place the batch on teams as if each team were one device. This makes

@@ -336,7 +336,7 @@ def explain(comparison: Comparison) -> Finding:
     if not comparison.is_same_batch:
         return _explain_rates(first, second)
     names = ("A", "B")
-    # Two traces of one plan differ by what they are, not by their letters.
+    # Two traces of one plan are named by their sources, not by letters.
     if comparison.is_same_plan and first.source != second.source:
         words = {"measured": "the run", "simulated": "the prediction"}
         names = (words[first.source], words[second.source])

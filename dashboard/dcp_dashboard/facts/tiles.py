@@ -302,7 +302,7 @@ def chain_behind(loaded: LoadedPlan, source: Source, wait: int) -> list[int]:
     """Return the rows of the events that held up the end of a wait, the last one first.
 
     Each could begin only when the next one in the list had ended. The chain stops at the begin of
-    the wait: what ended before held nothing up.
+    the wait: events that ended before held nothing up.
     """
     trace, found = loaded.traces[source], loaded.recorded[source].dependencies
     chain: list[int] = []

@@ -238,7 +238,7 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
 
 
 def _read_sides(sides: object) -> tuple[Choice, Choice]:
-    """Read what the page put into its store; a client may send anything."""
+    """Read the two sides from the page's store; a client may send anything."""
     if not isinstance(sides, list) or len(sides) != 2:
         raise DCPError(f"expected two sides of a comparison, got {str(sides)[:80]}")
     found = []

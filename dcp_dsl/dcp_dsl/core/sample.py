@@ -181,7 +181,7 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:  # Any: whatever a fil
 
 
 class NoLengthError(DatasetError):
-    """A sample that does not say how many tokens it has; `columns` holds what it gives."""
+    """A sample without a length in tokens; `columns` holds the columns that it gives."""
 
     def __init__(self, message: str, columns: Mapping[str, Column]) -> None:
         self.columns = columns

@@ -40,7 +40,7 @@ def facts_of_keys(core: nodes.Mask, keys: KeySequence) -> frozenset[object]:
     alignment queries are tokens of the keys' sequence, so that all facts belong to it.
 
     Raises:
-        SpecError: E126 for what belongs to the other sequence, or compares places of both.
+        SpecError: E126 for facts of the other sequence, or comparisons of places of both.
     """
     reader = _Facts(keys, {})
     # `sides` is left empty with an alignment: every fact is one of the keys' sequence anyway.

@@ -76,7 +76,7 @@ def _keys_below(
         border: a border of keys for each piece.
         rows: how many rows each piece has.
         offset: of each piece, the remainder less 1 less its first row.
-        period: what the distance is divided by.
+        period: divisor of the distance.
     """
     first, slope = end
     # rows on which the end is still left of the border; below, the border counts
@@ -163,7 +163,7 @@ class RegionPart(Record):
     Attributes:
         region: slabs, or ranges of rows.
         is_transposed: if so, rows of the region are keys and its keys are queries.
-        period: what the distance is divided by; 1 if all pairs count. Only slabs seen from the
+        period: divisor of the distance; 1 if all pairs count. Only slabs seen from the
             queries may have more.
         remainders: int64 ``[M]``, rising: a pair counts if ``(q - k) % period`` is one of them.
     """

@@ -1,8 +1,8 @@
 """Hold a text while a person edits it: tokens, statements, names, and what is wrong with it.
 
 A name is defined in the text, in an imported file, or in the standard library. Syntax, names and
-kinds are looked at on every change. Proofs and tests follow in small parts, and what was decided
-about statements that mean the same as before is repeated.
+kinds are checked on every change. Proofs and tests follow in small parts; decisions about
+statements that mean the same as before are reused.
 """
 
 import re
@@ -237,7 +237,7 @@ class Session:
     def update(self, text: str) -> None:
         """Take a new version of the text."""
         if text != self.document.text:
-            # A version that went by before it was looked at is not worth looking at now.
+            # A version that was replaced before anything checked it is skipped.
             if self.document.is_checked and self.document.is_sound:
                 self.good = self.document
             self.document = replace(self.document, text=text)

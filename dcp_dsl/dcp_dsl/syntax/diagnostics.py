@@ -295,9 +295,9 @@ class FixedText:
     """A text after mending.
 
     Attributes:
-        text: what it is now.
+        text: the fixed text.
         fixed: findings that were mended, in the order of mending.
-        remaining: what is still found in `text`.
+        remaining: findings that `text` still has.
     """
 
     text: str

@@ -1,7 +1,7 @@
 """The interpreter runs one device's program, instruction by instruction, and decides nothing.
 
-A `Pass` holds everything that belongs to one call: its buffers, and what instructions do to them.
-So several layers, and several plans, may be between their forward and their backward at once.
+A `Pass` holds everything that belongs to one call: its buffers, and the effects of instructions on
+them. So several layers, and several plans, may be between their forward and their backward at once.
 """
 
 from abc import ABC, abstractmethod

@@ -281,7 +281,7 @@ class NcclTransport(GroupTransport):
 
     def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
-        # This rank is to blame: the thread must blame no peer for messages that miss from now on.
+        # This rank is to blame: its thread must blame no peer for missing messages from now on.
         self._is_over.set()
         super().report(place, division, error)
 
