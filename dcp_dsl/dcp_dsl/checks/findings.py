@@ -36,7 +36,7 @@ class Kind:
     """The kind of an expression, with its core program.
 
     Attributes:
-        name: which one.
+        name: name of the kind.
         segment: of an index, the segment it counts; of a segment, its parent.
         depends: the positions (`q`, `k`) it depends on.
         node: the core program of the mask, number or segment.

@@ -88,7 +88,7 @@ class ExportConfig:
 
     Attributes:
         block_q, block_kv: tokens per block, for the formats with block tables.
-        title: what the mask is called in written source.
+        title: name of the mask in written source.
     """
 
     block_q: int = 128

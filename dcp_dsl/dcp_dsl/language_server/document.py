@@ -36,7 +36,7 @@ class Document:
     """A version of a text.
 
     Attributes:
-        text: what it says.
+        text: its text.
         name: its path, or what stands for it; imports are looked up beside it.
         encoding: the units in which an editor counts columns.
         known: statements of an earlier version, which `parse_all` need not parse again.
@@ -246,9 +246,9 @@ class Session:
     def findings(self) -> tuple[Diagnostic, ...]:
         """Findings about the present version so far.
 
-        Until its proofs are finished, that is what is wrong with syntax, names and kinds, and what
-        was decided before about statements that are still there: else warnings would
-        go away with every key and come back a moment later.
+        Until its proofs are finished these are errors of syntax, names and kinds, and earlier
+        findings about statements that are still there: else warnings would go away with every
+        key and come back a moment later.
         """
         if self._finished is not None and self._finished[0] is self.document:
             return self._finished[1]

@@ -72,7 +72,7 @@ def preset(name: str, nodes: int | None = None, devices_per_node: int | None = N
     Rates between nodes are per device, so they stay when a node has fewer devices.
 
     Raises:
-        ClusterError: if there is no such preset, or the size is absurd.
+        ClusterError: if there is no such preset, or the size is out of range.
 
     >>> preset("h100-dgx", 2, 8).num_devices
     16

@@ -91,7 +91,7 @@ class NcclTransport(GroupTransport):
     each would wait for the other's second batch; and a forwarded block leaves after it has arrived,
     though no thread watches for it.
 
-    `wait` puts the current stream behind the messages and returns, so the host runs ahead of the
+    `wait` makes the current stream wait for the messages and returns, so the host runs ahead of the
     device, over layers. A thread looks whether the messages come. If they do not, the thread agrees
     with the other ranks on the rank to blame and ends the communicators, whose kernels would never
     end; the next call of this rank raises that failure. Results that the device computed in between
