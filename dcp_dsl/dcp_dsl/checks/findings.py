@@ -370,7 +370,7 @@ class Checker(ABC):
         if name == "parent" and self.scope.segments:
             read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
             return f"read the segment around a token by its name: {read}"
-        return f"a column with one integer per token is read so after `token {name}`"
+        return f"declare a column with one integer per token: `token {name}`"
 
     def column_hint(self, value: ast.Attribute) -> str:
         """Suggest what to write for `q.parent.parent` of a token column `parent`."""
