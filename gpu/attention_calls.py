@@ -42,8 +42,8 @@ def inputs(case: Case, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
 def kernel_calls(kernel: Kernel, part: DevicePlan, q: Tensor, kv: Tensor, dout: Tensor) -> Calls:
     """Return forward and backward of a kernel on the tables of a plan, without the executor.
 
-    Both leave results in the type of q: what the kernel does not begin or end itself is cleared
-    before and converted behind, as in a layer.
+    Both leave results in the type of q: sums that the kernel does not begin or end itself are
+    cleared before and converted behind, as in a layer.
     """
     tokens = torch.from_numpy(part.plan.local_tokens(0)).to(q.device)
     q, kv, dout = q[tokens], kv[tokens], dout[tokens]

@@ -1,4 +1,4 @@
-"""Define the cases that first light runs, and plan them: one file per rank of each plan.
+"""Define the cases of `first_light.py`, and plan them: one file per rank of each plan.
 
 ``python gpu/cases.py`` plans them on a machine with the planner's libraries (numba) and writes
 `gpu/plans/`. The machine with the GPU reads these files with numpy alone.
@@ -77,13 +77,13 @@ SMALL = [
     for mask in ("full", "causal", "streaming_llm", "documents", "sparse")
     for dim in (128, 64, 96)
 ]
-"""Compared with dense attention in float64, for all kinds of tiles: full, with ranges of keys, with
-bits per pair. Four, two and three query heads use one key head; of these, four, two and one share a
-tile of the Triton kernels."""
+"""Cases compared with dense attention in float64. Tiles are full, or have ranges of keys, or bits
+per pair. Four, two and three query heads use one key head; of these, four, two and one share a tile
+of the Triton kernels."""
 SHARED = [Case("streaming_llm", 1024, ranks, 64, (4, 2), 128) for ranks in (2, 4, 8)]
-"""Run on ranks that are threads of one process."""
+"""Cases run on ranks that are threads of one process."""
 SPREAD = [Case("causal", 16_384, ranks) for ranks in (2, 4, 8)]
-"""Run on processes, with messages that travel while ranks compute."""
+"""Cases run on processes, with messages that travel while ranks compute."""
 TIMED = [
     Case(mask, tokens)
     for tokens in (16_384, 65_536)

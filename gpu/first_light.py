@@ -1,8 +1,8 @@
-"""Run the first half hour on a GPU: is the runtime right there, and how fast is it?
+"""Test the runtime on a GPU for half an hour: is it correct there, and how fast is it?
 
 ``python gpu/first_light.py [--stage NAME ...] [--out DIR] [--limit SECONDS]`` runs each stage in a
 process of its own, so that a crash ends one stage only. A stage writes ``DIR/STAGE.json`` anew
-after every row that it measures: one that is cut off leaves what it had. Without a GPU the stages
+after every row that it measures, so one that is cut off leaves its rows. Without a GPU the stages
 run what a CPU can and say what they skipped.
 """
 
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def share_of(names: list[str], left_s: float) -> float:
-    """Return the seconds of the first of the stages to come: of little time each gets its part."""
+    """Return the time limit of the next stage; if time is short, all remaining stages share it."""
     return LIMITS_S[names[0]] * min(1.0, left_s / sum(LIMITS_S[name] for name in names))
 
 

@@ -1,4 +1,4 @@
-"""Compile flash-attn-4 for compute capability 9.0 ahead of first light, without a GPU.
+"""Compile flash-attn-4 for compute capability 9.0 ahead of `first_light.py`, without a GPU.
 
 ``python gpu/flash4_cache.py DIR`` runs the calls of all cases on tensors without memory, which
 compiles every variant that they need, and leaves the object files in DIR. The package finds them
@@ -31,7 +31,7 @@ class CallsOnly(Flash4Kernel):
 
 
 def main(folder: str) -> None:
-    """Compile what the stages of first light call."""
+    """Compile the kernels that the stages of `first_light.py` call."""
     # The package reads these when it is imported, which the first kernel does.
     os.environ |= {
         "FLASH_ATTENTION_ARCH": "sm_90",

@@ -1,4 +1,4 @@
-"""Print what first light found as tables, and join its documents in one file.
+"""Print the results of `first_light.py` as tables, and join its documents in one file.
 
 ``python gpu/report.py DIR [--json OUT]`` reads ``DIR/STAGE.json``; ``--table OUT`` prints the
 tables of a joined file.
@@ -123,7 +123,7 @@ def _ratio(row: Json | None, rival: Json) -> str:
 
 
 def executor(rows: Rows) -> str:
-    """Return layers through the executor over their kernel, and what the host takes."""
+    """Return the time of layers through the executor over their kernel, and the host's time."""
     lines = [
         [r["case"], r["kernel"], f"{r['forward_s'] * 1e3:.2f} / {r['backward_s'] * 1e3:.2f}",
          f"{r['forward_over_kernel'] - 1:+.1%} / {r['backward_over_kernel'] - 1:+.1%}",

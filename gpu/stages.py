@@ -1,4 +1,4 @@
-"""Define the stages of first light: each yields rows of a JSON document as it measures them.
+"""Define the stages of `first_light.py`: each yields rows of a JSON document as it measures them.
 
 A row with an ``error``, or with ``ok`` false, makes the stage fail. A stage that the machine cannot
 run raises `Skip` with the reason.
@@ -239,7 +239,7 @@ def _tile_row(case: Case, which: str, flops: int, shape: tuple[int, ...]) -> Jso
 
 
 def executor() -> Iterator[Json]:
-    """Time layers through the executor beside their kernel, and what preparing a plan costs."""
+    """Time layers through the executor beside their kernel, and the preparation of a plan."""
     need_cuda()
     for case in TIMED:
         yield {"case": case.name} | attempt(partial(_time_executor, case))

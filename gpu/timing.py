@@ -32,7 +32,7 @@ def timed(work: Callable[[], Any], *, waits: bool = True) -> tuple[Any, float]: 
 
 
 def seconds(call: Call) -> float:
-    """Return the median seconds of a call, after two calls that do not count."""
+    """Return the median seconds of a call, after two warm-up calls."""
     timed(call)
     _, once_s = timed(call)
     repeats = int(min(max(MEASURE_S / max(once_s, 1e-9), 3), 50))

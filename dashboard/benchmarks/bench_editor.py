@@ -58,7 +58,7 @@ WATCH = """() => {
 
 
 def main() -> None:
-    """Measure, or print the table of what was measured."""
+    """Measure, or print the table of earlier results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=15)
     report(parser, run, table)
@@ -108,7 +108,7 @@ NAMES = {
 
 
 def weigh(response: Any) -> float:  # Any: Playwright's response
-    """Return the bytes of a body, none for what has none."""
+    """Return the bytes of a response's body, 0 without one."""
     return float(response.headers.get("content-length", 0))
 
 
@@ -127,7 +127,7 @@ def open_editor(page: Page, url: str) -> float:
 
 
 def press_keys(page: Page) -> dict[str, float]:
-    """Make an error and take it away; give the milliseconds of everything that follows."""
+    """Type an error and remove it; return the milliseconds until each reaction."""
     page.wait_for_timeout(600)
     page.keyboard.press("x")
     page.wait_for_function("() => 'underlined' in window.seen")
@@ -140,7 +140,7 @@ def press_keys(page: Page) -> dict[str, float]:
 
 
 def measure_checker(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
-    """Return the same check without a browser."""
+    """Time the same check without a browser."""
     text = TEXT.read_text(encoding="utf-8") + LAST_LINE
     times = []
     for _ in range(repeats + 2):
@@ -155,7 +155,7 @@ def measure_checker(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
 
 
 def measure_previews(repeats: int) -> list[dict[str, Any]]:  # Any: JSON values
-    """Return what a preview of a moderate batch takes in its worker, message to message."""
+    """Time previews of a moderate batch in a worker, from request to answer."""
     worker = make_worker("plan")
     asked = {
         "task": "preview", "text": "", "mask": "streaming(64, 4k)", "sample": "131072",

@@ -109,7 +109,7 @@ def visit(folder: Path, paths: list[str], found: Rows) -> None:
 
 
 def note(found: Rows, what: str, call: Callable[[], object], times: int = 1) -> None:
-    """Write down the CPU milliseconds of a call that does a thing so many times."""
+    """Record the CPU milliseconds of one action; `call` repeats it `times` times."""
     begun = time.process_time()
     call()
     spent = (time.process_time() - begun) * 1e3 / times

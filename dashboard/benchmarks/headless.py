@@ -1,4 +1,4 @@
-"""Headless Chromium for the benchmarks of the dashboard: start, measure steps, tell versions."""
+"""Run headless Chromium for the dashboard's benchmarks: start it, time steps, report versions."""
 
 import shutil
 import subprocess
@@ -42,7 +42,7 @@ def _task_seconds(session: Any) -> float:  # Any: Playwright's CDP session
 
 
 def browser_machine() -> dict[str, Any]:  # Any: JSON values
-    """Describe the machine, with the versions of the browser and of what the pages stand on."""
+    """Describe the machine, with the versions of the browser, Dash, Plotly and Playwright."""
     shown = subprocess.run([_chromium(), "--version"], capture_output=True, text=True, check=True)
     chromium = shown.stdout.split()[1]
     return machine("dash", "plotly", "playwright") | {"chromium": chromium}

@@ -68,7 +68,7 @@ def bench_cases(budget_s: float, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def refuse(index: int, seed: int) -> dict[str, Any]:
-    """Refuse one mask in this process: CPU seconds, megabytes more than before, and the words."""
+    """Have one mask refused here; return CPU seconds, additional megabytes and the message."""
     name, call, tokens, how = mask_cases.REFUSALS[index]
     mask = mask_cases.spec().mask(call)
     sample = mask_cases.sample(mask, tokens, seed)

@@ -1,4 +1,4 @@
-"""Measure the wait of a person for `dcpm check`, and of a training run for one sample.
+"""Measure how long a user waits for `dcpm check`, and a training run for one sample.
 
 A text of fifty lines with every statement is parsed and checked (names, proofs, claims, lints); the
 baseline decides the same statements on generated samples with the dense oracle, without proofs. A
@@ -120,7 +120,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, or print the table of what was measured."""
+    """Measure, or print the table of earlier results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,4 +1,4 @@
-"""Measure the wait of a person who types into a text of 500 lines, with a client of the protocol.
+"""Measure how long the language server takes to answer edits of a text of 500 lines.
 
 Two servers of the language protocol are driven over standard input and output: the one of this
 checkout and, as the baseline, that of another one. Each key changes a mask in the middle of
@@ -226,7 +226,7 @@ def table(document: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Measure, or print the table of what was measured."""
+    """Measure, or print the table of earlier results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", metavar="OUT", help="write the document there")
     parser.add_argument("--table", metavar="JSON", help="print the table of a document")

@@ -1,4 +1,4 @@
-"""Masks and samples of `bench_blocks`: the library, scattered tokens, and what is refused."""
+"""Masks and samples of `bench_blocks`: the library, scattered tokens, and refused masks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""`python -m dcp_dsl`: the command `dcpm`, where its script is not on the path."""
+"""Run the command `dcpm` as `python -m dcp_dsl`, where its script is not on the path."""
 
 from dcp_dsl.cli import main
 

@@ -1,4 +1,4 @@
-"""Arrays inside values: read-only, checked by the frozen dataclasses that hold them, in order."""
+"""Read-only arrays, and the base of frozen dataclasses that check the arrays they hold."""
 
 import math
 from dataclasses import fields
@@ -62,7 +62,7 @@ class Record:
         self._check()
 
     def _check(self) -> None:
-        """Check what types and shapes leave open."""
+        """Check conditions beyond types and shapes."""
 
 
 def settle(record: object, **values: object) -> None:

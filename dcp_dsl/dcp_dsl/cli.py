@@ -77,7 +77,7 @@ class EntryPointGroup(click.Group):
 
 
 def _own_command(name: str) -> click.Command | None:
-    """Import a command of the language by its module; entry points take a tenth of `show`."""
+    """Import a command of the language by its module: reading entry points is slow."""
     if name not in MODULES:
         return None
     module = import_module(f"dcp_dsl.commands.{MODULES[name]}")

@@ -17,7 +17,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-# C0 and C1 but tabs and ends of lines, what turns the direction of writing round, surrogates.
+# C0 and C1 except tabs and line ends, controls of the writing direction, surrogates.
 _CONTROL = re.compile(
     r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]|\r(?!\n)"
 )

@@ -53,7 +53,7 @@ def check_writable(path: str | Path, error: _Refusal) -> None:
     target = Path(os.path.realpath(path))
     with _refusing(path, error):
         _refuse_others(target)
-        draft = _draft(target)  # what a system says of permissions is wrong for root and on NFS
+        draft = _draft(target)  # a try: reported permissions are wrong for root and on NFS
         draft.touch(exist_ok=False)
         draft.unlink()
 

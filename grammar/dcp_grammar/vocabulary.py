@@ -1,7 +1,7 @@
 """The table of all words of the language, from which editors, lexers and completion are made.
 
-A word's role says how it is coloured and what may stand around it. `patterns` adds what is no word:
-comments, numbers, names. A test keeps the table in step with the keywords of `dcpm.lark`.
+A word's role says how it is coloured and what may stand around it. `patterns` adds tokens that are
+no words: comments, numbers, names. A test keeps the table in step with the keywords of `dcpm.lark`.
 """
 
 from typing import Literal, NamedTuple, TypeAlias

@@ -3,7 +3,7 @@
     python planner/benchmarks/bench_causes.py --json OUT     # --table OUT prints the table
 
 One causal document on 8 x 8 devices, cut so finely that the timeline has some 50,000 events; CPU
-seconds of every stage, warm, the median of the repeats. The baseline is what there was before: the
+seconds of every stage, warm, the median of the repeats. The baseline is the earlier method: the
 plan's prediction under four conditions, without dependencies, path, accounting or places.
 """
 

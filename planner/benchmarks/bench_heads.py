@@ -1,4 +1,4 @@
-"""Head groups as a planning choice: predicted times and bytes with one group, several, and layouts.
+"""Compare predicted times and bytes with one head group, with several, and of static layouts.
 
     python planner/benchmarks/bench_heads.py --json OUT     # --table OUT prints the table
 
@@ -126,7 +126,7 @@ def measured(
 def figures(
     sparsity: BlockSparsity, shape: ModelShape, cluster: Cluster, config: PlanConfig
 ) -> Row:
-    """Plan once, warm, and give what it costs."""
+    """Plan once, warm, and return the costs."""
     start = time.process_time()
     plan = build_plan(sparsity, shape, cluster, config)
     plan_s = time.process_time() - start

@@ -1,4 +1,4 @@
-"""Limits of memory: what streaming costs in time, beside no limit and a double-buffered ring.
+"""Measure what streaming within memory limits costs, beside no limit and a double-buffered ring.
 
     python planner/benchmarks/bench_memory.py --json OUT     # --table OUT prints the table
 
@@ -88,7 +88,7 @@ def rows_of(workload: dict[str, Any]) -> list[Row]:
 
 
 def planned(sparsity: BlockSparsity, cluster: Cluster, limit: int | None) -> Row:
-    """Plan within a limit; of a refusal, the least that works."""
+    """Plan within a limit; if that is refused, return the least limit that works."""
     start = time.process_time()
     try:
         plan = build_plan(sparsity, SHAPE, cluster, PlanConfig(memory_limit_bytes=limit))

@@ -1,4 +1,4 @@
-"""The microbenchmark of DCP (SOSP'25), Figs. 13 and 14, under our cost model, beside its bars.
+"""The microbenchmark of DCP (SOSP'25), Figs. 13 and 14, under our cost model, beside the paper's.
 
     python planner/benchmarks/bench_paper.py --json OUT        # --table OUT prints the tables
 

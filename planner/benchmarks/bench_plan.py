@@ -1,22 +1,21 @@
-"""Planners side by side on recorded batches, the figures recorded of DCP in the same table.
+"""Compare planners on recorded batches, with DCP's recorded figures in the same table.
 
     python planner/benchmarks/bench_plan.py --clusters 4x8,8x8 --heads tp4 --json OUT
     python planner/benchmarks/bench_plan.py --table OUT
 
-Rows `dcp-recorded` are what the DCP artifact did on the same batches elsewhere, at the block size
-with the fewest forward bytes between nodes; they have no predicted times, and their `plan_s` are
-CPU seconds of another machine. Every other method runs here, one after the other in this process
-(KaHyPar in one of its own), on the same blocks. `kahypar` is KaHyPar with our caps and search
-behind it, `kahypar:alone` what it found itself, at the balance that it found. `plan_s` counts the
-CPU seconds of this process and its children for choosing the block size, cutting the masks and
+Rows `dcp-recorded` are plans of the DCP artifact for the same batches, recorded elsewhere, at the
+block size with the fewest forward bytes between nodes; they have no predicted times, and their
+`plan_s` are CPU seconds of another machine. Every other method runs here, one after the other in
+this process (KaHyPar in one of its own), on the same blocks. `kahypar` is KaHyPar with our caps and
+search behind it, `kahypar:alone` its own result, at its own balance. `plan_s` counts the CPU
+seconds of this process and its children for choosing the block size, cutting the masks and
 `build_plan` with its validation, warm: the median of the repeats. External partitioners run once:
 they take seconds.
 
 Static layouts are baselines with our routing and schedule, not what other systems make of them.
-Every plan is also written to a file that `referee.py` judges by itself: what it finds inconsistent
-ends the run.
-Geometric means take workloads where both sides have a figure; a ratio below 0.01 counts as 0.01, so
-that a batch without bytes between nodes does not decide everything.
+Every plan is also written to a file that `referee.py` judges by itself; an inconsistency ends the
+run. Geometric means take workloads where both sides have a figure; a ratio below 0.01 counts as
+0.01, so that a batch without bytes between nodes does not decide everything.
 """
 
 import json
@@ -183,7 +182,7 @@ def run(setting: Setting, out: Path | None) -> dict[str, Any]:
 
 
 def methods_on(setting: Setting, cluster: Cluster) -> tuple[str, ...]:
-    """Return the methods of a run without layouts whose heads do not go round on a cluster."""
+    """Return the methods of a run, without layouts whose heads do not divide among the devices."""
     possible = static_layouts(setting.shape, cluster)
     return tuple(m for m in setting.methods if not m.startswith("static:") or m in possible)
 
@@ -268,7 +267,7 @@ def cpu_seconds() -> float:
 def plan_alone(
     sparsity: BlockSparsity, shape: ModelShape, cluster: Cluster, config: PlanConfig
 ) -> Plan:
-    """Plan with what an external partitioner found, without our caps and search behind it."""
+    """Plan with an external partitioner's own placement, without our caps and search."""
     workload = build_workload(sparsity, shape)
     placement = PARTITIONERS[config.partitioner].place(workload, cluster, config)
     schedule = make_schedule(workload, placement, cluster, config)
@@ -299,7 +298,7 @@ def figures_row(plan: Plan) -> Row:
 
 
 def referee_row(plan: Plan) -> Row:
-    """Return what the referee finds in the file of a plan: its busiest port, its own seconds."""
+    """Return the referee's figures of a plan file: its busiest port, its own seconds."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "judged.dcpplan"
         write_plan(path, plan)

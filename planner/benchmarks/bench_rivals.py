@@ -3,11 +3,11 @@
     python planner/benchmarks/bench_rivals.py --clusters 4x8,8x8 --json OUT    # --table OUT prints
 
 `rivals.py` says how each rival places and what it sends. Its time is that of our simulator with our
-schedule, kernels and transfers, which send no key that nobody reads: what the rival's placement
-could reach in our runtime, gateways included, not what its own takes. Blocks are those that our
-planner chooses, or a quarter of them, 128 tokens at least: the faster of both counts. Cuts inside a
-block are not seen, so of short documents te-thd's balance is better than shown, and its kernels are
-smaller.
+schedule, kernels and transfers, which send no unread keys: the time that the rival's placement
+could reach in our runtime, gateways included, not the time of its own runtime. Blocks are those
+that our planner chooses, or a quarter of them, 128 tokens at least: the faster of both counts. Cuts
+inside a block are not seen, so of short documents te-thd's balance is better than shown, and its
+kernels are smaller.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Plans of the shortest step beside the default's, on every third recorded batch.
+"""Compare plans for the shortest step with default plans, on every third recorded batch.
 
     python planner/benchmarks/bench_token_price.py [a100-p4de:4x8 8 | h100-dgx:8x8 32]
 

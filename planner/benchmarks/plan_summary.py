@@ -1,4 +1,4 @@
-"""Rows of `bench_plan` summed up: geometric means against references, and the tables of them.
+"""Summarise rows of `bench_plan`: geometric means against references, and their tables.
 
 A ratio below `LEAST_RATIO` counts as that, so that a batch without bytes between nodes does not
 decide everything.
@@ -78,7 +78,7 @@ def _speedup(
     """Compare with the fastest rival of each batch that has one: mean, worst, batches lost."""
     ratios = [
         min(map(seconds, rows)) / seconds(ours)
-        for ours, rows in zip(own, rivals, strict=False)  # none where nobody predicts
+        for ours, rows in zip(own, rivals, strict=False)  # none without a prediction
         if rows
     ]
     lost = sum(ratio < 1 - 1e-9 for ratio in ratios)

@@ -1,4 +1,4 @@
-"""Judge a plan file from its tables alone: what is inconsistent, busy ports, kernels in waves.
+"""Judge a plan file from its tables alone: inconsistencies, busy ports, kernels in waves.
 
 An outside reviewer's script, shortened; it shares no code with the planner and needs only numpy and
 pyarrow. `seconds` are no prediction: for each direction, the longest that any device computes, or

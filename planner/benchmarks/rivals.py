@@ -2,7 +2,7 @@
 
 Each rival deals out tokens; a tile is computed by the owner of its queries. All but ``torch-ptrr``
 and ``magi`` know causal masks alone; the first three cut documents by token: give them small
-blocks. What each sends is counted as it sends it, not as our plans would:
+blocks. Bytes are counted as each of them sends, not as our plans would:
 
 - ``te-thd``: Transformer Engine, packed sequences (THD): every document is cut into 2 R chunks in
   zigzag; keys and values go round a ring of all ranks, in backward with their gradients.
@@ -12,18 +12,18 @@ blocks. What each sends is counted as it sends it, not as our plans would:
 - ``zeppelin``: Zeppelin (2025): short documents on one rank, longer ones on the ranks
   of a node, the longest on all; a ring inside each zone.
 - ``torch-ptrr``: PyTorch's context parallel for FlexAttention with the PTRR balancer: blocks of
-  queries sorted by work are dealt out to and fro; all keys are gathered, gradients scattered.
+  queries sorted by work are dealt in snake order; all keys are gathered, gradients scattered.
 - ``magi``: MagiAttention's dispatch: chunks, the most work first, to the rank with the least work
   that has room; each rank gets the keys that it reads, once, without a gateway per node.
 - ``fcp``: FCP (arXiv 2605.08524): blocks of documents are packed on ranks by work, the largest
   first; ranks fetch what they read from each other.
 - ``flash-cp``: FlashCP (arXiv 2606.08476): as few of the longest documents as level the work are
-  cut over all ranks, the others stay whole; only keys that somebody reads travel.
+  cut over all ranks, the others stay whole; only keys that are read travel.
 - ``distca``: DistCA (arXiv 2510.18121): tokens lie in order; rows of tiles move from ranks with
   too much work to those with the least, the largest first, with queries, keys and results.
 
-ByteScale, FlexSP and MagiAttention's dynamic solver are not here: no description that a placement
-could be made of was at hand.
+ByteScale, FlexSP and MagiAttention's dynamic solver are missing: we found no description precise
+enough to build a placement.
 """
 
 from collections.abc import Callable, Mapping
@@ -145,7 +145,7 @@ def _work_of_blocks(workload: Workload) -> NDArray[np.int64]:
 
 
 def torch_ptrr(workload: Workload, cluster: Cluster) -> Rival:
-    """Deal out blocks of queries by work, to and fro."""
+    """Deal blocks of queries by work, in snake order over the ranks."""
     ranks = cluster.num_devices
     order = np.argsort(-_work_of_blocks(workload), kind="stable")
     turn, place = np.divmod(np.arange(len(order)), ranks)

@@ -2,7 +2,7 @@
 
 Except in ``grid``, the owner of the queries computes a tile, so only keys and values travel. Plans
 send only what the mask needs: an all-gather of keys becomes ``contiguous`` or ``zigzag`` without
-the keys that nobody reads.
+unread keys.
 
 Two layouts split heads over a *team*: a few neighbouring devices that compute different heads of
 the same tiles. Partitioners place the batch on teams as if each team were one device. This makes
@@ -237,7 +237,7 @@ class StaticHeads(Partitioner):
         """Compute the head groups of the layout.
 
         Raises:
-            PlanError: if the heads of the shape do not go round.
+            PlanError: if the heads of the shape do not divide evenly.
         """
         given, devices = config.head_groups, cluster.num_devices
         # One group, the default of all partitioners, is no choice for a layout that splits heads.
@@ -246,7 +246,7 @@ class StaticHeads(Partitioner):
             groups, reason = chosen or devices, why_not(shape, chosen or devices)
             if groups % devices:
                 reason = f"all {devices} devices split the heads, so {groups} head groups do not "
-                reason += "go round"
+                reason += "divide evenly among them"
             reason = (
                 reason and f"{reason}; use static:heads_context, fewer devices, or another shape"
             )
@@ -276,7 +276,7 @@ class StaticHeads(Partitioner):
         """Build the layout; O(D log D + G W).
 
         Raises:
-            PlanError: if the heads of the shape do not go round.
+            PlanError: if the heads of the shape do not divide evenly.
         """
         groups = self.groups(workload.shape, cluster, config)
         size = largest_team(cluster, groups, is_inside=self.kind == "heads_context")

@@ -352,7 +352,7 @@ class _Cache(FunctionCache):
         return (*key, *_sources(_linked(self._py_func)))
 
     def shipped(self) -> Any:
-        """Return numba's index of what a release brought for this function."""
+        """Return numba's index of the code that a release ships for this function."""
         return IndexDataCacheFile(str(SHIPPED), self._impl.filename_base, "shipped")  # type: ignore[no-untyped-call]
 
     def shipped_key(self, sig: Any) -> Any:
@@ -375,7 +375,7 @@ def _linked(function: Callable[..., Any], known: tuple[Any, ...] = ()) -> tuple[
 
 
 def _sources(functions: Iterable[Callable[..., Any]]) -> list[str]:
-    """Return what decides the compiled code: hashes of files, and values of global constants.
+    """Return the inputs of the compiled code: hashes of files, and values of global constants.
 
     Numba copies the values of globals into the code. A constant imported from another file is not
     in the hashed files, so its value must be part of the key.

@@ -1,4 +1,4 @@
-"""Calibrate this machine again and again, and compare predictions with runs.
+"""Calibrate this machine repeatedly, and compare predictions with runs.
 
 ```
 python runtime/benchmarks/bench_calibration.py --json runtime/benchmarks/results/calibration.json

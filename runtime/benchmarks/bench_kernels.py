@@ -1,4 +1,4 @@
-"""The CUDA kernels without a GPU: instructions, registers and spills of what the compiler makes.
+"""Compile the CUDA kernels without a GPU; report instructions, registers and spills.
 
 ``python runtime/benchmarks/bench_kernels.py [--json OUT]`` cross-compiles the Triton kernels and
 reads their machine code with the disassembler that Triton carries; ``--table JSON`` prints the

@@ -1,4 +1,4 @@
-"""A plan and tensors in, exact attention out, forward and backward, over several processes.
+"""Execute a plan on tensors: exact attention, forward and backward, over several processes.
 
 `DCPDataloader` yields this rank's tokens and a plan, `DCPExecutor` makes the plan ready, `DCPAttn`
 computes attention under it. `run_plan` starts processes of its own, executes a plan on random

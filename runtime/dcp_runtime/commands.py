@@ -166,7 +166,7 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
 
 
 def to_text(config: "RunConfig", result: "RunResult") -> str:
-    """Return the lines for people."""
+    """Return the result as text."""
     by_name = ", ".join(
         f"{name} on {result.kernels.count(name)}" for name in dict.fromkeys(result.kernels)
     )

@@ -1,4 +1,4 @@
-"""W211: a layer of a stack sees across what another layer keeps apart."""
+"""W211: a layer of a stack sees across borders that another layer keeps."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ TREE = "segment part = question[question_len] branch answer[answer_lens]*\n"
 def test_a_layer_that_crosses_a_border_of_another_is_found(layers, layer, other):
     text = f"{DOC}stack s = {layers}\n"
     (found,) = [d for d in check(text) if d.code == "W211"]
-    wanted = f"a layer with `{layer}` sees across what `{other}` keeps apart"
+    wanted = f"a layer with `{layer}` sees across borders that `{other}` keeps"
     assert found.message.startswith(wanted)
     assert text[found.start : found.end] == layer
     sample = Sample.from_json(found.message.split(" of the sample ")[1])

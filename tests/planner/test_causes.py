@@ -191,7 +191,7 @@ def test_what_neither_links_nor_compute_explain_is_put_down_to_order(masks):
     assert found.shares["order"] == pytest.approx(448e-9, abs=2e-9)
     text = told(found)
     assert text.startswith("B takes 33.3% less time than A: 899 ns against 1347 ns, mostly because")
-    assert "A loses more to waiting for what others do first" in text
+    assert "A loses more to waiting for earlier work of others" in text
 
 
 def test_a_plan_without_messages_hides_none(masks):
@@ -274,7 +274,7 @@ PLACES = [
      "kernels take 1.25 times as long as their work"),
     ("tiles", {"computed_over_visible": 3.0}, "If kernels computed visible pairs only",
      "kernels compute 3.00 pairs for a visible one"),
-    ("order", {"device": 2}, "If nobody waited for what others do first",
+    ("order", {"device": 2}, "If no device waited for earlier work of others",
      "device 2 waits longest for what others compute"),
     ("idle", {"devices": [1]}, "If idle devices took their share", "1 device has no tile"),
     ("idle", {"devices": [1, 2]}, "If idle", "2 devices have no tile"),

@@ -170,7 +170,7 @@ def a_rank_outside_the_group_is_refused(executor, ranks):
     if dist.get_rank() == 0:
         DCPExecutor(group).close()
         return
-    with pytest.raises(RunError, match=f"rank {dist.get_rank()} is none of the group's ranks"):
+    with pytest.raises(RunError, match=f"rank {dist.get_rank()} is not one of the group's ranks"):
         DCPExecutor(group)
 
 

@@ -60,7 +60,7 @@ def test_ranks_are_those_of_the_group_and_this_is_one_of_them(world, monkeypatch
     monkeypatch.setattr(dist, "get_process_group_ranks", ranks.get)
     assert group_transport.member_ranks(None) == [0, 1]
     assert group_transport.member_ranks("this and 4") == [0, 4]
-    with pytest.raises(RunError, match=r"rank 0 is none of the group's ranks \[1, 4\]"):
+    with pytest.raises(RunError, match=r"rank 0 is not one of the group's ranks \[1, 4\]"):
         group_transport.member_ranks("others")
 
 

@@ -167,7 +167,7 @@ def test_a_plan_that_fills_memory_to_the_last_byte_runs_and_a_larger_one_does_no
     monkeypatch.setattr(launcher, "machine_bytes", lambda: needed)
     launcher.check_memory(plan, config)
     monkeypatch.setattr(launcher, "machine_bytes", lambda: needed - 1)
-    with pytest.raises(RunError, match=r"this machine's 0 GB hold, got one that needs 0 GB on 2"):
+    with pytest.raises(RunError, match=r"this machine's 0 GB, got one that needs 0 GB on 2"):
         launcher.check_memory(plan, config)
     launcher.check_memory(plan, replace(config, device="cuda"))
 

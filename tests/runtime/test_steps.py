@@ -263,7 +263,7 @@ def test_a_state_inside_a_global_batch_belongs_to_its_ranks_and_model():
     next(parts)
     state = loader.state_dict()
     assert (state["step"], state["micro_batch"]) == (0, 1)
-    with pytest.raises(RunError, match="saved inside a global batch that other ranks, another mod"):
+    with pytest.raises(RunError, match="inside a global batch that was dealt for other ranks"):
         loader_of([10, 30, 12, 20], 0, devices=8).load_state_dict(state)
     next(parts)
     loader_of([10, 30, 12, 20], 0, devices=8).load_state_dict(loader.state_dict())

@@ -36,7 +36,7 @@ def encode(schema: str, header: Mapping[str, Any], columns: Mapping[str, NDArray
     """Pack one-dimensional columns behind a JSON header.
 
     Args:
-        schema: what the columns mean, for example ``"dcp.timeline/1"``.
+        schema: name of the format of the columns, for example ``"dcp.timeline/1"``.
         header: further entries of the header, anything JSON can hold.  (Any: JSON values.)
         columns: arrays of one of `DTYPES`; they may differ in length.
 

@@ -43,7 +43,7 @@ MOVES_MODES = {
 """Ways to colour a mask, and the tiles of two plans: name and label."""
 
 CHANGE_COLOURS = ("#a9b4c0", "#d55e00", "#0072b2", "#cc79a7")
-"""Grey for what stayed; Okabe & Ito (2008) for what did not."""
+"""Grey for unchanged tiles; Okabe & Ito (2008) for changed ones."""
 
 MAX_PAIRS = 1 << 24
 """Pairs of a window: two megabytes of bits."""
@@ -79,7 +79,7 @@ def mask_payload(plan: Plan) -> bytes:
 
 
 def _header(plan: Plan, num_devices: int, colours: list[str], modes: list[Any]) -> dict[str, Any]:
-    """Return what the headers of all masks have; `Any`: JSON values."""
+    """Return the entries that all headers of masks have; `Any`: JSON values."""
     return {
         "num_tokens": plan.num_tokens,
         "num_devices": num_devices,

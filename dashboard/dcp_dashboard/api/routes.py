@@ -50,7 +50,7 @@ NUMBERED: Mapping[str, Callable[[LoadedPlan, int], Details]] = {
     "device": device_facts,
     "sequence": sequence_facts,
 }
-"""Things that a number names, by their word in addresses, and what collects their details."""
+"""Numbered things by their word in addresses, with the functions that collect their details."""
 
 
 def data_api(library: PlanLibrary) -> Blueprint:

@@ -1,4 +1,4 @@
-"""The editor of the page `/edit`: the tasks of its worker processes, by the names in requests."""
+"""Worker tasks of the editor on the page `/edit`, by the names that requests use."""
 
 from collections.abc import Callable
 from importlib import import_module

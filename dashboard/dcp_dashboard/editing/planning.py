@@ -1,4 +1,4 @@
-"""Plans the text in the editor, for a preview or into a file, or the batch of a plan file again."""
+"""Plan the editor's text, for a preview or a file, or plan the batch of a plan file again."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -246,7 +246,7 @@ WORTH_TRYING = 0.01
 
 
 def suggest_plans(request: Mapping[str, Any], tell: Callable[[str], None]) -> Answer:
-    """Plan what may help; the best changes with their predicted gain, most saved first.
+    """Plan changes that may help; return the best with their predicted gain, most saved first.
 
     The request names the ``path`` of a plan file; `DCPError` if it is no readable plan.
     """

@@ -21,7 +21,7 @@ MAX_ROWS, MAX_COLUMNS, MAX_LETTERS = 1_000, 50, 200
 
 SETTINGS: dict[str, str | bool | int | float | list[str]] = {
     "enable_external_access": False,  # no COPY, no ATTACH, no file, no variable of Python (LOG.md)
-    "temp_directory": "",  # what fills the memory is refused, not written to a disk
+    "temp_directory": "",  # a query that fills the memory fails, without a spill to disk
     "memory_limit": "1GB",  # below the limit of the process, so that DuckDB says it in words
     "threads": 1,
     "lock_configuration": True,  # no SET changes any of these

@@ -339,7 +339,9 @@ def batch_of(library: PlanLibrary, key: str) -> list[str]:
     loaded = library.load(key)
     provenance = loaded.plan.provenance
     if provenance is None or not provenance.samples:
-        raise DashboardError(f"{loaded.entry.relative} does not say what its batch was")
+        raise DashboardError(
+            f"{loaded.entry.relative} does not contain the samples of its batch; open another plan"
+        )
     return list(provenance.samples)
 
 

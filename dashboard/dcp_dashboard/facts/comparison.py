@@ -234,7 +234,7 @@ def judge(difference: Difference, goal: Goal) -> Judgement:
 
 
 def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
-    """Return what each device computes, waits, sends, receives and owns; none if devices differ.
+    """Return each device's compute, waits, traffic and own tokens; none if devices differ.
 
     Two traces of one plan differ in the times that devices compute and wait only.
     """

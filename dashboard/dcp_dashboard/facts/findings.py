@@ -261,13 +261,13 @@ class Finding:
 
 
 def leading_source(loaded: LoadedPlan) -> Source:
-    """Return the trace that people ask about first: the run, if there is one with events."""
+    """Return the source of the trace to explain first: the run, if there is one with events."""
     measured = loaded.traces.get("measured")
     return "measured" if measured is not None and measured.seconds() > 0 else "simulated"
 
 
 def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
-    """Name what costs most of a trace's time, what comes next, and what devices did meanwhile."""
+    """Name the largest cost in a trace's time, the next one, and how devices spent that time."""
     if loaded.traces[source].seconds() == 0:
         return (Finding("The trace holds no events.", "No event has a duration."),)
     why, rule = loaded.why(source), _rule(loaded, source)
@@ -336,7 +336,7 @@ def explain(comparison: Comparison) -> Finding:
     if not comparison.is_same_batch:
         return _explain_rates(first, second)
     names = ("A", "B")
-    # Two traces of one plan differ by what they are, not by their letters.
+    # Two traces of one plan are named by their sources, not by letters.
     if comparison.is_same_plan and first.source != second.source:
         words = {"measured": "the run", "simulated": "the prediction"}
         names = (words[first.source], words[second.source])

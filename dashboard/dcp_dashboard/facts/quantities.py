@@ -60,7 +60,7 @@ def duration(seconds: float) -> str:
 def alike(values: Iterable[float], text: Text) -> Text:
     r"""Return how to write the values of a column: as `text` does, in the unit of the largest.
 
-    A value below a thousandth of that unit keeps its own: nobody counts six zeros.
+    A value below a thousandth of that unit keeps its own, instead of six zeros.
 
     >>> [alike([0.0019, 4.2e-5], duration)(value) for value in (0.0019, 4.2e-5, 0, 2e-9)]
     ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms', '2\xa0ns']

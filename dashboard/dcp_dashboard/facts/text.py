@@ -162,7 +162,7 @@ def device_selection(device: int) -> str:
 
 
 def pair_selection(source: int, target: int) -> str:
-    """Select what one device sends another."""
+    """Select the messages that one device sends another."""
     return selection("device", device=source, peer=target)
 
 

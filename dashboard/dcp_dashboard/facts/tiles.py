@@ -302,7 +302,7 @@ def chain_behind(loaded: LoadedPlan, source: Source, wait: int) -> list[int]:
     """Return the rows of the events that held up the end of a wait, the last one first.
 
     Each could begin only when the next one in the list had ended. The chain stops at the begin of
-    the wait: what ended before held nothing up.
+    the wait: events that ended before held nothing up.
     """
     trace, found = loaded.traces[source], loaded.recorded[source].dependencies
     chain: list[int] = []
@@ -321,7 +321,7 @@ def _span_link(plan: Plan, trace: Trace, event: int) -> DetailLink:
 
 
 def _peer_link(trace: Trace, message: int) -> DetailLink:
-    """Build a link to what a message's two devices send each other, named by the peer."""
+    """Build a link to all messages between a message's two devices, named by the peer."""
     device, peer = int(trace.device[message]), int(trace.peer[message])
     ends = (device, peer) if trace.lane[message] == SEND else (peer, device)
     return DetailLink(f"device {peer}", pair_selection(*ends))

@@ -1,1 +1,1 @@
-"""Plan files of the served folder, each parsed once, and the figures that are computed at once."""
+"""Plan files of the served folder; each is parsed once, and its figures are computed then."""

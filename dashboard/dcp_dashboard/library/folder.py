@@ -1,4 +1,4 @@
-"""The shown files, found by opaque keys: those of the served folder, and plans of this session.
+"""Find the files to show by opaque keys: those of the served folder, and this session's plans.
 
 A key is a digest of the path relative to the folder. A text from a URL is only looked up among the
 keys of the names that a walk through the folder found; it never becomes a path, so no file outside
@@ -218,7 +218,7 @@ def _times(path: str) -> tuple[int, int] | None:
 
 
 def _resolved(root: Path, path: Path) -> PlanEntry | None:
-    """Return a file, of a link the one it leads to, if it is regular and lies below the root."""
+    """Return the path of a file, or of a link's target, if it is a regular file below the root."""
     try:
         resolved = path.resolve(strict=True)
         status = resolved.stat()

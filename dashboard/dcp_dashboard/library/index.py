@@ -1,10 +1,10 @@
 """Rows of the list: figures of each plan from its `meta.json`, and reports of many planned batches.
 
-A plan is read whole when somebody opens it, so a file whose tables are damaged is in the list like
-any other. Files that a request does not read within `READ_S` are read in a thread of their own.
+A plan is read whole when it is opened, so a file whose tables are damaged is in the list like any
+other. Files that a request does not read within `READ_S` are read in a thread of their own.
 
 The planner's `read_batches` checks the outer form of a report, `*.dcpbatches.json`. This module
-leaves out every single figure that is missing or no number, and cuts texts and lists to a bound.
+leaves out every single figure that is missing or not a number, and cuts texts and lists to a bound.
 """
 
 import math
@@ -103,7 +103,7 @@ class PlanIndex:
         return [self._row(entry) for entry in entries]
 
     def read(self, rows: Iterable[PlanRow]) -> list[PlanRow]:
-        """Read the files of these rows that nobody has read yet, and return the rows."""
+        """Read the files of these rows that are still unread, and return the rows."""
         return [row if row.is_read else self._read(row.entry) for row in rows]
 
     def _row(self, entry: PlanEntry) -> PlanRow:
@@ -284,7 +284,7 @@ def parse_report(document: Mapping[str, Any]) -> DatasetReport:
 
 
 def _batch_line(at: int, batch: Mapping[str, Any]) -> BatchLine:
-    # A report is anybody's JSON: an entry that is no number is left out and breaks no page.
+    # A report may be any JSON: an entry that is not a number is left out and breaks no page.
     figures = {
         name: number for name, value in batch.items() if (number := _number(value)) is not None
     }

@@ -185,7 +185,7 @@ class PlanLibrary:
         return entry, read_step(entry.path)
 
     def read_runs(self, keys: Sequence[str], read: Callable[[Sequence[Run]], Value]) -> Value:
-        """Return what `read` makes of the logs with these keys, as far as they are written.
+        """Return the result of `read` on the logs with these keys, as far as they are written.
 
         Each log is locked meanwhile. Two keys may name one log: a file and a link to it. Errors are
         those of `load`.

@@ -294,7 +294,7 @@ def spread_figure(report: DatasetReport) -> go.Figure | None:
         )
         if len(centres) == 1:  # equal values give a bin, and the axis, no width of their own
             figure.update_xaxes(range=[centres[0] - 6, centres[0] + 6], tickvals=centres, **place)
-        if counts.max() < 4:  # no halves of batches
+        if counts.max() < 4:  # no ticks at half batches
             figure.update_yaxes(dtick=1, **place)
     figure.update_layout(bargap=0.05, **_margins(32, 8, 24, 28))
     return figure

@@ -238,7 +238,7 @@ def add_compare_callbacks(app: Dash, library: PlanLibrary) -> None:
 
 
 def _read_sides(sides: object) -> tuple[Choice, Choice]:
-    """Read what the page put into its store; a client may send anything."""
+    """Read the two sides from the page's store; a client may send anything."""
     if not isinstance(sides, list) or len(sides) != 2:
         raise DCPError(f"expected two sides of a comparison, got {str(sides)[:80]}")
     found = []
@@ -309,7 +309,7 @@ def unbeaten(values: Floats) -> Bools:
 
 
 def sentence(first: LoadedPlan, values: Floats, best: Bools) -> str:
-    """Write how many plans nothing beats, and where the first one stands."""
+    """Write how many plans are on the front, and whether the first one is."""
     place = "one of them" if best[0] else "not: another one is as good in everything, or better"
     return (
         f"On the front: {count(int(best.sum()))} of {counted(len(best), 'plan')}; A, "

@@ -205,7 +205,7 @@ ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = {
 
 
 def answer_panel(loaded: LoadedPlan) -> Component:
-    """Build the answer: what costs most of the run's time, or of the prediction without a run."""
+    """Build the answer: the largest cost in the run's time, or in the prediction without a run."""
     source = leading_source(loaded)
     most, *rest = answers(loaded, source)
     parts: list[Component] = [
@@ -219,7 +219,7 @@ def answer_panel(loaded: LoadedPlan) -> Component:
 
 
 def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
-    """Build a bar for every device: what its time is spent on; the parts of a bar are all of it."""
+    """Build a bar for every device that divides all of its time by use."""
     # Forward and backward together, ``[R, accounts]``; all accounts of a device add up to the run.
     spent = loaded.why(source).accounting.spent_ns.sum(axis=0)
     rows = []

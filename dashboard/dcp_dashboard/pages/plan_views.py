@@ -81,7 +81,7 @@ def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
 
 
 def run_badge(sources: Container[Source]) -> Component:
-    """Build a badge that says whether the file holds a run; whether it was exact, no file says."""
+    """Build a badge that says whether the file holds a run; no file says whether it was exact."""
     text = "run" if "measured" in sources else "not run"
     return html.Span(text, className="dcp-badge dcp-badge-none")
 
@@ -160,7 +160,7 @@ def mask_page(loaded: LoadedPlan) -> Component:
 
 
 def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
-    """Build the mask with its colourings; `side` bounds its edge in pixels, 0: as assets decide."""
+    """Build the mask with its colourings; `side` bounds its edge in pixels, 0: styles decide."""
     instead = _nothing_to_draw(loaded)
     if instead:
         return panel("Mask and placement", [html.P(instead, role="status", className="dcp-hint")])
@@ -263,7 +263,7 @@ MEMORY_LOOKS = (
 
 
 def _memory(loaded: LoadedPlan) -> list[Component]:
-    """Build what devices hold over time, under the axis of the timeline."""
+    """Build the chart of device memory over time, under the axis of the timeline."""
     # Levels follow from the plan alone; a trace says when they hold, and how full buffers are.
     base, cluster = f"/api/plan/{loaded.entry.key}/memory", loaded.plan.cluster
     urls = " ".join(f"{base}?source={source}" for source in loaded.traces)

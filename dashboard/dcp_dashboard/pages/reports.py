@@ -293,7 +293,7 @@ def step_bars(step: StepFile) -> list[StepBar]:
 
 
 def step_sentence(step: StepFile, bars: list[StepBar]) -> str:
-    """Write what the step takes, and how much of it devices wait."""
+    """Write the time of the step, and the share of it for which devices wait."""
     # Times of a bar are those of all pipeline stages; a device is in one of them.
     waiting = sum(bar.waiting_s * bar.width for bar in bars) / step.devices / step.stages
     documents = sum(len(group.documents) for group in step.groups)

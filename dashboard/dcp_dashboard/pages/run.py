@@ -171,7 +171,7 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
 
 
 def _read(library: PlanLibrary, keys: object, make: Callable[[Sequence[Run]], _Made]) -> _Made:
-    """Return what `make` makes of the runs of a page, one or two; a client may send any keys."""
+    """Return the result of `make` on the runs of a page, one or two; a client may send any keys."""
     first, *rest = map(str, keys) if isinstance(keys, list) and len(keys) == 2 else (str(keys),)
     # On the page of one run the second key is empty.
     return library.read_runs([first, *(key for key in rest if key not in ("", first))], make)

@@ -1,4 +1,4 @@
-"""Tables that the URL of a page searches, sorts and turns over."""
+"""Tables whose search, sort order and page number stand in the URL."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -25,7 +25,7 @@ IDLE_LIMIT_S = 20
 END_LIMIT_S = 1.0
 """Time for requests in progress once the server ends."""
 _ENDING = logging.Logger("dcp_dashboard.ending", logging.CRITICAL)
-"""The silent logger of servers that end: they cut answers off, which nobody needs to read."""
+"""The silent logger of servers that end: they cut answers off, and that needs no message."""
 UNENCRYPTED = (
     "Other machines reach this server, and nothing that it sends is encrypted, the token in the "
     "address neither: on a network that others share, listen on 127.0.0.1 and use an SSH tunnel."

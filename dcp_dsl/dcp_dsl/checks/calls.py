@@ -167,8 +167,9 @@ def call_mask(
     keys = keys_of_mask(mask, scope)
     if keys is not None and keys != checker.keys:
         checker.report(
-            "E126", f"`{mask.name.text}` looks at keys of `{keys.statement.name.text}`; what "
-            "stands around it does not", span, "use it alone, or in a mask with the same `@keys`",
+            "E126", f"`{mask.name.text}` looks at keys of `{keys.statement.name.text}`; the "
+            "expression around it does not", span,
+            "use it alone, or in a mask with the same `@keys`",
         )  # fmt: skip
     params = {p.name.text: p for p in mask.params}
     values: dict[str, nodes.Node] = {}

@@ -202,7 +202,7 @@ def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagn
     """Find errors in the names, kinds and layouts of a parsed text.
 
     Args:
-        scope: what the statements that parsed define and import.
+        scope: definitions and imports of the statements that parsed.
         lost: names that statements with syntax errors would have defined.
 
     Returns:
@@ -346,7 +346,7 @@ def _check_attach(attach: ast.Attach, checker: MaskChecker) -> None:
 # It walks through the whole text, and each sample asks.
 @lru_cache(8)
 def _signed_columns(scope: Scope) -> set[str]:
-    """Return the columns that may hold negative numbers; what is no length is judged by binding."""
+    """Return the columns that may hold negative numbers; binding checks values beyond lengths."""
     signed = {name for _, layout in scope.layouts() for name in parent_columns(layout)}
     signed |= {token.column.text for token in scope.tokens.values()}
     for node in (*scope.segments.values(), *walk(scope.program)):

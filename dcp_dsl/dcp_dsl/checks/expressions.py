@@ -206,7 +206,7 @@ class ExpressionChecker(Checker):
         return self._of_token(value, kind, names)
 
     def _of_token(self, value: ast.Attribute, kind: Kind, names: Names) -> Kind:
-        """Return the kind of what is read at a position: a segment's number, a column, a path."""
+        """Return the kind of a value at a position: a segment's number, a column, a path."""
         inner, name, place = value.value, value.name, self.place(value.span)
         if self.is_segment(name.text, names):
             read = nodes.Lookup(self.segment_name(name, names), "number", kind.node, place=place)

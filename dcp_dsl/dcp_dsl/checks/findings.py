@@ -33,10 +33,10 @@ SEGMENT_FUNCTIONS = {"same": (1, 1), "paths": (1, 1), "first": (1, 2), "last": (
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The kind of an expression, and what it means.
+    """The kind of an expression, with its core program.
 
     Attributes:
-        name: which one.
+        name: name of the kind.
         segment: of an index, the segment it counts; of a segment, its parent.
         depends: the positions (`q`, `k`) it depends on.
         node: the core program of the mask, number or segment.
@@ -202,7 +202,7 @@ class Checker(ABC):
         found: diagnostics so far.
         places: codes and spans of these.
         depth: how many `where` functions are being called inside each other.
-        cells: segments of the `per` around what is checked, from the outside in.
+        cells: segments of the `per` around the checked expression, from the outside in.
         segments: those of the text that were named so far.
         keys: the sequence of the keys of the mask that is read, if it has one of its own.
     """
@@ -292,7 +292,7 @@ class Checker(ABC):
         is_other = ident.text in ("q", "k", "len") or self.scope.find_mask(ident.text) is not None
         if kind is not None or is_other:
             hint = segment_hint(ident.text, known)
-            self.report("E103", f"expected a segment, `{ident.text}` is none", ident.span, hint)
+            self.report("E103", f"expected a segment, got `{ident.text}`", ident.span, hint)
         else:
             hint = segment_hint(ident.text, [*known, *self.lost])
             self.report("E101", f"unknown segment `{ident.text}`", ident.span, hint)
@@ -325,7 +325,7 @@ class Checker(ABC):
     def unknown(
         self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
     ) -> None:
-        """Report an unknown name with the closest one: a mask, what takes arguments, or any."""
+        """Report an unknown name with the closest one: a mask, a callable, or any name."""
         if self.is_full:  # finding the closest name is slow
             return
         scope = self.scope
@@ -369,8 +369,8 @@ class Checker(ABC):
         item, name = value.value.span.text(self.program.text), value.name.text
         if name == "parent" and self.scope.segments:
             read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
-            return f"what a token lies in is read by its name: {read}"
-        return f"a column with one integer per token is read so after `token {name}`"
+            return f"read the segment around a token by its name: {read}"
+        return f"declare a column with one integer per token: `token {name}`"
 
     def column_hint(self, value: ast.Attribute) -> str:
         """Suggest what to write for `q.parent.parent` of a token column `parent`."""

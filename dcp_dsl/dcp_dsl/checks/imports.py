@@ -171,7 +171,7 @@ def _read(path: Path, reader: _Reader) -> Scope:
 
 
 def _bring(name: str, other: Scope, imported: Imported) -> str | None:
-    """Add what a name means in another file; give why it cannot be brought in."""
+    """Add the meaning of a name in another file, or return the reason why it cannot be imported."""
     # Masks and stacks come with the scope of their file. Other statements are read in the text that
     # imports them, so they must not use names of their file.
     if (mask := other.own_mask(name)) is not None:

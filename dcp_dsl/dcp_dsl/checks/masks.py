@@ -1,4 +1,4 @@
-"""Check masks: decorators, parameters, `where` bindings and bodies; write them out."""
+"""Check masks: decorators, parameters, `where` bindings, bodies; translate to core programs."""
 
 from collections.abc import Sequence
 
@@ -189,7 +189,7 @@ def _check_keys(decorator: ast.Decorator, checker: ExpressionChecker) -> None:
 def check_sides(
     core: nodes.Mask, whole: ast.Span, keys: KeySequence, checker: ExpressionChecker
 ) -> None:
-    """Report what mixes the sequences of queries and of keys."""
+    """Report expressions that mix the sequences of queries and of keys."""
     try:
         facts_of_keys(core, keys)
     except SpecError as error:

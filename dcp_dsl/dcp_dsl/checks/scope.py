@@ -146,7 +146,7 @@ def keys_of_mask(mask: ast.MaskDef, scope: Scope) -> KeySequence | None:
 def given_arguments(
     definition: ast.MaskDef, arguments: tuple[ast.Argument, ...]
 ) -> dict[str, ast.Expr]:
-    """Return what a call of a mask gives its parameters, by their names in their order."""
+    """Return the arguments that a call gives a mask, by the names of parameters, in their order."""
     # Arguments by position stand before those by name, so the n-th is that of the n-th parameter.
     given = {a.name.text: a.value for a in arguments if a.name is not None}
     given |= {

@@ -1,6 +1,6 @@
 """Refuse samples that would train garbage: a token that sees a later one, a row that sees nothing.
 
-What can be proved about a mask for every sample is proved once. The rest is decided exactly on each
+Rules of a mask that hold for every sample are proved once. The others are decided exactly on each
 sample, from the mask bound to it.
 """
 

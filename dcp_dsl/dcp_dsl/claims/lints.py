@@ -24,7 +24,7 @@ _DISTANCE = ast.Binary("-", ast.Name("q"), ast.Name("k"))
 
 
 def lint_steps(testing: Testing) -> Iterator[Step]:
-    """Yield the steps that look for everything listed above."""
+    """Yield the steps that look for all that the module's docstring lists."""
     for mask in testing.scope.masks.values():
         yield Step("lint", mask, partial(_check_mask, mask, testing))
     yield Step("unused", None, partial(_check_unused, testing))

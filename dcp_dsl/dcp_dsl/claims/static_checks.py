@@ -231,7 +231,9 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
     any_number = _given(core, lambda name: nodes.RowColumn(f"parameter {name}"))
     if is_one and never(any_number, budget=testing.proofs):
         message = "this mask is empty: no token ever sees anything"
-        testing.report("E122", message, subject.span, "look for two conditions that exclude")
+        testing.report(
+            "E122", message, subject.span, "look for two conditions that exclude each other"
+        )
         testing.decide(what, "failed", subject.span)
     elif not is_partial:
         _test_empty(what, subject, testing)
@@ -360,7 +362,7 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
     borders = {call: _borders(mask, testing) for call, mask in masks.items() if mask.keys is None}
     if not any(borders.values()):
         return
-    what = f"stack {stack.name.text}: no layer sees across what another keeps apart"
+    what = f"stack {stack.name.text}: no layer sees across borders that another keeps"
     samples, is_proved, has_failed = 0, True, False
     for call in borders:
         for other, border in ((o, b) for o, found in borders.items() if o != call for b in found):
@@ -374,7 +376,7 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
                 both = unparse(ast.And((values[call], values[other])))
                 testing.report(
                     "W211",
-                    f"a layer with `{call}` sees across what `{other}` keeps apart: "
+                    f"a layer with `{call}` sees across borders that `{other}` keeps: "
                     f"{tried.failure.described()}",
                     values[call].span, f"confine the layer as well, as in `{both}`",
                 )  # fmt: skip

@@ -131,7 +131,7 @@ class Memory:
         step.look()
         after = _left(testing)
         spent = tuple(a - b for a, b in zip(left, after, strict=True))
-        # Findings that a limit cut short would be others in a text with more room.
+        # A limit cut these findings short: with more budget they could differ.
         if _has_room(left, spent) and len(testing.found) < MAX_FINDINGS:
             concluded = tuple(testing.verdicts[verdicts:])
             # A proof does not depend on the layouts and samples around. A search does, even if it

@@ -1,4 +1,4 @@
-"""Between masks and other files: `dcpm export`, `dcpm import`, `dcpm init` from a data set."""
+"""Convert masks to and from other files: `dcpm export`, `dcpm import`, `dcpm init`."""
 
 import json
 import sys

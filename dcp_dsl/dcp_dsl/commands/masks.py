@@ -265,7 +265,7 @@ def _percent(part: float) -> str:
 
 
 def _amount(value: int) -> str:
-    """Return a number with a prefix of a thousand: 12.3 G, say."""
+    """Return a number with a metric prefix, for example 12.3 G."""
     # Powers of a thousand, not of 1024 as in lengths: flops are compared with data sheets.
     size, prefixes = float(value), iter(" kMGTPE")
     prefix = next(prefixes)

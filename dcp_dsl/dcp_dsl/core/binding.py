@@ -181,7 +181,7 @@ def bind_again(core: nodes.Mask, columns: Mapping[str, Column], num_tokens: int)
 
 
 def _size(value: Column) -> int:
-    """Count the integers of a column, until they are too many anyway."""
+    """Count the integers of a column; stop where they are too many."""
     if not isinstance(value, list):
         return 1
     if len(value) > MAX_LENGTHS or not any(isinstance(inner, list) for inner in value):

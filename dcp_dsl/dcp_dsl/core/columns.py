@@ -277,7 +277,7 @@ def read_instances(node: nodes.TokenColumn, columns: Mapping[str, Column], own: 
 def _values(
     node: nodes.TokenColumn, columns: Mapping[str, Column], count: int, where: str, of: str
 ) -> Ints:
-    """Return the integers of a column, or its lists sorted; one for each of what `of` names."""
+    """Return the integers of a column, or its lists sorted; one for each thing that `of` names."""
     if node.column not in columns:
         raise DatasetError(f"{where}: the sample does not have it")
     size = () if node.size is None else (node.size,)

@@ -211,7 +211,7 @@ class HeadMask:
     """The mask of some KV heads of a layer.
 
     Attributes:
-        mask: what they use.
+        mask: the mask of these heads.
         first, last: KV heads, both included; both None for all heads that no other group names.
     """
 

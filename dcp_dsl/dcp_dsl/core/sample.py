@@ -25,7 +25,7 @@ _BEYOND = 2**63  # the first integer that int64 cannot hold
 
 
 class ReadsColumns(Protocol):
-    """A mask, as far as a sample must know it: its name and the columns it needs."""
+    """The part of a mask that a sample uses: its name and the columns it needs."""
 
     @property
     def name(self) -> str:
@@ -181,7 +181,7 @@ def _plain(name: str, value: Any, depth: int = 0) -> Any:  # Any: whatever a fil
 
 
 class NoLengthError(DatasetError):
-    """A sample that does not say how many tokens it has; `columns` holds what it gives."""
+    """A sample without a length in tokens; `columns` holds the columns that it gives."""
 
     def __init__(self, message: str, columns: Mapping[str, Column]) -> None:
         self.columns = columns

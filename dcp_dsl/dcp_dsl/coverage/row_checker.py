@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 MAX_REMEMBERED = 100_000  # decisions by columns: a bound on memory, since all rows may differ
 UNKNOWN = np.iinfo(np.int64).min
-"""The length of a row where nothing says it."""
+"""The length of a row that states none."""
 
 
 @dataclass(frozen=True, slots=True)

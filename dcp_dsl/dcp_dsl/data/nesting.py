@@ -1,4 +1,4 @@
-"""Hold columns of lists as flat arrays, and add up how long a layout makes each row.
+"""Hold columns of lists as flat arrays, and compute the length that a layout gives each row.
 
 A batch of rows needs no Python object per row. Some rows cannot be added up here: those with
 lengths below 0, with lists of different sizes in a repeated group, or with arithmetic in a layout.

@@ -82,7 +82,7 @@ class RowColumn(Node):
 class TokenColumn(Node):
     """A column with one integer, or a list of `size` of them, per token or per instance.
 
-    `name` is what the text calls it, `segment` whose instances have it; None for tokens.
+    `name` is its name in the text, `segment` the one whose instances have it; None for tokens.
     """
 
     name: str

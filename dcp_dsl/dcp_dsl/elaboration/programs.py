@@ -1,4 +1,4 @@
-"""Read core programs: the facts they need of queries and keys; substitute in them, show them.
+"""Find the facts of queries and keys that core programs read; substitute in programs; print them.
 
 `@keys(cache, bottom_right)` makes queries and keys tokens of one sequence, that of the keys: a core
 program means there what it means anywhere. `@keys(source)` says nothing about where queries stand
@@ -40,7 +40,7 @@ def facts_of_keys(core: nodes.Mask, keys: KeySequence) -> frozenset[object]:
     alignment queries are tokens of the keys' sequence, so that all facts belong to it.
 
     Raises:
-        SpecError: E126 for what belongs to the other sequence, or compares places of both.
+        SpecError: E126 for facts of the other sequence, or comparisons of places of both.
     """
     reader = _Facts(keys, {})
     # `sides` is left empty with an alignment: every fact is one of the keys' sequence anyway.
@@ -170,7 +170,7 @@ Reader: TypeAlias = ast.Layout | ast.Columns | nodes.TokenColumn | nodes.RowColu
 
 
 def column_readers(*roots: nodes.Node) -> Iterator[tuple[str, Reader]]:
-    """Yield every column that programs read, with what reads it."""
+    """Yield every column that programs read, with the node or layout that reads it."""
     for node in nodes.walk(*roots):
         match node:
             case nodes.RowColumn(name) | nodes.TokenColumn(_, name):
@@ -247,7 +247,7 @@ _NODE = TypeVar("_NODE", bound=nodes.Node)
 
 
 def substitute(node: _NODE, given: Mapping[str, nodes.Node]) -> _NODE:
-    """Return a program with values for its free parameters; what does not change is shared.
+    """Return a program with values for its free parameters; unchanged nodes are shared.
 
     Masks and positions are read in the coordinates of the place where they are put; lengths and
     integers keep the coordinates of the frame around the whole program.
@@ -359,7 +359,7 @@ def _atom(node: nodes.Mask) -> str:
 
 
 def show_number(node: nodes.Number, level: int = 0) -> str:
-    """Return a number as text; `level` is how tightly what stands around it binds."""
+    """Return a number as text; `level` is the precedence of the text around it."""
     match node:
         case nodes.Const(value):
             return format_number(value)

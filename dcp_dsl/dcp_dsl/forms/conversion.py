@@ -171,7 +171,7 @@ def as_slabs(form: Form, max_slabs: int = MAX_SLABS) -> Slabs:
         raise DatasetError(
             f"a mask of form `{form.form}` on {form.num_tokens:_} tokens falls into "
             f"{len(region.q_start):_} slabs, at most {max_slabs:_} are made; use a shorter sample, "
-            f"or what takes `{form.form}` as it is"
+            f"or a function that takes the form `{form.form}`"
         )
     return slabs_of(region)
 
@@ -202,7 +202,7 @@ def _transposed(form: Form) -> Region | None:
 
 
 def as_rows(form: Form, max_ranges: int = MAX_RANGES) -> Rows:
-    """Return any exact form as key ranges of each row; costs what it has in such ranges.
+    """Return any exact form as key ranges of each row; O(ranges).
 
     Raises:
         DatasetError: if there would be more than `max_ranges` ranges, or a mask that is looked at
@@ -245,8 +245,8 @@ def _limit_ranges(form: Form, count: int, most: int, how: str = "") -> None:
     if count > most:
         raise DatasetError(
             f"a mask of form `{form.form}` on {form.num_tokens:_} tokens has {count:_} key ranges "
-            f"of rows{how}, at most {most:_} are written out; use a shorter sample, or what takes "
-            f"`{form.form}` as it is"
+            f"of rows{how}, at most {most:_} are written out; use a shorter sample, or a function "
+            f"that takes the form `{form.form}`"
         )
 
 
@@ -374,7 +374,7 @@ def _read_rows(num_tokens: int, items: Ints) -> Rows:
     if ranges < 0 or odd or (counts < 0).any() or (counts > ranges).any() or counts.sum() != ranges:
         raise ValueError(
             f"form `rows`: expected the ranges of {num_tokens} rows, their starts and ends, got "
-            f"{len(items)} integers that are none"
+            f"{len(items)} integers that do not fit"
         )
     row = np.repeat(np.arange(num_tokens), counts)
     # `<=`: ranges of a row that touch would be one, and a mask would have two digests

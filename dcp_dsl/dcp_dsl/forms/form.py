@@ -205,7 +205,7 @@ class CrossForm:
 
 
 def num_keys(form: Form) -> int:
-    """Return the keys of a mask: as many as queries, but for a `CrossForm`."""
+    """Return the keys of a mask: as many as queries, except in a `CrossForm`."""
     return form.num_kv if isinstance(form, CrossForm) else form.num_tokens
 
 

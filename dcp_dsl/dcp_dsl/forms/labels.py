@@ -1,4 +1,4 @@
-"""Parts of a mask: slabs of which only pairs of equal labels count, as for flags at random.
+"""Parts of a mask: slabs in which only pairs with equal labels count, as for random flags.
 
 ``causal and q in asking and k in kept`` falls into a range per token where flags are scattered, but
 it is one triangle in which only some rows and some keys count. In a block inside the triangle the

@@ -1,4 +1,4 @@
-"""Masks as sums of parts, where a mask is no slabs, or too many.
+"""Masks as sums of parts, for masks that slabs cannot express, or only with too many slabs.
 
 There are four kinds of parts: a region seen from the keys, where a bound depends on the key, as in
 tree attention; slabs of which only some remainders of the distance count; slabs of which only pairs
@@ -76,7 +76,7 @@ def _keys_below(
         border: a border of keys for each piece.
         rows: how many rows each piece has.
         offset: of each piece, the remainder less 1 less its first row.
-        period: what the distance is divided by.
+        period: divisor of the distance.
     """
     first, slope = end
     # rows on which the end is still left of the border; below, the border counts
@@ -163,7 +163,7 @@ class RegionPart(Record):
     Attributes:
         region: slabs, or ranges of rows.
         is_transposed: if so, rows of the region are keys and its keys are queries.
-        period: what the distance is divided by; 1 if all pairs count. Only slabs seen from the
+        period: divisor of the distance; 1 if all pairs count. Only slabs seen from the
             queries may have more.
         remainders: int64 ``[M]``, rising: a pair counts if ``(q - k) % period`` is one of them.
     """
@@ -314,7 +314,7 @@ class Parts:
 
     @cached_property
     def num_pairs(self) -> int:
-        """Number of visible (query, key) pairs; costs what counting blocks costs."""
+        """Number of visible (query, key) pairs; as expensive as counting blocks."""
         bounds = np.unique([0, self.num_tokens])
         return int(self.count_blocks(bounds, bounds).pairs.sum())
 

@@ -285,7 +285,7 @@ def _filled(
 
 
 def plain_title(title: str) -> str:
-    """Make a title, which is a person's text, harmless inside a docstring."""
+    """Make a title, which is a user's text, harmless inside a docstring."""
     # no quote ends the docstring, no backslash begins an escape
     kept = "".join(c if c.isprintable() and c not in '"\\' else " " for c in title)
     return " ".join(kept.split())[:200]

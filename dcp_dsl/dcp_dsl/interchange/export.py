@@ -88,7 +88,7 @@ class ExportConfig:
 
     Attributes:
         block_q, block_kv: tokens per block, for the formats with block tables.
-        title: what the mask is called in written source.
+        title: name of the mask in written source.
     """
 
     block_q: int = 128
@@ -126,7 +126,7 @@ def write_export(path: str | Path, export: Export) -> tuple[Path, ...]:
         return (_replace(target, buffer.getvalue()),)
     if not export.source:
         raise ExchangeError(f"{path}: `{export.format}` has no source; write .npz or .json")
-    # tables first: whoever finds the source finds its tables
+    # tables first: a source file is never without its tables
     tables = _replace(target.with_suffix(".npz"), buffer.getvalue())
     return _replace(target, export.source.encode()), tables
 

@@ -216,7 +216,7 @@ def to_varlen(slabs: Slabs) -> Export:
 
 
 def _segments(slabs: Slabs) -> _Segments:
-    """Return a segment per slab, or per two where a window goes on with what a causal one began."""
+    """Return a segment per slab, or per two where a window continues a causal segment."""
     q0, q1, k0, k1, a, b = slabs.table().T
     rows = q1 - q0
     keys = k1 + b * (rows - 1) - k0

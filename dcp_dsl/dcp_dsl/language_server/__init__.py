@@ -1,7 +1,7 @@
 """The language server: answers the questions of editors while a person writes a .dcpm file.
 
-`document` is a text with what its names mean; `hover`, `completion` and `definition` answer
-questions about it; `server` speaks the protocol and is the only module that knows pygls.
+`document` is a text with what its names mean; `hover`, `completion` and `names` answer questions
+about it; `server` speaks the protocol and is the only module that uses pygls.
 """
 
 import lazy_loader

@@ -96,7 +96,7 @@ def _wants_segment(last: list[str]) -> bool:
 
 
 def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
-    """Propose what goes on inside a statement."""
+    """Propose words that continue a statement."""
     scope, statement = document.scope, _statement(before)
     if statement == "segment":
         yield from _words("source")
@@ -196,7 +196,7 @@ def _token_columns(segment: str, scope: Scope) -> Iterator[Proposal]:
 
 
 def _attributes(path: list[str], document: Document) -> Iterator[Proposal]:
-    """Propose what may follow a dot."""
+    """Propose names that may follow a dot."""
     scope = document.scope
     head = path[-1] if path else ""
     if head == "row":

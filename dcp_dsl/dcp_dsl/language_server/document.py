@@ -1,8 +1,8 @@
 """Hold a text while a person edits it: tokens, statements, names, and what is wrong with it.
 
 A name is defined in the text, in an imported file, or in the standard library. Syntax, names and
-kinds are looked at on every change. Proofs and tests follow in small parts, and what was decided
-about statements that mean the same as before is repeated.
+kinds are checked on every change. Proofs and tests follow in small parts; decisions about
+statements that mean the same as before are reused.
 """
 
 import re
@@ -36,7 +36,7 @@ class Document:
     """A version of a text.
 
     Attributes:
-        text: what it says.
+        text: its text.
         name: its path, or what stands for it; imports are looked up beside it.
         encoding: the units in which an editor counts columns.
         known: statements of an earlier version, which `parse_all` need not parse again.
@@ -237,7 +237,7 @@ class Session:
     def update(self, text: str) -> None:
         """Take a new version of the text."""
         if text != self.document.text:
-            # A version that went by before it was looked at is not worth looking at now.
+            # A version that was replaced before anything checked it is skipped.
             if self.document.is_checked and self.document.is_sound:
                 self.good = self.document
             self.document = replace(self.document, text=text)
@@ -246,9 +246,9 @@ class Session:
     def findings(self) -> tuple[Diagnostic, ...]:
         """Findings about the present version so far.
 
-        Until its proofs are finished, that is what is wrong with syntax, names and kinds, and what
-        was decided before about statements that are still there: else warnings would
-        go away with every key and come back a moment later.
+        Until its proofs are finished these are errors of syntax, names and kinds, and earlier
+        findings about statements that are still there: else warnings would go away with every
+        key and come back a moment later.
         """
         if self._finished is not None and self._finished[0] is self.document:
             return self._finished[1]
@@ -265,7 +265,7 @@ class Session:
         return _sorted((*document.problems, *kept))
 
     def finish(self, testing: Testing) -> None:
-        """Keep what all checks of the present version found."""
+        """Keep the findings of all checks of the present version."""
         text = self.document.text
         self._decided = [
             (s.span.text(text), s.span.start, found)
@@ -307,7 +307,7 @@ class Checks:
                 break
 
     def finish(self) -> None:
-        """Hand what was found to the session, if its text is still this one."""
+        """Hand the findings to the session, if its text is still this one."""
         if self.session.document is self.document:
             # Only when all steps have run: those not reached keep what they found before.
             self.session.memory.forget()

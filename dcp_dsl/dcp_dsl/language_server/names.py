@@ -1,4 +1,4 @@
-"""Find every place of a text that speaks of the same thing; rename it; say what it is."""
+"""Find all references to a name in a text; rename it; classify names for highlighting."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class RenameError(DCPError):
-    """A name that cannot be given to what stands at a place."""
+    """A new name that the symbol at a place cannot take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def symbol_at(document: Document, offset: int) -> Occurrence | None:
 
 
 def references(document: Document, offset: int) -> list[Occurrence]:
-    """Return all places that speak of what stands at a place, its definition among them."""
+    """Return all places that refer to the symbol at a place, its definition among them."""
     asked = symbol_at(document, offset)
     if asked is None:
         return []

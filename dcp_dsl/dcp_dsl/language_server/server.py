@@ -91,7 +91,7 @@ class MaskServer(LanguageServer):
         self.sessions[uri].version = self.workspace.get_text_document(uri).version
 
     async def check(self, uri: str) -> None:
-        """Send what is wrong with a document: at once what is known, then what proofs find."""
+        """Send the findings of a document: at once the known ones, then those of proofs."""
         session = self.sessions[uri]
         document = session.document
         loop = asyncio.get_running_loop()

@@ -119,7 +119,7 @@ class Picture:
     """A mask on a sample that draws itself: as text, as SVG, as PNG, and in notebooks.
 
     Attributes:
-        title: what the mask is called.
+        title: name of the mask.
         bound: the mask on the sample, in any exact form.
         stripes: kinds of tokens in the order of the sample; empty if there is no layout.
         key_stripes: those of keys that are another sequence; None for the same.

@@ -338,7 +338,7 @@ def view_tiles(
 
 
 def view_columns(key: Hashable, position: Family, facts: Facts) -> View:
-    """View a segment that a column spells out; known is only that `same` implies `inside`."""
+    """View a segment that a column lists; only `same` implies `inside` is known."""
     tokens = tokens_of(facts)
     inside: dict[TokenRef, Formula] = {place: Var(("in", key, place)) for place in tokens}
     numbers = {place: facts.add(("number", key), place) for place in tokens}

@@ -1,4 +1,4 @@
-"""List the cases of a proof: the places of two tokens in the layouts, and open formulas.
+"""List the cases of a proof: relative places of two tokens in the layouts; open formulas.
 
 A token lies in one leaf of a layout, inside one repetition of each group around it. Two tokens
 share some levels from the outside. At the first level that they do not share, they lie either in

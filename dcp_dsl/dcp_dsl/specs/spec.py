@@ -331,7 +331,7 @@ def _read_fields(text: str) -> dict[str, Column]:
     if more:
         raise DatasetError(
             f"{_OPTION}: expected columns such as 'len = 4096, rows = [1, 2]' and nothing behind "
-            "them; statements belong into the file"
+            "them; statements belong in the file"
         )
     assert isinstance(statement, ast.SampleDef), "the text says so"
     names = [entry.name.text for entry in statement.fields]

@@ -272,7 +272,7 @@ class Piecewise:
 
         Args:
             op: ``"<="``, ``">="`` or ``"=="``.
-            bound: what values are compared with.
+            bound: the number that values are compared with.
 
         Returns:
             Starts and ends, int64 ``[M]``, rising; ranges neither overlap nor touch.

@@ -264,7 +264,7 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
 
 
 def _glue_later(num_tokens: int, columns: tuple[Ints, ...]) -> Region:
-    """Glue slabs now where that spares later operations more than it takes, else in `maximal`."""
+    """Glue slabs now if later operations save more time than this takes, else in `maximal`."""
     if len(columns[0]) not in GLUED_AT_ONCE:
         return Region(num_tokens, *columns, is_maximal=False)
     return _glue(num_tokens, columns)

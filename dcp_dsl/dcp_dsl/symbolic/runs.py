@@ -11,7 +11,7 @@ import numpy as np
 from dcp_dsl.arrays import Bools, Ints, expand
 from dcp_dsl.symbolic.piecewise import Piecewise, sorted_unique
 
-LEAST = -(2**60)  # numbers stay far above
+LEAST = -(2**60)  # far below all numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Shortcuts of the region algebra: a few slabs one by one, and slabs that never share a row.
+"""Fast paths of the region algebra: for a few slabs, and for slabs that never share a row.
 
 An operation on arrays costs some microseconds however short they are, and a general sweep sorts
 what two lists in order need not sort. Both shortcuts give the same slabs as the sweep.

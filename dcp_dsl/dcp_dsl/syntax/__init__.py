@@ -1,1 +1,1 @@
-"""Read and write `.dcpm` texts: tokens, the syntax tree, diagnostics and the one layout."""
+"""Read and write `.dcpm` texts: tokens, the syntax tree, diagnostics and the formatter."""

@@ -419,9 +419,9 @@ class Program:
     """A whole text: its statements in order.
 
     Attributes:
-        statements: what it says.
+        statements: all statements, in order.
         text: the source that spans point into.
-        name: what diagnostics call it, usually a path.
+        name: its name in diagnostics, usually a path.
     """
 
     statements: tuple[Statement, ...]

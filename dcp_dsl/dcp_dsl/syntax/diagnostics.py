@@ -1,4 +1,4 @@
-"""Findings of the compiler: code, place, message, hint and fix; what statements it proved.
+"""Findings of the compiler: code, place, message, hint and fix; verdicts on statements.
 
 Fixes are applied pass by pass, as long as each pass mends something.
 """
@@ -193,7 +193,7 @@ class MaskCallError(SpecError):
 
 
 def strict(found: Iterable[Diagnostic]) -> tuple[Diagnostic, ...]:
-    """Make errors of the warnings that something is neither proved nor tested."""
+    """Turn warnings about claims that are neither proved nor tested into errors."""
     return tuple(replace(d, severity="error") if d.code in UNDECIDED else d for d in found)
 
 
@@ -295,9 +295,9 @@ class FixedText:
     """A text after mending.
 
     Attributes:
-        text: what it is now.
+        text: the fixed text.
         fixed: findings that were mended, in the order of mending.
-        remaining: what is still found in `text`.
+        remaining: findings that `text` still has.
     """
 
     text: str

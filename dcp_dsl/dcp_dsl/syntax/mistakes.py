@@ -192,7 +192,7 @@ _ID_ENDINGS = ("_ids", "_idx", "_id")
 
 
 def fail_foreign_syntax(at: int, tokens: Sequence[RawToken], text: str) -> None:
-    """Raise for a statement that stops making sense at a habit of another language.
+    """Raise for a statement that fails at the syntax of another mask language.
 
     `at` is the index of the token at which the parser stopped.
 

@@ -71,7 +71,7 @@ def parse(text: str, name: str = "<text>") -> Program:
 
     Args:
         text: source of at most `MAX_CHARACTERS` characters.
-        name: what diagnostics call it, usually the path.
+        name: its name in diagnostics, usually the path.
 
     Raises:
         SpecError: with one diagnostic per statement that does not parse.
@@ -92,7 +92,7 @@ def parse_all(
 
     Args:
         text: of a .dcpm file.
-        name: what diagnostics call it.
+        name: its name in diagnostics.
         known: statements of an earlier version by their text, which are moved instead of parsed;
             afterwards it holds those of this version.
     """

@@ -113,7 +113,7 @@ def moved(node: T, distance: int) -> T:
 
 
 def rewritten(node: T, kind: type, change: Callable[[Any], Any]) -> T:
-    """Return a node in which everything of a kind is changed."""
+    """Return a node in which `change` has replaced all nodes of a kind."""
 
     def rewrite(value: Any) -> Any:  # Any: a node, a tuple of them, or a plain value
         own: type = type(value)

@@ -1,4 +1,4 @@
-"""Alternatives to a plan: some costs are zero, the schedule is another, or the batch is cut anew.
+"""Predict alternatives to a plan: without some costs, with another schedule, or cut otherwise.
 
 A plan is predicted again while some costs are zero. A run cannot be repeated with other links, but
 its recorded timeline can be played again: every event follows the same events as in the trace

@@ -157,7 +157,7 @@ class PairedMessages(NamedTuple):
 
 
 def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:
-    """Find what the events of a trace waited for; O(E log E)."""
+    """Find the events that each event of a trace waited for; O(E log E)."""
     times = np.stack([trace.start_ns, trace.end_ns, trace.ready_ns])
     moments, ranks = np.unique(times, return_inverse=True)
     # Only the order of moments matters. Ranks are small, so (key, moment) fits into one int64.

@@ -1,9 +1,9 @@
 """Divide the predicted time of a plan among causes; a cause costs the time saved without it.
 
 A timeline shows symptoms, not causes. Devices that compute little wait for the one that computes
-much, so uneven compute looks like waiting for messages. Therefore every cause is imagined away and
-the plan predicted again. `order` is the rest when everything else is free: waiting for the earlier
-work of others. `memory` is the time that a plan loses because it gives buffers back early.
+much, so uneven compute looks like waiting for messages. Therefore the plan is predicted again
+without each cause. `order` is the rest when everything else is free: waiting for the earlier work
+of others. `memory` is the time that a plan loses because it gives buffers back early.
 
 Each cause comes with its place: the device, port, document or number to look at.
 """

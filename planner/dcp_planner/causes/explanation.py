@@ -21,12 +21,12 @@ ShareText: TypeAlias = Callable[[float], str]
 NOUNS: Mapping[Name, str] = {
     "balance": "uneven compute",
     "waves": "kernels that leave multiprocessors idle",
-    "tiles": "pairs that kernels compute but nobody sees",
+    "tiles": "masked pairs that kernels compute",
     "links": "bytes on links",
     "latency": "latency of messages",
     "launches": "launches",
     "idle": "devices that compute nothing",
-    "order": "waiting for what others do first",
+    "order": "waiting for earlier work of others",
     "memory": "giving buffers back early",
 }
 """Causes as nouns: the time is lost to ..."""
@@ -39,7 +39,7 @@ CONDITIONS: Mapping[Name, str] = {
     "latency": "without latency",
     "launches": "without launches",
     "idle": "if idle devices took their share",
-    "order": "if nobody waited for what others do first",
+    "order": "if no device waited for earlier work of others",
     "memory": "without a limit of memory",
 }
 """The imagined condition without each cause, as the start of a sentence."""

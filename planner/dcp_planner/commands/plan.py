@@ -208,7 +208,7 @@ def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -
         )
     (batch, *others) = next(_batches(run, options["samples"]))
     if others:
-        raise click.UsageError("--front is of one mask; name one of the stack with --mask")
+        raise click.UsageError("--front takes one mask; name one of the stack's with --mask")
     planning = run.planning
     front = build_front(batch.sparsity, planning.shape, planning.cluster, planning.config)
     if as_json:

@@ -39,7 +39,7 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     from dcp_planner.causes.suggestions import suggest
     from dcp_planner.plan.file import read_plan
 
-    # Both files are read before the causes are searched: a missing one is told at once.
+    # Both files are read before the causes are searched: a missing one is reported at once.
     made = read_plan(plan).plan
     other = None if against is None else read_plan(against).plan
     found = find_causes(made)

@@ -155,7 +155,7 @@ class Link:
     """Constants of one class of links, for each port; a port sends and receives independently.
 
     Attributes:
-        bytes_per_s: what the port sends, and at the same time receives.
+        bytes_per_s: rate at which the port sends, and at the same time receives.
         latency_s: seconds between leaving one port and arriving at the other.
         launch_s: seconds that a message occupies both ports on top of its bytes.
 

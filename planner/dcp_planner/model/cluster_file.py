@@ -72,7 +72,7 @@ def preset(name: str, nodes: int | None = None, devices_per_node: int | None = N
     Rates between nodes are per device, so they stay when a node has fewer devices.
 
     Raises:
-        ClusterError: if there is no such preset, or the size is absurd.
+        ClusterError: if there is no such preset, or the size is out of range.
 
     >>> preset("h100-dgx", 2, 8).num_devices
     16
@@ -152,7 +152,7 @@ def read_cluster(path: str | Path) -> ClusterFile:
             f"{path}: there is no such file; write one with `dcpm calibrate --out {path}`"
         ) from None
     except UnicodeDecodeError as error:
-        raise ClusterError(f"{path}: expected UTF-8 text, byte {error.start} is none") from None
+        raise ClusterError(f"{path}: expected UTF-8 text, byte {error.start} is invalid") from None
     except OSError as error:
         raise ClusterError(f"{path}: cannot be read: {error.strerror or error}") from error
     return parse_cluster(text, str(path), name=path.stem, is_json=path.suffix == ".json")

@@ -1,4 +1,4 @@
-"""Seconds of tiles, kernel launches, messages and reductions on a cluster.
+"""The cost model: seconds of tiles, kernel launches, messages and reductions on a cluster.
 
 The simulator charges these and the searches minimise them, so that plans are judged by the figures
 they were made for. Four terms:

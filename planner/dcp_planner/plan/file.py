@@ -132,7 +132,7 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
 
 
 def left_out(plan: Plan) -> str:
-    """Name what the file of a plan leaves out, in a sentence for people; empty if nothing."""
+    """Name the parts that a plan file leaves out, in a sentence for people; empty if none."""
     if plan.provenance is None or _provenance_json(plan.provenance) is not None:
         return ""
     return (

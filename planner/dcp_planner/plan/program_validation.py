@@ -1,4 +1,4 @@
-"""Checks of the programs of a plan: everything is done once, in time, and by both ends.
+"""Check the programs of a plan: all work is done once, in time, and at both ends of messages.
 
 `check_programs` relies on tables that `validation` has checked before.
 """
@@ -239,7 +239,7 @@ class _Places:
             if found.size:
                 raise self.fail(
                     f"every transfer is {what} exactly once by both ends: "
-                    f"{self.told(int(found[0]))} is never by its {name}"
+                    f"{self.told(int(found[0]))} is never {what} by its {name}"
                 )
 
     def check_waits(self) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the tables of a plan, from these tables alone.
+"""Check the tables of a plan, from these tables alone.
 
 The checks run in this order: blocks tile the batch; tiles are exactly the visible part of the mask,
 counted anew; transfers are exactly those that the placement needs, at the sizes of the byte model.

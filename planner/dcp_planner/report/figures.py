@@ -158,7 +158,7 @@ def spread_of(values: Sequence[float]) -> Spread:
 def distribution_of(batches: Sequence[BatchFigures]) -> dict[str, Spread]:
     """Compute the spread of every figure of `DISTRIBUTED` that all batches have."""
     columns = {name: [getattr(batch, name) for batch in batches] for name in DISTRIBUTED}
-    # Planning time is None in plans that nobody timed.
+    # Planning time is None in plans without a measured time.
     return {name: spread_of(column) for name, column in columns.items() if None not in column}
 
 

@@ -1,4 +1,4 @@
-"""When things happen in a plan: the division of every tile, and the order in which devices act.
+"""Order the work of a plan: the division of every tile, and the order in which devices act.
 
 Divisions: local tiles first, the others in the order in which their inputs arrive.
 

@@ -1,4 +1,4 @@
-"""Routes of blocks: directly from and to the owner, or once per node and on from there.
+"""Routes of blocks: directly from and to the owner, or once per node and forwarded from there.
 
 A need is a pair of a token block and a device that computes with it without owning it. Every need
 is one input to bring and one partial result to take home.

@@ -1,1 +1,1 @@
-"""Search for a placement: partitioners, what they share, and the portfolio that picks."""
+"""Search for a placement: partitioners, their shared parts, and the portfolio that chooses."""

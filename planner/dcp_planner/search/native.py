@@ -1,4 +1,4 @@
-"""The partitioner `native`: coarsen, descend with noise, refine, polish; then relieve the busiest.
+"""The partitioner `native`: coarsen, search with noise, refine, polish, relieve busy devices.
 
 This is multilevel partitioning. Devices are split level by level (nodes in groups of at most 16,
 nodes, devices), so bytes between nodes are saved before bytes inside. Each level starts on a

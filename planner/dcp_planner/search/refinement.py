@@ -1,4 +1,4 @@
-"""Noisy descent over tiles, ranges and owners, compiled, and the splits that it starts from.
+"""Noisy local search over tiles, ranges of them and owners (compiled), and its initial splits.
 
 Moves: one tile; one owner; the tiles of a range of neighbouring rows (or columns) on one part, with
 or without the blocks of the range that the part owns. Every move is priced for all parts at once,

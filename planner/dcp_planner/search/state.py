@@ -372,7 +372,7 @@ def state_of_split(
 
 
 def restarted(state: State, split: Split) -> State:
-    """Build the state of another split of the same problem; it shares what moves do not change."""
+    """Build the state of another split of the same problem; it shares arrays that moves keep."""
     fresh = state._replace(
         part=split.part.astype(np.int32),
         owner=split.owner.astype(np.int32),
@@ -384,7 +384,7 @@ def restarted(state: State, split: Split) -> State:
 
 
 def repeated(state: State, seed: int) -> State:
-    """Copy what moves change, to search again from here with other random numbers."""
+    """Copy the arrays that moves change, to search again from here with other random numbers."""
     return state._replace(
         part=state.part.copy(),
         owner=state.owner.copy(),

@@ -1,4 +1,4 @@
-"""Play programs on a model of the cluster and record the events as a trace."""
+"""Simulate programs on a model of the cluster, and record the events as a trace."""
 
 import lazy_loader
 

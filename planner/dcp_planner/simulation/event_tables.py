@@ -1,4 +1,4 @@
-"""Tables that the event loop plays: instructions and messages of one direction, and their times.
+"""Tables of the event loop: instructions and messages of one direction, and their times.
 
 Messages of a communicator may travel in groups, one group after the other.
 """

@@ -1,4 +1,4 @@
-"""Choose the schedule of a placement: the cut of each direction that the simulator finds fastest.
+"""Choose the schedule of a placement: in each direction the divisions that simulate fastest.
 
 More divisions hide more communication behind compute, but pay latencies and launches more often;
 frugal ones need less memory, and devices may wait for it. The best cut depends on the plan, so

@@ -130,7 +130,7 @@ def measure_memory(plan: Plan) -> DeviceMemory:
 
 
 def own_bytes_per_token(shape: ModelShape) -> tuple[int, int]:
-    """Compute the bytes of an own token: what is saved, and what backward holds beside it.
+    """Compute the bytes of an own token: saved from forward, and held by backward beside them.
 
     Saved are q, k, v, out and log-sum-exp; backward adds dout, its product with out, and the
     gradients of q, k and v.

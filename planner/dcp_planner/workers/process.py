@@ -34,7 +34,7 @@ class WorkerProgram:
         memory_bytes: limit of memory for data; beyond it Python raises `MemoryError`.
         environment: variables in addition to those of this process.
         files: file descriptors that the process inherits under the same numbers.
-        is_quiet: keep what it prints for messages, and do not show it on standard error.
+        is_quiet: keep its output for messages, and do not show it on standard error.
     """
 
     entry: str
@@ -146,7 +146,7 @@ class WorkerProcess:
         return frame
 
     def _read_output(self) -> bool:
-        """Read what it printed; return False if there is nothing more to read."""
+        """Read its output; return False if there is nothing more to read."""
         try:
             data = os.read(self._output, 1 << 16)
         except OSError:  # nothing is there, or it was closed on this thread (`receive`)

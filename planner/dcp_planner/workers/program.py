@@ -174,4 +174,4 @@ if __name__ == "__main__":
     except Exception:
         traceback.print_exc()
         sys.stdout.flush()
-        os._exit(1)  # at once: what a library does at the end of a process may hang
+        os._exit(1)  # at once: exit handlers of libraries may hang

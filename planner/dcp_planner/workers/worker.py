@@ -21,7 +21,7 @@ class WorkerLost(DCPError):
     """A worker process that ended, was closed, cannot be started or sent no frame.
 
     Attributes:
-        log: what it printed last.
+        log: its last output.
     """
 
     def __init__(self, message: str, log: str = "") -> None:

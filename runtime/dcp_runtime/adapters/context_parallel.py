@@ -277,7 +277,7 @@ class _Deal:
                 waiting.append(rank)  # another swap may help now
 
     def _loads_after(self, mine: Ints) -> tuple[Floats, Floats]:
-        """Return ``[C, N, M]``: the work of both ranks if a chunk of `mine` goes for any other."""
+        """Return ``[C, N, M]``: the work of both ranks if a chunk of `mine` and any other swap."""
         change = self.share - self.share[mine][:, None]
         load = self.load[self.rank]
         return load[mine][:, None] + change, load - change

@@ -68,7 +68,7 @@ def register_dcp() -> None:
 
 
 def _guarded(get_interface: Callable[..., Any]) -> Callable[..., Any]:  # Any: transformers'
-    """Make other implementations refuse plans, which they would drop without a word."""
+    """Make other implementations refuse plans, which they would silently drop."""
 
     @wraps(get_interface)
     def guarded(interface: Any, name: str | None, default: Any) -> Any:
@@ -121,7 +121,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     dcp: LayerPlans | None = None,
     **others: Any,  # Any: whatever a model passes on
 ) -> tuple[Tensor, None]:
-    """Run one layer under the plan of the batch that its ``layer_idx`` finds in `dcp`.
+    """Run one layer under its plan of the batch, which its ``layer_idx`` finds in `dcp`.
 
     Takes q ``[1, Hq, T_local, D]``, k and v ``[1, Hkv, T_local, D]`` of the tokens this rank owns;
     returns out ``[1, T_local, Hq, D]``, and no weights. Refuses all features that no plan has.

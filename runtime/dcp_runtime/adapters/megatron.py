@@ -97,7 +97,7 @@ class DCPCoreAttention(torch.nn.Module):
             if found != plain:
                 raise RunError(
                     f"layer {layer_number}: expected {name} {plain}, got {found}; dropout is not "
-                    "computed, and a window belongs into the mask of the plan"
+                    "computed, and a window belongs in the mask of the plan"
                 )
         # The name is Megatron's, so that checkpoints fit. As a buffer that is not persistent it may
         # hold a tensor which moves with the module and is not saved.

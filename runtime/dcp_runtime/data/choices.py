@@ -200,8 +200,8 @@ class Planning:
         if self.rates is not None:
             if self.cluster is not None:
                 raise RunError(
-                    "Planning.cluster: expected none beside rates, which hold the cluster; give "
-                    "DeviceRates(cluster)"
+                    "Planning.cluster: expected None where rates are given, which hold the "
+                    "cluster: DeviceRates(cluster)"
                 )
             settle(self, cluster=self.rates.cluster)
         if self.block_size is not None:
@@ -210,7 +210,7 @@ class Planning:
 
 @dataclass(frozen=True, slots=True)
 class LookAhead:
-    """Plans made before they are needed.
+    """Choices of planning ahead of the training loop.
 
     Attributes:
         batches: how many global batches (windows of them) ahead.

@@ -216,9 +216,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         position = Position.of(state)
         if position.micro_batch and state.get("dealing") != self._dealing.name:
             raise RunError(
-                "the state was saved inside a global batch that other ranks, another model or "
-                "other choices of dealing shared; resume with the same, or from a state that was "
-                "saved where LocalData.ends_step"
+                "the state was saved inside a global batch that was dealt for other ranks, another "
+                "model or other options of dealing; resume with the same ones, or from a state "
+                "that was saved where LocalData.ends_step is true"
             )
         self._next = position
 

@@ -114,7 +114,7 @@ class Share:
 
 
 class Dealt(NamedTuple):
-    """Documents as they were dealt.
+    """The result of dealing: the documents of each share of each micro-batch.
 
     Attributes:
         micro_batches: for each its shares, by their first device; a group without documents has

@@ -83,7 +83,7 @@ class TargetFinder:
             f"{share} of a batch are left out: these tokens do not see the token before them, "
             f"which would have to predict them. The first is token {token} of row {sequence.row}, "
             f"which does not see token {token - 1} under {masks}. Say what is meant with RowRules: "
-            "hidden_targets='leave_out' leaves them out without a word, 'keep' trains on them; a "
+            "hidden_targets='leave_out' leaves them out silently, 'keep' trains on them; a "
             f"labels column with {IGNORE_LABEL}, or a loss_column with 0, leaves single tokens out"
             f"{positions}. The loader says this once; loader.screening.hidden_targets counts on",
             UserWarning,

@@ -99,7 +99,7 @@ class PlanSource(ABC):
 
     @abstractmethod
     def start(self, request: PlanRequest) -> PendingPlan:
-        """Begin with a plan, if a process can make it beside the training loop."""
+        """Start a plan, if a process can make it beside the training loop."""
 
     def take(self, pending: PendingPlan, queued: int) -> PlanReply:
         """Wait for a plan, or make it.
@@ -142,7 +142,7 @@ class OwnPlans(PlanSource):
         self._cache: OrderedDict[str, PlanReply] = OrderedDict()
 
     def start(self, request: PlanRequest) -> PendingPlan:
-        """Begin with a plan if there are processes to make it."""
+        """Start a plan if there are processes to make it."""
         if self.pool is None or request.key in self._cache:
             return PendingPlan(request, None)
         return PendingPlan(request, self.pool.submit(request))
@@ -273,7 +273,7 @@ class SharedPlans(PlanSource):
         self._seconds: dict[int, float] = {}
 
     def start(self, request: PlanRequest) -> PendingPlan:
-        """Begin with a plan on rank 0; on other ranks only count it."""
+        """Start a plan on rank 0; on other ranks only count it."""
         # All ranks start the same batches in the same order: the count names a batch everywhere.
         number, self._started = self._started, self._started + 1
         if self.pool is None:

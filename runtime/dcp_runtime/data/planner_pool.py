@@ -51,7 +51,7 @@ class MaskText(NamedTuple):
 
     @classmethod
     def of(cls, mask: Mask) -> "MaskText":
-        """Return the texts from which a mask can be made again."""
+        """Return the texts from which a mask can be rebuilt."""
         program, imported = mask.scope.program, mask.scope.imported
         return cls(program.text, program.name, mask.call, tuple(imported.files.items()))
 

@@ -1,4 +1,4 @@
-"""Tensors of the ranks that share a batch: cut to a rank's tokens, joined, gradients summed.
+"""Cut tensors to a rank's tokens, join them again, and sum gradients of ranks that share a batch.
 
 A rank owns rows ``plan.local_tokens(rank)`` of the packed batch. `dispatch` cuts a whole tensor to
 these, `undispatch` exchanges rows so that ranks get the tokens that they want.

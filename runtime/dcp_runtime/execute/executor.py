@@ -242,7 +242,7 @@ class DCPExecutor:
         return self._prepared
 
     def trace(self) -> Trace:
-        """Return what this rank did since `prepare`; times count from its own first event.
+        """Return the events of this rank since `prepare`; times count from the first one.
 
         Raises:
             RunError: if the batch prepared last is not recorded.
@@ -252,7 +252,7 @@ class DCPExecutor:
         return make_trace(*recorder.table())
 
     def gather_timeline(self) -> Timeline | None:
-        """Gather what all ranks did since `prepare`, on one clock.
+        """Gather the events of all ranks since `prepare`, on one clock.
 
         Collective; ``None`` on every rank but 0.
 

@@ -1,7 +1,7 @@
 """The interpreter runs one device's program, instruction by instruction, and decides nothing.
 
-A `Pass` holds everything that belongs to one call: its buffers, and what instructions do to them.
-So several layers, and several plans, may be between their forward and their backward at once.
+A `Pass` holds everything that belongs to one call: its buffers, and the effects of instructions on
+them. So several layers, and several plans, may be between their forward and their backward at once.
 """
 
 from abc import ABC, abstractmethod
@@ -120,7 +120,7 @@ class Pass(ABC):
                 buffer[: len(own)] = own
 
     def outgoing(self, transfer: Transfer) -> tuple[Tensor, ...]:
-        """Return the contiguous tensors to send: inputs as they lie, or the result so far."""
+        """Return the contiguous tensors to send: inputs without a copy, or the result so far."""
         return self._result(transfer) if transfer.kind.is_result else self._rows(transfer)
 
     def incoming(self, transfer: Transfer) -> tuple[Tensor, ...]:

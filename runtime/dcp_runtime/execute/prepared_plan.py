@@ -84,7 +84,7 @@ class PreparedBatch:
         return self.is_reached and not self._calls
 
     def __str__(self) -> str:
-        """Return the name and what the batch waits for."""
+        """Return the name of the batch and the calls for which it waits."""
         missing = "its backward" if self.is_reached else "its first layer"
         return f"{self.name} (waits for {missing})"
 
@@ -229,7 +229,7 @@ class PreparedPlan:
 
     @property
     def kernel_choice(self) -> KernelChoice | None:
-        """The kernel of the layers and why it is no other; ``None`` before any layer."""
+        """The kernel of the layers, and the reasons against others; ``None`` before any layer."""
         return None if self.latest_engine is None else self.latest_engine.choice
 
     @cached_property

@@ -1,4 +1,4 @@
-"""The wide sums of a call, and the results that they become."""
+"""The float32 or float64 sums of an attention call, and their conversion to results."""
 
 import torch
 from torch import Tensor

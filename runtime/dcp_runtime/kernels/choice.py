@@ -60,7 +60,7 @@ class KernelChoice:
     is_kept: bool = False
 
     def explain(self) -> str:
-        """Return the choice as lines of text: the kernel, and why it is no other kernel.
+        """Return the choice as lines of text: the kernel, and the reason against each other kernel.
 
         >>> print(choose_kernel(torch.float32, wanted="cpu").explain().splitlines()[0])
         kernel 'cpu'

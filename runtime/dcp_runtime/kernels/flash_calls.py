@@ -1,4 +1,4 @@
-"""A table rewritten as calls of a plain variable-length attention kernel.
+"""Rewrite a tile table as calls of a plain variable-length attention kernel.
 
 Segments of a call are rectangles, causal triangles or windows (`varlen_calls`). Rows and keys that
 lie in order in the buffers are used where they lie; others are gathered by index. Where a table

@@ -113,7 +113,7 @@ def cut_segments(table: TileTable, rows: int) -> TileTable:
 
 
 def seen_keys(table: TileTable) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return where the keys of each piece begin and end that some row sees, and that all rows see.
+    """Return first and end of the keys of each piece that some row sees, and that all rows see.
 
     Keys are counted from the piece's first key. Cost: O(rows of range pieces).
 
@@ -145,7 +145,7 @@ def seen_keys(table: TileTable) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def query_runs(table: TileTable, step: int, rows: int) -> QueryRuns:
-    """Cut the pieces of a table into runs that are seen whole, in steps of `step` keys, and others.
+    """Cut pieces into runs of keys that all rows see, in steps of `step` keys, and masked runs.
 
     One program computes a segment of at most `rows` rows; keys that none of its rows sees are in no
     run. Cost: O(pieces log pieces + rows of range pieces).

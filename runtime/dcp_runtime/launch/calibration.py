@@ -255,7 +255,7 @@ def _attention_rates(world: ProcessWorld) -> tuple[tuple[float, float], float, f
 
 
 def _beside(trace: Trace, *, is_backward: bool) -> float:
-    """Return the seconds in a direction beside attention, of the rank with most of them."""
+    """Return the seconds outside attention in a direction, on the rank with most of them."""
     chosen = trace.is_backward == is_backward
     attends = chosen & (trace.kind == EVENT_KINDS.index("attention"))
     spans = []

@@ -176,8 +176,8 @@ def check_memory(plan: Plan, config: RunConfig) -> None:
     there = machine_bytes()
     if config.device == "cpu" and held + drawn > there:
         raise RunError(
-            f"expected a plan that this machine's {there / 1e9:.0f} GB hold, got one that needs "
-            f"{(held + drawn) / 1e9:.0f} GB on {config.ranks} ranks; run fewer tokens"
+            f"expected a plan that fits into this machine's {there / 1e9:.0f} GB, got one that "
+            f"needs {(held + drawn) / 1e9:.0f} GB on {config.ranks} ranks; run fewer tokens"
         )
 
 

@@ -203,7 +203,7 @@ HEARTBEAT_S = 0.5
 def start(
     rank: str, size: str, timeout_s: str, transport: WorldTransport, store: str
 ) -> Callable[..., tuple[dict[str, Any], bytes]]:
-    """Load torch and return what runs the jobs; see `WorkerProgram`."""
+    """Load torch and return the function that runs jobs; see `WorkerProgram`."""
     torch.set_num_threads(1)
     # The first backward pass of a process loads modules for some 0.3 s, which no plan should pay.
     x = torch.zeros(1, requires_grad=True)

@@ -45,11 +45,11 @@ class _Rank:
     last_step_s: float = 0.0
 
     def begin(self, future: "Future[_Answer]") -> None:
-        """Note a job that the process has got."""
+        """Note a job that the process has received."""
         self.future, self.last_sign_s, self.doing = future, time.monotonic(), None
 
     def note(self, state: Mapping[str, Any]) -> None:
-        """Note a sign of life, which says what `progress_of` found."""
+        """Note a sign of life, with the progress that `progress_of` found."""
         self.last_sign_s, self.has_spoken = time.monotonic(), True
         if (state["steps"], state["doing"]) != (self.steps, self.doing):
             self.last_step_s = self.last_sign_s

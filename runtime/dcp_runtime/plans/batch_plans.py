@@ -245,7 +245,7 @@ class DeviceRates:
         return note
 
     def update(self, notes: Sequence[str]) -> None:
-        """Adopt the rates that the notes of all ranks give, if they stay off; the same on all."""
+        """Adopt the measured rates of all ranks if they differ for two periods; the same on all."""
         batches = [json.loads(note) for note in notes]
         # Only batches that every rank has measured: sums over different batches do not compare.
         known = [b for b in zip(*batches, strict=True) if all(s is not None for _, s in b)]

@@ -1,8 +1,8 @@
 """Find the tables that begin and that end the sums of a device's own rows.
 
 Sums are wide: 32 bits where tensors have 16. A kernel that knows where they begin and end reads
-none in rows that a table opens, and writes the results of rows that a table closes. Then nobody
-clears these sums before the first table, and nobody converts them behind the last one.
+none in rows that a table opens, and writes the results of rows that a table closes. So no extra
+pass clears these sums before the first table, or converts them behind the last one.
 """
 
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ def mark_tables(
     merges: Mapping[TransferKind, Sequence[Merge]],
     num_local: int,
 ) -> tuple[list[TileTable], dict[TransferKind, OwnSums]]:
-    """Mark what the tables of a direction open and close, and return the other rows by kind.
+    """Mark the sums that tables of a direction open and close; return the other rows by kind.
 
     Args:
         tables: in the order of the program.
@@ -148,7 +148,7 @@ def _mark_keys(
 
 
 def _few(blank: tuple[slice, ...], num_local: int) -> tuple[slice, ...]:
-    # Rows that a table opens may be cleared, too: nobody reads them.
+    # Rows that a table opens may be cleared, too: they are not read.
     return blank if len(blank) <= MAX_GAPS else (slice(0, num_local),)
 
 

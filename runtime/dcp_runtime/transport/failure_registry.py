@@ -1,4 +1,4 @@
-"""The failure registry and the store barrier: ranks agree on who broke a run, or wait for all.
+"""The failure registry, by which ranks agree on the rank that broke a run, and the store barrier.
 
 Every rank that cannot go on writes its status to the store: it raised an error, or it waits for a
 peer. All follow one chain from the rank that wrote first: to the peer that it waits for, and if

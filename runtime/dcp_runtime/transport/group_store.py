@@ -115,7 +115,7 @@ class DeadlineStore(Store):
 class MeetingStore(Store):
     """A store for torch's own meetings, which end by our deadline and name the missing rank.
 
-    torch itself would wait for minutes, hold Python's global lock all the while, and name nobody.
+    torch itself would wait for minutes, hold Python's global lock all the while, and name no rank.
     Its keys begin with the number of the meeting, ``"CUDASymmetricMemory/7/0"``, and it counts all
     meetings of a process: a rank that has met others before would look for another number than the
     ranks that it is to meet now. This store numbers the meetings anew.

@@ -41,8 +41,8 @@ def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
     ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
     if dist.get_rank() not in ranks:
         raise RunError(
-            f"rank {dist.get_rank()} is none of the group's ranks {ranks[:8]}; make the executor "
-            "on these alone"
+            f"rank {dist.get_rank()} is not one of the group's ranks {ranks[:8]}; make the "
+            "executor on these alone"
         )
     return ranks
 
@@ -52,7 +52,7 @@ def make_group(ranks: list[int], backend: str, timeout_s: float) -> dist.Process
 
     The name counts the groups that this function has made of these ranks, so all of them know it.
     ``dist.new_group`` counts other groups: up to torch 2.13 those that a rank is in, so that ranks
-    look for each other under different names, later also those that others know nothing of.
+    look for each other under different names; later versions count groups unknown to others, too.
     """
     world, known = dist.group.WORLD, dist.distributed_c10d._world
     assert world is not None, "`member_ranks` has asked this group for its ranks"

@@ -1,4 +1,4 @@
-"""Parcels over NCCL: streams wait for them, and a thread watches them for the host."""
+"""Send blocks over NCCL: streams wait for them, and a thread watches them for the host."""
 
 import ctypes
 import queue
@@ -43,7 +43,7 @@ class DeviceWork(Protocol):
         """Return whether the device has done it."""
 
     def wait(self) -> object:
-        """Put the current stream behind it."""
+        """Make the current stream wait for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,7 +62,7 @@ class MessageBatch:
         return all(work.is_completed() for work in self.works)
 
     def wait(self) -> None:
-        """Put the current stream behind the messages; raises if the communicator has failed."""
+        """Make the current stream wait for the messages; raise if the communicator has failed."""
         for work in self.works:
             work.wait()
 
@@ -91,7 +91,7 @@ class NcclTransport(GroupTransport):
     each would wait for the other's second batch; and a forwarded block leaves after it has arrived,
     though no thread watches for it.
 
-    `wait` puts the current stream behind the messages and returns, so the host runs ahead of the
+    `wait` makes the current stream wait for the messages and returns, so the host runs ahead of the
     device, over layers. A thread looks whether the messages come. If they do not, the thread agrees
     with the other ranks on the rank to blame and ends the communicators, whose kernels would never
     end; the next call of this rank raises that failure. Results that the device computed in between
@@ -152,7 +152,7 @@ class NcclTransport(GroupTransport):
             self._batches[parcel] = batch
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Put the current stream behind every parcel, and have the thread watch them.
+        """Make the current stream wait for every parcel, and have the thread watch them.
 
         Raises:
             RunError: names the rank and the division where an earlier message did not come.
@@ -209,14 +209,14 @@ class NcclTransport(GroupTransport):
             del awaited  # kept while the queue is empty, it would keep the buffers of its call
 
     def _see_through(self, awaited: _Awaited) -> None:
-        """Look until the batches of some parcels are over, and say so."""
+        """Poll until the batches of some parcels are over, then finish the parcels."""
         where = awaited.direction, awaited.parcels[0].division
         error = next(filter(None, (self._follow(b, *where) for b in awaited.batches)), None)
         for parcel in awaited.parcels:
             parcel.finish(error)
 
     def _follow(self, batch: MessageBatch, place: str, division: int | None) -> str | None:
-        """Look until a batch is over; return why it never will be."""
+        """Poll until a batch is over; return the error if it never will be."""
         # It asks the device often, for exact times, and the store of the registry seldom.
         deadline = time.monotonic() + self._timeout_s
         looks_s = time.monotonic() + POLL_S
@@ -281,7 +281,7 @@ class NcclTransport(GroupTransport):
 
     def report(self, place: str, division: int | None, error: Exception) -> None:
         """Tell the other ranks that this one cannot go on; `place` is a direction or a step."""
-        # This rank is to blame: the thread must blame no peer for messages that miss from now on.
+        # This rank is to blame: its thread must blame no peer for missing messages from now on.
         self._is_over.set()
         super().report(place, division, error)
 

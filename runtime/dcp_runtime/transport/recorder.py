@@ -45,7 +45,7 @@ class HostClock:
         return int(moment)
 
     def is_captured(self) -> bool:
-        """Return whether a CUDA graph captures the present work: it begins with a replay."""
+        """Return whether a CUDA graph captures the present work: then only replays run it."""
         return False
 
 
@@ -89,7 +89,7 @@ class StreamClock(HostClock):
         return self._first_ns + round(1e6 * elapsed_ms)
 
     def is_captured(self) -> bool:
-        """Return whether a CUDA graph captures the present work: CUDA tells no time of it."""
+        """Return whether a CUDA graph captures the present work: CUDA gives no times of it."""
         return self._is_capturing()
 
 

@@ -59,7 +59,7 @@ class Mark:
         return bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def wait(self) -> None:
-        """Put the current stream behind it."""
+        """Make the current stream wait for it."""
         torch.cuda.current_stream().wait_event(self._event)
 
 
@@ -70,7 +70,7 @@ class CopyStream:
         self._stream = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
 
     def follow(self) -> None:
-        """Go on behind the work that is queued in the current stream now."""
+        """Wait for the work that is queued in the current stream now."""
         self._stream.wait_stream(torch.cuda.current_stream())
 
     def entered(self) -> AbstractContextManager[object]:
@@ -132,7 +132,7 @@ class SharedWindow:
         self._handle.put_signal(rank, channel, self._limit_ms)
 
     def wait(self, rank: int, channel: int) -> None:
-        """Put the current stream behind a signal of a rank."""
+        """Make the current stream wait for a signal of a rank."""
         self._handle.wait_signal(rank, channel, self._limit_ms)
 
     def release(self, stream: CopyStream) -> None:

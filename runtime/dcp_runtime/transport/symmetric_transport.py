@@ -1,4 +1,4 @@
-"""Parcels inside a machine through symmetric memory, between machines over NCCL.
+"""Send blocks through symmetric memory inside a machine, and over NCCL between machines.
 
 A rank copies a block that leaves into its own part of the window, once for all its targets, and
 puts one signal to each target and group of parcels. The target waits for the signal on a stream of
@@ -181,7 +181,7 @@ class SymmetricTransport(NcclTransport):
                 stream.follow()
 
     def wait(self, parcels: Sequence[Parcel], direction: Direction) -> None:
-        """Put the current stream behind every parcel, and have the thread watch them."""
+        """Make the current stream wait for every parcel, and have the thread watch them."""
         super().wait(parcels, direction)
         self._unfinished -= len(parcels)
         if self._has_graphs and not self._unfinished:

@@ -2,11 +2,11 @@
 
 A run is verified if, for each of out, dq, dk and dv, by norm and at the worst element, its error
 against float64 is at most twice that of eager attention in the run's own dtype, plus one rounding
-unit of that dtype, plus what cutting attention into pieces must cost: `RowErrors`, the expected
-error of a computation that keeps lse and delta of a row between its pieces, times `NORM_DEVIATIONS`
-and `PEAK_DEVIATIONS`. `RowErrors` is no slack for faults: it is a few units of the tensor itself,
-except where terms cancel exactly in eager attention, as in a row that sees one key, and only there
-and by as much as delta's rounding leaves.
+unit of that dtype, plus the inevitable error of cutting attention in pieces: `RowErrors`, the
+expected error of a computation that keeps lse and delta of a row between its pieces, times
+`NORM_DEVIATIONS` and `PEAK_DEVIATIONS`. `RowErrors` is no slack for faults: it is a few units of
+the tensor itself, except where terms cancel exactly in eager attention, as in a row that sees one
+key, and only there and by as much as delta's rounding leaves.
 
 In float64 eager attention has the precision of the reference, so both carry rounding of the same
 size. Rounding units count sixteen times there.

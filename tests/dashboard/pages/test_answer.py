@@ -18,10 +18,10 @@ from dcp_planner import Plan
 
 PLANNER_TESTS = Path(__file__).parents[2] / "planner"
 WORDS = {
-    "compute": ("uneven compute", "multiprocessors idle", "but nobody sees"),
+    "compute": ("uneven compute", "multiprocessors idle", "masked pairs"),
     "links": ("bytes on links",),
     "latency": ("latency of messages",),
-    "order": ("waiting for what others do first",),
+    "order": ("waiting for earlier work of others",),
     "launches": ("launches",),
     "memory": ("giving buffers back early",),
     "idle": ("devices that compute nothing",),
