@@ -117,7 +117,7 @@ CHARTS: tuple[tuple[str, Callable[[Axes, Report], None], str, str, str], ...] = 
      "[All figures](../planner/README.md#benchmarks)"),
     ("Blocks of a mask", blocks, "dcp_dsl/benchmarks/results/blocks.json",
      "From a mask to the exact pairs of every non-empty block, beside PyTorch's FlexAttention.",
-     "[All figures](../dcp_dsl/README.md#benchmarks)"),
+     "[All figures](../dcp_dsl/README.md#how-fast)"),
 )  # fmt: skip
 PICTURES = """## Elsewhere
 
