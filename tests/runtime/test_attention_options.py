@@ -9,7 +9,7 @@ import torch
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.attention import attention
-from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 NAMES = ("out", "dq", "dk", "dv", "dsinks")
 
@@ -144,6 +144,32 @@ def test_wrong_options_of_one_rank_are_refused_on_both(lab):
             DCPAttn.apply(prepared, q[rows], (k[rows], v[rows][1:]))
 
     LoopbackWorld(2).run(run)
+
+
+@pytest.mark.parametrize("is_retained", [False, True])
+def test_saved_tensors_may_be_copied_as_offloading_does(lab, is_retained):
+    plan, _ = make(lab, ranks=1)
+    executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
+    (q, k, v, _), dout = draw(70, 4, 2, 8, 8, torch.float32)
+    kv = torch.stack([k, v], 1)
+
+    def layer(*hooks):
+        leaf = q.clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            return leaf, DCPAttn.apply(executor.prepare(plan), leaf, kv)
+
+    leaf, out = layer(torch.clone, lambda x: x)
+    other, same = layer(lambda x: x, lambda x: x)
+    with pytest.raises(RunError, match="waits for its backward"):
+        DCPAttn.apply(executor, q, kv)  # the first batch is still open
+    out.backward(dout, retain_graph=is_retained)
+    same.backward(dout)
+    assert torch.equal(leaf.grad, other.grad)
+    prepared = executor.prepare(plan)
+    assert prepared.forward(q, kv)[0].equal(out)
+    if is_retained:  # the plan of the first batch was dropped
+        with pytest.raises(RunError, match=r"keep what executor.prepare\(plan\) returned"):
+            out.backward(dout)
 
 
 def test_the_operator_keeps_the_promises_of_its_fake_kernels(lab):

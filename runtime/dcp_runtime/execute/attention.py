@@ -22,7 +22,14 @@ from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.interpreter import Keys
-from dcp_runtime.execute.prepared_plan import OpenCall, PreparedPlan, Softmax, find
+from dcp_runtime.execute.prepared_plan import (
+    OpenCall,
+    PreparedPlan,
+    Softmax,
+    find,
+    find_call,
+    plan_of_call,
+)
 from dcp_runtime.kernels.kernel import accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
@@ -56,7 +63,7 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     dout: Tensor,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    prepared = cast(PreparedPlan, cast(OpenCall, find(call)).plan)
+    prepared = plan_of_call(call)
     kv = k if v is None else (k, v)
     with torch.autocast(q.device.type, enabled=False):
         dq, *dkv = prepared.backward(q, kv, out, lse, dout, scale)
@@ -75,7 +82,7 @@ def _sink_gradient(sinks: Tensor, lse: Tensor, out: Tensor, dout: Tensor) -> Ten
 # For compilers, which trace the operators with tensors that have no values.
 def _forward_shapes(plan: Tensor, q: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
     lse = q.new_empty(q.shape[:2], dtype=accumulator_dtype(q.dtype))
-    return q.new_empty(q.shape), lse, torch.empty_like(plan)
+    return q.new_empty(q.shape), lse, plan.new_empty(2)
 
 
 def _backward_shapes(
@@ -93,12 +100,15 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     # lse and the call have no gradient; torch need not make zeros in their place.
     ctx.set_materialize_grads(False)
     ctx.scale = scale
+    # Hooks may save a copy of the handle, which keeps no call open.
+    ctx.call = find_call(call)
     ctx.save_for_backward(call, *tensors, out, lse)
 
 
 def _gradients(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     call, q, k, v, sinks, out, lse = ctx.saved_tensors
     dq, dk, dv, dsinks = attention_backward(call, q, k, v, sinks, out, lse, dout, ctx.scale)
+    ctx.call = None  # a graph that is kept has its handle
     return (
         None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None
     )  # fmt: skip

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,7 +44,7 @@ def handle_of(plan: object) -> Tensor:
 
 
 def find(handle: Tensor) -> object:
-    """Return the plan or the call that a handle stands for."""
+    """Return the plan that a handle stands for."""
     return _objects[int(handle)]
 
 
@@ -54,15 +55,39 @@ class OpenCall(bytearray):
     handle, its memory and thereby the call. The call keeps its plan alive.
     """
 
-    def __init__(self, plan: object) -> None:
+    def __init__(self, plan: "PreparedPlan") -> None:
         number = next(_numbers)
-        super().__init__(number.to_bytes(8, "little"))
+        super().__init__(np.array([number, int(plan.handle)]).tobytes())
         self.plan = plan
         _objects[number] = self
 
     def handle(self) -> Tensor:
-        """Return the tensor over this memory."""
+        """Return the tensor over this memory: the number of the call, and that of its plan."""
         return torch.frombuffer(self, dtype=torch.int64)
+
+
+def find_call(handle: Tensor) -> OpenCall | None:
+    """Return the call of a handle; ``None`` if the call is gone, or the handle has no values."""
+    # Compilers trace with subclasses.
+    return _objects.get(int(handle[0])) if type(handle) is Tensor else None  # type: ignore[return-value]
+
+
+def plan_of_call(handle: Tensor) -> "PreparedPlan":
+    """Return the plan of a call, of which a copy of the handle may be all that is left.
+
+    Hooks on saved tensors, as of offloaded activations, copy the handle.
+
+    Raises:
+        RunError: if the plan is gone, too.
+    """
+    if (call := find_call(handle)) is not None:
+        return call.plan
+    if (plan := _objects.get(int(handle[1]))) is None:
+        raise RunError(
+            "the plan of this layer is gone before its backward: hooks have copied the tensors "
+            "that autograd saved; keep what executor.prepare(plan) returned until backward has run"
+        )
+    return cast(PreparedPlan, plan)
 
 
 class PreparedBatch:
