@@ -176,13 +176,14 @@ def test_sums_that_calls_begin_and_end_are_exact_on_plans_of_any_shape(lab, name
 @pytest.mark.parametrize("name", KERNELS)
 def test_sums_between_the_calls_of_an_only_table_are_exact(lab, name, monkeypatch):
     monkeypatch.setattr(choice, "CpuKernel", KERNELS[name])
-    mask = lab.masks["streaming"](64, 8, 12)
-    mask[20:24] = False  # rows in no call
     cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
-    plan = build_plan(lab.sparsity_of([mask], 64), ModelShape(4, 2, 16), cluster, config)
     qkv = lab.random_qkv(1, 64, 4, 2, 16, torch.float32)
-    got, _ = lab.run_in_threads(plan, *qkv)
-    lab.assert_as_exact_as_eager(got, *qkv, mask)
+    for blind in (slice(0), slice(20, 24)):  # rows in no call
+        mask = lab.masks["streaming"](64, 8, 12)
+        mask[blind] = False
+        plan = build_plan(lab.sparsity_of([mask], 64), ModelShape(4, 2, 16), cluster, config)
+        got, _ = lab.run_in_threads(plan, *qkv)
+        lab.assert_as_exact_as_eager(got, *qkv, mask)
 
 
 @pytest.mark.parametrize("is_cuda", [True, False])
