@@ -334,6 +334,12 @@ def closes_rank_1(transport, failure):
     return transport.rank == 1
 
 
+def test_ranks_that_come_to_different_places_are_told(on_ranks):
+    found = on_ranks(2, lambda transport: transport.exchange_notes("", f"step {transport.rank}"))
+    assert [type(error) for error in found] == [RunError] * 2
+    assert "step 1" in str(found[0])
+
+
 def until_it_fails(transport):
     deadline = time.monotonic() + 60
     while transport._failure is None and time.monotonic() < deadline:
