@@ -86,7 +86,7 @@ def _timeline(trace: Trace, devices: int, theme: Theme) -> str:
     span_ns, background = max(1, length_ns(trace)), THEMES[theme].canvas
     pixels = timeline_pixels(trace, devices, size, span_ns, colours, background)
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, "PNG", optimize=True)
+    Image.fromarray(pixels).save(buffer, "PNG")
     return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"
 
 

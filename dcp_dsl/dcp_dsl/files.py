@@ -54,7 +54,7 @@ def check_writable(path: str | Path, error: _Refusal) -> None:
     with _refusing(path, error):
         _refuse_others(target)
         draft = _draft(target)  # a try: reported permissions are wrong for root and on NFS
-        draft.touch(exist_ok=False)
+        draft.touch()
         draft.unlink()
 
 

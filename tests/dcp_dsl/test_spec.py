@@ -133,8 +133,8 @@ def test_head_groups_cover_every_kv_head_once():
         (range(4, 8), "dilated_window(window = 4k)"),
         (range(8, 12), "dilated_window(window = 8k, step = 4)"),
     ]
-    with pytest.raises(DCPError, match=r"names KV head 7, the model has 6 \(0\.\.5\)"):
-        stack.heads(0, kv_heads=6)
+    with pytest.raises(DCPError, match=r"names KV head 7, the model has 7 \(0\.\.6\)"):
+        stack.heads(0, kv_heads=7)
 
 
 def test_heads_without_a_mask_are_refused():

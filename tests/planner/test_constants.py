@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from dcp_planner.causes.constants import compare_with_run
 from dcp_planner.commands.simulate import simulate as simulate_command
 from dcp_planner.model.cluster import ModelShape
 from dcp_planner.plan import file as plan_file
+from dcp_planner.tables import Reduction
 
 PLANTED = [
     ("flops_per_s", 0.5, "attention forward"),
@@ -66,7 +68,11 @@ def test_a_run_as_predicted_needs_no_constant(plan):
     assert {one.constant for one in found.classes} == {None}
     assert found.cluster == plan.cluster
     assert found.predicted_s == found.fitted_s == pytest.approx(found.measured_s)
-    assert sum(one.pieces for one in found.classes if "messages" in one.name) == len(plan.transfers)
+    pieces = {one.name: one.pieces for one in found.classes}
+    assert sum(pieces[name] for name in pieces if "messages" in name) == len(plan.transfers)
+    programs = chain(plan.programs("forward"), plan.programs("backward"))
+    steps = [step for program in programs for step in program.instructions]
+    assert pieces["reductions"] == sum(isinstance(step, Reduction) for step in steps)
 
 
 def test_the_command_prints_the_constant_and_refuses_runs_of_other_plans(

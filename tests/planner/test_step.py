@@ -112,6 +112,18 @@ def test_every_policy_runs_each_document_once_inside_the_mesh(drawn):
         assert time.max_tokens >= 1 - 1e-9
 
 
+def test_documents_over_as_many_devices_as_their_tokens_need_by_hand():
+    """1,000 tokens of room a device; runs of six devices that are aligned have four at most."""
+    setting = StepSetting(StepMesh(3, 2, 2), LLAMA, Cluster(1, 6), 2000)
+    documents = Documents.causal([2500, 9000, 500, 1000, 1800, 1500])
+    (policy,) = (rival for rival in RIVALS if rival.name == "megatron:dynamic")
+    found = policy.assign(StepProblem.of(documents, setting))
+    assert found.width.tolist() == [4, 4, 1, 1, 2, 2]
+    # The widest and longest first, each where least lies.
+    assert found.micro_batch.tolist() == [1, 0, 1, 1, 0, 1]
+    assert found.first.tolist() == [0, 0, 1, 0, 4, 4]
+
+
 def test_time_of_a_step_by_hand():
     """Two devices alone, then both together: each part of the time is a sum over documents."""
     mesh, cluster = StepMesh(2, 1, 2), Cluster(1, 2)

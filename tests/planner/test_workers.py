@@ -103,6 +103,12 @@ def test_a_lost_process_is_named_with_its_cause_and_replaced(monkeypatch, fault,
     worker.close()
 
 
+def test_a_child_that_outlives_a_worker_and_can_still_print_holds_nobody_up(worker):
+    with pytest.raises(WorkerLost, match="exited with 7") as caught:
+        worker.call({"do": "leave_a_child"})
+    os.kill(int(caught.value.log), signal.SIGKILL)
+
+
 def killed(worker):
     pid = worker.pid  # asked once: asking reaps a process that has ended
     os.kill(pid, signal.SIGKILL)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -71,6 +72,11 @@ def leave(*_):
     sys.exit(7)
 
 
+def leave_a_child(*_):
+    print(subprocess.Popen(["sleep", "600"]).pid)
+    sys.exit(7)
+
+
 def fill(*_):
     return {"size": len(bytearray(1 << 30))}, b""
 
@@ -94,7 +100,7 @@ def list_files(*_):
 FAULTS = {
     function.__name__: function
     for function in (
-        echo, refuse, kill, hang, chatter, send_garbage, hang_up, fail, leave, fill, print_much,
-        hold_the_interpreter, list_files,
+        echo, refuse, kill, hang, chatter, send_garbage, hang_up, fail, leave, leave_a_child, fill,
+        print_much, hold_the_interpreter, list_files,
     )
 }  # fmt: skip

@@ -84,6 +84,18 @@ def test_messages_over_nccl_go_before_kernels_that_wait_for_the_device(world, mo
     assert (asked["backend"], asked["options"]) == ("gloo", None)
 
 
+def test_a_communicator_that_does_not_end_in_time_is_left_alone():
+    asked = []
+
+    def abort():
+        asked.append("abort")
+        raise RuntimeError("timed out")
+
+    backends = {torch.device("cuda"): SimpleNamespace(abort=abort)}
+    group_transport.abort_group(SimpleNamespace(_get_backend=backends.get))
+    assert asked == ["abort"]
+
+
 class _Stream:
     """A stream that knows whether it is the current one."""
 

@@ -156,7 +156,7 @@ def test_stages_that_time_a_gpu_run_through_on_a_cpu(stages, cases, monkeypatch)
     assert in_use == [("dkv", (64, 128, 8, 2)), ("fused", (64, 128, 8, 2, 64))]
 
 
-def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots):
+def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots, capsys, monkeypatch):
     import report
 
     errors = {"out": 0.001, "dq": 0.002, "dkv": 0.0015}
@@ -167,6 +167,7 @@ def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots):
                      "matmul_tflops": 798.1, "copy_gb_per_s": 3012.0}],
         "kernels": [
             exact | {"case": "full", "kernel": "triton"},
+            exact | {"case": "causal", "kernel": "triton", "errors": {"out": 0.0005}},
             exact | {"case": "full", "kernel": "flash", "ok": False, "bitwise_repeatable": False},
             {"case": "full", "kernel": "flash4", "dtype": "torch.bfloat16", "skipped": "absent"},
         ],
@@ -200,8 +201,20 @@ def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots):
     stages["compilation"] = {"stage": "compilation", "status": "skipped", "rows": []}
     for name, document in stages.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
-    assert report.read(tmp_path) == stages
-    snapshots.check("first_light", {"tables": report.to_tables(stages)})
+
+    def told(*arguments):
+        monkeypatch.setattr(sys, "argv", ["report.py", *map(str, arguments)])
+        report.main()
+        return capsys.readouterr().out
+
+    tables, joined = told(tmp_path), tmp_path / "joined.json"
+    snapshots.check("first_light", {"tables": tables})
+    assert told(tmp_path, "--json", joined) == tables
+    assert json.loads(joined.read_text()) == stages
+    assert told(tmp_path) == told("--table", joined) == tables
+    for wrong in ((), (tmp_path, "--table", joined)):
+        with pytest.raises(SystemExit):
+            told(*wrong)
 
 
 def test_a_plan_runs_where_neither_numba_nor_pyarrow_is_installed(plans):

@@ -19,10 +19,10 @@ from dcp_dsl.interchange import slices
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.prepared_plan import Engine
-from dcp_runtime.kernels import choice, flash, flash_calls
+from dcp_runtime.kernels import choice, flash, flash_calls, triton_kernel
 from dcp_runtime.kernels.choice import choose_kernel
 from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel
-from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows, TensorKind
+from dcp_runtime.kernels.kernel import AttentionState, Gradients, Kernel, QueryRows, TensorKind
 from dcp_runtime.kernels.triton_kernel import TritonKernel
 from dcp_runtime.plans.device_plan import prepare_device
 
@@ -170,6 +170,34 @@ def test_sums_that_calls_begin_and_end_are_exact_on_plans_of_any_shape(lab, name
     for seed in range(60, 68):
         if seed % 4:  # the others run the reference
             placements.check(lab, seed)
+
+
+@pytest.mark.usefixtures("nan_in_new_memory")
+@pytest.mark.parametrize("name", KERNELS)
+def test_sums_between_the_calls_of_an_only_table_are_exact(lab, name, monkeypatch):
+    monkeypatch.setattr(choice, "CpuKernel", KERNELS[name])
+    cluster, config = Cluster(devices_per_node=1), PlanConfig("static:zigzag")
+    qkv = lab.random_qkv(1, 64, 4, 2, 16, torch.float32)
+    for blind in (slice(0), slice(20, 24)):  # rows in no call
+        mask = lab.masks["streaming"](64, 8, 12)
+        mask[blind] = False
+        plan = build_plan(lab.sparsity_of([mask], 64), ModelShape(4, 2, 16), cluster, config)
+        got, _ = lab.run_in_threads(plan, *qkv)
+        lab.assert_as_exact_as_eager(got, *qkv, mask)
+
+
+@pytest.mark.parametrize("is_cuda", [True, False])
+@pytest.mark.parametrize("triton", [object(), None], ids=["with triton", "without"])
+def test_partial_results_on_a_gpu_are_merged_by_triton_if_it_is_there(monkeypatch, is_cuda, triton):
+    merged = []
+    monkeypatch.setattr(flash, "find_spec", {"triton": triton}.get)
+    monkeypatch.setattr(
+        triton_kernel, "merge_rows", lambda *given: merged.append(("triton", *given))
+    )
+    monkeypatch.setattr(Kernel, "merge", lambda _, *given: merged.append(("torch", *given)))
+    given = "state", 4, SimpleNamespace(is_cuda=is_cuda), "lse"
+    FlashKernel(AtenStandIn()).merge(*given)
+    assert merged == [("triton" if is_cuda and triton else "torch", *given)]
 
 
 def test_the_only_call_of_a_table_writes_results_and_two_need_sums_between_them(lab):

@@ -105,6 +105,7 @@ class Member:
 
     def abort(self):
         """End it; its memory is freed once no kernel of another one waits on the device."""
+        time.sleep(0.02)
         self.communicator.aborted.add(self.rank)
         while any(each.holds_up(self.rank) for each in self.communicator.beside.values()):
             time.sleep(1e-3)
@@ -170,7 +171,7 @@ class StandIn(ThreadRanks):
         (group,) = {group for group, _ in operations}
         batch = Batch([message for _, message in operations])
         group.communicator.put(self.me.rank, batch)
-        return [Work(group, batch)]
+        return [Work(group, Batch([], is_done=True)), Work(group, batch)]  # torch may give several
 
 
 @pytest.fixture
@@ -333,6 +334,12 @@ def closes_rank_1(transport, failure):
     return transport.rank == 1
 
 
+def test_ranks_that_come_to_different_places_are_told(on_ranks):
+    found = on_ranks(2, lambda transport: transport.exchange_notes("", f"step {transport.rank}"))
+    assert [type(error) for error in found] == [RunError] * 2
+    assert "step 1" in str(found[0])
+
+
 def until_it_fails(transport):
     deadline = time.monotonic() + 60
     while transport._failure is None and time.monotonic() < deadline:
@@ -343,6 +350,7 @@ def test_layers_are_queued_before_any_message_arrives(ahead, on_ranks):
     def work(transport, executor, layer):
         layer()
         layer()
+        assert transport in group_transport._with_threads, "Python would end before its thread"
         early = [event for event in executor._recorder().events if event.kind == "receive"]
         let_run_ahead(transport, False)
         trace = executor.trace()  # waits for the messages
@@ -439,6 +447,8 @@ def test_a_gpu_that_refuses_its_work_is_the_fault_of_its_own_rank(ahead, on_rank
     finally:
         Work.is_completed = known
     assert said[0] == said[1]
+    # Nothing more is asked of the GPU of rank 1.
+    assert [on_ranks.made.made[number].aborted for number in (1, 2)] == [{0}, {0}]
     assert re.match(r"rank 1 failed in division \d+ of forward: AcceleratorError: CUDA", said[0])
 
 
@@ -490,6 +500,25 @@ def test_a_step_waits_for_all_messages_also_where_they_take_longer_than_one_may(
         return transport._latest.wait(0)
 
     assert ahead(work) == [True, True]
+
+
+def test_a_step_inside_a_backward_pass_lets_the_host_run_ahead(ahead):
+    def work(transport, executor, layer):
+        stepped, weight = [], torch.ones(1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.25)
+
+        def step(_):
+            optimizer.step()
+            stepped.append(transport._latest.is_set())
+
+        weight.register_post_accumulate_grad_hook(step)
+        layer()
+        weight.sum().backward()
+        let_run_ahead(transport, False)
+        transport.catch_up()
+        return stepped, weight.item()
+
+    assert ahead(work) == [([False], 0.75)] * 2
 
 
 def test_a_rank_that_fails_ahead_of_its_messages_is_to_blame_itself(ahead):

@@ -14,6 +14,7 @@ from dcp_runtime.kernels import choice
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows
 from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.plans.own_sums import OwnSums
 
 SUMS = frozenset({TransferKind.OUT, TransferKind.DQ, TransferKind.DKV})
 
@@ -24,8 +25,7 @@ def segments(table, marks):
 
 
 def keys_of(table):
-    met = np.repeat(table.q_len > 0, np.diff(table.row_ptr))
-    return [slice(a, a + n) for a, n in zip(table.kv_start[met], table.kv_len[met], strict=True)]
+    return [slice(a, a + n) for a, n in zip(table.kv_start, table.kv_len, strict=True)]
 
 
 def widened(sums, rows, dtype):
@@ -105,26 +105,29 @@ def part_of(lab, mask, devices, **choices):
 
 
 def test_sums_of_a_single_table_take_no_memory(lab):
-    part = part_of(lab, lab.masks["causal"](48), 1)
-    q, kv, _ = lab.random_qkv(1, 48, 4, 2, 16, torch.bfloat16)
+    part = part_of(lab, lab.masks["causal"](49), 1)  # the last block is one row
+    q, kv, _ = lab.random_qkv(1, 49, 4, 2, 16, torch.bfloat16)
     forward = ForwardPass(part, q, kv, None, SUMS)
-    rows = QueryRows(q, q, *torch.zeros(2, 48, 4))
+    rows = QueryRows(q, q, *torch.zeros(2, 49, 4))
     backward = BackwardPass(part, rows, (kv[:, 0], kv[:, 1]), None, SUMS)
     assert not any(map(len, (forward._state.out, backward._dq.wide, backward._dkv.wide)))
     results = *forward._out.results, *backward._dq.results, *backward._dkv.results
     assert [x.dtype for x in results] == 4 * [torch.bfloat16]
-    assert [list(x.shape) for x in results] == [[48, 4, 16], [48, 4, 16], [48, 2, 16], [48, 2, 16]]
+    assert [list(x.shape) for x in results] == [[49, 4, 16], [49, 4, 16], [49, 2, 16], [49, 2, 16]]
 
 
-def test_rows_of_a_causal_plan_begin_at_home_and_gradients_of_keys_end_with_partial_sums(lab):
-    part = part_of(lab, lab.masks["causal"](96), 2, divisions=3)
+@pytest.mark.parametrize("divisions", [2, 3])
+def test_rows_of_a_causal_plan_begin_at_home_and_gradients_of_keys_end_with_partial_sums(
+    lab, divisions
+):
+    part = part_of(lab, lab.masks["causal"](96), 2, divisions=divisions)
     for direction, kind in ((part.forward, TransferKind.OUT), (part.backward, TransferKind.DQ)):
         first, *others = direction.tables
         assert first.opens.all()
         assert not any(table.opens.any() for table in others)
         ends = np.concatenate([t.q_start[t.closes] for t in direction.tables])
         assert sorted(ends.tolist()) == sorted(first.q_start.tolist())  # each row ends once
-        assert direction.sums[kind].blank == direction.sums[kind].left == ()
+        assert direction.sums[kind] == OwnSums((), (), is_kept=True)
     keys = part.backward.sums[TransferKind.DKV]
     assert part.backward.tables[0].opens_keys
     assert keys.left == (slice(0, part.num_local),)  # partial sums of the other device come last
@@ -143,9 +146,12 @@ def test_rows_and_keys_in_no_table_are_blank(lab):
 def test_many_gaps_are_cleared_and_converted_at_once(lab):
     mask = np.kron(np.eye(24, dtype=bool)[:, ::2], np.ones((16, 32), bool))  # every other block
     mask[np.arange(384) // 16 % 2 == 1] = False
-    part = part_of(lab, mask, 1)
-    own = part.forward.sums[TransferKind.OUT]
-    assert own.blank == own.left == (slice(0, 384),)
-    (table,) = part.forward.tables
+    own = part_of(lab, mask, 1).forward
+    assert own.sums[TransferKind.OUT] == OwnSums.of_all(384)
+    (table,) = own.tables
     assert table.opens.all()
     assert not table.closes.any()
+    keys = part_of(lab, mask.T, 1).backward
+    assert keys.sums[TransferKind.DKV] == OwnSums.of_all(384)
+    (table,) = keys.tables
+    assert (table.opens_keys, table.closes_keys) == (True, False)

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
+from math import isclose
 from pathlib import Path
 from typing import Generic, TypeAlias, TypeVar
 
@@ -94,7 +95,7 @@ class LoadedPlan:
         if source == "measured":
             return False
         stored, present = self.traces[source].seconds(), self.predicted.diagnosis.seconds
-        return abs(stored - present) <= CLOSE * max(stored, present)
+        return isclose(stored, present, rel_tol=CLOSE)
 
     def why(self, source: Source) -> Why:
         """Return the causes of a trace's time: by predicting again if the trace is a prediction."""

@@ -38,7 +38,7 @@ def read_jsonl(path: Path) -> "pa.Table":
         raise DatasetError(f"{path}: the file is empty; expected one JSON object per line")
     rows = _check_lines(path)
     # A row can be longer than Arrow's default block of 1 MiB.
-    options = pyarrow.json.ReadOptions(block_size=max(2**20, min(path.stat().st_size + 1, 2**30)))
+    options = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size, 2**30))
     try:
         table = pyarrow.json.read_json(path, read_options=options)
     except pa.ArrowException as error:

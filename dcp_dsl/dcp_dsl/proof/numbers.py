@@ -95,7 +95,6 @@ class Facts:
         ranks: see `Unknown.rank`.
         differences: range of a family's value at the query minus that at the key.
         rising: families that never fall from a token to a later one.
-        bounds: range of each combination that a formula asks about, by the key of its `Bound`.
     """
 
     relation: Relation
@@ -103,7 +102,6 @@ class Facts:
     ranks: dict[Family, int] = field(default_factory=dict)
     differences: dict[Family, Range] = field(default_factory=dict)
     rising: set[Family] = field(default_factory=set)
-    bounds: dict[Hashable, Range] = field(default_factory=dict)
 
     def add(
         self, family: Family, place: TokenRef, values: Range = _ANY, *, step: int | None = None
@@ -172,7 +170,6 @@ class Facts:
         divisor = gcd(*(factor for _, factor in value.terms))
         sign = 1 if value.terms[0][1] > 0 else -1
         key = tuple((unknown, sign * factor // divisor) for unknown, factor in value.terms)
-        self.bounds[key] = self.range_of(Sum(key, 0))
         if sign > 0:
             return Bound(key, -value.constant // divisor)
         return negate(Bound(key, -(-value.constant // divisor) - 1))

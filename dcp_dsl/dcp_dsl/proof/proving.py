@@ -328,11 +328,7 @@ def never(
         relations: orders of query and key to look at.
         budget: shared with other proofs; at most `MAX_STEPS` of it are spent.
     """
-
-    def holds(formulas: list[Formula], facts: Facts) -> bool:
-        return formulas[0] is False or not has_case(formulas[0], facts.bounds)
-
-    return _hold_everywhere([mask], relations, budget, holds)
+    return _hold_everywhere([mask], relations, budget, lambda formulas: not has_case(*formulas))
 
 
 def is_total(mask: nodes.Mask, budget: Budget | None = None) -> bool:
@@ -348,11 +344,11 @@ def find_redundant(items: Sequence[nodes.Mask], budget: Budget, *, is_and: bool)
     """
     candidates = set(range(len(items)))  # those that no world has refuted so far
 
-    def are_left(formulas: list[Formula], facts: Facts) -> bool:
+    def are_left(formulas: list[Formula]) -> bool:
         signed = formulas if is_and else [negate(formula) for formula in formulas]
         for index in sorted(candidates):
             others = [f for i, f in enumerate(signed) if i != index]
-            if has_case(all_of([*others, negate(signed[index])]), facts.bounds):
+            if has_case(all_of([*others, negate(signed[index])])):
                 candidates.discard(index)
         return bool(candidates)
 
@@ -363,7 +359,7 @@ def _hold_everywhere(
     masks: Sequence[nodes.Mask],
     relations: Iterable[Relation],
     budget: Budget | None,
-    holds: Callable[[list[Formula], Facts], bool],
+    holds: Callable[[list[Formula]], bool],
 ) -> bool:
     """Return whether something holds for the formulas of masks in every world.
 
@@ -380,9 +376,8 @@ def _hold_everywhere(
     try:
         for relation in relations:
             for world in worlds(layouts, relation):
-                facts = Facts(relation)
-                evaluation = Evaluation(world, facts, own)
-                if not holds([evaluation.mask(mask) for mask in masks], facts):
+                evaluation = Evaluation(world, Facts(relation), own)
+                if not holds([evaluation.mask(mask) for mask in masks]):
                     return False
     except (Undecided, OverBudget):
         return False

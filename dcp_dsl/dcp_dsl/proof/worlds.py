@@ -263,23 +263,17 @@ def negate(item: Formula) -> Formula:
     return item.item if isinstance(item, Negation) else Negation(item, _size([item]))
 
 
-def has_case(formula: Formula, ranges: Mapping[Hashable, Range]) -> bool:
+def has_case(formula: Formula) -> bool:
     """Return whether any case makes a formula true, taking its leaves as independent.
 
     A depth-first search: it decides the first leaf both ways, simplifies, and goes on. Dependent
     leaves only add cases that cannot be, so False is certain and True is not.
 
-    Args:
-        formula: the formula.
-        ranges: known ranges of the integers behind `Bound`, by key.
-
     Raises:
         Undecided: if there are more than `MAX_CASES` cases to try.
     """
     # What is left of the formula, the ranges of its integers, and the facts chosen so far.
-    pending: list[tuple[Formula, dict[Hashable, Range], dict[Hashable, bool]]] = [
-        (formula, dict(ranges), {})
-    ]
+    pending: list[tuple[Formula, dict[Hashable, Range], dict[Hashable, bool]]] = [(formula, {}, {})]
     tried = 0
     while pending:
         rest, known, chosen = pending.pop()

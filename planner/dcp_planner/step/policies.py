@@ -283,10 +283,10 @@ def _spread(problem: StepProblem, needed: Floats) -> Assignment:
     # Wide runs first, while whole runs are free; of equal widths the longest document first.
     for row in np.lexsort((np.arange(len(width)), -problem.seconds, -width)).tolist():
         size = int(width[row])
+        # Devices of a run are loaded alike until narrower runs come, so the first stands for all.
         # Devices behind the last whole run stay free of documents so wide.
-        runs = load[:, : mesh.devices // size * size].reshape(mesh.micro_batches, -1, size)
-        place = int(np.argmin(runs.max(2)))
-        batch, run = divmod(place, runs.shape[1])
+        runs = load[:, : mesh.devices // size * size : size]
+        batch, run = divmod(int(np.argmin(runs)), runs.shape[1])
         micro_batch[row], first[row] = batch, run * size
         load[batch, run * size : (run + 1) * size] += problem.seconds[row] / size
     return Assignment(mesh, micro_batch, first, width)

@@ -91,7 +91,6 @@ class WorkerProcess:
         assert self._popen.stdout is not None, "opened as a pipe"
         self._output = self._popen.stdout.fileno()
         os.set_blocking(self._output, False)
-        self.send(b"", math.inf)
 
     @property
     def pid(self) -> int:

@@ -25,7 +25,7 @@ class Sums:
         dtype: torch.dtype,
         others: OwnSums | None,
         *,
-        is_split: bool = False,
+        is_split: bool,
     ) -> None:
         own = others or OwnSums.of_all(num_local)
         rows = len(like) if own.is_kept or len(like) > num_local else 0

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from triton import cdiv
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dcp_planner import TransferKind
@@ -207,7 +208,7 @@ class TritonKernel(Kernel):
         dim = out.shape[-1]
         delta = torch.empty(out.shape[:-1], dtype=accumulator_dtype(out.dtype), device=out.device)
         if delta.numel():
-            triton_source.delta_kernel[(-(-delta.numel() // ROWS),)](
+            triton_source.delta_kernel[(cdiv(delta.numel(), ROWS),)](
                 out.contiguous(), dout.contiguous(), delta, delta.numel(), DIM=dim,
                 DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
             )  # fmt: skip
@@ -245,7 +246,7 @@ def merge_rows(state: AttentionState, start: int, out: Tensor, lse: Tensor) -> N
     """Merge a partial result into the float32 rows of a state from `start` on, in one launch."""
     rows, dim = slice(start, start + len(lse)), out.shape[-1]
     if lse.numel():
-        triton_source.merge_kernel[(-(-lse.numel() // ROWS),)](
+        triton_source.merge_kernel[(cdiv(lse.numel(), ROWS),)](
             state.out[rows], state.lse[rows], out.contiguous(), lse.contiguous(), lse.numel(),
             DIM=dim, DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
         )  # fmt: skip

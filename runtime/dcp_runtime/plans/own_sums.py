@@ -91,7 +91,7 @@ def _mark_queries(
     start = np.concatenate([table.q_start for table in tables]).astype(np.int64)
     size = np.concatenate([table.q_len for table in tables]).astype(np.int64)
     place = np.repeat(np.arange(len(tables)), [table.num_segments for table in tables])
-    own = np.flatnonzero((start < num_local) & (size > 0))
+    own = np.flatnonzero(start < num_local)
     # A row always lies in the same segment: all tables have the cuts of its block.
     rows, first = np.unique(start[own], return_index=True)
     last = len(own) - 1 - np.unique(start[own][::-1], return_index=True)[1]
@@ -164,9 +164,8 @@ def _gaps(start: Ints, end: Ints, num_rows: int) -> tuple[slice, ...]:
 
 def _spans(table: TileTable) -> Ints:
     """Return the key rows that the pieces of a table meet: starts and ends, int64 ``[2, N]``."""
-    met = np.repeat(table.q_len > 0, np.diff(table.row_ptr))
-    start = table.kv_start[met].astype(np.int64)
-    return _union([np.stack([start, start + table.kv_len[met]])])
+    start = table.kv_start.astype(np.int64)
+    return _union([np.stack([start, start + table.kv_len])])
 
 
 def _share_no_row_before(spans: Sequence[Ints]) -> list[bool]:

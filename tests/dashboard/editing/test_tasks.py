@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dcp_dashboard.api.encoding import decode
+from dcp_dashboard.editing import planning
 from dcp_dashboard.editing.planning import make_plan, preview_plan
 from dcp_dashboard.editing.texts import check_text, describe_word, draw_text, format_text, propose
 from dcp_dsl import DCPError, Spec, check, dense_mask
@@ -81,6 +82,21 @@ def test_a_preview_costs_what_the_plan_with_the_same_choices_costs():
     same = ("predicted_s", "total_bytes", "compute_imbalance", "device_pairs", "tiles")
     assert {name: full[name] for name in same} == {name: quick[name] for name in same}
     assert content.startswith(b"PK")
+
+
+def test_warming_up_plans_a_batch_and_says_why_if_it_cannot(monkeypatch, capsys):
+    planned = []
+    monkeypatch.setattr(planning, "preview_plan", lambda asked: planned.append(preview_plan(asked)))
+    planning.warm_up()
+    assert [figures["tokens"] for figures in planned] == [4096]
+    assert capsys.readouterr().out == ""
+
+    def refuse(asked):
+        raise DCPError("no memory")
+
+    monkeypatch.setattr(planning, "preview_plan", refuse)
+    planning.warm_up()
+    assert capsys.readouterr().out == "dcpm: the planner cannot warm up: no memory\n"
 
 
 def test_the_batch_of_a_plan_is_planned_as_it_was():
