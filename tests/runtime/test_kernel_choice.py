@@ -1,6 +1,7 @@
 """Which kernel is chosen on which device, and why no other: whole explanations, kept as texts."""
 
 import sys
+from itertools import product
 from types import SimpleNamespace
 
 import numpy as np
@@ -72,6 +73,12 @@ CASES = {
     "9.0, bfloat16, heads of 20": ((9, 0), (BF16, "cuda"), {"head_dim": 20}),
     "9.0, bfloat16, heads of 40": ((9, 0), (BF16, "cuda"), {"head_dim": 40}),
     "9.0, bfloat16, heads of 256": ((9, 0), (BF16, "cuda"), {"head_dim": 256}),
+    "9.0, bfloat16, heads of 256, a soft cap": (
+        (9, 0),
+        (BF16, "cuda"),
+        {"head_dim": 256, "softcap": 3.0},
+    ),
+    "9.0, bfloat16, heads of 192, fused": ((9, 0), (BF16, "cuda", "triton_fused", 192), {}),
     "9.0, bfloat16, heads of 264": ((9, 0), (BF16, "cuda"), {"head_dim": 264}),
     "9.0, float32, torch's flash": ((9, 0), (F32, "cuda", "flash", 64), {}),
     "7.5, float16": ((7, 5), (torch.float16, "cuda"), {"head_dim": 64}),
@@ -143,20 +150,21 @@ def test_the_pairs_of_a_prediction_are_those_of_its_tiles(lab):
 
 
 def test_tiles_are_those_of_the_generation(snapshots):
-    lines = []
-    for kernel in ("forward", "dq", "dkv", "fused"):
-        for dtype in (BF16, F32):
-            for arch in (80, 89, 90, 100, 119, 120):
-                shapes = {group: launch_shape(kernel, dtype, arch, group) for group in (1, 2, 3, 8)}
-                heads = [shapes[group].heads for group in shapes]
-                s = shapes[1]
+    texts = {}
+    for head_dim, title in ((128, "tiles"), (256, "tiles of heads above 128")):
+        lines = []
+        for kernel in ("forward", "dq", "dkv", "fused")[: 4 if head_dim == 128 else 3]:
+            for dtype, arch in product((BF16, F32), (80, 89, 90, 100, 119, 120)):
+                shapes = [launch_shape(kernel, dtype, arch, g, head_dim) for g in (1, 2, 3, 8)]
+                s = shapes[0]
                 lines.append(
                     f"{kernel} {dtype} {arch}: {s.block_m} x {s.block_n}, {s.warps} warps, "
-                    f"{s.stages} stages, edge {s.edge}, heads {heads}, "
-                    f"tokens {[shape.tokens for shape in shapes.values()]}"
+                    f"{s.stages} stages, edge {s.edge}, heads {[s.heads for s in shapes]}, "
+                    f"tokens {[s.tokens for s in shapes]}"
                 )
-    assert launch_shape("dq", BF16) == launch_shape("dq", BF16, 90, 1)
-    snapshots.check("launch_shapes", {"tiles": "\n".join(lines)})
+        texts[title] = "\n".join(lines)
+    assert launch_shape("dq", BF16) == launch_shape("dq", BF16, 90, 1, 128)
+    snapshots.check("launch_shapes", texts)
 
 
 def test_known_kernels_have_segments_that_suit_them():

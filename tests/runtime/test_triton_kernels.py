@@ -71,6 +71,8 @@ CASES = [
     ("full", "gqa", 128, torch.float16, (37,), 20, 128),
     ("scattered", "group of 4", 64, torch.float16, (50,), 50, 128),
     ("causal", "gqa", 32, torch.float16, (150,), 150, 256),
+    ("blind_rows", "gqa", 192, torch.float32, (19,), 19, 128),
+    ("streaming", "group of 4", 256, torch.float16, (40,), 40, 128),
 ]
 
 
@@ -79,8 +81,8 @@ def heads_share_tiles(monkeypatch):
     """In float32 too, and three heads, which leave rows of a tile empty; 16 bits as chosen."""
     chosen, shared = triton_kernel.launch_shape, {1: 1, 2: 2, 3: 3, 4: 4, 8: 4}
 
-    def shape_of(kernel, dtype, arch, group):
-        shape = chosen(kernel, dtype, arch, group)
+    def shape_of(kernel, dtype, arch, group, head_dim):
+        shape = chosen(kernel, dtype, arch, group, head_dim)
         return replace(shape, heads=shared[group]) if dtype == torch.float32 else shape
 
     monkeypatch.setattr(triton_kernel, "launch_shape", shape_of)

@@ -215,12 +215,14 @@ def _triton_refusal(
         return "Triton is not installed; pip install 'dcp-dsl[triton]'"
     if device.type != "cuda" and not (device.type == "cpu" and _is_interpreted()):
         return f"needs tensors on a CUDA device, got {device}"
-    from dcp_runtime.kernels.triton_kernel import DTYPES, HEAD_DIMS
+    from dcp_runtime.kernels.triton_kernel import DTYPES, FUSED_TO, HEAD_DIMS
 
     if dtype not in DTYPES:
         return f"needs one of {', '.join(map(str, DTYPES))}, got {dtype}"
     if head_dim is not None and head_dim not in HEAD_DIMS:
         return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
+    if name == "triton_fused" and (head_dim or 0) > FUSED_TO:
+        return f"needs head_dim up to {FUSED_TO}, got {head_dim}: its sums fill the registers"
     return _gpu_refusal(name, device) if device.type == "cuda" else None
 
 

@@ -33,7 +33,9 @@ from dcp_runtime.kernels.triton_inputs import key_runs, move_arrays, query_runs
 from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
-HEAD_DIMS = (32, 64, 96, 128)
+HEAD_DIMS = (32, 64, 96, 128, 192, 256)
+FUSED_TO = 128
+"""Largest head of `triton_fused`."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROWS = 32
 """Rows, of one token and head each, that a program takes of a pass without matrix products."""
@@ -64,7 +66,9 @@ class LaunchShape:
         return self.block_m // self.heads
 
 
-def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1) -> LaunchShape:
+def launch_shape(
+    kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1, head_dim: int = 128
+) -> LaunchShape:
     """Return the tile of ``"forward"``, ``"dq"``, ``"dkv"`` or ``"fused"``; queries times keys.
 
     `arch` is the compute capability times ten, `group` the query heads of a kv head. As many heads
@@ -74,9 +78,11 @@ def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1
     LaunchShape(block_m=128, block_n=128, warps=8, stages=2, edge=32, heads=4)
     """
     if dtype == torch.float32:  # no tensor cores at full precision: small tiles
-        return LaunchShape(32, 32, 8, 1)
+        return LaunchShape(32, 32, 8, 1) if head_dim <= 128 else LaunchShape(16, 16, 8, 1, 16)
     # wgmma reads the operands from shared memory; older instructions need registers for them.
     has_wgmma = 90 <= arch < 120
+    if head_dim > 128:
+        return _wide_shape(kernel, gcd(group, 4), has_wgmma=has_wgmma)
     if kernel in ("dkv", "fused"):
         # The product for dq takes 64 rows at least.
         return LaunchShape(64 if has_wgmma else 32, 128, 8, 2, 64 if kernel == "fused" else 32)
@@ -86,6 +92,19 @@ def launch_shape(kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1
     if has_wgmma:
         return LaunchShape(128, 128, 8, 2, heads=heads)
     return LaunchShape(128, 64, 8, 3 if kernel == "forward" else 2, heads=heads)
+
+
+def _wide_shape(kernel: str, heads: int, *, has_wgmma: bool) -> LaunchShape:
+    """Return the tile of heads above 128: the largest whose loop over whole runs spills nothing.
+
+    Without wgmma it fits the 99 KiB of shared memory of consumer GPUs.
+    """
+    if kernel == "dkv":
+        return LaunchShape(32, 64, 8, 2) if has_wgmma else LaunchShape(32, 32, 4, 1)
+    stages = 2 if kernel == "forward" else 1
+    if has_wgmma:
+        return LaunchShape(128, 64, 8, stages, heads=heads)
+    return LaunchShape(64, 32, 8, stages, heads=gcd(heads, 2))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -279,7 +298,7 @@ def _place(kernel: str, kind: TensorKind) -> _Place:
     is_cuda = kind.device.type == "cuda"
     # Triton's interpreter computes with the tiles of sm_90, so tests on the CPU cover these.
     major, minor = torch.cuda.get_device_capability(kind.device) if is_cuda else (9, 0)
-    shape = launch_shape(kernel, kind.dtype, 10 * major + minor, kind.group)
+    shape = launch_shape(kernel, kind.dtype, 10 * major + minor, kind.group, kind.head_dim)
     return kernel, str(kind.device), shape
 
 
