@@ -528,6 +528,17 @@ def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix):
     assert (back.num_tokens, back.num_pairs) == (3, 0)
 
 
+@pytest.mark.parametrize("name", ["dense", "magi"])
+@pytest.mark.parametrize("keys", [2, 6, 9])
+def test_keys_of_another_sequence_are_not_read_as_a_square_mask(tmp_path, name, keys):
+    mask = Spec.from_text("segment cache = x[n] @keys(cache) mask m = k < 2 or q < 3").mask("m")
+    form = mask.compile(Sample({"n": keys}, 6), may_cross=True)
+    write_export(tmp_path / "m.npz", export_mask(form, name))
+    says = f"{name}: expected a mask of one sequence, got 6 queries and {keys} keys of another"
+    with pytest.raises(ExchangeError, match=says):
+        import_mask(read_export(tmp_path / "m.npz"))
+
+
 def test_a_file_with_pickled_objects_is_refused(tmp_path):
     np.save(tmp_path / "bad.npy", np.array([{"a": 1}], object), allow_pickle=True)
     with pytest.raises(ExchangeError, match=r"bad.npy: cannot be read: .*allow_pickle"):
