@@ -521,11 +521,12 @@ def test_arrays_that_others_saved_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["dense", "dcp", "flashmask", "magi"])
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
-def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix):
-    slabs = Slabs(3, *np.zeros((6, 0), int))
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix, tokens):
+    slabs = Slabs(tokens, *np.zeros((6, 0), int))
     write_export(tmp_path / f"mask{suffix}", export_mask(slabs, name))
     back = import_mask(read_export(tmp_path / f"mask{suffix}"))
-    assert (back.num_tokens, back.num_pairs) == (3, 0)
+    assert (back.num_tokens, back.num_pairs) == (tokens, 0)
 
 
 @pytest.mark.parametrize("name", ["dense", "magi"])
