@@ -147,6 +147,7 @@ def test_explain(told, snapshots):
         "explain train.dcpm --mask 'local(3)' --len 9 --block 4 --head-dim 1",
         "explain train.dcpm --mask mixed --sample tiny --block 4",
         "explain train.dcpm --mask mixed --core", "explain train.dcpm --mask near --core",
+        "explain train.dcpm --mask mixed --core --json",
         "explain --mask 'sta(tile = 2, w = 3, h = 3)' --core", "explain",
         "explain one.dcpm --block 0", "explain one.dcpm --block x", "explain near --mask causal",
         "explain gone", "explain one.dcpm --head-dim 0", "one.dcpm | explain -",

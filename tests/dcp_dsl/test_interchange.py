@@ -4,6 +4,7 @@ import importlib.util
 import json
 import re
 import sys
+import zipfile
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -520,11 +521,23 @@ def test_arrays_that_others_saved_are_read(tmp_path):
 
 @pytest.mark.parametrize("name", ["dense", "dcp", "flashmask", "magi"])
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
-def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix):
-    slabs = Slabs(3, *np.zeros((6, 0), int))
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix, tokens):
+    slabs = Slabs(tokens, *np.zeros((6, 0), int))
     write_export(tmp_path / f"mask{suffix}", export_mask(slabs, name))
     back = import_mask(read_export(tmp_path / f"mask{suffix}"))
-    assert (back.num_tokens, back.num_pairs) == (3, 0)
+    assert (back.num_tokens, back.num_pairs) == (tokens, 0)
+
+
+@pytest.mark.parametrize("name", ["dense", "magi"])
+@pytest.mark.parametrize("keys", [2, 6, 9])
+def test_keys_of_another_sequence_are_not_read_as_a_square_mask(tmp_path, name, keys):
+    mask = Spec.from_text("segment cache = x[n] @keys(cache) mask m = k < 2 or q < 3").mask("m")
+    form = mask.compile(Sample({"n": keys}, 6), may_cross=True)
+    write_export(tmp_path / "m.npz", export_mask(form, name))
+    says = f"{name}: expected a mask of one sequence, got 6 queries and {keys} keys of another"
+    with pytest.raises(ExchangeError, match=says):
+        import_mask(read_export(tmp_path / "m.npz"))
 
 
 def test_a_file_with_pickled_objects_is_refused(tmp_path):
@@ -557,6 +570,32 @@ def test_damaged_files_are_refused_in_words(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content.replace(b', "tokens": }', b"}"))
     with pytest.raises(ExchangeError, match=message):
         read_export(tmp_path / name)
+
+
+def test_an_archive_of_other_files_is_refused(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.dcpplan", "w") as archive:
+        archive.writestr("plan/meta.json", "{}")
+    says = "expected an archive of numpy arrays .*, got one with `plan/meta.json`"
+    with pytest.raises(ExchangeError, match=says):
+        read_export(tmp_path / "a.dcpplan", "dcp")
+
+
+@pytest.mark.parametrize("suffix", [".npz", ".npy"])
+def test_archives_and_headers_with_any_byte_changed_are_read_or_refused(tmp_path, suffix):
+    rng, path = np.random.default_rng(3), tmp_path / f"a{suffix}"
+    mask = np.tril(np.ones((6, 6), bool))
+    np.save(path, mask) if suffix == ".npy" else np.savez_compressed(path, mask=mask)
+    data = np.frombuffer(path.read_bytes(), np.uint8)
+    refused = 0
+    for _ in range(100):
+        changed = data.copy()
+        changed[rng.integers(len(data), size=2)] = rng.integers(256, size=2)
+        path.write_bytes(changed.tobytes())
+        try:
+            read_export(path, "dense")
+        except ExchangeError:
+            refused += 1
+    assert 20 < refused < 100
 
 
 def test_unknown_suffixes_and_unwritable_places_are_refused(tmp_path):

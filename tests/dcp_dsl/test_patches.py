@@ -41,6 +41,30 @@ def test_a_function_divided_by_a_flat_one_is_that_at_every_position(seed):
         np.testing.assert_array_equal(values[known], wanted(a[known], b[known]))
 
 
+@pytest.mark.parametrize("seed", range(200))
+def test_a_function_of_a_function_has_its_values_and_pieces_that_rise_from_0(seed):
+    """Also where the inner one leaves the positions, at either end."""
+    rng = np.random.default_rng(seed)
+    outer, inner = piecewise(rng, rng.integers(1, 9), (-3, 4)), piecewise(rng, 30, (-2, 3))
+    found = outer.compose(inner)
+    assert found.starts[0] == 0
+    assert (found.lengths > 0).all()
+    at, known = inner.at(np.arange(30))
+    known &= (at >= 0) & (at < outer.num_tokens)
+    wanted, is_defined = outer.at(np.where(known, at, 0))
+    known &= is_defined
+    values, is_defined = found.at(np.arange(30))
+    np.testing.assert_array_equal(is_defined, known)
+    np.testing.assert_array_equal(values[known], wanted[known])
+
+
+def test_a_token_behind_the_last_one_is_nothing_in_a_mask_that_is_decided_by_tiles():
+    text = "segment s = part[lens]* token d  @ahead @partial mask a = "
+    mask = Spec.from_text(f"{text}(q + 3).part.len * k % k.d == 1 or q * k % 3 == 1").mask("a")
+    sample = Sample({"lens": [1, 1], "d": [3, 3]}, 2)
+    np.testing.assert_array_equal(mask.compile(sample).tile(0, 2, 0, 2), [[0, 0], [0, 1]])
+
+
 @pytest.mark.parametrize("widths", [[2, 3, 4], [3, 3, 3], [0, -2, 5], [1, 100, 2]])
 def test_patches_of_images_of_many_widths_are_exact(widths):
     columns = {"text_lens": [2, 0, 1], "image_lens": [6, 9, 8], "width": widths}

@@ -32,6 +32,7 @@ from dcp_planner.causes import (
     explain_difference,
     find_causes,
     headline,
+    suggest,
 )
 from dcp_planner.model.cluster import MOST_RATE
 from dcp_planner.model.problem import Placement, build_workload
@@ -296,6 +297,15 @@ def test_plans_of_other_batches_are_not_explained(masks):
     other = planned(masks.pack([masks.causal(16)], 8), [0, 1], [0, 1, 1])
     with pytest.raises(PlanError, match="expected two plans of one batch, got plans for batches"):
         explain(plan, other)
+
+
+@pytest.mark.parametrize("tokens", [0, 64])
+def test_there_is_nothing_to_try_where_a_plan_takes_no_time(tokens):
+    mask = Spec.from_text("@partial mask none = false").mask("none")
+    sparsity = cut_blocks([mask.compile(Sample({}, tokens))], 16)
+    cluster = Cluster(1, 3, devices=((1, 1, 0.5),))  # of which the documents layout is no best
+    plan = build_plan(sparsity, TINY, cluster, PlanConfig("static:documents"))
+    assert suggest(plan, diagnose(plan)) == ()
 
 
 def test_zigzag_on_a_few_documents_is_slow_for_its_compute_not_for_its_messages():

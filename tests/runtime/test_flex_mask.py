@@ -89,6 +89,27 @@ def test_a_packed_batch_has_a_mask_per_sequence():
     assert torch.equal(found, dense)
 
 
+@pytest.mark.parametrize(("queries", "keys"), [(20, 70), (70, 20)])
+@pytest.mark.parametrize(
+    ("corner", "body"),
+    [("", "k < 9 or q % 2 == 1"), (", bottom_right", "sliding(11)"), ("", "q < 5 and k > 3")],
+)
+def test_keys_of_another_sequence_have_a_block_mask_of_their_own_shape(queries, keys, corner, body):
+    text = f"segment cache = entry[n] @keys(cache{corner}) @ahead @partial mask m = {body}"
+    mask, sample = Spec.from_text(text).mask("m"), Sample({"n": keys}, queries)
+    block_mask = flex_block_mask(mask.compile(sample, may_cross=True), ExportConfig(16, 8))
+    dense = torch.from_numpy(dense_mask(mask, sample))
+    found = create_mask(block_mask.mask_mod, None, None, queries, keys, "cpu")[0, 0]
+    assert torch.equal(found, dense)
+    wanted = create_block_mask(
+        lambda b, h, q, k: dense[q, k], None, None, queries, keys, device="cpu", BLOCK_SIZE=(16, 8)
+    )
+    assert block_mask.shape == wanted.shape
+    assert torch.equal(block_mask.to_dense(), wanted.to_dense())
+    for name in ("kv_num_blocks", "full_kv_num_blocks", "q_num_blocks", "full_q_num_blocks"):
+        assert torch.equal(getattr(block_mask, name), getattr(wanted, name)), name
+
+
 def test_tables_of_a_million_tokens_are_made_without_asking_pairs():
     slabs = Spec.from_text("").mask("streaming(64, 4k)").bind(Sample(length=2**20))
     block_mask = flex_block_mask(slabs, ExportConfig(1024, 1024))

@@ -257,6 +257,15 @@ def test_a_row_longer_than_a_replica_holds_is_spread_over_all():
         assert sum(len(data.tokens) for data, _ in long) <= 2 * BUDGET
 
 
+@pytest.mark.parametrize("name", ["static:heads", "static:heads_context"])
+def test_rows_are_not_spread_one_by_one_by_layouts_that_split_heads(name):
+    """Refused before training: else the first row on two devices would end it."""
+    options = {"config": PlanConfig(name), "shape": ModelShape(4, 4, 8, 4)}
+    with pytest.raises(RunError, match=f"got '{name}'; take 'portfolio' or 'static:zigzag'"):
+        loader_of([30, 20], 0, **POLICIES["per_document"], **options)
+    assert len(loader_of([30, 20], 0, devices=2, **options)) == 2  # groups of one width may
+
+
 def test_a_state_inside_a_global_batch_belongs_to_its_ranks_and_model():
     loader = loader_of([10, 30, 12, 20], 0)
     parts = iter(loader)

@@ -110,6 +110,7 @@ def _document(picture: "Picture", used: str) -> dict[str, object]:
 
 SCHEMA_CODE = "dcp.code/1"
 SCHEMA_MASK = "dcp.mask/1"
+SCHEMA_CORE = "dcp.core/1"
 # No mask of the library has such a name, so `dcpm explain E104` is no mask.
 _CODE = re.compile(r"[A-Za-z]\d{3}")
 MAX_SLABS = 12
@@ -161,7 +162,12 @@ def explain(  # noqa: PLR0913  # one parameter for each option
         from dcp_dsl.elaboration.programs import show_mask
 
         for used, mask in options.choose_masks(spec, call):
-            click.echo("\n".join(filter(None, (used, show_mask(mask.core)))))
+            core = show_mask(mask.core)
+            if as_json:
+                told = {"schema": SCHEMA_CORE, "used": used, "mask": mask.call, "core": core}
+                click.echo(json.dumps(told))
+            else:
+                click.echo("\n".join(filter(None, (used, core))))
         return
     for index, (used, mask) in enumerate(options.choose_masks(spec, call)):
         chosen = options.choose_sample(spec, mask, sample, length)

@@ -1,6 +1,6 @@
 from .algebra import compare_masks, is_empty, is_equal
-from .conversion import as_rows, as_slabs, form_of, items_of
-from .form import PlacedForm, ranges_of_tile
+from .conversion import as_rows, as_slabs, form_of, items_of, square_slabs
+from .form import PlacedForm, num_keys, ranges_of_tile
 from .parts import Parts, RegionPart, regions_of
 from .slabs import Rows
 from .sparsity import BatchShape, BlockKind
@@ -19,6 +19,8 @@ __all__ = [
     "is_empty",
     "is_equal",
     "items_of",
+    "num_keys",
     "ranges_of_tile",
     "regions_of",
+    "square_slabs",
 ]

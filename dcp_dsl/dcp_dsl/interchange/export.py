@@ -7,11 +7,10 @@ or executes a file.
 
 import io
 import json
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import IO, Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -152,7 +151,7 @@ def read_export(path: str | Path, format: str | None = None) -> Export:
         raise ExchangeError(f"{path}: no such file; `dcpm export` writes one") from None
     except IsADirectoryError:
         raise ExchangeError(f"{path}: expected an .npz, .npy or .json file, got a folder") from None
-    except (OSError, EOFError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ExchangeError(f"{path}: cannot be read: {error}") from None
 
 
@@ -180,16 +179,34 @@ def _from_numpy(path: Path, wanted: str | None) -> Export:
             raise ExchangeError(
                 f"{path}: expected arrays of numpy (.npz or .npy), or JSON in a file named .json"
             )
-    loaded = np.load(path, allow_pickle=False)
+        file.seek(0)
+        loaded = _load(path, file)
     if isinstance(loaded, np.ndarray):
         if wanted not in ONLY:
             raise ExchangeError(f"{path}: a single array is one of {', '.join(ONLY)}; say --format")
         values = {"causal": True} if wanted == "flashmask" and loaded.shape[-1:] == (1,) else {}
         return _export(path, {"values": values}, {ONLY[wanted]: loaded}, wanted)
-    with loaded:
-        arrays = {name: loaded[name] for name in loaded.files}
-    meta = json.loads(str(arrays.pop("__meta__"))) if "__meta__" in arrays else {}
-    return _export(path, meta, arrays, wanted)
+    others = [name for name, value in loaded.items() if not isinstance(value, np.ndarray)]
+    if others:  # any other archive: a plan, a wheel, a document
+        raise ExchangeError(
+            f"{path}: expected an archive of numpy arrays (.npz), as `dcpm export` writes, got one "
+            f"with `{others[0]}`"
+        )
+    meta = json.loads(str(loaded.pop("__meta__"))) if "__meta__" in loaded else {}
+    return _export(path, meta, loaded, wanted)
+
+
+def _load(path: Path, file: IO[bytes]) -> NDArray[Any] | dict[str, Any]:  # Any: as in `Export`
+    """Read one array, or the members of an archive: arrays, and bytes where they are none."""
+    try:
+        loaded = np.load(file, allow_pickle=False)
+        if isinstance(loaded, np.ndarray):
+            return loaded
+        with loaded:
+            return {name: loaded[name] for name in loaded.files}
+    except Exception as error:
+        # Damaged headers and archives end in errors of numpy, zlib, zipfile, ast and tokenize.
+        raise ExchangeError(f"{path}: cannot be read: {error}") from None
 
 
 def _export(  # Any: JSON

@@ -79,7 +79,8 @@ def import_mask(export: Export) -> Slabs:
         export: ``dense``, ``dcp``, ``flashmask`` or ``magi``; the arrays may come from anywhere.
 
     Raises:
-        ExchangeError: if arrays are missing or make no sense; X303 if Magi slices overlap.
+        ExchangeError: if arrays are missing or make no sense, or the keys are another sequence;
+            X303 if Magi slices overlap.
 
     >>> import_mask(Export("dcp", 2, {"attn_mask": [[0, 1], [0, 2]]})).table().tolist()
     [[0, 2, 0, 1, 0, 1]]
@@ -87,5 +88,11 @@ def import_mask(export: Export) -> Slabs:
     if export.format not in READERS:
         raise ExchangeError(
             f"{export.format}: can be written but not read; expected one of {', '.join(READERS)}"
+        )
+    if "keys" in export.values:  # `_cut` wrote it; read as a square it would be another mask
+        raise ExchangeError(
+            f"{export.format}: expected a mask of one sequence, got {export.num_tokens} queries "
+            f"and {export.values['keys']} keys of another: such a mask can be written but not "
+            "read; `dcpm diff` compares it with others"
         )
     return READERS[export.format](export)

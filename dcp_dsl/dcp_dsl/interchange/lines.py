@@ -258,6 +258,8 @@ def from_flashmask(export: Export) -> Slabs:
         raise ExchangeError(
             f"flashmask: expected a value `causal`, true or false, got {is_causal!r}"
         )
+    if n == 0:  # JSON keeps no dims behind an empty one, so the width is not known
+        return Slabs(0, *np.zeros((6, 0), np.int64))
     indices = export.integers("startend_row_indices", n, None)
     width = indices.shape[1]
     if width not in ((1, 2) if is_causal else (2, 4)):

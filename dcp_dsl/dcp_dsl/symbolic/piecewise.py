@@ -244,8 +244,8 @@ class Piecewise:
         last = inner.last_values
         # Each piece of `inner` is cut where it passes a border of this function: the borders above
         # its smallest value, up to its largest.
-        low = np.searchsorted(self.starts, np.minimum(inner.values, last), side="right")
         borders = np.append(self.starts, self.num_tokens)
+        low = np.searchsorted(borders, np.minimum(inner.values, last), side="right")
         high = np.searchsorted(borders, np.maximum(inner.values, last), side="right")
         counts = np.where(inner.slopes != 0, np.maximum(high - low, 0), 0)
         limit_pieces(int(counts.sum()), MAX_PIECES, "steps of a lookup")

@@ -125,8 +125,11 @@ def suggest(plan: Plan, diagnosis: Diagnosis) -> tuple[Suggestion, ...]:
 
     Searches get the smallest budget. Changes to a plan that gives buffers back early keep to its
     size of buffers, except the change that lifts that limit. Takes as long as planning the batch
-    some three to eight times. Changes that cannot be planned are left out.
+    some three to eight times. Changes that cannot be planned are left out, and a plan that takes no
+    time has none.
     """
+    if not diagnosis.seconds:  # a batch without tokens, or whose tokens see nothing
+        return ()
     least = WORTH_TRYING * diagnosis.seconds
     causes = {cause.name for cause in diagnosis.causes[:_MOST_CAUSES] if cause.saves_s >= least}
     # The plan's own buffers stand for the limit, which a plan does not hold.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
 
 from dcp_dsl import ExchangeError, Form, Mask, Sample
-from dcp_dsl.forms import Rows, as_slabs, compare_masks, ranges_of_tile
+from dcp_dsl.forms import Rows, compare_masks, num_keys, ranges_of_tile, square_slabs
 from dcp_dsl.interchange import BlockTables, ExportConfig, build_block_tables, build_mask_mod
 
 FlexMaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -24,13 +24,13 @@ FlexMaskMod: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 def flex_block_mask(
     mask: Form, config: ExportConfig | None = None, device: torch.device | str = "cpu"
 ) -> BlockMask:
-    """Return the `BlockMask` of a bound mask, of one sequence or of a packed batch.
+    """Return the `BlockMask` of a mask: of a sequence, of a packed batch, or between two sequences.
 
     Batch and heads are broadcast. Blocks that are full skip the predicate; the last block of a
     length that is no multiple of the block counts as partial.
 
     Args:
-        mask: in any exact form.
+        mask: in any exact form; one with keys of another sequence as `Mask.compile` gives it.
         config: tokens per block; 128 x 128 by default.
         device: where the tables and the predicate's tensors live.
 
@@ -42,10 +42,10 @@ def flex_block_mask(
     >>> flex_block_mask(causal).sparsity()
     25.0
     """
-    chosen, slabs = config or ExportConfig(), as_slabs(mask)
-    block, lengths = (chosen.block_q, chosen.block_kv), (slabs.num_tokens, slabs.num_tokens)
-    tables, _ = build_block_tables(slabs, *block)
-    return block_mask_of([tables], block, flex_mask_mod(slabs, device), lengths, device)
+    chosen = config or ExportConfig()
+    block, lengths = (chosen.block_q, chosen.block_kv), (mask.num_tokens, num_keys(mask))
+    tables, _ = build_block_tables(mask, *block)
+    return block_mask_of([tables], block, flex_mask_mod(mask, device), lengths, device)
 
 
 def block_mask_of(
@@ -77,7 +77,7 @@ def flex_mask_mod(mask: Form, device: torch.device | str = "cpu") -> FlexMaskMod
     Raises:
         ExchangeError: X304 if the mask takes too many ranges and has too many tokens for bits.
     """
-    predicate = build_mask_mod(as_slabs(mask))
+    predicate = build_mask_mod(square_slabs(mask))
     tables = {name: _tensor(value, device) for name, value in predicate.tables.items()}
     # The text is our own, as in exported files. torch.compile can capture tensors of a closure.
     source = f"lambda {', '.join(tables)}: lambda b, h, q, k: ({predicate.expression})"

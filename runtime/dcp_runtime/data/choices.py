@@ -375,11 +375,21 @@ def _of_mesh(mesh: DeviceMesh, replicas: int | None) -> tuple[int, int, int]:
 
 
 def dealing_of(packing: Packing, planning: Planning, replicas: Replicas) -> Dealing:
-    """Return how a global batch is dealt to micro-batches and devices."""
+    """Return how a global batch is dealt to micro-batches and devices.
+
+    Raises:
+        RunError: if rows are spread one by one by a partitioner that splits heads.
+    """
     own, devices = replicas.context_ranks, replicas.count * replicas.context_ranks
     widths = {"replica": {own}, "all": {devices}}.get(str(packing.group), {own, devices})
     # On a single device every document has width 1: one group needs no plans to be joined.
     is_spread = packing.width == "per_document" and devices > 1
+    if is_spread and planning.config.partitioner.startswith("static:heads"):
+        raise RunError(
+            "Packing.width: 'per_document' joins plans that keep all heads of a tile on one "
+            f"device: expected another PlanConfig.partitioner than those that split heads, got "
+            f"{planning.config.partitioner!r}; take 'portfolio' or 'static:zigzag'"
+        )
     # A transformer as wide as its heads: matrices of 4 width² parameters around attention, 8 in the
     # feed-forward part, 2 FLOPs each in forward and 4 in backward, at the rate of attention.
     shape, rate = planning.shape, replicas.cluster.flops_per_s
