@@ -222,7 +222,10 @@ def _triton_refusal(
     if head_dim is not None and head_dim not in HEAD_DIMS:
         return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
     if name == "triton_fused" and (head_dim or 0) > FUSED_TO:
-        return f"needs head_dim up to {FUSED_TO}, got {head_dim}: larger heads do not fit its registers"
+        return (
+            f"needs head_dim up to {FUSED_TO}, got {head_dim}: larger heads do not fit its "
+            "registers"
+        )
     return _gpu_refusal(name, device) if device.type == "cuda" else None
 
 
