@@ -166,7 +166,7 @@ def timeline(page: Page) -> None:
     words = f"gpu {found[1]} from {found[3]} {found[2]} {direction}"
     shown = f"{path}/timeline?source=measured"
     go(page, f"{shown}&find={quote(words)}")
-    page.locator("button[aria-label='Next hit']").click()
+    page.locator("button[aria-label='Next match']").click()
     page.wait_for_url("**sel=event.*")
     selected = parse_qs(urlsplit(page.url).query)["sel"][0]
     go(page, f"{shown}&sel={selected}&time={time}")
