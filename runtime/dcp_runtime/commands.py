@@ -172,7 +172,7 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
 def to_text(config: "RunConfig", result: "RunResult") -> str:
     """Return the result as text."""
     by_name = ", ".join(
-        f"{name} on {result.kernels.count(name)}" for name in dict.fromkeys(result.kernels)
+        f"{name} kernel on {result.kernels.count(name)}" for name in dict.fromkeys(result.kernels)
     )
     lines = [
         f"{config.ranks} ranks ({by_name}), {config.dtype}: {result.seconds:.3f} s (forward "

@@ -353,7 +353,10 @@ def show_front(front: Sequence[FrontPoint]) -> None:
         )
         for letter, point in zip(_names(), front, strict=False)
     ]
-    heads = ("", "predicted", "compute", "tokens", "between nodes", "backward", "memory")
+    heads = (
+        "", "predicted", "compute", "tokens", "between nodes, forward",
+        "between nodes, backward", "memory",
+    )  # fmt: skip
     print_table(console, heads, rows)
     for line in draw([(p.seconds, p.forward_inter + p.backward_inter) for p in front]):
         console.print(Text(line), soft_wrap=True)
