@@ -89,7 +89,7 @@ KEYS = (
 
 READING = (
     "Start with the findings. Click a sentence to select its subject and show the moment in the "
-    "timeline. Open its method to see how the finding was made.",
+    'timeline. The link "how?" explains how the finding was made.',
     "The balance chart has a bar for each device. max/mean compares the busiest device with the "
     "mean. Each row names the device with the longest bar: this is the slow device.",
     "Select the slow device. Its tiles keep their colour in the mask, its events in the timeline. "

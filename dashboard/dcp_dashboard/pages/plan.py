@@ -279,7 +279,7 @@ def _list(heading: str, items: Sequence[Component], name: str = "") -> Component
 
 def _told(finding: Finding, source: Source) -> list[Component | str]:
     """Build a finding, which selects its evidence, and its rule."""
-    rule = html.Details([html.Summary("method"), html.Span(finding.rule)], className="dcp-rule")
+    rule = html.Details([html.Summary("how?"), html.Span(finding.rule)], className="dcp-rule")
     if not finding.selected:
         return [finding.text, " ", rule]
     # `page/selection.ts` selects the evidence, scrolls to the timelines and shows this time there.
