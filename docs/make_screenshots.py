@@ -156,16 +156,17 @@ def timeline(page: Page) -> None:
     """Show the longest wait of the run, with an arrow for the message that ends it."""
     path = plan_path(page, "run")
     go(page, path)
-    waits = page.locator("[data-sel][data-time]").filter(has_text="is the last to arrive").last
-    found = re.search(r"Device (\d+) waits .* for device (\d+): (\w+ \d+) is", waits.inner_text())
+    waits = page.locator("[data-sel][data-time]").filter(has_text="arrives from device").last
+    told = r"Device (\d+) waits .* until the last message, (\w+ \d+), arrives from device (\d+)"
+    found = re.search(told, waits.inner_text())
     if found is None:
         sys.exit(f"expected a finding about the longest wait, got: {waits.inner_text()}")
     time = waits.get_attribute("data-time")
     direction = "backward" if "(backward)" in waits.inner_text() else "forward"
-    words = f"gpu {found[1]} from {found[2]} {found[3]} {direction}"
+    words = f"gpu {found[1]} from {found[3]} {found[2]} {direction}"
     shown = f"{path}/timeline?source=measured"
     go(page, f"{shown}&find={quote(words)}")
-    page.locator("button[aria-label='Next hit']").click()
+    page.locator("button[aria-label='Next match']").click()
     page.wait_for_url("**sel=event.*")
     selected = parse_qs(urlsplit(page.url).query)["sel"][0]
     go(page, f"{shown}&sel={selected}&time={time}")

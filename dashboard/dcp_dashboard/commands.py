@@ -17,7 +17,7 @@ option = partial(click.option, show_default=True)
 @option(
     "--host",
     default="127.0.0.1",
-    help="Address to listen on; beyond loopback the URL carries a random token.",
+    help="Address to listen on; beyond loopback, the URL contains a random token.",
 )
 @click.option(
     "--port",
@@ -25,12 +25,12 @@ option = partial(click.option, show_default=True)
     default=None,
     help="Port to listen on.  [default: 8050 or the next free one]",
 )
-@click.option("--open/--no-open", "opens", default=False, help="Open the page in a web browser.")
+@click.option("--open/--no-open", "opens", default=False, help="Open the address in a web browser.")
 def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None:
     """Show the plans (.dcpplan files) below DIR in a browser, until Ctrl-C.
 
-    Prints the address on standard output. Only files below DIR are ever opened; nothing leaves this
-    machine.
+    The command prints the address on standard output. The server opens only files below DIR, and no
+    data leaves this machine.
     """
     import webbrowser
 
@@ -47,22 +47,26 @@ def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None
 
 @click.command()
 @option("--out", type=FILE, default=Path("dcp-demo"), help="Folder for the data sets and plans.")
-@option("--ranks", type=click.IntRange(1, 64), default=4, help="Processes of the real run.")
+@option(
+    "--ranks", type=click.IntRange(1, 64), default=4, help="Number of processes of the real run."
+)
 @option(
     "--tokens",
     type=click.IntRange(256, 65_536),
     default=8192,
-    help="Tokens of the batch that is run and verified.",
+    help="Tokens in the batch that is run and verified.",
 )
-@option("--seed", type=click.IntRange(0, 2**31 - 1), default=0)
-@click.option("--serve/--no-serve", "serves", default=True, help="Serve the plans at the end.")
+@option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed of all random choices.")
+@click.option("--serve/--no-serve", "serves", default=True, help="Start the dashboard at the end.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document instead of tables.")
 def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json: bool) -> None:
-    """Walk the whole way once: from real documents to a verified run and a browser.
+    """Run the whole workflow once: documents, masks, plans, a verified run, the dashboard.
 
-    Makes data sets from the source files of the Python standard library, compiles the paper's four
-    masks, plans 131,072 tokens for 32 simulated devices, runs a small batch on real processes and
-    compares it with dense fp64 attention. Exit status 1 if a mask is not verified.
+    The command makes data sets from the source files of the Python standard library, compiles the
+    paper's four masks, plans 131,072 tokens for 32 simulated devices, runs a small batch on real
+    processes, and compares the results with dense fp64 attention.
+
+    Exit status: 1 if a mask is not verified.
     """
     import json
     import os
@@ -94,8 +98,12 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
         click.echo(click.wrap_text(summary(report, len(os.sched_getaffinity(0)))))
         where = url or f"dcpm dashboard {report.folder}"
         if report.compile_s:
-            click.echo(f"Compiled the planner once, {report.compile_s:.0f} s, not counted below.")
-        click.echo(f"{report.seconds:.0f} s. Plans are in {report.folder}. See them: {where}")
+            click.echo(
+                f"Compiling the planner once took {report.compile_s:.0f} s, not counted below."
+            )
+        click.echo(
+            f"Total time: {report.seconds:.0f} s. Plans: {report.folder}. View them: {where}"
+        )
         if url:
             click.echo("Press Ctrl-C to stop.", err=True)
 
@@ -114,13 +122,17 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
 
 @click.command()
 @click.argument("plan", metavar="PLAN", type=FILE)
-@click.option("--png", type=FILE, help="Picture of the overview.")
-@click.option("--html", type=FILE, help="Overview as one file, no server.")
-@click.option("--svg", type=FILE, help="Drawing of the mask.")
-@click.option("--devices", type=FILE, help="CSV, one line per device.")
-@click.option("--tiles", type=FILE, help="CSV, one line per tile.")
-@option("--theme", type=click.Choice(["light", "dark"]), default="light")
-@option("--scale", type=click.IntRange(1, 4), default=2, help="Pixels per unit of PNG.")
+@click.option("--png", type=FILE, help="Write a picture of the overview.")
+@click.option("--html", type=FILE, help="Write the overview as one page that needs no server.")
+@click.option("--svg", type=FILE, help="Write a drawing of the mask.")
+@click.option("--devices", type=FILE, help="Write a CSV file with one line per device.")
+@click.option("--tiles", type=FILE, help="Write a CSV file with one line per tile.")
+@option(
+    "--theme", type=click.Choice(["light", "dark"]), default="light", help="Colours of the PNG."
+)
+@option(
+    "--scale", type=click.IntRange(1, 4), default=2, help="Pixels of the PNG per unit of the page."
+)
 def view(  # noqa: PLR0913 - one parameter per option of the command
     *,
     plan: Path,
@@ -132,10 +144,10 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
     theme: str,
     scale: int,
 ) -> None:
-    """Write PLAN (a .dcpplan file) as files that need no dashboard; prints their names.
+    """Export PLAN (a .dcpplan file) as pictures, a page or tables that need no dashboard.
 
-    `dcpm view batch.dcpplan --png batch.png --html batch.html`. To look at it in a browser:
-    `dcpm dashboard FOLDER`.
+    Example: `dcpm view batch.dcpplan --png batch.png --html batch.html`. The command prints the
+    names of the files. For an interactive view in a browser, use `dcpm dashboard FOLDER`.
     """
     from dcp_dashboard import DashboardError
     from dcp_dashboard.exports.files import devices_csv, tiles_csv
@@ -146,7 +158,7 @@ def view(  # noqa: PLR0913 - one parameter per option of the command
 
     if not any((png, html, svg, devices, tiles)):
         raise click.UsageError(
-            "expected at least one of --png, --html, --svg, --devices, --tiles; in a browser: "
+            "expected at least one of --png, --html, --svg, --devices, --tiles; for a browser: "
             f"dcpm dashboard {plan.parent}"
         )
     loaded = load_file(plan)

@@ -100,13 +100,13 @@ LEAVE_AGAIN_S = 10.0
 @click.version_option(package_name="dcp-dsl", message="dcpm %(version)s")
 @click.option(
     "--color", type=click.Choice(["auto", "always", "never"]), default="auto", show_default=True,
-    help="Colour; auto: on a terminal, and as NO_COLOR and FORCE_COLOR say.",
+    help="When to use colour. auto: on a terminal, unless NO_COLOR or FORCE_COLOR is set.",
 )  # fmt: skip
 @click.pass_context
 def dcpm(ctx: click.Context, color: str) -> None:
-    """Write attention masks, plan context parallelism for each batch, run it, look at it.
+    """Write attention masks, plan context parallelism for each batch, run and inspect the plans.
 
-    Exit status: 0 ok, 1 findings (a failed check or verification), 2 wrong usage or input.
+    Exit status: 0 success, 1 findings (a failed check or verification), 2 invalid usage or input.
     """
     if color != "auto":  # rich reads the variables, too
         os.environ.pop("NO_COLOR", None)

@@ -25,32 +25,36 @@ MAX_DEFAULT_RANKS = 16
 @click.command()
 @click.argument("plan", type=click.Path())
 @click.option("--ranks", type=click.IntRange(min=1),
-              help="Processes. [default: devices of the plan]")  # fmt: skip
+              help="Number of ranks (processes). [default: devices of the plan]")  # fmt: skip
 @click.option("--kernel", type=click.Choice(["triton", "triton_tma", "triton_fused", "flash4",
                                              "flash", "cpu", "reference"]),
-              help="[default: the fastest]")  # fmt: skip
+              help="Attention kernel. [default: the fastest]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16", "float64"]),
-              default="float32", show_default=True)  # fmt: skip
+              default="float32", show_default=True, help="Data type of the tensors.")  # fmt: skip
 @click.option("--verify", is_flag=True,
-              help="Compare with dense fp64 attention; exit 1 if it fails.")  # fmt: skip
+              help="Compare with dense fp64 attention; exit with status 1 on failure.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
-              help="Of the random tensors.")  # fmt: skip
+              help="Seed of the random tensors.")  # fmt: skip
 @click.option("--timeout", type=click.FloatRange(0, 86_400, min_open=True), default=60.0,
               show_default=True, metavar="S",
-              help="Seconds that a rank may keep the others waiting.")  # fmt: skip
+              help="Seconds that other ranks wait for a rank before the run fails.")  # fmt: skip
 @click.option("--trace", type=click.Path(),
-              help="Write the measured trace here: a .dcpplan with its plan, a .pftrace for "
-              "ui.perfetto.dev.")  # fmt: skip
+              help="Write the measured trace to this file: .dcpplan (plan and trace) or .pftrace "
+              "(for ui.perfetto.dev).")  # fmt: skip
 @click.option("--transport", type=click.Choice(["gloo", "nccl", "loopback"]), default="gloo",
-              show_default=True, help="How blocks travel; loopback: all ranks are threads of one "
-              "process.")  # fmt: skip
-@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="[default: cpu; nccl: cuda]")
+              show_default=True, help="Transport of messages; loopback: all ranks are threads of "
+              "one process.")  # fmt: skip
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="Device type to run on. [default: cpu; nccl: cuda]",
+)
 @click.option("--link", type=click.FloatRange(0, min_open=True), metavar="BYTES_PER_S",
-              help="Hold every rank's messages back as a link of this rate would.")  # fmt: skip
+              help="Limit the send rate of every rank to imitate a slower link.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True,
-              help="Send while computing. [default: overlap]")  # fmt: skip
+              help="Send messages during compute. [default: overlap]")  # fmt: skip
 @click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True,
-              help="Passes before the one that is timed.")  # fmt: skip
+              help="Untimed passes before the timed pass.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(  # noqa: PLR0913 - one argument per option
     plan: str,
@@ -70,8 +74,8 @@ def run(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Run PLAN, a .dcpplan file, forward and backward on processes of this machine.
 
-    Tensors are random. Every rank is one process with one thread; blocks travel over gloo, or as
-    --transport says.
+    The tensors are random. Every rank is a process with one thread. Ranks exchange blocks over gloo
+    unless --transport names another transport.
     """
     from dcp_dsl.files import check_writable
     from dcp_planner import read_plan
@@ -168,7 +172,7 @@ def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:
 def to_text(config: "RunConfig", result: "RunResult") -> str:
     """Return the result as text."""
     by_name = ", ".join(
-        f"{name} on {result.kernels.count(name)}" for name in dict.fromkeys(result.kernels)
+        f"{name} kernel on {result.kernels.count(name)}" for name in dict.fromkeys(result.kernels)
     )
     lines = [
         f"{config.ranks} ranks ({by_name}), {config.dtype}: {result.seconds:.3f} s (forward "
@@ -183,8 +187,8 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
         )
     if result.mask_source is not None:
         source = {
-            "provenance": "the spec inside the plan",
-            "slabs": "the plan's own mask: it names no spec",
+            "provenance": "the spec stored in the plan",
+            "slabs": "the slabs of the plan, which stores no spec",
         }[result.mask_source]
         verdict = "verified" if result.verified else "NOT VERIFIED"
         lines.append(f"{verdict} against dense float64 attention; mask from {source}")
@@ -193,16 +197,15 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
 
 @click.command()
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", show_default=True,
-              help="What computes.")  # fmt: skip
+              help="Device type to measure.")  # fmt: skip
 @click.option("--ranks", type=click.IntRange(1, 64), default=4, show_default=True,
-              help="Processes that share this machine; with --device cuda as many as there are "
-              "devices.")  # fmt: skip
-@click.option("--out", type=click.Path(), help="Write the cluster file here.")
+              help="Processes on this machine; --device cuda uses one per GPU.")  # fmt: skip
+@click.option("--out", type=click.Path(), help="Cluster file to write.  [default: print it]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
-    """Measure attention, messages and memory of this machine; write a cluster file.
+    """Measure attention, messages and memory of this machine, and write a cluster file.
 
-    The file is what `--cluster FILE` of `dcpm plan` and `dcpm simulate` takes.
+    Pass the file to `dcpm plan` and `dcpm simulate` with `--cluster FILE`.
     """
     from dcp_dsl.files import check_writable
     from dcp_planner import write_cluster
@@ -235,8 +238,8 @@ def calibrate(device: str, ranks: int, out: str | None, as_json: bool) -> None:
         )
     if found.is_busy:
         click.echo(
-            f"this machine is busy: repeated measurements differ by {found.noise:.0%} in the "
-            "median, so the constants are worth little; end what else runs, and repeat",
+            f"this machine is busy: repeated measurements differ by {found.noise:.0%} (median), so "
+            "the constants are unreliable; stop other programs and repeat",
             err=True,
         )
 
@@ -247,10 +250,10 @@ PERIOD_S = 1.0
 
 @click.command()
 @click.argument("folder", metavar="RUN_DIR", type=click.Path())
-@click.option("--once", is_flag=True, help="Print the present state and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and end.")
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document and exit.")
 def top(folder: str, *, once: bool, as_json: bool) -> None:
-    """Watch a training run: its newest step, read from the log in RUN_DIR, until Ctrl-C.
+    """Watch the latest step of a training run, from the log in RUN_DIR, until Ctrl-C.
 
     `DCPExecutor(run_log=RunLog(RUN_DIR))` writes the log.
     """

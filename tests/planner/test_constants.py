@@ -88,7 +88,7 @@ def test_the_command_prints_the_constant_and_refuses_runs_of_other_plans(
     monkeypatch.setattr(plan_file, "read_plan", lambda path: read.append(path) or read_plan(path))
     printed = CliRunner().invoke(simulate_command, asked).stdout
     assert read == [file, trace]
-    assert re.search(r"inter_bytes_per_s = 1\.\de\+09 .* of messages between nodes\n", printed)
+    assert re.search(r"inter_bytes_per_s = 1\.\de\+09 .* in messages between nodes\n", printed)
     assert re.search(r" ms +[1-9]\.\d\d +inter_bytes_per_s", printed)
     measured = json.loads(CliRunner().invoke(simulate_command, [*asked, "--json"]).stdout)[
         "measured"

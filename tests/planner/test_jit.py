@@ -362,7 +362,7 @@ def test_the_planning_time_leaves_compiling_out(tmp_path, clock, monkeypatch):
     assert calls == [2]
     assert document["batches"][0]["plan_s"] == 0.0
     assert document["compile_s"] - before == 1000.0
-    assert "s, which the planning time leaves out" in run.stderr
+    assert "s; the planning time excludes this" in run.stderr
 
 
 def test_an_inner_function_is_compiled_by_the_first_that_calls_it_for_its_annotations():

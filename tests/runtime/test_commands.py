@@ -74,16 +74,16 @@ def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkey
     monkeypatch.setattr(launcher, "run_plan", lambda *_: result)
     shown = run(plan_file)
     assert shown.exit_code == 1
-    assert "(triton on 2, flash4 on 1)" in shown.stdout
+    assert "(triton kernel on 2, flash4 kernel on 1)" in shown.stdout
     assert "dq   error 1.00e-02 (eager 1.00e-07)" in shown.stdout
     assert "NOT VERIFIED" in shown.stdout
-    assert "mask from the plan's own mask" in shown.stdout
+    assert "mask from the slabs of the plan" in shown.stdout
     shown = run(plan_file, "--json")
     assert shown.exit_code == 1
     assert json.loads(shown.stdout)["errors"]["dq"]["relative_max"] is None
     rebuilt = replace(result, mask_source="provenance")
     monkeypatch.setattr(launcher, "run_plan", lambda *_: rebuilt)
-    assert "mask from the spec inside the plan" in run(plan_file).stdout
+    assert "mask from the spec stored in the plan" in run(plan_file).stdout
 
 
 @pytest.mark.parametrize("target", ["missing/x.dcpplan", "pipe.dcpplan", "folder.pftrace"])

@@ -374,8 +374,8 @@ def test_top_shows_prediction_beside_measurement_and_the_slowest_rank(tmp_path):
     write(RunLog(tmp_path), **record)
     shown = CliRunner().invoke(top, [str(tmp_path), "--once"], env={"COLUMNS": "120"})
     assert shown.exit_code == 0
-    for text in ("750 ms, median 750 ms, 1.5 times the predicted", "500 ms, median 500 ms", "12.5%",
-                 "3: rank 3 has 1.50 times"):  # fmt: skip
+    for text in ("750 ms, median 750 ms, 1.5 times the prediction", "500 ms, median 500 ms",
+                 "12.5%", "3: rank 3 has 1.50 times"):  # fmt: skip
         assert text in shown.output
     told = json.loads(CliRunner().invoke(top, [str(tmp_path), "--json"]).output)
     assert told["schema"] == "dcp.top/1"

@@ -125,17 +125,17 @@ class Comparison:
         # devices, moved tiles.
         if not self.is_same_batch:
             found.append(
-                f"The batches differ ({_batch(a)} against {_batch(b)}): times and bytes are not "
-                "judged. Pairs per second and device, shares and max/mean are."
+                f"The batches differ ({_batch(a)} versus {_batch(b)}). The table judges pairs per "
+                "second and device, shares and max/mean, but not times and bytes."
             )
         if not self.has_same_devices:
             found.append(
-                f"The clusters differ ({_cluster(a)} against {_cluster(b)}): devices are not "
-                "compared one by one."
+                f"The clusters differ ({_cluster(a)} versus {_cluster(b)}): single devices are not "
+                "compared."
             )
         elif a.loaded.plan.cluster != b.loaded.plan.cluster:
             found.append(
-                f"The clusters have the same devices but other rates ({_cluster(a)} against "
+                f"The clusters have the same devices but different rates ({_cluster(a)} versus "
                 f"{_cluster(b)}): a difference in time may come from the hardware."
             )
         if not self.has_same_blocks:
@@ -143,7 +143,7 @@ class Comparison:
             word = "tokens" if is_same else "tokens or heads"
             found.append(
                 f"The plans cut {word} differently ({counted(len(a.loaded.plan.blocks), 'block')} "
-                f"against {counted(len(b.loaded.plan.blocks), 'block')}): tiles are not compared."
+                f"versus {counted(len(b.loaded.plan.blocks), 'block')}): tiles are not compared."
             )
         return tuple(found)
 
@@ -259,15 +259,15 @@ def compare_devices(comparison: Comparison) -> tuple[Deltas, ...]:
 FIGURES = (
     Figure("time", "Time", "From the first start to the last end, forward and backward", duration,
            "less", value=lambda s: s.trace.seconds(), is_of_run=True),
-    Figure("forward", "Forward", "The same, forward only", duration, "less",
-           value=lambda s: s.trace.seconds(is_backward=False), is_of_run=True),
-    Figure("backward", "Backward", "The same, backward only", duration, "less",
-           value=lambda s: s.trace.seconds(is_backward=True), is_of_run=True),
-    Figure("rate", "Pairs per second and device", "Visible pairs over time and devices",
+    Figure("forward", "Forward", "From the first start to the last end of forward", duration,
+           "less", value=lambda s: s.trace.seconds(is_backward=False), is_of_run=True),
+    Figure("backward", "Backward", "From the first start to the last end of backward", duration,
+           "less", value=lambda s: s.trace.seconds(is_backward=True), is_of_run=True),
+    Figure("rate", "Pairs per second and device", "Visible pairs divided by time and devices",
            lambda value: f"{count(value)}/s", "more", is_total=False, value=lambda s: s.rate,
            is_of_run=True),
-    Figure("waiting", "Waiting", "Share of all devices' time that they wait for messages", percent,
-           "less", is_total=False, value=lambda s: s.loaded.summary.wait_share[s.source],
+    Figure("waiting", "Waiting", "Share of the time of all devices spent waiting for messages",
+           percent, "less", is_total=False, value=lambda s: s.loaded.summary.wait_share[s.source],
            is_of_run=True),
     Figure("compute_imbalance", "Compute max/mean", "Pairs of the busiest device over the mean",
            ratio, "less", is_total=False),
@@ -282,10 +282,10 @@ FIGURES = (
     Figure("max_send_bytes", "Most sent by one device", "Forward and backward", size, "less"),
     Figure("max_recv_bytes", "Most received by one device", "Forward and backward", size, "less"),
     Figure("peak_buffer_bytes", "Largest receive buffers",
-           "Of any device, in the direction that needs more", size, "less"),
+           "Of any device, forward or backward, whichever needs more", size, "less"),
     Figure("tokens", "Tokens", "Of the packed batch", count, None,
            value=lambda s: s.loaded.figures.tokens),
-    Figure("pairs", "Visible pairs", "(query, key) pairs that the mask lets attend", count, None,
+    Figure("pairs", "Visible pairs", "(query, key) pairs that the mask leaves visible", count, None,
            value=lambda s: s.loaded.summary.metrics.pairs),
     Figure("devices", "Devices", "Of the cluster", count, None, value=lambda s: s.num_devices),
     Figure("divisions", "Divisions", "Steps of the forward schedule", count, None,

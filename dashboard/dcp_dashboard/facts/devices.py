@@ -93,7 +93,7 @@ def sequence_facts(loaded: LoadedPlan, sequence: int) -> Details:
         row("Blocks", q.count(int(mine.sum()))),
         row("Tiles", counts),
         row("Work", f"{q.count(pairs.sum())} pairs, {q.percent(share)} of the batch"),
-        row("Moves", f"{q.size(moved)} for its blocks"),
+        row("Bytes moved", f"{q.size(moved)} for its blocks"),
         list_row("Owned by", _devices(owned.astype(np.float64), "tokens"), MAX_DEVICES),
         list_row("Computed by", _devices(pairs, "pairs"), MAX_DEVICES),
         row("Mask", loaded.summary.mask),
@@ -196,7 +196,7 @@ def _device_load_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
         list_row("Of sequences", links, MAX_SEQUENCES),
         row("Computes", f"{q.count(totals.pairs[device])} pairs in "
             f"{q.counted(int(totals.tiles[device]), 'tile')}, {above} {TIMES} mean"),
-        row("Buffers", f"{q.size(totals.memory_bytes[device])} at most for what it receives"),
+        row("Buffers", f"up to {q.size(totals.memory_bytes[device])} for received data and sums"),
     ]  # fmt: skip
 
 
@@ -223,7 +223,7 @@ def _partner_rows(loaded: LoadedPlan, device: int) -> list[DetailRow]:
 def _device_time_rows(trace: Trace, device: int) -> list[DetailRow]:
     mine = trace.device == device
     if not mine.any():
-        return [row("", "Its trace has no event of this device.")]
+        return [row("", "The trace has no event of this device.")]
     # Shares are of the whole run, not of the time until this device is done.
     length = trace.end_ns - trace.start_ns
     total, done, q = max(1, int(trace.end_ns.max())), int(np.max(trace.end_ns[mine])), quantities
@@ -231,7 +231,7 @@ def _device_time_rows(trace: Trace, device: int) -> list[DetailRow]:
     for label, lane in (("Computing", "compute"), ("Waiting", "wait")):
         spent = float(length[mine & (trace.lane == LANES.index(lane))].sum())
         rows.append(row(label, f"{q.duration(spent / 1e9)}, {q.percent(spent / total)}"))
-    return [*rows, row("Done at", f"{q.duration(done / 1e9)} of {q.duration(total / 1e9)}")]
+    return [*rows, row("Finished at", f"{q.duration(done / 1e9)} of {q.duration(total / 1e9)}")]
 
 
 def division_facts(
@@ -297,7 +297,7 @@ def _way(division: int, last: int, direction: Direction, device: int | None) -> 
             link = DetailLink(f"division {step}", division_selection(step, direction, device))
             parts += [link, f" {word}, "]
     if device is None:
-        parts.append(f"{last + 1} in all")
+        parts.append(f"{last + 1} in total")
     else:
         parts.append(DetailLink("all devices", division_selection(division, direction)))
     return row("Steps", *parts)
@@ -331,4 +331,4 @@ def _division_time_rows(
         )
     waits = find_waits(trace, MAX_DIVISION_WAITS, device=device, division=(division, is_backward))
     rows += [wait_row(wait, source, is_own=False) for wait in waits]
-    return rows or [row("", "The trace has no event of it.")]
+    return rows or [row("", "The trace has no event of this division.")]

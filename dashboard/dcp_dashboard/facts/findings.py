@@ -40,40 +40,43 @@ from dcp_planner.report import bound_ratios
 
 DEFINITIONS = (
     ("Visible pairs",
-     "(query, key) pairs that the mask lets attend. The percentage is over the pairs of a causal "
+     "(query, key) pairs that the mask leaves visible. The percentage compares them with a causal "
      "mask on each whole sequence."),
     ("Block, tile",
-     "Tokens are cut into blocks; each block has one owner, a device. A tile is the part of the "
-     "mask where the queries of one block meet the keys of another; one device computes it."),
+     "Tokens are cut into blocks, and one device owns each block. A tile is the part of the mask "
+     "where the queries of one block meet the keys of another. One device computes each tile."),
     ("Division",
-     "A step of the schedule: a device computes one while the inputs of the next travel. Division "
-     "0 needs nothing from others."),
+     "A step of the schedule. While a device computes one division, the inputs of the next one are "
+     "in transfer. Division 0 needs no data from other devices."),
     ("Compute max/mean",
-     "Visible pairs computed by the busiest device over the mean of all; 1 is level. Compute takes "
-     f"at least the mean, so 1.10 is 1.10{TIMES} of the compute bound."),
+     "Visible pairs of the busiest device over the mean of all devices; 1 is perfect balance. "
+     f"The busiest device sets the pace, so 1.10 means 1.10{TIMES} the compute time at perfect "
+     "balance."),
     ("Token max/mean",
-     "Tokens owned by the device that owns most over the mean of all; 1 is level."),
+     "Tokens of the largest owner over the mean of all devices; 1 is perfect balance."),
     ("Bytes moved",
      "Sum over all transfers between two devices: keys, values, queries, partial results and "
      "gradients, forward and backward."),
     ("Buffers",
-     "What a device allocates for what it receives and for partial sums, in the direction that "
-     "needs more; its own tokens are not in it."),
+     "Memory that a device allocates for received data and for partial sums, in forward or "
+     "backward, whichever needs more. The device's own tokens are not included."),
     ("Predicted, measured",
-     "From the first start to the last end of the trace, forward and backward together. Predicted: "
-     "the simulator's; measured: taken while the plan ran."),
+     "Time from the first start to the last end of the trace, forward and backward together. "
+     "Predicted times come from the simulator, measured times from a run of the plan."),
     ("Waiting",
-     "Time in which a device stands still until a message has arrived or left, over devices times "
-     "the length of the run. It is communication that nothing hides."),
+     "Time during which devices stand still until a message has arrived or left, divided by the "
+     "number of devices and the length of the run. No compute hides this communication."),
     ("Lower bound",
-     "What no plan at the same balance can beat. Bytes: every device must see the tokens that its "
-     "pairs need. Time: the larger of compute at perfect balance and the bytes between nodes over "
-     f"all network ports. 1.08{TIMES} means 8 % above it; the bound itself may be out of reach."),
+     "A value that no plan at the same balance can beat. Bytes: every device must hold the tokens "
+     "that its pairs need. Time: the larger of the compute time at perfect balance and the time of "
+     f"the bytes between nodes on all network ports. 1.08{TIMES} means 8 % above the bound, which "
+     "may itself be out of reach."),
 )  # fmt: skip
 
 ROWS = (
-    ("pairs", "Compute", "Visible pairs that the device computes, over its rate where rates differ",
-     "count", "attention"),
+    ("pairs", "Compute",
+     "Visible pairs that the device computes, divided by its rate where rates differ", "count",
+     "attention"),
     ("tokens", "Tokens", "Tokens that the device owns", "count", "neutral"),
     ("sent", "Bytes sent", "Bytes that leave the device", "bytes", "send"),
     ("received", "Bytes received", "Bytes that arrive at the device", "bytes", "receive"),
@@ -191,11 +194,11 @@ def balance(loaded: LoadedPlan) -> list[Bars]:
 
 
 STEP_WORDS: Mapping[Step, str] = {
-    "computing": "computing",
+    "computing": "compute",
     "reducing": "merging results",
-    "links": "bytes on links",
-    "latency": "messages on their way",
-    "launches": "starting work",
+    "links": "data transfer",
+    "latency": "message latency",
+    "launches": "launch overhead",
 }
 
 
@@ -240,13 +243,14 @@ EVIDENCE: Mapping[str, Step] = {
 """Causes that show at the longest step of a kind on the critical path; others show at a device."""
 
 ACCOUNT_RULE = (
-    "Every moment of every device, by what it did; a wait counts for what the message that ends it "
-    "waited for at each moment. Hidden: the share of the time of messages while a device computes."
+    "Each moment of each device counts by its use. Each moment of a wait counts by what delays the "
+    "message that ends the wait: data transfer, latency or compute. Hidden communication is the "
+    "share of the message time during which the device computes."
 )
-FREE_RULE = "The plan is predicted again with this one thing free; the difference is its cost."
+FREE_RULE = "The simulator predicts the plan again without this cost. The saving is the difference."
 RUN_RULE = (
-    "A run cannot be repeated with other links. Its events are moved instead, each as far behind "
-    "what it waited for as in the run, with this one thing free; the order of messages stays."
+    "A run cannot be repeated on other hardware, so its trace is replayed without this cost. Each "
+    "event keeps its delay after the event that it waited for, and messages keep their order."
 )
 
 
@@ -309,7 +313,7 @@ def longest_waits(trace: Trace) -> list[Finding]:
     """Name the devices and divisions with the longest waits, and the devices they wait for."""
     worst = find_waits(trace, NUM_WAITS)
     if not worst:
-        return [Finding("No device ever waits.", "The trace has no event on the wait lanes.")]
+        return [Finding("No device waits.", "The trace has no event on the wait lanes.")]
     return [_wait_finding(wait) for wait in worst if wait.seconds >= MIN_SHARE * trace.seconds()]
 
 
@@ -318,13 +322,13 @@ def _wait_finding(wait: Wait) -> Finding:
     text = f"Device {wait.device} waits {duration(wait.seconds)} in {where}"
     chosen = division_selection(wait.division, wait.direction, wait.device)
     if wait.peer >= 0:
-        end = "to reach it" if wait.is_sent else "to arrive"
-        text += f" for device {wait.peer}: {wait.message} is the last {end}"
+        end = "reaches" if wait.is_sent else "arrives from"
+        text += f" until the last message, {wait.message}, {end} device {wait.peer}"
         chosen += f"~peer.{wait.peer}"
     return Finding(
         text + ".",
-        "Waits summed by device, division and direction; the largest sums. The message is the one "
-        "of that device and direction that ends last within its longest wait.",
+        "Waits are added up by device, division and direction; the largest sums are listed. The "
+        "last message is the one that ends last within the longest of these waits.",
         chosen,
         (wait.start_ns, wait.end_ns),
     )
@@ -354,15 +358,16 @@ def explain(comparison: Comparison) -> Finding:
 
 
 def _explain_rates(first: Side, second: Side) -> Finding:
-    times = f"A takes {duration(first.trace.seconds())}, B {duration(second.trace.seconds())}"
+    a, b = (duration(side.trace.seconds()) for side in (first, second))
+    times = f"A takes {a} and B takes {b}, for different batches"
     if not first.rate or not second.rate:
-        return Finding(f"{times}, for different batches.", "One of them has no event or no pair.")
+        return Finding(f"{times}.", "One of the plans has no event or no visible pair.")
     factor = second.rate / first.rate
     name, other = ("B", "A") if factor > 1 else ("A", "B")
     more = max(factor, 1 / factor)
     times_more = ratio(more) if more < 10 else count(more)
     return Finding(
-        f"{times}, for different batches; per second and device, {name} computes {times_more} "
-        f"times the pairs of {other}.",
-        "Visible pairs over time and number of devices.",
+        f"{times}. Per second and device, {name} computes {times_more} times as many pairs as "
+        f"{other}.",
+        "Visible pairs divided by time and number of devices.",
     )

@@ -49,7 +49,7 @@ def tile_facts(loaded: LoadedPlan, tile: int) -> Details:
         tile_selection(plan, tile),
         [
             Section("", _rows_of_tile(plan, tile, q, kv)),
-            Section("Messages that serve it", _transfer_rows(plan, served)),
+            Section("Messages for this tile", _transfer_rows(plan, served)),
         ],
         {
             "tile": tile, "q_block": q, "kv_block": kv,
@@ -120,7 +120,7 @@ def _block_row(plan: Plan, label: str, block: int) -> DetailRow:
 def _transfer_rows(plan: Plan, served: Ints) -> list[DetailRow]:
     # Both inputs are local, and results need not travel to an owner that is the device itself.
     if not len(served):
-        return [row("", "None: its device owns its queries and its keys.")]
+        return [row("", "None: the device owns both queries and keys.")]
     table, rows = plan.transfers, []
     for is_backward in (False, True):
         chosen = served[table.is_backward[served] == is_backward]
@@ -145,7 +145,7 @@ def transfer_facts(loaded: LoadedPlan, transfer: int) -> Details:
         transfer_selection(plan, transfer),
         [
             Section("", [*_route_rows(plan, transfer), *_time_rows(loaded, transfer)]),
-            Section("Tiles that it serves", [_served_row(plan, transfer)]),
+            Section("Tiles of this message", [_served_row(plan, transfer)]),
         ],
         {
             "transfer": transfer, "kind": kind.name.lower(), "block": int(table.block[transfer]),
@@ -162,7 +162,7 @@ def _route_rows(plan: Plan, transfer: int) -> list[DetailRow]:
     source, target = int(table.source[transfer]), int(table.target[transfer])
     division, word = int(table.division[transfer]), direction_word(table.is_backward[transfer])
     block = int(table.block[transfer])
-    pair = DetailLink("all of this pair", pair_selection(source, target))
+    pair = DetailLink("all messages of this pair", pair_selection(source, target))
     rows = [
         row("From", device_link(source), " to ", device_link(target), ", ", pair),
         row("Bytes", quantities.size(table.size_bytes[transfer])),
@@ -177,7 +177,7 @@ def _route_rows(plan: Plan, transfer: int) -> list[DetailRow]:
     is_result = table.kind[transfer] >= TransferKind.OUT
     rows.append(row("Sent", "after ", step) if is_result else row("Needed", "before ", step))
     if table.hop[transfer]:
-        rows.append(row("Passed on", f"by device {source}, hop {table.hop[transfer]}"))
+        rows.append(row("Forwarded", f"by device {source}, hop {table.hop[transfer]}"))
     return rows
 
 
@@ -205,7 +205,7 @@ def _served_row(plan: Plan, transfer: int) -> DetailRow:
         chosen &= tiles.group // share == int(table.group[transfer]) // share
     served = np.flatnonzero(chosen)
     if not len(served):
-        return row("", "None directly: it is passed on.")
+        return row("", "None directly: the device forwards the message.")
     links = [
         DetailLink(f"{tiles.q_block[t]} {TIMES} {tiles.kv_block[t]}", tile_selection(plan, t))
         for t in served.tolist()
@@ -226,7 +226,7 @@ def pair_facts(loaded: LoadedPlan, source: int, target: int) -> Details:
         pair_selection(source, target),
         [
             Section("", [row("Path", place), *ways]),
-            Section("Its largest messages", _largest_rows(plan, source, target)),
+            Section("Largest messages", _largest_rows(plan, source, target)),
         ],
         {
             "device": source,
@@ -288,7 +288,7 @@ def event_facts(loaded: LoadedPlan, source: Source, event: int) -> Details:
         f"{f'{LANES[lane].capitalize()} of {name}' if is_message else name.capitalize()} on device "
         f"{device}",
         span.selected,
-        [Section("", rows), Section("The chain that ends it, backwards in time", steps)],
+        [Section("", rows), Section("Events that delayed its end, latest first", steps)],
         {
             "event": event, "source": source, "name": name, "device": device, "lane": LANES[lane],
             "start_ns": int(trace.start_ns[event]), "end_ns": int(trace.end_ns[event]),
@@ -355,12 +355,12 @@ def _other_end_rows(plan: Plan, trace: Trace, event: int) -> list[DetailRow]:
     other = int(others[number])
     text = spent_text(int(trace.start_ns[other]), int(trace.end_ns[other]))
     chosen = event_selection(plan, trace, other)
-    return [row("Its receive" if lane == SEND else "Its send", DetailLink(text, chosen))]
+    return [row("Matching receive" if lane == SEND else "Matching send", DetailLink(text, chosen))]
 
 
 def _release_row(trace: Trace, event: int) -> DetailRow:
     message = released_by(trace, event)
     if message is None:
-        return row("Ends with", "no message of the trace")
+        return row("Ended by", "no message of the trace")
     verb = "to" if trace.lane[message] == SEND else "from"
-    return row("Ends with", f"{trace.name_of(message)} {verb} ", _peer_link(trace, message))
+    return row("Ended by", f"{trace.name_of(message)} {verb} ", _peer_link(trace, message))

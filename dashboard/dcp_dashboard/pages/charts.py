@@ -211,7 +211,7 @@ def _length_bars(counts: Sequence[int]) -> go.Figure:
         hovertemplate="%{customdata}<br>%{y} sequences<extra></extra>",
     )  # fmt: skip
     figure = go.Figure(bars)
-    figure.update_xaxes(title_text="tokens of a sequence, from", type="category")
+    figure.update_xaxes(title_text="tokens of a sequence, at least", type="category")
     figure.update_yaxes(title_text="sequences", tickformat="~s")
     return figure
 
@@ -233,7 +233,7 @@ def _length_ranges(batches: Sequence[BatchLine]) -> go.Figure:
     )  # fmt: skip
     figure = go.Figure(points)
     figure.update_xaxes(title_text="batch", nticks=12)
-    figure.update_yaxes(title_text="tokens, least to most", type="log", dtick=1)
+    figure.update_yaxes(title_text="tokens, shortest to longest", type="log", dtick=1)
     return figure
 
 
@@ -262,7 +262,7 @@ def speedup_figure(report: DatasetReport) -> go.Figure | None:
     ]
     figure.update_yaxes(tickvals=methods, ticktext=labels)
     figure.add_vline(1.0, line={"width": 1, "color": NEUTRAL, "dash": "dash"})
-    figure.update_xaxes(title_text="their predicted time over ours")
+    figure.update_xaxes(title_text="predicted time of the method divided by ours")
     figure.update_layout(**_margins(132, 8, 10, 36))
     return figure
 

@@ -141,7 +141,7 @@ def compare_page(library: PlanLibrary, query: str) -> Component:
         parts.append(moves_panel(comparison))
     # The charts follow in a callback: the rest of the page does not wait for Plotly's scripts.
     parts.append(dcc.Store(id="compare-sides", data=[choices[0].value, choices[1].value]))
-    return framed(f"{first.summary.mask} against {second.summary.mask}", *parts)
+    return framed(f"{first.summary.mask} versus {second.summary.mask}", *parts)
 
 
 def load_comparison(library: PlanLibrary, *choices: Choice) -> Comparison:
@@ -193,7 +193,7 @@ def _picker(library: PlanLibrary, name: str, label: str, chosen: Choice | None) 
         id=f"compare-{name}", data=_options(library, "", chosen),
         value=chosen.value if chosen else None, label=label,
         searchable=True, size="xs", className="dcp-picker", allowDeselect=False,
-        nothingFoundMessage="No plan has this name", placeholder="Choose a plan",
+        nothingFoundMessage="No matching plan", placeholder="Choose a plan",
     )  # fmt: skip
     return picker
 
@@ -202,7 +202,7 @@ def _invitation(library: PlanLibrary, head: Component) -> Component:
     # A folder without a readable plan has nothing to choose.
     text = "Choose two plans, or the prediction and the run of one plan."
     if not _options(library, "", None):
-        text = "There is no readable plan here yet; the list of plans says how to make one."
+        text = "This folder has no readable plan yet. The list of plans shows how to make one."
     parts = [html.P(text), dcc.Link("To the list of plans", href="/")]
     return framed("Compare", head, html.Div(parts, className="dcp-message"))
 
@@ -253,12 +253,12 @@ def _read_sides(sides: object) -> tuple[Choice, Choice]:
 MOST_PLANS = len(ascii_uppercase)
 """Most plans of a page: each has a letter."""
 FIGURES: Sequence[tuple[str, Callable[[LoadedPlan], float], Callable[[float], str]]] = (
-    ("Predicted", lambda plan: plan.summary.seconds["simulated"], duration),
+    ("Predicted time", lambda plan: plan.summary.seconds["simulated"], duration),
     ("Compute max/mean", lambda plan: plan.summary.metrics.compute_imbalance, ratio),
     ("Tokens max/mean", lambda plan: plan.summary.metrics.token_imbalance, ratio),
     ("Forward, between nodes", lambda plan: plan.summary.metrics.forward.inter_node_bytes, size),
     ("Backward, between nodes", lambda plan: plan.summary.metrics.backward.inter_node_bytes, size),
-    ("Moved in all", lambda plan: plan.summary.total_bytes, size),
+    ("Bytes moved in total", lambda plan: plan.summary.total_bytes, size),
     ("Buffers", lambda plan: int(plan.totals.memory_bytes.max()), size),
 )
 """Heading, value and text of each compared figure; less is better in all of them."""
@@ -278,20 +278,21 @@ def front_page(library: PlanLibrary, query: str) -> Component:
     if not 0 < len(keys) <= MOST_PLANS:
         raise DCPError(
             f"expected 1 to {MOST_PLANS} plans, got {count(len(keys))}; write "
-            "/front?plan=KEY&plan=KEY, or press Plan the front on the page of a plan"
+            "/front?plan=KEY&plan=KEY, or press `Plan the Pareto front` on the page of a plan"
         )
     plans = [library.load(key) for key in keys]
     first = plans[0]
     values = np.array([[figure(plan) for _, figure, _ in FIGURES] for plan in plans], np.float64)
     best = unbeaten(values)
     others = {what for plan in plans[1:] for what in unlike_batches(first.plan, plan.plan)}
-    notes = [f"Not all of one batch: plans for {', '.join(sorted(others))}."] if others else []
+    note = f"Not all plans are for one batch: some are for {', '.join(sorted(others))}."
+    notes = [note] if others else []
     return framed(
-        f"Front · {first.summary.mask}",
+        f"Pareto front · {first.summary.mask}",
         changed_notice(*(plan.entry for plan in plans)),
         title_bar(first.summary.mask, sentence(first, values, best)),
         *([notes_list(notes)] if notes else []),
-        panel("Time against bytes", [graph("front", front_figure(plans, values, best))]),
+        panel("Time versus bytes", [graph("front", front_figure(plans, values, best))]),
         panel("Plans", [_rows(plans, values, best)]),
     )
 
@@ -310,11 +311,12 @@ def unbeaten(values: Floats) -> Bools:
 
 def sentence(first: LoadedPlan, values: Floats, best: Bools) -> str:
     """Write how many plans are on the front, and whether the first one is."""
-    place = "one of them" if best[0] else "not: another one is as good in everything, or better"
+    beaten = "another plan beats it in some figures and equals it in the rest"
+    place = "is on the front" if best[0] else f"is not: {beaten}"
     return (
-        f"On the front: {count(int(best.sum()))} of {counted(len(best), 'plan')}; A, "
-        f"{first.entry.relative}, is {place}. The fastest takes "
-        f"{duration(values[:, SECONDS].min())}, predicted."
+        f"{count(int(best.sum()))} of {counted(len(best), 'plan')} on the Pareto front; A, "
+        f"{first.entry.relative}, {place}. The fastest plan has a predicted time of "
+        f"{duration(values[:, SECONDS].min())}."
     )
 
 
@@ -364,6 +366,6 @@ def _rows(plans: Sequence[LoadedPlan], values: Floats, best: Bools) -> Component
                 html.Td("yes" if kept else "no"), html.Td(link),
             ])
         )  # fmt: skip
-    names = ("", "Plan", *(name for name, _, _ in FIGURES), "On the front", "Compare")
+    names = ("", "Plan", *(name for name, _, _ in FIGURES), "On the Pareto front", "Compare")
     heads = headings(names, range(2, 2 + len(FIGURES)))
     return scrolling(table(heads, rows))

@@ -65,10 +65,10 @@ JUDGEMENTS: dict[Judgement, str] = {
 def verdict_panel(comparison: Comparison) -> Component:
     """Build the verdict: which side is faster, by which rule, and the limits of the comparison."""
     found = explain(comparison)
-    parts = [html.P(found.text, className="dcp-verdict"), hint(f"Rule: {found.rule}")]
+    parts = [html.P(found.text, className="dcp-verdict"), hint(f"Method: {found.rule}")]
     if comparison.limits:
         parts.append(notes_list(comparison.limits))
-    return box(parts, "Who is faster and why")
+    return box(parts, "Which plan is faster, and why")
 
 
 def table_panel(comparison: Comparison) -> Component:
@@ -113,9 +113,9 @@ def kinds_panel(comparison: Comparison) -> Component:
         factor = "-" if row.ratio is None else q.ratio(row.ratio)
         numbers = (text(row.first), text(row.second), factor)
         # Most of such an event is the host's work before the first kernel, not copying.
-        kind = "Starting work (copy)" if row.kind == "copy" else row.kind.capitalize()
+        kind = "Setup (copy)" if row.kind == "copy" else row.kind.capitalize()
         rows.append(_numbers_row(f"{kind}, {row.direction}", numbers))
-    heads = headings(("Mean of the devices", "A", "B", "B / A"), (1, 2, 3))
+    heads = headings(("Mean over devices", "A", "B", "B / A"), (1, 2, 3))
     return panel("Time by kind of event", [scrolling(table(heads, rows))])
 
 
@@ -130,8 +130,8 @@ def constants_panel(comparison: Comparison) -> Component:
     if len(side.trace) > MOST_FITTED:
         # Fitting would keep the page waiting; the command shows the same table.
         command = html.Code("dcpm simulate PLAN --measured RUN")
-        more = f"More than {q.count(MOST_FITTED)} events; "
-        return panel(title, [hint([more, command, " lists them."])])
+        more = f"The run has more than {q.count(MOST_FITTED)} events; "
+        return panel(title, [hint([more, command, " prints this table."])])
     try:
         run = compare_with_run(side.loaded.plan, side.trace)
     except PlanError as error:
@@ -140,7 +140,7 @@ def constants_panel(comparison: Comparison) -> Component:
     text = q.alike(times, q.duration)
     for one in run.classes:
         factor = q.ratio(one.measured_s / one.predicted_s) if one.predicted_s else "-"
-        told = "none alone" if one.differs else ""
+        told = "no single constant" if one.differs else ""
         if one.constant:
             share = q.percent(one.explains)
             now, then = (q.constant(one.constant, value) for value in (one.now, one.set_to))
@@ -149,7 +149,7 @@ def constants_panel(comparison: Comparison) -> Component:
         rows.append(_numbers_row(one.name, numbers, told))
     names = ("Class of work", "Pieces", "Predicted", "Measured", "Ratio", "Constant")
     body = scrolling(table(headings(names, (1, 2, 3, 4)), rows))
-    fitted = "No one constant explains a difference."
+    fitted = "No single constant explains a difference."
     if any(one.constant for one in run.classes):
         fitted = f"With these constants the prediction would be {q.duration(run.fitted_s)}."
     source = [fitted, " ", html.Code("dcpm calibrate"), " measures a machine's constants."]
@@ -181,7 +181,7 @@ def timelines_panel(comparison: Comparison, address: str, phase: str) -> Compone
         )
         for name, text in PHASES.items()
     ]  # fmt: skip
-    told = "One time axis: zooming or moving one moves the other."
+    told = "Both timelines share one time axis: they zoom and pan together."
     if phase:
         told += f" Both begin with the first event of {phase}."
     return panel(
@@ -239,7 +239,10 @@ def moves_panel(comparison: Comparison) -> Component:
     url = f"/api/compare/{first.entry.key}/{second.entry.key}/moves"
     size = str(LARGE_SIDE)
     picture = canvas("dcp-mask-moves", url, "Tiles of both plans", name="moves", data_side=size)
-    told = "The edges show which tokens have another owner. Wheel zooms, drag pans, 0 resets."
+    told = (
+        "The edges show which tokens have another owner. Scroll to zoom, drag to pan, press 0 to "
+        "reset."
+    )
     text = html.Div(_moves_text(find_moves(first.plan, second.plan)), className="dcp-moved")
     parts = html.Div([html.Div([picture, hint(told)]), text], className="dcp-wide-columns")
     return panel("Moved tiles", [parts], tools=tools)
@@ -249,10 +252,10 @@ def _moves_text(moves: Moves) -> list[Component]:
     q = quantities
     texts = [
         f"{q.count(moves.tiles(MOVED))} of {q.count(moves.tiles(SAME) + moves.tiles(MOVED))} tiles "
-        f"({q.percent(moves.share)}) are computed on another device in B, with "
+        f"({q.percent(moves.share)}) are computed on another device in B; they hold "
         f"{q.percent(moves.pair_share)} of the pairs.",
         f"{q.percent(moves.moved_tokens)} of the tokens have another owner.",
-        "Device numbers are arbitrary: with those of B renumbered to fit A, "
+        "Device numbers are arbitrary. With the devices of B renumbered to match A, "
         f"{q.percent(moves.fitted_pair_share)} of the pairs would move.",
     ]
     only = [

@@ -24,7 +24,7 @@ MAX_FILES = 200
 MAX_BYTES = 200_000
 
 START = """\
-# What may every token see? Change a line: findings, picture and prediction follow.
+# Which keys does each token see? Edit a line: findings, picture and prediction update.
 segment part = question[question_len] branch answer[answer_lens]*
 
 mask shared_question = causal and (k in question or same(answer))
@@ -137,9 +137,9 @@ def _read(path: Path) -> str:
 BUNDLE = Path(__file__).parents[1] / "assets" / "codemirror.bundle.js"
 
 KEYS = (
-    "Tab leaves the editor; Ctrl ] and Ctrl [ indent. Ctrl . makes the change that mends the "
-    "finding under the cursor, F8 goes to the next one, Ctrl Space proposes words, Ctrl F "
-    "searches. Pointing at a word explains it."
+    "Tab leaves the editor; Ctrl ] and Ctrl [ change the indentation. Ctrl . fixes the finding "
+    "under the cursor, F8 goes to the next finding, Ctrl Space completes words, Ctrl F searches. "
+    "Hover over a word to see its explanation."
 )
 
 
@@ -202,7 +202,7 @@ def _actions(library: PlanLibrary) -> list[Component]:
 def _plan_panel() -> Component:
     told = html.P("starting the planner …", className="dcp-hint", role="status", **_part("preview"))
     return panel(
-        "What it costs",
+        "Predicted cost",
         [
             html.Div(**_part("settings"), className="dcp-fields"),
             html.Dl(**_part("cards"), className="dcp-metrics dcp-edit-cards"),

@@ -9,32 +9,34 @@ from dcp_dashboard.facts.findings import DEFINITIONS
 from dcp_dashboard.pages.layout import attributes, framed, plain_link, swatches, terms
 
 PAGES = (
-    ("Plans", "/", "Every plan of the served folder; a click on a heading sorts, a file that "
-     "cannot be read says why."),
-    ("A plan: overview", "", "Key metrics, what stands out, the mask with its placement, the "
-     "balance of all devices, the timeline, the traffic between devices, every device in numbers."),
-    ("A plan: timeline", "", "What every device does when: compute, sends, receives and waits; "
-     "with filters, search and a table of events."),
-    ("A plan: mask", "", "Where every tile is computed, down to single pairs."),
-    ("Compare", "/compare", "Two plans, or what was predicted against what was measured."),
-    ("Edit", "/edit", "Write a mask, see it at once, plan it."),
+    ("Plans", "/", "All plans of the served folder. Click a heading to sort. An unreadable file "
+     "shows the reason."),
+    ("A plan: overview", "", "Where the time goes, key metrics, findings, the mask with its "
+     "placement, the balance of all devices, the timeline, the traffic between devices, every "
+     "device in numbers."),
+    ("A plan: timeline", "", "Compute, sends, receives and waits of every device over time, with "
+     "filters, search and a table of events."),
+    ("A plan: mask", "", "The device that computes each tile; zoom in to see single pairs."),
+    ("Compare", "/compare", "Two plans, or the prediction and the run of one plan."),
+    ("Edit", "/edit", "Write a mask, see its picture at once, and plan it."),
 )  # fmt: skip
 
 KIND_MEANINGS = {
-    "attention": "computes tiles",
-    "reduction": "merges partial results that arrived",
-    "copy": "starts a direction: the host prepares its messages and kernels, the device copies its "
-    "own tokens into working buffers",
-    "send": "a message on its way out",
-    "receive": "a message on its way in",
-    "wait": "stands still until a message is there: communication that nothing hides",
+    "attention": "the device computes tiles",
+    "reduction": "the device merges partial results that have arrived",
+    "copy": "setup of forward or backward: the host prepares messages and kernels, the device "
+    "copies its own tokens into working buffers",
+    "send": "an outgoing message",
+    "receive": "an incoming message",
+    "wait": "the device stands still until a message is there: no compute hides this communication",
 }
 
 FETCH_MEANINGS = {
     "nothing": "the device of the tile owns its queries and its keys",
-    "keys and values": "it owns the queries; keys and values come from their owner",
-    "queries": "it owns the keys; queries come, partial results go back",
-    "both": "it owns neither",
+    "keys and values": "the device owns the queries; keys and values come from their owner",
+    "queries": "the device owns the keys; queries come from their owner, and partial results go "
+    "back",
+    "both": "the device owns neither queries nor keys",
 }
 
 COMMANDS = (
@@ -42,39 +44,39 @@ COMMANDS = (
      "--out runs/causal.dcpplan"),
     ("Plan batches of a data set", "dcpm plan train.dcpm --dataset rows.parquet --batches 8 "
      "--out runs/rows"),
-    ("Run it and keep what was measured", "dcpm run runs/causal.dcpplan --trace "
+    ("Run the plan and record a trace", "dcpm run runs/causal.dcpplan --trace "
      "runs/measured.dcpplan"),
-    ("Look at a folder", "dcpm dashboard runs"),
-    ("Everything at once", "dcpm demo --out runs"),
+    ("Show a folder in the browser", "dcpm dashboard runs"),
+    ("Run the whole demonstration", "dcpm demo --out runs"),
 )  # fmt: skip
 
 KEYS = (
     ("Everywhere", (
-        ("Click, Enter", "select a tile, bar, cell, event or device; what belongs to it keeps its "
+        ("Click, Enter", "select a tile, bar, cell, event or device; related items keep their "
                          "colour in every view"),
-        ("Esc", "clear the selection; once more: show all of a canvas"),
-        (". ,", "next division, division before; a selected device stays selected, the page of the "
-                "timeline zooms to it"),
-        ("p", "play all divisions, pause"),
+        ("Esc", "clear the selection; press again to show the whole canvas"),
+        (". ,", "next or previous division; a selected device stays selected, and the timeline "
+                "page zooms to the division"),
+        ("p", "play all divisions, or pause"),
         ("?", "show these keys"),
-        ("Tab", "to the next control or canvas"),
+        ("Tab", "go to the next control or canvas"),
     )),
     ("In a mask or a timeline", (
         ("Wheel, w s, + -", "zoom in and out"),
         ("Drag, a d", "pan"),
-        ("Arrows", "pan; in the mask with a tile selected: the next tile that way"),
-        ("Enter", "in the mask: select the tile in the middle, then zoom to it until its pairs can "
-                  "be seen"),
+        ("Arrows", "pan; in the mask with a selected tile: select the next tile in that direction"),
+        ("Enter", "in the mask: select the tile in the middle; press again to zoom in until its "
+                  "pairs are visible"),
         ("0, double click", "show all"),
     )),
     ("In the timeline", (
         ("f Enter", "zoom to the selection"),
-        ("[ ]", "the event before, the next event"),
-        ("/ n", "on its own page: search, next hit"),
+        ("[ ]", "previous or next event"),
+        ("/ n", "on the timeline page: search, next match"),
         ("o", "open or close a node"),
-        ("t", "pin the selected device to the top, or let it go"),
-        ("Shift and drag", "on its own page: mark an area and sum it up"),
-        ("m", "on its own page: mark what is shown"),
+        ("t", "pin the selected device to the top, or unpin it"),
+        ("Shift and drag", "on the timeline page: mark an area and add up its events"),
+        ("m", "on the timeline page: mark the visible area"),
     )),
     ("In the list and in a data set", (
         ("/", "search"),
@@ -86,16 +88,16 @@ KEYS = (
 
 
 READING = (
-    "Start with what stands out: each sentence selects what it is about and shows the moment in "
-    "the timeline. Its rule says how it was found, so it can be checked.",
-    "The balance shows each device as a bar; max/mean says how far the busiest is above the mean. "
-    "The longest bar of a row is named: that is the slow device.",
-    "Select it. The mask keeps the colour of its tiles, the timeline that of its events, and the "
-    "panel of the selection says for which device it waits, division by division.",
-    "Where heads are placed in groups, every tile is there once per group and the mask shows one "
-    "group at a time: choose it beside the colours. A selected tile brings its own group.",
-    "The address holds everything that is selected, shown and filtered: a reload or a shared link "
-    "shows the same.",
+    "Start with the findings. Click a sentence to select its subject and show the moment in the "
+    'timeline. The link "how?" explains how the finding was made.',
+    "The balance chart has a bar for each device. max/mean compares the busiest device with the "
+    "mean. Each row names the device with the longest bar: this is the slow device.",
+    "Select the slow device. Its tiles keep their colour in the mask, its events in the timeline. "
+    "The selection panel lists the devices that it waits for, division by division.",
+    "If heads are placed in groups, every tile exists once per group. The mask shows one group at "
+    "a time; choose the group beside the colours. Selecting a tile also shows its group.",
+    "The page address stores all selections, views and filters: a reload or a shared link shows "
+    "the same page.",
 )
 
 
@@ -103,7 +105,7 @@ def help_page() -> Component:
     """Build the help page; every section has an anchor to link to."""
     pages = ((dcc.Link(name, href=path) if path else name, text) for name, path, text in PAGES)
     commands = ((name, html.Pre(command)) for name, command in COMMANDS)
-    files = "Plans are files that end in .dcpplan; all of them in the served folder are listed."
+    files = "Plans are files that end in .dcpplan. The dashboard lists all plans of its folder."
     steps = html.Ol([html.Li(text) for text in READING], className="dcp-prose")
     sections: tuple[tuple[str, str, str, list[Component]], ...] = (
         ("pages", "Pages", "What the pages show", [terms(pages)]),
@@ -131,13 +133,13 @@ def _colours() -> list[Component]:
     pairs = zip(FETCHES, FETCH_COLOURS, strict=True)
     fetched = ((swatches([(name, colour)]), FETCH_MEANINGS[name]) for name, colour in pairs)
     return [
-        html.P("The kind of an event has the same colour everywhere, and people who see few "
-               "colours can tell them apart. In the timeline a partly covered pixel is paler."),
+        html.P("Each kind of event has the same colour in every view. The colours suit people with "
+               "colour-blindness. Events cover a paler pixel of the timeline only in part."),
         terms(kinds),
-        html.P("In the mask a node is a hue and its devices are steps of lightness; divisions and "
-               "densities run from dark to light and from pale to strong. What does not belong to "
-               "the selection is faint; zoomed in, so are pairs that are not visible. Coloured by "
-               "what is fetched:"),
+        html.P("In the mask, a node has a hue, and each of its devices has a lightness. Divisions "
+               "run from dark to light, densities from pale to strong. Items outside the selection "
+               "are faint; when zoomed in, so are pairs that are not visible. Colours by fetched "
+               "data:"),
         terms(fetched),
     ]  # fmt: skip
 

@@ -58,7 +58,8 @@ def plan_page(loaded: LoadedPlan) -> Component:
 def _tries(loaded: LoadedPlan) -> Component:
     """Build the place where changes are planned on demand; `page/planning.ts` fills it."""
     told = (
-        "Plans this batch again: against what costs most, or for time, bytes, balance and memory."
+        "Plans this batch again: with changes against the largest costs, or for the best "
+        "trade-offs of time, bytes, balance and memory."
     )
     buttons = [
         html.Button(
@@ -66,8 +67,8 @@ def _tries(loaded: LoadedPlan) -> Component:
             **attributes(data_key=loaded.entry.key, data_task=task),
         )
         for text, name, task in (
-            ("Plan what may help", "try-changes", "suggest"),
-            ("Plan the front", "plan-front", "front"),
+            ("Plan possible changes", "try-changes", "suggest"),
+            ("Plan the Pareto front", "plan-front", "front"),
         )
     ]  # fmt: skip
     tools = [*buttons, html.Span(told, id="tried-status", className="dcp-muted", role="status")]
@@ -100,10 +101,13 @@ def _traffic_panel(loaded: LoadedPlan, address: str) -> Component:
         options = (("device", "Devices"), ("node", "Nodes"))
         tools = choice("traffic", options, "device", "Traffic between", name="traffic-level")
     if not loaded.totals.traffic_bytes.any():
-        text = "No byte moves between devices: everything is computed where it lies."
+        text = "No data moves between devices: each device owns all inputs of its tiles."
         return panel("Traffic", [html.P(text, role="status", className="dcp-hint")])
     cells = canvas("dcp-traffic-cells", address, "Traffic", name="traffic")
-    told = "Rows send, columns receive; lines separate nodes. Click a cell for the pair."
+    told = (
+        "Rows are senders, columns are receivers. Lines separate nodes. Click a cell to select "
+        "a pair of devices."
+    )
     return panel("Traffic", [cells, hint(told)], tools=tools)
 
 
@@ -118,8 +122,8 @@ def _timeline_panel(loaded: LoadedPlan) -> Component:
         choices.append(("both", "Both"))
         tools = choice("source", choices, shown, "Trace to show", name="timeline-source")
     told = (
-        "Wheel zooms, drag pans, arrow keys and WASD move, 0 or Esc resets. Paler: the pixel is "
-        "only partly covered."
+        "Scroll to zoom, drag to pan, move with the arrow keys or WASD, reset with 0 or Esc. "
+        "Events cover a paler pixel only in part."
     )
     views = html.Div(
         [_timeline_view(loaded, source) for source in sources],
@@ -145,8 +149,8 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     meanings = {name: meaning for name, _label, meaning, _unit, _kind in ROWS}
     columns = [
         ("Tokens", meanings["tokens"], q.count, totals.tokens),
-        ("Tiles", "Tiles that it computes", q.count, totals.tiles),
-        ("Pairs", "Visible pairs that it computes", q.count, totals.pairs),
+        ("Tiles", "Tiles that the device computes", q.count, totals.tiles),
+        ("Pairs", "Visible pairs that the device computes", q.count, totals.pairs),
         ("Sent", meanings["sent"], q.size, totals.sent_bytes),
         ("Received", meanings["received"], q.size, totals.received_bytes),
         ("Buffers", meanings["memory"], q.size, totals.memory_bytes),
@@ -180,8 +184,8 @@ def _device_panel(loaded: LoadedPlan) -> Component:
     groups, notes = loaded.plan.head_groups, []
     if groups > 1:
         notes.append(hint(
-            f"Each of the {groups} groups of heads has tiles of its own. A visible pair counts "
-            f"1/{groups} in each, so that the pairs of all devices are those of the mask."
+            f"Each of the {groups} head groups has its own tiles. A visible pair counts 1/{groups} "
+            "in each group, so the pairs of all devices add up to the pairs of the mask."
         ))  # fmt: skip
     return panel("Every device in numbers", [scroll, *notes])
 
@@ -193,13 +197,13 @@ def _device_link(device: int) -> Component:
 
 
 ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = {
-    "computing": ("computes", KIND_COLOURS["attention"]),
-    "reducing": ("merges results", KIND_COLOURS["reduction"]),
-    "links": ("waits for bytes on links", KIND_COLOURS["send"]),
-    "latency": ("waits for messages on their way", KIND_COLOURS["receive"]),
-    "others": ("waits for others' compute", KIND_COLOURS["wait"]),
-    "launches": ("starts work", KIND_COLOURS["copy"]),
-    "idle": ("has nothing left to do", NEUTRAL),
+    "computing": ("compute", KIND_COLOURS["attention"]),
+    "reducing": ("merging results", KIND_COLOURS["reduction"]),
+    "links": ("waiting for data transfer", KIND_COLOURS["send"]),
+    "latency": ("waiting for message latency", KIND_COLOURS["receive"]),
+    "others": ("waiting for compute of other devices", KIND_COLOURS["wait"]),
+    "launches": ("launch overhead", KIND_COLOURS["copy"]),
+    "idle": ("idle after finishing", NEUTRAL),
 }
 """Words and colour of each account of a device's time, in the order of its columns."""
 
@@ -214,7 +218,7 @@ def answer_panel(loaded: LoadedPlan) -> Component:
     ]
     if rest:
         parts += _accounting(loaded, source)
-    title = "Why the run takes so long" if source == "measured" else "Why it would take so long"
+    title = f"Where the time goes ({SOURCE_LABELS[source].lower()})"
     return panel(title, parts, name="dcp-answer")
 
 
@@ -230,7 +234,7 @@ def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
             for (words, _), share in zip(ACCOUNT_LOOKS.values(), shares, strict=True)
             if share
         ]
-        label = f"Device {device} " + ", ".join(told)
+        label = f"Device {device}: " + ", ".join(told)
         bar = {"background": _stripes(shares.tolist())}
         rows.append(
             html.Button(
@@ -240,7 +244,7 @@ def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
         )  # fmt: skip
     bars = written(
         rows, className="dcp-accounts dcp-scroll", role="group",
-        **attributes(aria_label="What every device's time is spent on"),
+        **attributes(aria_label="Use of each device's time"),
     )  # fmt: skip
     return [bars, swatches(list(ACCOUNT_LOOKS.values()))]
 
@@ -261,11 +265,11 @@ def findings_panel(loaded: LoadedPlan) -> Component:
     lists = []
     if loaded.plan.warnings:
         warnings = [html.Li(warning.message) for warning in loaded.plan.warnings]
-        lists.append(_list("The planner warns", warnings, "dcp-warnings"))
+        lists.append(_list("Planner warnings", warnings, "dcp-warnings"))
     for source in loaded.traces:
         items = [html.Li(_told(finding, source)) for finding in findings(loaded, source)]
         if items:
-            lists.append(_list(f"{SOURCE_LABELS[source]}: what stands out", items))
+            lists.append(_list(f"{SOURCE_LABELS[source]}: findings", items))
     return box(lists, "Findings", "dcp-panel dcp-findings-row")
 
 
@@ -275,7 +279,7 @@ def _list(heading: str, items: Sequence[Component], name: str = "") -> Component
 
 def _told(finding: Finding, source: Source) -> list[Component | str]:
     """Build a finding, which selects its evidence, and its rule."""
-    rule = html.Details([html.Summary("rule"), html.Span(finding.rule)], className="dcp-rule")
+    rule = html.Details([html.Summary("how?"), html.Span(finding.rule)], className="dcp-rule")
     if not finding.selected:
         return [finding.text, " ", rule]
     # `page/selection.ts` selects the evidence, scrolls to the timelines and shows this time there.
@@ -284,7 +288,7 @@ def _told(finding: Finding, source: Source) -> list[Component | str]:
         place["data_time"] = window_text(finding.time_ns)
     link = html.Button(
         finding.text, type="button", className="dcp-link dcp-finding",
-        title="Select it everywhere and show it in the timeline", **attributes(**place),
+        title="Select in all views and show in the timeline", **attributes(**place),
     )  # fmt: skip
     return [link, " ", rule]
 
@@ -297,7 +301,7 @@ def _hidden(loaded: LoadedPlan) -> tuple[str, str, str]:
         if source in loaded.traces and loaded.traces[source].seconds() > 0
     }
     if not shares or not loaded.summary.total_bytes:
-        return "Hidden communication", "-", "nothing moves"
+        return "Hidden communication", "-", "no data moves"
     # The run, if there is one, is the last and the value; the prediction stands in the note.
     *others, (name, value) = shares.items()
     return "Hidden communication", value, ", ".join([name, *(f"{n} {v}" for n, v in others)])

@@ -66,17 +66,17 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
            lambda s: s.partitioner, kind=""),
     Column("pairs", "Pairs", "Visible (query, key) pairs", lambda s: s.pairs,
            quantities.count),
-    Column("density", "Density", "Pairs over those of a causal mask on each sequence",
+    Column("density", "Density", "Visible pairs relative to a causal mask on each sequence",
            lambda s: s.density, quantities.percent),
-    Column("compute", "Compute max/mean", "Computed pairs, max over mean of the devices",
+    Column("compute", "Compute max/mean", "Pairs of the busiest device over the mean",
            lambda s: s.compute_imbalance, quantities.ratio),
-    Column("balance", "Token max/mean", "Owned tokens, max over mean of the devices",
+    Column("balance", "Token max/mean", "Tokens of the largest owner over the mean",
            lambda s: s.token_imbalance, quantities.ratio),
-    Column("bytes", "Moved", "Bytes between devices, forward and backward",
+    Column("bytes", "Bytes moved", "Bytes between devices, forward and backward",
            lambda s: s.total_bytes, quantities.size),
-    Column("predicted", "Predicted", "Simulated, forward and backward, if the file says it",
+    Column("predicted", "Predicted", "Simulated time, forward and backward, if the file holds it",
            lambda s: s.seconds.get("simulated"), quantities.duration),
-    Column("measured", "Measured", "Measured seconds, forward and backward",
+    Column("measured", "Measured", "Measured time, forward and backward",
            lambda s: s.seconds.get("measured"), quantities.duration),
 )  # fmt: skip
 
@@ -102,7 +102,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     if picked is not None:
         parts.append(_picked(picked, asked))
     if recent:
-        note = "Opened or made on a page; kept until the server ends."
+        note = "Plans opened or made in the browser. The server keeps them until it stops."
         heads: list[Component] = [
             html.Th(column.heading, scope="col", title=column.meaning, className=column.kind)
             for column in (NAME, *COLUMNS)
@@ -126,7 +126,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         plans = _table(library.index.read(on_page), asked, heads)
         parts += [html.Div(plans, className="dcp-panel dcp-scroll", tabIndex=0), *turn]
     elif not (recent or sets or named):
-        parts.append(html.P("Nothing here matches the search.", className="dcp-message"))
+        parts.append(html.P("No entry matches the search.", className="dcp-message"))
     if library.folder.bounds():
         parts.append(html.P(f"The folder holds more{library.folder.bounds()}."))
     return html.Div(parts)
@@ -160,7 +160,7 @@ def _title(root: Path, rows: Sequence[PlanRow]) -> Component:
     broken, unread = sum(bool(row.error) for row in rows), sum(not row.is_read for row in rows)
     text = f"{quantities.count(len(rows))} in {root}"
     text += f", {quantities.count(broken)} of them unreadable" if broken else ""
-    text += f"; {quantities.count(unread)} are still being read, reload" if unread else ""
+    text += f"; reload: {quantities.count(unread)} are still being read" if unread else ""
     return html.Div(
         [html.H1("Plans"), html.Span(text, className="dcp-muted")], className="dcp-title"
     )
@@ -185,7 +185,7 @@ def _picked(row: PlanRow, asked: Query) -> Component:
     text: list[Component | str] = [
         "Compare ",
         html.Strong(row.entry.relative),
-        " with: choose another plan.",
+        " with another plan: choose one below.",
     ]
     cancel = plain_link("Cancel", "/" + asked.url(pick=""))
     return html.Div([html.Span(text), cancel], className="dcp-panel dcp-picked", role="status")
@@ -202,9 +202,9 @@ def empty_page(root: Path) -> Component:
         "Plan three examples", id="make-examples", className="dcp-button dcp-primary",
         type="button", **attributes(data_examples=json.dumps(EXAMPLES)),
     )  # fmt: skip
-    told = "Standard masks on 8 devices, planned now, in some seconds; nothing is written."
+    told = "Plans standard masks for 8 devices in a few seconds. No file is written."
     status = html.Span(told, id="examples-status", className="dcp-muted", role="status")
-    own = f"dcpm plan --help   # writes .dcpplan files, put them into {root}"
+    own = f"dcpm plan --help   # write the .dcpplan files into {root}"
     steps = (
         ("Run the demonstration", f"dcpm demo --out {root}"),
         ("Plan a batch of your own", own),
@@ -227,7 +227,7 @@ def _table(rows: Sequence[PlanRow], asked: Query, heads: Sequence[Component]) ->
     name, *others = heads
     picture = html.Th("Mask", className="dcp-thumb-head", scope="col")
     compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
-    run = html.Th("Run", scope="col", title="Whether a run was recorded")
+    run = html.Th("Run", scope="col", title="Whether the file holds a recorded run")
     # Cells are made column by column, for one unit each; rows that cannot be read have none.
     known = [row.value for row in rows if row.value is not None]
     cells = iter(tables.cells_of(COLUMNS, known))
@@ -268,7 +268,7 @@ def _row(row: PlanRow, asked: Query, figures: Sequence[Component]) -> Component:
 def _compare_link(entry: PlanEntry, asked: Query, *, has_run: bool) -> Component:
     key, name = entry.key, entry.relative
     if asked.pick == key:
-        return html.Span("chosen", className="dcp-muted")
+        return html.Span("selected", className="dcp-muted")
     # With one plan picked, the link of every other row leads to the comparison.
     if asked.pick:
         href = f"/compare?a={asked.pick}&b={key}"
@@ -277,7 +277,7 @@ def _compare_link(entry: PlanEntry, asked: Query, *, has_run: bool) -> Component
     if not has_run:
         return link
     claim = f"Compare the prediction and the run of {name}"
-    own = plain_link("its run", f"/compare?a={key}&b={key}", aria_label=claim)
+    own = plain_link("with its run", f"/compare?a={key}&b={key}", aria_label=claim)
     return html.Div([link, own], className="dcp-compare-links")
 
 
@@ -287,7 +287,7 @@ def _report_row(row: ReportRow) -> Component:
         cells = _broken_row(row.entry, href, row.error, len(REPORT_HEADS) - 1)
         return html.Tr(cells, className="dcp-broken")
     title = PurePosixPath(report.dataset or report.spec or "samples").name
-    state = "complete" if report.is_complete else "not complete"
+    state = "complete" if report.is_complete else "incomplete"
     tokens, rival, q = report.column("tokens"), report.rival, quantities
     numbers = (
         q.count(len(report.batches)),

@@ -40,27 +40,28 @@ PAUSE_MS = 900
 """Time that each division stays while they are played."""
 
 MASK_HINT = (
-    "Rows are queries, columns keys; the edges show who owns the tokens and name their sequences, "
-    "which a click there selects. Wheel zooms, drag pans, 0 resets; Enter selects a tile, arrows "
-    "go on, Enter again zooms until its pairs can be seen."
+    "Rows are queries, columns are keys. The edges show the owners of the tokens and the names of "
+    "the sequences; click an edge to select a sequence. Scroll to zoom, drag to pan, press 0 to "
+    "reset. Enter selects a tile, arrow keys select the next tile, and Enter again zooms in until "
+    "the pairs of the tile are visible."
 )
 
 TIMELINE_HINT = (
-    "Wheel zooms, drag pans, shift and drag marks an area, shift and wheel or the arrows scroll "
-    "the rows. WASD move, F or Enter zooms to the selection, [ ] go to the neighbouring event, o "
-    "opens or closes a node, / searches, n goes to the next hit, 0 or Esc shows everything. Paler "
-    "pixels are only partly covered."
+    "Scroll to zoom, drag to pan, hold Shift and drag to mark an area. Hold Shift and scroll, or "
+    "use the arrow keys, to scroll the rows. Keys: WASD move, F or Enter zooms to the selection, [ "
+    "and ] select the previous and next event, o opens or closes a node, / searches, n goes to the "
+    "next match, 0 or Esc shows everything. Events cover a paler pixel only in part."
 )
 
 TABS = {"": "Overview", "/timeline": "Timeline", "/mask": "Mask"}
 """Names of a plan's pages by the end of their address."""
 
 FILES = (
-    ("file", "Plan (.dcpplan)", "to open elsewhere: dcpm dashboard, dcpm simulate, dcpm compare"),
+    ("file", "Plan (.dcpplan)", "for dcpm dashboard, dcpm simulate and dcpm compare"),
     ("overview.html", "Page (.html)",
-     "this overview as one file; zooms and selects without a server"),
+     "this overview as one interactive file that needs no server"),
     ("overview.png", "Picture (.png)", "figures, mask, balance and timelines"),
-    ("mask.svg", "Mask (.svg)", "sharp at any size"),
+    ("mask.svg", "Mask (.svg)", "vector graphic"),
     ("trace.pftrace", "Traces for ui.perfetto.dev", "predicted and measured"),
     ("devices.csv", "Devices (.csv)", "one line per device"),
     ("tiles.csv", "Tiles (.csv)", "one line per tile"),
@@ -82,7 +83,7 @@ def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
 
 def run_badge(sources: Container[Source]) -> Component:
     """Build a badge that says whether the file holds a run; no file says whether it was exact."""
-    text = "run" if "measured" in sources else "not run"
+    text = "run recorded" if "measured" in sources else "no run"
     return html.Span(text, className="dcp-badge dcp-badge-none")
 
 
@@ -115,8 +116,8 @@ def inspector(loaded: LoadedPlan) -> Component:
             "Nothing is selected. Click a tile, a bar, an event or a device, or step through the "
             "divisions with ",
             html.Kbd("."), " and ", html.Kbd(","),
-            "; what belongs to it stays in colour everywhere. ",
-            html.Kbd("Esc"), " clears, ", html.Kbd("?"), " shows all keys.",
+            ". Related items keep their colour in every view. ",
+            html.Kbd("Esc"), " clears the selection, ", html.Kbd("?"), " shows all keys.",
         ]
     )  # fmt: skip
     # Polite: a screen reader reads a new selection once it has finished its sentence.
@@ -133,7 +134,7 @@ def _steps(loaded: LoadedPlan) -> Component:
             **attributes(data_step=step, aria_label=label),
         )
         for step, sign, label, key in (
-            ("before", "\u2039", "Division before", ","),
+            ("before", "\u2039", "Previous division", ","),
             ("play", "\u25b6", "Play all divisions", "p"),
             ("next", "\u203a", "Next division", "."),
         )
@@ -201,9 +202,9 @@ def _nothing_to_draw(loaded: LoadedPlan) -> str:
         return "No query of this batch sees a key: the mask is empty, so there is no tile to show."
     if count > MAX_TILES:
         return (
-            f"This plan has {quantities.count(count)} tiles; up to {quantities.count(MAX_TILES)} "
-            "are drawn here. Plan with larger blocks (dcpm plan --block), or see one part of it: "
-            "dcpm show."
+            f"This plan has {quantities.count(count)} tiles; this page draws at most "
+            f"{quantities.count(MAX_TILES)}. Plan with larger blocks (dcpm plan --block), or draw "
+            "one part of the mask with dcpm show."
         )
     return ""
 
@@ -269,10 +270,10 @@ def _memory(loaded: LoadedPlan) -> list[Component]:
     urls = " ".join(f"{base}?source={source}" for source in loaded.traces)
     peak = measure_memory(loaded.plan).peak
     told = (
-        f"Device {peak.argmax()} holds most of one layer's attention, "
-        f"{quantities.size(int(peak.max()))} of the {quantities.size(cluster.memory_bytes)} that a "
-        f"device of {cluster.name} has; a plan does not keep a smaller limit that it was made with "
-        "(--memory-limit). Buffers are there while a direction runs."
+        f"Device {peak.argmax()} needs most memory for the attention of one layer: "
+        f"{quantities.size(int(peak.max()))} of {quantities.size(cluster.memory_bytes)} on a "
+        f"device of {cluster.name}. A plan does not record a limit set with --memory-limit. "
+        "Buffers exist only while forward or backward runs."
     )
     picture = canvas("dcp-memory", urls, "Memory", data_nodes=str(cluster.nodes))
     return [html.H3("Memory over time"), swatches(list(MEMORY_LOOKS)), picture, hint(told)]
@@ -293,7 +294,7 @@ def row_names(loaded: LoadedPlan, *, is_paired: bool) -> list[str]:
     """Explain the letters beside the rows of a timeline; `is_paired`: two traces share an axis."""
     names = []
     if is_paired and len(loaded.traces) > 1:
-        names.append("Rows p are predicted, rows m measured.")
+        names.append("Rows p are predicted, rows m are measured.")
     if loaded.plan.cluster.nodes > 1:
         names.append("n0, n1, … are the nodes.")
     return names
@@ -306,12 +307,12 @@ def _no_timeline(loaded: LoadedPlan) -> list[Component] | None:
     size = max(len(trace) for trace in loaded.traces.values())
     api = f"/api/plan/{loaded.entry.key}"
     if size == 0:
-        text = ["The traces of this plan hold no events: it moves nothing and computes nothing."]
+        text = ["The traces hold no events: the plan moves no data and computes nothing."]
     elif size > MAX_EVENTS:
         text = [
-            f"This trace has {quantities.count(size)} events; up to "
-            f"{quantities.count(MAX_EVENTS)} are drawn here. Open it in ui.perfetto.dev, which "
-            "streams them, or take a part of it as CSV: ",
+            f"This trace has {quantities.count(size)} events; this page draws at most "
+            f"{quantities.count(MAX_EVENTS)}. Open the trace in ui.perfetto.dev, which streams "
+            "the events, or download a part of it as CSV: ",
             html.A("Perfetto file", href=f"{api}/trace.pftrace"),
             " · ",
             html.A("waits only, as CSV", href=f"{api}/events.csv?kinds=wait"),

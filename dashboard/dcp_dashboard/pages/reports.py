@@ -48,20 +48,20 @@ def _column(
 
 
 COLUMNS = (
-    _column("index", "Batch", "Number in the data set", quantities.count),
+    _column("index", "Batch", "Number of the batch in the data set", quantities.count),
     _column("tokens", "Tokens", "Tokens of the packed batch", quantities.count),
     _column("sequences", "Sequences", "Sequences of the batch", quantities.count),
     _column("longest", "Longest", "Tokens of the longest sequence", quantities.count),
-    _column("density", "Density", "Visible pairs over those of a causal mask", quantities.percent),
-    _column("seconds", "Predicted", "Simulated seconds, forward and backward", quantities.duration),
-    _column("speedup", "Speed-up", "Predicted time of the fastest other method over ours",
+    _column("density", "Density", "Visible pairs relative to a causal mask", quantities.percent),
+    _column("seconds", "Predicted", "Simulated time, forward and backward", quantities.duration),
+    _column("speedup", "Speed-up", "Predicted time of the fastest other method divided by ours",
             quantities.ratio),
-    _column("compute_imbalance", "Compute max/mean", "Computed pairs, max over mean of the devices",
+    _column("compute_imbalance", "Compute max/mean", "Pairs of the busiest device over the mean",
             quantities.ratio),
-    _column("token_imbalance", "Token max/mean", "Owned tokens, max over mean of the devices",
+    _column("token_imbalance", "Token max/mean", "Tokens of the largest owner over the mean",
             quantities.ratio),
-    _column("bytes", "Moved", "Bytes between devices, forward and backward", quantities.size),
-    _column("plan_s", "Planned in", "Seconds that planning took", quantities.duration),
+    _column("bytes", "Bytes moved", "Bytes between devices, forward and backward", quantities.size),
+    _column("plan_s", "Planning time", "Time that planning took", quantities.duration),
 )  # fmt: skip
 
 
@@ -81,7 +81,7 @@ def summary_sentence(report: DatasetReport) -> str:
     """Write one sentence: the planned batches and their predicted speed-up."""
     q, batches = quantities, len(report.batches)
     if not batches:
-        return "No batch is planned yet."
+        return "No batch has been planned yet."
     known = f" of {q.count(report.num_available)}" if report.num_available else ""
     # "1 batch", but "1 of 50 batches".
     text = f"{q.count(batches)}{known} batch" + ("" if batches == 1 and not known else "es")
@@ -90,24 +90,24 @@ def summary_sentence(report: DatasetReport) -> str:
         for name in ("tokens", "sequences")
         if len(values := report.column(name))
     ]
-    text += (f", at the median {' in '.join(medians)}" if medians else "") + "."
+    text += (f", median {' in '.join(medians)}" if medians else "") + "."
     if report.rival is not None:
         text += _speedup_sentence(report, report.rival)
     planned = report.column("plan_s")
     if len(planned):
-        text += f" Planning took {q.duration(float(np.median(planned)))} a batch."
+        text += f" Planning took a median of {q.duration(float(np.median(planned)))} per batch."
     return text
 
 
 def _speedup_sentence(report: DatasetReport, rival: str) -> str:
     q, values = quantities, report.speedups(rival)
     text = (
-        f" Predicted {q.ratio(float(np.median(values)))} times as fast as {rival}, the fastest "
-        f"other method ({q.ratio(values.min())} to {q.ratio(values.max())})."
+        f" The predicted median speed-up over {rival}, the fastest other method, is "
+        f"{q.ratio(float(np.median(values)))} ({q.ratio(values.min())} to {q.ratio(values.max())})."
     )
     over = sum(rival in batch.over_tokens for batch in report.batches)
     if over:
-        text += f" In {q.count(over)} of them it owns more tokens on a device than the cap."
+        text += f" {rival} exceeds the token cap of a device in {q.counted(over, 'batch', 'es')}."
     return text
 
 
@@ -115,7 +115,7 @@ def _title(entry: PlanEntry, report: DatasetReport) -> Component:
     facts = [
         entry.relative,
         f"spec {report.spec}" if report.spec else "",
-        f"data {report.dataset}" if report.dataset else "samples of the command line",
+        f"data {report.dataset}" if report.dataset else "samples from the command line",
         report.mask,
         report.cluster,
     ]
@@ -127,8 +127,8 @@ def _summary_panel(report: DatasetReport) -> Component:
     parts: list[Component] = [html.P(summary_sentence(report), className="dcp-verdict")]
     if report.rival is not None:
         rule = (
-            "Rule: per batch, predicted forward and backward time of the other method over ours; "
-            "the fastest other method is the one with the least median."
+            "Speed-up per batch: predicted time, forward and backward, of the other method divided "
+            "by ours. The fastest other method is the one with the smallest median."
         )
         parts.append(hint(rule))
     notes = list(report.notes)
@@ -136,8 +136,8 @@ def _summary_panel(report: DatasetReport) -> Component:
         wanted = f" of {quantities.count(report.num_wanted)}" if report.num_wanted else ""
         notes.insert(
             0,
-            f"Not complete: {quantities.count(len(report.batches))}{wanted} batches are written. "
-            "Planning goes on, or it was stopped.",
+            f"Incomplete: {quantities.count(len(report.batches))}{wanted} batches are written. "
+            "Planning is still running, or it was stopped.",
         )
     if notes:
         parts.append(notes_list(notes))
@@ -146,14 +146,14 @@ def _summary_panel(report: DatasetReport) -> Component:
 
 def _chart_panels(report: DatasetReport) -> list[Component]:
     """Draw the charts, or write a sentence where the report has no figures."""
-    lengths = _chart("lengths", lengths_figure(report), "The report has no lengths.")
-    nothing = "No other method was planned; plan again with --against static."
+    lengths = _chart("lengths", lengths_figure(report), "The report holds no lengths.")
+    nothing = "No other method was planned. To compare methods, plan again with --against static."
     speedups = _chart("speedups", speedup_figure(report), nothing)
     spreads = _chart("spreads", spread_figure(report), "The report holds no figures.")
-    small = (("Lengths of sequences", lengths), ("Speed-up against each method", speedups))
+    small = (("Sequence lengths", lengths), ("Speed-up over each method", speedups))
     panels = [panel(title, [chart], name="dcp-small-chart") for title, chart in small]
     pair = html.Div(panels, className="dcp-columns")
-    return [pair, panel("How batches differ", [spreads], name="dcp-spreads")]
+    return [pair, panel("Distribution over batches", [spreads], name="dcp-spreads")]
 
 
 def _chart(name: str, figure: go.Figure | None, nothing: str) -> Component:
@@ -267,7 +267,7 @@ def step_page(library: PlanLibrary, key: str) -> Component:
     ]
     if len(bars) > MOST_BARS:
         parts.append(hint(f"The first {MOST_BARS} of {count(len(bars))} bars are drawn."))
-    parts.append(panel("The slowest of each micro-batch", [_stragglers(bars)]))
+    parts.append(panel("Slowest devices of each micro-batch", [_stragglers(bars)]))
     return framed(f"Step · {entry.relative}", *parts)
 
 
@@ -299,9 +299,9 @@ def step_sentence(step: StepFile, bars: list[StepBar]) -> str:
     documents = sum(len(group.documents) for group in step.groups)
     return (
         f"{count(documents)} documents in {duration(step.step_s)}, predicted: "
-        f"{ratio(step.over_balance)} times perfect balance. Devices wait "
-        f"{duration(waiting)} at the mean; the fullest holds {ratio(step.max_tokens)} times the "
-        "mean tokens."
+        f"{ratio(step.over_balance)} times the time at perfect balance. Devices wait "
+        f"{duration(waiting)} on average. The fullest device holds {ratio(step.max_tokens)} times "
+        "the mean number of tokens."
     )
 
 
@@ -354,5 +354,5 @@ def _stragglers(bars: list[StepBar]) -> Component:
         numbers = (str(micro_batch), slowest.devices, text(slowest.busy_s), text(waiting))
         named = documents_text(slowest).replace("<br>", "; ")
         rows.append(html.Tr([*number_cells(numbers), html.Td(named, className="dcp-wraps")]))
-    names = ("Micro-batch", "Slowest devices", "Busy", "Others wait, mean", "Its documents")
+    names = ("Micro-batch", "Slowest devices", "Busy", "Mean wait", "Documents")
     return scrolling(table(headings(names, range(4)), rows))

@@ -81,20 +81,22 @@ def comparison(runs: Sequence[Run]) -> list[Component]:
         return []
     pair = Pair.of(*(run for _, run in runs))
     if not len(pair.steps):
-        return [panel("A and B", [hint("The two runs have no step in common.")])]
+        return [panel("A versus B", [hint("The two runs have no step in common.")])]
     rows = []
     for field, heading, text in FACTS:
         if field in COMPARED and (medians := pair.medians(field)) is not None:
             a, b = medians
             share = number_cells([signed(b / a - 1, percent) if a else "-"])
             rows.append(html.Tr([html.Th(heading, scope="row"), *_numbers(a, b, text), *share]))
-    heads = headings(("Median of a step", "A", "B", "B - A", "share"), (1, 2, 3, 4))
+    heads = headings(("Median over steps", "A", "B", "B - A", "change"), (1, 2, 3, 4))
     first, second = (entry.relative for entry, _ in runs)
     common = counted(len(pair.steps), "step")
-    note = f"A is {first}, B is {second}; over the {common} that both have."
-    medians_panel = panel("A and B", [hint(note), scrolling(table(heads, rows))])
+    note = f"A is {first}, B is {second}. Medians over the {common} that both runs have."
+    medians_panel = panel("A versus B", [hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
-    heads = headings(("Step", "A", "B", "B - A", "Slowest rank of A", "of B"), (0, 1, 2, 3))
+    heads = headings(
+        ("Step", "A", "B", "B - A", "Slowest rank of A", "Slowest rank of B"), (0, 1, 2, 3)
+    )
     apart = panel("Steps that differ most in time", [scrolling(table(heads, steps))])
     return [medians_panel, apart] if steps else [medians_panel]
 
@@ -127,10 +129,10 @@ CHARTS = (
     ("Attention of the slowest rank", (
         ("measured_s", "measured", BLUE, "solid"), ("predicted_s", "predicted", NEUTRAL, "dot"),
     )),
-    ("Waiting of the rank that waits most",
+    ("Waiting of the rank that waits longest",
         (("exposed_share", "waiting", KIND_COLOURS["wait"], "solid"),)),
     ("Slowest rank", (("slowest", "rank", KIND_COLOURS["reduction"], "solid"),)),
-    ("Plans under way", (("queued", "plans", KIND_COLOURS["send"], "solid"),)),
+    ("Plans in progress", (("queued", "plans", KIND_COLOURS["send"], "solid"),)),
 )  # fmt: skip
 """Heading of each chart; field, name, colour and stroke of its lines."""
 
@@ -138,11 +140,11 @@ FACTS = (
     ("step_s", "Step", duration), ("measured_s", "Attention, measured", duration),
     ("predicted_s", "Attention, predicted", duration), ("attention_s", "Kernels", duration),
     ("other_s", "Copies, reductions", duration), ("waiting_s", "Waiting", duration),
-    ("idle_s", "Idle", duration), ("exposed_share", "Waiting, most of a rank", percent),
+    ("idle_s", "Idle", duration), ("exposed_share", "Waiting, worst rank", percent),
     ("tokens", "Tokens", count), ("token_imbalance", "Token max/mean", ratio),
     ("compute_imbalance", "Compute max/mean", ratio),
-    ("attention_imbalance", "Measured max/mean", ratio), ("bytes", "Moved", size),
-    ("planning_s", "Planned in", duration), ("waited_s", "Waited for the plan", duration),
+    ("attention_imbalance", "Measured max/mean", ratio), ("bytes", "Bytes moved", size),
+    ("planning_s", "Planning time", duration), ("waited_s", "Wait for the plan", duration),
 )  # fmt: skip
 """Figures of one step: field, heading, how it is written."""
 
@@ -154,13 +156,13 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
         entry, run = runs[0]
         name = PurePosixPath(entry.relative)
         told = html.Span(f"{entry.relative} · {counted(len(run), 'step')}", className="dcp-muted")
-        note = "Drag over steps to zoom, double click to see all; a click on a step says more."
+        note = "Drag over steps to zoom. Double-click to show all steps. Click a step for details."
         return framed(
             f"Run · {entry.relative}",
             dcc.Store(id="run-key", data=[key, other]), dcc.Store(id="run-range"),
             dcc.Interval(id="run-clock", interval=EVERY_MS),
             title_bar(name.parent.name or name.name, told),
-            box([html.Div(_now(run), id="run-now")], "The newest step"),
+            box([html.Div(_now(run), id="run-now")], "Latest step"),
             html.Div(comparison(runs), id="run-pair"),
             html.Div(id="run-step"),
             panel("Steps", [hint(note), graph("run-chart", run_figure(runs, None))]),
@@ -360,7 +362,7 @@ def _axis(field: str) -> dict[str, Any]:
 
 
 def _now(run: RunHistory) -> Component:
-    lost = f"Not written, because the disk is too slow: {counted(run.dropped, 'step')}."
+    lost = f"The disk is too slow: {counted(run.dropped, 'step')} not written to the log."
     notes = [hint(lost)] if run.dropped else []
     return html.Div([terms(run.sentences(), "dcp-terms"), *notes])
 
@@ -378,8 +380,8 @@ def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: i
     trace = str(found.get("trace", ""))
     key = plan_key((PurePosixPath(entry.relative).parent / trace).as_posix())
     link: Component = hint(
-        "No plan was kept of this step: DCPExecutor(trace_every=...) keeps some."
+        "The log keeps no plan of this step. DCPExecutor(trace_every=...) keeps plans."
     )
     if trace and library.folder.find(key, SUFFIX):
-        link = html.P(dcc.Link("Its plan and trace", href=f"/plan/{key}/timeline"))
+        link = html.P(dcc.Link("Plan and trace of this step", href=f"/plan/{key}/timeline"))
     return panel(f"Step {count(step)} · {found.get('name', '')}", [terms(facts), link])

@@ -23,11 +23,16 @@ SCHEMA_EXPORT = "dcp.exported/1"
 @click.argument("spec", required=False)
 @options.mask_options
 @click.option("--format", "name", type=click.Choice(options.FORMATS), required=True,
-              help="Whose format to write.")  # fmt: skip
-@click.option("--out", required=True, metavar="FILE", help="Ends in .npz, .json or .py.")
+              help="Format to write; see above.")  # fmt: skip
+@click.option(
+    "--out",
+    required=True,
+    metavar="FILE",
+    help="File to write; the name ends in .npz, .json or .py.",
+)
 @click.option("--block", default="128", show_default=True, metavar="B|QxK",
               help="Tokens per block, for flex and flash4.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Describe the written files as JSON.")
 def export(  # noqa: PLR0913 - one argument per option
     spec: str | None,
     call: str | None,
@@ -40,11 +45,11 @@ def export(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Write a mask on a sample in the format of an attention kernel.
 
-    dense: booleans. dcp: ranges per row. flashmask: hidden rows per key. magi: slices with slanted
-    ends. varlen: calls of a plain flash kernel. flex, flash4: block tables and a mask_mod, as .py
-    with an .npz beside it.
+    Formats: dense (booleans), dcp (key ranges per row), flashmask (hidden rows per key), magi
+    (slices with slanted ends), varlen (calls of a plain flash kernel), flex and flash4 (block
+    tables and a mask_mod, as a .py file with an .npz file beside it).
 
-    Exit status 1 if the format cannot hold the mask (X3xx).
+    Exit status: 1 if the format cannot represent the mask (X3xx).
     """
     from dcp_dsl.interchange.export import ExportConfig, write_export
     from dcp_dsl.interchange.formats import export_mask
@@ -85,7 +90,7 @@ SCHEMA_IMPORT = "dcp.import/1"
 @click.command("import")
 @click.argument("file")
 @click.option("--format", "name", type=click.Choice(options.READABLE),
-              help="Needed where the file does not say.")  # fmt: skip
+              help="Format of FILE, if the file does not name the format.")  # fmt: skip
 @click.option("--equals", "spec", metavar="SPEC", help="Compare with a mask of this .dcpm file.")
 @options.mask_options
 @click.option("--svg", metavar="FILE", help="Draw the mask into an SVG file.")
@@ -102,8 +107,10 @@ def import_(  # noqa: PLR0913 - one argument per option
 ) -> None:
     """Read a mask from a kernel's format, draw it, and compare it with a .dcpm mask.
 
-    FILE is an .npz or .json that `dcpm export` wrote, or an .npy or .npz with the arrays of the
-    format. With --equals or --mask the exit status is 1 if the masks differ.
+    FILE is an .npz or .json file written by `dcpm export`, or an .npy or .npz file with the arrays
+    of the format.
+
+    Exit status: with --equals or --mask, 1 if the masks differ.
     """
     from dcp_dsl.interchange.export import read_export
     from dcp_dsl.interchange.formats import import_mask
@@ -198,11 +205,11 @@ class Fit:
 @click.option("--out", default="masks.dcpm", show_default=True, metavar="FILE",
               help="File to write, `-` for standard output.")  # fmt: skip
 def init(dataset: str | None, out: str) -> None:
-    """Write a first .dcpm file, with the masks of the library that fit DATASET.
+    """Write a starter .dcpm file with the library masks that fit DATASET.
 
-    DATASET is a Parquet or JSON lines file, or a folder of them, of which the first is read.
-    A mask fits if the data set has its columns, and the first rows lie in its layout. Without
-    DATASET the file is about documents.
+    DATASET is a Parquet or JSON Lines file, or a folder of such files; the command reads the first
+    file. A mask fits if the data set has the columns of the mask, and the first rows match its
+    layout. Without DATASET, the file has a mask for packed documents.
     """
     from pathlib import Path
 
@@ -210,7 +217,7 @@ def init(dataset: str | None, out: str) -> None:
     from dcp_dsl.specs.spec import check_report
 
     if out != "-" and Path(out).exists():
-        raise click.UsageError(f"{out} is there already; name another file with --out")
+        raise click.UsageError(f"{out} exists already; choose another file with --out")
     fits: list[Fit] = []
     seen = ""
     if dataset is not None:

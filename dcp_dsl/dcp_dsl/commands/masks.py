@@ -28,9 +28,11 @@ MAX_COLUMNS = 96
 @options.mask_options
 @click.option("--svg", metavar="FILE", help="Draw into an SVG file, `-` for standard output.")
 @click.option("--png", metavar="FILE", help="Draw into a PNG file.")
-@click.option("--width", type=click.IntRange(8, 1000), help="Widest matrix, in characters.")
-@click.option("--json", "as_json", is_flag=True, help="Print tokens, pairs and slabs; "
-              "a line for each mask of a stack.")  # fmt: skip
+@click.option(
+    "--width", type=click.IntRange(8, 1000), help="Maximum width of the drawing, in characters."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print tokens, pairs and slabs as "
+              "JSON, one line for each mask of a stack.")  # fmt: skip
 def show(  # noqa: PLR0913  # one parameter for each option
     spec: str | None,
     call: str | None,
@@ -43,9 +45,9 @@ def show(  # noqa: PLR0913  # one parameter for each option
 ) -> None:
     """Draw a mask on a sample: queries downwards, keys to the right.
 
-    SPEC is a .dcpm file; without one the masks of the standard library are there:
-    `dcpm show --mask "streaming(4, 16)" --len 64`. Without --sample the first one of the file that
-    fits is drawn.
+    SPEC is a .dcpm file. Without SPEC, the command draws masks of the standard library: `dcpm show
+    --mask "streaming(4, 16)" --len 64`. Without --sample, the command takes the first sample of the
+    file that fits the mask.
     """
     from dcp_dsl.pictures.picture import Picture
 
@@ -127,12 +129,12 @@ FORMS = {
 @click.argument("topic", required=False, metavar="[CODE | MASK | SPEC]")
 @options.mask_options
 @click.option("--block", default="128", show_default=True, metavar="TOKENS",
-              help="Tokens per block of the counts.")  # fmt: skip
+              help="Tokens per block in the counts.")  # fmt: skip
 @click.option("--head-dim", type=click.IntRange(1), default=128, show_default=True,
-              help="Size of a head, for the flops.")  # fmt: skip
+              help="Elements per head, for the FLOP count.")  # fmt: skip
 @click.option("--core", "as_core", is_flag=True, help="Print the core program of the mask.")
 @click.option("--json", "as_json", is_flag=True,
-              help="Print one JSON document; a line for each mask of a stack.")  # fmt: skip
+              help="Print one JSON document, or one line for each mask of a stack.")  # fmt: skip
 def explain(  # noqa: PLR0913  # one parameter for each option
     topic: str | None,
     call: str | None,
@@ -143,11 +145,12 @@ def explain(  # noqa: PLR0913  # one parameter for each option
     as_core: bool,
     as_json: bool,
 ) -> None:
-    """Explain a code, such as E104, or a mask: its form, slabs, pairs, blocks and cost.
+    """Explain a message code such as E104, or the form, slabs, pairs, blocks and cost of a mask.
 
     `dcpm explain E104` prints the documentation of a message. `dcpm explain SPEC --mask M` binds a
-    mask of a .dcpm file to a sample and counts; `dcpm explain M` one of the standard library. With
-    `--core` it prints the mask with all calls, rules and parameters written out; no sample is read.
+    mask of a .dcpm file to a sample and counts its pairs and blocks; `dcpm explain M` does the same
+    for a mask of the standard library. `--core` prints the mask with all calls, rules and
+    parameters expanded, and reads no sample.
     """
     if topic is not None and call is None and _CODE.fullmatch(topic):
         _explain_code(topic, as_json=as_json)
@@ -302,11 +305,11 @@ def blocks(
     block: str,
     as_json: bool,
 ) -> None:
-    """Count the visible pairs of every block of a mask, exactly.
+    """Count exactly the visible pairs in every block of a mask.
 
-    --mask takes a name or a call such as `longformer(radius = 9)`; --sample the name of a `sample`
-    of SPEC, JSON of its columns with an optional `len`, or a file of that. Only blocks that hold
-    pairs are listed: [row, column, pairs].
+    --mask takes a name or a call such as `longformer(radius = 9)`. --sample takes the name of a
+    sample of SPEC, its columns as JSON with an optional `len`, or a file with this JSON. The output
+    lists only blocks with visible pairs: row, column, pairs.
     """
     from dcp_dsl.forms.form import num_keys
     from dcp_dsl.forms.sparsity import BlockKind, block_sparsity
@@ -347,7 +350,7 @@ SCHEMA_DIFF = "dcp.diff/1"
 @click.command()
 @click.argument("left", metavar="A")
 @click.argument("right", metavar="B")
-@click.option("--spec", "spec_path", metavar="FILE", help="The .dcpm file that A and B speak of.")
+@click.option("--spec", "spec_path", metavar="FILE", help="The .dcpm file that defines A and B.")
 @options.sample_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def diff(
@@ -358,22 +361,23 @@ def diff(
     length: str | None,
     as_json: bool,
 ) -> None:
-    """Compare two masks on a sample, exactly: equal, one within the other, or where they differ.
+    """Compare two masks exactly on a sample: equal, one within the other, or different.
 
-    A and B are names or calls, such as `causal` or `"sliding(4k) per doc"`. Exit status: 0 if they
-    see the same pairs, 1 if they do not.
+    A and B are names or calls, such as `causal` or `"sliding(4k) per doc"`.
+
+    Exit status: 0 if both masks have the same visible pairs, 1 if not.
     """
     from dcp_dsl.forms.algebra import compare_masks
 
     for name in (left, right):
         if name.endswith(".dcpm"):
             raise click.UsageError(
-                f"A and B are masks, `{name}` is a file: dcpm diff MASK MASK --spec {name}"
+                f"A and B are masks, but `{name}` is a file: dcpm diff MASK MASK --spec {name}"
             )
     spec = options.load_spec(spec_path)
     masks = [spec.mask(left), spec.mask(right)]
     if masks[0].keys != masks[1].keys:
-        raise click.UsageError("A and B look at keys of different sequences; see `@keys`")
+        raise click.UsageError("A and B have keys of different sequences; see `@keys`")
     # One sample for both: with the columns of either mask.
     both = replace(masks[0], columns=masks[0].columns | masks[1].columns)
     chosen = options.choose_sample(spec, both, sample, length)
@@ -403,7 +407,7 @@ def _sentence(left: str, right: str, only_left: int, only_right: int, tokens: in
     if not only_left and not only_right:
         return f"equal {on}: `{left}` and `{right}` see the same pairs"
     if not only_left:
-        return f"`{left}` implies `{right}` {on}; `{right}` sees {only_right:,} pairs more"
+        return f"`{left}` implies `{right}` {on}; `{right}` sees {only_right:,} more pairs"
     if not only_right:
-        return f"`{right}` implies `{left}` {on}; `{left}` sees {only_left:,} pairs more"
+        return f"`{right}` implies `{left}` {on}; `{left}` sees {only_left:,} more pairs"
     return f"differ {on}: {only_left:,} pairs only in `{left}`, {only_right:,} only in `{right}`"

@@ -89,19 +89,21 @@ def knows_ascii_only() -> bool:
 def sample_options(command: Command) -> Command:
     """Add the options that choose a sample."""
     command = click.option(
-        "--len", "length", metavar="TOKENS", help="Length of the sample; 4k is 4096, 1M is 1048576."
+        "--len",
+        "length",
+        metavar="TOKENS",
+        help="Length of the sample in tokens; 4k is 4096, 1M is 1048576.",
     )(command)
     return click.option(
         "--sample", metavar="SAMPLE",
-        help="A sample of the file by name, or its columns: 'doc_lens = [3, 4]', JSON or a JSON "
-        "file.",
+        help="Name of a sample in the file, or columns: 'doc_lens = [3, 4]', JSON or a JSON file.",
     )(command)  # fmt: skip
 
 
 def mask_options(command: Command) -> Command:
     """Add the options that choose a mask and a sample."""
     return click.option(
-        "--mask", "call", metavar="MASK", help="A mask by name or call, or any mask expression."
+        "--mask", "call", metavar="MASK", help="Name or call of a mask, or any mask expression."
     )(sample_options(command))
 
 

@@ -79,34 +79,38 @@ class _Checked:
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option("--output-format", type=click.Choice(FORMATS), default="full", show_default=True,
-              help="full shows the source, concise one line per finding, json and sarif one "
-              "document, github annotations for Actions.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="The same as --output-format json.")
-@click.option("--fix", "fixes", is_flag=True, help="Make the changes that certainly mend.")
-@click.option("--diff", "diffs", is_flag=True, help="Show what --fix would change; write nothing.")
+              help="full shows the source, concise prints one line per finding, json and sarif one "
+              "document, github annotations for GitHub Actions.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Same as --output-format json.")
+@click.option("--fix", "fixes", is_flag=True, help="Apply all safe fixes.")
+@click.option(
+    "--diff", "diffs", is_flag=True, help="Show the changes of --fix without writing them."
+)
 @click.option("--verdicts", "lists", is_flag=True,
-              help="List what was proved for every sample, and what was only tested.")  # fmt: skip
+              help="List claims that are proved for every sample or only tested.")  # fmt: skip
 @click.option("--strict", "is_strict", is_flag=True,
-              help="What is neither proved nor tested is an error: W290, W291, W293.")  # fmt: skip
+              help="Claims neither proved nor tested are errors: W290, W291, W293.")  # fmt: skip
 @click.option("--dataset", metavar="PATH",
-              help="Check the rows of a data set against the `for` statements of the file: Parquet "
-              "or JSON lines, a folder, a saved Hugging Face data set, or hf:NAME.")  # fmt: skip
+              help="Check the rows of a data set against the `for` statements of the file: "
+              "Parquet, JSON Lines, a folder, a saved Hugging Face data set, hf:NAME.")  # fmt: skip
 def check(files: tuple[str, ...], output_format: str, dataset: str | None, **flags: bool) -> None:
-    """Report the errors of .dcpm files: syntax, names, kinds, layouts, failed checks.
+    """Report errors in .dcpm files: syntax, names, kinds, layouts, failed checks.
 
-    `-` reads standard input; with --fix the mended text goes to standard output and the findings
-    to standard error. Exit status: 0 without errors (warnings may be shown), 1 with errors or if
-    --diff has something to show, 2 if a file cannot be read or written.
+    `-` reads standard input; with --fix, the fixed text goes to standard output and the findings go
+    to standard error.
+
+    Exit status: 0 without errors (warnings are allowed), 1 with errors or if --diff shows a change,
+    2 if a file cannot be read or written.
     """
     fixes, diffs, lists = flags["fixes"], flags["diffs"], flags["lists"]
     if flags["as_json"] and output_format not in ("full", "json"):
-        raise click.UsageError("--json says --output-format json; leave one of them out")
+        raise click.UsageError("--json means --output-format json; use only one of them")
     output_format = "json" if flags["as_json"] else output_format
     if dataset is not None:
         if fixes or diffs or lists or flags["is_strict"] or output_format not in ("full", "json"):
             raise click.UsageError(
-                "--dataset checks rows and reports as text or --json; leave --fix, --diff, "
-                "--verdicts, --strict and other formats away"
+                "--dataset checks rows and reports text or --json; remove --fix, --diff, "
+                "--verdicts, --strict and other formats"
             )
         sys.exit(check_dataset_command(files, dataset, as_json=output_format == "json"))
     from dcp_dsl.syntax.diagnostics import strict
@@ -236,15 +240,20 @@ SCHEMA_FMT = "dcp.fmt/1"
 @click.command()
 @click.argument("files", nargs=-1, required=True, metavar="FILES...")
 @click.option(
-    "--check", "only_check", is_flag=True, help="Write nothing; exit 1 if a file would change."
+    "--check",
+    "only_check",
+    is_flag=True,
+    help="Write nothing; exit with status 1 if a file would change.",
 )
-@click.option("--diff", "show_diff", is_flag=True, help="Write nothing; show what would change.")
+@click.option("--diff", "show_diff", is_flag=True, help="Write nothing; show the changes.")
 @click.option("--json", "as_json", is_flag=True, help="Report as one JSON document.")
 def fmt(files: tuple[str, ...], only_check: bool, show_diff: bool, as_json: bool) -> None:
-    """Lay out .dcpm files in the house style; comments and line breaks stay.
+    """Format .dcpm files in the standard style; comments and line breaks stay.
 
-    `-` formats standard input to standard output. Exit status: 0, 1 if --check or --diff found
-    something to change, 2 if a file cannot be read or does not parse (it is left as it is).
+    `-` formats standard input to standard output.
+
+    Exit status: 0 success, 1 if --check or --diff finds a change, 2 if a file cannot be read or
+    parsed (this file stays unchanged).
     """
     changed: list[str] = []
     unreadable: list[dict[str, str]] = []
@@ -296,9 +305,9 @@ def _format(name: str, unreadable: list[dict[str, str]]) -> tuple[bytes, bytes] 
 
 @click.command()
 def lsp() -> None:
-    """Serve an editor: the language server on standard input and output.
+    """Run the language server for editors on standard input and output.
 
-    Editors start it themselves; see docs/editors.md.
+    Editors start the server themselves; see docs/editors.md.
     """
     from dcp_dsl.language_server.server import make_server
 

@@ -21,13 +21,13 @@ ShareText: TypeAlias = Callable[[float], str]
 NOUNS: Mapping[Name, str] = {
     "balance": "uneven compute",
     "waves": "kernels that leave multiprocessors idle",
-    "tiles": "masked pairs that kernels compute",
-    "links": "bytes on links",
-    "latency": "latency of messages",
-    "launches": "launches",
-    "idle": "devices that compute nothing",
-    "order": "waiting for earlier work of others",
-    "memory": "giving buffers back early",
+    "tiles": "masked pairs that kernels compute anyway",
+    "links": "data transfer",
+    "latency": "message latency",
+    "launches": "launch overhead",
+    "idle": "devices without work",
+    "order": "waiting for earlier work of other devices",
+    "memory": "freeing buffers early",
 }
 """Causes as nouns: the time is lost to ..."""
 
@@ -36,11 +36,11 @@ CONDITIONS: Mapping[Name, str] = {
     "waves": "if kernels kept all multiprocessors busy",
     "tiles": "if kernels computed visible pairs only",
     "links": "with infinitely fast links",
-    "latency": "without latency",
-    "launches": "without launches",
-    "idle": "if idle devices took their share",
+    "latency": "without message latency",
+    "launches": "without launch overhead",
+    "idle": "if devices without work took their share",
     "order": "if no device waited for earlier work of others",
-    "memory": "without a limit of memory",
+    "memory": "without a memory limit",
 }
 """The imagined condition without each cause, as the start of a sentence."""
 
@@ -98,13 +98,14 @@ def three_sentences(
     total, causes = why.diagnosis.seconds, worth_saying(why.diagnosis)
     least = share(LEAST_SHARE)
     if not causes:
-        first = f"No single cause costs {least} of the time: what is left is computing."
-        return headline(why, seconds, share), first, "There is little to gain."
-    first = f"Most is lost to {NOUNS[causes[0].name]}: {_would(causes[0], total, seconds, share)}"
-    # Savings of single causes do not add up, so the sentence says `each alone`.
+        first = f"No single cause costs more than {least} of the time: the rest is compute."
+        return headline(why, seconds, share), first, "There is little left to gain."
+    noun = NOUNS[causes[0].name]
+    first = f"The largest cost comes from {noun}: {_would(causes[0], total, seconds, share)}"
+    # Savings of single causes do not add up, so the sentence says `each removed alone`.
     told = joined([f"{NOUNS[cause.name]} ({seconds(cause.saves_s)})" for cause in causes[1:]])
-    rest = f"Next come {told}, each alone; nothing" if told else "Nothing"
-    return headline(why, seconds, share), first, f"{rest} else saves {least}."
+    rest = f"The next costs, each removed alone: {told}. " if told else ""
+    return headline(why, seconds, share), first, f"{rest}No other cost exceeds {least}."
 
 
 def worth_saying(diagnosis: Diagnosis) -> tuple[Cause, ...]:
@@ -117,19 +118,19 @@ def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
     """Describe how devices spend the time; like `three_sentences`."""
     spent = why.accounting.shares()
     told = [
-        f"compute for {share(spent['computing'])} of that",
-        f"merge results for {share(spent['reducing'])}",
-        f"wait for messages for {share(spent['links'] + spent['latency'])}",
-        f"wait for others' compute for {share(spent['others'])}",
-        f"have nothing left to do for {share(spent['idle'])}",
+        f"{share(spent['computing'])} of this time on compute",
+        f"{share(spent['reducing'])} on merging results",
+        f"{share(spent['links'] + spent['latency'])} on waiting for messages",
+        f"{share(spent['others'])} on waiting for compute of other devices",
+        f"{share(spent['idle'])} idle after finishing",
     ]
     if spent["launches"] >= LEAST_SHARE:
-        told.insert(2, f"start work for {share(spent['launches'])}")
-    taken = f"The plan takes {seconds(why.diagnosis.seconds)}: its devices {joined(told)}"
+        told.insert(2, f"{share(spent['launches'])} on launch overhead")
+    taken = f"The plan takes {seconds(why.diagnosis.seconds)}. Its devices spend {joined(told)}."
     # If nothing travels, the hidden share is 1, which says nothing.
     if not why.trace.size_bytes.any():
-        return f"{taken}; nothing moves between devices."
-    return f"{taken}; {share(why.hidden_share)} of the communication is hidden."
+        return f"{taken} No data moves between devices."
+    return f"{taken} Compute hides {share(why.hidden_share)} of the communication."
 
 
 def cause_sentence(
@@ -143,7 +144,7 @@ def cause_sentence(
 def _would(cause: Cause, total_s: float, seconds: TimeText, share: ShareText) -> str:
     saves = f"{seconds(cause.saves_s)} less ({share(cause.saves_s / total_s)})"
     where = place_text(cause, seconds)
-    return f"{CONDITIONS[cause.name]} it would take {saves}{f'; {where}' if where else ''}."
+    return f"{CONDITIONS[cause.name]}, the plan would take {saves}{where and f'; {where}'}."
 
 
 def place_text(cause: Cause, seconds: TimeText) -> str:
@@ -161,8 +162,8 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
         case "links" if where:
             verb = "sends" if where["side"] == "send" else "receives"
             return (
-                f"on the critical path device {where['device']} {verb} for "
-                f"{seconds(where['seconds_on_path'])}"
+                f"device {where['device']} {verb} for {seconds(where['seconds_on_path'])} on the "
+                "critical path"
             )
         case "latency":
             messages = where["messages_on_path"]
@@ -170,21 +171,21 @@ def place_text(cause: Cause, seconds: TimeText) -> str:
             return f"the critical path waits for {messages} {noun} to arrive"
         case "launches":
             host = where["host_s"]
-            starts = f", and its host works for up to {seconds(host)} before them" if host else ""
-            return f"a device starts up to {where['kernels_of_device']} kernels{starts}"
+            pause = f", and the host takes up to {seconds(host)} to prepare a pass" if host else ""
+            return f"a device launches up to {where['kernels_of_device']} kernels{pause}"
         case "waves":
-            return f"kernels take {where['times_full']:.2f} times as long as their work"
+            return f"kernels now take {where['times_full']:.2f} times as long"
         case "tiles":
-            return f"kernels compute {where['computed_over_visible']:.2f} pairs for a visible one"
+            return f"kernels compute {where['computed_over_visible']:.2f} pairs per visible pair"
         case "order":
-            return f"device {where['device']} waits longest for what others compute"
+            return f"device {where['device']} waits longest for compute of other devices"
         case "idle":
             count = len(where["devices"])
             return f"{count} device{'s have' if count > 1 else ' has'} no tile"
         case "memory":
             return (
-                f"it needs {where['buffer_bytes'] / 1e6:.1f} MB of buffers a device, without the "
-                f"limit {where['unlimited_bytes'] / 1e6:.1f} MB"
+                f"buffers take {where['buffer_bytes'] / 1e6:.1f} MB per device instead of "
+                f"{where['unlimited_bytes'] / 1e6:.1f} MB"
             )
         case _:  # links, where no message is on the critical path
             return ""
@@ -211,16 +212,16 @@ def _step_text(trace: Trace, event: int, step: str) -> str:
     device, peer, name = int(trace.device[event]), int(trace.peer[event]), trace.name_of(event)
     lane, division = LANES[trace.lane[event]], int(trace.division[event])
     if lane == "send":
-        text = f"{name} leaves device {device} for {peer}"
+        text = f"device {device} sends {name} to device {peer}"
     elif lane == "receive":
-        text = f"{name} is on its way from device {peer} to {device}"
+        text = f"device {device} receives {name} from device {peer}"
     else:
         text = f"{name} on device {device}, division {division}"
     # A copy begins the program of a direction, so it is its start, whatever the kind of step.
     if trace.kind[event] == EVENT_KINDS.index("copy"):
-        text = f"device {device} starts work"
+        text = f"setup on device {device}"
     elif step == "launches":
-        text = f"before {text}"
+        text = f"gap before: {text}"
     return f"{text}, {'backward' if trace.is_backward[event] else 'forward'}"
 
 
@@ -236,9 +237,10 @@ WORTH_SAYING = 0.1
 """Causes of at least this share of the difference are listed beside the reason."""
 
 CAUSE_RULE = (
-    "Both plans are predicted again with one thing free at a time, and with everything else free: "
-    f"{joined(sorted(NOUNS.values()))}. The mean of both savings is the part of that cause. A "
-    f"reason is named if it is at least {MOSTLY:.0%} of what makes the slower plan slower."
+    "Each cause is removed from both plans twice: once alone, once after all other causes. The "
+    "share of a cause is the mean of the two savings. The causes are "
+    f"{joined(sorted(NOUNS.values()))}. A cause is named as the reason if it is at least "
+    f"{MOSTLY:.0%} of what makes the slower plan slower."
 )
 
 
@@ -331,7 +333,7 @@ def explain_difference(
     if found.reason == "close":
         text = (
             f"{names[0]} and {names[1]} take about the same time, {seconds(first)} and "
-            f"{seconds(second)}: they differ by less than {share(CLOSE)}, too little to name a "
+            f"{seconds(second)}. The difference is at most {share(CLOSE)}, too small to name a "
             "reason."
         )
     else:
@@ -339,7 +341,7 @@ def explain_difference(
         least, most = min(first, second), max(first, second)
         text = (
             f"{faster} takes {share(1 - least / most)} less time than {slower}: {seconds(least)} "
-            f"against {seconds(most)}, {_because(found, slower, seconds)}."
+            f"instead of {seconds(most)}, {_because(found, slower, seconds)}."
             f"{_what_if(found, names, seconds)}"
         )
     return text[:1].upper() + text[1:]
@@ -349,12 +351,12 @@ def _because(found: Explanation, slower: str, seconds: TimeText) -> str:
     more, less = _listed(found, 1, seconds), _listed(found, -1, seconds)
     match found.reason:
         case "work":
-            text = f"mostly because the mean device of {slower} has more to compute"
+            text = f"mostly because the average device of {slower} computes more"
         case "several" | "close":
-            text = f"for no single reason: {slower} loses more to {more}"
+            text = f"for several reasons: {slower} loses more time to {more}"
         case name:
-            text = f"mostly because {slower} loses more to {NOUNS[name]}"
-    return f"{text}; against that, it loses less to {less}" if less else text
+            text = f"mostly because {slower} loses more time to {NOUNS[name]}"
+    return f"{text}, although {slower} loses less time to {less}" if less else text
 
 
 def _listed(found: Explanation, sign: int, seconds: TimeText) -> str:
@@ -362,7 +364,7 @@ def _listed(found: Explanation, sign: int, seconds: TimeText) -> str:
     least = WORTH_SAYING * abs(found.difference)
     shares = {name: sign * share for name, share in found.shares.items()}
     chosen = sorted((n for n in shares if shares[n] >= least), key=lambda n: -shares[n])
-    nouns = ["computing itself" if name == "work" else NOUNS[name] for name in chosen]
+    nouns = ["compute itself" if name == "work" else NOUNS[name] for name in chosen]
     told = zip(nouns, chosen, strict=True)
     return joined([f"{noun} ({seconds(shares[name])})" for noun, name in told])
 
@@ -377,7 +379,7 @@ def _what_if(found: Explanation, names: tuple[str, str], seconds: TimeText) -> s
                  for side in (found.first, found.second)]  # fmt: skip
         first, second = found.first.seconds - saved[0], found.second.seconds - saved[1]
         told.append(
-            f"{CONDITIONS[name]} {names[0]} would take {seconds(first)} and {names[1]} "
+            f"{CONDITIONS[name]}, {names[0]} would take {seconds(first)} and {names[1]} "
             f"{seconds(second)}"
         )
     text = "; ".join(told)

@@ -164,7 +164,7 @@ def _divided(start: _Start, more: int, least: int) -> tuple[str, str, Plan] | No
 
 
 def _unlimited(start: _Start) -> tuple[str, str, Plan] | None:
-    return "no limit of memory", "without --memory-limit", PlanInputs.of(start.plan).unlimited()
+    return "no memory limit", "without --memory-limit", PlanInputs.of(start.plan).unlimited()
 
 
 def _recut(start: _Start, borders: Any, size: str) -> tuple[str, str, Plan] | None:
@@ -179,7 +179,7 @@ def _rerouted(start: _Start) -> tuple[str, str, Plan] | None:
     if start.plan.cluster.nodes == 1:
         return None
     routing = "direct" if start.config.routing == "node" else "node"
-    told = {"direct": "blocks straight from their owners", "node": "blocks once per node"}
+    told = {"direct": "blocks directly from their owners", "node": "blocks once per node"}
     return told[routing], f"--routing {routing}", start.planned(routing=routing)
 
 
@@ -192,7 +192,7 @@ def _searched(start: _Start) -> tuple[str, str, Plan] | None:
 def _grouped(start: _Start) -> tuple[str, str, Plan] | None:
     if start.plan.head_groups > 1 or start.plan.shape.q_heads == 1:
         return None
-    return "heads in groups", "--head-groups auto", start.planned(head_groups="auto")
+    return "heads placed in groups", "--head-groups auto", start.planned(head_groups="auto")
 
 
 def _rounded(start: _Start) -> tuple[str, str, Plan] | None:

@@ -6,7 +6,10 @@ import click
 
 from dcp_planner.commands.output import print_json, say
 
-NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these compute other pairs."
+NO_CAUSE = (
+    "The plans compute different pairs. This command explains the faster plan only for two plans "
+    "of one batch."
+)
 
 
 @click.command()
@@ -17,22 +20,24 @@ NO_CAUSE = "Which is faster, and why, is said of two plans of one batch; these c
     "conditions",
     multiple=True,
     metavar="CONDITION",
-    help="Such as 'makespan>+2%' (change) or 'compute_imbalance>1.1' (value of SECOND); repeat.",
+    help="Exit with status 1 if this holds: 'makespan>+2%' (change) or 'compute_imbalance>1.1' "
+    "(value of SECOND). Repeatable.",
 )
 @click.option(
     "--model", metavar="NAME",
-    help="llama-8b, llama-70b or gemma-3-12b: compare the step of all its layers as well.",
+    help="Also compare the step of all layers of llama-8b, llama-70b or gemma-3-12b.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def compare(
     first: str, second: str, conditions: tuple[str, ...], model: str | None, as_json: bool
 ) -> None:
-    """Compare two .dcpplan files, figure by figure, as their clusters predict them.
+    """Compare two .dcpplan files figure by figure, each predicted on its own cluster.
 
-    Of one batch, it also says which plan is faster and why: both are predicted again without each
-    cause of their times. `dcpm why FIRST --against SECOND` has the details.
+    For two plans of one batch, the command also says which plan is faster, and why: the simulator
+    predicts both plans again without each cause of their times. `dcpm why FIRST --against SECOND`
+    shows the details.
 
-    Exit status: 0, 1 if a condition of --fail-if holds, 2 if a file cannot be read.
+    Exit status: 0 success, 1 if a condition of --fail-if holds, 2 if a file cannot be read.
     """
     from dcp_planner.causes.explanation import explain, explain_difference, unlike_batches
     from dcp_planner.commands.tables import show_comparison, time_text

@@ -38,116 +38,125 @@ def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callabl
 
 @click.command()
 @click.argument("spec", type=click.Path())
-@click.option("--dataset", metavar="PATH", help="Parquet or JSON lines file, or a folder of them.")
+@click.option(
+    "--dataset", metavar="PATH", help="Parquet or JSON Lines file, or a folder of such files."
+)
 @click.option(
     "--sample",
     "samples",
     multiple=True,
     metavar="SAMPLE",
-    help="A sample of SPEC by name, or its columns: 'len = 4096', JSON or a JSON file; repeat to "
-    "pack several.",
+    help="Name of a sample in SPEC, or columns: 'len = 4096', JSON or a JSON file. Repeat to pack "
+    "several samples.",
 )
 @click.option(
     "--mask",
     metavar="CALL",
-    help="Mask by name or call, or stack by name.  [default: what `for ... use` says]",
+    help="Name or call of a mask, or name of a stack.  [default: from `for ... use`]",
 )
 @click.option(
     "--tokens", "token_budget", default="131072", show_default=True, callback=parse_tokens,
-    metavar="N", help="Most tokens of a batch of the data set; 8k is 8192.",
+    metavar="N", help="Maximum tokens in a batch of the data set; 8k is 8192.",
 )  # fmt: skip
 @_option(
-    "--batch", "first_batch", default=0, text="First batch of the data set to plan.",
+    "--batch", "first_batch", default=0, text="Number of the first batch to plan, from 0.",
     kind=click.IntRange(min=0),
 )  # fmt: skip
-@_option("--batches", "num_wanted", default=1, text="Batches to plan.")
+@_option("--batches", "num_wanted", default=1, text="Number of batches to plan.")
 @click.option(
     "--block", "--block-size", "block", default="auto", show_default=True,
     callback=or_auto(1, MOST_BLOCK, " tokens"), metavar="N|auto", help="Tokens per block.",
 )  # fmt: skip
 @click.option(
     "--cluster", default="a100-p4de:4x8", show_default=True, metavar="NxD|PRESET|FILE",
-    help="Nodes x devices, a preset (h100-dgx, h200-dgx:8x8, ...) or a TOML file.",
+    help="Nodes x devices per node, a preset (h100-dgx, h200-dgx:8x8, ...) or a TOML file.",
 )  # fmt: skip
 @click.option(
     "--backend", "--partitioner", "partitioner", metavar="NAME",
-    help="Partitioner that places the batch, for example kahypar.",
+    help="Partitioner that places blocks and tiles on devices, for example kahypar.",
 )  # fmt: skip
 @click.option(
     "--budget", type=click.Choice(BUDGETS), default="balanced",
-    show_default=True, help="How much the search may do.",
+    show_default=True, help="Effort of the search.",
 )  # fmt: skip
 @click.option(
     "--objective", type=click.Choice(OBJECTIVES), default="time",
-    show_default=True, help="What the plan has least of among those of the front.",
+    show_default=True, help="Quantity to minimise among the plans of the Pareto front.",
 )  # fmt: skip
 @click.option(
     "--front", "is_front", is_flag=True,
-    help="List and draw plans of which none is beaten in time, bytes, balance and memory at once.",
+    help="List and draw the Pareto front of time, bytes, balance and memory.",
 )  # fmt: skip
 @click.option(
     "--routing", type=click.Choice(get_args(Routing)),
-    help="From and to the owner, or once per node and on from there.",
+    help="direct: between owner and device; node: once per node, then forwarded within it.",
 )  # fmt: skip
 @click.option(
     "--divisions", default="auto", show_default=True, callback=or_auto(2, MOST_DIVISIONS),
-    metavar="N|auto", help="Most divisions per direction; auto: as many as are fastest.",
+    metavar="N|auto", help="Maximum divisions in forward and backward; auto: the fastest number.",
 )  # fmt: skip
 @click.option(
     "--memory-limit", "memory_limit_bytes", type=click.IntRange(min=0), metavar="BYTES",
-    help="Most bytes that a device may need for what it receives and for partial results.",
+    help="Maximum bytes on a device for received data and partial results.",
 )  # fmt: skip
 @_option(
-    "--compute-tolerance", default=0.1, text="Most compute over the mean.",
+    "--compute-tolerance", default=0.1,
+    text="Allowed excess of compute over the mean, as a fraction.",
     kind=click.FloatRange(min=0),
 )  # fmt: skip
 @_option(
-    "--token-tolerance", default=0.1, text="Most tokens over the mean.",
+    "--token-tolerance", default=0.1, text="Allowed excess of tokens over the mean, as a fraction.",
     kind=click.FloatRange(min=0),
 )  # fmt: skip
 @click.option(
     "--partials", type=click.Choice(get_args(Partials)), default="auto",
     show_default=True,
-    help="Type in which partial results travel; auto: float32 where it costs at most 3%.",
+    help="Data type of partial results in messages; auto: float32 if that costs at most 3%.",
 )  # fmt: skip
-@_option("--seed", default=0, text="Of every random choice.", kind=click.IntRange(0, 2**31 - 1))
 @_option(
-    "--time-limit", "time_limit_s", default=60.0, text="Seconds for the partitioner.",
+    "--seed", default=0, text="Seed of every random choice.", kind=click.IntRange(0, 2**31 - 1)
+)
+@_option(
+    "--time-limit", "time_limit_s", default=60.0, text="Time limit of the partitioner, in seconds.",
     kind=click.FloatRange(0, min_open=True),
 )  # fmt: skip
 @click.option(
     "--heads", metavar="Q/KV/D", callback=parse_heads,
-    help="Query heads, key/value heads and elements per head.  [default: 8/2/128, or the model's]",
+    help="Query heads, key/value heads, elements per head.  [default: 8/2/128, or the model's]",
 )  # fmt: skip
 @click.option(
     "--head-groups", default="1", show_default=True, callback=or_auto(1, MOST_HEAD_GROUPS),
     metavar="N|auto",
-    help="Groups of heads that are placed on their own; auto: as many as are fastest.",
+    help="Number of head groups that are placed separately; auto: the fastest number.",
 )  # fmt: skip
 @click.option(
     "--model", metavar="NAME",
-    help="llama-8b, llama-70b or gemma-3-12b: plan for the shortest step, and print it.",
+    help="llama-8b, llama-70b or gemma-3-12b: minimise the step time of this model, and print it.",
 )  # fmt: skip
-@_option("--dtype-bytes", default=2, text="Bytes per element.", kind=click.IntRange(1, 8))
+@_option(
+    "--dtype-bytes", default=2, text="Bytes per element of the tensors.", kind=click.IntRange(1, 8)
+)
 @click.option(
     "--against",
     multiple=True,
     metavar="BACKEND",
-    help="Plan with this one too and report the speedup over it; `static`: every static layout.",
+    help="Also plan with this partitioner, and report the speedup over it. `static`: every static "
+    "layout. Repeatable.",
 )
 @click.option(
     "--out",
     type=click.Path(),
-    help="The .dcpplan file to write; with --batches, the folder of files and their report; or the "
-    "report alone, NAME.dcpbatches.json.",
+    help="The .dcpplan file to write; with --batches, a folder for the plans and their report; or "
+    "NAME.dcpbatches.json for the report alone.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's values
-    """Plan packed batches of SPEC, a .dcpm file, and report what they cost.
+    """Plan packed batches with the masks of SPEC, a .dcpm file, and report the predicted cost.
 
-    A batch comes from a data set or from samples given here. With --out plan and predicted trace
-    are written. With --model the plan is that of the shortest step, linear part included. A stack
-    gets a plan for each of its masks, over one ownership of tokens, and a file for each.
+    A batch comes from a data set (--dataset) or from samples (--sample). --out writes the plan and
+    its predicted trace. --model minimises the time of a whole step, including the linear part. A
+    stack gets one plan and one file for each of its masks; all these plans share the same owners of
+    tokens.
     """
     from dcp_planner.batches.report_file import DatasetRun, stack_document
     from dcp_planner.commands.tables import (
@@ -169,7 +178,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
     output = open_output(options["out"], run.num_wanted)  # refuses before the work begins
     masks = _plan_all(run, output, options)
     if compile_seconds():
-        say(f"compiled in {compile_seconds():.1f} s, which the planning time leaves out")
+        say(f"compiled the planner in {compile_seconds():.1f} s; the planning time excludes this")
     runs, rows = [mask.run for mask in masks], [mask.rows for mask in masks]
     uses = [run.use for run in runs if run.use is not None]
     times = _step_times(masks, options)
@@ -189,7 +198,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
             show_batches(mask.rows)
         if mask.output.report is not None:
             report = mask.output.report
-            say(f"wrote {report}; `dcpm dashboard {report.parent}` shows it")
+            say(f"wrote {report}; to view: dcpm dashboard {report.parent}")
     if uses:
         show_stack(uses, rows)
     if times:
@@ -203,12 +212,12 @@ def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -
 
     if options["out"] or options["against"] or options["model"] or run.num_wanted > 1:
         raise click.UsageError(
-            "--front lists plans of one batch; leave out --out, --against, --model and --batches, "
-            "and write one of its plans with --objective and --out"
+            "--front lists plans of one batch; remove --out, --against, --model and --batches. To "
+            "write a plan of the front, use --objective and --out without --front"
         )
     (batch, *others) = next(_batches(run, options["samples"]))
     if others:
-        raise click.UsageError("--front takes one mask; name one of the stack's with --mask")
+        raise click.UsageError("--front takes one mask; choose a mask of the stack with --mask")
     planning = run.planning
     front = build_front(batch.sparsity, planning.shape, planning.cluster, planning.config)
     if as_json:
@@ -249,7 +258,7 @@ def _check_batch(options: dict[str, Any]) -> None:
     for option, name in names.items():
         if context.get_parameter_source(name) is ParameterSource.COMMANDLINE:
             raise click.UsageError(
-                f"--sample gives one batch; leave --{option} out or give --dataset"
+                f"--sample defines one batch; remove --{option}, or use --dataset"
             )
 
 

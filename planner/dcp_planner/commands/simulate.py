@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 @click.option(
     "--cluster",
     metavar="NxD|PRESET|FILE",
-    help="Constants to predict with, on the plan's own nodes and devices.  [default: the plan's]",
+    help="Constants for the prediction; the plan keeps its devices.  [default: the plan's]",
 )
 @click.option(
     "--measured",
     type=click.Path(),
     metavar="TRACE",
-    help="A run of PLAN, as `dcpm run PLAN --trace TRACE` writes it, to compare with.",
+    help="Compare with this run of PLAN, a file from `dcpm run PLAN --trace TRACE`.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def simulate(plan: str, cluster: str | None, measured: str | None, as_json: bool) -> None:
-    """Predict how long PLAN, a .dcpplan file, takes on its cluster, device by device.
+    """Predict the time of PLAN, a .dcpplan file, on its cluster, device by device.
 
-    `--cluster` gives other constants, for example of another machine or of `dcpm calibrate`.
-    `--measured` shows predicted and measured times by class of work, which constant of the cluster
-    explains each difference, and what to set it to.
+    `--cluster` sets other constants, for example those of another machine or from `dcpm calibrate`.
+    `--measured` shows predicted and measured times by class of work, the constant of the cluster
+    that explains each difference, and a better value for this constant.
     """
     from dataclasses import replace
 
@@ -86,8 +86,8 @@ def _with_constants(own: "Cluster", name: str) -> "Cluster":
     asked = re.search(r"(?:^|:)(\d+)x(\d+)$", name)
     if asked is not None and (int(asked[1]), int(asked[2])) != size:
         say(
-            f"note: the plan is for {size[0]}x{size[1]} devices and stays so; only the constants "
-            f"of {name} are taken"
+            f"note: the plan stays on {size[0]}x{size[1]} devices; only the constants of {name} "
+            "are used"
         )
     return replace(find_cluster(name), nodes=size[0], devices_per_node=size[1], devices=own.devices)
 

@@ -30,65 +30,80 @@ def _mesh(ctx: click.Context, param: click.Parameter, value: str) -> tuple[int, 
 
 @click.command()
 @click.argument("spec", type=click.Path())
-@click.option("--dataset", metavar="PATH", help="Parquet or JSON lines file, or a folder of them.")
+@click.option(
+    "--dataset", metavar="PATH", help="Parquet or JSON Lines file, or a folder of such files."
+)
 @click.option(
     "--lengths", metavar="FILE", help="JSON list of document lengths, instead of a data set."
 )
 @click.option(
     "--mask",
     metavar="CALL",
-    help="Mask by name or call, or stack by name.  [default: the only one]",
+    help="Name or call of a mask, or name of a stack.  [default: the only mask of SPEC]",
 )
 @click.option(
     "--mesh", default="8x8", show_default=True, callback=_mesh, metavar="RxC",
-    help="Replicas x context ranks of a replica.",
+    help="Data-parallel replicas x context-parallel ranks per replica.",
 )  # fmt: skip
-@click.option("--micro-batches", type=click.IntRange(1, 4096), default=1, show_default=True)
 @click.option(
-    "--stages", type=click.IntRange(1, 1024), default=1, show_default=True, help="Pipeline stages."
+    "--micro-batches", type=click.IntRange(1, 4096), default=1, show_default=True,
+    help="Micro-batches per step.",
+)  # fmt: skip
+@click.option(
+    "--stages",
+    type=click.IntRange(1, 1024),
+    default=1,
+    show_default=True,
+    help="Number of pipeline stages.",
 )
 @click.option(
     "--model", default="llama-8b", show_default=True, metavar="NAME",
-    help="llama-8b, llama-70b or gemma-3-12b.",
+    help="Model: llama-8b, llama-70b or gemma-3-12b.",
 )  # fmt: skip
 @click.option(
     "--cluster", default="h100-dgx", show_default=True, metavar="PRESET|FILE",
-    help="Constants of the machine; the mesh says how many devices.",
+    help="Constants of the machine; --mesh sets the number of devices.",
 )  # fmt: skip
 @click.option(
     "--tokens", default="128k", show_default=True, callback=parse_tokens, metavar="N",
-    help="Most tokens of a replica in one micro-batch; 8k is 8192.",
+    help="Maximum tokens of a replica in one micro-batch; 8k is 8192.",
 )  # fmt: skip
 @click.option(
-    "--steps", type=click.IntRange(min=1), default=20, show_default=True, help="Steps to plan."
+    "--steps",
+    type=click.IntRange(min=1),
+    default=20,
+    show_default=True,
+    help="Number of steps to plan.",
 )
 @click.option(
     "--synchronise", type=click.Choice(["micro_batch", "step"]), default="micro_batch",
-    show_default=True, help="When devices exchange parameters: FSDP or ZeRO-1.",
+    show_default=True,
+    help="When devices exchange parameters: each micro-batch (FSDP) or each step (ZeRO-1).",
 )  # fmt: skip
 @click.option(
     "--even-price", type=click.FloatRange(0, 1), default=0.05, show_default=True, metavar="SHARE",
-    help="Of a step's time that even tokens may cost; 0: time alone decides.",
+    help="Share of the step time that an even spread of tokens may cost; 0: only time counts.",
 )  # fmt: skip
 @click.option(
     "--against", metavar="all|NAME", multiple=True, default=("round-robin",), show_default=True,
-    help="Other policies to price on the same documents; repeat.",
+    help="Other policies to compare on the same documents. Repeatable.",
 )  # fmt: skip
 @click.option(
     "--out",
     metavar="FILE",
-    help="Write the first step, *.dcpstep.json, for the dashboard.",
+    help="Write the first step to FILE (*.dcpstep.json) for the dashboard.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def step(
     spec: str, against: tuple[str, ...], as_json: bool, out: str | None, **options: Any
 ) -> None:  # Any: click's values
-    """Plan whole training steps: which documents run where, and how long a step takes.
+    """Plan whole training steps: assign documents to devices, and predict the time of a step.
 
-    The documents are those of a data set under SPEC's masks, or have the lengths of a file. They
-    are dealt to micro-batches and groups of devices by predicted time: the linear part, and
-    attention under their own masks. The report splits the time of a step and compares it with that
-    of dealing finished packs in turn.
+    The documents come from a data set with the masks of SPEC, or from a file of lengths. The
+    planner assigns documents to micro-batches and groups of devices by predicted time: the time of
+    the linear part, and of attention with the mask of each document. The report splits the time of
+    a step into its parts and compares it with other policies, such as dealing finished packs in
+    turn.
     """
     from itertools import islice
 
@@ -116,7 +131,7 @@ def step(
         )
     if out is not None and report.first is not None:
         write_step(Path(out), report.first[1], report.first[0])
-        say(f"wrote {out}; `dcpm dashboard {Path(out).parent}` shows it")
+        say(f"wrote {out}; to view: dcpm dashboard {Path(out).parent}")
     if as_json:
         print_json(report.to_json())
     else:
@@ -197,7 +212,7 @@ def show_report(report: "StepReport") -> None:
         # Waiting is a difference of sums, and rounding may leave a little less than 0.
         times = [f"{max(0.0, s) * 1e3:.0f} ms" for s in (*map(policy.mean, parts), rest)]
         rows.append((policy.name, *times, f"{policy.mean('max_tokens'):.2f}"))
-    heads = ("mean of a step", "time", "linear", "attention", "waiting", "rest", "tokens max")
+    heads = ("mean over steps", "time", "linear", "attention", "waiting", "rest", "tokens max")
     console = console_of_tables()
     console.width = max(console.width, 80)
     console.print(f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents")
@@ -207,4 +222,4 @@ def show_report(report: "StepReport") -> None:
     for name in report.rivals:
         speedup = report.speedup_over(name)
         saved = (1 - 1 / speedup) * HOURS_PER_DAY  # of a day of the other policy
-        console.print(f"{speedup:.2f} x {name}: {saved:.1f} h of a day")
+        console.print(f"{speedup:.2f} x speedup over {name}: saves {saved:.1f} h per day")

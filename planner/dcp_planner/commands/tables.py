@@ -77,7 +77,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     metrics = measure(plan)
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
-        summary.append(("planned in", time_text(row.figures.plan_s)))
+        summary.append(("planning time", time_text(row.figures.plan_s)))
     if row.others:
         summary.append((SPEEDUPS, ""))
     for name, theirs in row.others.items():
@@ -97,13 +97,13 @@ def _over(caps: Mapping[str, float]) -> str:
     """Name the caps that a layout exceeds, and how far.
 
     >>> _over({"compute": 2.404, "tokens": 1.18})
-    ', over caps: compute 2.4, tokens 1.18'
+    ', exceeds caps: compute 2.4, tokens 1.18'
     """
     told = ", ".join(f"{name} {most:.3g}" for name, most in caps.items())
-    return f", over caps: {told}" if told else ""
+    return f", exceeds caps: {told}" if told else ""
 
 
-PARTIALS = {"float32": "in float32", "input": "in the type of the inputs"}
+PARTIALS = {"float32": "in float32", "input": "in the data type of the inputs"}
 NO_HEADS, LABELLED = ("", ""), (0, 1)  # a table of labels and texts
 SPEEDUPS = "speedup over"
 SIDES = ("forward", "backward")
@@ -112,7 +112,7 @@ BEST: dict[Scope, str] = {
     "of_all": "  best static",
     "within_token_cap": "  within the token cap",
 }
-NONE_HOLDS = "no static layout holds it"
+NONE_HOLDS = "no static layout keeps this cap"
 
 
 def _best_lines(others: Collection[str]) -> dict[Scope, str]:
@@ -140,18 +140,18 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
         lines.append((label + part, *_times(found)) if found else (f"{label}: {NONE_HOLDS}",))
     print_table(
         console,
-        (f"{len(rows)} batch{'es' * (len(rows) > 1)}", "least", "median", "mean", "most"),
+        (f"{len(rows)} batch{'es' * (len(rows) > 1)}", "min", "median", "mean", "max"),
         lines,
     )
     for name in rows[0].others:
         count = Counter(cap for row in rows for cap in row.over_caps[name])
         told = ", ".join(f"{cap} in {often}" for cap, often in sorted(count.items()))
         if told:
-            console.print(Text(f"{name} is over caps: {told} of {len(rows)} batches"))
+            console.print(Text(f"{name} exceeds caps: {told} of {len(rows)} batches"))
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
-        noun = "batch misses" if warned == 1 else "batches miss"
-        console.print(f"warning: {warned} {noun} a cap; --json says which", style="yellow")
+        noun = "batch exceeds" if warned == 1 else "batches exceed"
+        console.print(f"warning: {warned} {noun} a cap; for details, use --json", style="yellow")
 
 
 def _times(spread: Spread) -> list[str]:
@@ -168,7 +168,7 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
     """Print the costs of all layers of one cycle of a stack together to standard output."""
     console, count = console_of_tables(), len(rows[0])
     of = f", medians of {count} batches" if count > 1 else ""
-    heading = f"{uses[0].stack}: its {uses[0].period} layers together{of}"
+    heading = f"{uses[0].stack}: all {uses[0].period} layers together{of}"
     console.print(Text(heading, style="bold"), soft_wrap=True)
     lines = list[Row]()
     total = {name: spread.median for name, spread in stack_totals(uses, rows).items()}
@@ -247,7 +247,7 @@ def show_run(run: RunComparison) -> None:
         ratio = f"{one.measured_s / one.predicted_s:.2f}" if one.predicted_s else "-"
         times = time_text(one.predicted_s), time_text(one.measured_s)
         # Classes of messages by size share one constant, which is listed once below.
-        constant = one.constant or ("none alone" if one.differs else "")
+        constant = one.constant or ("no single one" if one.differs else "")
         rows.append((one.name, f"{one.pieces:,}", *times, ratio, constant))
         if one.constant:
             values.setdefault(one.constant, one)
@@ -255,13 +255,13 @@ def show_run(run: RunComparison) -> None:
     print_table(console, heads, rows, (0, 5))
     console.print(
         f"predicted {time_text(run.predicted_s)}, measured {time_text(run.measured_s)}, predicted "
-        f"with these constants {time_text(run.fitted_s)}",
+        f"with the new constants {time_text(run.fitted_s)}",
         soft_wrap=True,
     )  # fmt: skip
     for name, one in values.items():
         console.print(
             f"{name} = {one.set_to:.3g} (now {one.now:.3g}) explains {one.explains:.0%} of the "
-            f"difference of {one.name.partition(', ')[0]}",  # of all sizes
+            f"difference in {one.name.partition(', ')[0]}",  # of all sizes
             soft_wrap=True,
         )  # fmt: skip
 
@@ -290,7 +290,7 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
         ("  partial results", PARTIALS[plan.shape.partials]),
         ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
         ("memory, fullest device", _memory_text(plan)),
-        ("exposed wait", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} worst"),
+        ("exposed wait", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} max"),
         ("communication hidden", f"{timings.overlap:.1%}"),
     ]
 
@@ -306,7 +306,7 @@ def _memory_text(plan: Plan) -> str:
     """
     peak, memory = int(measure_memory(plan).peak.max()), plan.cluster.memory_bytes
     text = f"{size_text(peak)} of {memory / 1e9:.1f} GB"
-    return text if peak <= memory else f"{text}: it does not fit"
+    return text if peak <= memory else f"{text}: does not fit"
 
 
 def _print_devices(console: Console, metrics: PlanMetrics, timings: Timings) -> None:
@@ -353,7 +353,10 @@ def show_front(front: Sequence[FrontPoint]) -> None:
         )
         for letter, point in zip(_names(), front, strict=False)
     ]
-    heads = ("", "predicted", "compute", "tokens", "between nodes", "backward", "memory")
+    heads = (
+        "", "predicted", "compute", "tokens", "between nodes, forward",
+        "between nodes, backward", "memory",
+    )  # fmt: skip
     print_table(console, heads, rows)
     for line in draw([(p.seconds, p.forward_inter + p.backward_inter) for p in front]):
         console.print(Text(line), soft_wrap=True)

@@ -11,11 +11,11 @@ from dcp_planner.commands.output import print_json
 @click.argument("plans", nargs=-1, required=True, metavar="PLAN...")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def validate(plans: tuple[str, ...], as_json: bool) -> None:
-    """Check every invariant of .dcpplan files; name the one that is broken, and where.
+    """Check every invariant of .dcpplan files; report a broken invariant and its place.
 
-    A worker process decodes them: a file that ends it is called unreadable.
+    A worker process decodes the files. A file that crashes the worker is reported as unreadable.
 
-    Exit status: 0 if all hold, 1 if one is broken, 2 if a file cannot be read.
+    Exit status: 0 if all invariants hold, 1 if one is broken, 2 if a file cannot be read.
     """
     from dcp_planner.plan.file_check import check_file
 

@@ -22,17 +22,20 @@ MOST_LINES = 8
 
 @click.command()
 @click.argument("plan", type=click.Path())
-@click.option("--against", type=click.Path(), help="Explain why it is faster or slower than this.")
+@click.option(
+    "--against", type=click.Path(), help="Also explain why PLAN is faster or slower than this plan."
+)
 @click.option(
     "--try/--no-try", "is_trying", default=True, show_default=True,
-    help="Plan the changes that may help, which takes a few times as long as planning.",
+    help="Plan the changes that may help; this takes a few times as long as planning.",
 )  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
-    """Say why PLAN, a .dcpplan file, takes as long as its cluster predicts, and what to try.
+    """Explain the predicted time of PLAN, a .dcpplan file, and list changes to try.
 
-    Each cause is imagined away and the plan predicted again: with infinitely fast links, without
-    latency, without launches, with compute shared evenly. What to try has been planned.
+    The simulator predicts the plan again without each cause: with infinitely fast links, without
+    message latency, without launch overhead, with compute shared evenly. The command plans every
+    change before it lists the change.
     """
     from dcp_planner.causes.diagnosis import find_causes
     from dcp_planner.causes.explanation import explain
@@ -123,7 +126,7 @@ def _show_path(console: "Console", lines: "Sequence[PathLine]") -> None:
     rest = len(lines) - len(shown)
     if rest:
         share = 1 - sum(line.share for line in shown)
-        console.print(f"and {rest} shorter step{'s' * (rest > 1)}, together {percent(share)}")
+        console.print(f"and {rest} shorter step{'s' * (rest > 1)}, {percent(share)} in total")
 
 
 def _show_tried(console: "Console", tried: "Sequence[Suggestion]", seconds: float) -> None:
@@ -139,7 +142,7 @@ def _show_tried(console: "Console", tried: "Sequence[Suggestion]", seconds: floa
     better = worth_saying(tried, seconds)
     if not better:
         told = ", ".join(suggestion.change for suggestion in tried)
-        console.print(Text(f"Tried without a gain of 1%: {told}."))
+        console.print(Text(f"Tried, but saves less than 1%: {told}."))
         return
     rows = [
         (

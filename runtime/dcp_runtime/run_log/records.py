@@ -276,22 +276,22 @@ class RunHistory:
 
         measured, predicted = last["measured_s"], last["predicted_s"]
         is_known = measured and predicted
-        ratio = f", {measured / predicted:.3g} times the predicted" if is_known else ""
+        ratio = f", {measured / predicted:.3g} times the prediction" if is_known else ""
         share, slowest = last["exposed_share"], last["slowest"]
-        planning = f"{_seconds(last['planning_s'])}, waited for {seconds('waited_s')}"
+        planning = f"{_seconds(last['planning_s'])}, training waited {seconds('waited_s')}"
         return [
             ("Step", f"{last['step']} · {last.get('name', '')}"),
             ("Step time", seconds("step_s")),
             ("Attention, measured", seconds("measured_s") + ratio),
             ("Attention, predicted", seconds("predicted_s")),
-            ("Waiting, most of a rank", "-" if share is None else f"{share:.1%} of its attention"),
+            ("Waiting, worst rank", "-" if share is None else f"{share:.1%} of its attention"),
             ("Slowest rank", "-" if slowest is None else f"{slowest:.0f}: {last.get('why', '')}"),
             (
-                "Plans under way",
-                f"{_count(last['queued'])}; processes lost: {_count(last['lost'])}",
+                "Plans in progress",
+                f"{_count(last['queued'])}; lost processes: {_count(last['lost'])}",
             ),
-            ("Planning the batch", planning),
-            ("Rows left out", _count(last["skipped"])),
+            ("Planning time", planning),
+            ("Skipped rows", _count(last["skipped"])),
         ]
 
     def _read(self, inode: int, file: BinaryIO) -> None:

@@ -162,7 +162,7 @@ def test_the_text_of_a_plan_is_planned_again_for_its_batch_against_it(visit, sma
     assert (drawn, tokens) == ("causal", f"{small_plan.cu_seqlens[1]:,}")
     row = page.locator(".dcp-edit-results p").first.inner_text()
     assert "causal on 4 devices by static:zigzag" in row
-    page.click("text=Unpin")
+    page.click("button >> text=Unpin")
     page.wait_for_function("() => location.hash.includes('b=none')")
     page.reload()
     figures(page)

@@ -53,7 +53,7 @@ NEIGHBOURS = f"() => ({DRAWN})('x').every((x, n, all) => !n || x === all[n - 1] 
 def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(visit, page, log):
     newest = page.locator("#run-now")
     newest.get_by_text("batch 2999").wait_for()
-    assert "1.25 times the predicted" in newest.text_content()
+    assert "1.25 times the prediction" in newest.text_content()
     steps = page.evaluate(DRAWN, "x")
     assert len(steps) <= 800  # of 3,000
     assert max(page.evaluate(DRAWN, "y")) == 9.5  # and the slow one is among them
@@ -62,7 +62,7 @@ def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(visit, page
     panel = page.locator("#run-step")
     panel.get_by_text("Step 1,500 · batch 1500").wait_for()
     assert "rank 1 is slow" in panel.text_content()
-    link = panel.get_by_text("Its plan and trace")
+    link = panel.get_by_text("Plan and trace of this step")
     assert link.get_attribute("href") == f"/plan/{plan_key('today/kept.dcpplan')}/timeline"
 
     plot = page.locator("#run-chart .nsewdrag").first.bounding_box()

@@ -270,7 +270,7 @@ def test_a_wait_that_is_chosen_shows_its_chain_as_arrows(visit, small_trace):
     marks = ".dcp-view-simulated .dcp-marks"
     alone = page.eval_on_selector(marks, INKED)
     held[0].continue_()
-    page.wait_for_selector(".dcp-inspector h4 >> text=The chain that ends it")
+    page.wait_for_selector(".dcp-inspector h4 >> text=Events that delayed its end")
     drawn = f"(least) => ({INKED})(document.querySelector('{marks}')) > least + 100"
     page.wait_for_function(drawn, arg=alone)
 
@@ -288,7 +288,7 @@ def test_the_critical_path_is_drawn_told_and_hidden(visit, small_trace):
     plain = page.eval_on_selector(".dcp-timeline .dcp-marks", INKED)
     end = page.locator(".dcp-timeline .dcp-pixels").bounding_box()["width"]
     assert drawn > plain + end  # a line from the first moment to the last, thicker than a pixel
-    told.get_by_text("computing").click()
+    told.get_by_text("compute").click()
     rest(page, r"sel=event\.")
     event = int(re.search(r"sel=event\.(\d+)", page.url)[1])
     assert small_trace.kind[event] == KINDS.index("attention")

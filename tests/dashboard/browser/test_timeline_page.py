@@ -88,8 +88,8 @@ def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit,
         "backward": str(int(traces[0].is_backward[event])),
         "block": traces[0].name_of(event).split()[1],
     }  # fmt: skip
-    page.click("dt:text-is('Its receive') + dd button")
-    page.wait_for_selector("dt:text-is('Its send')")
+    page.click("dt:text-is('Matching receive') + dd button")
+    page.wait_for_selector("dt:text-is('Matching send')")
     facts = dict(part.split(".") for part in state(page)["sel"].split("~"))
     other = rows[int(facts["event"])]
     assert LANES[traces[0].lane[other]] == "receive"
@@ -98,7 +98,7 @@ def test_a_click_selects_an_event_with_its_other_end_and_the_url_keeps_it(visit,
     chosen = visit.page.url
     page.reload()
     page.wait_for_selector(f"{HOST}[data-state=drawn]")
-    page.wait_for_selector("dt:text-is('Its send')")
+    page.wait_for_selector("dt:text-is('Matching send')")
     assert page.url == chosen
 
 
@@ -268,7 +268,7 @@ def test_what_other_views_select_is_marked(visit, traces):
     message = {"type": "transfer", "transfer": 3, "device": 1, "peer": 3}
     page.evaluate("(sel) => dcp.state.set({ sel })", message)
     assert accent_rows(page) == [2, 3, 6, 7]
-    page.wait_for_selector(".dcp-inspector h4 >> text=Tiles that it serves")
+    page.wait_for_selector(".dcp-inspector h4 >> text=Tiles of this message")
     page.evaluate("() => window.dcp.state.set({ time: [1000, 2000] })")
     assert state(page)["time"] == "1000-2000"
     t = traces[0]

@@ -26,7 +26,9 @@ def test_memory_lies_under_the_same_axis_and_states_the_peak(visit, small_plan, 
     assert (box["x"], box["width"]) == (axis["x"], axis["width"])
     peaks, rows = measure_memory(small_plan).peak, small_plan.num_devices
     most, least = int(peaks.argmax()), int(peaks.argmin())
-    assert f"Device {most} holds most" in page.locator(".dcp-memory + .dcp-hint").inner_text()
+    assert (
+        f"Device {most} needs most memory" in page.locator(".dcp-memory + .dcp-hint").inner_text()
+    )
     # In backward, the device that holds most fills its row to the top; the other one does not.
     start = small_trace.start_ns[small_trace.is_backward]
     share = (start.min() + start.max()) / 2 / small_trace.end_ns.max()
@@ -149,7 +151,7 @@ def test_events_can_be_asked_in_sql_and_texts_stay_texts(visit, small_trace):
     assert page.locator(".dcp-query table").count() == 0  # a link does not run its statement
     page.locator(".dcp-query textarea").fill(f"SELECT 1 -- {1500 * '.'}")
     page.get_by_role("button", name="Run").click()
-    page.get_by_text("more than 1,500 characters of SQL are not kept in the address").wait_for()
+    page.get_by_text("the page address does not store SQL of more than 1,500 characters").wait_for()
     page.wait_for_function("() => !location.search.includes('sql')")
     page.locator(".dcp-query textarea").fill("SELECT 1; SELECT 2")
     page.get_by_role("button", name="Run").click()

@@ -237,6 +237,6 @@ def test_files_that_view_writes(served_folder, tmp_path):
         assert (tmp_path / name).read_text().startswith(start)
     bare = CliRunner().invoke(view, [plan])
     assert bare.exit_code == 2
-    assert f"in a browser: dcpm dashboard {served_folder}" in " ".join(bare.output.split())
+    assert f"for a browser: dcpm dashboard {served_folder}" in " ".join(bare.output.split())
     broken = CliRunner().invoke(view, [str(tmp_path / "no.dcpplan"), *asked])
     assert isinstance(broken.exception, DCPError)

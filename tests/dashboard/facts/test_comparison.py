@@ -121,8 +121,9 @@ def test_plans_of_different_batches_are_told_by_their_rates(
     assert times_more == (f"{found:.0f}" if slow_by == 1 else f"{found:.2f}")
     for a, b, faster, slower in (("small", "large", "B", "A"), ("large", "small", "A", "B")):
         assert explain(Comparison(sides[a], sides[b])).text == (
-            f"A takes {duration(seconds[a])}, B {duration(seconds[b])}, for different batches; per "
-            f"second and device, {faster} computes {times_more} times the pairs of {slower}."
+            f"A takes {duration(seconds[a])} and B takes {duration(seconds[b])}, for different "
+            f"batches. Per second and device, {faster} computes {times_more} times as many pairs "
+            f"as {slower}."
         )
 
 
@@ -151,8 +152,8 @@ def test_the_reason_of_a_run_is_found_in_its_events(small_plan, small_trace):
     usual = replace(trace, source="measured", ready_ns=trace.start_ns)
     sides = (made_side("usual", small_plan, usual), made_side("slow", small_plan, slow))
     found = explain(Comparison(*sides))
-    assert re.match(r"A takes 50\s% less time than B.* B loses more to", found.text)
-    assert "uneven compute (" in found.text or "more to uneven compute" in found.text
+    assert re.match(r"A takes 50\s% less time than B.* B loses more time to", found.text)
+    assert "uneven compute (" in found.text or "more time to uneven compute" in found.text
     # A prediction that is not the planner's is explained like a run.
     slower = replace(trace, start_ns=trace.start_ns * 2, end_ns=trace.end_ns * 2)
     sides = (made_side("now", small_plan, trace), made_side("then", small_plan, slower))
@@ -171,8 +172,8 @@ def test_the_sentence_names_the_faster_side_and_its_reason(library):
     plans = [side.loaded.plan for side in sides.values()]
     fast_links = replace(plans[0].cluster, intra_bytes_per_s=1e20, inter_bytes_per_s=1e20)
     a, b = (duration(predict(replace(plan, cluster=fast_links)).seconds) for plan in plans)
-    assert f"ith infinitely fast links A would take {a} and B {b}" in text
-    assert f"because {slow} loses more to" in text or f"reason: {slow} loses more to" in text
+    assert f"ith infinitely fast links, A would take {a} and B {b}" in text
+    assert f"because {slow} loses more time to" in text or f"reasons: {slow} loses more" in text
     same = explain(compared(library, "zigzag", "zigzag")).text
     assert same.startswith("A and B take about the same time")
 

@@ -83,7 +83,7 @@ def test_a_device_says_what_it_waits_for(client, small_plan, small_trace, monkey
             spent = length[own & (small_trace.lane == LANES.index(lane))].sum()
             assert (label, f"{duration(spent / 1e9)}, {percent(spent / total)}") in words(facts)
         done = small_trace.end_ns[own].max()
-        assert ("Done at", f"{duration(done / 1e9)} of {duration(total / 1e9)}") in words(facts)
+        assert ("Finished at", f"{duration(done / 1e9)} of {duration(total / 1e9)}") in words(facts)
 
 
 def test_a_pair_says_both_ways(client, small_plan):
@@ -142,9 +142,9 @@ def test_an_event_is_the_row_of_the_timelines_payload(client):
 
 def test_both_ends_of_a_message_name_each_other(client):
     _header, columns = decode(client.get(f"/api/plan/{KEY}/timeline?source=simulated").data)
-    for lane, label in ((1, "Its receive"), (2, "Its send")):
+    for lane, label in ((1, "Matching receive"), (2, "Matching send")):
         row = int(np.flatnonzero(columns["lane"] == lane)[0])
-        for wanted in (label, "Its send" if lane == 1 else "Its receive"):
+        for wanted in (label, "Matching send" if lane == 1 else "Matching receive"):
             facts = ask(client, f"event/simulated/{row}")
             (other,) = [row for row in rows_of(facts) if row["label"] == wanted]
             chosen = dict(part.split(".") for part in other["parts"][0]["sel"].split("~"))

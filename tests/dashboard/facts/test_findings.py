@@ -47,13 +47,13 @@ BACKWARD = [(d, lane, s + 20, e + 20, 1, div, p, n) for d, lane, s, e, _, div, p
 @pytest.mark.parametrize(
     ("events", "text"),
     [
-        (EVENTS, "Device 1 waits 3␣ms in division 1 (forward) for device 0: kv 0 is the last to "
-         "arrive."),
-        (EVENTS + LATER, "Device 2 waits 4␣ms in division 1 (forward) for"),  # all of a division
+        (EVENTS, "Device 1 waits 3␣ms in division 1 (forward) until the last message, kv 0, "
+         "arrives from device 0."),
+        (EVENTS + LATER, "Device 2 waits 4␣ms in division 1 (forward) until"),  # all of a division
         ([*EVENTS, *BACKWARD, (1, "wait", 28, 31, 1, 1, -1, "wait")],
-         "Device 1 waits 6␣ms in division 1 (backward) for"),
+         "Device 1 waits 6␣ms in division 1 (backward) until"),
         (ALONE, "Device 1 waits 3␣ms in division 1 (forward)."),
-        (BUSY, "No device ever waits."),
+        (BUSY, "No device waits."),
     ],
 )  # fmt: skip
 def test_the_longest_wait_names_the_message_that_ended_it(events, text):
@@ -101,7 +101,7 @@ def test_the_critical_path_is_one_chain_from_the_first_moment_to_the_last(loaded
     assert shares == sorted(shares, reverse=True)
     assert sum(shares) == pytest.approx(100, abs=0.2)
     computing = np.isin(trace.kind[events], KIND["compute"]) * (end - start)
-    told = next(part for part in header["shares"] if part["text"].startswith("computing"))
+    told = next(part for part in header["shares"] if part["text"].startswith("compute"))
     longest = int((computing * (trace.start_ns[events] <= start)).argmax())
     assert told["time"] == f"{start[longest]:.0f}-{end[longest]:.0f}"
 
@@ -118,18 +118,18 @@ def test_the_most_costly_cause_is_the_answer_and_the_others_are_findings(loaded)
     found, diagnosis = findings(loaded, "simulated"), loaded.predicted.diagnosis
     worth = [cause for cause in diagnosis.causes if cause.saves_s > 0.01 * diagnosis.seconds]
     most, rest, spent = answers(loaded, "simulated")
-    told = [f for f in found if "it would take" in f.text]
+    told = [f for f in found if "the plan would take" in f.text]
     assert len(told) + 1 == len(worth) > 1
     for cause, finding in zip(worth, (most, *told), strict=True):
         share = percent(cause.saves_s / diagnosis.seconds)
-        assert f"it would take {duration(cause.saves_s)} less ({share})" in finding.text
+        assert f"the plan would take {duration(cause.saves_s)} less ({share})" in finding.text
         where = cause.where.get("device")
         if cause.name in SHOWN_BY:
             check_step(loaded.traces["simulated"], finding, SHOWN_BY[cause.name])
         else:
             assert finding.selected == ("" if where is None else f"device.{where}")
-    assert rest.text.startswith("Next come")
-    assert spent.text.startswith(f"The plan takes {duration(diagnosis.seconds)}: its devices")
+    assert rest.text.startswith("The next costs, each removed alone: ")
+    assert spent.text.startswith(f"The plan takes {duration(diagnosis.seconds)}. Its devices")
     every = (most, rest, spent, *found)
     assert all(finding.rule.endswith(".") for finding in every)
     assert all(start < end for start, end in (f.time_ns for f in every if f.time_ns))

@@ -18,13 +18,13 @@ from dcp_planner import Plan
 
 PLANNER_TESTS = Path(__file__).parents[2] / "planner"
 WORDS = {
-    "compute": ("uneven compute", "multiprocessors idle", "masked pairs"),
-    "links": ("bytes on links",),
-    "latency": ("latency of messages",),
-    "order": ("waiting for earlier work of others",),
-    "launches": ("launches",),
-    "memory": ("giving buffers back early",),
-    "idle": ("devices that compute nothing",),
+    "compute": ("uneven compute", "multiprocessors idle", "compute anyway"),
+    "links": ("data transfer",),
+    "latency": ("message latency",),
+    "order": ("waiting for earlier work of other devices",),
+    "launches": ("launch overhead",),
+    "memory": ("freeing buffers early",),
+    "idle": ("devices without work",),
 }
 """Words of a person for each kind of cause."""
 
@@ -68,8 +68,8 @@ def test_the_first_sentence_names_the_planted_cause(masks, kind, where, make):
     made = make(masks)
     panel = panel_of(*([made] if isinstance(made, Plan) else made))
     first = next(words_of(node) for node in panel if node["type"] == "P")
-    assert first.startswith("Most is lost to ")
-    named = first.removeprefix("Most is lost to ").split(":")[0]
+    assert first.startswith("The largest cost comes from ")
+    named = first.removeprefix("The largest cost comes from ").split(":")[0]
     assert any(words in named for words in WORDS[kind])
     if "device" in where:
         assert f"device {where['device']} " in first
@@ -81,7 +81,7 @@ def test_the_bar_of_each_device_is_all_of_its_time(small_plan, small_trace):
     bars = re.findall(r'aria-label="([^"]+)".*?background:([^"]+)"', group["props"]["data-html"])
     assert len(bars) == small_plan.num_devices
     for device, (label, style) in enumerate(bars):
-        assert label.startswith(f"Device {device} computes ")
+        assert label.startswith(f"Device {device}: compute ")
         ends = [tuple(map(float, pair)) for pair in re.findall(r"([\d.]+)% ([\d.]+)%", style)]
         assert (ends[0][0], ends[-1][1]) == (0, 100)
         assert all(one[1] == other[0] for one, other in pairwise(ends))

@@ -48,7 +48,7 @@ def test_a_fastest_method_over_the_token_cap_is_said_to_be_so():
         batches[index]["against"]["static:zigzag"]["over_caps"] = caps
     batches[0]["against"]["static:ring"]["over_caps"] = "tokens"  # no list: nobody knows
     text = summary_sentence(parse_report(document(batches)))
-    assert "In 2 of them it owns more tokens on a device than the cap." in text
+    assert "static:zigzag exceeds the token cap of a device in 2 batches." in text
 
 
 def test_speedups_are_their_time_over_ours():

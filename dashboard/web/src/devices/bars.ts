@@ -30,7 +30,7 @@ export class DeviceBars {
     host.tabIndex = 0;
     host.setAttribute("role", "group");
     host.setAttribute("aria-label", `${label}: ${this.size} devices, ${header.rows.length} quantities. Arrows `
-      + "select a device; the table of devices holds the numbers.");
+      + "select a device; the table of devices shows the numbers.");
     this.bars = header.rows.map((row) => this.addRow(row));
     host.append(this.axis);
     this.resize();

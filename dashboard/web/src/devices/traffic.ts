@@ -26,8 +26,8 @@ export class Traffic extends CanvasView {
   private readonly byNode: Matrix;
 
   constructor(host: HTMLElement, { header, columns }: DevicesPayload, label: string) {
-    super(host, `${label}: bytes that ${header.num_devices} devices send each other. Arrows `
-      + "move over the pairs; the panel of the selection holds the numbers.");
+    super(host, `${label}: bytes that ${header.num_devices} devices send to each other. Arrow keys `
+      + "move over the pairs; the selection panel shows the numbers.");
     this.header = header;
     const devices = Array.from({ length: header.num_devices }, (_, device) => device);
     this.byDevice = summed(columns, devices);

@@ -50,7 +50,7 @@ export class Bars {
 
   constructor(host: HTMLElement) {
     this.place = make("div");
-    const hint = make("p", { className: "dcp-hint" }, "A bar per device; lines separate nodes, the dashed one is the mean.");
+    const hint = make("p", { className: "dcp-hint" }, "One bar per device. Lines separate nodes; the dashed line is the mean.");
     host.append(this.place, hint, this.table);
   }
 

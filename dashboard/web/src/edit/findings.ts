@@ -75,7 +75,7 @@ export class Findings {
     const fixable = findings.filter(({ fix }) => fix).length;
     this.status.className = `dcp-edit-status ${errors ? "dcp-bad" : "dcp-good"}`;
     this.status.replaceChildren(parts.filter(Boolean).join(" · "));
-    if (fixable > 1) this.status.append(" ", button(`Make all ${fixable} changes`, "dcp-button", () => this.actions.fixAll()));
+    if (fixable > 1) this.status.append(" ", button(`Apply all ${fixable} fixes`, "dcp-button", () => this.actions.fixAll()));
     this.list.replaceChildren(...findings.map((finding) => this.item(finding)));
   }
 

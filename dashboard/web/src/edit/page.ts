@@ -72,7 +72,7 @@ class EditPage {
       propose: async (text, at) => (await this.askAt<{ proposals: Proposal[] }>("complete", text, at))?.proposals ?? [],
       fix: (at) => this.fixAt(at),
     });
-    if (address.isDamaged) this.tell("The address holds a damaged text; this is the one it started from.");
+    if (address.isDamaged) this.tell("The text in the page address is damaged; this is the original text.");
     this.checkSoon();
   }
 
@@ -128,7 +128,7 @@ class EditPage {
     this.host.dataset.checked = String(Number(this.host.dataset.checked ?? 0) + 1);
     if (!answer.is_usable) {
       this.picture.keep("The text has errors.");
-      this.note("The figures are those of the last text without errors.");
+      this.note("The figures belong to the last text without errors.");
       return;
     }
     this.chooser.offer(answer);
@@ -190,7 +190,7 @@ class EditPage {
       if (text !== this.editor.text()) this.editor.setText(text);
       this.tell("");
     } catch {
-      this.tell("Only a text that parses can be formatted; the findings say what is in the way.");
+      this.tell("A text with syntax errors cannot be formatted; see the findings.");
     }
   }
 
@@ -217,7 +217,7 @@ class EditPage {
     const kept = Object.entries(chosen).filter(([name, value]) => value && value !== this.start.settings[name]);
     kept.push(...Object.entries(this.settings.address()));
     const fits = await writeAddress(text === this.start.text ? null : text, Object.fromEntries(kept));
-    this.tell(fits ? "" : "This text is too long for the address of the page: download it to keep it.");
+    this.tell(fits ? "" : "This text is too long for the page address: download it to keep it.");
   }
 
   recolour(): void { this.picture.draw(); }

@@ -149,7 +149,7 @@ export class Picture {
     if (!this.rows.open || !this.payload) return;
     const { header: { tokens }, columns: { share } } = this.payload;
     part(this.rows, "pre").textContent = tokens > MOST_ROWS
-      ? `Rows are written out up to ${MOST_ROWS} tokens; this sample has ${tokens}.`
+      ? `Rows appear as text for up to ${MOST_ROWS} tokens; this sample has ${tokens}.`
       : Array.from({ length: tokens }, (_, row) => (
         `query ${row}${this.kindAt(row)}: ${rangesOf(share.subarray(row * tokens, (row + 1) * tokens)) || "nothing"}`)).join("\n");
   }

@@ -5,8 +5,8 @@ import { button, make, messageOf } from "../kit/dom.ts";
 import { type Job, runJob, stageOf } from "../page/jobs.ts";
 import { type Figures, seconds } from "./figures.ts";
 
-const TOLD = "The full plan is made by a process of its own; it can be opened, compared and downloaded.";
-const GONE = "is gone: plans made here are kept until the server ends";
+const TOLD = "A separate process makes the full plan. You can then open, compare and download the plan.";
+const GONE = "is gone: the server keeps plans made here only until it stops";
 
 /** Keys of the plan that was made and of the one that is pinned, empty for none. */
 export interface Keys { a: string; b: string }

@@ -57,7 +57,7 @@ export class Mask extends CanvasView {
     const labels = header.group_labels;
     super(host, `${label}: ${format.count(columns.tile_q.length / (labels?.length ?? 1))} tiles of `
       + `${format.count(header.num_tokens)} tokens${labels ? ` in each of ${labels.length} groups of heads` : ""}. `
-      + "Enter selects a tile, arrows go to the next one; the tables of tiles and devices hold the same.");
+      + "Enter selects a tile, arrow keys go to the next one; the tables of tiles and devices show the same data.");
     this.header = header;
     this.columns = columns;
     this.count = columns.tile_q.length;

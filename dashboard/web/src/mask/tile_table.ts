@@ -77,7 +77,7 @@ export class TileTable {
       choose: (n) => state.set({ sel: tileFacts(c, found[n]) }),
       sort: (next) => { this.order = next ?? "tile"; this.draw(); },
     });
-    const note = found.length ? ` ${isOf ? "of the selection" : "in all"}` : "No tile belongs to this.";
+    const note = found.length ? ` ${isOf ? "of the selection" : "in total"}` : "No tile belongs to the selection.";
     this.host.replaceChildren(make("div", { className: "dcp-tools" }, choice(counts, kind ?? "all"), make("span", { className: "dcp-muted" }, note)), this.table.box);
     this.table.fill();
   }

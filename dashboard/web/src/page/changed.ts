@@ -31,7 +31,7 @@ async function look(): Promise<void> {
   const text = differences(bar.dataset, answer.versions);
   if (text === (bar.dataset.said ?? "")) return;
   bar.dataset.said = text;
-  if (text) tell(bar, `${text} This page shows it as it was. `);
+  if (text) tell(bar, `${text} This page still shows the old version. `);
   else bar.hidden = true;
 }
 

@@ -19,7 +19,7 @@ export interface Facts {
 }
 
 const MOST_KEPT = 200;
-const LEFT_OUT = "This page knows devices and divisions; for tiles, events and messages open the plan file with dcpm dashboard.";
+const LEFT_OUT = "This page shows only devices and divisions. To see tiles, events and messages, open the plan file with dcpm dashboard.";
 
 /** The address of the facts about a selection, null if there is none. */
 export function addressOf(key: string, sel: Selection | undefined): string | null {
@@ -48,14 +48,14 @@ function pinning(): HTMLElement | null {
   const text = isPinned ? "Unpin" : "Pin";
   return button(text, "dcp-quiet", () => togglePin(device), {
     "aria-label": `${text} device ${device}`,
-    title: isPinned ? `Let device ${device} go back to its place (t)` : `Keep device ${device} at the top of timeline and tables (t)`,
+    title: isPinned ? `Move device ${device} back to its place (t)` : `Keep device ${device} at the top of timeline and tables (t)`,
   });
 }
 
 /** Plain words, or a button that selects: nothing is loaded by it, so it is no link. */
 export function word({ text, sel, time, source }: Word): Node | string {
   if (!sel) return text;
-  const title = time ? "Select it and show this time in the timeline" : null;
+  const title = time ? "Select and show this time in the timeline" : null;
   return make("button", {
     type: "button", className: "dcp-link", title, "data-sel": sel, "data-time": time, "data-source": time && source,
   }, text);

@@ -17,12 +17,12 @@ function line(key: string, { change, option, saves_s: saves, share, key: made }:
 const TASKS: Readonly<Record<string, (key: string, plans: readonly Change[]) => string>> = {
   suggest(key, plans) {
     part(document, "#tried").replaceChildren(...plans.map((plan) => line(key, plan)));
-    return plans.length ? "Predicted, with the smallest budget of a search:" : "Nothing that was tried saves 1 %.";
+    return plans.length ? "Predicted savings, planned with the smallest search budget:" : "No tried change saves 1 % or more.";
   },
   front(key, plans) {
     const keys = [key, ...plans.map((plan) => plan.key)];
     openPage(`/front?${keys.map((one) => `plan=${one}`).join("&")}`);
-    return "Opening the front.";
+    return "Opening the Pareto front.";
   },
 };
 
@@ -56,8 +56,8 @@ async function run(button: HTMLButtonElement, status: HTMLElement, failed: strin
 export function followPlanning(): void {
   document.addEventListener("click", (event) => {
     const examples = closest<HTMLButtonElement>(event, "#make-examples");
-    if (examples) void run(examples, part(document, "#examples-status"), "No examples", (tell) => makeExamples(examples, tell));
+    if (examples) void run(examples, part(document, "#examples-status"), "The examples failed", (tell) => makeExamples(examples, tell));
     const changes = closest<HTMLButtonElement>(event, "[data-task]");
-    if (changes) void run(changes, part(document, "#tried-status"), "Nothing could be tried", (tell) => planChanges(changes, tell));
+    if (changes) void run(changes, part(document, "#tried-status"), "Planning failed", (tell) => planChanges(changes, tell));
   });
 }

@@ -56,7 +56,7 @@ export class Query {
   }
 
   private show({ columns, rows, isCut }: Result): void {
-    const where = this.text.value.length > MOST_OF_LONG ? `; more than ${format.count(MOST_OF_LONG)} characters of SQL are not kept in the address` : "";
+    const where = this.text.value.length > MOST_OF_LONG ? `; the page address does not store SQL of more than ${format.count(MOST_OF_LONG)} characters` : "";
     this.say(`${isCut ? "the first " : ""}${format.count(rows.length)} rows${where}`);
     this.table = new VirtualTable({
       label: "Result", order: undefined, size: rows.length, cells: (n) => rows[n],

@@ -26,8 +26,8 @@ export class AreaSums {
   private show(): void {
     const area = this.inside(state.get().area);
     if (!area) {
-      const mark = button("Mark what is shown", "dcp-toggle", () => markShown(this.timeline));
-      this.slot.replaceChildren(make("p", { className: "dcp-muted" }, "Drag with shift held, or press m, to sum over an area. "), mark);
+      const mark = button("Mark visible area", "dcp-toggle", () => markShown(this.timeline));
+      this.slot.replaceChildren(make("p", { className: "dcp-muted" }, "Hold Shift and drag, or press m, to add up the events of an area. "), mark);
       return;
     }
     const [t0, t1, first, last] = area;

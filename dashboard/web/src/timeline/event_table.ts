@@ -120,7 +120,7 @@ export class EventTable {
       choose: (n) => { const { trace, e } = this.rowAt(n); this.timeline.select(trace, e); },
       sort: (next) => state.set({ order: next }),
     });
-    const told = size ? `${format.count(size)} events` : "No event passes the filters.";
+    const told = size ? `${format.count(size)} events` : "No event matches the filters.";
     this.slot.replaceChildren(make("p", { className: "dcp-muted dcp-event-count" }, told), this.table.box);
     this.table.fill();
   }

@@ -55,7 +55,7 @@ export class Filters {
     part(page, ".dcp-timeline-tools").prepend(
       group("Trace to show", ...this.sources.values()), group("Kinds to show", ...this.kinds.values()),
       group("Duration", make("label", { className: "dcp-tool-label" }, "at least ", this.longer)),
-      group("Search", this.find, arrow("‹", -1, "Previous hit"), arrow("›", 1, "Next hit"), this.found),
+      group("Search", this.find, arrow("‹", -1, "Previous match"), arrow("›", 1, "Next match"), this.found),
       group("View", this.table), group("Export", this.csv, this.perfetto, ...saveButtons("timeline", timeline)),
     );
     this.unfollow = state.follow((_, changed) => this.show(changed));

@@ -150,7 +150,7 @@ export function describe(timeline: Timeline, { row, trace, event: e, isNodes, ti
   const [first, past] = timeline.nodeStarts.slice(row.node, row.node + 2);
   const lines = [`Node ${row.node}: devices ${first} to ${past - 1}`];
   if (trace && !isNodes) lines.push(...describeNode(timeline, row, trace, time));
-  if (timeline.page) lines.push(`A click ${opens} its devices.`);
+  if (timeline.page) lines.push(`A click ${opens} the node.`);
   return lines;
 }
 

@@ -198,7 +198,7 @@ export class Memory extends CanvasView {
     const held = heldBetween(payload, device, from, from + this.time.span / width / payload.header.unit_ns);
     const lines = () => [`device ${device} holds ${format.size(held.total)}`, `${WORDS[payload.header.source]}, at ${format.duration(time)}`,
       `own tensors ${format.size(held.saved)}`, `working copies and sums ${format.size(held.total - held.saved - held.buffers)}`,
-      `receive buffers ${format.size(held.buffers)}, ${format.size(held.filled)} of it filled`];
+      `receive buffers ${format.size(held.buffers)}, ${format.size(held.filled)} filled`];
     return { id: `${n} ${Math.round(x)}`, lines, box: () => null };
   }
 

@@ -97,7 +97,7 @@ export class Notes implements Tool {
       button("Remove", "dcp-quiet", () => state.set({ notes: writeNotes(notes.filter((_, at) => at !== n)) }), { "aria-label": `Remove note ${n + 1}` }))));
     const isFull = notes.length >= MOST_NOTES;
     this.add.disabled = this.text.disabled = isFull;
-    this.where.textContent = isFull ? `The address holds ${MOST_NOTES} notes at most: remove one.` : `Its place: ${placeText(this.place)}. The address keeps it.`;
+    this.where.textContent = isFull ? `The page address stores at most ${MOST_NOTES} notes: remove one first.` : `Position: ${placeText(this.place)}. The page address stores the note.`;
   }
 
   /** Selects the device of a note and brings its moment into the picture. */

@@ -97,7 +97,7 @@ export class Timeline extends CanvasView {
     const [{ header }] = payloads;
     const counted = payloads.reduce((sum, { columns }) => sum + columns.start.length, 0);
     super(host, `${label}: ${format.count(counted)} events of ${header.num_devices} devices. `
-      + `${page ? "The table" : "The table of devices"} holds the same in numbers.`);
+      + `${page ? "The table" : "The table of devices"} shows the same data as numbers.`);
     this.page = page;
     this.header = header;
     this.devices = header.num_devices;
