@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from recorded_runs import as_recorded
 
-from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, simulate
+from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, Trace, simulate
 from dcp_planner.causes import find_causes, find_causes_of_run
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule
 from dcp_planner.schedule.emission import assemble
 from dcp_planner.simulation.schedules import make_schedule
-from dcp_planner.simulation.trace import EVENT_KINDS
+from dcp_planner.simulation.trace import COLUMNS, EVENT_KINDS
 
 SHAPE = ModelShape()
 ONE_NODE = Cluster(1, 4, intra_bytes_per_s=1e14, latency_s=0.0, flops_per_s=1e12)
@@ -152,3 +152,25 @@ def test_order_costs_what_early_launches_would_not_save(masks):
     plan = CASES["limit of memory"][2](masks)
     last = {c.kind: c.saves_last_s for c in find_causes(plan).diagnosis.causes}
     assert last["memory"] < 0 < last["order"]  # all else free, early launches gain nothing
+
+
+def test_the_model_between_two_layers_is_no_cause(masks):
+    plan = planned(masks, WITH_HOSTS, computes=AWAY)
+    trace = as_recorded(simulate(plan))
+    rows = np.column_stack([getattr(trace, name).astype(np.int64) for name in COLUMNS])
+    times = [COLUMNS.index(name) for name in ("start_ns", "end_ns", "ready_ns")]
+    forward, backward = (round(trace.seconds(is_backward=b) * 1e9) for b in (False, True))
+    model = 9 * (forward + backward)
+    parts = []
+    for begins in ((0, forward + model), (forward + model, forward + backward + 2 * model)):
+        parts.append(rows.copy())
+        parts[-1][:, times] += np.where(trace.is_backward, begins[1], begins[0])[:, None]
+    names = [trace.name_of(event) for event in range(len(trace))]
+    twice = Trace.of_rows("measured", np.concatenate(parts), 2 * names)
+    one, two = (find_causes_of_run(plan, run) for run in (trace, twice))
+    assert two.diagnosis.seconds == pytest.approx(2 * one.diagnosis.seconds)
+    saved = {cause.name: cause.saves_s for cause in one.diagnosis.causes}
+    for cause in two.diagnosis.causes:
+        assert cause.saves_s == pytest.approx(2 * saved[cause.name], abs=1e-9)
+    spent = [why.accounting.spent_ns.sum(axis=(0, 1)) for why in (one, two)]
+    assert (spent[1] == 2 * spent[0]).all()

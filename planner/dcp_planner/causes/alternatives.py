@@ -15,7 +15,7 @@ import numpy as np
 
 from dcp_dsl.arrays import Indices, Ints, order_by
 from dcp_dsl.forms import BlockKind
-from dcp_planner.causes.dependencies import RECEIVE, SEND, Dependencies
+from dcp_planner.causes.dependencies import RECEIVE, SEND, Dependencies, layer_gaps
 from dcp_planner.jit import compiled
 from dcp_planner.model.cluster import MOST_RATE, Cluster
 from dcp_planner.model.config import PlanConfig
@@ -141,6 +141,9 @@ class Recording:
         before = found.predecessor
         latest = np.where(before >= 0, found.end_ns[before], -1)
         delay = begin - np.maximum(begin.min(), latest)
+        # Between two layers the rest of the model runs, which is no time of attention.
+        begins, gap = layer_gaps(self.trace)
+        delay[begins] -= gap
         if "launches" in free:
             delay = np.zeros_like(delay)
         ended = np.full(len(begin), begin.min())

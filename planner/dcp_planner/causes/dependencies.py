@@ -23,6 +23,7 @@ from dcp_dsl.arrays import Bools, Bytes, Indices, Ints, Record
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.problem import DIRECTIONS
 from dcp_planner.simulation.trace import (
+    EVENT_KINDS,
     LANES,
     Trace,
     number_alike,
@@ -154,6 +155,28 @@ class PairedMessages(NamedTuple):
             started = ready.max(axis=0)
         ends = np.stack([trace.device[send], trace.device[receive]]).astype(np.int64)
         return cls(send, receive, ready, started, ends)
+
+
+def layer_gaps(trace: Trace) -> tuple[Ints, Ints]:
+    """Find the first events of layers, and how long no device had an event before each of them.
+
+    Every device begins a layer, forward or backward, with a copy. Between two layers the rest of
+    the model runs.
+
+    Returns:
+        rows of the trace ``[C]``, and nanoseconds ``[C]``, the same for all devices of a layer.
+    """
+    copies = np.flatnonzero(trace.kind == EVENT_KINDS.index("copy"))
+    copies = copies[np.lexsort((trace.start_ns[copies], trace.device[copies]))]
+    first_of_device = np.searchsorted(trace.device[copies], trace.device[copies])
+    layer = np.arange(len(copies)) - first_of_device
+    begin = np.full(int(layer.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(begin, layer, trace.start_ns[copies])
+    order = np.argsort(trace.start_ns, kind="stable")
+    latest = np.maximum.accumulate(trace.end_ns[order])
+    before = np.searchsorted(trace.start_ns[order], begin)
+    gap = np.where(before > 0, begin - latest[before - 1], 0)
+    return copies, np.maximum(gap, 0)[layer]
 
 
 def find_dependencies(plan: Plan, trace: Trace) -> Dependencies:

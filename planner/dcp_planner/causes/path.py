@@ -11,7 +11,14 @@ import numpy as np
 
 from dcp_dsl.arrays import Bytes, Floats, Indices, Ints, Record
 from dcp_planner.causes.alternatives import Free, cluster_without
-from dcp_planner.causes.dependencies import COMPUTE, RECEIVE, SEND, WAIT, Dependencies
+from dcp_planner.causes.dependencies import (
+    COMPUTE,
+    RECEIVE,
+    SEND,
+    WAIT,
+    Dependencies,
+    layer_gaps,
+)
 from dcp_planner.jit import IntTable, compiled
 from dcp_planner.model.problem import loads_of
 from dcp_planner.simulation.trace import EVENT_KINDS, Trace
@@ -67,7 +74,7 @@ class Accounting(Record):
 
     Attributes:
         spent_ns: int64 ``[2, R, 7]``, by direction (forward, backward), device and `ACCOUNTS`; for
-            each device they add up to the length of the direction.
+            each device they add up to the length of the direction, without the time between layers.
     """
 
     spent_ns: Annotated[Ints, 2, "R", "K"]
@@ -109,6 +116,7 @@ def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounti
     account = np.where(step == _LAUNCHES, _STARTS, step)  # of a device's own work
     np.add.at(spent, (side[is_work], trace.device[is_work], account[is_work]), length[is_work])
     _blame_waits(trace, found, spent)
+    begins, gap = layer_gaps(trace)
     for backward in range(2):
         here = trace.is_backward == bool(backward)
         if not here.any():
@@ -118,8 +126,10 @@ def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounti
         mine = here & (is_work | (trace.lane == WAIT))
         np.maximum.at(finished, trace.device[mine], trace.end_ns[mine])
         spent[backward, :, _IDLE] = end - finished
-        # Gaps between events are time to start the next one.
-        rest = end - begin - spent[backward].sum(axis=1)
+        inside = here[begins] & (trace.start_ns[begins] - gap >= begin)
+        between = np.bincount(trace.device[begins[inside]], gap[inside]).max(initial=0)
+        # Other gaps between events are time to start the next one.
+        rest = end - begin - int(between) - spent[backward].sum(axis=1)
         spent[backward, :, _STARTS] += rest
     return Accounting(spent)
 
