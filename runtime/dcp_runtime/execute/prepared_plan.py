@@ -39,7 +39,8 @@ def handle_of(plan: object) -> Tensor:
     """Return a tensor that stands for a plan as long as the plan lives."""
     number = next(_numbers)
     _objects[number] = plan
-    return torch.tensor([number])
+    # On the CPU whatever the default device: `find` would wait for another one in every call.
+    return torch.tensor([number], device="cpu")
 
 
 def find(handle: Tensor) -> object:

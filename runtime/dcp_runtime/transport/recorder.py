@@ -307,7 +307,7 @@ def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
     """Return the offset that puts a rank's clock on this one, and a bound on its error, in ns."""
     best_ns = 0, np.iinfo(np.int64).max
     to = dist.get_global_rank(group, peer)
-    answer = torch.zeros(1, dtype=torch.int64)
+    answer = torch.zeros(1, dtype=torch.int64, device="cpu")
     for _ in range(PINGS):
         sent = time.perf_counter_ns()
         dist.send(answer, to, group)
@@ -321,10 +321,10 @@ def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
 
 def _answer(group: dist.ProcessGroup) -> None:
     to = dist.get_global_rank(group, 0)
-    ping = torch.zeros(1, dtype=torch.int64)
+    ping = torch.zeros(1, dtype=torch.int64, device="cpu")
     for _ in range(PINGS):
         dist.recv(ping, to, group)
-        dist.send(torch.tensor([time.perf_counter_ns()]), to, group)
+        dist.send(torch.tensor([time.perf_counter_ns()], device="cpu"), to, group)
 
 
 def _pack(table: EventTable, names: tuple[str, ...]) -> bytes:
@@ -340,14 +340,14 @@ def _unpack(data: bytes) -> tuple[EventTable, tuple[str, ...]]:
 
 def _send(group: dist.ProcessGroup, data: bytes) -> None:
     to = dist.get_global_rank(group, 0)
-    dist.send(torch.tensor([len(data)]), to, group)
+    dist.send(torch.tensor([len(data)], device="cpu"), to, group)
     dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to, group)
 
 
 def _receive(group: dist.ProcessGroup, peer: int) -> bytes:
     source = dist.get_global_rank(group, peer)
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     dist.recv(size, source, group)
-    data = torch.empty(int(size), dtype=torch.uint8)
+    data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
     dist.recv(data, source, group)
     return data.numpy().tobytes()
