@@ -180,7 +180,7 @@ class DCPExecutor:
         )
         if self._prepared is not None:
             for each in prepared:
-                # `make_clock` keeps this clock: a new clock would wait for the device.
+                # The device of the plan before, until a layer shows where its tensors are.
                 each.recorder.clock = self._prepared.recorder.clock
         self._prepared = prepared[-1]
         if self._watch is not None:
