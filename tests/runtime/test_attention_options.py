@@ -5,6 +5,7 @@ The oracle is dense attention in float64, written out here, with autograd.
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
@@ -107,6 +108,41 @@ def test_heads_of_two_sizes_are_exact(lab, dim, v_dim):
     got = found(plan, tensors, dout, "cpu")
     assert got["out"].shape == (70, 4, v_dim)
     assert_close(got, wanted(tensors, dout, mask, dim**-0.5, None), 1e-12)
+
+
+class Pads(TorchDispatchMode):
+    """Notes the shapes of tensors that are filled up, in forward, or cut, in backward."""
+
+    def __init__(self):
+        super().__init__()
+        self.shapes = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function is torch.ops.aten.constant_pad_nd.default:
+            self.shapes.append(tuple(args[0].shape))
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("dim", "v_dim", "padded"),
+    [
+        (24, 16, [(70, 2, 16), (70, 2, 24)]),  # v; dv
+        (16, 24, [(70, 4, 16), (70, 2, 16), (70, 4, 24), (70, 2, 24)]),  # q, k; dq, dk
+    ],
+)
+def test_only_the_smaller_heads_are_copied(lab, dim, v_dim, padded):
+    plan, _ = make(lab, ranks=1, dim=24)
+    (*qkv, _), dout = draw(70, 4, 2, dim, v_dim, torch.float32)
+
+    def work(transport):
+        q, k, v = (x.clone().requires_grad_() for x in qkv)
+        prepared = DCPExecutor(transport=transport).prepare(plan)
+        with Pads() as pads:
+            DCPAttn.apply(prepared, q, (k, v)).backward(dout)
+        return pads.shapes
+
+    (found,) = LoopbackWorld(1).run(work)
+    assert sorted(found) == sorted(padded)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

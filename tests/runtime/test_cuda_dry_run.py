@@ -4,7 +4,8 @@ Operations on such tensors refuse arguments of two devices and values that the h
 of Triton are not launched; what they are given is looked at.
 """
 
-from contextlib import nullcontext
+import threading
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from dcp_runtime.kernels import choice, triton_kernel
 from dcp_runtime.transport.loopback import LoopbackWorld
 
 SHAPE = ModelShape(q_heads=4, kv_heads=2, head_dim=64)
+DEVICE = "cuda:1"  # not the current one of the layer's thread
 
 
 class Device(TorchFunctionMode):
@@ -88,6 +90,21 @@ class Event:
         return 1.0
 
 
+class CurrentDevice(threading.local):
+    """The device of a thread, on which Triton launches kernels."""
+
+    number = 0
+
+    @contextmanager
+    def change(self, device):
+        before, self.number = self.number, device.index
+        yield
+        self.number = before
+
+
+current_device = CurrentDevice()
+
+
 class Launches:
     """Notes the kernels that are launched, and that all their tensors are on the device."""
 
@@ -99,7 +116,7 @@ class Launches:
 
         def launch(*args, **constants):
             tensors = [x for x in args if isinstance(x, Tensor)]
-            assert {x.device.type for x in tensors} == {"cuda"}
+            assert {x.device for x in tensors} == {torch.device("cuda", current_device.number)}
             assert all(x.stride(-1) == 1 for x in tensors)
             self._found.append(self._name)
 
@@ -124,7 +141,7 @@ def launched(monkeypatch):
     monkeypatch.setattr(choice, "flash4_refusal", lambda *_: "not installed")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "no GPU")
-    monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+    monkeypatch.setattr(torch.cuda, "device", current_device.change)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     return found
@@ -132,8 +149,8 @@ def launched(monkeypatch):
 
 def tensors(rows, dtype, *, is_packed):
     """Draw q, keys and values, and the gradient of out."""
-    q, dout = torch.empty(2, rows, SHAPE.q_heads, SHAPE.head_dim, dtype=dtype, device="cuda")
-    kv = torch.empty(rows, 2, SHAPE.kv_heads, SHAPE.head_dim, dtype=dtype, device="cuda")
+    q, dout = torch.empty(2, rows, SHAPE.q_heads, SHAPE.head_dim, dtype=dtype, device=DEVICE)
+    kv = torch.empty(rows, 2, SHAPE.kv_heads, SHAPE.head_dim, dtype=dtype, device=DEVICE)
     return q, kv if is_packed else tuple(kv.unbind(1)), dout
 
 
@@ -146,7 +163,7 @@ def run_layers(transport, mode, plan, kernel, dtype, options):
         rows = len(plan.local_tokens(transport.rank))
         q, kv, dout = tensors(rows, dtype, is_packed=is_packed)
         if chosen.pop("has_sinks", False):
-            chosen["sinks"] = torch.empty(SHAPE.q_heads, dtype=dtype, device="cuda")
+            chosen["sinks"] = torch.empty(SHAPE.q_heads, dtype=dtype, device=DEVICE)
         for _ in range(2):
             with Device() as device:
                 out, lse = prepared.forward(q, kv, Softmax(**chosen))

@@ -260,9 +260,21 @@ def test_waits_for_notes_are_short_and_then_long_and_look_for_failures(clock):
     barrier = StoreBarrier(Store(), 0, 2, failures, 6.0)
     assert not barrier._have_come(["key"], 6.0)
     assert clock.now == 6.5
-    assert asked == {"key": 14, "mark": 4}
+    assert asked == {"key": 15, "mark": 4}  # the last look is behind the mark
     assert clock.naps == [*(50e-6 * 2**n for n in range(9)), *[0.02] * 4]
     failures.is_marked = lambda: True
     clock.now = 0.0
     assert not barrier._have_come(["key"], 60.0)
     assert clock.now == 4.5
+
+
+def test_a_rank_that_wrote_its_note_and_then_failed_is_not_missed(clock):
+    store = HashStore()
+    barrier = barrier_of(store, 0, 2)
+
+    def is_marked():
+        store.set("key", "note")  # between two looks of this rank
+        return True
+
+    barrier._failures = SimpleNamespace(is_marked=is_marked)
+    assert barrier._have_come(["key"], 60.0)

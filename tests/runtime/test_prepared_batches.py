@@ -11,6 +11,7 @@ from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
+from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.batch_plans import batch_note
 from dcp_runtime.transport.loopback import LoopbackWorld
 
@@ -122,7 +123,8 @@ def test_any_error_of_a_rank_is_told_to_all(monkeypatch, name, place):
 
     def work(executor, batches):
         says = "no room" if executor.rank == 1 else f"rank 1 failed in {place}: MemoryError: no"
-        with pytest.raises(MemoryError if executor.rank == 1 else RunError, match=says):
+        error = MemoryError if executor.rank == 1 else RunError
+        with pytest.raises(error, match=says), executor:  # the block says no more of it
             attend(executor.prepare(batches[0]), batches[0], executor.rank).sum().backward()
 
     on_ranks(work, timeout_s=6.0)
@@ -239,7 +241,7 @@ def prepare_and_fail(executor, plan):
         fail()
 
 
-def test_executors_and_loaders_close_where_their_block_ends():
+def test_executors_close_where_their_block_ends():
     def work(executor, batches):
         with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 3")), executor:
             executor.prepare(batches[3])
@@ -248,6 +250,41 @@ def test_executors_and_loaders_close_where_their_block_ends():
             prepare_and_fail(executor, batches[2])
 
     on_ranks(work)
+
+
+@pytest.mark.parametrize("is_in_step", [True, False], ids=["prepare", "layer"])
+def test_an_error_inside_the_block_of_one_rank_is_told_to_all_at_once(is_in_step):
+    def train(executor, batches):
+        with executor:
+            for number, plan in enumerate(batches[:2]):
+                if is_in_step and number and executor.rank == 1:
+                    fail()
+                prepared = executor.prepare(plan)
+                out = attend(prepared, plan, executor.rank)
+                if not is_in_step and executor.rank == 1:
+                    fail()
+                out.sum().backward()
+
+    def work(executor, batches):
+        says = "the model failed before its first layer"
+        if executor.rank != 1:
+            says = f"^rank 1 failed in the code around its layers: ValueError: {says}$"
+        with pytest.raises(ValueError if executor.rank == 1 else PeerError, match=says):
+            train(executor, batches)
+
+    on_ranks(work, timeout_s=6.0)
+
+
+def test_interrupts_and_what_all_know_are_not_told():
+    def work(executor, _):
+        for error in (KeyboardInterrupt(), SystemExit(), PeerError("rank 2 is dead")):
+            executor.__exit__(type(error), error, None)
+        return executor._transport._failures.is_marked()
+
+    assert on_ranks(work) == [False] * RANKS
+
+
+def test_loaders_close_where_their_block_ends():
     with load(0, processes=1) as loader:
         next(iter(loader))
         pool = loader._plans.pool

@@ -262,9 +262,14 @@ class DCPAttn:
         if v is not None and v_dim != qk_dim:
             # The scale of the size before padding: added zeros change no score.
             scale = qk_dim**-0.5 if scale is None else scale
-            q, k, v = (pad(x, (0, max(v_dim, qk_dim) - x.shape[-1])) for x in (q, k, v))
+            q, k, v = (_widen(x, max(v_dim, qk_dim)) for x in (q, k, v))
         out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
+
+
+def _widen(x: Tensor, dim: int) -> Tensor:
+    # `pad` by nothing copies x, and its gradient as well.
+    return pad(x, (0, dim - x.shape[-1])) if x.shape[-1] < dim else x
 
 
 def _cast(tensor: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
-from dcp_runtime.errors import RunError
+from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
@@ -127,8 +127,13 @@ class DCPExecutor:
         """Return the executor, which closes where the block ends."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close it; an error that is under way is not replaced by another one."""
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: object
+    ) -> None:
+        """Close it. An error that is under way is told to the other ranks, and is not replaced."""
+        # A `PeerError` is known to all. An interrupt is no error, here as within a layer.
+        if isinstance(error, Exception) and not isinstance(error, PeerError):
+            self._transport.report("the code around its layers", None, error)
         self.close()
 
     @property
@@ -180,7 +185,7 @@ class DCPExecutor:
         )
         if self._prepared is not None:
             for each in prepared:
-                # `make_clock` keeps this clock: a new clock would wait for the device.
+                # The device of the plan before, until a layer shows where its tensors are.
                 each.recorder.clock = self._prepared.recorder.clock
         self._prepared = prepared[-1]
         if self._watch is not None:

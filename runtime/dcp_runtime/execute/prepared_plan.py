@@ -8,7 +8,7 @@ A compiled graph passes tensors only, so a tensor with a number stands for each 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import count
@@ -40,7 +40,8 @@ def handle_of(plan: object) -> Tensor:
     """Return a tensor that stands for a plan as long as the plan lives."""
     number = next(_numbers)
     _objects[number] = plan
-    return torch.tensor([number])
+    # On the CPU whatever the default device: `find` would wait for another one in every call.
+    return torch.tensor([number], device="cpu")
 
 
 def find(handle: Tensor) -> object:
@@ -178,6 +179,11 @@ def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
         )
 
 
+def _current_device(q: Tensor) -> AbstractContextManager[None]:
+    """Make the device of q the current one, on which Triton launches; on the CPU do nothing."""
+    return torch.cuda.device(q.device if q.is_cuda else -1)
+
+
 _KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
 
 
@@ -274,6 +280,10 @@ class PreparedPlan:
         # Before the checks: a refused layer was reached, too, and `close` must not say otherwise.
         self.batch.is_reached = True
         self._check_tensors(q, kv, softmax)
+        with _current_device(q):
+            return self._forward(q, kv, softmax)
+
+    def _forward(self, q: Tensor, kv: Keys, softmax: Softmax) -> tuple[Tensor, Tensor]:
         heads = self.part.heads
         # Sinks come behind the last table, so no table ends the sums of out.
         finishes = self._kernel_of_layers.finishes if softmax.sinks is None else frozenset()
@@ -304,6 +314,18 @@ class PreparedPlan:
         Raises:
             RunError: if dout does not fit out, or another rank fails.
         """
+        with _current_device(q):
+            return self._backward(q, kv, out, lse, dout, softmax_scale)
+
+    def _backward(
+        self,
+        q: Tensor,
+        kv: Keys,
+        out: Tensor,
+        lse: Tensor,
+        dout: Tensor,
+        softmax_scale: float | None,
+    ) -> tuple[Tensor, ...]:
         with self._telling("backward"):
             if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
                 raise RunError(

@@ -128,7 +128,7 @@ def _masked_call(table: TileTable, rows: slice, pieces: Ints, dtype: torch.dtype
     length = rows.stop - rows.start
     parts = [table.piece_mask(int(piece), length) for piece in pieces]
     seen = torch.from_numpy(np.concatenate(parts, axis=1))
-    bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, -torch.inf)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill_(~seen, -torch.inf)
     fully_masked = ~seen.any(1)
     return _Call(
         rows,

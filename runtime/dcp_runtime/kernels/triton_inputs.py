@@ -266,7 +266,7 @@ def move_arrays(
     sizes = np.array([-(-array.nbytes // ALIGNMENT) * ALIGNMENT for array in arrays], np.int64)
     starts = (np.cumsum(sizes) - sizes).tolist()
     is_cuda = device.type == "cuda"
-    staged = torch.empty(int(sizes.sum()), dtype=torch.uint8, pin_memory=is_cuda)
+    staged = torch.empty(int(sizes.sum()), dtype=torch.uint8, device="cpu", pin_memory=is_cuda)
     room = staged.numpy()
     for array, start in zip(arrays, starts, strict=True):
         room[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -264,6 +264,6 @@ def _join_tensors(
             if key not in whole[layer]:
                 # NaN, since a token that no rank computed must not pass for a result.
                 shape = plan.num_tokens, *part.shape[1:]
-                whole[layer][key] = torch.full(shape, torch.nan, dtype=part.dtype)
+                whole[layer][key] = torch.full(shape, torch.nan, dtype=part.dtype, device="cpu")
             whole[layer][key][tokens] = part
     return whole

@@ -206,8 +206,8 @@ def start(
     """Load torch and return the function that runs jobs; see `WorkerProgram`."""
     torch.set_num_threads(1)
     # The first backward pass of a process loads modules for some 0.3 s, which no plan should pay.
-    x = torch.zeros(1, requires_grad=True)
-    torch.autograd.backward(x.exp(), torch.ones(1))
+    x = torch.zeros(1, device="cpu", requires_grad=True)
+    torch.autograd.backward(x.exp(), torch.ones(1, device="cpu"))
     # Modules stay, and the collector's search through all of them stops a rank for some 0.15 s.
     gc.collect()
     gc.freeze()

@@ -64,7 +64,7 @@ class FailureRegistry:
     def __init__(self, store: Store, rank: int) -> None:
         self._store = store
         self._rank = rank
-        self._is_reachable, self.is_settled = True, False
+        self._is_reachable, self.is_settled, self._has_raised = True, False, False
 
     def is_marked(self) -> bool:
         """Return whether some rank wrote that it cannot go on."""
@@ -84,8 +84,10 @@ class FailureRegistry:
         self._write("marked", str(self._rank))
 
     def raised(self, place: str, division: int | None, error: Exception) -> None:
-        """Write that this rank raised an error."""
-        self.post(Status("raised", -1, place, division, describe_error(error)))
+        """Write that this rank raised an error; its first one counts."""
+        if not self._has_raised:
+            self._has_raised = True
+            self.post(Status("raised", -1, place, division, describe_error(error)))
 
     def settle(self, own: Status) -> PeerError:
         """Post the status of this rank, and return the error that all ranks agree to raise."""
@@ -308,7 +310,8 @@ class StoreBarrier:
             is_over = time.monotonic() > deadline
             # The mark costs another look at the store, so only a long wait asks for it.
             if is_over or (nap_s == LONGEST_NAP_S and self._failures.is_marked()):
-                return False
+                # A rank may have written the last key, gone on and failed since.
+                return self._store.check(keys)
             time.sleep(nap_s)
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
         return True

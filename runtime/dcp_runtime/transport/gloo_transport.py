@@ -118,7 +118,7 @@ class GlooTransport(GroupTransport):
         """Return host memory to send from or receive into: the tensor itself if it is there."""
         if tensor.device.type == "cpu":
             return tensor
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=True)
         if is_send:
             with posted.stream:
                 host.copy_(tensor)  # blocks the host until the kernels that fill it have ended
@@ -181,7 +181,8 @@ class GlooTransport(GroupTransport):
             peer = self._ranks[self.rank - 1]
             for group in self._groups:
                 with suppress(RuntimeError):  # it is meant to fail
-                    work = dist.irecv(torch.empty(1), peer, group=group, tag=UNUSED_TAG)
+                    unused = torch.empty(1, device="cpu")
+                    work = dist.irecv(unused, peer, group=group, tag=UNUSED_TAG)
                     assert work is not None, "this rank is a member"
                     work.wait(timedelta(milliseconds=1))
         for thread in self._threads:

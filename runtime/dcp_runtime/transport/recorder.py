@@ -1,7 +1,8 @@
 """The recorder of a rank: notes events with their times while a plan runs; they become a `Trace`.
 
 On the CPU work has ended when its call returns. On CUDA the host only queues work: `StreamClock`
-queues events beside it, and reads their times when a trace is made.
+queues events beside it, and reads their times when a trace is made. CUDA tells times between two
+events only, as float32 milliseconds: the longer, the coarser.
 
 The events of all ranks are put on the clock of rank 0. It pings each rank a few times; the ping
 with the shortest round trip gives the offset of that rank's clock, which is uncertain by half that
@@ -40,39 +41,46 @@ class HostClock:
         """Return this moment, without waiting for anything."""
         return time.perf_counter_ns()
 
-    def read_ns(self, moment: Moment) -> int:
-        """Return its time on the host's monotonic clock; waits until the device has come to it."""
-        return int(moment)
+    def read_ns(self, moments: Sequence[Moment]) -> list[int]:
+        """Return times on the host's monotonic clock; waits until the device has come to all."""
+        return [int(moment) for moment in moments]
 
     def is_captured(self) -> bool:
         """Return whether a CUDA graph captures the present work: then only replays run it."""
         return False
 
 
+HOP_MS = 1000.0
+"""Longest time between two events that CUDA tells to a tenth of a microsecond."""
+TIES = 3
+"""Events of which the fastest ties the device's time to the host's."""
+
+
 class StreamClock(HostClock):
     """The clock of a device that works through a stream.
 
-    When the clock is made the host waits for one event, which ties the device's time to the host's.
-    The two differ by the time of that call, some microseconds, and by their drift since then.
+    The device's time is tied to the host's anew whenever times are read, by events on a stream
+    without other work. So the two differ by the time of one such event, some microseconds, and by
+    their drift since the oldest moment read. Nobody waits while moments are noted.
 
     So exposed communication is measured where it happens: a wait begins when the stream has no work
     left, not when the host began to wait, and ends when the stream goes on.
 
     Args:
         make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one.
+        make_stream: makes a stream without work.
         is_capturing: as ``torch.cuda.is_current_stream_capturing``.
     """
 
     def __init__(
         self,
         make_event: Callable[[], Any],  # Any: see Moment
+        make_stream: Callable[[], Any],  # Any: a stream of CUDA, or of a test
         is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._make_event, self._is_capturing = make_event, is_capturing
-        self._first = make_event()
-        self._first.record()
-        self._first.synchronize()
-        self._first_ns = time.perf_counter_ns()
+        self._make_event, self._make_stream = make_event, make_stream
+        self._is_capturing = is_capturing
+        self._idle_stream: Any = None  # Any: see above
 
     def now(self) -> Moment:
         """Queue an event."""
@@ -80,13 +88,42 @@ class StreamClock(HostClock):
         event.record()
         return event
 
-    def read_ns(self, moment: Moment) -> int:
-        """Return the time of an event of this clock."""
-        if isinstance(moment, int):
-            return moment
-        moment.synchronize()
-        elapsed_ms: float = self._first.elapsed_time(moment)
-        return self._first_ns + round(1e6 * elapsed_ms)
+    def read_ns(self, moments: Sequence[Moment]) -> list[int]:
+        """Return the times of events of this clock, in about the order in which they were queued.
+
+        Moments of the host keep their times.
+        """
+        queued = [moment for moment in moments if not isinstance(moment, int)]
+        if not queued:
+            return list(moments)
+        for moment in queued:
+            moment.synchronize()
+        # From the newest back, in hops: a long time would be coarse.
+        known, known_ns = self._tie()
+        found = []
+        for moment in reversed(moments):
+            if isinstance(moment, int):
+                found.append(moment)
+                continue
+            age_ms: float = moment.elapsed_time(known)
+            found.append(known_ns - round(1e6 * age_ms))
+            if age_ms > HOP_MS:
+                known, known_ns = moment, found[-1]
+        return found[::-1]
+
+    def _tie(self) -> tuple[Any, int]:  # Any: an event
+        """Return an event and its time on the host's clock."""
+        if self._idle_stream is None:
+            self._idle_stream = self._make_stream()
+        ties = []
+        for _ in range(TIES):
+            event, before_ns = self._make_event(), time.perf_counter_ns()
+            event.record(self._idle_stream)
+            event.synchronize()
+            after_ns = time.perf_counter_ns()
+            ties.append((after_ns - before_ns, (before_ns + after_ns) // 2, event))
+        _, time_ns, event = min(ties, key=lambda tie: tie[0])
+        return event, time_ns
 
     def is_captured(self) -> bool:
         """Return whether a CUDA graph captures the present work: CUDA gives no times of it."""
@@ -96,7 +133,7 @@ class StreamClock(HostClock):
 def make_clock(device: torch.device, known: HostClock | None = None) -> HostClock:
     """Return the clock of a device: of its current stream on CUDA, else the host's.
 
-    `known`, the clock of the plan before, is kept on CUDA, since a new clock waits for the device.
+    `known`, the clock of the plan before, is kept on CUDA.
 
     >>> make_clock(torch.device("cpu")).now() > 0
     True
@@ -105,9 +142,11 @@ def make_clock(device: torch.device, known: HostClock | None = None) -> HostCloc
         return HostClock()
     if isinstance(known, StreamClock):
         return known
-    with torch.cuda.device(device):
-        make_event = partial(torch.cuda.Event, enable_timing=True)
-        return StreamClock(make_event, torch.cuda.is_current_stream_capturing)
+    return StreamClock(
+        partial(torch.cuda.Event, enable_timing=True),
+        partial(torch.cuda.Stream, device),
+        torch.cuda.is_current_stream_capturing,
+    )
 
 
 class Event(NamedTuple):
@@ -235,8 +274,8 @@ class Recorder:
         """Return the events as rows, and their names; waits for a device still at work on them."""
         rows = []
         events = tuple(self.events)
-        for e in events:
-            start, end = self.clock.read_ns(e.start), self.clock.read_ns(e.end)
+        times = self.clock.read_ns([moment for e in events for moment in (e.start, e.end)])
+        for e, start, end in zip(events, times[::2], times[1::2], strict=True):
             kind = EVENT_KINDS.index(e.kind)
             rest = e.is_backward, e.division, e.peer, e.size_bytes, e.transfer
             # The third column, ready: only the simulator knows when an event could have begun.
@@ -307,7 +346,7 @@ def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
     """Return the offset that puts a rank's clock on this one, and a bound on its error, in ns."""
     best_ns = 0, np.iinfo(np.int64).max
     to = dist.get_global_rank(group, peer)
-    answer = torch.zeros(1, dtype=torch.int64)
+    answer = torch.zeros(1, dtype=torch.int64, device="cpu")
     for _ in range(PINGS):
         sent = time.perf_counter_ns()
         dist.send(answer, to, group)
@@ -321,10 +360,10 @@ def _ping(group: dist.ProcessGroup, peer: int) -> tuple[int, int]:
 
 def _answer(group: dist.ProcessGroup) -> None:
     to = dist.get_global_rank(group, 0)
-    ping = torch.zeros(1, dtype=torch.int64)
+    ping = torch.zeros(1, dtype=torch.int64, device="cpu")
     for _ in range(PINGS):
         dist.recv(ping, to, group)
-        dist.send(torch.tensor([time.perf_counter_ns()]), to, group)
+        dist.send(torch.tensor([time.perf_counter_ns()], device="cpu"), to, group)
 
 
 def _pack(table: EventTable, names: tuple[str, ...]) -> bytes:
@@ -340,14 +379,14 @@ def _unpack(data: bytes) -> tuple[EventTable, tuple[str, ...]]:
 
 def _send(group: dist.ProcessGroup, data: bytes) -> None:
     to = dist.get_global_rank(group, 0)
-    dist.send(torch.tensor([len(data)]), to, group)
+    dist.send(torch.tensor([len(data)], device="cpu"), to, group)
     dist.send(torch.frombuffer(bytearray(data), dtype=torch.uint8), to, group)
 
 
 def _receive(group: dist.ProcessGroup, peer: int) -> bytes:
     source = dist.get_global_rank(group, peer)
-    size = torch.zeros(1, dtype=torch.int64)
+    size = torch.zeros(1, dtype=torch.int64, device="cpu")
     dist.recv(size, source, group)
-    data = torch.empty(int(size), dtype=torch.uint8)
+    data = torch.empty(int(size), dtype=torch.uint8, device="cpu")
     dist.recv(data, source, group)
     return data.numpy().tobytes()

@@ -188,7 +188,7 @@ def eager(head: HeadTensors, mask: Tensor) -> HeadResults:
     sums = torch.promote_types(dtype, torch.float32)  # float64 stays float64
     dk, dv = torch.zeros_like(head.k, dtype=sums), torch.zeros_like(head.v, dtype=sums)
     for chunk in _chunks(mask, dtype):
-        bias = torch.zeros(chunk.hidden.shape, dtype=dtype)
+        bias = torch.zeros(chunk.hidden.shape, dtype=dtype, device=chunk.hidden.device)
         bias.masked_fill_(chunk.hidden, -torch.inf)
         for g in range(len(head.q)):
             q, k, v = (

@@ -62,7 +62,7 @@ def random_inputs(
     }
     # An empty part first: a rank may own no block.
     parts: dict[str, list[Tensor]] = {
-        name: [torch.empty(0, *size, dtype=dtype)] for name, size in per_token.items()
+        name: [torch.empty(0, *size, dtype=dtype, device="cpu")] for name, size in per_token.items()
     }
     for block in blocks:
         # A generator per block: a rank draws its own blocks, the verification all, alike.
@@ -237,7 +237,7 @@ def _masks(plan: Plan) -> Iterator[tuple[int, int, Tensor]]:
             f"sequences have {lengths[:8]}; build the plan again"
         )
     for (start, end), sample in zip(spans, samples, strict=True):
-        yield start, end, torch.tensor(dense_mask(mask, sample))
+        yield start, end, torch.tensor(dense_mask(mask, sample), device="cpu")
 
 
 def _rebuild(provenance: Provenance) -> tuple[Mask, list[Sample]]:
