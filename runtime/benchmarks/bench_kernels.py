@@ -63,6 +63,8 @@ CASES = [
     ("dkv", torch.float16, 64, True, 90),
     ("fused", torch.float16, 64, True, 90),
     ("dq", torch.float32, 64, False, 90),
+    ("dkv", torch.float32, 64, True, 90),
+    ("fused", torch.float32, 64, True, 90),
     *((kernel, torch.bfloat16, 128, False, arch) for arch in (80, 89, 100)
       for kernel in ("forward", "dq", "dkv")),
     ("forward_tma", torch.bfloat16, 128, False, 100),

@@ -32,3 +32,22 @@ def test_loops_over_whole_runs_use_wgmma_alone_and_spill_nothing(tmp_path, start
         # Of one row or key: the loops would be alike if whole runs were masked after all.
         size = entry["shape"][entry["kernel"] in ("forward", "forward_tma", "dq")]
         assert whole["instructions"] / size < masked["instructions"] / entry["edge"] / 2, entry
+
+
+FLOAT32 = """
+import json, sys, warnings
+sys.path.insert(0, sys.argv[1])
+warnings.simplefilter("ignore")  # Triton's own
+import torch
+from bench_kernels import compile_case
+print(json.dumps(compile_case("dkv", torch.float32, 64, True, 90)))
+"""
+
+
+def test_dkv_in_float32_compiles_with_bits_and_spills_nothing(tmp_path, start_python):
+    script = tmp_path / "compile.py"
+    script.write_text(FLOAT32)
+    fork = start_python(script, BENCHMARK.parent, folder=tmp_path, TRITON_CACHE_DIR=str(tmp_path))
+    assert fork.wait(280) == 0, fork.err.read_text()[-3000:]
+    found = json.loads(fork.out.read_text())
+    assert (found["dtype"], found["has_bits"], found["spill_bytes"]) == ("float32", True, 0)
