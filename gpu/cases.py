@@ -74,12 +74,12 @@ class Case:
 
 SMALL = [
     Case(mask, 1000, head_dim=dim, heads=(dim // 16, 2), block=128)
-    for mask in ("full", "causal", "streaming_llm", "documents", "sparse")
+    for mask in ("full", "sparse", "causal", "streaming_llm", "documents")
     for dim in (128, 64, 96)
 ]
-"""Cases compared with dense attention in float64. Tiles are full, or have ranges of keys, or bits
-per pair. Four, two and three query heads use one key head; of these, four, two and one share a tile
-of the Triton kernels."""
+"""Cases compared with dense attention in float64. Tiles are full, or have bits per pair, or ranges
+of keys; the masks that differ most come first. Four, two and three query heads use one key head; of
+these, four, two and one share a tile of the Triton kernels."""
 SHARED = [Case("streaming_llm", 1024, ranks, 64, (4, 2), 128) for ranks in (2, 4, 8)]
 """Cases run on ranks that are threads of one process."""
 SPREAD = [Case("causal", 16_384, ranks) for ranks in (2, 4, 8)]

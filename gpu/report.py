@@ -14,6 +14,8 @@ Json = dict[str, Any]  # Any: a JSON document
 Rows = list[Json]
 RIVAL = "torch flash"
 """The kernel that the speeds of `kernels/cost.py` are relative to."""
+WAYS = ("forward_tflops", "backward_tflops")
+"""A row has only the first where backward failed."""
 
 
 def main() -> None:
@@ -112,14 +114,14 @@ def speed(rows: Rows) -> str:
 def _both(row: Json | None) -> str:
     if row is None or "forward_tflops" not in row:
         return "-"
-    return f"{row['forward_tflops']:.0f} / {row['backward_tflops']:.0f}"
+    return " / ".join(f"{row[way]:.0f}" if way in row else "-" for way in WAYS)
 
 
 def _ratio(row: Json | None, rival: Json) -> str:
     if row is None or "forward_tflops" not in row:
         return "-"
-    ways = ("forward_tflops", "backward_tflops")
-    return " / ".join(f"{row[way] / rival[way]:.2f}" for way in ways)
+    cells = (f"{row[w] / rival[w]:.2f}" if w in row and w in rival else "-" for w in WAYS)
+    return " / ".join(cells)
 
 
 def executor(rows: Rows) -> str:

@@ -12,12 +12,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import cases
 import torch
+from apart import Apart, attempt
 from attention_calls import (
     Calls,
     dense_values,
@@ -88,28 +90,48 @@ def compilation() -> Iterator[Json]:
 
 
 def kernels() -> Iterator[Json]:
-    """Compare every kernel that runs here with dense attention in float64."""
-    for case in SMALL if has_cuda() else [case for case in SMALL if case.head_dim == 64]:
-        dense = torch.from_numpy(dense_mask(*case.mask_and_sample()))
-        dtypes = [torch.bfloat16] if has_cuda() else [torch.float32]
-        # Only for one head size: every type compiles its kernels, which takes longest.
-        if has_cuda() and case.head_dim == 128:
-            dtypes.append(torch.float16)
-        for dtype in dtypes:
-            for name in KERNELS:
-                row: Json = {"case": case.name, "dtype": str(dtype), "kernel": name}
-                yield row | attempt(partial(_compare, case, dense, dtype, name))
+    """Compare every kernel that runs here with dense attention in float64.
+
+    On a GPU in a process of their own: after an illegal access the others go on in a new one.
+    """
+    rows = [(c, dtype, name) for c in small_cases() for dtype in _types(c) for name in KERNELS]
+    for case in small_cases():
+        case.parts()  # a plan that is missing ends the stage
+    with Apart() as apart:
+        for case, dtype, name in rows:
+            row: Json = {"case": case.name, "dtype": str(dtype), "kernel": name}
+            work = partial(_compare, case, dtype, name)
+            if has_cuda():
+                yield row | apart.attempt(partial(_with_plans, cases.PLANS, work))
+            else:
+                yield row | attempt(work)
 
 
-def attempt(work: Callable[[], Json]) -> Json:
-    """Return the result of `work`, or its error, so that other kernels are still tried."""
-    try:
-        return work()
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {str(error)[:1000]}"}
+def small_cases() -> list[Case]:
+    """Return the cases that `kernels` compares."""
+    return SMALL if has_cuda() else [case for case in SMALL if case.head_dim == 64]
 
 
-def _compare(case: Case, dense: Tensor, dtype: torch.dtype, name: str) -> Json:
+def _types(case: Case) -> list[torch.dtype]:
+    """Return the types of a case: each compiles its kernels, which takes longest."""
+    if not has_cuda():
+        return [torch.float32]
+    others = {128: [torch.float16], 64: [torch.float32] if case.mask == "sparse" else []}
+    return [torch.bfloat16, *others.get(case.head_dim, [])]
+
+
+def _with_plans(folder: Path, work: Callable[[], Json]) -> Json:
+    """Do work in a process that may look for plans elsewhere."""
+    cases.PLANS = folder
+    return work()
+
+
+@cache
+def _dense(case: Case) -> Tensor:
+    return torch.from_numpy(dense_mask(*case.mask_and_sample()))
+
+
+def _compare(case: Case, dtype: torch.dtype, name: str) -> Json:
     if name in TRITON and not has_cuda():
         return {"skipped": "interpreted kernels take minutes; the default tests run them"}
     try:
@@ -120,7 +142,7 @@ def _compare(case: Case, dense: Tensor, dtype: torch.dtype, name: str) -> Json:
     tensors = inputs(case, dtype)
     first = values_of(kernel, part, *tensors)
     others = [values_of(kernel, part, *tensors) for _ in range(20 if has_cuda() else 1)]
-    expected = dense_values(*tensors, dense.to(device()))
+    expected = dense_values(*tensors, _dense(case).to(device()))
     errors = {
         key: float((first[key].double() - value).abs().max() / value.abs().max())
         for key, value in expected.items()
@@ -152,7 +174,7 @@ def _run_ranks(case: Case, dtype: torch.dtype) -> Json:
         return {"rows": mine, "out": out.detach(), "dq": dq, "dkv": dkv}
 
     found = LoopbackWorld(case.ranks, 120).run(work)
-    dense = torch.from_numpy(dense_mask(*case.mask_and_sample())).to(device())
+    dense = _dense(case).to(device())
     errors = {}
     for key, value in dense_values(q, kv, dout, dense).items():
         whole = torch.full_like(value, torch.nan)

@@ -63,6 +63,8 @@ CASES = [
     ("dkv", torch.float16, 64, True, 90),
     ("fused", torch.float16, 64, True, 90),
     ("dq", torch.float32, 64, False, 90),
+    ("dkv", torch.float32, 64, True, 90),
+    ("fused", torch.float32, 64, True, 90),
     *((kernel, torch.bfloat16, 128, False, arch) for arch in (80, 89, 100)
       for kernel in ("forward", "dq", "dkv")),
     ("forward_tma", torch.bfloat16, 128, False, 100),
@@ -133,7 +135,7 @@ def pairs_of(mask: str) -> list[list[int]]:
 
 def compile_case(kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int) -> Json:
     """Compile one kernel and count what its loops hold."""
-    shape = launch_shape(kernel, dtype, arch, GROUP)
+    shape = launch_shape(kernel, dtype, arch, GROUP, head_dim)
     log = io.StringIO()
     with knobs.nvidia.scope(), knobs.compilation.scope(), contextlib.redirect_stdout(log):
         # What lies in Triton's cache has no log of the assembler.

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +17,15 @@ from dcp_runtime import DCPExecutor
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 GPU = Path(__file__).resolve().parents[2] / "gpu"
+SMALLEST = {"tokens": 1000, "head_dim": 64, "heads": (4, 2), "block": 128}
+"""Of the small cases."""
+GPU_TIMEOUT_S = 900
+"""Of tests that compile the kernels of all cases, which takes minutes."""
+SYNC_WARNING = (
+    "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing "
+    "operations (Triggered internally at /pytorch/torch/csrc/cuda/Module.cpp:1003.)"
+)
+"""What torch 2.11 says."""
 WITHOUT_COMPILERS = """
 import sys
 
@@ -51,7 +62,7 @@ def plans(cases, tmp_path_factory):
     folder = tmp_path_factory.mktemp("plans")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cases, "PLANS", folder)
-        patch.setattr(cases, "SMALL", [case for case in cases.SMALL if case.head_dim == 64][-1:])
+        patch.setattr(cases, "SMALL", [cases.Case("sparse", **SMALLEST)])
         patch.setattr(cases, "SHARED", cases.SHARED[:1])
         patch.setattr(cases, "SPREAD", [])
         patch.setattr(cases, "TIMED", [cases.Case("causal", 1000, head_dim=64, heads=(4, 2))])
@@ -74,6 +85,7 @@ def stages_of_this_gpu(cases, tmp_path_factory):
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(GPU_TIMEOUT_S)
 def test_kernels_are_exact_and_repeatable_on_this_gpu(stages_of_this_gpu):
     ran = [row for row in stages_of_this_gpu.kernels() if "skipped" not in row]
     assert {row["kernel"] for row in ran} >= {"triton", "flash"}
@@ -82,26 +94,49 @@ def test_kernels_are_exact_and_repeatable_on_this_gpu(stages_of_this_gpu):
 
 
 @pytest.mark.gpu
+@pytest.mark.timeout(GPU_TIMEOUT_S)
 def test_ranks_that_share_this_gpu_agree_with_dense_attention(stages_of_this_gpu):
     assert [row for row in stages_of_this_gpu.ranks() if not row.get("ok")] == []
 
 
+@contextmanager
+def host_that_never_waits():
+    """Let torch raise where the host waits for the device; torch warns that it does not see all."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype feature")
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 @pytest.mark.gpu
+@pytest.mark.timeout(GPU_TIMEOUT_S)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_a_layer_on_this_gpu_never_waits_for_the_device(stages_of_this_gpu, cases, dtype):
-    case = cases.SMALL[-1]
+    case = cases.Case("sparse", **SMALLEST)
     q, kv, dout = stages_of_this_gpu.inputs(case, dtype)
-    executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
-    prepared = executor.prepare(decode_part(case.parts()[0]))
-    out, lse = prepared.forward(q, kv)  # the first layer compiles and chooses
-    prepared.backward(q, kv, out, lse, dout)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        out, lse = prepared.forward(q, kv)
+    with DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0)) as executor:
+        prepared = executor.prepare(decode_part(case.parts()[0]))
+        out, lse = prepared.forward(q, kv)  # the first layer compiles and chooses
         prepared.backward(q, kv, out, lse, dout)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-        executor.close()
+        with host_that_never_waits():
+            out, lse = prepared.forward(q, kv)
+            prepared.backward(q, kv, out, lse, dout)
+
+
+def test_torch_may_warn_as_it_forbids_waits_and_allows_them_again(monkeypatch):
+    modes = []
+
+    def set_mode(mode):
+        modes.append(mode)
+        warnings.warn(SYNC_WARNING, stacklevel=1)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with pytest.raises(RuntimeError, match="waits"), host_that_never_waits():
+        raise RuntimeError("a host that waits")
+    assert modes == ["error", "default"]
 
 
 @pytest.fixture
@@ -109,7 +144,7 @@ def stages(cases, plans, monkeypatch):
     import stages
 
     monkeypatch.setattr(cases, "PLANS", plans)
-    monkeypatch.setattr(stages, "SMALL", [c for c in cases.SMALL if c.head_dim == 64][-1:])
+    monkeypatch.setattr(stages, "SMALL", [cases.Case("sparse", **SMALLEST)])
     return stages
 
 
@@ -126,6 +161,63 @@ def test_kernels_of_this_machine_are_judged(stages, monkeypatch):
     monkeypatch.setattr(stages, "dense_values", wrong)
     wrong_ones = [row["kernel"] for row in stages.kernels() if row.get("ok") is False]
     assert wrong_ones == ["cpu", "reference"]
+
+
+def test_on_a_gpu_kernels_run_apart_with_bits_in_float32_too(stages, cases, monkeypatch):
+    """The other process sees no GPU here, and skips what needs one."""
+    monkeypatch.setattr(stages, "has_cuda", lambda: True)
+    found = {(row["kernel"], row["dtype"]): row for row in stages.kernels()}
+    dtypes = {"torch.bfloat16", "torch.float32"}
+    assert set(found) == {(name, dtype) for name in stages.KERNELS for dtype in dtypes}
+    assert found["reference", "torch.float32"]["ok"]
+    assert found["reference", "torch.bfloat16"]["ok"]
+    assert "skipped" in found["triton", "torch.float32"]
+
+
+def test_full_tiles_and_tiles_with_bits_are_compared_first(cases):
+    assert [case.mask for case in cases.SMALL[:6]] == 3 * ["full"] + 3 * ["sparse"]
+    assert cases.Case("sparse", **SMALLEST) in cases.SMALL
+
+
+WORK_APART = """
+import os
+import apart
+
+def tell():
+    return {"process": os.getpid()}
+
+def fail():
+    raise ValueError("refused")
+
+def lose_the_device():
+    apart.is_device_lost = lambda: True  # in that process
+    raise RuntimeError("illegal memory access")
+
+def crash():
+    os.abort()
+"""
+
+
+def test_work_that_loses_the_device_or_crashes_fails_no_later_work(cases, tmp_path, monkeypatch):
+    from apart import Apart
+
+    (tmp_path / "work_apart.py").write_text(WORK_APART)
+    monkeypatch.syspath_prepend(tmp_path)
+    import work_apart as work
+
+    order = [work.tell, work.fail, work.tell, work.lose_the_device, work.tell, work.crash]
+    with Apart() as apart:
+        found = [apart.attempt(each) for each in (*order, work.tell)]
+    errors = [row.get("error") for row in found]
+    assert errors[1::2] == [
+        "ValueError: refused",
+        "RuntimeError: illegal memory access",
+        "its process ended: -6",
+    ]
+    assert errors[::2] == [None] * 4
+    first, second, third, fourth = (row["process"] for row in found[::2])
+    assert first == second
+    assert len({first, third, fourth}) == 3
 
 
 def test_stages_that_time_a_gpu_run_through_on_a_cpu(stages, cases, monkeypatch):
@@ -178,6 +270,10 @@ def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots, capsys, mo
              "backward_tflops": 320.0},
             {"case": "causal", "kernel": "flash4", "refused": "absent"},
             {"case": "documents", "kernel": "triton"} | rates,
+            {"case": "documents", "kernel": "torch flash", "forward_tflops": 256.15,
+             "error": "RuntimeError: no backward"},
+            {"case": "window", "kernel": "triton", "forward_tflops": 480.0, "error": "no backward"},
+            {"case": "window", "kernel": "torch flash"} | rates,
         ],
         "executor": [{"case": "causal", "kernel": "triton", "forward_s": 0.07, "backward_s": 0.2,
                       "forward_over_kernel": 1.012, "backward_over_kernel": 0.999,

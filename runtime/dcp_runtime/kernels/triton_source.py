@@ -51,19 +51,22 @@ def ranges_of(kind, mask_start, rows, end, row_lo, row_hi, mask_columns):
 @triton.jit
 def seen_pairs(
     kind, mask_start, rows, columns, first_lo, first_hi, second_lo, second_hi, num_columns, bits,
-    HAS_BITS: tl.constexpr,
+    HAS_BITS: tl.constexpr, BRANCHES: tl.constexpr,
 ):  # fmt: skip
     """Return which pairs of rows and columns of a piece are visible.
 
     `rows` and their ranges are columns of a tile and `columns` a row of it, or the other way round:
-    dkv has tiles of keys times queries.
+    dkv has tiles of keys times queries. With `BRANCHES`, pieces without bits skip their addresses.
+    In dkv, Triton cannot compile that branch in float32, and code without it is shorter.
     """
     seen = (columns >= first_lo) & (columns < first_hi)
     seen = seen | (columns >= second_lo) & (columns < second_hi)
     # Addresses of bits take a register per pair, so tables without bits compile without this.
-    if HAS_BITS and kind == 2:
+    if HAS_BITS and (not BRANCHES or kind == 2):
         width = (num_columns + 7) // 8
-        byte = tl.load(bits + mask_start + rows * width + columns // 8, mask=seen, other=0)
+        at = bits + mask_start + rows * width + columns // 8
+        has_bit = seen if BRANCHES else seen & (kind == 2)
+        byte = tl.load(at, mask=has_bit, other=255)
         seen = seen & (((byte.to(tl.int32) >> (7 - columns % 8)) & 1) != 0)
     return seen
 
@@ -114,7 +117,7 @@ def attend_runs(
                 seen = seen_pairs(
                     run_kind, run_mask, rows[:, None], (at + lane)[None, :], first_lo[:, None],
                     first_hi[:, None], second_lo[:, None], second_hi[:, None],
-                    tl.load(kv_len + run), bits, HAS_BITS,
+                    tl.load(kv_len + run), bits, HAS_BITS, True,
                 )  # fmt: skip
                 scores = tl.where(seen, scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -229,7 +232,7 @@ def dq_runs(
                 seen = seen_pairs(
                     run_kind, run_mask, rows[:, None], (at + lane)[None, :], first_lo[:, None],
                     first_hi[:, None], second_lo[:, None], second_hi[:, None],
-                    tl.load(kv_len + run), bits, HAS_BITS,
+                    tl.load(kv_len + run), bits, HAS_BITS, True,
                 )  # fmt: skip
                 weights = tl.where(seen, weights, 0.0)
             change = tl.dot(upper, tl.trans(values), input_precision="ieee")
@@ -341,7 +344,7 @@ def dkv_runs(
                     seen = seen_pairs(
                         run_kind, run_mask, rows[None, :], column, first_lo[None, :],
                         first_hi[None, :], second_lo[None, :], second_hi[None, :], size, bits,
-                        HAS_BITS,
+                        HAS_BITS, False,
                     )  # fmt: skip
                     masked = tl.where(seen, scores, float("-inf"))
                 weights = tl.exp2(masked * scale - row_lse[None, :])
