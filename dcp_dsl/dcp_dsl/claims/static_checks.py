@@ -16,6 +16,7 @@ from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, find_definition
 from dcp_dsl.claims.column_samples import column_kinds
+from dcp_dsl.claims.confining import advise
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
     Finder,
@@ -373,12 +374,11 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
             is_proved, samples = False, samples + tried.samples
             if tried.failure is not None:  # one border is enough to warn of this layer
                 has_failed = True
-                both = unparse(ast.And((values[call], values[other])))
                 testing.report(
                     "W211",
                     f"a layer with `{call}` sees across borders that `{other}` keeps: "
                     f"{tried.failure.described()}",
-                    values[call].span, f"confine the layer as well, as in `{both}`",
+                    values[call].span, advise(values[call], masks[call], border, testing),
                 )  # fmt: skip
                 break
     outcome: Outcome = "failed" if has_failed else "proved" if is_proved else "tested"
