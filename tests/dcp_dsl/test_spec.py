@@ -125,6 +125,25 @@ def test_an_absolute_path_changes_nothing_for_patterns_of_file_names(tmp_path, m
                 spec.attachment("b.jsonl", ["len"])
 
 
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("", 'add `for "*" use causal`'),
+        (
+            "mask near = sliding(4)",
+            'use near`, or choose it for all rows (`--mask`, or `spec.mask("near")` in Python)',
+        ),
+        ("mask near(w: tokens) = sliding(w)", 'add `for "*" use near(w = ...)`, or choose'),
+        ("stack s = causal, sliding(4)", '`spec.stack("s")` in Python'),
+        ("mask a = causal  mask b = full", "with a mask of the text (`a`, `b`), or choose one"),
+    ],
+)
+def test_a_spec_without_a_statement_for_a_data_set_names_its_own_masks(text, advice):
+    with pytest.raises(DatasetError) as refused:
+        Spec.from_text(text).attachment("a.jsonl", ["len"])
+    assert advice in str(refused.value)
+
+
 def test_an_attachment_renames_columns_and_takes_the_length():
     attachment = load(SPECS / "00_paper4.dcpm").attachment(
         "longalign/a.parquet", ["prompt_tokens", "answer_lens", "len"]

@@ -174,6 +174,29 @@ def _shown(name: str) -> str:
     return Path(name).as_posix() if name else "the data set in memory"
 
 
+def _advice(scope: Scope) -> str:
+    """Return a statement that takes every data set, with the masks of the text if it has any."""
+    masks, stacks = list(scope.masks), list(scope.stacks)
+    names = masks + stacks
+    if not names:
+        return 'add `for "*" use causal`'
+    if len(names) > 1:
+        shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return (
+            f'add `for "*" use ...` with a mask of the text ({shown}{more}), or choose one for '
+            "all rows (`--mask`, or `spec.mask(call)` in Python)"
+        )
+    (call,), kind = names, "mask" if masks else "stack"
+    needed = [p.name.text for m in scope.masks.values() for p in m.params if p.default is None]
+    if needed:
+        call += f"({', '.join(f'{name} = ...' for name in needed)})"
+    return (
+        f'add `for "*" use {call}`, or choose it for all rows (`--mask`, or '
+        f'`spec.{kind}("{call}")` in Python)'
+    )
+
+
 def _say_unmatched(
     scope: Scope, statements: Sequence[ast.Attach], missed: Sequence[tuple[str, Collection[str]]]
 ) -> str:
@@ -183,7 +206,7 @@ def _say_unmatched(
     more = f" (and {len(others)} more file{'s' if others[1:] else ''})" if others else ""
     return (
         f"{scope.program.name}: no `for` statement matches {path}{more} with the "
-        f"columns {', '.join(sorted(columns))}; tried {tried}; add `for \"*\" use causal`"
+        f"columns {', '.join(sorted(columns))}; tried {tried}; {_advice(scope)}"
     )
 
 
