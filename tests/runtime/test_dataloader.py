@@ -134,6 +134,14 @@ def test_positions_start_anew_only_in_a_layout_with_branches(mark, positions):
     assert data.position_ids.tolist() == positions
 
 
+def test_a_list_without_rows_is_refused_as_such():
+    spec = Spec.from_text('for "*" use document')
+    with pytest.raises(DatasetError, match="the data set has no rows"):
+        make_loader([], spec, rank=0, **OPTIONS)
+    with pytest.raises(DatasetError, match="`doc_lens`, which the data set in memory does not"):
+        make_loader([{"tokens": [1]}], spec, rank=0, **OPTIONS)
+
+
 def test_rows_in_memory_find_their_mask_by_their_columns():
     rows = [{"tokens": [1, 2, 3, 4], "doc_lens": [2, 2]}, {"tokens": [1, 2, 3, 4, 5]}]
     spec = Spec.from_text('for "*" having doc_lens use document for "*" use causal')
