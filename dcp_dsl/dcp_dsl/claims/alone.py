@@ -13,6 +13,7 @@ from dcp_dsl.claims.samples import claim_samples
 from dcp_dsl.claims.testing import Failure, Testing
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask
+from dcp_dsl.core.per_token import first_pair
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import layout_columns, parent_columns
@@ -215,11 +216,11 @@ def search_long(mask: Mask, testing: Testing) -> Failure | None:
             }
             longer = Sample(columns, sample.length * factor)
             try:
-                slabs = mask.bind(longer)
+                pair = first_pair(mask, longer)
             except (DatasetError, SpecError):  # its layout cannot be that long, or too many pieces
                 continue
-            if len(slabs):
-                return Failure(longer, int(slabs.q_start[0]), int(slabs.kv_start[0]))
+            if pair is not None:
+                return Failure(longer, *pair)
     except OverBudget:
         pass
     return None

@@ -29,6 +29,7 @@ from dcp_dsl.claims.testing import (
     search_fault,
 )
 from dcp_dsl.core.mask import Mask, on_keys, read_mask
+from dcp_dsl.core.per_token import first_pair
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.proof.proving import is_total, never
@@ -375,9 +376,9 @@ def _check_alone(subject: _Subject, whole: _Whole, testing: Testing) -> None:
     found = tried.failure or search_long(replace(subject.mask, core=_small(differs)), testing)
     if found is None:
         return
-    form = replace(subject.mask, core=_small(core)).compile(found.sample)
-    assert found.k is not None, "a pair differs"
-    is_seen = form.tile(found.q, found.q + 1, found.k, found.k + 1)[0, 0]
+    # The pair is the first that differs, so it is the first shown of these if it is shown at all.
+    shown = replace(subject.mask, core=_small(nodes.And((core, differs))))
+    is_seen = first_pair(shown, found.sample) == (found.q, found.k)
     packed, other = ("shows", "hides") if is_seen else ("hides", "shows")
     message = (
         f"a packed sample is not its separate sequences: it {packed} a pair that the "
