@@ -29,6 +29,11 @@ LEAK = """segment part = question[question_len] answer[answer_lens]*
 mask leaky = k in question or same(answer)
 check leaky implies causal
 """
+ROW_DISTANCES = (  # W212, on small samples and on one as long as the number in the mask
+    "segment part = question[n] branch answer[lens]* mask near = paths and q - k < 2",
+    "segment doc = [lens]* mask a = same(doc) and streaming(2, 3)",
+    "segment doc = [lens]* mask a = causal and same(doc) and q // 9 == k // 9",
+)
 WITHOUT_NUMPY = """
 import importlib.util, json, sys
 found = importlib.util.find_spec
@@ -85,7 +90,7 @@ def test_checks_say_without_numpy_what_they_say_with_it():
     texts = [path.read_text("utf-8") for path in LIBRARY[::3]]
     texts += [path.read_text("utf-8") for path in LIBRARY if path.stem in two]
     texts += [f"mask a = {wrong}" for wrong in ("casual", "q < 4", "causal and q < k", "q +")]
-    texts.append(LEAK)
+    texts += [LEAK, *ROW_DISTANCES]
     paths = [PLAYGROUND, ROOT / "tests" / "dcp_dsl", *os.environ.get("PYTHONPATH", "").split(":")]
     rooms = [ROOT / "dcp_dsl", ROOT / "grammar"]
     path = os.pathsep.join(map(str, [*paths, *rooms]))

@@ -245,9 +245,11 @@ dist.destroy_process_group()
 
 
 def test_training_loop_of_the_first_page_runs_and_saves_its_trace(tmp_path: Path, run: Run):
-    imports, training = blocks("docs/start.md", "python")[1].split("\n\n", 1)
+    planning, training = blocks("docs/start.md", "python")
+    imports, training = training.split("\n\n", 1)
+    (spec,) = [line for line in planning.splitlines() if line.startswith("spec = ")]
     (saving,) = blocks("docs/reading-plans.md", "python")
-    parts = [imports, ALONE, TRAINING, training, "plan = execution_plan", saving]
+    parts = [imports, ALONE, spec, TRAINING, training, "plan = execution_plan", saving]
     run("\n".join([*parts, "assert loss.isfinite()", ENDING]), tmp_path)
     traces = read_plan(tmp_path / "step.dcpplan").traces
     assert [trace.source for trace in traces] == ["simulated", "measured"]

@@ -12,6 +12,7 @@ from dcp_dsl.elaboration.programs import reads_length
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.syntax import ast
 
+MAX_TOKENS = 256  # of samples on which masks are looked at, not drawn
 STEPS_PER_PAIR = 64  # of the budget for tests, a step of which is one of numpy on one pair
 
 _Result = TypeVar("_Result")
@@ -70,6 +71,12 @@ def dense_mask(mask: Any, sample: Any, *, budget: Any = None) -> Dense:
     return _refusing(lambda: Dense(reference.rows(mask.core)))
 
 
+def first_pair(mask: Any, sample: Any) -> tuple[int, int] | None:
+    """Return the first pair of a mask; None also for samples too long for plain Python."""
+    pairs = argwhere(dense_mask(mask, sample)) if sample.length <= MAX_TOKENS else []
+    return (pairs[0][0], pairs[0][1]) if pairs else None
+
+
 def length_of(segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, Any]) -> int | None:
     """Add up the tokens of the columns; Any: integers and lists of them."""
     return None if reads_length(layout) else _refusing(lambda: natural_length(segment, columns))
@@ -113,7 +120,7 @@ def integers(value: object, shape: tuple[int, ...], where: str) -> None:
 
 STAND_INS: Mapping[str, Mapping[str, Any]] = {  # Any: functions and classes
     "numpy": {"flatnonzero": flatnonzero, "argwhere": argwhere},
-    "dcp_dsl.core.per_token": {"dense_mask": dense_mask},
+    "dcp_dsl.core.per_token": {"dense_mask": dense_mask, "first_pair": first_pair},
     "dcp_dsl.core.layout": {"natural_length": length_of},
     "dcp_dsl.core.frame": {"Frame": Frame},
     "dcp_dsl.core.columns": {"bind_columns": bind_columns, "integers": integers},

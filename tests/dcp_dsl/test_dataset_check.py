@@ -310,3 +310,13 @@ def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DatasetError, match=r"pip install 'dcp-dsl\[hf\]'"):
         find_sources("hf:a/b")
+
+
+def test_a_missing_value_is_shown_as_it_is(tmp_path):
+    rows = ['{"q": 2, "a": null}', '{"q": null, "a": [1]}', '{"q": 1, "a": [1, null]}']
+    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
+    report = check_dataset(Spec.from_text(SHARED), str(tmp_path))
+    (statement,) = report.statements
+    assert [row.columns for row in statement.refused] == [json.loads(row) for row in rows]
+    for words in ("a = null, q = 2", "a = [1], q = null", "a = [1, null], q = 1"):
+        assert f"with {words}" in report.text()

@@ -129,7 +129,9 @@ def test_grpo_rollouts_see_their_own_prompt_only(paint):
         ({"question_len": 4, "answer_lens": [1, 9]}, 7, "a part of 9 tokens, the sample only 7"),
         ({"question_len": -4, "answer_lens": [11]}, 7, "-4 tokens; expected at least 0"),
         ({"question_len": 4, "answer_lens": [[3]]}, 7, "to be a list of integers"),
-        ({"question_len": 2**40, "answer_lens": [3]}, 7, "a part would have"),
+        ({"question_len": 2**40, "answer_lens": [3]}, 7, r"7 \(question_len = 1099511627776\)$"),
+        # The other length hides it: their sum is right.
+        ({"question_len": 9, "answer_lens": [-2]}, 7, "`answer_lens` has the negative length -2"),
     ],
 )  # fmt: skip
 def test_a_sample_that_does_not_fit_the_layout_is_refused(paper, columns, length, says):

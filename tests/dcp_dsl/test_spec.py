@@ -4,7 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from dcp_dsl import DatasetError, DCPError, Sample, Spec, SpecError, check, dense_mask, load
+from dcp_dsl import (
+    DatasetError,
+    DCPError,
+    Sample,
+    Spec,
+    SpecError,
+    check,
+    dense_mask,
+    load,
+    read_dataset,
+)
+from dcp_dsl.coverage.dataset_checker import check_dataset
 
 SPECS = Path(__file__).parents[1] / "fixtures" / "specs"
 
@@ -72,6 +83,65 @@ def test_a_pattern_matches_the_path_or_a_part_that_begins_at_a_folder(pattern, p
     else:
         with pytest.raises(DatasetError, match="no `for` statement matches"):
             spec.attachment(path, ["len"])
+
+
+CHAT = """
+segment part = question[question_len] branch answer[answer_lens]*
+for "chat/*" having answer_lens use shared_question
+for "*" use causal
+"""
+
+
+def test_a_file_takes_the_same_mask_however_its_path_is_typed(tmp_path, monkeypatch):
+    spec, folder = Spec.from_text(CHAT), tmp_path / "chat" / "deep"
+    folder.mkdir(parents=True)
+    (folder / "answers.jsonl").write_text('{"question_len": 1, "answer_lens": [1]}\n')
+    places = {
+        tmp_path: ("chat/deep/answers.jsonl", str(folder / "answers.jsonl")),
+        folder.parent: ("deep/answers.jsonl", "./deep/../deep/answers.jsonl"),
+        folder: ("answers.jsonl", "../deep/answers.jsonl", "."),
+    }
+    for place, paths in places.items():
+        monkeypatch.chdir(place)
+        for path in paths:
+            attachment = spec.attachment_of(read_dataset(path))
+            assert attachment.mask.name == "shared_question", (place, path)
+            (statement,) = check_dataset(spec, path).statements
+            assert "shared_question" in statement.statement
+    # Names of other data sets, and of files that do not exist, are matched as they are given.
+    for name in ("hf:answers", "other.jsonl"):
+        assert spec.attachment(name, ["question_len", "answer_lens"]).mask.name == "causal"
+
+
+def test_an_absolute_path_changes_nothing_for_patterns_of_file_names(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "b.jsonl").write_text('{"len": 1}\n')
+    for pattern, found in (("*", True), ("*.jsonl", True), ("*/b.jsonl", True), ("a.jsonl", False)):
+        spec = Spec.from_text(f'for "{pattern}" use causal')
+        if found:
+            assert spec.attachment("b.jsonl", ["len"]).mask.name == "causal"
+        else:
+            with pytest.raises(DatasetError, match="no `for` statement matches"):
+                spec.attachment("b.jsonl", ["len"])
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        ("", 'add `for "*" use causal`'),
+        (
+            "mask near = sliding(4)",
+            'use near`, or choose it for all rows (`--mask`, or `spec.mask("near")` in Python)',
+        ),
+        ("mask near(w: tokens) = sliding(w)", 'add `for "*" use near(w = ...)`, or choose'),
+        ("stack s = causal, sliding(4)", '`spec.stack("s")` in Python'),
+        ("mask a = causal  mask b = full", "with a mask of the text (`a`, `b`), or choose one"),
+    ],
+)
+def test_a_spec_without_a_statement_for_a_data_set_names_its_own_masks(text, advice):
+    with pytest.raises(DatasetError) as refused:
+        Spec.from_text(text).attachment("a.jsonl", ["len"])
+    assert advice in str(refused.value)
 
 
 def test_an_attachment_renames_columns_and_takes_the_length():

@@ -2,10 +2,10 @@
 
 Each mask of a text is first proved sound for every sample. Where the proof fails, small samples
 that fit the mask's columns are searched for a fault, and the error shows the smallest sample that
-has it. A claim that can be neither proved nor tested is a warning. On a layout with branches, a
-mask should mean the same in a packed sample and in each path alone. In a stack, values pass from
-layer to layer: documents or branches that one layer keeps apart still reach each other where a
-window of another layer crosses their border.
+has it. A claim that can be neither proved nor tested is a warning. A mask on paths or on packed
+documents should mean the same in a packed sample and in each of its sequences alone. In a stack,
+values pass from layer to layer: documents or branches that one layer keeps apart still reach each
+other where a window of another layer crosses their border.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,7 +15,9 @@ from functools import partial
 from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, find_definition
+from dcp_dsl.claims.alone import alone, difference, packed_part, search_long
 from dcp_dsl.claims.column_samples import column_kinds
+from dcp_dsl.claims.confining import advise
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
     Finder,
@@ -27,6 +29,7 @@ from dcp_dsl.claims.testing import (
     search_fault,
 )
 from dcp_dsl.core.mask import Mask, on_keys, read_mask
+from dcp_dsl.core.per_token import first_pair
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.proof.proving import is_total, never
@@ -123,8 +126,9 @@ def mask_steps(testing: Testing) -> Iterator[Step]:
     """Yield the steps that check every mask of a text, and those that it attaches or stacks.
 
     They find E111 for divisors and tiles below 1, E120 for look-ahead, E121 for tokens that see
-    nothing, E122 for masks without pairs, W209 for masks on paths that see another branch, and
-    W293 for what can be neither proved nor tested.
+    nothing, E122 for masks without pairs, W209 for masks on paths that see another branch, W212
+    for masks on paths or packed documents that count in the row, and W293 for what can be neither
+    proved nor tested.
     """
     for definition in testing.scope.masks.values():
         yield Step("mask", definition, partial(_check_mask, definition, testing))
@@ -185,6 +189,7 @@ def _check_subject(subject: _Subject, testing: Testing) -> None:
         if subject.mask.keys is None:  # between two sequences no token is later than another
             _check_ahead(subject, testing)
         _check_branches(subject, testing)
+        _check_documents(subject, testing)
 
 
 def _has_zeros(subject: _Subject, testing: Testing) -> bool:
@@ -299,6 +304,8 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
         what = f"{subject.what}: every path sees what it would see alone"
     if never(off_path, budget=testing.proofs):
         testing.decide(what, "proved", subject.span)
+        if len(trees) == 1:
+            _check_alone(subject, _Whole(trees[0], is_tree=True), testing)
         return
     claim = _Claim(
         what, "whether a token sees another branch", first_wrong_pair,
@@ -307,6 +314,84 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
     )  # fmt: skip
     leak = replace(subject.mask, core=off_path)
     _conclude(claim, _search(leak, claim.find, testing), subject, testing)
+
+
+def _check_documents(subject: _Subject, testing: Testing) -> None:
+    """Look for positions of the row in masks that keep packed documents apart."""
+    if subject.mask.keys is not None:
+        return
+    found: dict[tuple[int, str], nodes.Laid] = {}
+    for node in _of_the_sample(subject.mask.core):
+        if isinstance(node, nodes.Same | nodes.Per) and packed_part(node.segment) is not None:
+            assert isinstance(node.segment, nodes.Laid), "packed parts are laid out"
+            found[id(node.segment.statement), node.segment.name] = node.segment
+    for segment in found.values():
+        _check_alone(subject, _Whole(segment, is_tree=False), testing)
+
+
+@dataclass(frozen=True, slots=True)
+class _Whole:
+    """The separate sequences in a packed sample: paths of a tree, or packed documents."""
+
+    segment: nodes.Laid
+    is_tree: bool
+
+    @property
+    def inside(self) -> nodes.Mask:
+        """The pairs of tokens of one sequence."""
+        return nodes.Along(self.segment) if self.is_tree else nodes.Same(self.segment)
+
+    @property
+    def words(self) -> str:
+        """One of the sequences, in words."""
+        return "path" if self.is_tree else f"`{self.segment.name}`"
+
+    @property
+    def hint(self) -> str:
+        """How a mask counts in the sequences."""
+        if self.is_tree:
+            return "count along the path: `q.path - k.path` for `q - k`, `k.path` for `k`"
+        name = self.segment.name
+        return f"count in each `{name}`: write `... per {name}`, or `k.{name}.pos` for `k`"
+
+
+def _check_alone(subject: _Subject, whole: _Whole, testing: Testing) -> None:
+    """Look for pairs that a separate sequence shows and the packed sample hides, or vice versa.
+
+    Masks that show pairs outside the sequences are not asked. A failed proof says nothing: W212
+    shows a sample.
+    """
+    core = subject.mask.core
+    separate = alone(core, whole.segment, is_tree=whole.is_tree)
+    if separate is None or separate is core:
+        return
+    outside = _outside(subject.mask, whole.inside)
+    if not whole.is_tree and not never(outside.core, budget=testing.proofs):
+        return
+    differs = difference(core, separate, whole.inside)
+    if never(differs, budget=testing.proofs):
+        return
+    # A made-up token column or `row` column proves nothing here: no data set may have such a one.
+    tried = _search(replace(subject.mask, core=differs), first_wrong_pair, testing, with_open=False)
+    found = tried.failure or search_long(replace(subject.mask, core=_small(differs)), testing)
+    if found is None:
+        return
+    # The pair is the first that differs, so it is the first shown of these if it is shown at all.
+    shown = replace(subject.mask, core=_small(nodes.And((core, differs))))
+    is_seen = first_pair(shown, found.sample) == (found.q, found.k)
+    packed, other = ("shows", "hides") if is_seen else ("hides", "shows")
+    message = (
+        f"a packed sample is not its separate sequences: it {packed} a pair that the "
+        f"{whole.words} alone {other}, {found.described()}"
+    )
+    testing.report("W212", message, subject.span, whole.hint)
+    what = f"{subject.what}: every {whole.words} sees what it would see alone"
+    testing.decide(what, "failed", subject.span, tried.samples)
+
+
+def _small(core: nodes.Mask) -> nodes.Mask:
+    """Return a core program with small numbers for free parameters, as searches have it."""
+    return _given(core, lambda _: nodes.Const(_NUMBER))
 
 
 def _conclude(claim: _Claim, tried: Tried, subject: _Subject, testing: Testing) -> None:
@@ -373,12 +458,11 @@ def _check_layers(stack: ast.StackDef, testing: Testing) -> None:
             is_proved, samples = False, samples + tried.samples
             if tried.failure is not None:  # one border is enough to warn of this layer
                 has_failed = True
-                both = unparse(ast.And((values[call], values[other])))
                 testing.report(
                     "W211",
                     f"a layer with `{call}` sees across borders that `{other}` keeps: "
                     f"{tried.failure.described()}",
-                    values[call].span, f"confine the layer as well, as in `{both}`",
+                    values[call].span, advise(values[call], masks[call], border, testing),
                 )  # fmt: skip
                 break
     outcome: Outcome = "failed" if has_failed else "proved" if is_proved else "tested"

@@ -18,8 +18,17 @@ from dcp_dsl.elaboration.programs import layout_columns, show_segment
 from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.symbolic.piecewise import MAX_VALUE
 from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.trees import walk
 
 Column: TypeAlias = Any  # Any: an integer, a list of them, a list of such lists; checked on use
+
+
+def _smallest(value: Column) -> int:
+    """Return the smallest integer in a column; 0 without any."""
+    if hasattr(value, "__len__") and not isinstance(value, str | bytes):
+        return min(map(_smallest, value), default=0)
+    return int(value) if isinstance(value, int | np.integer) else 0
+
 
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
@@ -74,11 +83,27 @@ class LayoutColumns:
     def arithmetic(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
         """Evaluate the length of a part that is not repeated."""
         result = self._number(value, row)
+        if 0 <= result <= self.length:
+            return result
+        names = dict.fromkeys(n.text for n in walk(value) if isinstance(n, ast.Name))
+        said = ", ".join(f"{name} = {row[name]}" for name in names if name != "len")
+        where = f" ({said})" if said else ""
         if result < 0:
-            self.fail(f"a part would have {result} tokens; expected at least 0, mend the column")
-        if result > self.length:
-            self.fail(f"a part would have {result} tokens, the sample has {self.length}")
-        return result
+            message = f"a part would have {result} tokens; expected at least 0, mend the column"
+            self.fail(f"{message}{where}")
+        self._refuse_negative()
+        self.fail(f"a part would have {result} tokens, the sample has {self.length}{where}")
+
+    def _refuse_negative(self) -> None:
+        """Raise an error for a negative length: it makes the sum of all parts too small."""
+        layout = self.statement.source
+        assert isinstance(layout, ast.Layout), "columns of a layout"
+        for part in walk(layout):
+            if isinstance(part, ast.Leaf) and isinstance(part.length, ast.Name):
+                name = part.length.text
+                smallest = _smallest(self.columns.get(name))
+                if smallest < 0:
+                    self.fail(f"column `{name}` has the negative length {smallest}")
 
     def _number(self, value: ast.Expr, row: Mapping[str, Column]) -> int:
         match value:

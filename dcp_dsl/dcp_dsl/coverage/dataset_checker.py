@@ -244,8 +244,8 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _short(value: Any) -> str:  # Any: an integer or nested lists of them
-    text = str(value)
+def _short(value: Any) -> str:  # Any: an integer, None, or nested lists of them
+    text = str(value).replace("None", "null")
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -217,7 +217,7 @@ class _Rows:
     """
 
     def __init__(self, checker: RowChecker, batch: "pa.Table") -> None:
-        self.checker, self.num_rows = checker, batch.num_rows
+        self.checker, self.batch, self.num_rows = checker, batch, batch.num_rows
         attachment = checker.attachment
         self.flat: dict[str, NestedColumn] = {
             name: flatten_column(batch.column(checker._own(name))) for name in attachment.columns
@@ -294,9 +294,14 @@ class _Rows:
         return {name: column.row_lists(row) for name, column in self.flat.items()}
 
     def shown(self, row: int) -> dict[str, Any]:
-        """Return the columns of a row by the data set's names."""
-        own = self.checker._own
-        return {own(name): column.row_lists(row) for name, column in sorted(self.flat.items())}
+        """Return the columns of a row by the data set's names; missing values are None."""
+        found = {}
+        for name, column in sorted(self.flat.items()):
+            own = self.checker._own(name)
+            # The flat column holds 0 for what is missing or does not fit.
+            is_kept = not column.has_null[row]
+            found[own] = column.row_lists(row) if is_kept else self.batch.column(own)[row].as_py()
+        return found
 
     def null_reason(self, row: int) -> str:
         name = min(name for name, column in self.flat.items() if column.has_null[row])

@@ -122,7 +122,7 @@ PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
 HUB = "hf:"
 BATCH_ROWS = 4096  # few enough for memory, many enough that the cost of a batch does not count
-_MARKS = ("state.json", "dataset_dict.json")  # files that `save_to_disk` leaves in a folder
+SAVED_MARKS = ("state.json", "dataset_dict.json")  # files that `save_to_disk` leaves in a folder
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +192,7 @@ def find_sources(path: str) -> tuple[Source, ...]:
     if not name.strip():  # an empty path would be the current folder
         raise DatasetError(f"expected the path or hf:NAME of a data set, got {path!r}")
     # `os.path` answers False for impossible names, which `Path` refuses.
-    if is_hub or any(os.path.isfile(os.path.join(path, mark)) for mark in _MARKS):
+    if is_hub or any(os.path.isfile(os.path.join(path, mark)) for mark in SAVED_MARKS):
         return tuple(_load_splits(path))
     try:
         return tuple(map(_open, _find_files(Path(path))))

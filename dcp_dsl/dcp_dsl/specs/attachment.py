@@ -1,8 +1,11 @@
 """Find the mask of a data set: `for "pattern" having a, b use MASK with new = column`.
 
-Each file of a data set takes the first `for` statement that matches its path and its columns.
+Each file of a data set takes the first `for` statement that matches its path and its columns. A
+file that exists is matched by its absolute path as well, so it takes the same statement however
+its path was typed.
 """
 
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +21,7 @@ from dcp_dsl.core.layout import natural_length
 from dcp_dsl.core.mask import Mask, Stack, build_mask, build_stack
 from dcp_dsl.core.sample import Sample, stated_length
 from dcp_dsl.data.dataset import DataFile, file_lengths, summed_layout
+from dcp_dsl.data.sources import SAVED_MARKS
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
@@ -117,7 +121,7 @@ def attach_files(
     chosen = [number for number in found if number is not None]
     values = {number: _value(statements[number], scope) for number in set(chosen)}
     return tuple(
-        _attach(statements[number], values[number], scope, Path(name).as_posix(), columns)
+        _attach(statements[number], values[number], scope, _shown(name), columns)
         for number, (name, columns) in zip(chosen, files, strict=True)
     )
 
@@ -141,15 +145,56 @@ def match_files(
     """Return the `for` statements, and for each file the number of the first that matches it."""
     statements = [s for s in scope.program.statements if isinstance(s, ast.Attach)]
 
-    def first(path: str, columns: Collection[str]) -> int | None:
+    def first(name: str, columns: Collection[str]) -> int | None:
+        paths = _paths(name)
         for number, statement in enumerate(statements):
             asked = (column.text in columns for column in statement.having)
-            if matches(statement.pattern.text, path) and all(asked):
+            if all(asked) and any(matches(statement.pattern.text, path) for path in paths):
                 return number
         return None
 
+    return statements, [first(name, columns) for name, columns in files]
+
+
+def _paths(name: str) -> set[str]:
+    """Return the paths by which patterns find a source: as given, and absolute if it is a file."""
     # Patterns have forward slashes, on every system.
-    return statements, [first(Path(name).as_posix(), columns) for name, columns in files]
+    found = {Path(name).as_posix()}
+    # The splits of a data set that `datasets` saved are named below its folder, `rows/train`.
+    near = (name, os.path.dirname(name))
+    if name and (
+        os.path.exists(name)
+        or any(os.path.isfile(os.path.join(at, mark)) for at in near for mark in SAVED_MARKS)
+    ):
+        found |= {Path(os.path.abspath(name)).as_posix(), Path(os.path.realpath(name)).as_posix()}
+    return found
+
+
+def _shown(name: str) -> str:
+    return Path(name).as_posix() if name else "the data set in memory"
+
+
+def _advice(scope: Scope) -> str:
+    """Return a statement that takes every data set, with the masks of the text if it has any."""
+    masks, stacks = list(scope.masks), list(scope.stacks)
+    names = masks + stacks
+    if not names:
+        return 'add `for "*" use causal`'
+    if len(names) > 1:
+        shown = ", ".join(f"`{name}`" for name in names[:_MOST_NAMED])
+        more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+        return (
+            f'add `for "*" use ...` with a mask of the text ({shown}{more}), or choose one for '
+            "all rows (`--mask`, or `spec.mask(call)` in Python)"
+        )
+    (call,), kind = names, "mask" if masks else "stack"
+    needed = [p.name.text for m in scope.masks.values() for p in m.params if p.default is None]
+    if needed:
+        call += f"({', '.join(f'{name} = ...' for name in needed)})"
+    return (
+        f'add `for "*" use {call}`, or choose it for all rows (`--mask`, or '
+        f'`spec.{kind}("{call}")` in Python)'
+    )
 
 
 def _say_unmatched(
@@ -157,11 +202,11 @@ def _say_unmatched(
 ) -> str:
     tried = ", ".join(f'"{s.pattern.text}"' for s in statements) or "none at all"
     (name, columns), *others = missed
-    path = Path(name).as_posix()
+    path = f"the data set {Path(name).as_posix()}" if name else _shown(name)
     more = f" (and {len(others)} more file{'s' if others[1:] else ''})" if others else ""
     return (
-        f"{scope.program.name}: no `for` statement matches the data set {path}{more} with the "
-        f'columns {", ".join(sorted(columns))}; tried {tried}; add `for "*" use causal`'
+        f"{scope.program.name}: no `for` statement matches {path}{more} with the "
+        f"columns {', '.join(sorted(columns))}; tried {tried}; {_advice(scope)}"
     )
 
 

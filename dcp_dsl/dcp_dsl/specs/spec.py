@@ -238,7 +238,8 @@ class Spec:
         A pattern matches the path as it is given, or any part of it that begins behind a ``/``;
         ``*`` stands for any characters, ``/`` among them. A ``*/`` in front asks for a folder only
         where the path has one: ``*/rows.parquet`` and ``rows.parquet`` both match
-        ``rows.parquet`` and ``/data/rows.parquet``. `having` asks for columns.
+        ``rows.parquet`` and ``/data/rows.parquet``. The absolute path of a file that exists is
+        matched as well. `having` asks for columns.
 
         Raises:
             DatasetError: if no statement matches, or the data set lacks a column the mask needs.

@@ -263,7 +263,15 @@ def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, pat
     else:
         of_columns = cache(partial(spec.attachment, path))
         if isinstance(rows, IndexedRows):
-            of_columns(rows.columns)  # raises now, not in the first batch, if nothing matches
+            try:
+                of_columns(rows.columns)  # raises now, not in the first batch, if nothing matches
+            except DatasetError:
+                if len(rows):
+                    raise
+                raise DatasetError(
+                    "the data set has no rows, so nothing says which mask they get; expected at "
+                    "least one row"
+                ) from None
 
         def find(index: int, row: Row) -> Attachment:
             return of_columns(frozenset(row))
