@@ -253,6 +253,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     break
                 window = waiting.popleft()
                 planned = self._plans.take(window.pending, len(waiting))
+                window.check_count(planned)
                 self._say_overflow(planned.overflow)
                 kept = self._kept(window.sequences, planned)
                 targets = self._targets.find(kept, planned.hidden) if kept else ()

@@ -16,6 +16,7 @@ from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPla
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import (
+    SAME_ROWS,
     BatchNote,
     DeviceRates,
     StackedPlans,
@@ -52,6 +53,11 @@ _BATCH = Topic(
     "batch of the data loader",
     "every rank prepares every batch that its loader yields, in order, and all loaders resume from "
     "the same state",
+)
+_CONTENT = Topic(
+    "content of the batch",
+    "all ranks need the same rows and tokens (where the rows are equal, their tokens, targets or "
+    f"positions differ): {SAME_ROWS}",
 )
 _DIGEST = Topic("plan digest", "give every rank the same plan")
 
@@ -139,10 +145,11 @@ class DCPExecutor:
     def prepare(self, plan: Plan | PlanPart, step: int | None = None) -> PreparedPlan:
         """Make the plan of a batch, or this rank's part of one, ready for the layers that run it.
 
-        Collective: compares digests, so that all ranks run the same plan, and the numbers of the
-        batches that the data loaders yielded, so that no rank skips a batch. Tables go to the
-        device where the layers of the plan before had their tensors; those of the first plan follow
-        with its first layer.
+        Collective: compares digests, so that all ranks run the same plan; the numbers of the
+        batches that the data loaders yielded, so that no rank skips a batch; and the content of
+        these batches, so that all ranks hold parts of the same rows. Tables go to the device where
+        the layers of the plan before had their tensors; those of the first plan follow with its
+        first layer.
 
         Args:
             plan: of the batch, or this rank's part of it.
@@ -151,8 +158,8 @@ class DCPExecutor:
 
         Raises:
             RunError: if it is no plan, is for another number of devices than the group has ranks,
-                or is not the plan of the other ranks; names the rank that differs. Also if no layer
-                ran the plan that was prepared before.
+                or is not the plan or the batch of the other ranks; names the rank that differs.
+                Also if no layer ran the plan that was prepared before.
         """
         note = batch_note(plan)
         if step is not None:
@@ -171,8 +178,8 @@ class DCPExecutor:
         self, plans: Sequence[Plan | PlanPart], note: BatchNote
     ) -> tuple[PreparedPlan, ...]:
         # An error of this rank alone is told to all in `agree`, so that none waits for it.
-        propose = partial(self._propose_parts, plans, note.name)
-        digests, parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
+        propose = partial(self._propose_parts, plans, note)
+        digests, parts = agree(self._transport, (_BATCH, _CONTENT, _DIGEST), "prepare", propose)
         batch = self._batches.add(note.name, len(plans))
         prepared = tuple(
             PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, engine)
@@ -188,7 +195,7 @@ class DCPExecutor:
         return prepared
 
     def _propose_parts(
-        self, plans: Sequence[Plan | PlanPart], name: str
+        self, plans: Sequence[Plan | PlanPart], note: BatchNote
     ) -> tuple[Sequence[str], tuple[str, list[tuple[DevicePlan, Engine | None]]]]:
         self._batches.check_waiting(self._micro_batches - 1)
         engine = None if self._prepared is None else self._prepared.latest_engine
@@ -198,7 +205,7 @@ class DCPExecutor:
             part = prepare_device(whole_plan(plan), self.rank, segment_rows(self._kernel))
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
-        return (name, digests), (digests, parts)
+        return (note.name, note.content, digests), (digests, parts)
 
     def _check_plan(self, plan: Plan | PlanPart) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
