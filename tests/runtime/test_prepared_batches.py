@@ -1,6 +1,7 @@
 """Batches that an executor prepares: a plan that nothing ran, a rank that skipped one."""
 
 import re
+import warnings
 from functools import cache
 from pkgutil import resolve_name
 
@@ -20,6 +21,7 @@ RANKS, HEADS = 3, (2, 1, 4)
 SPEC = Spec.from_text("mask band = causal and q - k < 9\nstack mixed = 2 of band, causal\n")
 ROWS = [{"tokens": [row] * 24} for row in range(4)]  # of one length: all batches have equal plans
 STACK = SPEC.stack("mixed")
+UNUSED = r"of the 2 masks of epoch 0, batch {}, no layer ran `{}`: does every layer ask for its own"
 UNRUN = r"no layer ran the plan of {}, so no layer attended under its mask: does the model use this"
 
 
@@ -169,7 +171,36 @@ def test_a_stack_is_run_when_one_of_its_plans_is():
         with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 1")):
             executor.close()
 
-    on_ranks(work, STACK)
+    with pytest.warns(UserWarning, match=UNUSED.format(0, "causal")):
+        on_ranks(work, STACK)
+
+
+@pytest.mark.parametrize("asked", [(0, 0, 0), (2, 2, 2), (0, 1, 2)])
+def test_a_mask_that_no_layer_ran_is_named_once(asked):
+    """A model whose layers all ask for one plan: its other masks would be left out silently."""
+
+    def work(executor, batches):
+        for plan in batches:
+            layers = LayerPlans.prepare(executor, plan)
+            sum(attend(layers.of(n), plan, executor.rank).sum() for n in asked).backward()
+        executor.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(work, STACK)
+    found = [str(each.message) for each in caught]
+    unused = {(0, 0, 0): "causal", (2, 2, 2): "band"}.get(asked)
+    assert len(found) == (unused is not None)
+    assert all(re.match(UNUSED.format(0, unused), text) for text in found)
+
+
+def test_a_mask_that_no_layer_of_the_last_batch_ran_is_named_by_close():
+    def work(executor, batches):
+        attend(LayerPlans.prepare(executor, batches[3]).of(0), batches[3], executor.rank)
+        executor.close()
+
+    with pytest.warns(UserWarning, match=UNUSED.format(3, "causal")):
+        on_ranks(work, STACK)
 
 
 def test_a_pipeline_prepares_its_micro_batches_first():

@@ -1,6 +1,7 @@
 """`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -121,7 +122,7 @@ class DCPExecutor:
             replica = member_ranks(found)[0]  # the first rank of a replica names it
         self._prepared: PreparedPlan | None = None
         # Rates need the times of every batch, and on CUDA only recorded events hold them.
-        self._batches = OpenBatches(trace_every if rates is None else 1)
+        self._batches = OpenBatches(trace_every if rates is None else 1, warns=not self.rank)
         self._micro_batches = micro_batches
         self._watch: StepWatch | None = None
         if run_log is not None or rates is not None:
@@ -180,10 +181,12 @@ class DCPExecutor:
         # An error of this rank alone is told to all in `agree`, so that none waits for it.
         propose = partial(self._propose_parts, plans, note)
         digests, parts = agree(self._transport, (_BATCH, _CONTENT, _DIGEST), "prepare", propose)
-        batch = self._batches.add(note.name, len(plans))
+        batch = self._batches.add(note.name, [mask_of(plan, n) for n, plan in enumerate(plans)])
         prepared = tuple(
-            PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, engine)
-            for part, engine in parts
+            PreparedPlan(
+                part, self._transport, batch, self._kernel, self._check_finite, engine, number
+            )
+            for number, (part, engine) in enumerate(parts)
         )
         if self._prepared is not None:
             for each in prepared:
@@ -284,8 +287,8 @@ class DCPExecutor:
         the memory that they read is freed, and no replay can be refused.
 
         Raises:
-            RunError: if no layer ran a plan that was prepared, or a message of the last layers was
-                lost and no call has said so; unless another error is under way.
+            RunError: if no layer ran any plan of a batch that was prepared, or a message of the
+                last layers was lost and no call has said so; unless another error is under way.
         """
         if self._watch is not None:
             self._watch.close()
@@ -296,6 +299,13 @@ class DCPExecutor:
         finally:
             self._transport.close()
         self._batches.check_waiting(0)
+        self._batches.check_unused()
+
+
+def mask_of(plan: Plan | PlanPart, number: int) -> str:
+    """Return the mask of a plan for messages; `number` is that of the plan in its batch."""
+    told = whole_plan(plan).provenance
+    return f"`{told.mask}`" if told is not None and told.mask else f"plan {number}"
 
 
 def _group_of(group: Group | None) -> dist.ProcessGroup | None:
@@ -308,19 +318,24 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
 
 
 class OpenBatches:
-    """The batches of one executor that are not finished, and the latest batch."""
+    """The batches of one executor that are not finished, and the latest batch.
 
-    def __init__(self, trace_every: int | None) -> None:
+    `warns` is true on the one rank that warns.
+    """
+
+    def __init__(self, trace_every: int | None, *, warns: bool) -> None:
         self._count, self._trace_every = 0, trace_every
+        self._warns = warns  # of masks that no layer ran, once
         self._batches: list[PreparedBatch] = []
 
-    def add(self, name: str, num_plans: int) -> PreparedBatch:
-        """Note a batch that was prepared."""
+    def add(self, name: str, masks: Sequence[str]) -> PreparedBatch:
+        """Note a batch that was prepared; `masks` are those of its plans."""
         every = self._trace_every
         is_traced = self._count < TRACED_BATCHES or (every and self._count % every == 0)
         self._count += 1
         name = name or f"prepared batch {self._count}"
-        batch = PreparedBatch(name, num_plans, is_traced=bool(is_traced))
+        batch = PreparedBatch(name, masks, is_traced=bool(is_traced))
+        self.check_unused(finished_only=True)
         self._batches = [b for b in self._batches if not b.is_finished]
         self._batches.append(batch)
         return batch
@@ -341,6 +356,31 @@ class OpenBatches:
             "DCPExecutor(micro_batches=...)"
         )
 
+    def check_unused(self, *, finished_only: bool = False) -> None:
+        """Warn once of masks that no layer ran although others of their batch were run.
+
+        This is no error: a stage of a pipeline, or a model of few layers, may hold only layers of
+        one mask, and the executor cannot tell these from a model that asks for the wrong plan.
+        """
+        for batch in self._batches:
+            unused = batch.unused
+            # After an error, layers may be missing that would have run.
+            if not unused or not self._warns or sys.exception() is not None:
+                continue
+            if finished_only and not batch.is_finished:
+                continue
+            self._warns = False
+            # Up through `add` or `close` to the line of the training loop, or near it.
+            warnings.warn(
+                f"of the {len(batch.masks)} masks of {batch.name}, no layer ran "
+                f"{' and '.join(unused)}: does every layer ask for its own plan, "
+                "layers.of(layer), with its number in the whole model? If the layers on this "
+                "rank, a pipeline stage for example, all have the other masks, nothing is wrong. "
+                "The executor says this once",
+                UserWarning,
+                stacklevel=5,
+            )
+
     def check_only_one(self) -> None:
         """Check that only one plan can be meant by the executor."""
         # -1: no backward pass runs on this thread.
@@ -353,9 +393,9 @@ class OpenBatches:
         if not self._batches:  # `check_waiting` has forgotten a batch that no layer ran
             raise RunError(_NONE_PREPARED)
         latest = self._batches[-1]
-        if latest.num_plans > 1:
+        if len(latest.masks) > 1:
             raise RunError(
-                f"the executor holds {latest.num_plans} plans of {latest.name}, one per mask, and "
+                f"the executor holds {len(latest.masks)} plans of {latest.name}, one per mask, and "
                 f"a layer must say which one is its own; {_GIVE_THE_PLAN}"
             )
         if others := [b for b in self._batches[:-1] if not b.is_finished]:
