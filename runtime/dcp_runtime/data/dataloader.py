@@ -27,7 +27,7 @@ from dcp_runtime.data.choices import (
     dealing_of,
     find_replicas,
 )
-from dcp_runtime.data.content import SAMPLED_ROWS, DataHashes, hash_data
+from dcp_runtime.data.content import SAMPLED_ROWS, DataHashes, describe_content, hash_data
 from dcp_runtime.data.local_data import (
     DealingWindow,
     LocalData,
@@ -39,6 +39,7 @@ from dcp_runtime.data.local_data import (
 )
 from dcp_runtime.data.plan_sources import PendingPlan, PlanningMetrics, make_plan_source
 from dcp_runtime.data.planner_pool import MaskText, PlanReply, PlanRequest, SequenceRequest
+from dcp_runtime.data.replica_check import compare_replicas, is_known
 from dcp_runtime.data.rows import (
     IndexedRows,
     MaskFunction,
@@ -126,6 +127,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
         self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
         self._plans = make_plan_source(look_ahead, self._replicas)
+        self._compares = is_known(planning, self._replicas)  # with other replicas, once
         self._waiting: deque[DealingWindow] = deque()
         self._position = Position()  # behind the micro-batch that was yielded last
         # Begin of the next iteration, from `set_epoch` or `load_state_dict`.
@@ -268,6 +270,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 if not waiting:
                     break
                 window = waiting.popleft()
+                if self._compares:
+                    self._compares = False
+                    compare_replicas(self._replicas.device, self._describe(window))
                 planned = self._plans.take(window.pending, len(waiting))
                 window.check_count(planned)
                 self._say_overflow(planned.overflow)
@@ -289,6 +294,27 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             # A newer iteration may be under way when this generator is closed.
             if iteration == self._iterations:
                 self._is_under_way = False
+
+    def _describe(self, window: DealingWindow) -> str:
+        """Return a line that is the same on all ranks that read the same data."""
+        hashes, sequences = self._hashes, window.sequences
+        rows = [sequence.row for sequence in sequences]
+        lengths = np.array([len(sequence.tokens) for sequence in sequences])
+        columns = [sequence.columns for sequence in sequences]
+        values = [
+            np.concatenate([sequence.tokens for sequence in sequences]),
+            np.concatenate([each.targets for each in columns]),
+            np.concatenate([each.positions for each in columns]),
+        ]
+        if isinstance(self._rows, IndexedRows) and not hashes.tokens:
+            # Rows that are augmented at random may differ between replicas, but for their lengths.
+            values = [lengths] * 3
+        content = describe_content(rows, len(rows), *values)
+        start = window.start
+        return (
+            f"{content} in epoch {start.epoch}, step {start.step} of the data set "
+            f"{self._fingerprint()}-{hashes.tokens}-{hashes.masks}"
+        )
 
     def _facts(self) -> dict[str, float]:
         """Return the figures of planning, and of rows so far, for the record of a step."""
