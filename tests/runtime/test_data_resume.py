@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loader_options import Stream, make_loader
 
-from dcp_dsl import DatasetError, Slabs, Spec
+from dcp_dsl import DatasetError, Slabs, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import RunError
 from dcp_runtime.data.make_plans import plan_request, truncate_slabs
@@ -220,6 +220,49 @@ def test_a_state_of_another_data_set_or_packing_is_refused():
     short.load_state_dict({**stream.state_dict(), "epoch": 0, "row": 2})
     with pytest.raises(DatasetError, match="the stream ended after 1 rows, the saved state is beh"):
         next(iter(short))
+
+
+def with_tokens(first, count=40):
+    return [{"tokens": [first + n] * 8} for n in range(count)]
+
+
+class Augmented(list):
+    """Rows whose tokens are drawn anew each time they are read."""
+
+    def __getitem__(self, index):
+        return {"tokens": np.random.default_rng().integers(0, 1000, 8).tolist()}
+
+
+def test_a_state_of_other_tokens_or_another_mask_is_refused(tmp_path):
+    """Lengths, packing and numbers of rows are the same everywhere."""
+    state = loader_of(with_tokens(0)).state_dict()
+    last = [*with_tokens(0)[:-1], {"tokens": [7] * 8}]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(map(json.dumps, with_tokens(100))))
+    for rows in (with_tokens(100), last, read_dataset(file)):
+        with pytest.raises(
+            RunError, match=r"saved with other tokens: expected the hash .* got .*;"
+        ):
+            loader_of(rows).load_state_dict(state)
+    for mask in (SPEC.mask("band(w = 9)"), SPEC.mask("band or own"), lambda _: SPEC.mask("own")):
+        with pytest.raises(RunError, match=r"saved with other masks: .* the same spec or mask, or"):
+            loader_of(with_tokens(0), mask=mask).load_state_dict(state)
+    stream = loader_of(Stream(with_tokens(0))).state_dict()
+    with pytest.raises(RunError, match="saved with other masks"):
+        loader_of(Stream(with_tokens(0)), mask=SPEC.mask("ahead_too")).load_state_dict(stream)
+
+
+def test_what_says_nothing_about_the_data_set_is_no_reason_to_refuse_a_state():
+    state = loader_of(with_tokens(0)).state_dict()
+    spaced = Spec.from_text(f"# a comment\n{SPEC.source.replace(' and ', '   and ')}")
+    loader_of(with_tokens(0), mask=spaced.mask("band")).load_state_dict(state)
+    old = {key: value for key, value in state.items() if key not in ("tokens", "masks")}
+    loader_of(with_tokens(100)).load_state_dict(old)  # of a version that kept no hashes
+    drawn = Augmented(with_tokens(0))
+    assert loader_of(drawn).state_dict()["tokens"] == ""
+    loader_of(drawn).load_state_dict(loader_of(drawn).state_dict())
+    by_heads = SPEC.from_text(f"{SPEC.source}stack x = 2 of linear, heads {{0..1: band rest: own}}")
+    assert loader_of(with_tokens(0), mask=by_heads.stack("x")).state_dict()["masks"]
 
 
 def test_a_data_set_that_changes_under_the_loader_is_named():

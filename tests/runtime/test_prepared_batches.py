@@ -1,16 +1,19 @@
 """Batches that an executor prepares: a plan that nothing ran, a rank that skipped one."""
 
+import re
+import warnings
 from functools import cache
 from pkgutil import resolve_name
 
 import pytest
 import torch
-from loader_options import make_loader
+from loader_options import Stream, make_loader
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError
+from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.batch_plans import batch_note
 from dcp_runtime.transport.loopback import LoopbackWorld
@@ -19,6 +22,7 @@ RANKS, HEADS = 3, (2, 1, 4)
 SPEC = Spec.from_text("mask band = causal and q - k < 9\nstack mixed = 2 of band, causal\n")
 ROWS = [{"tokens": [row] * 24} for row in range(4)]  # of one length: all batches have equal plans
 STACK = SPEC.stack("mixed")
+UNUSED = r"of the 2 masks of epoch 0, batch {}, no layer ran `{}`: does every layer ask for its own"
 UNRUN = r"no layer ran the plan of {}, so no layer attended under its mask: does the model use this"
 
 
@@ -169,7 +173,36 @@ def test_a_stack_is_run_when_one_of_its_plans_is():
         with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 1")):
             executor.close()
 
-    on_ranks(work, STACK)
+    with pytest.warns(UserWarning, match=UNUSED.format(0, "causal")):
+        on_ranks(work, STACK)
+
+
+@pytest.mark.parametrize("asked", [(0, 0, 0), (2, 2, 2), (0, 1, 2)])
+def test_a_mask_that_no_layer_ran_is_named_once(asked):
+    """A model whose layers all ask for one plan: its other masks would be left out silently."""
+
+    def work(executor, batches):
+        for plan in batches:
+            layers = LayerPlans.prepare(executor, plan)
+            sum(attend(layers.of(n), plan, executor.rank).sum() for n in asked).backward()
+        executor.close()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        on_ranks(work, STACK)
+    found = [str(each.message) for each in caught]
+    unused = {(0, 0, 0): "causal", (2, 2, 2): "band"}.get(asked)
+    assert len(found) == (unused is not None)
+    assert all(re.match(UNUSED.format(0, unused), text) for text in found)
+
+
+def test_a_mask_that_no_layer_of_the_last_batch_ran_is_named_by_close():
+    def work(executor, batches):
+        attend(LayerPlans.prepare(executor, batches[3]).of(0), batches[3], executor.rank)
+        executor.close()
+
+    with pytest.warns(UserWarning, match=UNUSED.format(3, "causal")):
+        on_ranks(work, STACK)
 
 
 def test_a_pipeline_prepares_its_micro_batches_first():
@@ -335,3 +368,64 @@ def test_ranks_at_different_steps_are_told_so(step, go_on):
             call(executor, prepared, batches)
 
     on_ranks(work, micro_batches=2)
+
+
+def data_of(rank, kind):
+    """Return rows and options of a rank; those of rank 1 differ, but for their lengths."""
+    odd = rank == 1
+    rows = [{"tokens": [n] * 12} for n in range(6)]
+    if kind == "shuffled lists":
+        return (rows[::-1] if odd else rows), {}
+    if kind == "a seed each":
+        return rows, {"shuffle": True, "seed": 7 if odd else 0}
+    if kind == "labels":
+        return [{**row, "labels": [-100, *range(odd, odd + 11)]} for row in rows], {}
+    return Stream([{"tokens": [100 * odd + n] * 12} for n in range(6)]), {}
+
+
+@pytest.mark.parametrize("kind", ["shuffled lists", "a seed each", "labels", "streams"])
+def test_ranks_that_read_different_data_are_told_so_before_any_layer(kind):
+    """All rows have one length, so that all ranks make the same plan."""
+
+    def work(executor, _):
+        rows, more = data_of(executor.rank, kind)
+        data, plan = next(iter(load(executor.rank, rows=rows, **more)))
+        with pytest.raises(RunError) as caught:
+            executor.prepare(plan)
+        executor.close()
+        return str(caught.value), caught.value.rank, ", ".join(map(str, data.rows))
+
+    (said, odd, first), (_, _, second), _ = found = on_ranks(work)
+    assert {(text, rank) for text, rank, _ in found} == {(said, 1)}
+    assert odd == 1
+    assert (first == second) == (kind != "a seed each")
+    assert re.fullmatch(
+        "rank 1 has another content of the batch than rank 0 in prepare: expected rows "
+        rf"{first} \(fingerprint \w{{16}}\), got rows {second} \(fingerprint \w{{16}}\); all ranks "
+        "need the same rows and tokens .*: give every rank the same rows in the same order, "
+        "shuffled with the same seed; the loader deals them to ranks and replicas",
+        said,
+    )
+
+
+def test_a_batch_of_many_rows_is_told_in_a_short_line():
+    ((_, plan),) = load(0, rows=[{"tokens": [1, 2]}] * 12)
+    said = batch_note(plan).content
+    assert re.fullmatch(
+        r"rows 0, 1, 2, 3, 4, 5, 6, 7, \.\.\. \(12 rows\) \(finger.* \w{16}\)", said
+    )
+
+
+@pytest.mark.parametrize(
+    ("lengths", "says"),
+    [
+        ([12, 12], r"batch 0: expected rows of \[10, 14\] tokens, .*, got rows 0, 1 of \[12, 12\]"),
+        ([24], "step 0: expected 2 rows, for which the first rank made the plans, got 1 on this"),
+    ],
+)
+def test_rows_that_do_not_fit_the_plan_of_the_first_rank_are_refused(lengths, says):
+    first, own = (load(1, rows=[{"tokens": [1] * n} for n in each]) for each in ([10, 14], lengths))
+    planned = plan_request(next(first._coming()).pending.request)
+    own._plans.take = lambda *_: planned
+    with pytest.raises(RunError, match=f"{says} .*; give every rank the same rows in the same"):
+        next(iter(own))

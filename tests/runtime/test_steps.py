@@ -296,3 +296,40 @@ def test_replicas_may_lie_across_nodes_and_on_devices_of_several_rates():
     assert [plan.cluster.nodes for _, plan in parts] == [1, 1, 2, 2, 1, 1]
     assert parts[2][1].cluster.speed_of_device.tolist() == [0.5, 1.0]
     assert sum(len(data.tokens) for data, _ in parts) == 72
+
+
+@pytest.fixture
+def replicas_of_one_store(monkeypatch):
+    """Let loaders of this process compare as if each were made on a rank of its own."""
+    store = dist.HashStore()
+    monkeypatch.setattr("dcp_runtime.data.dataloader.is_known", lambda *_: True)
+    monkeypatch.setattr("dcp_runtime.data.replica_check.open_store", lambda *_: store)
+
+
+SAME = rows_of([7, 5, 9, 3])
+
+
+@pytest.mark.parametrize(
+    ("rows", "options"),
+    [
+        (SAME[::-1], {}),  # a shard each, or another order
+        ([{**row, "tokens": [1] * len(row["tokens"])} for row in SAME], {}),
+        (SAME, {"shuffle": True}),
+        (SAME, {"mask": SPEC.mask("band(w = 3)")}),
+        (Stream(SAME[1:]), {}),
+    ],
+)
+@pytest.mark.usefixtures("replicas_of_one_store")
+def test_replicas_that_read_different_data_are_told_so_before_they_train(rows, options):
+    def make(rows, rank, mask=None, **more):
+        given = {**OPTIONS, "cluster": Cluster(1, 4), "replicas": 2, **more}
+        return make_loader(rows, mask or SPEC.mask("band"), rank=rank, **given)
+
+    same = Stream(SAME) if isinstance(rows, Stream) else SAME
+    for loader in (make(same, 0), make(same, 2)):
+        assert list(loader)
+        assert list(loader)  # later epochs are not compared: other rows may come first
+    other = make(rows, 3, **options)
+    says = r"^device 3 reads other data than device 0: expected rows .*, got rows .*; give every"
+    with pytest.raises(RunError, match=says):
+        next(iter(other))

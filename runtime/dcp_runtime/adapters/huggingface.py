@@ -85,7 +85,7 @@ def _without_plans(
     # Layers without a number may belong to an encoder, which needs no plan.
     if isinstance(plans, LayerPlans) and index is not None:
         # The batch has reached a layer: else a later `prepare` or `close` would say that none ran.
-        plans.of(index).batch.is_reached = True
+        plans.of(index).note_layer()
         raise RunError(
             f"{_place(module)}: expected attn_implementation={NAME!r}, which the plans of a batch "
             f"need, got {name!r} in the model's config; models made from one config share it: call "
@@ -134,7 +134,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
             "dcp=LayerPlans.prepare(executor, plan)"
         )
     prepared = dcp.of(index)
-    prepared.batch.is_reached = True  # before the checks: see `_without_plans`
+    prepared.note_layer()  # before the checks: see `_without_plans`
     _refuse(where, attention_mask, dropout, others)
     _check_sizes(where, prepared, query, key, sliding_window)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))

@@ -10,6 +10,7 @@ import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from itertools import islice
 from typing import Any, Self, TypeAlias
 
@@ -26,6 +27,7 @@ from dcp_runtime.data.choices import (
     dealing_of,
     find_replicas,
 )
+from dcp_runtime.data.content import SAMPLED_ROWS, DataHashes, describe_content, hash_data
 from dcp_runtime.data.local_data import (
     DealingWindow,
     LocalData,
@@ -37,6 +39,7 @@ from dcp_runtime.data.local_data import (
 )
 from dcp_runtime.data.plan_sources import PendingPlan, PlanningMetrics, make_plan_source
 from dcp_runtime.data.planner_pool import MaskText, PlanReply, PlanRequest, SequenceRequest
+from dcp_runtime.data.replica_check import compare_replicas, is_known
 from dcp_runtime.data.rows import (
     IndexedRows,
     MaskFunction,
@@ -117,13 +120,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._replicas = find_replicas(packing, planning)
         self._packing, self._planning, self._look_ahead = packing, planning, look_ahead
         self._dealing = dealing_of(packing, planning, self._replicas)
-        self._rows = open_rows(dataset, rows.token_column)
+        self._rows, self._mask_fn = open_rows(dataset, rows.token_column), mask_fn
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy)
         room = self._dealing.room(self._dealing.widest)
         self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
         self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
         self._plans = make_plan_source(look_ahead, self._replicas)
+        self._compares = is_known(planning, self._replicas)  # with other replicas, once
         self._waiting: deque[DealingWindow] = deque()
         self._position = Position()  # behind the micro-batch that was yielded last
         # Begin of the next iteration, from `set_epoch` or `load_state_dict`.
@@ -136,6 +140,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         if isinstance(self._rows, IndexedRows):
             self._usable = self._screened()
             self._packs_of(0)  # raises now, not at the first batch, if rows cannot be packed
+            if not self._rows.is_table:
+                # On all ranks alike: rows that draw random numbers draw as many on each.
+                self._hashes  # noqa: B018
         elif packing.shuffle or packing.order != "in_order":
             raise RunError(
                 "a stream of rows is packed in order: expected shuffle=False and order='in_order'; "
@@ -192,6 +199,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         # A position that was set for the next iteration is the present one until that begins.
         position = self._position if self._is_under_way or self._next is None else self._next
         state = {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
+        state |= self._hashes._asdict()
         if position.micro_batch:  # the rest of the window must be dealt as its beginning was
             state["dealing"] = self._dealing.name
         return state
@@ -200,7 +208,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """Go on where `state_dict` was called: the next iteration gives the rest of that epoch.
 
         Raises:
-            RunError: if the state is of another data set or of other packing options.
+            RunError: if the state is of another data set, of other masks or of other packing
+                options.
         """
         if not isinstance(state, Mapping) or state.get("schema") != SCHEMA:
             raise RunError(
@@ -213,6 +222,15 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 "drop_last, replicas, micro_batches, window or policy; resume with the same data "
                 "set and options, or start anew"
             )
+        for name, own in self._hashes._asdict().items():
+            # States of older versions have no hashes; rows computed at random have none either.
+            if own and state.get(name) and state[name] != own:
+                raise RunError(
+                    f"the state was saved with other {name}: expected the hash {state[name]}, got "
+                    f"{own} of {SAMPLED_ROWS} rows or fewer, from the first to the last; resume "
+                    "with the same data set and the same spec or mask, or start anew with a new "
+                    "loader"
+                )
         position = Position.of(state)
         if position.micro_batch and state.get("dealing") != self._dealing.name:
             raise RunError(
@@ -252,7 +270,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 if not waiting:
                     break
                 window = waiting.popleft()
+                if self._compares:
+                    self._compares = False
+                    compare_replicas(self._replicas.device, self._describe(window))
                 planned = self._plans.take(window.pending, len(waiting))
+                window.check_count(planned)
                 self._say_overflow(planned.overflow)
                 kept = self._kept(window.sequences, planned)
                 targets = self._targets.find(kept, planned.hidden) if kept else ()
@@ -272,6 +294,27 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             # A newer iteration may be under way when this generator is closed.
             if iteration == self._iterations:
                 self._is_under_way = False
+
+    def _describe(self, window: DealingWindow) -> str:
+        """Return a line that is the same on all ranks that read the same data."""
+        hashes, sequences = self._hashes, window.sequences
+        rows = [sequence.row for sequence in sequences]
+        lengths = np.array([len(sequence.tokens) for sequence in sequences])
+        columns = [sequence.columns for sequence in sequences]
+        values = [
+            np.concatenate([sequence.tokens for sequence in sequences]),
+            np.concatenate([each.targets for each in columns]),
+            np.concatenate([each.positions for each in columns]),
+        ]
+        if isinstance(self._rows, IndexedRows) and not hashes.tokens:
+            # Rows that are augmented at random may differ between replicas, but for their lengths.
+            values = [lengths] * 3
+        content = describe_content(rows, len(rows), *values)
+        start = window.start
+        return (
+            f"{content} in epoch {start.epoch}, step {start.step} of the data set "
+            f"{self._fingerprint()}-{hashes.tokens}-{hashes.masks}"
+        )
 
     def _facts(self) -> dict[str, float]:
         """Return the figures of planning, and of rows so far, for the record of a step."""
@@ -391,6 +434,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     def _packs_of(self, epoch: int) -> Packs:
         assert self._usable is not None, "streams are packed as they come"
         return pack_epoch(*self._usable, self._packing, self._dealing, epoch)
+
+    @cached_property
+    def _hashes(self) -> DataHashes:
+        """Hashes of some rows and their masks."""
+        return hash_data(self._rows, self._mask_fn, self._reader.resolve)
 
     def _fingerprint(self) -> str:
         """Name the data set and the packing: equal names give equal global batches."""

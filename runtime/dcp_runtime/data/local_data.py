@@ -16,11 +16,12 @@ from torch.nn import functional
 
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
+from dcp_runtime.data.content import describe_content
 from dcp_runtime.data.plan_sources import PendingPlan
 from dcp_runtime.data.planner_pool import PlanReply, Runs
 from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Screening, Values
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchNote, BatchPlan, note_batch
+from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, note_batch
 
 
 @dataclass(slots=True)
@@ -170,8 +171,8 @@ def take_local(
     local: Ints,
     num_targets: int,
     like: PackedSequence,
-) -> LocalData:
-    """Cut a rank's part out of a micro-batch.
+) -> tuple[LocalData, str]:
+    """Cut a rank's part out of a micro-batch; return also a line about the whole micro-batch.
 
     Args:
         sequences: in packed order; empty for a micro-batch without rows.
@@ -208,13 +209,16 @@ def take_local(
     extra = {
         name: join_extra(name, [own.extra[name] for own in columns]) for name in like.columns.extra
     }
-    return LocalData(
+    row_numbers = tuple(sequence.row for sequence in sequences)
+    # Of the whole columns, which every rank reads: ranks compare this line.
+    content = describe_content(row_numbers, num_targets, tokens, wanted, position_ids)
+    data = LocalData(
         tokens=torch.from_numpy(tokens[local]),
         labels=torch.from_numpy(labels[local]),
         loss_mask=torch.from_numpy(labels[local] != IGNORE_LABEL),
         position_ids=torch.from_numpy(position_ids[local]),
         sequence_ids=torch.from_numpy(sequence_ids[local]),
-        rows=tuple(sequence.row for sequence in sequences),
+        rows=row_numbers,
         num_targets=num_targets,
         target_rows=torch.from_numpy(rows),
         target_ids=torch.from_numpy(wanted[mine]),
@@ -222,6 +226,7 @@ def take_local(
         extra={name: torch.from_numpy(values[local]) for name, values in extra.items()},
         target_extra={name: torch.from_numpy(values[mine]) for name, values in extra.items()},
     )
+    return data, content
 
 
 def join_extra(name: str, parts: Sequence[Values]) -> Values:
@@ -351,6 +356,15 @@ class DealingWindow:
     start: Position
     after: Position
 
+    def check_count(self, planned: PlanReply) -> None:
+        """Check plans that another rank may have made against the rows of this one."""
+        own, expected = len(self.sequences), len(planned.steps) + len(planned.left_out)
+        if own != expected:
+            raise other_rows(
+                f"epoch {self.start.epoch}, step {self.start.step}: expected {expected} rows, for "
+                f"which the first rank made the plans, got {own} on this rank"
+            )
+
 
 @dataclass(frozen=True, slots=True)
 class WindowPlans:
@@ -388,7 +402,7 @@ class WindowPlans:
         name = f"epoch {start.epoch}, batch {start.step * count + number}"
         rows = tuple(sequence.row for sequence in members)
         named = batch.named(rows, tuple(sequence.name for sequence in members))
-        plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts))
+        self._check_lengths(named.plan, members, name)
         own = zip(self.kept, self.targets, self.planned.steps, strict=True)
         # In float64: from 2**24 on, float32 holds even numbers only.
         num_targets = sum(
@@ -396,14 +410,31 @@ class WindowPlans:
             for each, targets, at in own
             if at == step
         )
-        data = take_local(
+        data, content = take_local(
             members,
             [self.targets[member] for member in batch.members],
-            plan.local_tokens(self.device - batch.first),
+            named.plan.local_tokens(self.device - batch.first),
             num_targets,
             like=self.kept[0],
         )
+        plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts, content))
         return replace(data, micro_batch=micro_batch, micro_batches=count), plan
+
+    def _check_lengths(self, plan: BatchPlan, members: Sequence[PackedSequence], name: str) -> None:
+        """Check a plan that another rank may have made against the rows of this one."""
+        planned = np.diff(plan.cu_seqlens).tolist()
+        own = [len(sequence.tokens) for sequence in members]
+        if own != planned:
+            rows = ", ".join(str(sequence.row) for sequence in members[:8])
+            raise other_rows(
+                f"{name}: expected rows of {planned[:8]} tokens, for which the first rank made "
+                f"the plan, got rows {rows} of {own[:8]} tokens on device {self.device}"
+            )
+
+
+def other_rows(what: str) -> RunError:
+    """Return the error of a rank that reads other rows than the rank that planned."""
+    return RunError(f"{what}; {SAME_ROWS}")
 
 
 def without_last(packs: Iterator[Pack], size: int) -> Iterator[Pack]:

@@ -90,9 +90,15 @@ class IndexedRows:
         # Our own data sets know the lengths and the tokens of their rows, if no column is named.
         self._ours = dataset if isinstance(dataset, Dataset) and token_column is None else None
         self._lengths: Ints | None = None
+        self._is_arrow = False  # a file or table that gives lengths without reading rows
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    @property
+    def is_table(self) -> bool:
+        """Whether the rows are known to lie in files or tables, which no code computes."""
+        return self._ours is not None or self._is_arrow
 
     @property
     def columns(self) -> frozenset[str]:
@@ -111,7 +117,7 @@ class IndexedRows:
             if self._ours is not None:
                 self._lengths = self._ours.lengths
             elif (told := _lengths_of_arrow(self._dataset, self._names)) is not None:
-                self._lengths = told
+                self._lengths, self._is_arrow = told, True
             else:
                 counts = (len(self.read(index)[1]) for index in range(len(self)))
                 self._lengths = np.fromiter(counts, np.int64)

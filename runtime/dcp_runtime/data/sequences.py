@@ -347,7 +347,7 @@ class RowReader:
         if not count:
             return None
         try:
-            found, sample = self.resolve(index, _with_length(row, len(tokens)))
+            found, sample = self.resolve(index, with_length(row, len(tokens)))
             stack = Stack.of(found) if isinstance(found, Mask) else found
             masks, cycle = stack.masks, stack.cycle()
             # Of the whole row, whose length all columns must have; they are cut below.
@@ -372,7 +372,7 @@ def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
     return found[0] if found else None
 
 
-def _with_length(row: Row, length: int) -> Row:
+def with_length(row: Row, length: int) -> Row:
     """Add the length to a row as `len`, which masks read, whatever the column of the tokens is."""
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:

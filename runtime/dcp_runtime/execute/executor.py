@@ -1,6 +1,7 @@
 """`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
 
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,6 +17,7 @@ from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPla
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import (
+    SAME_ROWS,
     BatchNote,
     DeviceRates,
     StackedPlans,
@@ -52,6 +54,11 @@ _BATCH = Topic(
     "batch of the data loader",
     "every rank prepares every batch that its loader yields, in order, and all loaders resume from "
     "the same state",
+)
+_CONTENT = Topic(
+    "content of the batch",
+    "all ranks need the same rows and tokens (where the rows are equal, their tokens, targets or "
+    f"positions differ): {SAME_ROWS}",
 )
 _DIGEST = Topic("plan digest", "give every rank the same plan")
 
@@ -115,7 +122,7 @@ class DCPExecutor:
             replica = member_ranks(found)[0]  # the first rank of a replica names it
         self._prepared: PreparedPlan | None = None
         # Rates need the times of every batch, and on CUDA only recorded events hold them.
-        self._batches = OpenBatches(trace_every if rates is None else 1)
+        self._batches = OpenBatches(trace_every if rates is None else 1, warns=not self.rank)
         self._micro_batches = micro_batches
         self._watch: StepWatch | None = None
         if run_log is not None or rates is not None:
@@ -144,10 +151,11 @@ class DCPExecutor:
     def prepare(self, plan: Plan | PlanPart, step: int | None = None) -> PreparedPlan:
         """Make the plan of a batch, or this rank's part of one, ready for the layers that run it.
 
-        Collective: compares digests, so that all ranks run the same plan, and the numbers of the
-        batches that the data loaders yielded, so that no rank skips a batch. Tables go to the
-        device where the layers of the plan before had their tensors; those of the first plan follow
-        with its first layer.
+        Collective: compares digests, so that all ranks run the same plan; the numbers of the
+        batches that the data loaders yielded, so that no rank skips a batch; and the content of
+        these batches, so that all ranks hold parts of the same rows. Tables go to the device where
+        the layers of the plan before had their tensors; those of the first plan follow with its
+        first layer.
 
         Args:
             plan: of the batch, or this rank's part of it.
@@ -156,8 +164,8 @@ class DCPExecutor:
 
         Raises:
             RunError: if it is no plan, is for another number of devices than the group has ranks,
-                or is not the plan of the other ranks; names the rank that differs. Also if no layer
-                ran the plan that was prepared before.
+                or is not the plan or the batch of the other ranks; names the rank that differs.
+                Also if no layer ran the plan that was prepared before.
         """
         note = batch_note(plan)
         if step is not None:
@@ -176,12 +184,14 @@ class DCPExecutor:
         self, plans: Sequence[Plan | PlanPart], note: BatchNote
     ) -> tuple[PreparedPlan, ...]:
         # An error of this rank alone is told to all in `agree`, so that none waits for it.
-        propose = partial(self._propose_parts, plans, note.name)
-        digests, parts = agree(self._transport, (_BATCH, _DIGEST), "prepare", propose)
-        batch = self._batches.add(note.name, len(plans))
+        propose = partial(self._propose_parts, plans, note)
+        digests, parts = agree(self._transport, (_BATCH, _CONTENT, _DIGEST), "prepare", propose)
+        batch = self._batches.add(note.name, [mask_of(plan, n) for n, plan in enumerate(plans)])
         prepared = tuple(
-            PreparedPlan(part, self._transport, batch, self._kernel, self._check_finite, engine)
-            for part, engine in parts
+            PreparedPlan(
+                part, self._transport, batch, self._kernel, self._check_finite, engine, number
+            )
+            for number, (part, engine) in enumerate(parts)
         )
         if self._prepared is not None:
             for each in prepared:
@@ -193,7 +203,7 @@ class DCPExecutor:
         return prepared
 
     def _propose_parts(
-        self, plans: Sequence[Plan | PlanPart], name: str
+        self, plans: Sequence[Plan | PlanPart], note: BatchNote
     ) -> tuple[Sequence[str], tuple[str, list[tuple[DevicePlan, Engine | None]]]]:
         self._batches.check_waiting(self._micro_batches - 1)
         engine = None if self._prepared is None else self._prepared.latest_engine
@@ -203,7 +213,7 @@ class DCPExecutor:
             part = prepare_device(whole_plan(plan), self.rank, segment_rows(self._kernel))
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
-        return (name, digests), (digests, parts)
+        return (note.name, note.content, digests), (digests, parts)
 
     def _check_plan(self, plan: Plan | PlanPart) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
@@ -282,8 +292,8 @@ class DCPExecutor:
         the memory that they read is freed, and no replay can be refused.
 
         Raises:
-            RunError: if no layer ran a plan that was prepared, or a message of the last layers was
-                lost and no call has said so; unless another error is under way.
+            RunError: if no layer ran any plan of a batch that was prepared, or a message of the
+                last layers was lost and no call has said so; unless another error is under way.
         """
         if self._watch is not None:
             self._watch.close()
@@ -294,6 +304,13 @@ class DCPExecutor:
         finally:
             self._transport.close()
         self._batches.check_waiting(0)
+        self._batches.check_unused()
+
+
+def mask_of(plan: Plan | PlanPart, number: int) -> str:
+    """Return the mask of a plan for messages; `number` is that of the plan in its batch."""
+    told = whole_plan(plan).provenance
+    return f"`{told.mask}`" if told is not None and told.mask else f"plan {number}"
 
 
 def _group_of(group: Group | None) -> dist.ProcessGroup | None:
@@ -306,19 +323,24 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
 
 
 class OpenBatches:
-    """The batches of one executor that are not finished, and the latest batch."""
+    """The batches of one executor that are not finished, and the latest batch.
 
-    def __init__(self, trace_every: int | None) -> None:
+    `warns` is true on the one rank that warns.
+    """
+
+    def __init__(self, trace_every: int | None, *, warns: bool) -> None:
         self._count, self._trace_every = 0, trace_every
+        self._warns = warns  # of masks that no layer ran, once
         self._batches: list[PreparedBatch] = []
 
-    def add(self, name: str, num_plans: int) -> PreparedBatch:
-        """Note a batch that was prepared."""
+    def add(self, name: str, masks: Sequence[str]) -> PreparedBatch:
+        """Note a batch that was prepared; `masks` are those of its plans."""
         every = self._trace_every
         is_traced = self._count < TRACED_BATCHES or (every and self._count % every == 0)
         self._count += 1
         name = name or f"prepared batch {self._count}"
-        batch = PreparedBatch(name, num_plans, is_traced=bool(is_traced))
+        batch = PreparedBatch(name, masks, is_traced=bool(is_traced))
+        self.check_unused(finished_only=True)
         self._batches = [b for b in self._batches if not b.is_finished]
         self._batches.append(batch)
         return batch
@@ -339,6 +361,31 @@ class OpenBatches:
             "DCPExecutor(micro_batches=...)"
         )
 
+    def check_unused(self, *, finished_only: bool = False) -> None:
+        """Warn once of masks that no layer ran although others of their batch were run.
+
+        This is no error: a stage of a pipeline, or a model of few layers, may hold only layers of
+        one mask, and the executor cannot tell these from a model that asks for the wrong plan.
+        """
+        for batch in self._batches:
+            unused = batch.unused
+            # After an error, layers may be missing that would have run.
+            if not unused or not self._warns or sys.exception() is not None:
+                continue
+            if finished_only and not batch.is_finished:
+                continue
+            self._warns = False
+            # Up through `add` or `close` to the line of the training loop, or near it.
+            warnings.warn(
+                f"of the {len(batch.masks)} masks of {batch.name}, no layer ran "
+                f"{' and '.join(unused)}: does every layer ask for its own plan, "
+                "layers.of(layer), with its number in the whole model? If the layers on this "
+                "rank, a pipeline stage for example, all have the other masks, nothing is wrong. "
+                "The executor says this once",
+                UserWarning,
+                stacklevel=5,
+            )
+
     def check_only_one(self) -> None:
         """Check that only one plan can be meant by the executor."""
         # -1: no backward pass runs on this thread.
@@ -351,9 +398,9 @@ class OpenBatches:
         if not self._batches:  # `check_waiting` has forgotten a batch that no layer ran
             raise RunError(_NONE_PREPARED)
         latest = self._batches[-1]
-        if latest.num_plans > 1:
+        if len(latest.masks) > 1:
             raise RunError(
-                f"the executor holds {latest.num_plans} plans of {latest.name}, one per mask, and "
+                f"the executor holds {len(latest.masks)} plans of {latest.name}, one per mask, and "
                 f"a layer must say which one is its own; {_GIVE_THE_PLAN}"
             )
         if others := [b for b in self._batches[:-1] if not b.is_finished]:

@@ -92,17 +92,33 @@ def plan_of_call(handle: Tensor) -> "PreparedPlan":
 
 
 class PreparedBatch:
-    """The plans that were prepared together: a single plan, or those of a stack."""
+    """The plans that were prepared together: a single plan, or those of a stack.
 
-    def __init__(self, name: str, num_plans: int, *, is_traced: bool) -> None:
-        self.name, self.num_plans, self.is_traced = name, num_plans, is_traced
-        self.is_reached = False  # whether a layer ran one of them, or tried to
+    Attributes:
+        masks: of the plans, for messages.
+        reached: numbers of the plans that a layer ran, or tried to run.
+    """
+
+    def __init__(self, name: str, masks: Sequence[str], *, is_traced: bool) -> None:
+        self.name, self.masks, self.is_traced = name, masks, is_traced
+        self.reached = set[int]()
         # Weak: a call leaves when its autograd graph is freed. By id: a bytearray has no hash.
         self._calls: WeakValueDictionary[int, OpenCall] = WeakValueDictionary()
 
     def note_call(self, call: OpenCall) -> None:
         """Note a forward call that waits for its backward."""
         self._calls[id(call)] = call
+
+    @property
+    def is_reached(self) -> bool:
+        """Return whether a layer ran one of the plans, or tried to."""
+        return bool(self.reached)
+
+    @property
+    def unused(self) -> list[str]:
+        """Masks that no layer ran although a layer ran another mask of the batch."""
+        numbers = range(len(self.masks)) if self.reached else ()
+        return [self.masks[number] for number in numbers if number not in self.reached]
 
     @property
     def is_finished(self) -> bool:
@@ -234,7 +250,7 @@ class PreparedPlan:
 
     ``DCPAttn.apply(prepared, q, kv)`` runs it, in as many layers as you like, also when a
     checkpoint runs them again after other plans were prepared. The `expected` engine, that of the
-    plan before, has loaded this plan's tables already.
+    plan before, has loaded this plan's tables already. `number` is that of the plan in its batch.
     """
 
     def __init__(
@@ -245,13 +261,19 @@ class PreparedPlan:
         kernel: str | None,
         check_finite: bool,
         expected: Engine | None,
+        number: int = 0,
     ) -> None:
+        self._number = number
         self.part, self.batch, self.handle = part, batch, handle_of(self)
         self.recorder = Recorder(transport.rank, is_on=batch.is_traced)
         self._transport = transport
         self._kernel, self._check_finite = kernel, check_finite
         self._expected = expected
         self._engine: Engine | None = None
+
+    def note_layer(self) -> None:
+        """Note that a layer runs this plan, or tries to."""
+        self.batch.reached.add(self._number)
 
     @property
     def latest_engine(self) -> Engine | None:
@@ -278,7 +300,7 @@ class PreparedPlan:
             RunError: if the tensors do not fit the plan, or another rank fails.
         """
         # Before the checks: a refused layer was reached, too, and `close` must not say otherwise.
-        self.batch.is_reached = True
+        self.note_layer()
         self._check_tensors(q, kv, softmax)
         with _current_device(q):
             return self._forward(q, kv, softmax)

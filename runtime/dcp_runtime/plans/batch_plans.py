@@ -22,6 +22,12 @@ from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.run_log.records import PlanFacts
 
+SAME_ROWS = (
+    "give every rank the same rows in the same order, shuffled with the same seed; the loader "
+    "deals them to ranks and replicas"
+)
+"""The way out for ranks that read different rows."""
+
 logger = logging.getLogger(__name__)
 
 # Kept beside the plans: those are frozen, and a note must not change their digest. Weak, so that
@@ -37,11 +43,14 @@ class BatchNote:
         name: of the batch, for messages; empty if no loader yielded it.
         plans: figures of each plan.
         facts: how it was planned: seconds of planning and of waiting, rows left out so far.
+        content: rows of the batch and a fingerprint of their tokens, targets and positions, in one
+            line; ranks that share the batch must have the same.
     """
 
     name: str = ""
     plans: Sequence[PlanFacts] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
+    content: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

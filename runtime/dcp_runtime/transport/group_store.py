@@ -97,6 +97,11 @@ class DeadlineStore(Store):
         """Add to a number and give the sum."""
         return int(self._ask(lambda: self._store.add(key, value)))
 
+    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
+        """Write a value if the present one is as expected, or "" and missing; return the value."""
+        value: bytes = self._ask(lambda: self._store.compare_set(key, expected, desired))
+        return value
+
     def delete_key(self, key: str) -> bool:
         """Forget a value."""
         return bool(self._ask(lambda: self._store.delete_key(key)))

@@ -1,0 +1,131 @@
+"""Fingerprints of rows and masks, by which ranks and resumed runs notice other data.
+
+Fingerprints guard against mistakes, not against attacks: they are fast, and not cryptographic.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from dcp_dsl import Mask, Spec, Stack
+from dcp_dsl.arrays import Ints
+from dcp_runtime.data.planner_pool import MaskText
+from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, StreamedRows
+from dcp_runtime.data.sequences import with_length
+
+SHOWN_ROWS = 8
+"""Rows whose numbers a message shows."""
+
+SAMPLED_ROWS = 16
+"""Rows whose tokens and masks stand for those of a data set, from the first to the last."""
+
+_MASK = 2**64 - 1
+_FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over
+
+
+def describe_content(
+    rows: Sequence[int], num_targets: int, tokens: Ints, targets: Ints, positions: Ints
+) -> str:
+    """Return a line with the rows of a batch and a fingerprint of all that ranks train on."""
+    shown = ", ".join(map(str, rows[:SHOWN_ROWS])) or "none"
+    if len(rows) > SHOWN_ROWS:
+        shown += f", ... ({len(rows)} rows)"
+    numbers = np.array([num_targets, *rows])
+    return f"rows {shown} (fingerprint {fingerprint(numbers, tokens, targets, positions):016x})"
+
+
+def fingerprint(*arrays: Ints) -> int:
+    """Return a number of 64 bits that differs if one of the arrays does, almost certainly.
+
+    >>> a, b = np.array([1, 2]), np.array([2, 1])
+    >>> fingerprint(a, b) == fingerprint(a, b), fingerprint(a, b) == fingerprint(b, a)
+    (True, False)
+    """
+    value = 0
+    for values in arrays:
+        # A sum of products modulo 2**64: several times faster than any hash of bytes.
+        count = len(values)
+        total = int(np.dot(values, _weights(max(1, count - 1).bit_length())[:count]))
+        value = ((value + count) * _FACTOR + total) & _MASK
+    return value
+
+
+@cache
+def _weights(bits: int) -> Ints:
+    """Return odd numbers at random, the same on all ranks, int64 ``[2**bits]``."""
+    weights: Ints = np.random.default_rng(0).integers(0, 2**63, 2**bits, dtype=np.int64) | 1
+    return weights
+
+
+class DataHashes(NamedTuple):
+    """Hashes of a data set and its masks; an empty text where nothing can be known.
+
+    Attributes:
+        tokens: of some rows.
+        masks: of the masks of these rows, or of all masks of a stream.
+    """
+
+    tokens: str
+    masks: str
+
+
+def hash_data(
+    rows: IndexedRows | StreamedRows, mask_fn: MaskFunction, resolve: Resolver
+) -> DataHashes:
+    """Read some rows of a data set and return their hashes.
+
+    Raises:
+        DatasetError: if a row is gone, or has changed its length.
+    """
+    if isinstance(rows, StreamedRows):
+        return DataHashes("", _hash_text(_describe(mask_fn)))
+    places = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED_ROWS, len(rows)))
+    numbers = np.unique(places.round().astype(np.int64))
+    read = [(number, *rows.read(number)) for number in numbers.tolist()]
+    tokens = [own for _, _, own in read]
+    texts = []
+    for number, row, own in read:
+        try:
+            mask, _ = resolve(number, with_length(row, len(own)))
+        except Exception as error:
+            texts.append(type(error).__name__)
+        else:
+            texts.append(_describe(mask))
+    # Rows that are augmented at random say nothing about the data set.
+    is_fixed = rows.is_table or all(
+        np.array_equal(rows.read(number)[1], own) for number, _, own in read
+    )
+    hashed = f"{fingerprint(numbers, *tokens):016x}" if is_fixed else ""
+    return DataHashes(hashed, _hash_text(*texts))
+
+
+def _describe(value: MaskFunction) -> str:
+    """Return the text of masks; empty for a function."""
+    if isinstance(value, Spec):
+        return "\n".join((value.source, *_flat(value.files.items())))
+    if isinstance(value, Mask):
+        spec, _, call, files = MaskText.of(value)
+        return "\n".join((call, spec, *_flat(files)))
+    if isinstance(value, Stack):
+        return "\n".join(
+            f"{layer.count} {head.first} {head.last} {_describe(head.mask)}"
+            if head
+            else f"{layer.count} linear"
+            for layer in value.layers
+            for head in layer.heads or (None,)
+        )
+    return ""
+
+
+def _flat(files: Iterable[tuple[str, str]]) -> list[str]:
+    return [text for file in sorted(files) for text in file]
+
+
+def _hash_text(*texts: str) -> str:
+    """Hash texts without their comments and spaces; empty texts have an empty hash."""
+    plain = [re.sub(r"#[^\n]*|\s", "", text) for text in texts]
+    return hashlib.sha256("\n".join(plain).encode()).hexdigest()[:16] if any(plain) else ""
