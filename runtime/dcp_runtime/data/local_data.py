@@ -99,7 +99,9 @@ class LocalData:
         tokens: int64 ``[T_local]``.
         labels: int64 ``[T_local]``, the id that each token is to predict: the next token of the
             same sequence, whichever rank owns it, or its label; -100 where there is no target. The
-            token in front of branches predicts the first token of each; its label is one of them.
+            token in front of branches predicts the first token of each; its label is one of them,
+            so `labels` lacks the others: never divide the sum of its losses by `num_targets`, use
+            `next_token_loss`.
         loss_mask: bool ``[T_local]``, where `labels` is a target.
         position_ids: int64 ``[T_local]``, position within the sequence; with branches, within the
             path.
