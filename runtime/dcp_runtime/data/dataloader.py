@@ -90,7 +90,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     Raises:
         DatasetError: if a row is longer than the budget, has no tokens, or lacks a column, or there
-            are fewer rows than micro-batches.
+            are fewer rows than micro-batches; or, in an iteration, if a whole epoch has no batch.
         RunError: if the rank is not a device of the cluster, ranks do not divide into replicas, or
             options contradict each other.
     """
@@ -119,7 +119,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._dealing = dealing_of(packing, planning, self._replicas)
         self._rows = open_rows(dataset, rows.token_column)
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
-        self.screening = Screening(rows.policy)
+        self.screening = Screening(rows.policy, says=self._replicas.device == 0)
         room = self._dealing.room(self._dealing.widest)
         self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
         self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
@@ -150,7 +150,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             )
 
     def __len__(self) -> int:
-        """Number of micro-batches of the epoch under way, as a whole; else of the next epoch."""
+        """Number of micro-batches of the epoch under way, as a whole; else of the next epoch.
+
+        Under ``policy="skip"`` it is the most that there can be: rows that do not fit their mask
+        still count, since only reading them tells.
+        """
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
@@ -243,7 +247,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
-        coming, waiting = self._coming(), self._waiting
+        coming, waiting, begin = self._coming(), self._waiting, self._position
         self._is_under_way = True
         try:
             while True:
@@ -267,11 +271,33 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     self._check_newest(iteration)
                 # No micro-batch has moved the position if all rows of the window were left out.
                 self._position = window.after
+            if begin == Position(begin.epoch) and not self._is_begun:
+                raise self._no_batch(begin.epoch)
             self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:
             # A newer iteration may be under way when this generator is closed.
             if iteration == self._iterations:
                 self._is_under_way = False
+
+    def _no_batch(self, epoch: int) -> DatasetError:
+        """Say why a whole epoch gave no batch: a loop over epochs would never end."""
+        left_out, rows = self.screening.num_left_out, self._rows
+        total = len(rows) if isinstance(rows, IndexedRows) else rows.passed
+        if not total:
+            why = "the data set has no rows; does its path, or its filter, name the right ones?"
+        elif left_out >= total:
+            why = (
+                f"policy='skip' left out {left_out} of {total} rows; the first: "
+                f"{self.screening.examples[0]}; mend the rows, or choose the mask, the columns or "
+                "the token_budget that they fit"
+            )
+        else:
+            why = (
+                f"drop_last=True leaves out the last global batch, and the {total - left_out} "
+                f"usable of {total} rows fill no other; choose drop_last=False, or a smaller "
+                "token_budget"
+            )
+        return DatasetError(f"expected at least one batch in epoch {epoch}, got none: {why}")
 
     def _facts(self) -> dict[str, float]:
         """Return the figures of planning, and of rows so far, for the record of a step."""
@@ -381,6 +407,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             if count := self._reader.usable_tokens(row, length):
                 rows.append(row)
                 counts.append(count)
+        self.screening.begin_reading(len(self._rows))
         if 0 < len(rows) < self._packing.micro_batches:
             raise DatasetError(
                 f"expected at least one row per micro-batch, got {len(rows)} usable rows for "

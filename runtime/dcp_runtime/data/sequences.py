@@ -4,6 +4,7 @@ Rows that cannot be trained on raise an error, or are left out and counted. Colu
 positions, and the extra columns that a user names.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -34,7 +35,15 @@ MANY = 8
 UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
 """Columns of other tools that leave tokens out; unread, they would let prompts or padding train."""
 
+SHARES = (0.5, 0.1, 0.01)
+"""Shares of the rows seen so far: the loader warns once for each that left-out rows exceed."""
+
+LEAST_SHARED = 5
+"""Rows left out before they are told as a share: one row of two would be half of them."""
+
 Values: TypeAlias = NDArray[np.generic]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,14 +56,35 @@ class Screening:
         counts: rows left out or cut, by reason.
         examples: the faults of the first `KEPT_EXAMPLES` of them.
         hidden_targets: targets left out because they do not see the token before them.
+        says: whether it warns of rows left out: at the first, and at each of the `SHARES`.
     """
 
     policy: RowPolicy = "error"
+    says: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     hidden_targets: int = 0
     # Rows that are counted already: a second epoch finds the same rows again.
     _known: set[tuple[int, str]] = field(default_factory=set)
+    # Since `begin_reading`: rows seen, and how many of them are left out.
+    _seen: int = 0
+    _left_out: int = 0
+    _shares: tuple[float, ...] = SHARES  # not yet told
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows left out so far."""
+        return sum(self.counts.values()) if self.policy == "skip" else 0
+
+    def begin_reading(self, judged: int) -> None:
+        """Begin to read rows, after that many were judged by their lengths alone."""
+        self._seen = judged
+        self._say_share()
+        self._seen = self._left_out = 0
+
+    def see(self) -> None:
+        """Count a row that is read."""
+        self._seen += 1
 
     def leave_out(self, row: int, reason: Reason, what: str) -> None:
         """Record that a row is left out.
@@ -97,6 +127,35 @@ class Screening:
         self.counts[reason] = self.counts.get(reason, 0) + 1
         if len(self.examples) < KEPT_EXAMPLES:
             self.examples.append(what)
+        if self.policy == "skip":
+            self._left_out += 1
+            if self.says and self.num_left_out == 1:
+                logger.warning(
+                    "policy='skip' leaves out rows without an error; the first: %s. "
+                    "loader.screening counts on; warnings follow at %s of the rows seen",
+                    what,
+                    ", ".join(f"{share:.0%}" for share in reversed(SHARES)),
+                )
+            self._say_share()
+
+    def _say_share(self) -> None:
+        """Warn when rows left out exceed one more of the shares."""
+        if self._left_out < LEAST_SHARED:
+            return
+        exceeded = [share for share in self._shares if self._left_out >= share * self._seen]
+        if not exceeded or not self._seen:
+            return
+        self._shares = tuple(share for share in self._shares if share > exceeded[0])
+        if self.says:
+            logger.warning(
+                "policy='skip' has left out %d of the %d rows seen so far (%.0f %%): %s; the "
+                "first: %s",
+                self._left_out,
+                self._seen,
+                100 * self._left_out / self._seen,
+                ", ".join(f"{count} {reason}" for reason, count in self.counts.items()),
+                self.examples[0],
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -343,6 +402,7 @@ class RowReader:
             DatasetError: naming the row, if its columns do not fit and the policy is to raise.
             RunError: naming the row, if it shows a fault of the whole data set.
         """
+        self.screening.see()
         count = self.usable_tokens(index, len(tokens))
         if not count:
             return None
