@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import target_rows
 import torch
-from loader_options import Stream
-from target_rows import ONE, QUESTION, SPEC, data_of, loader_of, oracle, random_row
+from loader_options import Stream, make_loader
+from target_rows import ONE, OPTIONS, QUESTION, SPEC, data_of, loader_of, oracle, random_row
 
-from dcp_dsl import DatasetError, read_dataset
+from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_runtime import RunError, next_token_loss
 
 
@@ -222,6 +222,50 @@ def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
     assert labelled.labels.tolist() == [-100, 3, 4, -100]
     for harmless in ([1, 1, 1, 1], None, [0, 0]):
         assert data_of([{**row, name: harmless}], "plain").labels.tolist() == [2, 3, 4, -100]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("position_ids", [0, 1, 2, 0, 1, 2], "begins anew at token 3, .* position 0 there, got 3;"),
+        ("seq_lens", [3, 3], "states 2 documents"),
+        ("seq_lens", np.array([2, 1, 2]), "states 4 documents"),  # one may be of padding
+        ("cu_seqlens", [0, 3, 6], "states 2 documents"),
+        ("document_ids", [7, 7, 8, 8, 8, 9], "states 3 documents"),
+        ("doc_ids", [0, 0, 0, 1, 1, 1], "states 2 documents"),
+    ],
+)
+def test_documents_or_positions_of_another_tool_that_nothing_reads_are_refused(name, values, says):
+    row = {"tokens": [1, 2, 3, 4, 5, 6], name: values, "doc_lens": [2, 1, 2, 1]}
+    for policy in ("error", "skip"):
+        with pytest.raises(RunError, match=rf"row 0: column `{name}` {says}.*`segment doc = "):
+            data_of([row], "plain", policy=policy)
+    if len(values) == 6:  # carried along, and trained on as one document
+        kept = data_of([row], "plain", extra_columns=(name,))
+        assert kept.labels.tolist() == [2, 3, 4, 5, 6, -100]
+        assert kept.position_ids.tolist() == [0, 1, 2, 3, 4, 5]
+    # A mask that reads these borders, from this column under another name or from another one.
+    apart = Spec.from_text('segment doc = [lens]*  mask own = causal per doc  for "*" use own')
+    if name != "position_ids":
+        lens = {"doc_ids": [3, 3], "cu_seqlens": [3, 3], "document_ids": [2, 3, 1]}
+        read = {**row, "lens": lens.get(name, [2, 1, 2, 1] if len(values) == 3 else [3, 3])}
+        ((data, _),) = make_loader(
+            [read], apart, **{**OPTIONS, "cluster": ONE}, hidden_targets="leave_out"
+        )
+        assert data.num_targets < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("position_ids", [0, 1, 2, 3]), ("position_ids", [0, 1]), ("position_ids", [0, 5, 6, 7]),
+        ("seq_lens", [4]), ("seq_lens", [9, 9]), ("seq_lens", [3]), ("cu_seqlens", [0, 4]),
+        ("doc_ids", [3, 3, 3, 3]), ("doc_ids", ["a", "b"]), ("document_ids", "a"),
+        ("document_ids", None), ("seq_lens", [[1], [1, 2]]), ("cu_seqlens", []),
+    ],
+)  # fmt: skip
+def test_columns_that_state_nothing_else_are_ignored(name, values):
+    assert data_of([{"tokens": [1, 2, 3, 4], name: values}], "plain").num_targets == 3
 
 
 def test_labels_that_were_shifted_already_are_refused():

@@ -17,6 +17,7 @@ from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowPolicy, RowRules
 from dcp_runtime.data.planner_pool import SKIP_HINT
 from dcp_runtime.data.rows import Resolver, Row, Tokens
+from dcp_runtime.data.unread import check_documents, check_masks
 from dcp_runtime.errors import RunError
 
 Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
@@ -31,9 +32,6 @@ LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
 
 MANY = 8
 """Labels that must all equal the next token before a column counts as shifted, not as chance."""
-
-UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
-"""Columns of other tools that leave tokens out; unread, they would let prompts or padding train."""
 
 SHARES = (0.5, 0.1, 0.01)
 """Shares of the rows seen so far: the loader warns once for each that left-out rows exceed."""
@@ -214,28 +212,12 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
     counted = _counted(rules.loss_column, row, len(tokens))
     if counted is None:
         if labels is None:
-            _check_unread(rules, row, len(tokens))
+            check_masks(rules, row, len(tokens))
         return tokens if labels is None else labels
     if labels is None:
         return np.where(counted, tokens, IGNORE_LABEL)
     _check_agreement(rules, labels != IGNORE_LABEL, counted)
     return labels
-
-
-def _check_unread(rules: RowRules, row: Row, length: int) -> None:
-    """Refuse a row with a well-known mask that leaves tokens out, if no rule reads that mask."""
-    for name in UNREAD_MASKS:
-        if name in rules.extra_columns or row.get(name) is None:
-            continue
-        values = np.asarray(row[name])
-        zeros = int((values == 0).sum()) if values.shape == (length,) else 0
-        if zeros:
-            padding = "; rows need no padding: leave it out" if name == "attention_mask" else ""
-            raise RunError(
-                f"column `{name}` leaves out {zeros} of {length} tokens, and nothing reads it: "
-                f"RowRules(loss_column={name!r}) leaves these targets out, "
-                f"extra_columns=({name!r},) carries the column along and trains on all{padding}"
-            )
 
 
 def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
@@ -411,7 +393,10 @@ class RowReader:
             stack = Stack.of(found) if isinstance(found, Mask) else found
             masks, cycle = stack.masks, stack.cycle()
             # Of the whole row, whose length all columns must have; they are cut below.
-            columns = read_columns(self.rules, row, tokens, find_paths(masks, sample))
+            paths = find_paths(masks, sample)
+            columns = read_columns(self.rules, row, tokens, paths)
+            if paths is None:  # a layout with branches states documents and positions
+                check_documents(self.rules, row, columns.positions, sample.columns)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
