@@ -280,6 +280,20 @@ def test_labels_that_were_shifted_already_are_refused():
     assert data_of(chance, "plain").labels.tolist() == [*tokens[2:8], -100, -100, -100]
 
 
+@pytest.mark.parametrize("kind", [list, Stream])
+def test_shifted_labels_of_short_rows_are_judged_together(kind):
+    tokens = [5, 6, 7, 8, 9, 10]
+    shifted = [{"tokens": tokens, "labels": [-100, 7, 8, 9, -100, -100]}] * 9
+    alike = [{"tokens": [7, 7], "labels": [7, 7]}, {"tokens": tokens, "labels": [-100] * 6}] * 9
+    match = r"row 20: column `labels` is shifted already: .* in 3 rows with 9 labels; expected l"
+    with pytest.raises(RunError, match=match):
+        list(loader_of(kind([*alike, *shifted]), "plain"))
+    settled = [{"tokens": tokens, "labels": [-100, 6, -100, -100, -100, -100]}, *shifted]
+    assert sum(len(data.rows) for data, _ in loader_of(kind(settled), "plain")) == 10
+    few = loader_of(kind(shifted[:2]), "plain")  # the same rows are no more evidence when read anew
+    assert [data.num_targets for _ in range(3) for data, _ in few] == [6] * 3
+
+
 # Extra columns
 
 

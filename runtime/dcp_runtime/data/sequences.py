@@ -31,7 +31,9 @@ IGNORE_LABEL = -100
 LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
 
 MANY = 8
-"""Labels that must all equal the next token before a column counts as shifted, not as chance."""
+"""Labels that must all equal the next token before a column counts as shifted, not as chance.
+
+Counted in one row, or over the rows so far."""
 
 SHARES = (0.5, 0.1, 0.01)
 """Shares of the rows seen so far: the loader warns once for each that left-out rows exceed."""
@@ -227,21 +229,7 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
     labels = _integers(_read(name, "the labels", LABELS, row, len(tokens)))
     if labels is None or ((labels < 0) & (labels != IGNORE_LABEL)).any():
         raise _refusal(name, LABELS, row, len(tokens))
-    _check_alignment(name, labels, tokens)
     return labels
-
-
-def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
-    """Refuse labels that are already shifted, where each label is the next token."""
-    seen = labels[:-1] != IGNORE_LABEL
-    # A row of one repeated token looks shifted and unshifted alike: it passes.
-    early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
-    if len(early) >= MANY and (early == next_ones).all() and (early != own).any():
-        raise RunError(
-            f"column `{name}` is shifted already: every label is the token behind its own; "
-            "expected label i at token i, as Hugging Face's causal models take them (the token "
-            "before predicts it); shift the column back by one token"
-        )
 
 
 def _counted(name: str | None, row: Row, length: int) -> NDArray[np.bool_] | None:
@@ -355,6 +343,47 @@ class PackedSequence:
 
 
 @dataclass(slots=True)
+class Alignment:
+    """Finds labels that are already shifted, where each label is the next token.
+
+    Rows with few labels are judged together, until one of them has a label that is not shifted.
+    """
+
+    _rows: set[int] = field(default_factory=set)
+    _labels: int = 0  # of these rows, all of them equal to the next token
+    _is_settled: bool = False
+
+    def check(self, row: int, name: str | None, labels: Ints, tokens: Tokens) -> None:
+        """Judge the labels of a row, and with it those before.
+
+        Raises:
+            RunError: if they are shifted.
+        """
+        if labels is tokens:  # the row has no labels
+            return
+        seen = labels[:-1] != IGNORE_LABEL
+        early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
+        if (early != next_ones).any():
+            self._is_settled = True
+            return
+        # A row of one repeated token looks shifted and unshifted alike: it says nothing.
+        if (early == own).all():
+            return
+        if not self._is_settled and row not in self._rows:
+            self._rows.add(row)
+            self._labels += len(early)
+        is_clear = len(early) >= MANY
+        if is_clear or (self._labels >= MANY and not self._is_settled):
+            count, rows = (len(early), 1) if is_clear else (self._labels, len(self._rows))
+            raise RunError(
+                f"column `{name}` is shifted already: every label is the token behind its own, in "
+                f"{rows} {'row' if rows == 1 else 'rows'} with {count} labels; "
+                "expected label i at token i, as Hugging Face's causal models take them (the token "
+                "before predicts it); shift the column back by one token"
+            )
+
+
+@dataclass(slots=True)
 class RowReader:
     """Reads rows one at a time; messages give `way_out` for a row longer than `room`."""
 
@@ -363,6 +392,7 @@ class RowReader:
     way_out: str
     screening: Screening
     rules: RowRules
+    alignment: Alignment = field(default_factory=Alignment)
 
     def usable_tokens(self, row: int, length: int) -> int:
         """Return how many tokens of a row take part, judged by its length; 0 leaves it out.
@@ -395,6 +425,7 @@ class RowReader:
             # Of the whole row, whose length all columns must have; they are cut below.
             paths = find_paths(masks, sample)
             columns = read_columns(self.rules, row, tokens, paths)
+            self.alignment.check(index, self.rules.labels_column, columns.targets, tokens)
             if paths is None:  # a layout with branches states documents and positions
                 check_documents(self.rules, row, columns.positions, sample.columns)
         except DatasetError as error:
