@@ -61,6 +61,37 @@ def test_a_column_that_leaves_the_hidden_target_out_keeps_the_loader_silent():
     assert data_of([row], loss_column="counted", hidden_targets="keep").labels[6] == 21
 
 
+IMAGES = Spec.from_text("""
+segment part = (text[text_lens] image[image_lens])*
+@ahead mask seen = causal or same(image)
+mask causal_only = causal
+stack mixed = 2 of causal_only, seen
+""")
+
+
+@pytest.mark.parametrize("name", ["seen", "mixed"])
+def test_targets_that_their_predictor_sees_are_told_once_with_numbers(name):
+    row = {"tokens": list(range(20)), "text_lens": [3, 5], "image_lens": [6, 6]}
+    mask = IMAGES.stack(name) if name == "mixed" else IMAGES.mask(name)
+
+    def run(rows=(row, row), **given):
+        options = {**OPTIONS, "token_budget": 20, **given}
+        loader = make_loader(rows, mask, **options)
+        return [data.num_targets for _ in range(2) for data, _ in loader]
+
+    with pytest.warns(UserWarning, match=r"10 of the 19 targets of a batch are seen by") as caught:
+        assert run() == [19] * 4
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    said = str(caught[0].message)
+    assert "token 4 of row 0, which token 3 sees under `" in said
+    for way_out in ("loss_column", "labels column", "mask under which", "masked-language-model"):
+        assert way_out in said
+    assert run(rank=1) == [19] * 4
+    counted = [int(not (4 <= at < 9 or 15 <= at < 20)) for at in range(20)]
+    assert run([{**row, "counted": counted}], loss_column="counted") == [9] * 2
+
+
 @pytest.mark.parametrize("mask", ["dilated", "apart"])
 def test_a_mask_under_which_no_token_sees_the_one_before_it_leaves_no_targets_and_says_so(mask):
     rows = [{"tokens": list(range(9)), "question_len": 9, "answer_lens": []}]

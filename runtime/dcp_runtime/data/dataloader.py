@@ -122,7 +122,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self.screening = Screening(rows.policy, says=self._replicas.device == 0)
         room = self._dealing.room(self._dealing.widest)
         self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
-        self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
+        is_first = self._replicas.device == 0
+        self._targets = TargetFinder(rows, self.screening, says=is_first, says_seen=is_first)
         self._plans = make_plan_source(look_ahead, self._replicas)
         self._waiting: deque[DealingWindow] = deque()
         self._position = Position()  # behind the micro-batch that was yielded last
@@ -259,7 +260,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 planned = self._plans.take(window.pending, len(waiting))
                 self._say_overflow(planned.overflow)
                 kept = self._kept(window.sequences, planned)
-                targets = self._targets.find(kept, planned.hidden) if kept else ()
+                targets = self._targets.find(kept, planned) if kept else ()
                 parts = WindowPlans(
                     window, planned, kept, targets, self._replicas.device, self._facts()
                 )
