@@ -299,6 +299,20 @@ def test_columns_that_state_nothing_else_are_ignored(name, values):
     assert data_of([{"tokens": [1, 2, 3, 4], name: values}], "plain").num_targets == 3
 
 
+def test_documents_that_groups_of_parts_state_together_are_read():
+    spec = Spec.from_text("segment pair = group(a[a_lens]* b[b_lens]*)*  mask own = causal")
+    row = {"tokens": [1, 2, 3, 4, 5, 6], "a_lens": [[1], [2]], "b_lens": [[2], [1]]}
+    row["seq_lens"] = [3, 3]
+    with pytest.raises(RunError, match="a mask that reads where they begin, got one that reads no"):
+        list(make_loader([row], spec.mask("own"), **{**OPTIONS, "cluster": ONE}))
+    apart = Spec.from_text(
+        "segment pair = group(a[a_lens]* b[b_lens]*)*  mask own = causal per group"
+    )
+    options = {**OPTIONS, "cluster": ONE, "hidden_targets": "leave_out"}
+    ((data, _),) = make_loader([row], apart.mask("own"), **options)
+    assert data.num_targets == 4
+
+
 def test_labels_that_were_shifted_already_are_refused():
     tokens = list(range(20, 29))  # 8 labels, as many as show it
     rows = [{"tokens": tokens, "labels": [*tokens[1:], -100]}]

@@ -273,6 +273,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 # No micro-batch has moved the position if all rows of the window were left out.
                 self._position = window.after
             if begin == Position(begin.epoch) and not self._is_begun:
+                self._position = begin  # the next iteration finds the same
                 raise self._no_batch(begin.epoch)
             self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:

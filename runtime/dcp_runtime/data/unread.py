@@ -111,6 +111,8 @@ def _ends(ends: Ints, length: int) -> Ints:
 def _read_borders(read: Mapping[str, Any], length: int) -> Iterable[Ints]:
     """Return the borders that each column of the masks may state, as lengths or by token."""
     for column in read.values():
+        if isinstance(column, list) and any(isinstance(part, list) for part in column):
+            yield np.arange(length)  # parts of groups: several columns together state the borders
         if (values := _integers(column)) is not None:
             yield _ends(np.cumsum(values), length)
             if len(values) == length:
