@@ -152,12 +152,24 @@ class DCPTrainer(Trainer):
         mesh = self.parallel_dims.get_mesh("cp")
         if self.executor is None:
             self.executor = DCPExecutor(mesh)
-        data, layers = input_dict["data"], LayerPlans.prepare(self.executor, input_dict["plan"])
-        positions = data.position_ids[None].to(labels.device)
+        data = input_dict["data"]
         # torchtitan expects whole batches on each rank, so it counted this rank's targets alone.
-        targets = global_valid_tokens.clone()
-        dist.all_reduce(targets, group=mesh.get_group())
+        unlabelled = len(data.target_ids) - int(data.loss_mask.sum())
+        counts = torch.stack(
+            [global_valid_tokens, torch.full_like(global_valid_tokens, unlabelled)]
+        )
+        dist.all_reduce(counts, group=mesh.get_group())  # also so that all ranks refuse a batch
+        targets, missing = counts
+        if missing:
+            raise RunError(
+                f"expected one target per token, which is all that torchtitan's loss takes, got "
+                f"{int(missing)} more targets in a batch of rows {str(data.rows)[:40]}: their "
+                "layout has branches, and the token in front of branches predicts the first token "
+                "of each; give rows without branches, or use next_token_loss in a loop of your own"
+            )
         self.ntokens_seen += labels.numel()
+        layers = LayerPlans.prepare(self.executor, input_dict["plan"])
+        positions = data.position_ids[None].to(labels.device)
         passed = {"positions": positions, "attention_masks": layers}
         return self.fwd_bwd_fn(input_dict["input"], labels, targets, passed)
 

@@ -45,6 +45,7 @@ from dcp_runtime import (
     LookAhead,
     Packing,
     Planning,
+    next_token_loss,
     sum_gradients,
 )
 
@@ -189,9 +190,9 @@ def train(
         dtype = DTYPES[arguments.dtype]
         with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
             logits = model(local_data.tokens, local_data.position_ids, attend)
-        # Ranks own different numbers of targets: sum here, divide by those of the global batch.
-        loss = functional.cross_entropy(logits.float(), local_data.labels, reduction="sum")
-        (loss / local_data.num_targets).backward()
+        # Divided by the targets of the global batch: losses of ranks and micro-batches add up.
+        loss = next_token_loss(logits, local_data)
+        loss.backward()
         total += loss.detach()
         if not local_data.ends_step:
             continue
@@ -200,7 +201,7 @@ def train(
         optimizer.step()
         optimizer.zero_grad()
         dist.all_reduce(total)
-        losses.append(total.item() / local_data.num_targets)
+        losses.append(total.item())
         total.zero_()
         if dist.get_rank() == 0:
             print(

@@ -147,6 +147,7 @@ def test_targets_of_a_tree_on_several_ranks_are_those_of_one():
     assert pairs == {(int(p), t) for t, p in enumerate(paths.previous) if p >= 0}
 
 
+@pytest.mark.filterwarnings("ignore:.* are seen by the token that predicts them")
 @pytest.mark.parametrize(
     ("call", "columns", "previous"),  # of each token the one that predicts it; -1: none
     [

@@ -1,6 +1,8 @@
 """`DCPDataloader`: every sample once, labels across block borders, all ranks one plan."""
 
 import json
+import re
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -9,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from loader_options import make_loader
+from loader_options import Stream, make_loader
 
 from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
@@ -18,6 +20,7 @@ from dcp_runtime.data.local_data import IGNORE_LABEL
 from dcp_runtime.data.rows import IndexedRows
 
 SPEC = Spec.from_text("mask band(w: tokens = 20) = causal and q - k < w\nmask whole = causal")
+DOCS = Spec.from_text("segment d = doc[doc_lens]*\nmask own = causal per doc")
 RANKS = 3
 OPTIONS = {
     "token_budget": 64,
@@ -235,3 +238,57 @@ def test_rows_that_a_hugging_face_data_set_makes_when_asked_are_counted_one_by_o
     for dataset, row, value in ((texts, 1, "None"), (floats, 0, r"'\[0.5")):
         with pytest.raises(DatasetError, match=says.format(row, value)):
             _ = IndexedRows(dataset, None).lengths
+
+
+def unfit(number, length=10):
+    """Rows whose documents hold more tokens than the rows have."""
+    return [{"tokens": list(range(length)), "doc_lens": [length + 1]}] * number
+
+
+def test_rows_that_are_skipped_are_told_at_the_first_and_by_their_share(caplog):
+    fit = [{"tokens": list(range(10)), "doc_lens": [10]}]
+    rows = [*fit * 40, *unfit(1), *fit * 59, *unfit(60)]
+    said = []
+    for ranks, dataset in ((1, rows), (1, Stream(rows)), (2, rows)):
+        caplog.clear()
+        options = {**OPTIONS, "cluster": Cluster(1, ranks), "policy": "skip", "token_budget": 20}
+        loader = make_loader(dataset, DOCS.mask("own"), rank=ranks - 1, **options)
+        assert len(list(loader)) == 50
+        list(loader)  # the same rows: nothing new
+        assert loader.screening.counts == {"unfit": 61}
+        said.append([record.getMessage() for record in caplog.records])
+    assert said[2] == []  # one rank tells
+    for first, *shares in said[:2]:
+        assert "leaves out rows without an error; the first: row 40: " in first
+        found = [re.search(r"(\d+) of the (\d+) rows .*; the first: row 40", s) for s in shares]
+        counts = [tuple(map(int, each.groups())) for each in found]
+        assert len(counts) in (1, 2)
+        assert all(0.01 * seen <= left_out <= 0.5 * seen for left_out, seen in counts)
+    caplog.clear()
+    lengths = [*rows_of([5] * 12), *rows_of([99] * 6)]
+    make_loader(lengths, SPEC.mask("band"), rank=0, **{**OPTIONS, "policy": "skip"})
+    assert "6 of the 18 rows seen so far (33 %): 6 too_long; " in caplog.records[-1].getMessage()
+
+
+@pytest.mark.parametrize("policy", ["error", "skip"])
+@pytest.mark.parametrize("kind", [list, Stream])
+def test_an_epoch_without_a_batch_is_an_error(kind, policy):
+    def run(rows, **given):
+        options = {**OPTIONS, "cluster": Cluster(1, 1), "policy": policy, **given}
+        loader = make_loader(kind(rows), DOCS.mask("own"), rank=0, **options)
+        for _ in range(2):
+            with suppress(DatasetError):  # a loop that goes on finds the same
+                list(loader)
+        return list(loader)
+
+    with pytest.raises(DatasetError, match=r"one batch in epoch 0, got none: .* has no rows"):
+        run([])
+    match = (
+        r"row 0: .*doc" if policy == "error" else r"left out 3 of 3 rows; the first: row 0: .*doc"
+    )
+    with pytest.raises(DatasetError, match=match):
+        run(unfit(3))
+    fit = [{"tokens": list(range(10)), "doc_lens": [10]}]
+    with pytest.raises(DatasetError, match=r"got none: drop_last=True .* 1 usable of 1 rows"):
+        run(fit, drop_last=True)
+    assert len(run(fit)) == 1

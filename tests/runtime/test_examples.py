@@ -82,6 +82,26 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
         dist.destroy_process_group()
 
 
+def test_the_loss_of_a_step_counts_the_first_token_of_every_answer(monkeypatch):
+    """By a model that looks at single tokens, so that its loss is written down pair by pair."""
+    torch.manual_seed(0)
+    model, document = torch.nn.Embedding(256, 256), b"Q?onetwothree"
+    table = model.weight.detach().log_softmax(-1)
+    model.forward = lambda tokens, positions, attend: model.weight[tokens]
+    monkeypatch.setattr(train_gpt, "make_model", lambda *_, **__: model)
+    arguments = argparse.Namespace(**{**vars(ARGUMENTS), "mask": "shared_question", "steps": 1})
+    rows = [{"tokens": document, "question_len": 2, "answer_lens": [3, 3, 5]}]
+    pairs = [b"Q?", b"?o", b"on", b"ne", b"?t", b"tw", b"wo", b"?t", b"th", b"hr", b"re", b"ee"]
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        masks, mesh = train_gpt.find_masks(arguments), train_gpt.make_mesh(1)
+        loader = train_gpt.make_loader(arguments, rows, masks, mesh)
+        (loss,) = train_gpt.train(arguments, loader, train_gpt.dense_attention(rows, masks, None))
+    finally:
+        dist.destroy_process_group()
+    assert loss == pytest.approx(-sum(table[q, k].item() for q, k in pairs) / len(pairs), rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.dist
 @pytest.mark.parametrize("ranks", [2, 4])

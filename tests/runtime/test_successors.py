@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dcp_dsl import Sample, Slabs, Spec, dense_mask
 from dcp_dsl.forms import Parts, RegionPart, Rows
-from dcp_runtime.data.make_plans import hidden_from_next, sees_previous
+from dcp_runtime.data.make_plans import hidden_and_seen, sees_neighbours
 
 N = 150  # more than two of the tiles that are looked at together
 SPEC = Spec.from_text("""
@@ -46,6 +46,19 @@ def previous_of(dense):
     return [q > 0 and bool(dense[q][q - 1]) for q in range(len(dense))]
 
 
+def following_of(dense):
+    """Ask token by token if it sees the next one."""
+    return [q + 1 < len(dense) and bool(dense[q][q + 1]) for q in range(len(dense))]
+
+
+def neighbours_of(dense):
+    return [previous_of(dense), following_of(dense)]
+
+
+def found_of(form):
+    return [found.tolist() for found in sees_neighbours(form)]
+
+
 def rows_of(dense):
     ranges = runs_of(dense)
     ptr = [sum(q < row for q, _, _ in ranges) for row in range(len(dense) + 1)]
@@ -57,21 +70,21 @@ def test_the_diagonal_of_a_compiled_mask_is_that_of_its_dense_matrix(name):
     mask = SPEC.mask(name)
     form = mask.compile(sample_of(mask))
     assert form.form == FORMS.get(name, "tiles" if name == "product" else "slabs")
-    assert sees_previous(form).tolist() == previous_of(dense_mask(mask, sample_of(mask)))
+    assert found_of(form) == neighbours_of(dense_mask(mask, sample_of(mask)))
 
 
 @settings(max_examples=30, deadline=None)
 @given(size=st.integers(1, 9), seed=st.integers(0, 2**20), density=st.floats(0, 1))
 def test_rows_and_columns_give_the_same_diagonal(size, seed, density):
     dense = np.random.default_rng(seed).random((size, size)) < density
-    wanted = previous_of(dense)
+    wanted = neighbours_of(dense)
     for form in (
         slabs_of(dense),
         rows_of(dense),
         Parts.of_keys(slabs_of(dense.T)),
         Parts.of_keys(rows_of(dense.T)),
     ):
-        assert sees_previous(form).tolist() == wanted, form.form
+        assert found_of(form) == wanted, form.form
 
 
 @settings(max_examples=60, deadline=None)
@@ -88,12 +101,13 @@ def test_slabs_of_every_slope_cross_the_diagonal_where_their_pairs_do(
     dense = np.zeros((n, n), bool)
     for q in range(first, first + rows):
         dense[q, key + a * (q - first) : key + keys + b * (q - first)] = True
-    assert sees_previous(slab).tolist() == previous_of(dense)
-    assert sees_previous(Parts.of_keys(slab)).tolist() == previous_of(dense.T)
+    assert found_of(slab) == neighbours_of(dense)
+    assert found_of(Parts.of_keys(slab)) == neighbours_of(dense.T)
     strided = Parts(n, (RegionPart(slab, False, period, np.array([1])),))
-    assert sees_previous(strided).tolist() == previous_of(dense)
+    aside = following_of(dense) if period == 2 else [False] * n  # -1 % 2 is 1 as well
+    assert found_of(strided) == [previous_of(dense), aside]
     others = Parts(n, (RegionPart(slab, False, period, np.array([0])),))
-    assert not sees_previous(others).any()
+    assert not any(map(any, found_of(others)))
 
 
 def test_a_batch_gives_runs_of_tokens_that_are_hidden_in_every_layer():
@@ -105,11 +119,14 @@ def test_a_batch_gives_runs_of_tokens_that_are_hidden_in_every_layer():
             at += length
         return slabs_of(dense)
 
-    assert hidden_from_next([[own(3)], [own(1)], [own(2, 2)], [own(1, 1, 1, 2)]]) == (
-        (5, 6), (8, 11),
+    assert hidden_and_seen([[own(3)], [own(1)], [own(2, 2)], [own(1, 1, 1, 2)]]) == (
+        ((5, 6), (8, 11)), (),
     )  # fmt: skip
-    assert hidden_from_next([[own(2, 3, 1), own(1, 4, 1)], [own(1)]]) == ((4, 5),)
-    assert hidden_from_next([]) == ()
+    assert hidden_and_seen([[own(2, 3, 1), own(1, 4, 1)], [own(1)]]) == (((4, 5),), ())
+    assert hidden_and_seen([]) == ((), ())
+    whole = slabs_of(np.ones((3, 3), bool))
+    seen = ((1, 3), (7, 9))  # not the first of a sequence
+    assert hidden_and_seen([[whole], [own(1)], [own(2)], [own(3), whole]]) == ((), seen)
 
 
 def test_a_mask_of_tiles_is_never_painted_whole(monkeypatch):
@@ -117,5 +134,5 @@ def test_a_mask_of_tiles_is_never_painted_whole(monkeypatch):
     form, asked = mask.compile(sample_of(mask)), []
     tile = Parts.tile
     monkeypatch.setattr(Parts, "tile", lambda *args: asked.append(args[1:]) or tile(*args))
-    sees_previous(form)
+    sees_neighbours(form)
     assert sum((q1 - q0) * (k1 - k0) for q0, q1, k0, k1 in asked) < N * N / 2

@@ -11,10 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 import target_rows
 import torch
-from loader_options import Stream
-from target_rows import ONE, QUESTION, SPEC, data_of, loader_of, oracle, random_row
+from loader_options import Stream, make_loader
+from target_rows import ONE, OPTIONS, QUESTION, SPEC, data_of, loader_of, oracle, random_row
 
-from dcp_dsl import DatasetError, read_dataset
+from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_runtime import RunError, next_token_loss
 
 
@@ -59,6 +59,37 @@ def test_a_column_that_leaves_the_hidden_target_out_keeps_the_loader_silent():
     with pytest.warns(UserWarning, match="1 of the 11 targets"):
         assert data_of([row], loss_column="counted").labels[6] == -100
     assert data_of([row], loss_column="counted", hidden_targets="keep").labels[6] == 21
+
+
+IMAGES = Spec.from_text("""
+segment part = (text[text_lens] image[image_lens])*
+@ahead mask seen = causal or same(image)
+mask causal_only = causal
+stack mixed = 2 of causal_only, seen
+""")
+
+
+@pytest.mark.parametrize("name", ["seen", "mixed"])
+def test_targets_that_their_predictor_sees_are_told_once_with_numbers(name):
+    row = {"tokens": list(range(20)), "text_lens": [3, 5], "image_lens": [6, 6]}
+    mask = IMAGES.stack(name) if name == "mixed" else IMAGES.mask(name)
+
+    def run(rows=(row, row), **given):
+        options = {**OPTIONS, "token_budget": 20, **given}
+        loader = make_loader(rows, mask, **options)
+        return [data.num_targets for _ in range(2) for data, _ in loader]
+
+    with pytest.warns(UserWarning, match=r"10 of the 19 targets of a batch are seen by") as caught:
+        assert run() == [19] * 4
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    said = str(caught[0].message)
+    assert "token 4 of row 0, which token 3 sees under `" in said
+    for way_out in ("loss_column", "labels column", "mask under which", "masked-language-model"):
+        assert way_out in said
+    assert run(rank=1) == [19] * 4
+    counted = [int(not (4 <= at < 9 or 15 <= at < 20)) for at in range(20)]
+    assert run([{**row, "counted": counted}], loss_column="counted") == [9] * 2
 
 
 @pytest.mark.parametrize("mask", ["dilated", "apart"])
@@ -224,6 +255,64 @@ def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
         assert data_of([{**row, name: harmless}], "plain").labels.tolist() == [2, 3, 4, -100]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "says"),
+    [
+        ("position_ids", [0, 1, 2, 0, 1, 2], "begins anew at token 3, .* position 0 there, got 3;"),
+        ("seq_lens", [3, 3], "states 2 documents"),
+        ("seq_lens", np.array([2, 1, 2]), "states 4 documents"),  # one may be of padding
+        ("cu_seqlens", [0, 3, 6], "states 2 documents"),
+        ("document_ids", [7, 7, 8, 8, 8, 9], "states 3 documents"),
+        ("doc_ids", [0, 0, 0, 1, 1, 1], "states 2 documents"),
+    ],
+)
+def test_documents_or_positions_of_another_tool_that_nothing_reads_are_refused(name, values, says):
+    row = {"tokens": [1, 2, 3, 4, 5, 6], name: values, "doc_lens": [2, 1, 2, 1]}
+    for policy in ("error", "skip"):
+        with pytest.raises(RunError, match=rf"row 0: column `{name}` {says}.*`segment doc = "):
+            data_of([row], "plain", policy=policy)
+    if len(values) == 6:  # carried along, and trained on as one document
+        kept = data_of([row], "plain", extra_columns=(name,))
+        assert kept.labels.tolist() == [2, 3, 4, 5, 6, -100]
+        assert kept.position_ids.tolist() == [0, 1, 2, 3, 4, 5]
+    # A mask that reads these borders, from this column under another name or from another one.
+    apart = Spec.from_text('segment doc = [lens]*  mask own = causal per doc  for "*" use own')
+    if name != "position_ids":
+        lens = {"doc_ids": [3, 3], "cu_seqlens": [3, 3], "document_ids": [2, 3, 1]}
+        read = {**row, "lens": lens.get(name, [2, 1, 2, 1] if len(values) == 3 else [3, 3])}
+        ((data, _),) = make_loader(
+            [read], apart, **{**OPTIONS, "cluster": ONE}, hidden_targets="leave_out"
+        )
+        assert data.num_targets < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("position_ids", [0, 1, 2, 3]), ("position_ids", [0, 1]), ("position_ids", [0, 5, 6, 7]),
+        ("seq_lens", [4]), ("seq_lens", [9, 9]), ("seq_lens", [3]), ("cu_seqlens", [0, 4]),
+        ("doc_ids", [3, 3, 3, 3]), ("doc_ids", ["a", "b"]), ("document_ids", "a"),
+        ("document_ids", None), ("seq_lens", [[1], [1, 2]]), ("cu_seqlens", []),
+    ],
+)  # fmt: skip
+def test_columns_that_state_nothing_else_are_ignored(name, values):
+    assert data_of([{"tokens": [1, 2, 3, 4], name: values}], "plain").num_targets == 3
+
+
+def test_documents_that_groups_of_parts_state_together_are_read():
+    spec = Spec.from_text("segment pair = group(a[a_lens]* b[b_lens]*)*  mask own = causal")
+    row = {"tokens": [1, 2, 3, 4, 5, 6], "a_lens": [[1], [2]], "b_lens": [[2], [1]]}
+    row["seq_lens"] = [3, 3]
+    with pytest.raises(RunError, match="a mask that reads where they begin, got one that reads no"):
+        list(make_loader([row], spec.mask("own"), **{**OPTIONS, "cluster": ONE}))
+    apart = Spec.from_text(
+        "segment pair = group(a[a_lens]* b[b_lens]*)*  mask own = causal per group"
+    )
+    options = {**OPTIONS, "cluster": ONE, "hidden_targets": "leave_out"}
+    ((data, _),) = make_loader([row], apart.mask("own"), **options)
+    assert data.num_targets == 4
+
+
 def test_labels_that_were_shifted_already_are_refused():
     tokens = list(range(20, 29))  # 8 labels, as many as show it
     rows = [{"tokens": tokens, "labels": [*tokens[1:], -100]}]
@@ -234,6 +323,20 @@ def test_labels_that_were_shifted_already_are_refused():
     assert data_of(alike, "plain").num_targets == 11
     chance = [{"tokens": tokens, "labels": [*tokens[1:8], -100, -100]}]
     assert data_of(chance, "plain").labels.tolist() == [*tokens[2:8], -100, -100, -100]
+
+
+@pytest.mark.parametrize("kind", [list, Stream])
+def test_shifted_labels_of_short_rows_are_judged_together(kind):
+    tokens = [5, 6, 7, 8, 9, 10]
+    shifted = [{"tokens": tokens, "labels": [-100, 7, 8, 9, -100, -100]}] * 9
+    alike = [{"tokens": [7, 7], "labels": [7, 7]}, {"tokens": tokens, "labels": [-100] * 6}] * 9
+    match = r"row 20: column `labels` is shifted already: .* in 3 rows with 9 labels; expected l"
+    with pytest.raises(RunError, match=match):
+        list(loader_of(kind([*alike, *shifted]), "plain"))
+    settled = [{"tokens": tokens, "labels": [-100, 6, -100, -100, -100, -100]}, *shifted]
+    assert sum(len(data.rows) for data, _ in loader_of(kind(settled), "plain")) == 10
+    few = loader_of(kind(shifted[:2]), "plain")  # the same rows are no more evidence when read anew
+    assert [data.num_targets for _ in range(3) for data, _ in few] == [6] * 3
 
 
 # Extra columns

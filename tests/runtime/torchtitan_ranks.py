@@ -25,7 +25,7 @@ from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.llama3 import model_registry
 from torchtitan_recipe import DCPAttention, DCPTrainer, FlexTrainer, use_dcp
 
-from dcp_dsl import Sample, dense_mask, load
+from dcp_dsl import Sample, Spec, dense_mask, load
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import LayerPlans, RunError
 
@@ -34,6 +34,10 @@ SPEC = """
 segment document = doc[doc_lens]*
 mask packed = causal per doc
 mask local = causal per doc and q - k < 100
+"""
+BRANCHES = """
+segment part = question[question_len] branch answer[answer_lens]*
+mask own = paths
 """
 
 
@@ -154,8 +158,25 @@ def dcp_attention(path, mesh):
         for _ in range(2)
     )
     sinks_are_those_of_gpt_oss(trainer.executor, plan, heads)
+    branches_are_refused(trainer, mesh)
     trainer.executor.close()
     compare(loss, model, load(path).mask("packed"), 1, TOKENS - len(LENGTHS[0]))
+
+
+def branches_are_refused(trainer, mesh):
+    """On every rank, though one alone holds the token that has two targets."""
+    trainer.fwd_bwd_fn = lambda *_: pytest.fail("the step of a batch with branches ran")
+    rows = [{"tokens": list(range(24)), "question_len": 8, "answer_lens": [9, 7]}]
+    ((data, plan),) = make_loader(
+        rows, Spec.from_text(BRANCHES).mask("own"), shape=ModelShape(4, 4, 16, 4), mesh=mesh,
+        cluster=Cluster(1, mesh.size()), config=PlanConfig("static:zigzag"), block_size=4,
+    )  # fmt: skip
+    inputs = {"input": data.tokens[None], "data": data, "plan": plan}
+    with pytest.raises(RunError, match=r"one target per token, .* 1 more targets in .*bran"):
+        trainer.forward_backward_step(
+            input_dict=inputs, labels=data.labels[None],
+            global_valid_tokens=data.loss_mask.sum(),
+        )  # fmt: skip
 
 
 class WithSinks:

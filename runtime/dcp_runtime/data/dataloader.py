@@ -93,7 +93,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     Raises:
         DatasetError: if a row is longer than the budget, has no tokens, or lacks a column, or there
-            are fewer rows than micro-batches.
+            are fewer rows than micro-batches; or, in an iteration, if a whole epoch has no batch.
         RunError: if the rank is not a device of the cluster, ranks do not divide into replicas, or
             options contradict each other.
     """
@@ -122,10 +122,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._dealing = dealing_of(packing, planning, self._replicas)
         self._rows, self._mask_fn = open_rows(dataset, rows.token_column), mask_fn
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
-        self.screening = Screening(rows.policy)
+        self.screening = Screening(rows.policy, says=self._replicas.device == 0)
         room = self._dealing.room(self._dealing.widest)
         self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
-        self._targets = TargetFinder(rows, self.screening, says=self._replicas.device == 0)
+        is_first = self._replicas.device == 0
+        self._targets = TargetFinder(rows, self.screening, says=is_first, says_seen=is_first)
         self._plans = make_plan_source(look_ahead, self._replicas)
         self._compares = is_known(planning, self._replicas)  # with other replicas, once
         self._waiting: deque[DealingWindow] = deque()
@@ -157,7 +158,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             )
 
     def __len__(self) -> int:
-        """Number of micro-batches of the epoch under way, as a whole; else of the next epoch."""
+        """Number of micro-batches of the epoch under way, as a whole; else of the next epoch.
+
+        Under ``policy="skip"`` it is the most that there can be: rows that do not fit their mask
+        still count, since only reading them tells.
+        """
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
@@ -261,7 +266,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
-        coming, waiting = self._coming(), self._waiting
+        coming, waiting, begin = self._coming(), self._waiting, self._position
         self._is_under_way = True
         try:
             while True:
@@ -277,7 +282,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 window.check_count(planned)
                 self._say_overflow(planned.overflow)
                 kept = self._kept(window.sequences, planned)
-                targets = self._targets.find(kept, planned.hidden) if kept else ()
+                targets = self._targets.find(kept, planned) if kept else ()
                 parts = WindowPlans(
                     window, planned, kept, targets, self._replicas.device, self._facts()
                 )
@@ -289,6 +294,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                     self._check_newest(iteration)
                 # No micro-batch has moved the position if all rows of the window were left out.
                 self._position = window.after
+            if begin == Position(begin.epoch) and not self._is_begun:
+                self._position = begin  # the next iteration finds the same
+                raise self._no_batch(begin.epoch)
             self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:
             # A newer iteration may be under way when this generator is closed.
@@ -315,6 +323,26 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             f"{content} in epoch {start.epoch}, step {start.step} of the data set "
             f"{self._fingerprint()}-{hashes.tokens}-{hashes.masks}"
         )
+
+    def _no_batch(self, epoch: int) -> DatasetError:
+        """Say why a whole epoch gave no batch: a loop over epochs would never end."""
+        left_out, rows = self.screening.num_left_out, self._rows
+        total = len(rows) if isinstance(rows, IndexedRows) else rows.passed
+        if not total:
+            why = "the data set has no rows; does its path, or its filter, name the right ones?"
+        elif left_out >= total:
+            why = (
+                f"policy='skip' left out {left_out} of {total} rows; the first: "
+                f"{self.screening.examples[0]}; mend the rows, or choose the mask, the columns or "
+                "the token_budget that they fit"
+            )
+        else:
+            why = (
+                f"drop_last=True leaves out the last global batch, and the {total - left_out} "
+                f"usable of {total} rows fill no other; choose drop_last=False, or a smaller "
+                "token_budget"
+            )
+        return DatasetError(f"expected at least one batch in epoch {epoch}, got none: {why}")
 
     def _facts(self) -> dict[str, float]:
         """Return the figures of planning, and of rows so far, for the record of a step."""
@@ -424,6 +452,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             if count := self._reader.usable_tokens(row, length):
                 rows.append(row)
                 counts.append(count)
+        self.screening.begin_reading(len(self._rows))
         if 0 < len(rows) < self._packing.micro_batches:
             raise DatasetError(
                 f"expected at least one row per micro-batch, got {len(rows)} usable rows for "

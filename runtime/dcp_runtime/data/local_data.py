@@ -18,7 +18,7 @@ from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.content import describe_content
 from dcp_runtime.data.plan_sources import PendingPlan
-from dcp_runtime.data.planner_pool import PlanReply, Runs
+from dcp_runtime.data.planner_pool import PlanReply
 from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Screening, Values
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, note_batch
@@ -28,36 +28,47 @@ from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, note_
 class TargetFinder:
     """Finds the targets of sequences and records those left out.
 
-    `says` is true on the one rank that warns of them, until it has.
+    Warns of targets left out while `says` is true, and of targets that their predictor sees while
+    `says_seen` is: on one rank, until it has.
     """
 
     rules: RowRules
     screening: Screening
     says: bool
+    says_seen: bool
 
-    def find(self, sequences: Sequence[PackedSequence], hidden: Runs) -> tuple[Ints, ...]:
+    def find(self, sequences: Sequence[PackedSequence], planned: PlanReply) -> tuple[Ints, ...]:
         """Return the positions of the targets of each sequence, of at least one.
 
-        `hidden` are the runs of their tokens that the next token does not see.
+        `planned` says which of their tokens the tokens beside them see.
         """
         starts = np.cumsum([0, *(len(sequence.tokens) for sequence in sequences)])
         wanted = np.concatenate([sequence.columns.targets for sequence in sequences])
         counts = wanted != IGNORE_LABEL
         own = np.concatenate([sequence.columns.previous for sequence in sequences])
         counts[own < 0] = False  # the first of a sequence, or of a path
+        begin = np.repeat(starts[:-1], np.diff(starts))
+        # The masks were asked about the token right in front. Another token predicts the first of a
+        # branch; nothing is known about that one.
+        is_asked = own == np.arange(len(own)) - begin - 1
         if self.rules.hidden_targets != "keep":
             sees = np.ones(len(wanted), np.bool_)
             # The token behind a hidden token does not see the token that would predict it.
-            for start, end in hidden:
+            for start, end in planned.hidden:
                 sees[start + 1 : end + 1] = False
-            begin = np.repeat(starts[:-1], np.diff(starts))
-            # `hidden` is about the token right in front. Another token predicts the first of a
-            # branch; nothing is known about that, so it counts as seen.
-            sees |= own != np.arange(len(own)) - begin - 1
+            sees |= ~is_asked
             left_out = np.flatnonzero(counts & ~sees)
             if len(left_out):
                 self._record(sequences, left_out, f"{len(left_out)} of the {counts.sum()} targets")
             counts &= sees
+        if self.says_seen and planned.seen:
+            is_seen = np.zeros(len(wanted), np.bool_)
+            for start, end in planned.seen:
+                is_seen[start:end] = True
+            copied = np.flatnonzero(counts & is_seen & is_asked)
+            if len(copied):
+                self.says_seen = False
+                self._say_seen(sequences, copied, f"{len(copied)} of the {counts.sum()} targets")
         return tuple(np.flatnonzero(counted) for counted in np.split(counts, starts[1:-1]))
 
     def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
@@ -71,6 +82,23 @@ class TargetFinder:
             first = sequences[number[0]]
             # The place of the token in its own row.
             self._say(share, first, int(left_out[0] - ends[number[0]]) + len(first.tokens))
+
+    def _say_seen(self, sequences: Sequence[PackedSequence], seen: Ints, share: str) -> None:
+        ends = np.cumsum([len(sequence.tokens) for sequence in sequences])
+        first = sequences[number := int(np.searchsorted(ends, seen[0], side="right"))]
+        token = int(seen[0] - ends[number]) + len(first.tokens)
+        masks = ", ".join(f"`{mask.name}`" for mask in first.masks)
+        # Up through `find` and `_epoch` to the line of the training loop.
+        warnings.warn(
+            f"{share} of a batch are seen by the token that predicts them: the model can copy "
+            f"them, and its loss falls though it learns nothing. The first is token {token} of row "
+            f"{first.row}, which token {token - 1} sees under {masks}. Leave such targets out with "
+            f"a loss_column with 0 or a labels column with {IGNORE_LABEL}, or take a mask under "
+            "which these tokens see no later ones; where it is meant, as in masked-language-model "
+            "training on labels of your own, nothing is to be done. The loader says this once",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def _say(self, share: str, sequence: PackedSequence, token: int) -> None:
         masks = ", ".join(f"`{mask.name}`" for mask in sequence.masks)
@@ -100,7 +128,9 @@ class LocalData:
         tokens: int64 ``[T_local]``.
         labels: int64 ``[T_local]``, the id that each token is to predict: the next token of the
             same sequence, whichever rank owns it, or its label; -100 where there is no target. The
-            token in front of branches predicts the first token of each; its label is one of them.
+            token in front of branches predicts the first token of each; its label is one of them,
+            so `labels` lacks the others: never divide the sum of its losses by `num_targets`, use
+            `next_token_loss`.
         loss_mask: bool ``[T_local]``, where `labels` is a target.
         position_ids: int64 ``[T_local]``, position within the sequence; with branches, within the
             path.

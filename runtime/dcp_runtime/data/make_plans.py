@@ -2,7 +2,8 @@
 
 Masks and samples of a request are text, so a planner process and the training process make the
 same plans. The mask of a row that is cut is cut, too. Masks also tell which tokens the next token
-does not see: such a next token is no target of the loss.
+does not see: such a next token is no target of the loss. And they tell which tokens the token
+before sees, so that it could copy its target.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,8 +93,8 @@ def plan_request(request: PlanRequest) -> PlanReply:
     for number, shares in enumerate(micro_batches):
         for share in shares:
             steps[list(share.documents)] = number * request.dealing.window // len(micro_batches)
-    hidden = hidden_from_next([list(bound.forms.values()) for bound in kept])
-    return PlanReply(batches, tuple(left_out), hidden, tuple(steps.tolist()), overflow)
+    hidden, seen = hidden_and_seen([list(bound.forms.values()) for bound in kept])
+    return PlanReply(batches, tuple(left_out), hidden, seen, tuple(steps.tolist()), overflow)
 
 
 def _mean_pairs(kept: Sequence[BoundSequence]) -> Floats:
@@ -318,62 +319,87 @@ TILE = 64
 """Rows of a mask without ranges that are evaluated at once, in tiles of as many keys."""
 
 
-def hidden_from_next(sequences: Sequence[Iterable[Form]]) -> Runs:
-    """Return the packed positions of the tokens that the next token of their sequence never sees.
+def hidden_and_seen(sequences: Sequence[Iterable[Form]]) -> tuple[Runs, Runs]:
+    """Return the tokens that the next token never sees, and those that the token before sees.
+
+    Both as packed positions. A token sees another one if it does in at least one layer.
 
     Args:
-        sequences: for each sequence of the batch the masks of its layers. The next token sees a
-            token if it does in at least one layer.
+        sequences: for each sequence of the batch the masks of its layers.
 
     >>> own = Slabs(4, [0, 2], [2, 4], [0, 2], [1, 3], [0, 0], [1, 1])  # two documents of 2 tokens
-    >>> hidden_from_next([[own], [own]])
-    ((1, 2), (5, 6))
+    >>> both = Slabs(4, [0, 2], [2, 4], [0, 2], [2, 4], [0, 0], [0, 0])  # seen in both directions
+    >>> hidden_and_seen([[own], [own], [both]])
+    (((1, 2), (5, 6), (9, 10)), ((9, 10), (11, 12)))
     """
-    is_hidden = [np.zeros(1, np.bool_)]
+    is_hidden, is_seen = [np.zeros(1, np.bool_)], [np.zeros(1, np.bool_)]
     for forms in sequences:
-        sees = np.logical_or.reduce([sees_previous(form) for form in forms])
+        both = [sees_neighbours(form) for form in forms]
+        previous, following = (np.logical_or.reduce(found) for found in zip(*both, strict=True))
         # The last token of a sequence has no next token, and is not hidden.
-        is_hidden += [~sees[1:], np.zeros(min(1, len(sees)), np.bool_)]
-    # False stands at both ends, so edges come in pairs: begin and end of each run.
-    edges = np.flatnonzero(np.diff(np.concatenate(is_hidden).astype(np.int8)))
+        none = np.zeros(min(1, len(previous)), np.bool_)
+        is_hidden += [~previous[1:], none]
+        is_seen += [none, following[:-1]]
+    last = np.zeros(1, np.bool_)
+    return _runs(np.concatenate(is_hidden)), _runs(np.concatenate([*is_seen, last]))
+
+
+def _runs(is_in: Bools) -> Runs:
+    """Return the runs behind the first position; False stands at both ends."""
+    # Edges come in pairs: begin and end of each run.
+    edges = np.flatnonzero(np.diff(is_in.astype(np.int8)))
     return tuple((start, end) for start, end in edges.reshape(-1, 2).tolist())
 
 
-def sees_previous(form: Form) -> Bools:
-    """Return for every token whether it sees the token before, bool ``[T]``; the first is False.
+def sees_neighbours(form: Form) -> tuple[Bools, Bools]:
+    """Return for every token whether it sees the token before, and the next one, bool ``[T]`` each.
 
     O(tokens + slabs), or O(tokens + ranges); a mask of tiles is evaluated along its diagonal.
 
-    >>> sees_previous(Slabs(3, [0, 1], [1, 3], [0, 1], [1, 2], [0, 0], [0, 1])).tolist()
-    [False, False, True]
+    >>> form = Slabs(3, [0, 1], [1, 3], [0, 1], [2, 2], [0, 0], [0, 1])
+    >>> tuple(found.tolist() for found in sees_neighbours(form))
+    ([False, False, True], [True, False, False])
     """
     regions = regions_of(form)
     if isinstance(form, Parts) and len(regions) < len(form.parts):
-        return _previous_by_tiles(form)
-    sees = np.zeros(form.num_tokens, np.bool_)
+        return _neighbours_by_tiles(form)
+    return _sees(form.num_tokens, regions, -1), _sees(form.num_tokens, regions, 1)
+
+
+def _sees(num_tokens: int, regions: Iterable[RegionPart], offset: int) -> Bools:
+    """Return for every token whether it sees the token `offset` behind it, bool ``[T]``."""
+    sees = np.zeros(num_tokens, np.bool_)
     for part in regions:
-        if 1 % part.period not in part.remainders:
+        if -offset % part.period not in part.remainders:
             continue
         if part.is_transposed:  # row r sees key r - 1 if row r - 1 of the transposed sees key r
-            sees |= np.roll(_diagonal(part.region, 1), 1)
+            sees |= np.roll(_diagonal(part.region, -offset), -offset)
         else:
-            sees |= _diagonal(part.region, -1)
+            sees |= _diagonal(part.region, offset)
     return sees
 
 
-def _previous_by_tiles(form: Parts) -> Bools:
-    sees = np.zeros(form.num_tokens, np.bool_)
-    for begin in range(1, form.num_tokens, TILE):
-        end = min(begin + TILE, form.num_tokens)
-        sees[begin:end] = form.tile(begin, end, begin - 1, end - 1).diagonal()
-    return sees
+def _neighbours_by_tiles(form: Parts) -> tuple[Bools, Bools]:
+    num_tokens = form.num_tokens
+    sees = np.zeros((2, num_tokens + 1), np.bool_)
+    for begin in range(0, num_tokens - 1, TILE):
+        end = min(begin + TILE, num_tokens - 1)
+        tile = form.tile(begin, end + 1, begin, end + 1)
+        sees[0, begin + 1 : end + 1] = tile.diagonal(-1)
+        sees[1, begin:end] = tile.diagonal(1)
+    return sees[0, :-1], sees[1, :-1]
 
 
 def _diagonal(region: Slabs | Rows, offset: int) -> Bools:
     """Return for every row ``r`` whether it sees key ``r + offset``, bool ``[T]``."""
     if isinstance(region, Slabs):
         return _diagonal_of_slabs(region, offset)
-    row = np.repeat(np.arange(region.num_tokens), np.diff(region.row_ptr))
+    rows, counts = np.arange(region.num_tokens), np.diff(region.row_ptr)
+    if offset > 0 and len(region.kv_end):  # a causal mask, most often: one look at each row
+        last = region.kv_end[np.maximum(region.row_ptr[1:] - 1, 0)]  # ranges of a row rise
+        if not ((counts > 0) & (last > rows + offset)).any():
+            return np.zeros(region.num_tokens, np.bool_)
+    row = np.repeat(rows, counts)
     holds = (region.kv_start <= row + offset) & (row + offset < region.kv_end)
     found = np.zeros(region.num_tokens, np.bool_)
     found[row[holds]] = True
@@ -393,6 +419,8 @@ def _diagonal_of_slabs(slabs: Slabs, offset: int) -> Bools:
     is_off = start_moves & (slabs.kv_start > first + offset)
     is_off |= end_moves & (slabs.kv_end <= first + offset)
     kept = ~is_off & (begin < end)
+    if not kept.any():
+        return np.zeros(slabs.num_tokens, np.bool_)
     # Mark where runs begin and end: the running sum is positive inside them.
     change = np.zeros(slabs.num_tokens + 1, np.int64)
     np.add.at(change, begin[kept], 1)

@@ -173,6 +173,7 @@ class PlanReply:
         left_out: number within the request of each sequence that does not fit its mask, and why.
         hidden: runs of tokens that the next token of their sequence does not see in any layer;
             positions in all kept sequences, packed one after another.
+        seen: runs of tokens that the token before sees in some layer; positions likewise.
         steps: for each kept sequence the number of its global batch within the request.
         overflow: as of `Dealt`.
     """
@@ -180,6 +181,7 @@ class PlanReply:
     batches: tuple[MicroBatch, ...]
     left_out: tuple[tuple[int, str], ...] = ()
     hidden: Runs = ()
+    seen: Runs = ()
     steps: tuple[int, ...] = ()
     overflow: int = 0
 
@@ -187,7 +189,7 @@ class PlanReply:
 def encode_reply(reply: PlanReply, plans: Sequence[bytes]) -> bytes:
     """Write a reply as a line of JSON, and behind it its plans, or a device's parts of them."""
     batches = [[b.members, b.first, b.cycle, b.facts] for b in reply.batches]
-    beside = ("left_out", "hidden", "steps", "overflow")
+    beside = ("left_out", "hidden", "seen", "steps", "overflow")
     head = {"sizes": [*map(len, plans)], "batches": batches}
     head |= {name: getattr(reply, name) for name in beside}
     return json.dumps(head).encode() + b"\n" + b"".join(plans)
@@ -224,9 +226,12 @@ def decode_reply(
             own, facts = [next(plans) for _ in told], tuple(PlanFacts(*each) for each in told)
             batches.append(MicroBatch(tuple(members), first, tuple(own), tuple(cycle), facts))
         left_out = tuple((int(number), str(text)) for number, text in found["left_out"])
-        hidden = tuple((int(start), int(end)) for start, end in found["hidden"])
+        hidden, seen = (
+            tuple((int(start), int(end)) for start, end in found[name])
+            for name in ("hidden", "seen")
+        )
         steps, overflow = tuple(found["steps"]), found["overflow"]
-        return PlanReply(tuple(batches), left_out, hidden, steps, overflow)
+        return PlanReply(tuple(batches), left_out, hidden, seen, steps, overflow)
     except (ValueError, KeyError, TypeError, StopIteration) as error:
         raise RunError(f"expected a part of a planned batch, got {len(data)} bytes") from error
 

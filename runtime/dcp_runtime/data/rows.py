@@ -158,6 +158,7 @@ class StreamedRows:
         self._dataset = dataset
         self._names = token_columns(token_column)
         self._is_read = False
+        self.passed = 0  # rows of the latest iteration so far
 
     def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
         """Return number, row and tokens of every row from `index` on; pass over those before."""
@@ -175,7 +176,9 @@ class StreamedRows:
                 f"the stream ended after {passed} rows, the saved state is behind row {index}; "
                 "resume with the data set the state was saved with"
             )
+        self.passed = index
         for number, row in enumerate(rows, start=index):
+            self.passed = number + 1
             yield number, row, read_tokens(self._names, row, number)
 
 

@@ -4,6 +4,7 @@ Rows that cannot be trained on raise an error, or are left out and counted. Colu
 positions, and the extra columns that a user names.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
@@ -16,6 +17,7 @@ from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowPolicy, RowRules
 from dcp_runtime.data.planner_pool import SKIP_HINT
 from dcp_runtime.data.rows import Resolver, Row, Tokens
+from dcp_runtime.data.unread import check_documents, check_masks
 from dcp_runtime.errors import RunError
 
 Reason: TypeAlias = Literal["empty", "too_long", "unfit"]
@@ -29,12 +31,19 @@ IGNORE_LABEL = -100
 LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
 
 MANY = 8
-"""Labels that must all equal the next token before a column counts as shifted, not as chance."""
+"""Labels that must all equal the next token before a column counts as shifted, not as chance.
 
-UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
-"""Columns of other tools that leave tokens out; unread, they would let prompts or padding train."""
+Counted in one row, or over the rows so far."""
+
+SHARES = (0.5, 0.1, 0.01)
+"""Shares of the rows seen so far: the loader warns once for each that left-out rows exceed."""
+
+LEAST_SHARED = 5
+"""Rows left out before they are told as a share: one row of two would be half of them."""
 
 Values: TypeAlias = NDArray[np.generic]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -47,14 +56,35 @@ class Screening:
         counts: rows left out or cut, by reason.
         examples: the faults of the first `KEPT_EXAMPLES` of them.
         hidden_targets: targets left out because they do not see the token before them.
+        says: whether it warns of rows left out: at the first, and at each of the `SHARES`.
     """
 
     policy: RowPolicy = "error"
+    says: bool = False
     counts: dict[str, int] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
     hidden_targets: int = 0
     # Rows that are counted already: a second epoch finds the same rows again.
     _known: set[tuple[int, str]] = field(default_factory=set)
+    # Since `begin_reading`: rows seen, and how many of them are left out.
+    _seen: int = 0
+    _left_out: int = 0
+    _shares: tuple[float, ...] = SHARES  # not yet told
+
+    @property
+    def num_left_out(self) -> int:
+        """Rows left out so far."""
+        return sum(self.counts.values()) if self.policy == "skip" else 0
+
+    def begin_reading(self, judged: int) -> None:
+        """Begin to read rows, after that many were judged by their lengths alone."""
+        self._seen = judged
+        self._say_share()
+        self._seen = self._left_out = 0
+
+    def see(self) -> None:
+        """Count a row that is read."""
+        self._seen += 1
 
     def leave_out(self, row: int, reason: Reason, what: str) -> None:
         """Record that a row is left out.
@@ -97,6 +127,35 @@ class Screening:
         self.counts[reason] = self.counts.get(reason, 0) + 1
         if len(self.examples) < KEPT_EXAMPLES:
             self.examples.append(what)
+        if self.policy == "skip":
+            self._left_out += 1
+            if self.says and self.num_left_out == 1:
+                logger.warning(
+                    "policy='skip' leaves out rows without an error; the first: %s. "
+                    "loader.screening counts on; warnings follow at %s of the rows seen",
+                    what,
+                    ", ".join(f"{share:.0%}" for share in reversed(SHARES)),
+                )
+            self._say_share()
+
+    def _say_share(self) -> None:
+        """Warn when rows left out exceed one more of the shares."""
+        if self._left_out < LEAST_SHARED:
+            return
+        exceeded = [share for share in self._shares if self._left_out >= share * self._seen]
+        if not exceeded or not self._seen:
+            return
+        self._shares = tuple(share for share in self._shares if share > exceeded[0])
+        if self.says:
+            logger.warning(
+                "policy='skip' has left out %d of the %d rows seen so far (%.0f %%): %s; the "
+                "first: %s",
+                self._left_out,
+                self._seen,
+                100 * self._left_out / self._seen,
+                ", ".join(f"{count} {reason}" for reason, count in self.counts.items()),
+                self.examples[0],
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -155,28 +214,12 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
     counted = _counted(rules.loss_column, row, len(tokens))
     if counted is None:
         if labels is None:
-            _check_unread(rules, row, len(tokens))
+            check_masks(rules, row, len(tokens))
         return tokens if labels is None else labels
     if labels is None:
         return np.where(counted, tokens, IGNORE_LABEL)
     _check_agreement(rules, labels != IGNORE_LABEL, counted)
     return labels
-
-
-def _check_unread(rules: RowRules, row: Row, length: int) -> None:
-    """Refuse a row with a well-known mask that leaves tokens out, if no rule reads that mask."""
-    for name in UNREAD_MASKS:
-        if name in rules.extra_columns or row.get(name) is None:
-            continue
-        values = np.asarray(row[name])
-        zeros = int((values == 0).sum()) if values.shape == (length,) else 0
-        if zeros:
-            padding = "; rows need no padding: leave it out" if name == "attention_mask" else ""
-            raise RunError(
-                f"column `{name}` leaves out {zeros} of {length} tokens, and nothing reads it: "
-                f"RowRules(loss_column={name!r}) leaves these targets out, "
-                f"extra_columns=({name!r},) carries the column along and trains on all{padding}"
-            )
 
 
 def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
@@ -186,21 +229,7 @@ def _labels(name: str | None, row: Row, tokens: Tokens) -> Ints | None:
     labels = _integers(_read(name, "the labels", LABELS, row, len(tokens)))
     if labels is None or ((labels < 0) & (labels != IGNORE_LABEL)).any():
         raise _refusal(name, LABELS, row, len(tokens))
-    _check_alignment(name, labels, tokens)
     return labels
-
-
-def _check_alignment(name: str, labels: Ints, tokens: Tokens) -> None:
-    """Refuse labels that are already shifted, where each label is the next token."""
-    seen = labels[:-1] != IGNORE_LABEL
-    # A row of one repeated token looks shifted and unshifted alike: it passes.
-    early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
-    if len(early) >= MANY and (early == next_ones).all() and (early != own).any():
-        raise RunError(
-            f"column `{name}` is shifted already: every label is the token behind its own; "
-            "expected label i at token i, as Hugging Face's causal models take them (the token "
-            "before predicts it); shift the column back by one token"
-        )
 
 
 def _counted(name: str | None, row: Row, length: int) -> NDArray[np.bool_] | None:
@@ -314,6 +343,47 @@ class PackedSequence:
 
 
 @dataclass(slots=True)
+class Alignment:
+    """Finds labels that are already shifted, where each label is the next token.
+
+    Rows with few labels are judged together, until one of them has a label that is not shifted.
+    """
+
+    _rows: set[int] = field(default_factory=set)
+    _labels: int = 0  # of these rows, all of them equal to the next token
+    _is_settled: bool = False
+
+    def check(self, row: int, name: str | None, labels: Ints, tokens: Tokens) -> None:
+        """Judge the labels of a row, and with it those before.
+
+        Raises:
+            RunError: if they are shifted.
+        """
+        if labels is tokens:  # the row has no labels
+            return
+        seen = labels[:-1] != IGNORE_LABEL
+        early, next_ones, own = labels[:-1][seen], tokens[1:][seen], tokens[:-1][seen]
+        if (early != next_ones).any():
+            self._is_settled = True
+            return
+        # A row of one repeated token looks shifted and unshifted alike: it says nothing.
+        if (early == own).all():
+            return
+        if not self._is_settled and row not in self._rows:
+            self._rows.add(row)
+            self._labels += len(early)
+        is_clear = len(early) >= MANY
+        if is_clear or (self._labels >= MANY and not self._is_settled):
+            count, rows = (len(early), 1) if is_clear else (self._labels, len(self._rows))
+            raise RunError(
+                f"column `{name}` is shifted already: every label is the token behind its own, in "
+                f"{rows} {'row' if rows == 1 else 'rows'} with {count} labels; "
+                "expected label i at token i, as Hugging Face's causal models take them (the token "
+                "before predicts it); shift the column back by one token"
+            )
+
+
+@dataclass(slots=True)
 class RowReader:
     """Reads rows one at a time; messages give `way_out` for a row longer than `room`."""
 
@@ -322,6 +392,7 @@ class RowReader:
     way_out: str
     screening: Screening
     rules: RowRules
+    alignment: Alignment = field(default_factory=Alignment)
 
     def usable_tokens(self, row: int, length: int) -> int:
         """Return how many tokens of a row take part, judged by its length; 0 leaves it out.
@@ -343,6 +414,7 @@ class RowReader:
             DatasetError: naming the row, if its columns do not fit and the policy is to raise.
             RunError: naming the row, if it shows a fault of the whole data set.
         """
+        self.screening.see()
         count = self.usable_tokens(index, len(tokens))
         if not count:
             return None
@@ -351,7 +423,11 @@ class RowReader:
             stack = Stack.of(found) if isinstance(found, Mask) else found
             masks, cycle = stack.masks, stack.cycle()
             # Of the whole row, whose length all columns must have; they are cut below.
-            columns = read_columns(self.rules, row, tokens, find_paths(masks, sample))
+            paths = find_paths(masks, sample)
+            columns = read_columns(self.rules, row, tokens, paths)
+            self.alignment.check(index, self.rules.labels_column, columns.targets, tokens)
+            if paths is None:  # a layout with branches states documents and positions
+                check_documents(self.rules, row, columns.positions, sample.columns)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
