@@ -15,7 +15,7 @@ from dcp_dsl import Mask, Spec, Stack
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.planner_pool import MaskText
 from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, StreamedRows
-from dcp_runtime.data.sequences import with_length
+from dcp_runtime.data.sequences import PackedSequence, with_length
 
 SHOWN_ROWS = 8
 """Rows whose numbers a message shows."""
@@ -36,6 +36,19 @@ def describe_content(
         shown += f", ... ({len(rows)} rows)"
     numbers = np.array([num_targets, *rows])
     return f"rows {shown} (fingerprint {fingerprint(numbers, tokens, targets, positions):016x})"
+
+
+def describe_sequences(sequences: Sequence[PackedSequence], *, is_fixed: bool) -> str:
+    """Return a line as `describe_content` does; of rows that are not fixed only their lengths."""
+    columns = [sequence.columns for sequence in sequences]
+    values = [
+        np.concatenate([sequence.tokens for sequence in sequences]),
+        np.concatenate([each.targets for each in columns]),
+        np.concatenate([each.positions for each in columns]),
+    ]
+    if not is_fixed:
+        values = [np.array([len(sequence.tokens) for sequence in sequences])] * 3
+    return describe_content([each.row for each in sequences], len(sequences), *values)
 
 
 def fingerprint(*arrays: Ints) -> int:

@@ -27,7 +27,7 @@ from dcp_runtime.data.choices import (
     dealing_of,
     find_replicas,
 )
-from dcp_runtime.data.content import SAMPLED_ROWS, DataHashes, describe_content, hash_data
+from dcp_runtime.data.content import SAMPLED_ROWS, DataHashes, describe_sequences, hash_data
 from dcp_runtime.data.local_data import (
     DealingWindow,
     LocalData,
@@ -50,7 +50,8 @@ from dcp_runtime.data.rows import (
     open_rows,
     pack_epoch,
 )
-from dcp_runtime.data.sequences import PackedSequence, RowReader, Screening
+from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.sequences import PackedSequence, RowReader
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
 
@@ -296,7 +297,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 self._position = window.after
             if begin == Position(begin.epoch) and not self._is_begun:
                 self._position = begin  # the next iteration finds the same
-                raise self._no_batch(begin.epoch)
+                rows = self._rows
+                total = len(rows) if isinstance(rows, IndexedRows) else rows.passed
+                raise self.screening.no_batch(begin.epoch, total)
             self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:
             # A newer iteration may be under way when this generator is closed.
@@ -305,44 +308,13 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _describe(self, window: DealingWindow) -> str:
         """Return a line that is the same on all ranks that read the same data."""
-        hashes, sequences = self._hashes, window.sequences
-        rows = [sequence.row for sequence in sequences]
-        lengths = np.array([len(sequence.tokens) for sequence in sequences])
-        columns = [sequence.columns for sequence in sequences]
-        values = [
-            np.concatenate([sequence.tokens for sequence in sequences]),
-            np.concatenate([each.targets for each in columns]),
-            np.concatenate([each.positions for each in columns]),
-        ]
-        if isinstance(self._rows, IndexedRows) and not hashes.tokens:
-            # Rows that are augmented at random may differ between replicas, but for their lengths.
-            values = [lengths] * 3
-        content = describe_content(rows, len(rows), *values)
+        # Rows that are augmented at random may differ between replicas, but for their lengths.
+        is_fixed = not isinstance(self._rows, IndexedRows) or bool(self._hashes.tokens)
         start = window.start
         return (
-            f"{content} in epoch {start.epoch}, step {start.step} of the data set "
-            f"{self._fingerprint()}-{hashes.tokens}-{hashes.masks}"
+            f"{describe_sequences(window.sequences, is_fixed=is_fixed)} in epoch {start.epoch}, "
+            f"step {start.step} of the data set {self._fingerprint()}-{'-'.join(self._hashes)}"
         )
-
-    def _no_batch(self, epoch: int) -> DatasetError:
-        """Say why a whole epoch gave no batch: a loop over epochs would never end."""
-        left_out, rows = self.screening.num_left_out, self._rows
-        total = len(rows) if isinstance(rows, IndexedRows) else rows.passed
-        if not total:
-            why = "the data set has no rows; does its path, or its filter, name the right ones?"
-        elif left_out >= total:
-            why = (
-                f"policy='skip' left out {left_out} of {total} rows; the first: "
-                f"{self.screening.examples[0]}; mend the rows, or choose the mask, the columns or "
-                "the token_budget that they fit"
-            )
-        else:
-            why = (
-                f"drop_last=True leaves out the last global batch, and the {total - left_out} "
-                f"usable of {total} rows fill no other; choose drop_last=False, or a smaller "
-                "token_budget"
-            )
-        return DatasetError(f"expected at least one batch in epoch {epoch}, got none: {why}")
 
     def _facts(self) -> dict[str, float]:
         """Return the figures of planning, and of rows so far, for the record of a step."""

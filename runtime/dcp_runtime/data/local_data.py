@@ -19,7 +19,8 @@ from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.content import describe_content
 from dcp_runtime.data.plan_sources import PendingPlan
 from dcp_runtime.data.planner_pool import PlanReply
-from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Screening, Values
+from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Values
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, note_batch
 
