@@ -71,7 +71,7 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
     ("row of `blocks` whose queries it holds", (change("tiles", "q_block", "kv_block"),)),
     ("1 partial, 2 full", (change("tiles", "kind"),)),
     ("visible (query, key) pairs", (change("tiles", "pairs"),)),
-    ("who computes it, forward and backward", (change("tiles", "device"), move_tile)),
+    ("device that computes it, forward and backward", (change("tiles", "device"), move_tile)),
     (
         "the step of forward that computes it",
         (change("tiles", "division", "backward_division"), move_tile, attention_division),
@@ -80,14 +80,14 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
         "head group, only with `head_groups`",
         (change("tiles", "q_block", "group"), change("transfers", "block", "group")),
     ),
-    ("any order says the same", (swap("transfers", is_near=True), swap("transfers"))),
+    ("any order means the same", (swap("transfers", is_near=True), swap("transfers"))),
     (
         "2 OUT (with lse; only forward), 3 DQ, 4 DKV (both only backward)",
         (change("transfers", "kind", "is_backward"),),
     ),
     ("another device |", (change("transfers", "source", "target"),)),
     ("of the block's tokens and all heads", (change("transfers", "size_bytes", "block"),)),
-    ("0: the source has the data of its own", (change("transfers", "hop"), both_hops)),
+    ("0: the data is the source's own", (change("transfers", "hop"), both_hops)),
     (
         "first row that it takes in the target's receive buffer",
         (change("transfers", "slot"), slots),
@@ -103,16 +103,19 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
         "both ends launch\neach transfer once, in its division",
         (items_of("launch"), launch_division),
     ),
-    ("is launched in the same order at both ends", (launch_order, move("launch", far=4))),
+    (
+        "both ends launch the transfers from one device to another in the same order",
+        (launch_order, move("launch", far=4)),
+    ),
     ("A device launches a key once", (new_key, cut_launch, join_launches)),
     (
-        "have arrived and left; no wait stands still for ever",
+        "have arrived and left; no wait blocks for ever",
         (move("wait"), move("wait", far=3), move("launch")),
     ),
-    ("A tile reads inputs that have been waited for", (move("attention"), move("wait"))),
-    ("it leaves when it is there", (move("launch"), both_hops)),
+    ("A tile reads only inputs that the device has waited for", (move("attention"), move("wait"))),
+    ("it leaves once it has arrived", (move("launch"), both_hops)),
     ("launched after the last tile that adds to it", (move("launch"), move("attention", far=3))),
-    ("that have been waited for, each once", (items_of("reduction"), move("reduction"))),
+    ("that the device has waited for, each once", (items_of("reduction"), move("reduction"))),
     (
         "from the launch of its receive\nuntil the last instruction that reads it",
         (slots, move("launch", far=5)),
@@ -148,7 +151,7 @@ SENTENCES: tuple[tuple[str, tuple[Tamper, ...]], ...] = (
         ),
     ),
     (
-        "Their sequences have no rows in `slabs`",
+        "Such sequences have no rows in `slabs`",
         (
             change("forms", "kind", "q_start", "kv_start", "tokens"),
             drop("forms"),

@@ -184,7 +184,7 @@ def test_a_small_file_of_many_tokens_is_refused_before_anything_is_allocated(
     monkeypatch.setattr(os, "sysconf", lambda name: pages.get(name) or real(name))
     result = run(tmp_path / "long.dcpplan")
     assert isinstance(result.exception, RunError), result.output
-    assert "expected a plan that this machine's" in str(result.exception)
+    assert "expected a plan that fits into this machine's" in str(result.exception)
 
 
 @pytest.mark.dist
