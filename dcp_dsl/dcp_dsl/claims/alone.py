@@ -1,4 +1,4 @@
-"""Say what a mask shows if each path, or each packed document, is a sequence of its own.
+"""Rewrite a mask for sequences of their own: each path, or each packed document.
 
 In a packed sample, positions count the tokens of other documents and branches. `alone` rewrites a
 mask: it counts as the separate sequence does, and leaves everything else as it is. Where the

@@ -70,7 +70,8 @@ def fingerprint(*arrays: Ints) -> int:
 @cache
 def _weights(bits: int) -> Ints:
     """Return odd numbers at random, the same on all ranks, int64 ``[2**bits]``."""
-    weights: Ints = np.random.default_rng(0).integers(0, 2**63, 2**bits, dtype=np.int64) | 1
+    # numpy keeps the raw stream of a bit generator, but not what its generators draw from it.
+    weights: Ints = np.random.PCG64(0).random_raw(2**bits).view(np.int64) | 1
     return weights
 
 
@@ -104,7 +105,7 @@ def hash_data(
     for number, row, own in read:
         try:
             mask, _ = resolve(number, with_length(row, len(own)))
-        except Exception as error:
+        except Exception as error:  # told where the row is read, if it is
             texts.append(type(error).__name__)
         else:
             texts.append(_describe(mask))

@@ -144,7 +144,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             self._packs_of(0)  # raises now, not at the first batch, if rows cannot be packed
             if not self._rows.is_table:
                 # On all ranks alike: rows that draw random numbers draw as many on each.
-                self._hashes  # noqa: B018
+                _ = self._hashes
         elif packing.shuffle or packing.order != "in_order":
             raise RunError(
                 "a stream of rows is packed in order: expected shuffle=False and order='in_order'; "

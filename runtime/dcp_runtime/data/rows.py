@@ -97,7 +97,7 @@ class IndexedRows:
 
     @property
     def is_table(self) -> bool:
-        """Whether the rows are known to lie in files or tables, which no code computes."""
+        """True if the rows lie in files or tables, which no code computes."""
         return self._ours is not None or self._is_arrow
 
     @property

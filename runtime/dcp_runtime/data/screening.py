@@ -53,7 +53,7 @@ class Screening:
         return sum(self.counts.values()) if self.policy == "skip" else 0
 
     def no_batch(self, epoch: int, total: int) -> DatasetError:
-        """Say why a whole epoch of `total` rows gave no batch: loops over epochs would not end."""
+        """Return the error of an epoch of `total` rows without a batch, which names the reason."""
         left_out = self.num_left_out
         if not total:
             why = "the data set has no rows; does its path, or its filter, name the right ones?"

@@ -70,7 +70,8 @@ class OpenCall(bytearray):
 def find_call(handle: Tensor) -> OpenCall | None:
     """Return the call of a handle; ``None`` if the call is gone, or the handle has no values."""
     # Compilers trace with subclasses.
-    return _objects.get(int(handle[0])) if type(handle) is Tensor else None  # type: ignore[return-value]
+    found = _objects.get(int(handle[0])) if type(handle) is Tensor else None
+    return cast(OpenCall | None, found)
 
 
 def plan_of_call(handle: Tensor) -> "PreparedPlan":
@@ -303,24 +304,21 @@ class PreparedPlan:
         self.note_layer()
         self._check_tensors(q, kv, softmax)
         with _current_device(q):
-            return self._forward(q, kv, softmax)
-
-    def _forward(self, q: Tensor, kv: Keys, softmax: Softmax) -> tuple[Tensor, Tensor]:
-        heads = self.part.heads
-        # Sinks come behind the last table, so no table ends the sums of out.
-        finishes = self._kernel_of_layers.finishes if softmax.sinks is None else frozenset()
-        # Buffers may find no memory on this rank alone; the others must not wait for it then.
-        with self._telling("forward"):
-            current = ForwardPass(
-                self.part, heads.split_q(q), self._split(kv), softmax.scale, finishes
-            )
-        self._interpreter().run(current)
-        if softmax.sinks is not None:
-            rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
-            current.add_sinks(heads.split_q(rows))
-        out, lse = (heads.join_q(tensor) for tensor in current.result())
-        self._check("forward", out=out)
-        return out, lse
+            heads = self.part.heads
+            # Sinks come behind the last table, so no table ends the sums of out.
+            finishes = self._kernel_of_layers.finishes if softmax.sinks is None else frozenset()
+            # Buffers may find no memory on this rank alone; the others must not wait for it then.
+            with self._telling("forward"):
+                current = ForwardPass(
+                    self.part, heads.split_q(q), self._split(kv), softmax.scale, finishes
+                )
+            self._interpreter().run(current)
+            if softmax.sinks is not None:
+                rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
+                current.add_sinks(heads.split_q(rows))
+            out, lse = (heads.join_q(tensor) for tensor in current.result())
+            self._check("forward", out=out)
+            return out, lse
 
     def backward(
         self,
@@ -337,34 +335,24 @@ class PreparedPlan:
             RunError: if dout does not fit out, or another rank fails.
         """
         with _current_device(q):
-            return self._backward(q, kv, out, lse, dout, softmax_scale)
-
-    def _backward(
-        self,
-        q: Tensor,
-        kv: Keys,
-        out: Tensor,
-        lse: Tensor,
-        dout: Tensor,
-        softmax_scale: float | None,
-    ) -> tuple[Tensor, ...]:
-        with self._telling("backward"):
-            if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
-                raise RunError(
-                    f"rank {self.part.device}: expected dout as out, {list(out.shape)} {out.dtype} "
-                    f"on {out.device}, got {list(dout.shape)} {dout.dtype} on {dout.device}"
-                )
-            heads = self.part.heads
-            tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
-            rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
-            finishes = self._kernel_of_layers.finishes
-            current = BackwardPass(self.part, rows, self._split(kv), softmax_scale, finishes)
-        self._interpreter().run(current)
-        dq, *dkv = current.result()
-        results = heads.join_q(dq), *map(heads.join_kv, dkv)
-        names = ("dq", "dkv") if len(dkv) == 1 else ("dq", "dk", "dv")
-        self._check("backward", **dict(zip(names, results, strict=True)))
-        return results
+            with self._telling("backward"):
+                if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
+                    raise RunError(
+                        f"rank {self.part.device}: expected dout as out, {list(out.shape)} "
+                        f"{out.dtype} on {out.device}, got {list(dout.shape)} {dout.dtype} on "
+                        f"{dout.device}"
+                    )
+                heads = self.part.heads
+                tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
+                rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
+                finishes = self._kernel_of_layers.finishes
+                current = BackwardPass(self.part, rows, self._split(kv), softmax_scale, finishes)
+            self._interpreter().run(current)
+            dq, *dkv = current.result()
+            results = heads.join_q(dq), *map(heads.join_kv, dkv)
+            names = ("dq", "dkv") if len(dkv) == 1 else ("dq", "dk", "dv")
+            self._check("backward", **dict(zip(names, results, strict=True)))
+            return results
 
     def _split(self, kv: Keys) -> Keys:
         split = self.part.heads.split_kv
