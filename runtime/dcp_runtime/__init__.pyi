@@ -5,7 +5,9 @@ from .adapters.flex_mask import (
     flex_mask_mod,
     import_mask_mod,
 )
-from .adapters.huggingface import DCPTrainerMixin, prefill, register_dcp
+from .adapters.huggingface.attention import register_dcp
+from .adapters.huggingface.prefill import prefill
+from .adapters.huggingface.trainer import DCPTrainerMixin
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss

@@ -18,7 +18,7 @@ from dcp_runtime import (
     prefill,
     register_dcp,
 )
-from dcp_runtime.adapters.huggingface import _refuse
+from dcp_runtime.adapters.huggingface.attention import _refuse
 from dcp_runtime.plans.batch_plans import look_back
 
 SPEC = Spec.from_text(

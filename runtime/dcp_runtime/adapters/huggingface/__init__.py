@@ -1,0 +1,1 @@
+"""DCP in Hugging Face's models and trainer."""
