@@ -1,4 +1,5 @@
 from .claims.guard import Guard
+from .claims.reach import Reach
 from .core.mask import HeadError, Mask, Stack
 from .core.per_token import TokenPaths, dense_mask, token_paths
 from .core.sample import Sample
@@ -27,6 +28,7 @@ __all__ = [
     "HeadError",
     "Mask",
     "Picture",
+    "Reach",
     "Sample",
     "Slabs",
     "Spec",

@@ -6,6 +6,7 @@ from .adapters.flex_mask import (
     import_mask_mod,
 )
 from .adapters.huggingface.attention import register_dcp
+from .adapters.huggingface.model_check import check_model
 from .adapters.huggingface.prefill import prefill
 from .adapters.huggingface.trainer import DCPTrainerMixin
 from .data.choices import LookAhead, Packing, Planning, RowRules
@@ -52,6 +53,7 @@ __all__ = [
     "TensorError",
     "WandbLog",
     "check_mask_mod",
+    "check_model",
     "dispatch",
     "flex_block_mask",
     "flex_mask_mod",

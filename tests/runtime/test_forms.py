@@ -7,9 +7,7 @@ import torch
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
 from dcp_dsl.forms import PlacedForm
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, cut_blocks
-from dcp_planner.plan import decode_part, encode_parts
 from dcp_runtime.data.make_plans import truncate
-from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.tile_pieces import Cells, PieceKind, _rasterise
 
 SPEC = Spec.from_text(
@@ -97,14 +95,3 @@ def test_the_first_tokens_of_a_form_are_those_of_the_dense_mask(name, keep):
     assert (short.form, short.num_tokens) == (FORMS[name], keep)
     assert np.array_equal(short.tile(0, keep, 0, keep), dense[:keep, :keep])
     assert block_sparsity([short], 16, 16).num_pairs == dense[:keep, :keep].sum()
-
-
-@pytest.mark.parametrize("name", FORMS)
-def test_the_look_back_of_a_form_is_that_of_the_dense_mask(name):
-    form, dense = bind(name)
-    plan = build_plan(
-        block_sparsity([form], 32, 32), ModelShape(2, 1, 8, 4), Cluster(1, 1), PlanConfig("native")
-    )
-    q, k = np.nonzero(dense)
-    assert look_back(plan) == (q - k).max() + 1
-    assert look_back(decode_part(encode_parts(plan)[0]).plan) == look_back(plan)

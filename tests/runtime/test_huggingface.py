@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from dcp_dsl import Sample, Spec, block_sparsity, dense_mask
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_planner import Cluster, ModelShape, PlanConfig, Provenance, build_plan
 from dcp_runtime import (
     DCPDataloader,
     DCPExecutor,
@@ -19,7 +19,6 @@ from dcp_runtime import (
     register_dcp,
 )
 from dcp_runtime.adapters.huggingface.attention import _refuse
-from dcp_runtime.plans.batch_plans import look_back
 
 SPEC = Spec.from_text(
     "segment s = question[question] answer[answers]*\n"
@@ -88,8 +87,9 @@ def plan_of(mask: str, config):
     head_dim = getattr(config, "head_dim", 8) or 8
     shape = ModelShape(config.num_attention_heads, config.num_key_value_heads, head_dim, 4)
     return build_plan(
-        block_sparsity(bound, 8, 8), shape, Cluster(1, 1), PlanConfig("static:contiguous")
-    )
+        block_sparsity(bound, 8, 8), shape, Cluster(1, 1), PlanConfig("static:contiguous"),
+        provenance=Provenance(SPEC.source, mask, tuple(s.to_json() for s in SAMPLES)),
+    )  # fmt: skip
 
 
 def model_of(config, implementation):
@@ -174,7 +174,7 @@ def test_local_and_global_layers_run_under_their_own_masks(executor, config_of):
 def test_a_window_of_the_model_that_the_plan_ignores_is_refused(executor):
     config = gemma()
     layers = LayerPlans.prepare(executor, plan_of("causal", config))
-    match = r"layer 0 \(Gemma3Attention\): the model has a window of 8 tokens, the plan's mask lets"
+    match = r"layer 0 \(Gemma3Attention\): the model has a window of 8 tokens, and mask .causal. lets token"
     with pytest.raises(RunError, match=match):
         results(model_of(config, "dcp"), dcp=layers)
 
@@ -279,8 +279,3 @@ def test_prompts_without_a_decoder_are_refused(executor):
     for decoders in ([0], [0, 1]):
         with pytest.raises(RunError, match=r"each of the 2 prompts a decoder out of 1 ranks, got"):
             prefill(None, executor, (None, plan_of("causal", llama())), decoders)
-
-
-@pytest.mark.parametrize(("mask", "window"), [("local", 8), ("causal", 31), ("shared", 31)])
-def test_the_look_back_of_a_plan_is_the_window_that_contains_it(mask, window):
-    assert look_back(plan_of(mask, llama())) == window

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dcp_dsl import Mask, Sample
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.content import describe_content
@@ -22,7 +23,7 @@ from dcp_runtime.data.planner_pool import PlanReply
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Values
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, note_batch
+from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, StackedPlans, note_batch
 
 
 @dataclass(slots=True)
@@ -448,7 +449,11 @@ class WindowPlans:
             num_targets,
             like=self.kept[0],
         )
-        plan = note_batch(named.plan, BatchNote(name, batch.facts, self.facts, content))
+        note = BatchNote(
+            name, batch.facts, self.facts, content, masks_of(named.plan, members),
+            max((int(each.columns.positions.max()) for each in members), default=-1),
+        )  # fmt: skip
+        plan = note_batch(named.plan, note)
         return replace(data, micro_batch=micro_batch, micro_batches=count), plan
 
     def _check_lengths(self, plan: BatchPlan, members: Sequence[PackedSequence], name: str) -> None:
@@ -461,6 +466,19 @@ class WindowPlans:
                 f"{name}: expected rows of {planned[:8]} tokens, for which the first rank made "
                 f"the plan, got rows {rows} of {own[:8]} tokens on device {self.device}"
             )
+
+
+def masks_of(plan: BatchPlan, members: Sequence[PackedSequence]) -> list[list[tuple[Mask, Sample]]]:
+    """Return for each plan of a batch the masks of its sequences, with their samples."""
+    cycle = plan.cycle if isinstance(plan, StackedPlans) else (0,)
+    layers = {number: layer for layer, number in enumerate(cycle) if number >= 0}
+    return [
+        [
+            (each.masks[each.cycle[layers[number] % len(each.cycle)]], each.sample)
+            for each in members
+        ]
+        for number in sorted(layers)
+    ]
 
 
 def other_rows(what: str) -> RunError:

@@ -22,6 +22,8 @@ from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
 from dcp_runtime.execute.interpreter import Keys
+from dcp_runtime.execute.layer_limits import LayerLimits
+from dcp_runtime.execute.model_checks import run_checks
 from dcp_runtime.execute.prepared_plan import (
     OpenCall,
     PreparedPlan,
@@ -34,7 +36,7 @@ from dcp_runtime.kernels.kernel import accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
-def _forward(
+def _forward(  # noqa: PLR0913 - the operator's schema
     plan: Tensor,
     q: Tensor,
     k: Tensor,
@@ -42,8 +44,12 @@ def _forward(
     sinks: Tensor | None,
     scale: float | None,
     softcap: float | None,
+    limits: list[int],
+    layer: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepared, kv = cast(PreparedPlan, find(plan)), k if v is None else (k, v)
+    if limits:
+        prepared.check_limits(LayerLimits(layer, *cast(Any, limits)))  # a bool is an int there
     # `DCPAttn.apply` has cast its arguments already, and sums must stay in float32.
     with torch.autocast(q.device.type, enabled=False):
         out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
@@ -95,7 +101,7 @@ def _backward_shapes(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, *tensors, scale, _ = inputs
+    _, *tensors, scale, _, _, _ = inputs
     out, lse, call = output
     # lse and the call have no gradient; torch need not make zeros in their place.
     ctx.set_materialize_grads(False)
@@ -110,7 +116,8 @@ def _gradients(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dsinks = attention_backward(call, q, k, v, sinks, out, lse, dout, ctx.scale)
     ctx.call = None  # a graph that is kept has its handle
     return (
-        None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None
+        None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None,
+        None, None,
     )  # fmt: skip
 
 
@@ -122,7 +129,8 @@ _QKV = "Tensor q, Tensor k, Tensor? v, Tensor? sinks"
 for _name, _schema, _run, _shapes in (
     (
         "attention",
-        f"(Tensor plan, {_QKV}, float? scale, float? softcap) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor plan, {_QKV}, float? scale, float? softcap, int[] limits, str layer)"
+        " -> (Tensor, Tensor, Tensor)",
         _forward, _forward_shapes,
     ),
     (
@@ -164,6 +172,8 @@ class LayerPlans:
     ) -> "LayerPlans":
         """Make the plans of a batch ready; collective.
 
+        Before the first batch it checks the models that an adapter has noted.
+
         Args:
             executor: of the ranks that share the batch.
             plans: as a `DCPDataloader` yields them: a plan for all layers, or the plans of a stack,
@@ -176,6 +186,7 @@ class LayerPlans:
             RunError: if the plans place tokens differently, the cycle names a plan that is missing,
                 or a plan differs from that of the other ranks.
         """
+        run_checks()
         if not isinstance(plans, StackedPlans):
             found = (plans,) if isinstance(plans, Plan | PlanPart) else tuple(plans)
             plans = StackedPlans(found, tuple(cycle))
@@ -221,6 +232,7 @@ class DCPAttn:
         softmax_scale: float | None = None,
         softcap: float | None = None,
         sinks: Tensor | None = None,
+        limits: LayerLimits | None = None,
     ) -> Tensor:
         """Compute out of q and kv.
 
@@ -237,6 +249,8 @@ class DCPAttn:
                 plan. Computed by the kernels ``"triton"`` and ``"reference"``.
             sinks: ``[Hq]``, a learned logit per query head that joins the denominator of every
                 token; its gradient is the sum over this rank's tokens.
+            limits: what the layer may see by the model's configuration; the plan's mask must stay
+                within.
 
         Raises:
             RunError: if the tensors do not fit the prepared plan, another rank fails, an executor
@@ -263,7 +277,10 @@ class DCPAttn:
             # The scale of the size before padding: added zeros change no score.
             scale = qk_dim**-0.5 if scale is None else scale
             q, k, v = (_widen(x, max(v_dim, qk_dim)) for x in (q, k, v))
-        out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0])
+        layer, *numbers = ("",) if limits is None else limits
+        numbers = list(map(int, numbers))
+        found = attention(plan.handle, q, k, v, sinks, scale, softcap, numbers, layer)
+        out = cast(Tensor, found[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
 
 

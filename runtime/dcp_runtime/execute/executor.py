@@ -13,6 +13,7 @@ import torch.distributed as dist
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import PeerError, RunError
+from dcp_runtime.execute.layer_limits import MaskLimits
 from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
@@ -187,12 +188,14 @@ class DCPExecutor:
         propose = partial(self._propose_parts, plans, note)
         digests, parts = agree(self._transport, (_BATCH, _CONTENT, _DIGEST), "prepare", propose)
         batch = self._batches.add(note.name, [mask_of(plan, n) for n, plan in enumerate(plans)])
+        masks = note.masks or [()] * len(plans)
         prepared = tuple(
             PreparedPlan(
-                part, self._transport, batch, self._kernel, self._check_finite, engine, number
+                part, self._transport, batch, self._kernel, self._check_finite, engine, number,
+                MaskLimits(part.plan, masks[number], note.largest_position),
             )
             for number, (part, engine) in enumerate(parts)
-        )
+        )  # fmt: skip
         if self._prepared is not None:
             for each in prepared:
                 # The device of the plan before, until a layer shows where its tensors are.

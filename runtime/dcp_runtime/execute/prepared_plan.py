@@ -10,7 +10,7 @@ A compiled graph passes tensors only, so a tensor with a number stands for each 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import partial
 from itertools import count
 from math import inf
 from typing import NamedTuple, cast
@@ -23,9 +23,9 @@ from torch import Tensor
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Interpreter, Keys
+from dcp_runtime.execute.layer_limits import LayerLimits, MaskLimits
 from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
-from dcp_runtime.plans.batch_plans import look_back
 from dcp_runtime.plans.device_plan import DevicePlan
 from dcp_runtime.transport.failure_registry import Topic
 from dcp_runtime.transport.recorder import Recorder, make_clock
@@ -254,7 +254,7 @@ class PreparedPlan:
     plan before, has loaded this plan's tables already. `number` is that of the plan in its batch.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what an executor knows of a plan
         self,
         part: DevicePlan,
         transport: Transport,
@@ -263,8 +263,10 @@ class PreparedPlan:
         check_finite: bool,
         expected: Engine | None,
         number: int = 0,
+        mask_limits: MaskLimits | None = None,
     ) -> None:
         self._number = number
+        self._mask_limits = mask_limits or MaskLimits(part.plan)
         self.part, self.batch, self.handle = part, batch, handle_of(self)
         self.recorder = Recorder(transport.rank, is_on=batch.is_traced)
         self._transport = transport
@@ -286,10 +288,11 @@ class PreparedPlan:
         """The kernel of the layers, and the reasons against others; ``None`` before any layer."""
         return None if self.latest_engine is None else self.latest_engine.choice
 
-    @cached_property
-    def longest_look_back(self) -> int:
-        """The window that contains the mask, in tokens."""
-        return look_back(self.part.plan)
+    def check_limits(self, limits: LayerLimits) -> None:
+        """Compare the plan's mask with what a layer may see; see `MaskLimits.check`."""
+        self.note_layer()  # as in `forward`
+        with self._telling("forward"):
+            self._mask_limits.check(limits)
 
     def forward(self, q: Tensor, kv: Keys, softmax: Softmax = PLAIN) -> tuple[Tensor, Tensor]:
         """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.

@@ -14,9 +14,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from dcp_dsl import Form
+from dcp_dsl import Mask, Sample
 from dcp_dsl.arrays import Floats, Indices, Ints
-from dcp_dsl.forms import RegionPart, Rows, regions_of
 from dcp_planner import Cluster, Plan, digest
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
@@ -43,6 +42,8 @@ class BatchNote:
         name: of the batch, for messages; empty if no loader yielded it.
         plans: figures of each plan.
         facts: how it was planned: seconds of planning and of waiting, rows left out so far.
+        masks: for each plan the masks of its sequences, with their samples.
+        largest_position: of a token of the batch, in all its rows.
         content: rows of the batch and a fingerprint of their tokens, targets and positions, in one
             line; ranks that share the batch must have the same.
     """
@@ -51,6 +52,8 @@ class BatchNote:
     plans: Sequence[PlanFacts] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
     content: str = ""
+    masks: Sequence[Sequence[tuple[Mask, Sample]]] = ()
+    largest_position: int = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -165,41 +168,6 @@ def own_work(plan: Plan | PlanPart, device: int) -> int:
     """Count the visible pairs that a device computes forward."""
     whole = whole_plan(plan)
     return int(whole.tiles.pairs[whole.tiles.device == device].sum()) // whole.head_groups
-
-
-def look_back(plan: Plan) -> int:
-    """Return the largest ``q - k + 1`` over all visible pairs: the window that holds the mask."""
-    of_forms = (_look_back(placed.form) for placed in plan.forms)
-    return max(_look_back(plan.slabs), *of_forms, 0)
-
-
-def _look_back(form: Form) -> int:
-    """Return the look-back of one form; labels and predicates hold no ranges: all tokens."""
-    if form.form == "tiles":
-        return form.num_tokens
-    return max((_of_part(part) for part in regions_of(form)), default=0)
-
-
-def _of_part(part: RegionPart) -> int:
-    """Return the largest ``q - k + 1`` of a part: of its ranges, or of slabs and remainders.
-
-    A slab has no gaps: it holds every distance from its nearest pair to its farthest.
-    """
-    region = part.region
-    if isinstance(region, Rows):
-        row = np.repeat(np.arange(region.num_tokens), np.diff(region.row_ptr))
-        far = region.kv_end - 1 - row if part.is_transposed else row - region.kv_start
-        return int(far.max(initial=-1)) + 1
-    if part.is_transposed:  # the last query of a key moves at most as the key does
-        return int((region.kv_end - region.q_start).max(initial=0))
-    rows = region.q_end - region.q_start - 1
-    first = region.q_start - region.kv_start
-    # A start that stands still gets one key farther from each row.
-    far = np.maximum(first, first + rows * (1 - region.start_slope.astype(np.int64)))[:, None]
-    near = (region.q_start - region.kv_end + 1)[:, None]
-    # The largest distance up to `far` that has one of the remainders.
-    distance = far - (far - part.remainders) % part.period
-    return int(distance[distance >= near].max(initial=-1)) + 1
 
 
 class DeviceRates:

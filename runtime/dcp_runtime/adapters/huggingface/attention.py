@@ -11,8 +11,9 @@ brings the plans of its batch along::
 
 The mask is the plan's; scale, soft caps and sinks are the model's. Other features of a model (a
 window of its own, padding, dropout, a cache) are part of the plan's mask or refused; none is left
-out silently. Every other implementation refuses the plans: a model takes the implementation from
-its config at each call, and models that share a config share the choice that was made last.
+out silently. A model whose other layers mix tokens is refused (`model_check`). Every other
+implementation refuses the plans: a model takes the implementation from its config at each call, and
+models that share a config share the choice that was made last.
 
 Source: transformers' ``AttentionInterface`` and ``AttentionMaskInterface`` (version 5).
 """
@@ -24,11 +25,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dcp_runtime.adapters.huggingface.model_check import (
+    NAME,
+    limits_of,
+    note_model,
+    place_of,
+    walked_mask,
+)
+from dcp_runtime.adapters.huggingface.no_tokens import StandInPlans, add_hooks
+from dcp_runtime.adapters.huggingface.walk import Attention
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn, LayerPlans
-from dcp_runtime.execute.prepared_plan import PreparedPlan
-
-NAME = "dcp"
 
 _REFUSED_ARGUMENTS = ("head_mask", "output_attentions", "position_bias")
 """Arguments of an attention function that change its result and that no plan knows."""
@@ -43,7 +50,7 @@ def register_dcp() -> None:
     try:
         # By module: the package itself names all models, and type checkers read them.
         from transformers.masking_utils import AttentionMaskInterface
-        from transformers.modeling_utils import AttentionInterface
+        from transformers.modeling_utils import AttentionInterface, PreTrainedModel
     except ImportError as error:
         raise RunError(
             "the Hugging Face integration needs transformers 5: pip install 'dcp-dsl[hf]'"
@@ -54,6 +61,23 @@ def register_dcp() -> None:
     # A second guard around the first would refuse the same calls.
     if not hasattr(get_interface, "__wrapped__"):
         AttentionInterface.get_interface = _guarded(get_interface)  # type: ignore[method-assign]
+        # Every model asks here which implementation it gets, when it is made and when that changes.
+        choose = PreTrainedModel._check_and_adjust_attn_implementation
+        PreTrainedModel._check_and_adjust_attn_implementation = _noting(choose)  # type: ignore[method-assign]
+
+
+def _noting(choose: Callable[..., str]) -> Callable[..., str]:
+    """Have models checked that get our attention."""
+
+    @wraps(choose)
+    def noting(model: torch.nn.Module, *args: Any, **others: Any) -> str:  # Any: transformers'
+        chosen = choose(model, *args, **others)
+        if chosen == NAME:
+            add_hooks(model)
+            note_model(model)
+        return chosen
+
+    return noting
 
 
 def _guarded(get_interface: Callable[..., Any]) -> Callable[..., Any]:  # Any: transformers'
@@ -76,24 +100,24 @@ def _without_plans(
         # The batch has reached a layer: else a later `prepare` or `close` would say that none ran.
         plans.of(index).note_layer()
         raise RunError(
-            f"{_place(module)}: expected attn_implementation={NAME!r}, which the plans of a batch "
-            f"need, got {name!r} in the model's config; models made from one config share it: call "
-            f"model.set_attn_implementation({NAME!r}), or make each model from its own config"
+            f"{place_of(module)}: expected attn_implementation={NAME!r}, which the plans of a "
+            f"batch need, got {name!r} in the model's config; models made from one config share "
+            f"it: call model.set_attn_implementation({NAME!r}), or make each from its own config"
         )
     return attend(module, *args, **others)
 
 
-def _place(module: torch.nn.Module) -> str:
-    return f"layer {getattr(module, 'layer_idx', None)} ({type(module).__name__})"
-
-
-def refuse_padding(*_: Any, attention_mask: Any = None, **__: Any) -> None:  # Any: transformers'
+def refuse_padding(
+    *_: Any, attention_mask: Any = None, **others: Any
+) -> Tensor | None:  # Any: transformers'
     """Stand in for the function that builds masks: the plan holds the mask, so none is built."""
     if attention_mask is not None and not bool(attention_mask.all()):
         raise RunError(
             "the model was given an attention_mask that hides tokens; with DCP the mask is the "
             "plan's: leave attention_mask out, and pack sequences instead of padding them"
         )
+    names = ("mask_function", "q_length", "kv_length")
+    return walked_mask(**{name: others[name] for name in names if name in others})
 
 
 def attention_forward(  # noqa: PLR0913 - the signature is transformers'
@@ -107,7 +131,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    dcp: LayerPlans | None = None,
+    dcp: LayerPlans | Attention | None = None,
     **others: Any,  # Any: whatever a model passes on
 ) -> tuple[Tensor, None]:
     """Run one layer under its plan of the batch, which its ``layer_idx`` finds in `dcp`.
@@ -115,8 +139,10 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     Takes q ``[1, Hq, T_local, D]``, k and v ``[1, Hkv, T_local, D]`` of the tokens this rank owns;
     returns out ``[1, T_local, Hq, D]``, and no weights. Refuses all features that no plan has.
     """
+    if isinstance(dcp, Attention):
+        return dcp.attend(module, query, value, attention_mask, sliding_window), None
     index = getattr(module, "layer_idx", None)
-    where = _place(module)
+    where = place_of(module)
     if not isinstance(dcp, LayerPlans) or index is None:
         raise RunError(
             f"{where}: attn_implementation='dcp' needs the plans of the batch; call the model with "
@@ -125,9 +151,16 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     prepared = dcp.of(index)
     prepared.note_layer()  # before the checks: see `_without_plans`
     _refuse(where, attention_mask, dropout, others)
-    _check_sizes(where, prepared, query, key, sliding_window)
+    _check_sizes(where, query, key)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
-    out = DCPAttn.apply(prepared, q, (k, v), softmax_scale=scaling, softcap=softcap, sinks=s_aux)
+    if isinstance(dcp, StandInPlans):
+        q, k, v = q[:0], k[:0], v[:0]
+    out = DCPAttn.apply(
+        prepared, q, (k, v), softmax_scale=scaling, softcap=softcap, sinks=s_aux,
+        limits=limits_of(module),
+    )  # fmt: skip
+    if isinstance(dcp, StandInPlans):
+        out = torch.cat([out, out.new_zeros(1, *out.shape[1:])])
     return out[None], None
 
 
@@ -159,15 +192,7 @@ def _refuse(
         )
 
 
-def _check_sizes(
-    where: str, prepared: PreparedPlan, query: Tensor, key: Tensor, window: int | None
-) -> None:
-    if window is not None and prepared.longest_look_back > window:
-        raise RunError(
-            f"{where}: the model has a window of {window} tokens, the plan's mask lets a query see "
-            f"{prepared.longest_look_back} tokens back, itself included; attach a stack whose mask "
-            f"for this layer is sliding({window}) or narrower"
-        )
+def _check_sizes(where: str, query: Tensor, key: Tensor) -> None:
     if query.shape[0] != 1:
         raise RunError(
             f"{where}: expected a batch of 1 (the packed tokens this rank owns), got "

@@ -70,6 +70,7 @@ def prefill(
     lengths = [len(prompts[at]) - 1 for at in caches]
     for number, layer in enumerate(own.layers):  # a layer at a time, which bounds the memory
         rows = torch.stack([layer.keys[0], layer.values[0]]).transpose(0, 2)  # [T_local, Hkv, 2, D]
+        rows = rows[: len(data.tokens)]  # without a stand-in
         found = undispatch(rows, plan, group, wanted).transpose(0, 2)
         for cache, (keys, values) in zip(
             caches.values(), torch.split(found, lengths, 2), strict=True

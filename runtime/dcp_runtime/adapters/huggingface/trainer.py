@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from dcp_runtime.adapters.huggingface.attention import NAME
+from dcp_runtime.adapters.huggingface.model_check import NAME
 from dcp_runtime.data.dataloader import DCPDataloader
 from dcp_runtime.data.local_data import LocalData, next_token_loss
 from dcp_runtime.errors import RunError
