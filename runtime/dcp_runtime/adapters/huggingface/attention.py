@@ -73,11 +73,23 @@ def _noting(choose: Callable[..., str]) -> Callable[..., str]:
     def noting(model: torch.nn.Module, *args: Any, **others: Any) -> str:  # Any: transformers'
         chosen = choose(model, *args, **others)
         if chosen == NAME:
+            _require_interface(model)
             add_hooks(model)
             note_model(model)
         return chosen
 
     return noting
+
+
+def _require_interface(model: Any) -> None:  # Any: of transformers
+    """Refuse models of transformers that keep a table of implementations of their own."""
+    is_own = not type(model).__module__.startswith("transformers.models.")  # of a notebook, say
+    if not is_own and not model._can_set_attn_implementation():
+        raise RunError(
+            f"{type(model).__name__}: attn_implementation={NAME!r} needs layers that take their "
+            "attention from transformers' AttentionInterface, and this class has none; train it "
+            "without context parallelism, or take another model"
+        )
 
 
 def _guarded(get_interface: Callable[..., Any]) -> Callable[..., Any]:  # Any: transformers'

@@ -68,6 +68,12 @@ def check_model(model: Module, **inputs: Any) -> tuple[LayerLimits, ...]:
             "wrong. Train this model without context parallelism, or take one whose layers outside "
             "attention compute each token for itself"
         )
+    if not found.seen:
+        raise RunError(
+            f"{type(model).__name__}: no attention of this model comes to dcp: expected layers "
+            "that take their attention from transformers' AttentionInterface, as those of most "
+            "causal models do; train this model without context parallelism"
+        )
     limits = []
     for module, seen in found.seen.items():
         limit = LayerLimits(
@@ -106,16 +112,11 @@ def _check(model: Any) -> None:  # Any: of transformers
             setattr(part, _REFUSAL, why)
 
 
-def require_checked(model: Module) -> None:
-    """Check a model that runs without having been checked, such as a copy.
-
-    Raises:
-        RunError: if the model cannot run.
-    """
+def refusal_of(model: Module) -> str:
+    """Return why a model cannot run, empty if it can; check it now if it is a copy, say."""
     if getattr(model, _REFUSAL) is None and not torch.compiler.is_compiling():
         _check(model)
-    if why := getattr(model, _REFUSAL):
-        raise RunError(why)
+    return getattr(model, _REFUSAL) or ""
 
 
 def limits_of(module: Module) -> LayerLimits:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from dcp_runtime.adapters.huggingface.model_check import require_checked
+from dcp_runtime.adapters.huggingface.model_check import refusal_of
+from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import LayerPlans
 
 _BY_TOKEN = {"input_ids": 1, "inputs_embeds": 1, "token_type_ids": 1, "position_ids": -1}
@@ -41,7 +42,10 @@ def _give_stand_in(model: Module, args: Any, kwargs: Any) -> Any:  # Any: a mode
     plans = kwargs.get("dcp")
     if not isinstance(plans, LayerPlans):
         return None
-    require_checked(model)
+    if why := refusal_of(model):
+        for plan in plans.layers:  # else a later `prepare` or `close` would say that no layer ran
+            plan.note_layer()
+        raise RunError(why)
     named = dict(kwargs)
     if args:  # transformers' models take token ids first
         named["input_ids"], args = args[0], args[1:]

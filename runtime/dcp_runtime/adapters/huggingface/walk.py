@@ -11,7 +11,7 @@ value. Where a kept token comes out differently, the walk names the innermost mo
 were equal and whose outputs were not.
 """
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -28,8 +28,8 @@ from dcp_runtime.adapters.huggingface.visibility import Predicate, Visibility, v
 TOKENS = 13
 """Tokens of a call: a prime, so that hardly another size of a tensor is equal to it."""
 
-PLACES = ((4, 9), (11, 2))
-"""Places of the kept tokens in the two calls; their positions stay those of the first."""
+KEPT, CALLS = (1, 4, 9, 10), 4
+"""Places of the kept tokens in the first call, and number of calls."""
 
 FAR = 2**22
 """A position beyond those that models are made for."""
@@ -37,11 +37,11 @@ FAR = 2**22
 LARGEST_ID = 2**15
 """Token ids of a call are smaller."""
 
-EQUAL, OTHER = 1e-3, 3e-2
-"""The largest relative difference of equal tensors, and the smallest of others.
+NOISE = {torch.bfloat16: 3e-2, torch.float16: 1e-2}
+"""The largest relative difference of equal tensors; 1e-3 for other dtypes.
 
-Both calls have the same shapes and the second call gets the results of the first, so that nearly
-all kernels give equal bits. Mixing changes a tensor by about its own size.
+All calls have the same shapes, for which nearly all kernels give equal bits. Mixing changes a
+tensor by about its own size.
 """
 
 Run: TypeAlias = Callable[["Attention", Tensor, Tensor], object]
@@ -71,8 +71,10 @@ class Attention:
     ) -> Tensor:
         """Give every token its own value, ``[1, T, Hq, D]``; note what the layer may see."""
         _, predicate = self.masks.get(id(mask), (None, None))
-        is_causal = bool(getattr(module, "is_causal", True))
-        self.seen.setdefault(module, visibility_of(predicate, window, is_causal))
+        seen = visibility_of(predicate, window, bool(getattr(module, "is_causal", True)))
+        if mask is not None and predicate is None:  # the model has made a mask of its own of it
+            seen = seen._replace(is_known=False)
+        self.seen.setdefault(module, seen)
         heads, tokens = query.shape[1:3]
         if value.shape[2] != tokens:  # of two sequences, which is refused later
             return value.new_zeros(1, tokens, heads, value.shape[3])
@@ -95,7 +97,7 @@ class Found(NamedTuple):
 
 
 def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> Found:
-    """Call a model twice on `TOKENS` tokens, without gradients, and compare.
+    """Call a model some times on `TOKENS` tokens, without gradients, and compare.
 
     Args:
         model: with its weights.
@@ -109,24 +111,29 @@ def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> F
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         stack.enter_context(_evaluating(model))
-        calls = _calls(vocabulary, avoided)
-        for hook, (tokens, positions) in zip((trace.note, trace.compare), calls, strict=True):
-            with _hooked(model, hook):
+        for places, tokens, positions in _calls(vocabulary, avoided):
+            hooks = trace.begin(places)
+            with _hooked(model, *hooks):
                 run(current, tokens[None].to(device), positions[None].to(device))
+            if trace.culprit:
+                break
     longest = min(filter(None, map(_longest, trace.positional)), default=0)
     return Found(current.seen, longest, trace.culprit)
 
 
-def _calls(vocabulary: int, avoided: frozenset[int]) -> list[tuple[Tensor, Tensor]]:
-    """Return token ids and positions, int64 ``[T]``, of both calls."""
+def _calls(vocabulary: int, avoided: frozenset[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Return places of the kept tokens, token ids and positions, int64 ``[T]``, of every call."""
     draw = torch.Generator().manual_seed(0)
     allowed = torch.tensor([n for n in range(min(vocabulary, LARGEST_ID)) if n not in avoided])
-    tokens = allowed[torch.randint(len(allowed), (2, TOKENS), generator=draw)]
-    positions = torch.stack([torch.arange(TOKENS), torch.randperm(TOKENS, generator=draw)])
-    before, after = (list(places) for places in PLACES)
-    for values in (tokens, positions):
-        values[1, after] = values[0, before]
-    return [(tokens[call], positions[call]) for call in range(2)]
+    kept = torch.tensor(KEPT)
+    first = allowed[torch.randint(len(allowed), (TOKENS,), generator=draw)], torch.arange(TOKENS)
+    yield kept, *first
+    for _ in range(CALLS - 1):
+        places = torch.randperm(TOKENS, generator=draw)[: len(KEPT)]
+        tokens = allowed[torch.randint(len(allowed), (TOKENS,), generator=draw)]
+        positions = torch.randperm(TOKENS, generator=draw)
+        tokens[places], positions[places] = first[0][kept], first[1][kept]
+        yield places, tokens, positions
 
 
 @contextmanager
@@ -143,9 +150,14 @@ def _evaluating(model: Module) -> Iterator[None]:
 
 
 @contextmanager
-def _hooked(model: Module, hook: Callable[..., Any]) -> Iterator[None]:
-    """Call a hook behind every module, inner ones first."""
-    handles = [each.register_forward_hook(hook, with_kwargs=True) for each in model.modules()]
+def _hooked(
+    model: Module, before: Callable[..., Any], behind: Callable[..., Any]
+) -> Iterator[None]:
+    """Call hooks before and behind every module."""
+    handles = []
+    for each in model.modules():
+        handles.append(each.register_forward_pre_hook(before, with_kwargs=True))
+        handles.append(each.register_forward_hook(behind, with_kwargs=True))
     try:
         yield
     finally:
@@ -169,37 +181,68 @@ class _Positional(NamedTuple):
 
 
 class _Trace:
-    """Notes the calls of all modules, then compares those of a second call of the model."""
+    """Notes the calls of all modules in the first call of the model, and compares later ones."""
 
     def __init__(self, model: Module) -> None:
         self._names = {module: name for name, module in model.named_modules()}
-        self._calls: dict[Module, deque[_Call]] = defaultdict(deque)
+        self._calls: dict[Module, list[_Call]] = defaultdict(list)
+        self._done: Counter[Module] = Counter()  # calls of each module in this call of the model
+        self._open: list[tuple[Module, _Call | None]] = []  # running modules, with their first call
+        self._places = torch.tensor(KEPT)
         self.positional: list[_Positional] = []
         self.culprit = ""
 
+    def begin(self, places: Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Begin a call of the model, with the places of the kept tokens; return hooks for it."""
+        is_first, self._places = not self._calls, places
+        self._done.clear()
+        self._open.clear()
+        return (self.ignore, self.note) if is_first else (self.check_inputs, self.check_outputs)
+
+    def ignore(self, module: Module, args: Any, kwargs: Any) -> None:
+        """Do nothing: inputs are noted with the outputs."""
+
     def note(self, module: Module, args: Any, kwargs: Any, output: Any) -> None:
-        """Note a call: a hook of the first call of the model."""
-        self._calls[module].append(_Call(_kept((args, kwargs), 0), _kept(output, 0)))
+        """Note a call, behind a module."""
+        self._calls[module].append(_Call(self._kept((args, kwargs)), self._kept(output)))
         has_weights = any(True for _ in module.parameters())
         if not has_weights and any(map(_is_position, tree_flatten((args, kwargs))[0])):
             self.positional.append(_Positional(module, args, kwargs))
 
-    def compare(self, module: Module, args: Any, kwargs: Any, output: Any) -> Any:
-        """Compare a call with the first: a hook of the second call of the model.
+    def check_inputs(self, module: Module, args: Any, kwargs: Any) -> None:
+        """Compare what a module gets, before it runs."""
+        number, calls = self._done[module], self._calls[module]
+        self._done[module] += 1
+        first = calls[number] if number < len(calls) else None
+        # All results up to here are those of the first call: the code around computed the rest.
+        if self._open and first is not None and _differ(first.inputs, self._kept((args, kwargs))):
+            self._blame(self._open[-1][0])
+        self._open.append((module, first))
 
-        Equal results are replaced by those of the first call, so that rounding does not add up.
-        """
-        if self.culprit or not self._calls[module]:
+    def check_outputs(self, module: Module, args: Any, kwargs: Any, output: Any) -> Any:
+        """Compare what a module returns, and return what it returned in the first call."""
+        _, first = self._open.pop()
+        if self.culprit or first is None:
             return None
-        first = self._calls[module].popleft()
-        if _difference(first.inputs, _kept((args, kwargs), 1)) > EQUAL:
-            return None
-        if _difference(first.outputs, _kept(output, 1)) > OTHER:
-            name = self._names[module]
-            self.culprit = f"{name} ({type(module).__name__})" if name else type(module).__name__
+        if _differ(first.outputs, self._kept(output)):
+            self._blame(module)
             return None
         results = iter(first.outputs)
-        return tree_map(lambda value: _restored(value, next(results)), output)
+        return tree_map(lambda value: self._restored(value, next(results)), output)
+
+    def _blame(self, module: Module) -> None:
+        name = self._names.get(module)  # a model may replace its modules as it runs
+        told = f"{name} ({type(module).__name__})" if name else type(module).__name__
+        self.culprit = self.culprit or told
+
+    def _kept(self, values: Any) -> list[Tensor | None]:
+        return _kept(values, self._places)
+
+    def _restored(self, value: Any, first: Tensor | None) -> Any:
+        dim = _token_dim(value)
+        if dim is None or first is None:
+            return value
+        return value.index_copy(dim, self._places.to(value.device), first)
 
 
 def _token_dim(value: Any) -> int | None:
@@ -208,36 +251,28 @@ def _token_dim(value: Any) -> int | None:
     return next((dim for dim, size in enumerate(value.shape) if size == TOKENS), None)
 
 
-def _kept(values: Any, call: int) -> list[Tensor | None]:
+def _kept(values: Any, places: Tensor) -> list[Tensor | None]:
     """Return the kept tokens' part of every tensor; ``None`` for other values."""
     found: list[Tensor | None] = []
     for value in tree_flatten(values)[0]:
         dim = _token_dim(value)
-        places = None if dim is None else torch.tensor(PLACES[call], device=value.device)
-        found.append(None if places is None else value.index_select(dim, places))
+        found.append(None if dim is None else value.index_select(dim, places.to(value.device)))
     return found
 
 
-def _restored(value: Any, first: Tensor | None) -> Any:
-    dim = _token_dim(value)
-    if dim is None or first is None:
-        return value
-    return value.index_copy(dim, torch.tensor(PLACES[1], device=value.device), first)
+def _differ(first: list[Tensor | None], second: list[Tensor | None]) -> bool:
+    """Return whether two tensors differ by more than rounding."""
+    return any(
+        a is not None and b is not None and a.shape == b.shape and _is_off(a, b)
+        for a, b in zip(first, second, strict=False)
+    )
 
 
-def _difference(first: list[Tensor | None], second: list[Tensor | None]) -> float:
-    """Return the largest difference of two tensors, relative to the largest number of both."""
-    most = 0.0
-    for a, b in zip(first, second, strict=False):
-        if a is None or b is None or a.shape != b.shape or not a.numel():
-            continue
-        if not a.is_floating_point():
-            most = max(most, float(not torch.equal(a, b)))
-            continue
-        scale = torch.maximum(a.abs().max(), b.abs().max()).float()
-        off = (a.float() - b.float()).abs().max() / scale
-        most = max(most, float(off.nan_to_num(nan=0.0)))  # 0 / 0: both are zero
-    return most
+def _is_off(a: Tensor, b: Tensor) -> bool:
+    if not a.numel() or not a.is_floating_point():
+        return not torch.equal(a, b)
+    most = torch.maximum(a.abs().max(), b.abs().max()).float()
+    return bool((a.float() - b.float()).abs().max() > NOISE.get(a.dtype, 1e-3) * most)
 
 
 def _is_position(value: Any) -> bool:
@@ -250,7 +285,7 @@ def _longest(found: _Positional) -> int:
 
     On copies, since some of these modules remember the largest position.
     """
-    most = max(PLACES[0])
+    most = max(KEPT)
     near = _with_others(found, most)
     if not _is_other(near, _with_others(found, FAR)):
         return 0
@@ -265,7 +300,7 @@ def _longest(found: _Positional) -> int:
 
 
 def _is_other(a: list[Tensor | None] | None, b: list[Tensor | None] | None) -> bool:
-    return a is not None and b is not None and _difference(a, b) > OTHER
+    return a is not None and b is not None and _differ(a, b)
 
 
 def _with_others(found: _Positional, position: int) -> list[Tensor | None] | None:
@@ -277,7 +312,7 @@ def _with_others(found: _Positional, position: int) -> list[Tensor | None] | Non
         value = value.cpu()  # an index out of range would end a CUDA process
         if not _is_position(value):
             return value
-        kept = torch.isin(torch.arange(TOKENS), torch.tensor(PLACES[0]))
+        kept = torch.isin(torch.arange(TOKENS), torch.tensor(KEPT))
         return torch.where(kept, value, position)
 
     module = deepcopy(found.module).cpu()
@@ -286,4 +321,4 @@ def _with_others(found: _Positional, position: int) -> list[Tensor | None] | Non
             output = module(*tree_map(moved, found.arguments), **tree_map(moved, found.named))
     except (IndexError, RuntimeError, ValueError):
         return None
-    return _kept(output, 0)
+    return _kept(output, torch.tensor(KEPT))
