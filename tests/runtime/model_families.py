@@ -24,8 +24,9 @@ LATENT = {
 }  # fmt: skip
 OLD = {"n_embd": 32, "n_head": 4, "n_layer": 2, "n_positions": 64}
 NO_DROPOUT = dict.fromkeys(
-    ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "dropout", "hidden_dropout"), 0.0
-)  # fmt: skip
+    ("attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout", "dropout", "hidden_dropout"),
+    0.0,
+)
 LINEAR = {
     "linear_num_value_heads": 2, "linear_num_key_heads": 2, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8,
@@ -62,6 +63,16 @@ class Family:
     note: str = ""
 
 
+MIXES = "gives a token another result among other tokens"
+OWN_TABLE = "needs layers that take their attention from transformers' AttentionInterface"
+
+LLAMA_4 = {
+    "attention_chunk_size": 5, "no_rope_layers": [1, 0], "moe_layers": [], "use_qk_norm": False,
+    "intermediate_size_mlp": 48,
+}  # fmt: skip
+BERT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+SMALL_OPT = {"ffn_dim": 48, "word_embed_proj_dim": 32}
+ALL_HEADS = {"num_key_value_heads": 4}
 SUPPORTED = [
     Family("Llama 2, 3", "LlamaConfig", "one", HEADS),
     Family("Mistral", "MistralConfig", "windows", WINDOW),
@@ -74,14 +85,13 @@ SUPPORTED = [
     Family("Gemma 3", "Gemma3TextConfig", "mixed", ALTERNATING),
     Family("GPT-OSS", "GptOssConfig", "mixed", ALTERNATING | EXPERTS, note="with sinks"),
     Family(
-        "Llama 4", "Llama4TextConfig", "chunks",
-        HEADS | EXPERTS | {
-            "attention_chunk_size": 5, "no_rope_layers": [1, 0], "moe_layers": [], "use_qk_norm": False,
-            "intermediate_size_mlp": 48,
-        },
-        note="batches of at most 8,191 tokens, unless attn_temperature_tuning=False",
+        "Llama 4", "Llama4TextConfig", "chunks", HEADS | EXPERTS | LLAMA_4,
+        note="batches below `floor_scale` tokens, or `attn_temperature_tuning=False`",
     ),
-    Family("Phi 3, 4", "Phi3Config", "one", note="LongRoPE: equal factors, or rows of at most 4,096 tokens"),
+    Family(
+        "Phi 3, 4", "Phi3Config", "one",
+        note="LongRoPE: short rows, or equal factors",
+    ),
     Family("OLMo 2", "Olmo2Config", "one"),
     Family("OLMo 3", "Olmo3Config", "mixed", ALTERNATING),
     Family("Cohere 2", "Cohere2Config", "mixed", ALTERNATING),
@@ -89,43 +99,46 @@ SUPPORTED = [
     Family("Starcoder 2", "Starcoder2Config", "one", NO_DROPOUT),
     Family("Granite 3", "GraniteConfig", "one"),
     Family("GLM 4", "Glm4Config", "one", HEADS),
-    Family("DeepSeek V3", "DeepseekV3Config", "one", EXPERTS | LATENT | {"num_key_value_heads": 4},
-        heads=(4, 4), head_dim=16),
+    Family("DeepSeek V3", "DeepseekV3Config", "one", EXPERTS | LATENT | ALL_HEADS, "", (4, 4), 16),
     Family("GPT-NeoX, Pythia", "GPTNeoXConfig", "one", NO_DROPOUT, heads=(4, 4)),
     Family("GPT-2", "GPT2Config", "one", OLD | NO_DROPOUT, heads=(4, 4)),
-    Family("OPT", "OPTConfig", "one", {"ffn_dim": 48, "word_embed_proj_dim": 32} | NO_DROPOUT, heads=(4, 4)),
-    Family(
-        "BERT as a decoder of both directions", "BertConfig", "two_ways",
-        {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}, heads=(4, 4),
-    ),
+    Family("OPT", "OPTConfig", "one", SMALL_OPT | NO_DROPOUT, heads=(4, 4)),
+    Family("BERT, under a mask of both directions", "BertConfig", "two_ways", BERT, heads=(4, 4)),
 ]  # fmt: skip
 
-OWN_TABLE = "needs layers that take their attention from transformers' AttentionInterface"
-MIXES = "gives a token another result among other tokens"
+NEXT = {
+    "layer_types": ["linear_attention", "full_attention"], "num_experts": 0,
+    "mlp_only_layers": [0, 1],
+}  # fmt: skip
+GRANITE_4 = {
+    "layer_types": ["mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 48,
+}  # fmt: skip
+LFM_2 = {"layer_types": ["conv", "full_attention"], "block_ff_dim": 48}
+JAMBA = {"mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 2}
+INDEXER = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 4}
+BART = {
+    "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 48, "encoder_attention_heads": 4, "decoder_attention_heads": 4,
+}  # fmt: skip
+OF_LAYERS = [
+    ("Qwen 3 Next", "Qwen3NextConfig", HEADS | LINEAR | NEXT, "Qwen3NextGatedDeltaNet"),
+    ("Granite 4 hybrid", "GraniteMoeHybridConfig", MAMBA | GRANITE_4, "GraniteMoeHybridMambaLayer"),
+    ("Bamba", "BambaConfig", MAMBA | {"attn_layer_indices": [1]}, "BambaMixer"),
+    ("Falcon H1", "FalconH1Config", HEADS | MAMBA | {"mamba_d_ssm": 64}, "FalconH1Mixer"),
+    ("LFM 2", "Lfm2Config", LFM_2, "Lfm2ShortConv"),
+    ("Jamba", "JambaConfig", JAMBA, "JambaMambaMixer"),
+    ("Mamba", "MambaConfig", {"state_size": 8}, "MambaMixer"),
+    ("DeepSeek V3.2", "DeepseekV32Config", EXPERTS | LATENT | INDEXER, "DeepseekV32Indexer"),
+    ("BART's decoder", "BartConfig", BART, "BartDecoder"),
+]
 REFUSED = [
-    Family("Qwen 3 Next", "Qwen3NextConfig", options=HEADS | LINEAR | {
-        "layer_types": ["linear_attention", "full_attention"], "num_experts": 0, "mlp_only_layers": [0, 1],
-    }, refused=r"`model\.layers\.0\.linear_attn \(Qwen3NextGatedDeltaNet\)` " + MIXES),
-    Family("Granite 4 hybrid", "GraniteMoeHybridConfig", options=MAMBA | {
-        "layer_types": ["mamba", "attention"], "num_local_experts": 0, "shared_intermediate_size": 48,
-    }, refused=r"`model\.layers\.0\.mamba \(GraniteMoeHybridMambaLayer\)` " + MIXES),
-    Family("Bamba", "BambaConfig", options=MAMBA | {"attn_layer_indices": [1]},
-        refused=r"\(BambaMixer\)` " + MIXES),
-    Family("Falcon H1", "FalconH1Config", options=HEADS | MAMBA | {"mamba_d_ssm": 64},
-        refused=r"\(FalconH1Mixer\)` " + MIXES),
-    Family("LFM 2", "Lfm2Config", options={"layer_types": ["conv", "full_attention"], "block_ff_dim": 48},
-        refused=r"`model\.layers\.0\.conv \(Lfm2ShortConv\)` " + MIXES),
-    Family("Jamba", "JambaConfig", options={"mamba_d_state": 8, "mamba_dt_rank": 4, "num_experts": 2},
-        refused=r"\(JambaMambaMixer\)` " + MIXES),
-    Family("Mamba", "MambaConfig", options={"state_size": 8}, refused=r"\(MambaMixer\)` " + MIXES),
-    Family("DeepSeek V3.2", "DeepseekV32Config", options=EXPERTS | LATENT | {
-        "index_n_heads": 2, "index_head_dim": 16, "index_topk": 4,
-    }, refused=r"\(DeepseekV32Indexer\)` " + MIXES),
-    Family("Bloom (ALiBi)", "BloomConfig", options=OLD, refused=OWN_TABLE),
-    Family("BART's decoder", "BartConfig", options={
-        "d_model": 32, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48,
-        "encoder_attention_heads": 4, "decoder_attention_heads": 4,
-    }, refused=r"\(BartDecoder\)` " + MIXES),
-    Family("GPT-J", "GPTJConfig", options=OLD | {"rotary_dim": 8}, refused=OWN_TABLE),
-    Family("Falcon", "FalconConfig", refused=OWN_TABLE),
-]  # fmt: skip
+    Family(name, config, "", options, rf"`[\w.]+ \({module}\)` {MIXES}", note=f"`{module}`")
+    for name, config, options, module in OF_LAYERS
+] + [
+    Family(name, config, "", options, OWN_TABLE, note="attention of its own")
+    for name, config, options in (
+        ("Bloom (ALiBi)", "BloomConfig", OLD),
+        ("GPT-J", "GPTJConfig", OLD | {"rotary_dim": 8}),
+        ("Falcon", "FalconConfig", {}),
+    )
+]

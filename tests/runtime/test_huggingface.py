@@ -174,7 +174,9 @@ def test_local_and_global_layers_run_under_their_own_masks(executor, config_of):
 def test_a_window_of_the_model_that_the_plan_ignores_is_refused(executor):
     config = gemma()
     layers = LayerPlans.prepare(executor, plan_of("causal", config))
-    match = r"layer 0 \(Gemma3Attention\): the model has a window of 8 tokens, and mask .causal. lets token"
+    match = (
+        r"layer 0 \(Gemma3Attention\): the model has a window of 8 tokens, and mask .causal. lets"
+    )
     with pytest.raises(RunError, match=match):
         results(model_of(config, "dcp"), dcp=layers)
 

@@ -246,33 +246,46 @@ def test_a_bidirectional_model_refuses_a_causal_mask(executor):
         run(executor, model, "mask m = causal", TOKENS_OF_A_ROW)
 
 
-LONGROPE = {
-    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "factor": 4.0,
-    "long_factor": [2.0, 3.0, 4.0, 8.0],
-}  # fmt: skip
-BY_LENGTH = {
-    "dynamic": ("LlamaConfig", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "max_position_embeddings": 16}, "sequences of at most 16 tokens, got 40"),
-    "longrope": ("Phi3Config", {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16}, "sequences of at most 16 tokens, got 40"),
-    "temperature": ("Llama4TextConfig", {**FAMILIES["chunk"][1], "no_rope_layers": [0, 0], "floor_scale": 20}, "batches of at most 19 tokens, got 40"),
-}  # fmt: skip
+def rope(kind, **options):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 1e4, "factor": 4.0, **options}}
 
 
-@pytest.mark.parametrize("name", BY_LENGTH)
+SHORT, LONG = [1.0] * 4, [2.0, 3.0, 4.0, 8.0]
+ORIGINAL = {"original_max_position_embeddings": 16}
+LENGTH_COUNTS = {
+    "dynamic": ("LlamaConfig", rope("dynamic") | {"max_position_embeddings": 16}),
+    "longrope": ("Phi3Config", rope("longrope", short_factor=SHORT, long_factor=LONG) | ORIGINAL),
+    "temperature": (
+        "Llama4TextConfig",
+        FAMILIES["chunk"][1] | {"no_rope_layers": [0, 0], "floor_scale": 20},
+    ),
+}
+LIMITS = {
+    "dynamic": "sequences of at most 16 tokens, got 40",
+    "longrope": "sequences of at most 16 tokens, got 40",
+    "temperature": "batches of at most 19 tokens, got 40",
+}
+
+
+@pytest.mark.parametrize("name", LENGTH_COUNTS)
 def test_what_a_model_computes_from_the_length_is_refused_in_longer_sequences(executor, name):
-    config, options, limit = BY_LENGTH[name]
+    config, options = LENGTH_COUNTS[name]
     model = model_of(config, **options)
     short = TOKENS_OF_A_ROW[:16]
     assert_equal(run(executor, model, "mask m = causal", short), separate(model, [short]))
-    with pytest.raises(RunError, match=limit):
+    with pytest.raises(RunError, match=LIMITS[name]):
         run(executor, model, "mask m = causal", TOKENS_OF_A_ROW)
 
 
 # What the refusal advises.
 FIXED_LENGTH = {
-    "longrope": ("Phi3Config", {"rope_parameters": LONGROPE | {"short_factor": LONGROPE["long_factor"]}, "original_max_position_embeddings": 16}),
-    "dynamic": ("LlamaConfig", {"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4, "original_max_position_embeddings": 16}}),
-    "temperature": ("Llama4TextConfig", {**BY_LENGTH["temperature"][1], "attn_temperature_tuning": False}),
-}  # fmt: skip
+    "dynamic": ("LlamaConfig", rope("yarn", **ORIGINAL)),
+    "longrope": ("Phi3Config", rope("longrope", short_factor=LONG, long_factor=LONG) | ORIGINAL),
+    "temperature": (
+        "Llama4TextConfig",
+        LENGTH_COUNTS["temperature"][1] | {"attn_temperature_tuning": False},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FIXED_LENGTH)
@@ -299,7 +312,7 @@ def test_a_model_that_cannot_be_called_says_so(executor):
     model = model_of("LlamaConfig", head_dim=8)
     forward = model.forward
     model.forward = lambda *args, pixels, **others: forward(*args, **others)
-    with pytest.raises(RunError, match="could not be checked, .* missing 1 required keyword-only"):
+    with pytest.raises(RunError, match=r"could not be checked, .* missing 1 required keyword-only"):
         check_model(model)
     limits = check_model(model, pixels=None)
     assert [(limit.layer, limit.window) for limit in limits] == [

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_ranks import BUDGET, model_of, rows
+import torch.distributed as dist
+from family_ranks import BUDGET, loader_of, model_of, rows
 from model_families import REFUSED, SIZES, SUPPORTED
 from torch.nn import functional
 
-from dcp_runtime import RunError, check_model, register_dcp
+from dcp_runtime import DCPExecutor, LayerPlans, RunError, check_model, register_dcp
 
 
 def by_name(families):
@@ -40,6 +41,27 @@ def test_gradients_of_two_ranks_are_those_of_separate_rows(found, family):
         wanted = torch.zeros_like(weight) if weight.grad is None else weight.grad
         # transformers takes its softmax in float32: 3e-7 seen.
         assert (own - wanted).norm() <= 2e-6 * wanted.norm() + 1e-7, name
+
+
+@pytest.mark.slow
+@by_name(SUPPORTED)
+def test_a_compiled_model_gives_the_logits_of_the_model(family):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    torch._dynamo.reset()
+    register_dcp()
+    model = model_of(family, "dcp").float()
+    compiled = torch.compile(model, backend="aot_eager")
+    try:
+        with DCPExecutor() as executor:
+            for data, plan in loader_of(family, 1):
+                layers = LayerPlans.prepare(executor, plan)
+                inputs = {"position_ids": data.position_ids[None], "use_cache": False}
+                logits = compiled(input_ids=data.tokens[None], dcp=layers, **inputs).logits
+                plain = model(input_ids=data.tokens[None], dcp=layers, **inputs).logits
+                torch.testing.assert_close(logits, plain)
+                logits.sum().backward()
+    finally:
+        dist.destroy_process_group()
 
 
 @by_name(REFUSED)
