@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import transformers
 from loader_options import make_loader
 from model_families import MASKS, SIZES, SUPPORTED
+from torch.distributed.fsdp import fully_shard
 
 from dcp_dsl import Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig
@@ -75,6 +76,13 @@ def main():
                 dist.all_reduce(gradients[name])
             found[family.name] = gradients
             assert owned[1] in (0, 5), owned
+        # The check of a sharded model is collective, too.
+        model = model_of(SUPPORTED[0], "dcp")
+        for part in (*model.model.layers, model):
+            fully_shard(part)
+        train(SUPPORTED[0], model, executor, 2)
+        # FSDP2 averages over ranks.
+        found["sharded"] = {n: 2 * w.grad.full_tensor() for n, w in model.named_parameters()}
     if dist.get_rank() == 0:
         torch.save(found, Path(sys.argv[1]) / "found.pt")
     dist.destroy_process_group()

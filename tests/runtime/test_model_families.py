@@ -43,7 +43,13 @@ def test_gradients_of_two_ranks_are_those_of_separate_rows(found, family):
         assert (own - wanted).norm() <= 2e-6 * wanted.norm() + 1e-7, name
 
 
+@pytest.mark.dist
+def test_a_sharded_model_is_checked_and_trains_as_a_whole_one(found):
+    torch.testing.assert_close(found["sharded"], found[SUPPORTED[0].name])
+
+
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about its own traces
 @by_name(SUPPORTED)
 def test_a_compiled_model_gives_the_logits_of_the_model(family):
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
