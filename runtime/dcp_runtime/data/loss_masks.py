@@ -1,0 +1,174 @@
+"""Columns in which other tools say which tokens the loss counts, and which tokens are padding.
+
+They are known by what they are called. Names are many, so every column that calls itself a mask,
+and is not of images or the like, counts as one. A column of another name that looks like a loss
+mask is told once: what it holds does not decide.
+"""
+
+import logging
+import re
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dcp_dsl.arrays import Bools
+from dcp_runtime.data.choices import RowRules
+from dcp_runtime.data.documents import is_of_other_things
+from dcp_runtime.errors import RunError
+
+Role: TypeAlias = Literal["padding", "left_out", "weights", "counted"]
+Values: TypeAlias = NDArray[Any]  # Any: numbers of any kind
+
+_NAMES: dict[Role, str] = {
+    "padding": r"(?:.+_)?(?:attention|valid)_masks?|(?:inputs?|tokens?)_masks?",
+    "left_out": r"(?:.+_)?(?:pad|padding|prompt|context|instruction|question|system|user)s?_masks?",
+    "weights": r"(?:.+_)?(?:loss|token)_?(?:weights?|scales?)|weights?",
+    "counted": r"(?:.+_)?masks?|(?:train|loss)_on(?:_.+)?|(?:is_)?trainable",
+}
+"""Names by role, the first that fits; 0 marks padding and what does not count, but 1 `left_out`."""
+
+FEW_ROWS = 3
+"""Rows in which a column of another name must look like a loss mask before the loader says so."""
+
+logger = logging.getLogger(__name__)
+
+
+@lru_cache(1024)
+def role_by_name(name: str) -> Role | None:
+    """Return what a column of this name says; ``None`` for names of other columns.
+
+    >>> [role_by_name(name) for name in ("response_mask", "prompt_mask", "loss_scale")]
+    ['counted', 'left_out', 'weights']
+    >>> role_by_name("special_tokens_mask") is None
+    True
+    """
+    plain = name.lower().strip("_")
+    if is_of_other_things(plain):
+        return None
+    return next((role for role, names in _NAMES.items() if re.fullmatch(names, plain)), None)
+
+
+def check_mask(
+    rules: RowRules, name: str, role: Role, values: Values, counted: Bools, *, has_labels: bool
+) -> None:
+    """Refuse a column that leaves out tokens which the loss counts.
+
+    Args:
+        rules: name the columns that the loader reads.
+        name: of the column.
+        role: what it says.
+        values: numbers ``[n]``.
+        counted: bool ``[n]``, whether the loss counts a token as a target.
+        has_labels: whether labels were read.
+
+    Raises:
+        RunError: naming the column, and how to read it.
+    """
+    if (out := _left_out(role, values)) is None or not out.any():
+        return
+    length, is_read = len(values), name == rules.loss_column
+    if role == "padding" and not out[out.argmax() :].all():
+        raise RunError(
+            f"column `{name}` leaves out {out.sum()} of {length} tokens, the first of them token "
+            f"{out.argmax()}, and tokens behind see them as keys; rows need no padding: give rows "
+            f"without these tokens; {unchecked(name)}"
+        )
+    conflicts = int((out & counted)[1:].sum())  # the first token is never a target
+    if is_read or not conflicts:
+        return
+    verb = "weighs" if role == "weights" else "leaves out"
+    raise RunError(
+        f"column `{name}` {verb} {out.sum()} of {length} tokens, and nothing reads it: "
+        f"{conflicts} of them count as targets{' by their labels' * has_labels}; "
+        f"{_way(rules, role, name, has_labels=has_labels)}; {unchecked(name)}"
+    )
+
+
+def _left_out(role: Role, values: Values) -> Bools | None:
+    """Return which tokens are not to count once, bool ``[n]``; ``None`` if it is no such column."""
+    if role == "padding":
+        return np.asarray(values == 0)  # other numbers are those of documents
+    if role == "weights":
+        return np.asarray(values != 1)
+    is_mask = ((values >= 0) & (values <= 1)).all()
+    return (values > 0 if role == "left_out" else values < 1) if is_mask else None
+
+
+def _way(rules: RowRules, role: Role, name: str, *, has_labels: bool) -> str:
+    """Return how a column of a role is read."""
+    if role == "padding":
+        return "rows need no padding: give rows without these tokens"
+    if role == "weights":
+        return (
+            f"RowRules(extra_columns=({name!r},)) carries it along, and dataclasses.replace("
+            f"local_data, target_weights=local_data.target_extra[{name!r}]) weighs with it"
+        )
+    if rules.loss_column is not None:
+        return f"give one loss_column that is 0 where `{name}` or `{rules.loss_column}` says so"
+    # Labels that count what the column leaves out contradict it: one of the two is to be read.
+    labels = ", labels_column=None" * has_labels
+    if role == "left_out":
+        return (
+            f"RowRules(loss_column='loss_mask'{labels}) reads a column loss_mask of 1 - {name}, "
+            "which leaves these targets out"
+        )
+    return f"RowRules(loss_column={name!r}{labels}) leaves these targets out"
+
+
+def unchecked(name: str) -> str:
+    """Return how a user says that a column changes nothing."""
+    return f"RowRules(unchecked_columns=({name!r},)) trains as if it were not there"
+
+
+@dataclass(slots=True)
+class LikelyMasks:
+    """Tells once of a column of unknown name that looks like a loss mask, over the rows so far."""
+
+    _rows: dict[str, set[int]] = field(default_factory=dict)
+    _settled: set[str] = field(default_factory=set)
+
+    def is_settled(self, name: str) -> bool:
+        """Return whether the column is none, or is told."""
+        return name in self._settled
+
+    def settle(self, name: str) -> None:
+        """Take the column for none."""
+        self._settled.add(name)
+
+    def see(self, number: int, name: str, values: Values | None) -> bool:
+        """Judge the column in a row; return whether it is to be told now.
+
+        A loss mask begins with 0, as a prompt does, and holds runs of tokens. A row in which all
+        tokens count, or none, says nothing.
+        """
+        if name in self._settled:
+            return False
+        if values is None or not np.isin(values, (0, 1)).all():
+            self._settled.add(name)
+            return False
+        changes = int(np.count_nonzero(values[1:] != values[:-1]))
+        if changes and (values[0] or 4 * changes > len(values)):
+            self._settled.add(name)
+        elif changes:
+            self._rows.setdefault(name, set()).add(number)
+        is_clear = len(self._rows.get(name, ())) >= FEW_ROWS and name not in self._settled
+        if is_clear:
+            self._settled.add(name)
+        return is_clear
+
+
+def tell_mask(name: str, values: Values) -> None:
+    """Warn that a column may be a loss mask."""
+    logger.warning(
+        "column `%s` holds 0 for %d of %d tokens and 1 for the others, and nothing reads it: all "
+        "tokens count as targets. If 1 says that the loss counts a token, "
+        "RowRules(loss_column=%r) reads it; RowRules(unchecked_columns=(%r,)) ends this warning",
+        name,
+        int((values == 0).sum()),
+        len(values),
+        name,
+        name,
+    )
