@@ -38,7 +38,7 @@ OTHER_THINGS = frozenset(
 """Words in names of columns that count or mark something else than documents and losses."""
 
 FEW_TOKENS = 8
-"""Fewest tokens of documents, in the mean, of which only a count says something: words have less."""
+"""Fewest tokens of documents, in the mean, that a count alone may tell; words have less."""
 
 ENOUGH_BITS = 24.0
 """Evidence on which a column counts as one of documents by what it holds, in bits.

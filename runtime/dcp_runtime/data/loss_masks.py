@@ -30,8 +30,11 @@ _NAMES: dict[Role, str] = {
 }
 """Names by role, the first that fits; 0 marks padding and what does not count, but 1 `left_out`."""
 
-FEW_ROWS = 3
+FEW_ROWS = 8
 """Rows in which a column of another name must look like a loss mask before the loader says so."""
+
+FEW_TOKENS = 3
+"""Fewest tokens of a run of ones, in the mean, for that."""
 
 logger = logging.getLogger(__name__)
 
@@ -147,17 +150,19 @@ class LikelyMasks:
         if name in self._settled:
             return False
         if values is None or not np.isin(values, (0, 1)).all():
-            self._settled.add(name)
+            self.settle(name)
             return False
         changes = int(np.count_nonzero(values[1:] != values[:-1]))
-        if changes and (values[0] or 4 * changes > len(values)):
-            self._settled.add(name)
-        elif changes:
-            self._rows.setdefault(name, set()).add(number)
-        is_clear = len(self._rows.get(name, ())) >= FEW_ROWS and name not in self._settled
-        if is_clear:
-            self._settled.add(name)
-        return is_clear
+        if not changes:
+            return False
+        # As many runs of ones as there are odd changes.
+        has_runs = values.sum() >= FEW_TOKENS * (changes + 1) // 2 and 4 * changes <= len(values)
+        rows = self._rows.setdefault(name, set())
+        rows.add(number)
+        is_found = values[0] == 0 and has_runs and len(rows) >= FEW_ROWS
+        if is_found or values[0] or not has_runs:
+            self.settle(name)
+        return bool(is_found)
 
 
 def tell_mask(name: str, values: Values) -> None:

@@ -72,11 +72,12 @@ class ReadRow:
         if self.paths is not None:
             yield np.flatnonzero(self.paths.previous != np.arange(-1, length - 1))
         for column in self.columns.values():
-            if self.paths is None and isinstance(column, list) and _is_nested(column):
-                yield np.arange(length)  # parts of groups: several columns together state borders
             values = np.array(list(_flat(column)), np.int64)
             every = np.concatenate([every, values[values != 0]])
-            yield np.cumsum(values)
+            if self.paths is None:
+                # Parts of groups: several columns together state borders.
+                is_nested = isinstance(column, list) and any(isinstance(p, list) for p in column)
+                yield np.arange(length) if is_nested else np.cumsum(values)
             if len(values) == length:
                 yield 1 + np.flatnonzero(np.diff(values))
         if np.array_equal(np.sort(every), np.sort(np.diff([0, *begins, length]))):
@@ -272,10 +273,6 @@ def _numbers(column: Any) -> Values | None:  # Any: what a user's row holds
     while values.ndim > 1 and len(values) == 1:
         values = values[0]
     return values if values.dtype.kind in "biuf" and values.size and values.ndim in (1, 2) else None
-
-
-def _is_nested(column: list[Any]) -> bool:
-    return any(isinstance(part, list) for part in column)
 
 
 def _flat(column: Any) -> Iterator[int]:
