@@ -15,6 +15,7 @@ from loader_options import Stream, make_loader
 from target_rows import ONE, OPTIONS, QUESTION, SPEC, data_of, loader_of, oracle, random_row
 
 from dcp_dsl import DatasetError, Spec, read_dataset
+from dcp_planner import Cluster
 from dcp_runtime import RunError, next_token_loss
 
 
@@ -101,6 +102,49 @@ def test_a_mask_under_which_no_token_sees_the_one_before_it_leaves_no_targets_an
     assert (data.labels == -100).all()
     kept = data_of(rows, mask, hidden_targets="keep")
     assert kept.labels.tolist() == [*range(1, 9), -100]
+
+
+def test_an_epoch_that_trains_on_nothing_is_told_once_with_numbers(caplog):
+    nothing = {"tokens": [1, 2, 3], "labels": [-100] * 3}
+
+    def told(rows, epochs=2, **options):
+        caplog.clear()
+        loader = loader_of(rows, "plain", **{"token_budget": 6, **options})
+        for _ in range(epochs):
+            list(loader)
+        return caplog.messages
+
+    (said,) = told([nothing] * 5)
+    assert said.startswith("this run trains on nothing: 5 rows of 15 tokens hold 0 targets; the la")
+    assert len(told(Stream([nothing] * 5))) == len(told([{"tokens": [7]}] * 3)) == 1
+    assert told([nothing] * 5, rank=1) == []
+    assert told([*[nothing] * 9, {"tokens": [1, 2]}]) == []
+    many = loader_of(Stream([nothing] * 2000), "plain", token_budget=600)
+    for _ in zip(range(6), many, strict=False):
+        pass  # six batches of the ten: no need to wait for the end
+    assert "1000 rows of 3000 tokens" in caplog.messages[-1]
+    caplog.clear()
+    rows = [{"tokens": [1, 2, 3]}, nothing]
+    first = loader_of(rows, "plain", token_budget=3)
+    next(iter(first))
+    rest = loader_of(rows, "plain", token_budget=3)
+    rest.load_state_dict(first.state_dict())
+    assert len(list(rest)) == 1
+    assert caplog.messages == []  # the rest of an epoch may be short
+
+
+def test_a_replica_that_trains_on_nothing_says_so(caplog):
+    nothing, own = {"tokens": [1, 2, 3], "labels": [-100] * 3}, {"tokens": [4, 5, 6]}
+    options = {"token_budget": 3, "replicas": 2, "balance": "order", "cluster": Cluster(1, 4)}
+    for rank, said in (
+        (0, []),
+        (1, []),
+        (2, ["replica 1 trains on nothing: 2 rows of 6"]),
+        (3, []),
+    ):
+        caplog.clear()
+        list(loader_of([own, nothing] * 2, "plain", rank=rank, **options))
+        assert [message[: len(said[0])] for message in caplog.messages] == said
 
 
 def test_positions_come_from_a_column():
