@@ -77,7 +77,9 @@ def _bits(values: Values) -> Ints:
     """Return integers that are equal where values are: all NaN count as one, and -0.0 as 0.0."""
     if values.dtype != np.float32:
         return values.astype(np.int64, copy=False)
-    plain = np.where(np.isnan(values), np.float32(np.nan), values + np.float32(0))
+    plain = values + np.float32(0)
+    if (is_nan := np.isnan(plain)).any():
+        plain[is_nan] = np.nan
     return plain.view(np.int32).astype(np.int64)
 
 
