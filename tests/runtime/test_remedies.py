@@ -167,6 +167,20 @@ def test_masks_of_the_loss_are_read():
         assert trained([row], **rules_of(said)) == LAST
 
 
+@remedy("column `{}` holds {} values for {} tokens, and nothing reads it: RowRules(loss_column={})")
+def test_a_mask_of_the_response_gets_a_value_for_every_token():
+    row = {**ROW, "response_mask": [1, 1]}
+    rules = rules_of(refused([row]))
+    row["response_mask"] = [0, 0, *row["response_mask"]]
+    assert trained([row], **rules) == LAST
+
+
+@remedy("column `{}` holds labels that leave out {} of {} tokens, and nothing reads it")
+def test_labels_of_another_name_are_read():
+    row = {**ROW, "gold": [-100, -100, 3, 4]}
+    assert trained([row], **rules_of(refused([row]))) == LAST
+
+
 @remedy("RowRules(loss_column='loss_mask'{}) reads a column loss_mask of 1 - {}")
 def test_a_mask_of_the_prompt_is_turned_over():
     for labels in ({}, {"labels": [1, 2, 3, 4]}):

@@ -45,6 +45,12 @@ def test_every_column_of_a_packer_is_refused_by_its_name(title):
                 trained([alone, row], policy=policy)
 
 
+def test_one_border_states_two_documents():
+    for name, value in (("sequence_boundaries", [3]), ("seq_starts", [0, 3]), ("doc_ends", [3, 6])):
+        with pytest.raises(RunError, match=f"column `{name}` states 2 documents"):
+            trained([{"input_ids": TOKENS, name: value}])
+
+
 def test_columns_that_are_named_unchecked_or_extra_change_nothing():
     rows = [{"input_ids": TOKENS, name: value} for name, value in COLUMNS.values()]
     one = separate([TOKENS] * len(rows))
@@ -61,7 +67,7 @@ def test_rows_of_one_document_say_nothing():
 def test_values_that_state_nothing_else_are_passed():
     harmless = [
         {"position_ids": [5, 6, 7, 8]}, {"position_ids": [0, 1]}, {"seq_lens": [4]},
-        {"seq_lens": [9, 9]}, {"seq_lens": [3]}, {"cu_seqlens": [0, 4]}, {"doc_ids": [3] * 4},
+        {"seq_lens": [9, 9]}, {"seq_lens": [3]}, {"seq_start_id": [0]}, {"doc_ends": [4]}, {"cu_seqlens": [0, 4]}, {"doc_ids": [3] * 4},
         {"doc_ids": ["a", "b"]}, {"doc_ids": [17, 4]}, {"document_ids": "a"}, {"seq_lens": None},
         {"seq_lens": [[1], [1, 2]]}, {"cu_seqlens": []}, {"seq_len": 4}, {"document_id": 3},
         {"positions": [[0, 1], [2, 3]]}, {"attention_mask": [[1] * 4] * 4}, {7: [1, 1, 2, 2]},
@@ -197,7 +203,8 @@ def refused_at(rows, rules=RowRules(), read=(), says=True):  # noqa: B008
     for number, row in enumerate(rows):
         n = len(row["tokens"])
         columns = {name: row[name] for name in read}
-        own = ReadRow(number, np.ones(n, np.bool_), np.arange(n), columns, None, False)
+        tokens = np.array(row["tokens"])
+        own = ReadRow(number, tokens, np.ones(n, np.bool_), np.arange(n), columns, None, False)
         try:
             seen.check(row, own)
         except RunError as error:
@@ -232,7 +239,8 @@ def test_rows_that_are_read_again_prove_no_more():
         row = {"tokens": joined(docs), "packed_up": KINDS[kind](docs)}
         seen, n = UnreadColumns(RowRules(), says=True), len(row["tokens"])
         for _ in range(99):
-            seen.check(row, ReadRow(0, np.ones(n, bool), np.arange(n), {}, None, False))
+            own = ReadRow(0, np.zeros(n), np.ones(n, bool), np.arange(n), {}, None, False)
+            seen.check(row, own)
 
 
 def runs(rng, n, values, mean):
@@ -280,7 +288,7 @@ def auxiliary(rng, n):
 def test_columns_of_other_things_raise_no_alarm(sets, rows, caplog):
     rng = np.random.default_rng(sets)
     for _ in range(sets):
-        drawn = [int(np.clip(rng.lognormal(4.5, 1.2), 1, 4000)) for _ in range(rows)]
+        drawn = [int(np.clip(rng.lognormal(4.5, 1.2), 1, 500)) for _ in range(rows)]
         found = [{"tokens": [0] * n, **auxiliary(rng, n)} for n in drawn]
         assert refused_at(found) == (-1, "")
     assert not [record for record in caplog.records if "`tiles`" not in record.getMessage()]
@@ -290,7 +298,7 @@ def test_columns_of_other_things_raise_no_alarm(sets, rows, caplog):
 
 COUNTED = (
     "loss_mask", "completion_mask", "assistant_masks", "response_mask", "action_mask", "mask",
-    "train_on", "label_mask", "loss_masks",
+    "train_on", "label_mask", "loss_masks", "is_answer",
 )  # fmt: skip
 ROW = {"input_ids": [1, 2, 3, 4]}
 ALL, LAST = separate([[1, 2, 3, 4]]), separate([[1, 2, 3, 4]], [0, 0, 1, 1])
@@ -303,7 +311,7 @@ def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
         for policy in ("error", "skip"):
             with pytest.raises(RunError, match=says):
                 trained([{**ROW, name: value}], policy=policy)
-    harmless = [1, 1, 1, 1], None, [0, 0], [0, 1, 1, 1], "a", [[0, 0, 1, 1]] * 2, [5, 0, 7, 8]
+    harmless = [1, 1, 1, 1], None, [], [0, 1, 1, 1], "a", [[0, 0, 1, 1]] * 2, [5, 0, 7, 8]
     rows = [{**ROW, name: value} for value in harmless]
     assert trained(rows) == separate([ROW["input_ids"]] * len(rows))
 
@@ -361,7 +369,7 @@ def test_padding_is_refused_wherever_it_lies():
 
 
 def test_masks_of_prompts_and_weights_are_refused_too():
-    for name in ("prompt_mask", "padding_mask"):
+    for name in ("prompt_mask", "padding_mask", "is_prompt"):
         row = {**ROW, name: [1, 1, 0, 0]}
         with pytest.raises(
             RunError, match=rf"`{name}` leaves out 2 of 4 .* loss_mask of 1 - {name}"
@@ -373,6 +381,27 @@ def test_masks_of_prompts_and_weights_are_refused_too():
         with pytest.raises(RunError, match=rf"column `{name}` (weighs|leaves out) 2 of 4 tokens"):
             trained([row])
         assert trained([{**row, name: [1.0] * 4}]) == ALL
+
+
+def test_a_mask_of_some_tokens_only_cannot_be_read():
+    for name in ("response_mask", "assistant_masks", "token_loss_mask"):
+        row = {**ROW, name: [1, 1]}
+        with pytest.raises(RunError, match=f"column `{name}` holds 2 values for 4 tokens"):
+            trained([row])
+        assert trained([row], unchecked_columns=(name,)) == ALL
+    assert trained([{**ROW, "mask": [1, 1], "pixel_mask": [1], "attention_mask": [1]}]) == ALL
+
+
+def test_labels_of_any_name_are_known_by_what_they_hold():
+    for values in ([-100, -100, 3, 4], [-100, 3, 4, -100]):  # the second are shifted
+        row = {**ROW, "gold": values}
+        with pytest.raises(RunError, match="column `gold` holds labels that leave out 2 of 4"):
+            trained([row])
+        assert trained([row], unchecked_columns=("gold",)) == ALL
+    assert trained([{**ROW, "gold": [-100, -100, 3, 4]}], labels_column="gold") == LAST
+    harmless = [-100] * 4, [-100, -100, 9, 4], [1, 2, 3, 4], [-100, 2, 3, 4], [-100, 3]
+    rows = [{**ROW, "gold": values} for values in harmless]
+    assert trained(rows) == separate([[1, 2, 3, 4]] * len(rows))
 
 
 def test_a_column_that_looks_like_a_loss_mask_is_told_once(caplog):

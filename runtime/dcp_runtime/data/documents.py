@@ -79,8 +79,8 @@ def begins_by_name(kind: Kind, name: str, values: Ints, length: int) -> Ints:
         if values.ndim > 1:
             return nothing
         ends = np.cumsum(values) if kind == "lengths" else values[: _end(values, values >= 0)]
-        rises = len(ends) > 1 and ends[0] >= 0 and ends[-1] <= length
-        if not rises or (np.diff(ends) < 0).any():
+        is_one = len(ends) <= (kind == "lengths")
+        if is_one or ends[0] < 0 or ends[-1] > length or (np.diff(ends) < 0).any():
             return nothing
         return np.unique(ends[(ends > 0) & (ends < length)])
     if values.shape[-1] != length or (kind == "numbers" and values.ndim > 1):

@@ -17,10 +17,11 @@ from torch.nn import functional
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.content import describe_content
+from dcp_runtime.data.loss_masks import IGNORE_LABEL
 from dcp_runtime.data.plan_sources import PendingPlan
 from dcp_runtime.data.planner_pool import PlanReply
 from dcp_runtime.data.screening import Screening, TargetCount
-from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, join_extra
+from dcp_runtime.data.sequences import PackedSequence, join_extra
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, note_batch
 

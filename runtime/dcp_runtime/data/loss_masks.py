@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from dcp_dsl.arrays import Bools
+from dcp_dsl.arrays import Bools, Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.documents import is_of_other_things
 from dcp_runtime.errors import RunError
@@ -22,13 +22,18 @@ from dcp_runtime.errors import RunError
 Role: TypeAlias = Literal["padding", "left_out", "weights", "counted"]
 Values: TypeAlias = NDArray[Any]  # Any: numbers of any kind
 
+_IN = "(?:loss|completion|assistant|response|answer|action|label|target|train(?:ed|able)?)s?"
+_OUT = "(?:pad(?:ding)?|prompt|context|instruction|question|system|user)s?"
 _NAMES: dict[Role, str] = {
     "padding": r"(?:.+_)?(?:attention|valid)_masks?|(?:inputs?|tokens?)_masks?",
-    "left_out": r"(?:.+_)?(?:pad|padding|prompt|context|instruction|question|system|user)s?_masks?",
+    "left_out": rf"(?:.+_)?{_OUT}_masks?|is_{_OUT}(?:_tokens?)?",
     "weights": r"(?:.+_)?(?:loss|token)_?(?:weights?|scales?)|weights?",
-    "counted": r"(?:.+_)?masks?|(?:train|loss)_on(?:_.+)?|(?:is_)?trainable",
+    "counted": rf"(?:.+_)?masks?|(?:train|loss)_on(?:_.+)?|(?:is_)?trainable|is_{_IN}(?:_tokens?)?",
 }
 """Names by role, the first that fits; 0 marks padding and what does not count, but 1 `left_out`."""
+
+IGNORE_LABEL = -100
+"""Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
 
 FEW_ROWS = 8
 """Rows in which a column of another name must look like a loss mask before the loader says so."""
@@ -70,10 +75,13 @@ def check_mask(
     Raises:
         RunError: naming the column, and how to read it.
     """
-    if (out := _left_out(role, values)) is None or not out.any():
+    if (out := _left_out(role, values)) is None:
+        return
+    if out.shape != counted.shape:
+        _check_length(name, role, values, len(counted))
         return
     length, is_read = len(values), name == rules.loss_column
-    if role == "padding" and not out[out.argmax() :].all():
+    if role == "padding" and out.any() and not out[out.argmax() :].all():
         raise RunError(
             f"column `{name}` leaves out {out.sum()} of {length} tokens, the first of them token "
             f"{out.argmax()}, and tokens behind see them as keys; rows need no padding: give rows "
@@ -88,6 +96,37 @@ def check_mask(
         f"{conflicts} of them count as targets{' by their labels' * has_labels}; "
         f"{_way(rules, role, name, has_labels=has_labels)}; {unchecked(name)}"
     )
+
+
+def _check_length(name: str, role: Role, values: Values, length: int) -> None:
+    """Refuse a mask of the loss that has a value for some tokens only, such as the response."""
+    if role == "counted" and values.ndim == 1 and re.search(rf"(?:^|_){_IN}_", name.lower()):
+        raise RunError(
+            f"column `{name}` holds {len(values)} values for {length} tokens, and nothing reads "
+            f"it: RowRules(loss_column={name!r}) reads one value per token, 0 for those that the "
+            f"column leaves away; {unchecked(name)}"
+        )
+
+
+def check_labels(name: str, values: Ints, tokens: Ints, counted: Bools) -> None:
+    """Refuse a column of any name that can only hold labels, if it leaves out targets.
+
+    It holds -100 for some tokens, and for the others their ids, or those of the next tokens.
+
+    Raises:
+        RunError: naming the column, and how to read it.
+    """
+    if values.shape != tokens.shape or not (is_out := values == IGNORE_LABEL).any():
+        return
+    is_own = (values == tokens) | is_out
+    is_next = (values[:-1] == tokens[1:]) | is_out[:-1]
+    conflicts = int((is_out & counted)[1:].sum())
+    if conflicts and not is_out.all() and (is_own.all() or is_next.all()):
+        raise RunError(
+            f"column `{name}` holds labels that leave out {is_out.sum()} of {len(values)} tokens, "
+            f"and nothing reads it: {conflicts} of them count as targets; "
+            f"RowRules(labels_column={name!r}) reads it; {unchecked(name)}"
+        )
 
 
 def _left_out(role: Role, values: Values) -> Bools | None:

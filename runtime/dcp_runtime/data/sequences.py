@@ -14,14 +14,11 @@ from numpy.typing import NDArray
 from dcp_dsl import DatasetError, Mask, Sample, Stack, TokenPaths, row_name, token_paths
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.loss_masks import Values
+from dcp_runtime.data.loss_masks import IGNORE_LABEL, Values
 from dcp_runtime.data.rows import Resolver, Row, RowError, Tokens, TokensRead
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.unread import ReadRow, UnreadColumns
 from dcp_runtime.errors import RunError
-
-IGNORE_LABEL = -100
-"""Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
 
 LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
 
@@ -336,7 +333,9 @@ class RowReader:
             self.alignment.check(index, self.rules.labels_column, columns.targets, tokens)
             counted = columns.targets != IGNORE_LABEL
             has_labels = self.rules.labels_column in row
-            own = ReadRow(index, counted, columns.positions, sample.columns, paths, has_labels)
+            own = ReadRow(
+                index, tokens, counted, columns.positions, sample.columns, paths, has_labels
+            )
             self.unread.check(row, own)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")

@@ -28,6 +28,7 @@ from dcp_runtime.data.loss_masks import (
     LikelyMasks,
     Role,
     Values,
+    check_labels,
     check_mask,
     role_by_name,
     tell_mask,
@@ -48,6 +49,7 @@ class ReadRow:
 
     Attributes:
         number: of the row.
+        tokens: int64 ``[n]``.
         counted: bool ``[n]``, whether the loss counts a token as a target.
         positions: int64 ``[n]``, those that its tokens have.
         columns: those that its masks read, by the names that the masks have for them.
@@ -56,6 +58,7 @@ class ReadRow:
     """
 
     number: int
+    tokens: Ints
     counted: Bools
     positions: Ints
     columns: Mapping[str, Any]  # Any: as `Sample.columns`
@@ -72,11 +75,11 @@ class ReadRow:
         if self.paths is not None:
             yield np.flatnonzero(self.paths.previous != np.arange(-1, length - 1))
         for column in self.columns.values():
-            values = np.array(list(_flat(column)), np.int64)
+            is_nested = isinstance(column, list) and any(isinstance(part, list) for part in column)
+            values = np.array([*_flat(column)] if is_nested else column, np.int64).reshape(-1)
             every = np.concatenate([every, values[values != 0]])
             if self.paths is None:
                 # Parts of groups: several columns together state borders.
-                is_nested = isinstance(column, list) and any(isinstance(p, list) for p in column)
                 yield np.arange(length) if is_nested else np.cumsum(values)
             if len(values) == length:
                 yield 1 + np.flatnonzero(np.diff(values))
@@ -131,12 +134,14 @@ class UnreadColumns:
         if values is None:
             return
         kind, role = kind_by_name(name), role_by_name(name)
-        if role and values.shape == read.positions.shape:
+        if role:
             self._check_mask(name, role, values, read)
         if name == self.rules.loss_column:
             return
         integers = values.astype(np.int64) if values.dtype.kind in "iu" else None
         if not kind and not role:
+            if integers is not None:
+                check_labels(name, integers, read.tokens, read.counted)
             self._judge(name, values, integers, read)
         elif kind and integers is not None:
             self._check_named(name, kind, column, integers, read)
@@ -167,11 +172,13 @@ class UnreadColumns:
             more = None if integers is None or integers.ndim > 1 else BITS[kind](integers, length)
             if integers is None or more is None:
                 del bits[kind]
-            elif more and is_new:
+                continue
+            if more and is_new and bits[kind] < ENOUGH_BITS:
                 self._seen.add((name, read.number))
                 bits[kind] += more
+            if more and bits[kind] >= ENOUGH_BITS:
                 begins = begins_by_name(kind, name, integers, length)
-                if bits[kind] >= ENOUGH_BITS and not read.has(begins):
+                if not read.has(begins):
                     raise _refusal(name, kind, "content", begins, read, integers)
         if not read.counted.all():  # else the columns that are read say what counts
             self._likely.settle(name)
