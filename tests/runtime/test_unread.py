@@ -67,7 +67,8 @@ def test_rows_of_one_document_say_nothing():
 def test_values_that_state_nothing_else_are_passed():
     harmless = [
         {"position_ids": [5, 6, 7, 8]}, {"position_ids": [0, 1]}, {"seq_lens": [4]},
-        {"seq_lens": [9, 9]}, {"seq_lens": [3]}, {"seq_start_id": [0]}, {"doc_ends": [4]}, {"cu_seqlens": [0, 4]}, {"doc_ids": [3] * 4},
+        {"seq_start_id": [0]}, {"doc_ends": [4]},
+        {"seq_lens": [9, 9]}, {"seq_lens": [3]}, {"cu_seqlens": [0, 4]}, {"doc_ids": [3] * 4},
         {"doc_ids": ["a", "b"]}, {"doc_ids": [17, 4]}, {"document_ids": "a"}, {"seq_lens": None},
         {"seq_lens": [[1], [1, 2]]}, {"cu_seqlens": []}, {"seq_len": 4}, {"document_id": 3},
         {"positions": [[0, 1], [2, 3]]}, {"attention_mask": [[1] * 4] * 4}, {7: [1, 1, 2, 2]},
