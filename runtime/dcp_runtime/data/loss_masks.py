@@ -75,6 +75,8 @@ def check_mask(
     Raises:
         RunError: naming the column, and how to read it.
     """
+    if role == "counted" and not np.isin(values, (0, 1)).all():
+        role = "weights" if ((values >= 0) & (values <= 1)).all() else "counted"
     if (out := _left_out(role, values)) is None:
         return
     if out.shape != counted.shape:
@@ -108,25 +110,31 @@ def _check_length(name: str, role: Role, values: Values, length: int) -> None:
         )
 
 
-def check_labels(name: str, values: Ints, tokens: Ints, counted: Bools) -> None:
+def check_labels(name: str, values: Ints, tokens: Ints, counted: Bools) -> bool:
     """Refuse a column of any name that can only hold labels, if it leaves out targets.
 
-    It holds -100 for some tokens, and for the others their ids, or those of the next tokens.
+    Labels are -100 for some tokens, and for the others their ids, or those of the next tokens.
+
+    Returns:
+        Whether the column may hold labels.
 
     Raises:
         RunError: naming the column, and how to read it.
     """
-    if values.shape != tokens.shape or not (is_out := values == IGNORE_LABEL).any():
-        return
+    if values.shape != tokens.shape:
+        return False
+    is_out = values == IGNORE_LABEL
     is_own = (values == tokens) | is_out
     is_next = (values[:-1] == tokens[1:]) | is_out[:-1]
+    may_be = bool(is_own.all() or is_next.all())
     conflicts = int((is_out & counted)[1:].sum())
-    if conflicts and not is_out.all() and (is_own.all() or is_next.all()):
+    if may_be and conflicts and not is_out.all():
         raise RunError(
             f"column `{name}` holds labels that leave out {is_out.sum()} of {len(values)} tokens, "
             f"and nothing reads it: {conflicts} of them count as targets; "
             f"RowRules(labels_column={name!r}) reads it; {unchecked(name)}"
         )
+    return may_be
 
 
 def _left_out(role: Role, values: Values) -> Bools | None:
@@ -135,8 +143,7 @@ def _left_out(role: Role, values: Values) -> Bools | None:
         return np.asarray(values == 0)  # other numbers are those of documents
     if role == "weights":
         return np.asarray(values != 1)
-    is_mask = ((values >= 0) & (values <= 1)).all()
-    return (values > 0 if role == "left_out" else values < 1) if is_mask else None
+    return values == (role == "left_out") if np.isin(values, (0, 1)).all() else None
 
 
 def _way(rules: RowRules, role: Role, name: str, *, has_labels: bool) -> str:

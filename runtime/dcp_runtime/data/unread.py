@@ -104,6 +104,7 @@ class UnreadColumns:
     # Of columns without a known name: what they may still be, and the evidence for it.
     _bits: dict[str, dict[Kind, float]] = field(default_factory=dict)
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a row read again proves no more
+    _no_labels: set[str] = field(default_factory=set)
     _likely: LikelyMasks = field(default_factory=LikelyMasks)
 
     def check(self, row: Mapping[str, Any], read: ReadRow) -> None:
@@ -125,8 +126,8 @@ class UnreadColumns:
         """Return whether neither the name of a column says something nor what it held so far."""
         if kind_by_name(name) or role_by_name(name):
             return False
-        is_judged = self._bits.get(name) == {} and self._likely.is_settled(name)
-        return is_judged or is_of_other_things(name)
+        is_judged = name in self._no_labels and self._likely.is_settled(name)
+        return is_of_other_things(name) or (is_judged and not self._bits.get(name))
 
     def _check_column(self, name: str, column: Any, read: ReadRow) -> None:
         """Judge a column by its name if that is known, else by what it holds."""
@@ -140,8 +141,8 @@ class UnreadColumns:
             return
         integers = values.astype(np.int64) if values.dtype.kind in "iu" else None
         if not kind and not role:
-            if integers is not None:
-                check_labels(name, integers, read.tokens, read.counted)
+            if integers is None or not check_labels(name, integers, read.tokens, read.counted):
+                self._no_labels.add(name)
             self._judge(name, values, integers, read)
         elif kind and integers is not None:
             self._check_named(name, kind, column, integers, read)
