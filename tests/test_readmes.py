@@ -84,7 +84,7 @@ def test_first_picture_of_the_first_readme_is_a_plan_for_eight_devices(tmp_path:
 TRAINING_PAGE = """
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
-row = {"question_len": 300, "answer_lens": [200, 200], "is_answer": [0] * 300 + [1] * 400}
+row = {"question_len": 300, "answer_lens": [200, 200]}
 dataset = [{"tokens": [n % 50 for n in range(700)], **row} for _ in range(5)]
 def project(tokens, positions):
     assert tokens.shape == positions.shape
@@ -106,6 +106,8 @@ logits, targets = head(dense)[local_data.target_rows], local_data.target_ids
 wanted = functional.cross_entropy(logits, targets, reduction="sum")
 for found, one in zip((q, kv), torch.autograd.grad(wanted / local_data.num_targets, (q, kv))):
     assert (found.grad - one).norm() <= 1e-5 * one.norm()
+for row in dataset:
+    row["is_answer"] = [0] * 300 + [1] * 400
 """
 TARGETS = """
 for row in dataset:
@@ -120,6 +122,8 @@ assert abs(loss.item() + 0.5 * 50 ** -1 * 2.718281828 ** 3.9) < 1e-4
 LAYER = """
 loader.close()
 layer = 1
+for row in dataset:
+    del row["is_answer"]  # the loaders that follow do not read it
 """
 RESUMING = """
 def make_loader():

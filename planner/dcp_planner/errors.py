@@ -40,7 +40,7 @@ class PlanFileError(DCPError):
 
 
 class ClusterError(PlanError, ValueError):
-    """An invalid cluster file, name or constant; `key` names the constant."""
+    """An invalid cluster file, name or constant, or invalid heads; `key` names the constant."""
 
     def __init__(self, text: str, key: str = "") -> None:
         self.key = key

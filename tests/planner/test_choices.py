@@ -78,7 +78,7 @@ DEFAULTS = {Cluster: {"devices_per_node": 1}, PlanConfig: {}, ModelShape: {"kv_h
     [
         (Cluster, CLUSTER, ClusterError),
         (PlanConfig, CONFIG, PlanError),
-        (ModelShape, SHAPE, ValueError),
+        (ModelShape, SHAPE, ClusterError),
     ],
 )
 def test_fields_have_limits(kind, edges, error, snapshots):

@@ -235,9 +235,14 @@ def test_rows_that_a_hugging_face_data_set_makes_when_asked_are_counted_one_by_o
     texts = datasets.Dataset.from_list([{"input_ids": [1]}, {"input_ids": None}])
     floats = datasets.Dataset.from_list([{"input_ids": [0.5]}])
     says = "row {}: expected `input_ids` to be integers or bytes, got {}"
-    for dataset, row, value in ((texts, 1, "None"), (floats, 0, r"'\[0.5")):
-        with pytest.raises(DatasetError, match=says.format(row, value)):
-            _ = IndexedRows(dataset, None).lengths
+    for dataset, row, value in ((texts, 1, "None"), (floats, 0, "'[0.5")):
+        rows = IndexedRows(dataset, None)
+        assert rows.lengths[row] == 0
+        assert str(rows.faults[row]).startswith(says.format(row, value))
+        with pytest.raises(
+            DatasetError, match=f"row {row}: expected `input_ids` .*; policy='skip'"
+        ):
+            make_loader(dataset, SPEC.mask("band"), **OPTIONS)
 
 
 def unfit(number, length=10):

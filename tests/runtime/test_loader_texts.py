@@ -184,6 +184,7 @@ def test_every_batch_of_every_rank_is_kept(snapshots, caplog):
     for title, (rows, mask_fn, options) in LOADERS.items():
         caplog.clear()
         options = {"token_budget": 16, "config": PlanConfig("static:zigzag"), **options}
+        options.setdefault("unchecked_columns", ("gold",))  # read by one of the cases alone
         ranks, epochs = options.pop("ranks", 1), options.pop("epochs", 1)
         given = {"block_size": 2, "shape": SHAPE, "cluster": Cluster(1, ranks), **options}
         loaders = [make_loader(rows, mask_fn, rank=rank, **given) for rank in range(ranks)]

@@ -1,10 +1,12 @@
 """Batches that an executor prepares: a plan that nothing ran, a rank that skipped one."""
 
+import math
 import re
 import warnings
 from functools import cache
 from pkgutil import resolve_name
 
+import numpy as np
 import pytest
 import torch
 from loader_options import Stream, make_loader
@@ -380,10 +382,15 @@ def data_of(rank, kind):
         return rows, {"shuffle": True, "seed": 7 if odd else 0}
     if kind == "labels":
         return [{**row, "labels": [-100, *range(odd, odd + 11)]} for row in rows], {}
+    if kind == "advantages":
+        rows = [{**row, "x": [0.5] * 11 + [odd / 4]} for row in rows]
+        return rows, {"extra_columns": ("x",)}
     return Stream([{"tokens": [100 * odd + n] * 12} for n in range(6)]), {}
 
 
-@pytest.mark.parametrize("kind", ["shuffled lists", "a seed each", "labels", "streams"])
+@pytest.mark.parametrize(
+    "kind", ["shuffled lists", "a seed each", "labels", "advantages", "streams"]
+)
 def test_ranks_that_read_different_data_are_told_so_before_any_layer(kind):
     """All rows have one length, so that all ranks make the same plan."""
 
@@ -414,6 +421,29 @@ def test_a_batch_of_many_rows_is_told_in_a_short_line():
     assert re.fullmatch(
         r"rows 0, 1, 2, 3, 4, 5, 6, 7, \.\.\. \(12 rows\) \(finger.* \w{16}\)", said
     )
+
+
+def test_a_batch_is_told_apart_by_its_extra_columns():
+    def line(values, name="x", **rules):
+        rows = [{"tokens": [1, 2, 3], name: values}, {"tokens": [4], name: values[:1]}]
+        ((_, plan),) = load(0, rows=rows, **{"extra_columns": (name,), **rules})
+        return batch_note(plan).content
+
+    nan, other = np.float32(np.nan), np.uint32(0x7FC00123).view(np.float32)
+    assert np.isnan(other)  # of other bits
+    assert line([1.5, nan, -0.0]) == line(np.array([1.5, other, 0.0])) == line([1.5, -nan, 0.0])
+    told = [
+        line([1.5, nan, 0.0]), line([1.5, 2.0, nan]), line([1.5, nan, 0.5]), line([1, 2, 0]),
+        line([1.0, 2.0, 0.0]), line([math.inf, nan, 0.0]), line([1.5, nan, 0.0], "y"),
+        line([1.5, nan, 0.0], extra_columns=()), line([True, False, True]),
+    ]  # fmt: skip
+    assert len(set(told)) == len(told)
+    # In whatever order they are named.
+    rows = [{"tokens": [1, 2], "x": [1, 2], "y": [3, 4]}]
+    ((_, one),), ((_, two),) = (
+        load(0, rows=rows, extra_columns=n) for n in (("x", "y"), ("y", "x"))
+    )
+    assert batch_note(one).content == batch_note(two).content
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,11 @@
 """Global batches over replicas: every row once, caps held, deterministic, resumable anywhere."""
 
 import json
+import math
 from collections import Counter
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,7 +15,7 @@ from torch import distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from dcp_dsl import DatasetError, Spec
+from dcp_dsl import DatasetError, Spec, read_dataset
 from dcp_planner import Cluster, ModelShape, PlanConfig, digest
 from dcp_runtime import Packing, Planning, RunError
 from dcp_runtime.data.choices import find_replicas
@@ -333,3 +336,28 @@ def test_replicas_that_read_different_data_are_told_so_before_they_train(rows, o
     says = r"^device 3 reads other data than device 0: expected rows .*, got rows .*; give every"
     with pytest.raises(RunError, match=says):
         next(iter(other))
+
+
+@pytest.mark.usefixtures("replicas_of_one_store")
+def test_replicas_compare_extra_columns_of_files_alone(tmp_path):
+    """Code that computes rows may draw such columns at random; a file does not."""
+    given = {**OPTIONS, "cluster": Cluster(1, 4), "replicas": 2, "extra_columns": ("x",)}
+
+    def first_batch(rank, sign, *, is_file):
+        rows = [{"tokens": [1, 2, 3], "x": [0.5, sign, math.nan]}] * 4
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        dataset = read_dataset(tmp_path / "rows.parquet") if is_file else rows
+        return next(iter(make_loader(dataset, SPEC.mask("band"), rank=rank, **given)))
+
+    for rank in (0, 2):
+        first_batch(rank, 1.0, is_file=True)
+    with pytest.raises(RunError, match="device 3 reads other data than device 0"):
+        first_batch(3, -1.0, is_file=True)
+
+
+@pytest.mark.usefixtures("replicas_of_one_store")
+def test_replicas_may_compute_other_extra_columns():
+    given = {**OPTIONS, "cluster": Cluster(1, 4), "replicas": 2, "extra_columns": ("x",)}
+    for rank, sign in ((0, 1.0), (2, -1.0)):
+        rows = [{"tokens": [1, 2, 3], "x": [0.5, sign, math.nan]}] * 4
+        assert list(make_loader(rows, SPEC.mask("band"), rank=rank, **given))

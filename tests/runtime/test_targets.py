@@ -15,6 +15,7 @@ from loader_options import Stream, make_loader
 from target_rows import ONE, OPTIONS, QUESTION, SPEC, data_of, loader_of, oracle, random_row
 
 from dcp_dsl import DatasetError, Spec, read_dataset
+from dcp_planner import Cluster
 from dcp_runtime import RunError, next_token_loss
 
 
@@ -101,6 +102,49 @@ def test_a_mask_under_which_no_token_sees_the_one_before_it_leaves_no_targets_an
     assert (data.labels == -100).all()
     kept = data_of(rows, mask, hidden_targets="keep")
     assert kept.labels.tolist() == [*range(1, 9), -100]
+
+
+def test_an_epoch_that_trains_on_nothing_is_told_once_with_numbers(caplog):
+    nothing = {"tokens": [1, 2, 3], "labels": [-100] * 3}
+
+    def told(rows, epochs=2, **options):
+        caplog.clear()
+        loader = loader_of(rows, "plain", **{"token_budget": 6, **options})
+        for _ in range(epochs):
+            list(loader)
+        return caplog.messages
+
+    (said,) = told([nothing] * 5)
+    assert said.startswith("this run trains on nothing: 5 rows of 15 tokens hold 0 targets; the la")
+    assert len(told(Stream([nothing] * 5))) == len(told([{"tokens": [7]}] * 3)) == 1
+    assert told([nothing] * 5, rank=1) == []
+    assert told([*[nothing] * 9, {"tokens": [1, 2]}]) == []
+    many = loader_of(Stream([nothing] * 2000), "plain", token_budget=600)
+    for _ in zip(range(6), many, strict=False):
+        pass  # six batches of the ten: no need to wait for the end
+    assert "1000 rows of 3000 tokens" in caplog.messages[-1]
+    caplog.clear()
+    rows = [{"tokens": [1, 2, 3]}, nothing]
+    first = loader_of(rows, "plain", token_budget=3)
+    next(iter(first))
+    rest = loader_of(rows, "plain", token_budget=3)
+    rest.load_state_dict(first.state_dict())
+    assert len(list(rest)) == 1
+    assert caplog.messages == []  # the rest of an epoch may be short
+
+
+def test_a_replica_that_trains_on_nothing_says_so(caplog):
+    nothing, own = {"tokens": [1, 2, 3], "labels": [-100] * 3}, {"tokens": [4, 5, 6]}
+    options = {"token_budget": 3, "replicas": 2, "balance": "order", "cluster": Cluster(1, 4)}
+    for rank, said in (
+        (0, []),
+        (1, []),
+        (2, ["replica 1 trains on nothing: 2 rows of 6"]),
+        (3, []),
+    ):
+        caplog.clear()
+        list(loader_of([own, nothing] * 2, "plain", rank=rank, **options))
+        assert [message[: len(said[0])] for message in caplog.messages] == said
 
 
 def test_positions_come_from_a_column():
@@ -236,81 +280,6 @@ def test_labels_that_are_none_are_refused_with_a_way_out(labels):
 def test_a_labels_column_that_was_named_must_be_there():
     with pytest.raises(DatasetError, match="row 0: no column `gold` for the labels; there are"):
         data_of([QUESTION], labels_column="gold")
-
-
-@pytest.mark.parametrize("name", ["loss_mask", "completion_mask", "attention_mask"])
-def test_a_mask_of_another_tool_that_nothing_reads_is_refused(name):
-    row = {"tokens": [1, 2, 3, 4], name: [0, 0, 1, 1]}
-    match = rf"row 0: column `{name}` leaves out 2 of 4 .*loss_column='{name}'"
-    for policy in ("error", "skip"):  # it is no fault of one row: skipping would skip them all
-        with pytest.raises(RunError, match=match):
-            data_of([row], "plain", policy=policy)
-    assert data_of([row], "plain", loss_column=name).labels.tolist() == [-100, 3, 4, -100]
-    kept = data_of([row], "plain", extra_columns=(name,))
-    assert kept.labels.tolist() == [2, 3, 4, -100]
-    assert kept.extra[name].tolist() == row[name]
-    labelled = data_of([{**row, "labels": [-100, -100, 3, 4]}], "plain")
-    assert labelled.labels.tolist() == [-100, 3, 4, -100]
-    for harmless in ([1, 1, 1, 1], None, [0, 0]):
-        assert data_of([{**row, name: harmless}], "plain").labels.tolist() == [2, 3, 4, -100]
-
-
-@pytest.mark.parametrize(
-    ("name", "values", "says"),
-    [
-        ("position_ids", [0, 1, 2, 0, 1, 2], "begins anew at token 3, .* position 0 there, got 3;"),
-        ("seq_lens", [3, 3], "states 2 documents"),
-        ("seq_lens", np.array([2, 1, 2]), "states 4 documents"),  # one may be of padding
-        ("cu_seqlens", [0, 3, 6], "states 2 documents"),
-        ("document_ids", [7, 7, 8, 8, 8, 9], "states 3 documents"),
-        ("doc_ids", [0, 0, 0, 1, 1, 1], "states 2 documents"),
-    ],
-)
-def test_documents_or_positions_of_another_tool_that_nothing_reads_are_refused(name, values, says):
-    row = {"tokens": [1, 2, 3, 4, 5, 6], name: values, "doc_lens": [2, 1, 2, 1]}
-    for policy in ("error", "skip"):
-        with pytest.raises(RunError, match=rf"row 0: column `{name}` {says}.*`segment doc = "):
-            data_of([row], "plain", policy=policy)
-    if len(values) == 6:  # carried along, and trained on as one document
-        kept = data_of([row], "plain", extra_columns=(name,))
-        assert kept.labels.tolist() == [2, 3, 4, 5, 6, -100]
-        assert kept.position_ids.tolist() == [0, 1, 2, 3, 4, 5]
-    # A mask that reads these borders, from this column under another name or from another one.
-    apart = Spec.from_text('segment doc = [lens]*  mask own = causal per doc  for "*" use own')
-    if name != "position_ids":
-        lens = {"doc_ids": [3, 3], "cu_seqlens": [3, 3], "document_ids": [2, 3, 1]}
-        read = {**row, "lens": lens.get(name, [2, 1, 2, 1] if len(values) == 3 else [3, 3])}
-        ((data, _),) = make_loader(
-            [read], apart, **{**OPTIONS, "cluster": ONE}, hidden_targets="leave_out"
-        )
-        assert data.num_targets < 5
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("position_ids", [0, 1, 2, 3]), ("position_ids", [0, 1]), ("position_ids", [0, 5, 6, 7]),
-        ("seq_lens", [4]), ("seq_lens", [9, 9]), ("seq_lens", [3]), ("cu_seqlens", [0, 4]),
-        ("doc_ids", [3, 3, 3, 3]), ("doc_ids", ["a", "b"]), ("document_ids", "a"),
-        ("document_ids", None), ("seq_lens", [[1], [1, 2]]), ("cu_seqlens", []),
-    ],
-)  # fmt: skip
-def test_columns_that_state_nothing_else_are_ignored(name, values):
-    assert data_of([{"tokens": [1, 2, 3, 4], name: values}], "plain").num_targets == 3
-
-
-def test_documents_that_groups_of_parts_state_together_are_read():
-    spec = Spec.from_text("segment pair = group(a[a_lens]* b[b_lens]*)*  mask own = causal")
-    row = {"tokens": [1, 2, 3, 4, 5, 6], "a_lens": [[1], [2]], "b_lens": [[2], [1]]}
-    row["seq_lens"] = [3, 3]
-    with pytest.raises(RunError, match="a mask that reads where they begin, got one that reads no"):
-        list(make_loader([row], spec.mask("own"), **{**OPTIONS, "cluster": ONE}))
-    apart = Spec.from_text(
-        "segment pair = group(a[a_lens]* b[b_lens]*)*  mask own = causal per group"
-    )
-    options = {**OPTIONS, "cluster": ONE, "hidden_targets": "leave_out"}
-    ((data, _),) = make_loader([row], apart.mask("own"), **options)
-    assert data.num_targets == 4
 
 
 def test_labels_that_were_shifted_already_are_refused():

@@ -29,6 +29,9 @@ class ModelShape:
         float32_partials: partial outputs and partial gradients travel in float32, not in the type
             of the inputs; set to False where that type is not smaller than float32.
 
+    Raises:
+        ClusterError: if a number is below 1, or they do not go together.
+
     >>> shape = ModelShape(q_heads=32, kv_heads=8, head_dim=128, dtype_bytes=2)
     >>> shape.kv_bytes, shape.q_bytes + shape.out_bytes
     (4096, 16512)
@@ -43,18 +46,20 @@ class ModelShape:
     def __post_init__(self) -> None:
         for name in ("q_heads", "kv_heads", "head_dim", "dtype_bytes"):
             if getattr(self, name) < 1:
-                raise ValueError(
-                    f"ModelShape.{name}: expected at least 1, got {getattr(self, name)}"
+                raise ClusterError(
+                    f"ModelShape.{name}: expected at least 1, got {getattr(self, name)}", name
                 )
         if self.q_heads % self.kv_heads:
-            raise ValueError(
+            raise ClusterError(
                 f"ModelShape: q_heads must be a multiple of kv_heads, got {self.q_heads} and "
-                f"{self.kv_heads}"
+                f"{self.kv_heads}",
+                "kv_heads",
             )
         if self.q_bytes > MOST_BYTES_PER_TOKEN:
-            raise ValueError(
+            raise ClusterError(
                 "ModelShape: q_heads * head_dim * dtype_bytes, the bytes of a token, must be at "
-                f"most {MOST_BYTES_PER_TOKEN}, got {self.q_bytes}"
+                f"most {MOST_BYTES_PER_TOKEN}, got {self.q_bytes}",
+                "head_dim",
             )
         settle(self, float32_partials=self.float32_partials and self.dtype_bytes < FLOAT32_BYTES)
 

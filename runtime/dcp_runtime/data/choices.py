@@ -11,7 +11,6 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from dcp_dsl import DatasetError
 from dcp_dsl.arrays import settle
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_planner.step import StepModel
@@ -121,6 +120,8 @@ class RowRules:
         position_column: column with the position of each token; by default they count from 0.
         extra_columns: columns with one number per token that come along in `LocalData.extra`:
             bool, any integers as int64, any floats as float32.
+        unchecked_columns: columns that state neither documents nor what the loss counts, whatever
+            they are called or hold: the loader refuses no row because nothing reads them.
         hidden_targets: for targets that do not see the token which should predict them, decided
             from the mask: ``"warn"`` leaves them out and says so once; ``"leave_out"`` leaves them
             out; ``"keep"`` trains on them. The loader's `screening` counts those left out.
@@ -129,8 +130,8 @@ class RowRules:
         path: path by which the ``for ... use`` of a spec finds a data set in memory.
 
     Raises:
-        DatasetError: if there is no such policy.
-        RunError: if `hidden_targets`, `shared_targets` or `extra_columns` has an invalid value.
+        RunError: if `policy`, `hidden_targets` or `shared_targets` is none of its choices, or
+            columns are not given by a tuple of names.
     """
 
     policy: RowPolicy = "error"
@@ -139,25 +140,23 @@ class RowRules:
     labels_column: str | None = "labels"
     position_column: str | None = None
     extra_columns: Sequence[str] = ()
+    unchecked_columns: Sequence[str] = ()
     hidden_targets: HiddenTargets = "warn"
     shared_targets: SharedTargets = "once"
     path: str = ""
 
     def __post_init__(self) -> None:
-        if self.policy not in get_args(RowPolicy):
-            raise DatasetError(
-                f"expected policy to be one of {', '.join(get_args(RowPolicy))}, got "
-                f"{self.policy!r}"
-            )
+        _check_choice("RowRules.policy", self.policy, RowPolicy)
         _check_choice("RowRules.hidden_targets", self.hidden_targets, HiddenTargets)
         _check_choice("RowRules.shared_targets", self.shared_targets, SharedTargets)
-        names = self.extra_columns
-        if isinstance(names, str) or not all(isinstance(name, str) for name in names):
-            raise RunError(
-                f"RowRules.extra_columns: expected a tuple of names, got {names!r:.60}; one column "
-                'is ("advantages",)'
-            )
-        settle(self, extra_columns=tuple(dict.fromkeys(names)))
+        for name in ("extra_columns", "unchecked_columns"):
+            names = getattr(self, name)
+            if isinstance(names, str) or not all(isinstance(each, str) for each in names):
+                raise RunError(
+                    f"RowRules.{name}: expected a tuple of names, got {names!r:.60}; one column is "
+                    '("advantages",)'
+                )
+            settle(self, **{name: tuple(dict.fromkeys(names))})
 
 
 @dataclass(frozen=True, slots=True)

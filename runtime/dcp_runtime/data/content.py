@@ -5,7 +5,7 @@ Fingerprints guard against mistakes, not against attacks: they are fast, and not
 
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
@@ -13,9 +13,10 @@ import numpy as np
 
 from dcp_dsl import Mask, Spec, Stack
 from dcp_dsl.arrays import Ints
+from dcp_runtime.data.loss_masks import Values
 from dcp_runtime.data.planner_pool import MaskText
-from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, StreamedRows
-from dcp_runtime.data.sequences import PackedSequence, with_length
+from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, RowError, StreamedRows
+from dcp_runtime.data.sequences import PackedSequence, join_extra, with_length
 
 SHOWN_ROWS = 8
 """Rows whose numbers a message shows."""
@@ -28,27 +29,58 @@ _FACTOR = 0x9E3779B97F4A7C15  # odd, with bits all over
 
 
 def describe_content(
-    rows: Sequence[int], num_targets: int, tokens: Ints, targets: Ints, positions: Ints
+    rows: Sequence[int], num_targets: int, columns: Sequence[Ints], extra: Mapping[str, Values]
 ) -> str:
-    """Return a line with the rows of a batch and a fingerprint of all that ranks train on."""
+    """Return a line with the rows of a batch and a fingerprint of all that ranks train on.
+
+    Args:
+        rows: their numbers in the data set.
+        num_targets: of the global batch.
+        columns: tokens, targets and positions of all rows.
+        extra: the extra columns of all rows, by name.
+    """
     shown = ", ".join(map(str, rows[:SHOWN_ROWS])) or "none"
     if len(rows) > SHOWN_ROWS:
         shown += f", ... ({len(rows)} rows)"
     numbers = np.array([num_targets, *rows])
-    return f"rows {shown} (fingerprint {fingerprint(numbers, tokens, targets, positions):016x})"
+    # By name: ranks may name the same extra columns in another order.
+    others = [part for name in sorted(extra) for part in (_letters(name), _bits(extra[name]))]
+    return f"rows {shown} (fingerprint {fingerprint(numbers, *columns, *others):016x})"
 
 
-def describe_sequences(sequences: Sequence[PackedSequence], *, is_fixed: bool) -> str:
-    """Return a line as `describe_content` does; of rows that are not fixed only their lengths."""
+def describe_sequences(
+    sequences: Sequence[PackedSequence], *, is_fixed: bool, is_table: bool
+) -> str:
+    """Return a line as `describe_content` does for rows that every rank reads alike.
+
+    Rows that are not fixed tell only their lengths. Extra columns count in rows of a table alone:
+    code that computes rows may draw them at random.
+    """
     columns = [sequence.columns for sequence in sequences]
     values = [
         np.concatenate([sequence.tokens for sequence in sequences]),
         np.concatenate([each.targets for each in columns]),
         np.concatenate([each.positions for each in columns]),
     ]
+    names = columns[0].extra if is_table else ()
+    extra = {name: join_extra(name, [each.extra[name] for each in columns]) for name in names}
     if not is_fixed:
         values = [np.array([len(sequence.tokens) for sequence in sequences])] * 3
-    return describe_content([each.row for each in sequences], len(sequences), *values)
+    return describe_content([each.row for each in sequences], len(sequences), values, extra)
+
+
+def _letters(name: str) -> Ints:
+    return np.frombuffer(name.encode(), np.uint8).astype(np.int64)
+
+
+def _bits(values: Values) -> Ints:
+    """Return integers that are equal where values are: all NaN count as one, and -0.0 as 0.0."""
+    if values.dtype != np.float32:
+        return values.astype(np.int64, copy=False)
+    plain = values + np.float32(0)
+    if (is_nan := np.isnan(plain)).any():
+        plain[is_nan] = np.nan
+    return plain.view(np.int32).astype(np.int64)
 
 
 def fingerprint(*arrays: Ints) -> int:
@@ -99,7 +131,13 @@ def hash_data(
         return DataHashes("", _hash_text(_describe(mask_fn)))
     places = np.linspace(0, max(0, len(rows) - 1), min(SAMPLED_ROWS, len(rows)))
     numbers = np.unique(places.round().astype(np.int64))
-    read = [(number, *rows.read(number)) for number in numbers.tolist()]
+    # A row without tokens has no hash; it is told where it is read, if it is.
+    read = [
+        (number, row, own)
+        for number in numbers.tolist()
+        for row, own in [rows.read(number)]
+        if not isinstance(own, RowError)
+    ]
     tokens = [own for _, _, own in read]
     texts = []
     for number, row, own in read:
@@ -111,7 +149,8 @@ def hash_data(
             texts.append(_describe(mask))
     # Rows that are augmented at random say nothing about the data set.
     is_fixed = rows.is_table or all(
-        np.array_equal(rows.read(number)[1], own) for number, _, own in read
+        not isinstance(again := rows.read(number)[1], RowError) and np.array_equal(again, own)
+        for number, _, own in read
     )
     hashed = f"{fingerprint(numbers, *tokens):016x}" if is_fixed else ""
     return DataHashes(hashed, _hash_text(*texts))

@@ -50,7 +50,7 @@ from dcp_runtime.data.rows import (
     open_rows,
     pack_epoch,
 )
-from dcp_runtime.data.screening import Screening
+from dcp_runtime.data.screening import Screening, TargetCount
 from dcp_runtime.data.sequences import PackedSequence, RowReader
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import BatchPlan
@@ -125,9 +125,14 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         resolve = make_resolver(self._rows, dataset, mask_fn, rows.path)
         self.screening = Screening(rows.policy, says=self._replicas.device == 0)
         room = self._dealing.room(self._dealing.widest)
-        self._reader = RowReader(resolve, room, self._dealing.way_out, self.screening, rows)
+        self._reader = RowReader(
+            resolve, room, self._dealing.way_out, self.screening, rows, self._rows.faults
+        )
         is_first = self._replicas.device == 0
-        self._targets = TargetFinder(rows, self.screening, says=is_first, says_seen=is_first)
+        # Where all rows have targets but those of one replica, its first rank says so.
+        is_first_own = self._replicas.device % self._replicas.context_ranks == 0
+        self._count = TargetCount(self._replicas.replica, is_first, is_first_own)
+        self._targets = TargetFinder(rows, self.screening, is_first, is_first, self._count)
         self._plans = make_plan_source(look_ahead, self._replicas)
         self._compares = is_known(planning, self._replicas)  # with other replicas, once
         self._waiting: deque[DealingWindow] = deque()
@@ -269,6 +274,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._check_newest(iteration)
         coming, waiting, begin = self._coming(), self._waiting, self._position
         self._is_under_way = True
+        self._count.begin()
         try:
             while True:
                 # One window to take now, and so many more that are planned meanwhile.
@@ -300,6 +306,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 rows = self._rows
                 total = len(rows) if isinstance(rows, IndexedRows) else rows.passed
                 raise self.screening.no_batch(begin.epoch, total)
+            if begin == Position(begin.epoch):  # else a rest, which may be short
+                self._count.end()
             self._position, self._is_begun = Position(self._position.epoch + 1), False
         finally:
             # A newer iteration may be under way when this generator is closed.
@@ -311,10 +319,10 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         # Rows that are augmented at random may differ between replicas, but for their lengths.
         is_fixed = not isinstance(self._rows, IndexedRows) or bool(self._hashes.tokens)
         start = window.start
-        return (
-            f"{describe_sequences(window.sequences, is_fixed=is_fixed)} in epoch {start.epoch}, "
-            f"step {start.step} of the data set {self._fingerprint()}-{'-'.join(self._hashes)}"
-        )
+        is_table = isinstance(self._rows, IndexedRows) and self._rows.is_table
+        line = describe_sequences(window.sequences, is_fixed=is_fixed, is_table=is_table)
+        data = f"{self._fingerprint()}-{'-'.join(self._hashes)}"
+        return f"{line} in epoch {start.epoch}, step {start.step} of the data set {data}"
 
     def _facts(self) -> dict[str, float]:
         """Return the figures of planning, and of rows so far, for the record of a step."""

@@ -18,10 +18,11 @@ from dcp_dsl import Mask, Sample
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.content import describe_content
+from dcp_runtime.data.loss_masks import IGNORE_LABEL
 from dcp_runtime.data.plan_sources import PendingPlan
 from dcp_runtime.data.planner_pool import PlanReply
-from dcp_runtime.data.screening import Screening
-from dcp_runtime.data.sequences import IGNORE_LABEL, PackedSequence, Values
+from dcp_runtime.data.screening import Screening, TargetCount
+from dcp_runtime.data.sequences import PackedSequence, join_extra
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import SAME_ROWS, BatchNote, BatchPlan, StackedPlans, note_batch
 
@@ -38,6 +39,7 @@ class TargetFinder:
     screening: Screening
     says: bool
     says_seen: bool
+    count: TargetCount
 
     def find(self, sequences: Sequence[PackedSequence], planned: PlanReply) -> tuple[Ints, ...]:
         """Return the positions of the targets of each sequence, of at least one.
@@ -71,7 +73,13 @@ class TargetFinder:
             if len(copied):
                 self.says_seen = False
                 self._say_seen(sequences, copied, f"{len(copied)} of the {counts.sum()} targets")
-        return tuple(np.flatnonzero(counted) for counted in np.split(counts, starts[1:-1]))
+        found = tuple(np.flatnonzero(counted) for counted in np.split(counts, starts[1:-1]))
+        self.count.add(
+            [len(sequence.tokens) for sequence in sequences],
+            [len(targets) for targets in found],
+            {member for batch in planned.batches for member in batch.members},
+        )
+        return found
 
     def _record(self, sequences: Sequence[PackedSequence], left_out: Ints, share: str) -> None:
         """Count the targets left out of each row; warn the first time."""
@@ -243,7 +251,7 @@ def take_local(
     }
     row_numbers = tuple(sequence.row for sequence in sequences)
     # Of the whole columns, which every rank reads: ranks compare this line.
-    content = describe_content(row_numbers, num_targets, tokens, wanted, position_ids)
+    content = describe_content(row_numbers, num_targets, (tokens, wanted, position_ids), extra)
     data = LocalData(
         tokens=torch.from_numpy(tokens[local]),
         labels=torch.from_numpy(labels[local]),
@@ -259,24 +267,6 @@ def take_local(
         target_extra={name: torch.from_numpy(values[mine]) for name, values in extra.items()},
     )
     return data, content
-
-
-def join_extra(name: str, parts: Sequence[Values]) -> Values:
-    """Concatenate an extra column of several rows; floats in one row make floats of all.
-
-    >>> join_extra("x", [np.array([1, 2]), np.array([0.5], np.float32)]).dtype
-    dtype('float32')
-    """
-    joined: Values = np.concatenate(parts)
-    if not any(part.dtype == np.float32 for part in parts):
-        return joined
-    kept = joined.astype(np.float32)
-    if any(part.dtype == np.int64 and (part.astype(np.float32) != part).any() for part in parts):
-        raise RunError(
-            f"column `{name}` holds floats in one row of a batch and in another integers that "
-            "float32 cannot hold; make all its values floats, or all integers"
-        )
-    return kept
 
 
 def next_token_loss(

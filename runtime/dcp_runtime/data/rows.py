@@ -30,50 +30,74 @@ ROWS_OF_A_TABLE = 1024
 """Rows of a Hugging Face data set whose lengths are read at once."""
 
 
+class RowError(DatasetError):
+    """A row without usable tokens, which a policy may leave out."""
+
+
+TokensRead: TypeAlias = Tokens | RowError
+"""The tokens of a row, or why it has none."""
+
+
 def token_columns(name: str | None) -> tuple[str, ...]:
     """Return the columns that may hold the tokens, in the order of preference."""
     return ("tokens", "input_ids") if name is None else (name,)
 
 
-def read_tokens(names: Sequence[str], row: Row, index: int) -> Tokens:
-    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each."""
+def read_tokens(names: Sequence[str], row: Any, index: int) -> Tokens:  # Any: what a user gives
+    """Return the tokens of a row, int64 ``[length]``; bytes count as one token each.
+
+    Raises:
+        RowError: if this row has none.
+        DatasetError: if it is a batch of rows.
+    """
     if not isinstance(row, Mapping):
-        raise DatasetError(
+        raise RowError(
             f"row {index}: expected columns by name, got {type(row).__name__}; "
             "read_dataset(path) gives the rows of a file"
         )
-    name = next((name for name in names if row.get(name) is not None), None)
-    if name is None:
+    found = [name for name in names if row.get(name) is not None]
+    if not found:
         if empty := [name for name in names if name in row]:
-            raise DatasetError(
-                f"row {index}: expected `{empty[0]}` to be integers or bytes, got None"
-            )
-        have = ", ".join(sorted(row)) or "none"
-        raise DatasetError(
+            raise RowError(f"row {index}: expected `{empty[0]}` to be integers or bytes, got None")
+        have = ", ".join(sorted(map(str, row))) or "none"
+        raise RowError(
             f"row {index} has no column `{names[0]}`; its columns are: {have}; "
             "token_column= names another one"
         )
-    value = row[name]
-    if isinstance(value, bytes | bytearray):
-        return np.frombuffer(bytes(value), np.uint8).astype(np.int64)
-    return _integers(value, index, name)
+    tokens, *others = (_integers(row[name], index, name) for name in found)
+    for other in others:
+        check_same_tokens(tokens, other, f"row {index}")
+    return tokens
+
+
+def check_same_tokens(tokens: Tokens, other: Tokens, where: str) -> None:
+    """Refuse a row whose two columns of tokens contradict each other."""
+    if not np.array_equal(tokens, other):
+        raise RowError(
+            f"{where}: `tokens` and `input_ids` hold other tokens, {len(tokens)} and {len(other)} "
+            "of them; RowRules(token_column='tokens'), or 'input_ids', reads one of the two"
+        )
 
 
 def _integers(values: Any, row: int, column: str) -> Tokens:  # Any: what a user's row holds
+    if isinstance(values, bytes | bytearray):
+        return np.frombuffer(bytes(values), np.uint8).astype(np.int64)
     try:
         array = np.asarray(values)
-    except ValueError:  # lists of several lengths; refused below
+    except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a device
         array = np.empty((), object)
     if array.ndim > 1 and array.dtype.kind in "iu":
         raise DatasetError(
             f"row {row}: expected `{column}` to be integers or bytes, got a batch of shape "
             f"{list(array.shape)}; give the rows one by one, DCPDataloader packs them"
         )
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise DatasetError(
-            f"row {row}: expected `{column}` to be integers or bytes, got {str(values)[:60]!r}"
+    tokens = array.astype(np.int64) if array.dtype.kind in "iu" or not array.size else array
+    if array.ndim != 1 or not np.array_equal(tokens, array) or tokens.dtype != np.int64:
+        raise RowError(
+            f"row {row}: expected `{column}` to be integers or bytes, got {str(values)[:60]!r}; "
+            "token_column= names another column"
         )
-    return array.astype(np.int64)
+    return tokens
 
 
 class IndexedRows:
@@ -90,6 +114,7 @@ class IndexedRows:
         # Our own data sets know the lengths and the tokens of their rows, if no column is named.
         self._ours = dataset if isinstance(dataset, Dataset) and token_column is None else None
         self._lengths: Ints | None = None
+        self.faults: dict[int, RowError] = {}  # of the rows to which `lengths` gives 0 for that
         self._is_arrow = False  # a file or table that gives lengths without reading rows
 
     def __len__(self) -> int:
@@ -108,34 +133,56 @@ class IndexedRows:
         names = getattr(self._dataset, "column_names", None)  # Hugging Face's
         if names is not None:
             return frozenset(names)
-        return frozenset(self._dataset[0]) if len(self._dataset) else frozenset()
+        rows = (self._dataset[index] for index in range(len(self)))
+        return frozenset(next((row for row in rows if isinstance(row, Mapping)), ()))
 
     @property
     def lengths(self) -> Ints:
         """Tokens of every row, int64 ``[N]``; reads all rows if no file or table holds them."""
         if self._lengths is None:
             if self._ours is not None:
-                self._lengths = self._ours.lengths
+                self._lengths = self._lengths_of_files(self._ours)
             elif (told := _lengths_of_arrow(self._dataset, self._names)) is not None:
                 self._lengths, self._is_arrow = told, True
             else:
-                counts = (len(self.read(index)[1]) for index in range(len(self)))
-                self._lengths = np.fromiter(counts, np.int64)
+                self._lengths = self._lengths_by_row()
         return self._lengths
 
-    def read(self, index: int) -> tuple[Row, Tokens]:
-        """Return one row and its tokens; asks the data set once."""
+    def _lengths_of_files(self, dataset: Dataset) -> Ints:
+        try:
+            return dataset.lengths
+        except DatasetError:  # a row without tokens, or with two lengths; or a file of such rows
+            found = self._lengths_by_row()
+            parts = np.split(found, np.cumsum([len(part) for part in dataset.parts])[:-1])
+            if any(len(own) and not own.any() for own in parts):
+                raise
+            return found
+
+    def _lengths_by_row(self) -> Ints:
+        """Read all rows; keep the faults of those without tokens, whose length is 0."""
+        lengths = np.zeros(len(self), np.int64)
+        for index in range(len(self)):
+            found = self.read(index)[1]
+            if isinstance(found, RowError):
+                self.faults[index] = found
+            else:
+                lengths[index] = len(found)
+        return lengths
+
+    def read(self, index: int) -> tuple[Row, TokensRead]:
+        """Return one row and its tokens, or why it has none; asks the data set once."""
         try:
             row = self._dataset[index]
         except IndexError as error:
+            had = len(self) if self._lengths is None else len(self._lengths)
             raise DatasetError(
-                f"row {index} is gone: the data set had {len(self.lengths)} rows when the loader "
-                f"was made and has {len(self._dataset)} now; make a new loader"
+                f"row {index} is gone: the data set had {had} rows when the loader was made and "
+                f"has {len(self._dataset)} now; make a new loader"
             ) from error
-        if self._ours is not None:
-            found = np.asarray(self._ours.tokens(index)).astype(np.int64)
-        else:
-            found = read_tokens(self._names, row, index)
+        try:
+            found = self._tokens(index, row)
+        except RowError as error:
+            return row, error
         # A row that has changed may no longer fit its pack.
         if self._lengths is not None and len(found) != self._lengths[index]:
             raise DatasetError(
@@ -143,6 +190,17 @@ class IndexedRows:
                 f"{len(found)} now; make a new loader"
             )
         return row, found
+
+    def _tokens(self, index: int, row: Row) -> Tokens:
+        if self._ours is None:
+            return read_tokens(self._names, row, index)
+        try:
+            tokens = np.asarray(self._ours.tokens(index)).astype(np.int64)
+        except DatasetError as error:  # it names the row of the file
+            raise RowError(str(error)) from error
+        if row.get("tokens") is not None and row.get("input_ids") is not None:
+            check_same_tokens(tokens, read_tokens(("input_ids",), row, index), f"row {index}")
+        return tokens
 
 
 class StreamedRows:
@@ -158,10 +216,11 @@ class StreamedRows:
         self._dataset = dataset
         self._names = token_columns(token_column)
         self._is_read = False
+        self.faults: dict[int, RowError] = {}  # none: each comes with its row
         self.passed = 0  # rows of the latest iteration so far
 
-    def rows_from(self, index: int) -> Iterator[tuple[int, Row, Tokens]]:
-        """Return number, row and tokens of every row from `index` on; pass over those before."""
+    def rows_from(self, index: int) -> Iterator[tuple[int, Row, TokensRead]]:
+        """Return what `IndexedRows.read` does for every row from `index` on, with its number."""
         if self._is_read and isinstance(self._dataset, Iterator):
             raise DatasetError(
                 f"the rows came from a {type(self._dataset).__name__}, which gives them only once; "
@@ -179,7 +238,11 @@ class StreamedRows:
         self.passed = index
         for number, row in enumerate(rows, start=index):
             self.passed = number + 1
-            yield number, row, read_tokens(self._names, row, number)
+            try:
+                tokens: TokensRead = read_tokens(self._names, row, number)
+            except RowError as error:
+                tokens = error
+            yield number, row, tokens
 
 
 def _lengths_of_arrow(dataset: Any, names: Sequence[str]) -> Ints | None:  # Any: HF's
@@ -216,6 +279,19 @@ def open_rows(
             "expected a data set of rows, got batches of torch's DataLoader; DCPDataloader packs "
             "rows into batches itself: give it the DataLoader's dataset, or a DataLoader with "
             "batch_size=None"
+        )
+    if isinstance(dataset, Mapping):
+        names = ", ".join(f"{name!r}" for name in dataset)
+        of_splits = hasattr(dataset, "column_names")  # Hugging Face's DatasetDict
+        kind, way = (
+            (f"the splits {names}", "give one of them, such as dataset['train']")
+            if of_splits
+            else (f"a {type(dataset).__name__} of {names:.60}", "give a list of rows, a dict each")
+        )
+        raise DatasetError(f"expected a data set of rows, got {kind}; {way}")
+    if hasattr(dataset, "iloc"):
+        raise DatasetError(
+            "expected a data set of rows, got a DataFrame; give frame.to_dict('records')"
         )
     if isinstance(dataset, str | bytes | Path):
         raise DatasetError(

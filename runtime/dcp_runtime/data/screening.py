@@ -1,10 +1,14 @@
 """The policy for rows that cannot be used, and the record of all that is left out of them."""
 
 import logging
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from dcp_dsl import DatasetError
+from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowPolicy
 from dcp_runtime.data.planner_pool import SKIP_HINT
 
@@ -15,6 +19,9 @@ KEPT_EXAMPLES = 20
 
 SHARES = (0.5, 0.1, 0.01)
 """Shares of the rows seen so far: the loader warns once for each that left-out rows exceed."""
+
+MANY_ROWS = 1000
+"""Rows without any target after which the loader does not wait for the end of the epoch."""
 
 LEAST_SHARED = 5
 """Rows left out before they are told as a share: one row of two would be half of them."""
@@ -151,3 +158,47 @@ class Screening:
                 ", ".join(f"{count} {reason}" for reason, count in self.counts.items()),
                 self.examples[0],
             )
+
+
+@dataclass(slots=True)
+class TargetCount:
+    """Counts what an epoch trains on, and warns once where that is nothing.
+
+    Attributes:
+        replica: that of this rank.
+        says: whether it warns of all rows.
+        says_own: whether it warns of those that its replica trains on.
+    """
+
+    replica: int
+    says: bool
+    says_own: bool
+    # Rows, tokens and targets of this iteration: of all replicas, and of this one.
+    _all: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
+    _own: Ints = field(default_factory=lambda: np.zeros(3, np.int64))
+
+    def begin(self) -> None:
+        """Begin an iteration."""
+        self._all[:] = self._own[:] = 0
+
+    def add(self, tokens: Sequence[int], targets: Sequence[int], own: Collection[int]) -> None:
+        """Count the tokens and targets of the rows of a window; `own` are those of the replica."""
+        self._all += len(tokens), sum(tokens), sum(targets)
+        self._own += len(own), sum(tokens[row] for row in own), sum(targets[row] for row in own)
+        if self._all[0] >= MANY_ROWS:
+            self.end()
+
+    def end(self) -> None:
+        """Judge the rows of the iteration so far."""
+        is_all = not self._all[2]
+        rows, tokens, targets = (self._all if is_all else self._own).tolist()
+        if not rows or targets or not (self.says if is_all else self.says_own):
+            return
+        self.says = self.says_own = False
+        logger.warning(
+            "%s on nothing: %d rows of %d tokens hold 0 targets; the labels column, loss_column "
+            "and the mask say which targets count, and a row of one token has none",
+            "this run trains" if is_all else f"replica {self.replica} trains",
+            rows,
+            tokens,
+        )

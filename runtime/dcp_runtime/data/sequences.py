@@ -6,7 +6,7 @@ positions, and the extra columns that a user names.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,13 +14,11 @@ from numpy.typing import NDArray
 from dcp_dsl import DatasetError, Mask, Sample, Stack, TokenPaths, row_name, token_paths
 from dcp_dsl.arrays import Ints
 from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.rows import Resolver, Row, Tokens
+from dcp_runtime.data.loss_masks import IGNORE_LABEL, Values
+from dcp_runtime.data.rows import Resolver, Row, RowError, Tokens, TokensRead
 from dcp_runtime.data.screening import Screening
-from dcp_runtime.data.unread import check_documents, check_masks
+from dcp_runtime.data.unread import ReadRow, UnreadColumns
 from dcp_runtime.errors import RunError
-
-IGNORE_LABEL = -100
-"""Label of a token that predicts nothing, as ``torch.nn.CrossEntropyLoss`` ignores it."""
 
 LABELS = f"token ids from 0, or {IGNORE_LABEL} where the loss counts nothing"
 
@@ -28,8 +26,6 @@ MANY = 8
 """Labels that must all equal the next token before a column counts as shifted, not as chance.
 
 Counted in one row, or over the rows so far."""
-
-Values: TypeAlias = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,8 +83,6 @@ def _targets(rules: RowRules, row: Row, tokens: Tokens) -> Ints:
     labels = _labels(rules.labels_column, row, tokens)
     counted = _counted(rules.loss_column, row, len(tokens))
     if counted is None:
-        if labels is None:
-            check_masks(rules, row, len(tokens))
         return tokens if labels is None else labels
     if labels is None:
         return np.where(counted, tokens, IGNORE_LABEL)
@@ -157,6 +151,29 @@ def _extra(name: str, row: Row, length: int) -> Values:
         kept = found.astype(np.float32)
     if not np.array_equal(np.isfinite(kept), np.isfinite(found)):
         raise _refusal(name, "numbers that fit into float32", row, length)
+    # numpy makes floats of a list in which an integer is too large, or beside a float.
+    if isinstance(row[name], list | tuple) and (np.abs(found) > 2**24).any():
+        whole = [value for value in row[name] if isinstance(value, int)]
+        if any(value >= 2**63 or int(np.float32(value)) != value for value in whole):
+            raise _refusal(name, "numbers that fit into int64, or all into float32", row, length)
+    return kept
+
+
+def join_extra(name: str, parts: Sequence[Values]) -> Values:
+    """Concatenate an extra column of several rows; floats in one row make floats of all.
+
+    >>> join_extra("x", [np.array([1, 2]), np.array([0.5], np.float32)]).dtype
+    dtype('float32')
+    """
+    joined: Values = np.concatenate(parts)
+    if not any(part.dtype == np.float32 for part in parts):
+        return joined
+    kept = joined.astype(np.float32)
+    if any(part.dtype == np.int64 and (part.astype(np.float32) != part).any() for part in parts):
+        raise RunError(
+            f"column `{name}` holds floats in one row of a batch and in another integers that "
+            "float32 cannot hold; make all its values floats, or all integers"
+        )
     return kept
 
 
@@ -259,14 +276,22 @@ class Alignment:
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads rows one at a time; messages give `way_out` for a row longer than `room`."""
+    """Reads rows one at a time; messages give `way_out` for a row longer than `room`.
+
+    `faults` are those of rows whose tokens cannot be read, which have length 0.
+    """
 
     resolve: Resolver
     room: int
     way_out: str
     screening: Screening
     rules: RowRules
+    faults: Mapping[int, RowError] = field(default_factory=dict)
     alignment: Alignment = field(default_factory=Alignment)
+    unread: UnreadColumns = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.unread = UnreadColumns(self.rules, self.screening.says)
 
     def usable_tokens(self, row: int, length: int) -> int:
         """Return how many tokens of a row take part, judged by its length; 0 leaves it out.
@@ -274,6 +299,9 @@ class RowReader:
         Raises:
             DatasetError: if the row cannot be used and the policy is to raise.
         """
+        if fault := self.faults.get(row):
+            self.screening.leave_out(row, "unfit", str(fault))
+            return 0
         if length == 0:
             self.screening.leave_out(row, "empty", f"row {row} has no tokens")
             return 0
@@ -281,7 +309,7 @@ class RowReader:
             return self.screening.shorten(row, length, self.room, self.way_out)
         return length
 
-    def read(self, index: int, row: Row, tokens: Tokens) -> PackedSequence | None:
+    def read(self, index: int, row: Row, tokens: TokensRead) -> PackedSequence | None:
         """Find the masks and columns of a row; ``None`` leaves it out.
 
         Raises:
@@ -289,6 +317,9 @@ class RowReader:
             RunError: naming the row, if it shows a fault of the whole data set.
         """
         self.screening.see()
+        if isinstance(tokens, RowError):
+            self.screening.leave_out(index, "unfit", str(tokens))
+            return None
         count = self.usable_tokens(index, len(tokens))
         if not count:
             return None
@@ -300,8 +331,12 @@ class RowReader:
             paths = find_paths(masks, sample)
             columns = read_columns(self.rules, row, tokens, paths)
             self.alignment.check(index, self.rules.labels_column, columns.targets, tokens)
-            if paths is None:  # a layout with branches states documents and positions
-                check_documents(self.rules, row, columns.positions, sample.columns)
+            counted = columns.targets != IGNORE_LABEL
+            has_labels = self.rules.labels_column in row
+            own = ReadRow(
+                index, tokens, counted, columns.positions, sample.columns, paths, has_labels
+            )
+            self.unread.check(row, own)
         except DatasetError as error:
             self.screening.leave_out(index, "unfit", f"row {index}: {error}")
             return None
@@ -323,8 +358,14 @@ def find_paths(masks: Sequence[Mask], sample: Sample) -> TokenPaths | None:
 
 
 def with_length(row: Row, length: int) -> Row:
-    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is."""
+    """Add the length to a row as `len`, which masks read, whatever the column of the tokens is.
+
+    Where that is another one, `tokens` may hold anything: it then states no length.
+    """
     for name in ("len", "length"):
         if row.get(name) is not None and row[name] != length:
             raise DatasetError(f"column `{name}` says {row[name]} tokens, the row has {length}")
-    return row if row.get("len") is not None else {**row, "len": length}
+    tokens: Any = row.get("tokens")
+    is_sized = hasattr(tokens, "__len__") and not isinstance(tokens, str)
+    is_other = tokens is not None and not (is_sized and len(tokens) == length)
+    return {**row, "len": length, "tokens": None} if is_other else {**row, "len": length}

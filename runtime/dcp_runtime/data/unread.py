@@ -1,128 +1,292 @@
-"""Columns of other tools that change what is to be trained on, in rows where nothing reads them.
+"""Columns that change what is to be trained on, in rows where nothing reads them, are refused.
 
-A data set with such a column would train on prompts or padding, with wrong positions, or across
-the borders of documents.
+A data set with such a column would train across the borders of documents, with wrong positions, or
+on prompts and padding. `documents` and `loss_masks` know what a column says; here is who reads it.
 """
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from dcp_dsl.arrays import Ints
+from dcp_dsl import TokenPaths
+from dcp_dsl.arrays import Bools, Ints
 from dcp_runtime.data.choices import RowRules
+from dcp_runtime.data.documents import (
+    BITS,
+    ENOUGH_BITS,
+    Kind,
+    begins_by_name,
+    end_of_numbers,
+    is_of_other_things,
+    kind_by_name,
+    restarts,
+)
+from dcp_runtime.data.loss_masks import (
+    LikelyMasks,
+    Role,
+    Values,
+    check_labels,
+    check_mask,
+    role_by_name,
+    tell_mask,
+    unchecked,
+)
 from dcp_runtime.errors import RunError
 
-UNREAD_MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
-"""Columns that leave tokens out."""
+TOKENS_AND_LABELS = ("tokens", "input_ids", "labels")
+"""Columns that hold token ids, also where another one is read."""
 
-POSITIONS = "position_ids"
-"""Column of positions, which begin anew with every document."""
-
-LENGTHS, ENDS, NUMBERS = ("seq_lens",), ("cu_seqlens",), ("document_ids", "doc_ids")
-"""Columns that state documents: by their lengths, by where they end, and token by token."""
-
-APART = "a mask with `segment doc = [doc_lens]*` and `per doc` keeps packed documents apart"
+SHOWN = 8
+"""Lengths of documents that a message shows."""
 
 
-def check_masks(rules: RowRules, row: Mapping[str, Any], length: int) -> None:
-    """Refuse a row with a well-known mask that leaves tokens out, if no rule reads that mask.
+@dataclass(frozen=True, slots=True)
+class ReadRow:
+    """What is read of a row of n tokens.
 
-    Raises:
-        RunError: naming the column.
-    """
-    for name in UNREAD_MASKS:
-        if name in rules.extra_columns or row.get(name) is None:
-            continue
-        values = np.asarray(row[name])
-        zeros = int((values == 0).sum()) if values.shape == (length,) else 0
-        if zeros:
-            padding = "; rows need no padding: leave it out" if name == "attention_mask" else ""
-            raise RunError(
-                f"column `{name}` leaves out {zeros} of {length} tokens, and nothing reads it: "
-                f"RowRules(loss_column={name!r}) leaves these targets out, "
-                f"extra_columns=({name!r},) carries the column along and trains on all{padding}"
-            )
-
-
-def check_documents(
-    rules: RowRules, row: Mapping[str, Any], positions: Ints, read: Mapping[str, Any]
-) -> None:
-    """Refuse a row with a well-known column of other positions or documents that nothing reads.
-
-    Args:
-        rules: name the columns that the loader reads.
-        row: its columns.
+    Attributes:
+        number: of the row.
+        tokens: int64 ``[n]``.
+        counted: bool ``[n]``, whether the loss counts a token as a target.
         positions: int64 ``[n]``, those that its tokens have.
-        read: the columns that its masks read.
-
-    Raises:
-        RunError: naming the column.
+        columns: those that its masks read, by the names that the masks have for them.
+        paths: of a layout with branches.
+        has_labels: whether labels say what is counted.
     """
-    named = {rules.position_column, rules.loss_column, rules.labels_column, rules.token_column}
-    named.update(rules.extra_columns, read)
-    length = len(positions)
-    for name in (POSITIONS, *LENGTHS, *ENDS, *NUMBERS):
-        if name in named or (values := _integers(row.get(name))) is None:
-            continue
-        borders = _borders(name, values, length)
-        if not len(borders):
-            continue
-        if name == POSITIONS:
-            if not np.array_equal(values, positions):
-                raise RunError(
-                    f"column `{name}` begins anew at token {borders[0]}, and nothing reads it: "
-                    f"expected position {values[borders[0]]} there, got "
-                    f"{positions[borders[0]]}; RowRules(position_column={name!r}) reads the "
-                    f"column, {APART}; extra_columns=({name!r},) carries it along and trains as now"
-                )
-        elif not any(np.isin(borders, found).all() for found in _read_borders(read, length)):
-            as_now = (
-                f"extra_columns=({name!r},) carries it along and trains as now"
-                if name in NUMBERS
-                else "rows without the column train as now"
-            )
-            raise RunError(
-                f"column `{name}` states {len(borders) + 1} documents, and nothing reads it: "
-                f"expected a mask that reads where they begin, got one that reads "
-                f"{', '.join(f'`{column}`' for column in read) or 'no column'}; {APART}; {as_now}"
-            )
 
+    number: int
+    tokens: Ints
+    counted: Bools
+    positions: Ints
+    columns: Mapping[str, Any]  # Any: as `Sample.columns`
+    paths: TokenPaths | None
+    has_labels: bool
 
-def _borders(name: str, values: Ints, length: int) -> Ints:
-    """Return where documents begin within a row, by the column of that name."""
-    if name in LENGTHS:
-        return _ends(np.cumsum(values), length)
-    if name in ENDS:
-        return _ends(values[1:], length)  # the first is 0
-    if len(values) != length:
-        return np.zeros(0, np.int64)
-    begins = values[1:] == 0 if name == POSITIONS else values[1:] != values[:-1]
-    return 1 + np.flatnonzero(begins)
+    def has(self, begins: Ints) -> bool:
+        """Return whether the masks read that documents begin at these tokens."""
+        return any(np.isin(begins, known).all() for known in self._borders(begins))
 
-
-def _ends(ends: Ints, length: int) -> Ints:
-    """Return ends of documents that others follow; none if they are not of two or more in a row."""
-    if len(ends) < 2 or ends[0] < 0 or ends[-1] > length or (np.diff(ends) < 0).any():
-        return np.zeros(0, np.int64)
-    return np.unique(ends[(ends > 0) & (ends < length)])
-
-
-def _read_borders(read: Mapping[str, Any], length: int) -> Iterable[Ints]:
-    """Return the borders that each column of the masks may state, as lengths or by token."""
-    for column in read.values():
-        if isinstance(column, list) and any(isinstance(part, list) for part in column):
-            yield np.arange(length)  # parts of groups: several columns together state the borders
-        if (values := _integers(column)) is not None:
-            yield _ends(np.cumsum(values), length)
+    def _borders(self, begins: Ints) -> Iterator[Ints]:
+        """Return the borders that each column may state, and those of all of them together."""
+        length, every = len(self.positions), np.zeros(0, np.int64)
+        if self.paths is not None:
+            yield np.flatnonzero(self.paths.previous != np.arange(-1, length - 1))
+        for column in self.columns.values():
+            is_nested = isinstance(column, list) and any(isinstance(part, list) for part in column)
+            values = np.array([*_flat(column)] if is_nested else column, np.int64).reshape(-1)
+            every = np.concatenate([every, values[values != 0]])
+            if self.paths is None:
+                # Parts of groups: several columns together state borders.
+                yield np.arange(length) if is_nested else np.cumsum(values)
             if len(values) == length:
                 yield 1 + np.flatnonzero(np.diff(values))
+        if np.array_equal(np.sort(every), np.sort(np.diff([0, *begins, length]))):
+            yield begins  # the parts of a layout, in whatever order
 
 
-def _integers(column: Any) -> Ints | None:  # Any: what a user's row holds
-    """Return a list of integers; ``None`` for anything else."""
+@dataclass(slots=True)
+class UnreadColumns:
+    """Refuses rows with columns that say what nothing reads.
+
+    A name that other tools use is enough, in any row. Columns of other names are judged by what
+    they hold over the rows so far: a row that does not fit settles it.
+
+    Attributes:
+        rules: name the columns that the loader reads.
+        says: whether it tells of columns that may be loss masks.
+    """
+
+    rules: RowRules
+    says: bool
+    # Of columns without a known name: what they may still be, and the evidence for it.
+    _bits: dict[str, dict[Kind, float]] = field(default_factory=dict)
+    _seen: set[tuple[str, int]] = field(default_factory=set)  # a row read again proves no more
+    _no_labels: set[str] = field(default_factory=set)
+    _likely: LikelyMasks = field(default_factory=LikelyMasks)
+
+    def check(self, row: Mapping[str, Any], read: ReadRow) -> None:
+        """Judge the columns of a row.
+
+        Raises:
+            RunError: naming the column, how it is known, and what to write.
+        """
+        rules = self.rules
+        passed = {*rules.unchecked_columns, *rules.extra_columns, *read.columns, *TOKENS_AND_LABELS}
+        passed |= {name for name in (rules.token_column, rules.labels_column) if name is not None}
+        for name, column in row.items():
+            if name == rules.position_column and name not in passed:
+                self._check_positions_read(name, read)
+            elif name not in passed and isinstance(name, str) and not self._is_settled(name):
+                self._check_column(name, column, read)
+
+    def _is_settled(self, name: str) -> bool:
+        """Return whether neither the name of a column says something nor what it held so far."""
+        if kind_by_name(name) or role_by_name(name):
+            return False
+        is_judged = name in self._no_labels and self._likely.is_settled(name)
+        return is_of_other_things(name) or (is_judged and not self._bits.get(name))
+
+    def _check_column(self, name: str, column: Any, read: ReadRow) -> None:
+        """Judge a column by its name if that is known, else by what it holds."""
+        values = _numbers(column)
+        if values is None:
+            return
+        kind, role = kind_by_name(name), role_by_name(name)
+        if role:
+            self._check_mask(name, role, values, read)
+        if name == self.rules.loss_column:
+            return
+        integers = values.astype(np.int64) if values.dtype.kind in "iu" else None
+        if not kind and not role:
+            if integers is None or not check_labels(name, integers, read.tokens, read.counted):
+                self._no_labels.add(name)
+            self._judge(name, values, integers, read)
+        elif kind and integers is not None:
+            self._check_named(name, kind, column, integers, read)
+
+    def _check_named(self, name: str, kind: Kind, column: Any, values: Ints, read: ReadRow) -> None:
+        """Refuse a column whose name says that it states documents, if it does."""
+        length = len(read.positions)
+        begins = begins_by_name(kind, name, values, length)
+        if kind == "positions":
+            if values.shape[-1] == length:
+                _check_positions_unread(name, column, values, begins, read)
+            return
+        if len(begins) and not read.has(begins):
+            raise _refusal(name, kind, "name", begins, read, column)
+        if kind == "numbers" and values.shape == (length,):
+            is_token = np.arange(length) < end_of_numbers(values)
+            self._check_mask(name, "padding", is_token, read)
+
+    def _check_mask(self, name: str, role: Role, values: Values, read: ReadRow) -> None:
+        check_mask(self.rules, name, role, values, read.counted, has_labels=read.has_labels)
+
+    def _judge(self, name: str, values: Values, integers: Ints | None, read: ReadRow) -> None:
+        """Judge a column of unknown name by what it holds in the rows so far."""
+        length = len(read.positions)
+        bits = self._bits.setdefault(name, dict.fromkeys(BITS, 0.0))
+        is_new = (name, read.number) not in self._seen
+        for kind in tuple(bits):
+            more = None if integers is None or integers.ndim > 1 else BITS[kind](integers, length)
+            if integers is None or more is None:
+                del bits[kind]
+                continue
+            if more and is_new and bits[kind] < ENOUGH_BITS:
+                self._seen.add((name, read.number))
+                bits[kind] += more
+            if more and bits[kind] >= ENOUGH_BITS:
+                begins = begins_by_name(kind, name, integers, length)
+                if not read.has(begins):
+                    raise _refusal(name, kind, "content", begins, read, integers)
+        if not read.counted.all():  # else the columns that are read say what counts
+            self._likely.settle(name)
+        flags = values if values.shape == (length,) else None
+        if self._likely.see(read.number, name, flags) and self.says:
+            tell_mask(name, values)
+
+    def _check_positions_read(self, name: str, read: ReadRow) -> None:
+        own = read.positions
+        if len(begins := restarts(own)) and not read.has(begins):
+            every = begins_by_name("positions", name, own, len(own))  # short ones at the end, too
+            raise _refusal(name, "positions", "position_column", every, read, own)
+
+
+def _check_positions_unread(
+    name: str, column: Any, values: Ints, begins: Ints, read: ReadRow
+) -> None:
+    """Refuse positions that differ from those read by more than where they start."""
+    own = read.positions
+    for each in np.atleast_2d(values):
+        # Positions that count on through the row say no more than that it is one.
+        if any(np.ptp(each - other) == 0 for other in (own, np.arange(len(own)))):
+            continue
+        if len(begins):
+            raise _refusal(name, "positions", "name", begins, read, column)
+        at = int(np.flatnonzero(each - own != each[0] - own[0])[0])
+        way = f"RowRules(position_column={name!r}) reads it"
+        if np.ndim(column) > 1:
+            way = (
+                "RowRules(position_column=...) reads a column with one of them per token, "
+                "extra_columns=(...) carries others along"
+            )
+        raise RunError(
+            f"column `{name}` holds other positions, and nothing reads it: expected position "
+            f"{each[at]} at token {at}, got {own[at]}; {way}; {unchecked(name)}"
+        )
+
+
+def _refusal(
+    name: str, kind: Kind, seen_by: str, begins: Ints, read: ReadRow, column: Any
+) -> RunError:
+    """Return the error of a column that states documents: how it is known, and what to write."""
+    lengths = np.diff([0, *begins, len(read.positions)]).tolist()
+    count = f"{len(lengths)} documents"
+    shown = f"[{', '.join(map(str, lengths[:SHOWN]))}{', ...' * (len(lengths) > SHOWN)}]"
+    says = {
+        "lengths": f"lengths of {count}",
+        "borders": f"borders of {count}",
+        "numbers": f"the numbers of {count}",
+        "positions": f"positions that begin anew at token {begins[0]}",
+    }[kind]
+    how = {
+        "name": f"and nothing reads it: by its name it holds {says}",
+        "content": f"and nothing reads it: in the rows so far it holds {says}",
+        "position_column": f"and the mask does not read them: it holds {says}",
+    }[seen_by]
+    columns = ", ".join(f"`{column}`" for column in read.columns) or "no column"
+    is_whole = np.ndim(column) == 1 and (kind != "lengths" or sum(column) == sum(lengths))
+    is_readable = is_whole and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
+    return RunError(
+        f"column `{name}` states {count}, {how}; expected a mask that keeps them apart, got one "
+        f"that reads {columns}; {_mask_text(name, kind, shown, is_readable=is_readable)}; "
+        f"{unchecked(name)}"
+    )
+
+
+def _mask_text(name: str, kind: Kind, lengths: str, *, is_readable: bool) -> str:
+    """Return the texts that read a column of documents."""
+    if is_readable and kind == "lengths":
+        return f"`segment doc = branch [{name}]*` and `mask docs = paths` read it"
+    if is_readable and kind == "positions":
+        return (
+            f"`segment doc = positions({name})` and `mask docs = causal per doc` read it, with "
+            f"RowRules(position_column={name!r})"
+        )
+    by_lengths = (
+        "`segment doc = branch [doc_lens]*` and `mask docs = paths` read a column doc_lens, here "
+        f"{lengths}"
+    )
+    if is_readable and kind == "numbers":
+        return (
+            f"{by_lengths}; `segment doc = ids({name})` and `mask docs = causal per doc` read this "
+            "column, and positions count on through the row"
+        )
+    return by_lengths
+
+
+def _numbers(column: Any) -> Values | None:  # Any: what a user's row holds
+    """Return numbers ``[k]`` or ``[m, k]``, without lists of one list; ``None`` for others."""
+    probe = column
+    while isinstance(probe, list | tuple) and probe:
+        probe = probe[0]
+    if not isinstance(probe, bool | int | float) and not hasattr(probe, "dtype"):
+        return None  # not converted: a list of long texts would become a large array
     try:
-        values = np.asarray(column)
+        values: Values = np.asarray(column)
     except (TypeError, ValueError, RuntimeError):  # ragged lists, tensors on a device
         return None
-    return values.astype(np.int64) if values.ndim == 1 and values.dtype.kind in "iu" else None
+    while values.ndim > 1 and len(values) == 1:
+        values = values[0]
+    return values if values.dtype.kind in "biuf" and values.size and values.ndim in (1, 2) else None
+
+
+def _flat(column: Any) -> Iterator[int]:
+    """Return the integers of a column of a sample."""
+    if isinstance(column, list):
+        for part in column:
+            yield from _flat(part)
+    else:
+        yield column

@@ -58,8 +58,8 @@ _BATCH = Topic(
 )
 _CONTENT = Topic(
     "content of the batch",
-    "all ranks need the same rows and tokens (where the rows are equal, their tokens, targets or "
-    f"positions differ): {SAME_ROWS}",
+    "all ranks need the same rows and tokens (where the rows are equal, their tokens, targets, "
+    f"positions or extra columns differ): {SAME_ROWS}",
 )
 _DIGEST = Topic("plan digest", "give every rank the same plan")
 
