@@ -132,7 +132,62 @@ FEATURES += [
         ("offloading of activations", "saved tensors may be copied"),
     )
 ]
+FEATURES += [
+    Feature(TITAN, name, "supported", how, check)
+    for check, names, how in (
+        (
+            "epochs_of_unequal_batches",
+            (
+                "gradient accumulation, divided by the targets of the step", "epochs and resume",
+                "batches of unequal tokens", "ranks without tokens", "max_norm",
+                "loss in chunks (ChunkedLossWrapper)", "activation checkpointing",
+                "tokens per expert, for the bias that balances experts", "counters of tokens",
+            ),
+            "llama3_dcp: two steps over the end of an epoch, two ranks",
+        ),
+        (
+            "branches", ("a token with several targets",),
+            "llama3_dcp: a question with two answers, against two sequences",
+        ),
+        ("replicas", ("data parallelism",), "llama3_dcp: two replicas"),
+        ("compiled_layers", ("torch.compile of layers",), "llama3_dcp: whole graphs"),
+        (
+            "balanced_shares",
+            ("documents by positions, also cut at the begin of a batch", "masks by name"),
+            "llama3_flex: one step",
+        ),
+        ("sinks_of_gpt_oss", ("sinks",), "llama3_dcp: one layer"),
+    )
+    for name in names
+]  # fmt: skip
+FEATURES += [
+    Feature(TITAN, name, "refused", how, check)
+    for name, check, how in (
+        ("validation loop", "settings_that_are_refused", "names the setting"),
+        (
+            "pipeline, tensor and expert parallelism with llama3_dcp",
+            "settings_that_are_refused", "names the settings",
+        ),
+        ("CUDA graphs with llama3_dcp", "settings_that_are_refused", "names the setting"),
+        ("SPMD type checking with llama3_dcp", "settings_that_are_refused", "names the setting"),
+        ("rows longer than the positions", "settings_that_are_refused", "names both settings"),
+        (
+            "linear attention, convolutions, multi-token prediction, unknown modules",
+            "modules_that_may_mix_tokens", "names the module",
+        ),
+        ("score_mod, other epilogues than sinks", "sinks_of_gpt_oss", "names the layer"),
+    )
+]  # fmt: skip
+FEATURES += [
+    Feature(TITAN, name, "unaffected", how)
+    for name, how in (
+        ("mean or sum of FSDP", "torchtitan lets FSDP add up, and divides the loss itself"),
+        ("scaled rotary positions (YaRN)", "their table comes from the config, not from a batch"),
+        ("learning rates, optimizers", "they read no token"),
+    )
+]
 SLOW = {
+    "compiled_layers",
     "recomputed_layers", "clipped_steps_of_both_optimizers", "tensor_and_sequence_parallel",
 }  # fmt: skip
 """Checks that only ``make test-slow`` runs."""
