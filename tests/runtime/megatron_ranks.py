@@ -9,7 +9,7 @@ name of each check that has passed.
 import re
 import sys
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,7 +204,7 @@ def unequal_micro_batches(world):
         total, count = loss_alone(run.dense, masks, [rows[row] for row in run.seen])
         torch.testing.assert_close(found, torch.stack([total, torch.tensor(float(count))]))
     loader.set_epoch(0)
-    batches = iter(loader)
+    batches = chain.from_iterable(repeat(loader))  # epoch after epoch
     for _ in range(2):
         run.step(batches, 4)
         run.compare([rows[row] for row in run.seen])

@@ -75,7 +75,7 @@ FEATURES = [
         ("replicas", ("data parallelism",), "two replicas"),
         (
             "stages_without_embedding", ("pipeline_model_parallel_size",),
-            "two stages, one micro-batch on one token block",
+            "two stages of one layer, three micro-batches",
         ),
         (
             "tensor_and_sequence_parallel", ("tensor_model_parallel_size", "sequence_parallel"),
@@ -110,6 +110,7 @@ FEATURES += [
         ("Megatron's own PackedSeqParams", "packed_seq_params", "in the first step"),
         ("micro batches of several rows", "rows_of_a_batch", "in the first step"),
         ("tokens that no plan has cut", "whole_batches", "in the first step"),
+        ("more positions than are learned", "learned_positions", "in the step, with both numbers"),
     )
 ]
 FEATURES += [
@@ -183,6 +184,7 @@ FEATURES += [
     for name, how in (
         ("mean or sum of FSDP", "torchtitan lets FSDP add up, and divides the loss itself"),
         ("scaled rotary positions (YaRN)", "their table comes from the config, not from a batch"),
+        ("end-of-sequence tokens", "llama3_dcp takes documents from rows, and masks from the spec"),
         ("learning rates, optimizers", "they read no token"),
     )
 ]

@@ -51,7 +51,8 @@ def passed(start_ranks, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def passed_slowly(start_ranks, tmp_path_factory):
-    return run_checks(sorted(SLOW), start_ranks, tmp_path_factory)
+    checks = sorted({f.check for f in SUPPORTED} & SLOW)
+    return run_checks(checks, start_ranks, tmp_path_factory)
 
 
 def marked(feature):
@@ -233,11 +234,21 @@ def whole_batches():
         model(own, own, None, labels=tokens, packed_seq_params=sequences(5))
 
 
+def learned_positions():
+    model, own = Decoding(), torch.zeros(1, 5, dtype=torch.int64)
+    model.position_embedding_type, model.max_sequence_length = "learned_absolute", 4
+    use_plans(model, token_wise=(Decoding,))
+    with pytest.raises(RunError, match=r"below max_sequence_length=4, which are learned, got 4; "):
+        model(own, own, None, packed_seq_params=sequences(5))
+    model.max_sequence_length = 5
+    model(own, own, None, packed_seq_params=sequences(5))
+
+
 CHECKS = {name: partial(refuses_an_option, name) for name in REFUSED} | {
     check.__name__: check
     for check in (
         attention_dropout, window_size, attention_type, attention_mask, packed_seq_params,
-        rows_of_a_batch, whole_batches,
+        rows_of_a_batch, whole_batches, learned_positions,
     )
 }  # fmt: skip
 

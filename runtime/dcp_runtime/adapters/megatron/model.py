@@ -126,8 +126,16 @@ def _fill(
 ) -> tuple[tuple[()], dict[str, Any]]:  # Any: whatever the model takes
     """Check that a model gets this rank's tokens, and add rows that stand in for missing ones."""
     given = dict(signature(model.forward).bind(*args, **others).arguments)
-    tokens = len(sequences_of(given.get("packed_seq_params")).position_ids)
+    sequences = sequences_of(given.get("packed_seq_params"))
+    tokens, longest = len(sequences.position_ids), sequences.longest
     config: Any = model.config
+    is_learnt = getattr(model, "position_embedding_type", None) == "learned_absolute"
+    most: Any = getattr(model, "max_sequence_length", None)
+    if is_learnt and longest > most:
+        raise RunError(
+            f"expected positions below max_sequence_length={most}, which are learned, got "
+            f"{longest - 1}; give the model as many, or shorter rows"
+        )
     missing = model_rows(config, tokens) - tokens
     for name in ("input_ids", "position_ids", "labels", "loss_mask"):
         value = given.get(name)
@@ -140,8 +148,7 @@ def _fill(
             )
         given[name] = pad(value, (0, missing))
     if missing and getattr(config, "moe_router_enable_expert_bias", False):
-        device = sequences_of(given["packed_seq_params"]).position_ids.device
-        rows = torch.arange(tokens + missing, device=device)
+        rows = torch.arange(tokens + missing, device=sequences.position_ids.device)
         given["padding_mask"] = (rows >= tokens)[None]
     return (), given
 
