@@ -75,7 +75,7 @@ class PlannedBatches:
         # batch, with padding.
         sequence, inside = expand(0, lengths)
         rows = torch.from_numpy((begins[sequence] + inside)[own])
-        cut = {
+        cut: dict[str, Any] = {
             name: value
             if name in _WHOLE or value is None
             else value.index_select(1, rows.to(value.device))
