@@ -22,3 +22,6 @@ class Configurable:
 
 class Module(nn.Module, Configurable):
     """A module with a config."""
+
+    def parallelize(self, parallel_dims):
+        """Change what this module itself sends."""

@@ -1,0 +1,94 @@
+"""Megatron-Core's dynamic context parallel, whose samples are dealt to ranks by our planner.
+
+Source: ``pipeline_parallel.hybrid_cp_schedule.BalancedCPScheduler`` of megatron-core 0.16.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from dcp_dsl.arrays import Floats, Ints
+from dcp_planner.step import Documents, StepMesh, StepPlan, StepSetting, plan_step
+from dcp_runtime.errors import RunError
+
+
+class PlannedCPScheduler:
+    """Deals samples to ranks by `plan_step`, in the place of ``BalancedCPScheduler``.
+
+    Samples are dealt by the work of their own masks, not by the square of their lengths. Each goes
+    to 1, 2, 4, ... ranks, whichever number is fastest. Give this object to a
+    ``HybridCPDataLoaderWrapper`` as ``cp_balancing_scheduler``.
+
+    Args:
+        max_seq_len_per_rank: tokens of one group of samples that a rank may hold.
+        setting: model and cluster; its mesh and token budget are not read.
+        pairs: visible pairs of samples of these lengths, int64 ``[N]``; by default causal.
+
+    Raises:
+        RunError: if the number of ranks is no power of two: Megatron has no other groups.
+    """
+
+    def __init__(
+        self,
+        max_seq_len_per_rank: int,
+        setting: StepSetting,
+        pairs: Callable[[Ints], Floats] | None = None,
+    ) -> None:
+        self.devices = setting.cluster.num_devices
+        if self.devices & (self.devices - 1):
+            raise RunError(
+                f"setting.cluster: expected a power of two of ranks, got {self.devices}: Megatron "
+                "has no other groups; use 1, 2, 4, 8, ..."
+            )
+        self.most, self.setting, self.pairs = max_seq_len_per_rank, setting, pairs
+
+    def get_groups_and_subsamples(
+        self, sample_id_seqlens: Sequence[tuple[int, int]], config: Any = None
+    ) -> tuple[list[list[list[int]]], list[list[list[int]]]]:
+        """Return the lengths and the ids of each rank's samples, group by group, as Megatron does.
+
+        Raises:
+            PlanError: if a sample is longer than all ranks may hold.
+        """
+        if not sample_id_seqlens:
+            return [], []
+        ids, lengths = np.array(sample_id_seqlens, np.int64).reshape(-1, 2).T
+        documents = Documents.causal(lengths)
+        if self.pairs is not None:
+            documents = Documents(lengths, self.pairs(lengths))
+        plan = self._plan(documents)
+        # The rows of samples by group and rank; a sample on several ranks is listed on each.
+        found: list[list[list[int]]] = [
+            [[] for _ in range(self.devices)] for _ in range(plan.assignment.mesh.micro_batches)
+        ]
+        for group, first, width, rows in plan.assignment.groups():  # wide groups first on each rank
+            for rank in range(first, first + width):
+                found[group][rank] += rows.tolist()
+        # Megatron runs the last sample of the last group apart: every rank must have one there.
+        found.sort(key=all)
+        return tuple(
+            [[column[rows].tolist() for rows in group] for group in found]
+            for column in (lengths, ids)
+        )  # type: ignore[return-value]
+
+    def _plan(self, documents: Documents) -> StepPlan:
+        """Plan as few groups as hold the tokens, with at least one group without an idle rank."""
+        room = self.most * self.devices
+        fewest = -(-int(documents.tokens.sum()) // room)  # at least 1: no document is empty
+        # First any number of ranks for a sample; then all ranks for each, where no rank is idle.
+        for widths in (None, (self.devices,)):
+            for count in range(fewest, len(documents) + 1):
+                mesh = StepMesh(1, self.devices, micro_batches=count)
+                plan = plan_step(
+                    documents, replace(self.setting, mesh=mesh, token_budget=room, widths=widths)
+                )
+                # `max_tokens` is relative to the mean over all ranks and groups.
+                held = plan.time.max_tokens * documents.tokens.sum() / (self.devices * count)
+                busy = np.zeros((count, self.devices), np.bool_)
+                for group, first, width, _ in plan.assignment.groups():
+                    busy[group, first : first + width] = True
+                if held <= self.most and busy.all(1).any():
+                    return plan
+        raise AssertionError("a group for each sample, on all ranks, holds it")  # else plan_step
