@@ -183,6 +183,15 @@ def column_readers(*roots: nodes.Node) -> Iterator[tuple[str, Reader]]:
             yield statement.source.column.text, statement.source
 
 
+def listing_columns(*roots: nodes.Node) -> frozenset[str]:
+    """Return the columns that list instances: of layouts and of spans, not a value per token."""
+    return frozenset(
+        name for name, reader in column_readers(*roots)
+        if isinstance(reader, ast.Layout)
+        or (isinstance(reader, ast.Columns) and reader.kind.text == "spans")
+    )  # fmt: skip
+
+
 def key_columns(keys: KeySequence | None) -> frozenset[str]:
     """Return the columns that say how many keys there are."""
     if keys is None or not isinstance(keys.statement.source, ast.Layout):
