@@ -39,6 +39,7 @@ from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.piecewise import TooManyPieces, limit_pieces
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import NotSeparable
+from dcp_dsl.syntax.trees import column_name
 
 MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
 STEPS_PER_INSTANCE = 2**6  # more for each instance that the sample lists: it has them anyway
@@ -147,7 +148,7 @@ def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
     statements = [repr(statement) for statement in laid_statements(core)]
     used = sorted({column for column, _ in column_readers(core)})
     tokens = sorted(
-        {f"{n.name} {n.column} {n.size}" for n in nodes.walk(core)
+        {f"{column_name(n.name)} {column_name(n.column)} {n.size}" for n in nodes.walk(core)
          if isinstance(n, nodes.TokenColumn)}
     )  # fmt: skip
     return "\n".join([show_mask(core), *statements, *tokens, *(f"{c} {columns[c]}" for c in used)])
