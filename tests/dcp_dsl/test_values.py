@@ -238,6 +238,15 @@ def test_saved_data_sets_are_read_as_they_were_written(tmp_path):
         value_cases.draw_saved(random.Random(seed))[2](tmp_path / "none")
 
 
+@pytest.mark.parametrize("state", ["{}", "[]", '{"_data_files": [{"name": "x"}]}', "null", "{"])
+def test_a_saved_data_set_whose_state_is_damaged_is_one_message(tmp_path, state):
+    datasets = pytest.importorskip("datasets", exc_type=ImportError)
+    datasets.Dataset.from_list([{"len": 3}]).save_to_disk(str(tmp_path / "d"))
+    (tmp_path / "d" / "state.json").write_text(state)
+    with pytest.raises(DatasetError, match=r"d: `datasets` cannot load it: \w+"):
+        read_dataset(tmp_path / "d")
+
+
 def test_the_cases_find_a_wrong_value():
     expected = value_cases.Expected([{"a": [1, None, {"b": 0.5}]}, {"a": None, "c": 2}])
     right = {"a": [1, None, {"b": 0.5}], "c": None}

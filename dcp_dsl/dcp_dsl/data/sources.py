@@ -225,7 +225,12 @@ def _first_line(error: Exception) -> str:
     """
     # `strerror` leaves out the number of the error, and the path, which the caller names.
     reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, _OF_DAMAGED_FOLDERS):  # its text may be a key alone
+        reason = f"{type(error).__name__}: {reason}"
     return reason.splitlines()[0] if reason else type(error).__name__
+
+
+_OF_DAMAGED_FOLDERS = (LookupError, TypeError, AttributeError)  # keys and types in its JSON files
 
 
 def _load_splits(path: str) -> Iterator[Source]:
@@ -242,7 +247,7 @@ def _load_splits(path: str) -> Iterator[Source]:
             found = datasets.load_dataset(name, split=split or None)
         else:
             found = datasets.load_from_disk(path)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, *_OF_DAMAGED_FOLDERS) as error:
         # The library raises these for unknown names, without network and for damaged folders.
         raise DatasetError(f"{path}: `datasets` cannot load it: {_first_line(error)}") from None
     # A data set with splits is a dict of them; one split comes alone.
