@@ -16,7 +16,8 @@ SPECS = [
 WORDS = [
     *sorted(KEYWORDS | RESERVED), "ahead", "partial", "a", "b", "doc", "part", "tokens", "int",
     "causal", "sliding", "streaming", "document", "q - k", "q.doc", "k.doc.start", "0", "1", "3",
-    "4k", "1M", "99999999999999", '"x.dcpm"', '"*"', "# note\n", "\n", "  ", "=", "==", "<=", "<",
+    "4k", "1M", "99999999999999", '"x.dcpm"', '"*"', '"my col"', '"größe"', "# note\n", "\n",
+    "  ", "=", "==", "<=", "<",
     "+", "-", "*", "//", "%", "(", ")", "[", "]", "{", "}", ",", ":", ".", "..", "@", "&", "?", "é",
     "[doc_lens]*", "same(doc)", "every 4", "mask a =", "segment doc = [doc_lens]*", "check a total",
 ]  # fmt: skip

@@ -11,22 +11,22 @@ from dcp_dsl import Mask, Spec, SpecError
 
 LAYOUTS = """
 segment part = question[question_len] answer[answer_lens]*
-segment seq = (text[text_lens] image[image_lens])* tail[..]
+segment seq = (text[text_lens] image["image lens"])* tail[..]
 segment pack = doc(head[head_lens] body[body_lens]*)*
 segment grove = plant(trunk[trunk_lens] twig(bud[bud_lens]*)* fruit[fruit_lens])*
-segment thread = ask[ask_len] branch try(step[step_lens]* branch note[note_lens])* from try_from
+segment thread = ask[ask_len] branch try(step[step_lens]* branch note[note_lens])* from "tr#y"
 segment half = left[len // 2] right[..]
 segment tile = every 3
 segment inner = every 2 in answer
 segment slice = every 2 in plant
 segment shred = every 2 in span
 segment role = ids(role_ids) as planner, solver, critic
-segment word = ids(word_ids)
+segment word = ids("文 ids")
 segment span = spans(span_list)
 segment mark = flags(mark_list)
 segment turn = positions(position_ids)
 token weight
-token evict = drop_rows
+token evict = "for"
 mask either(a: mask, w: tokens = 2) = a or sliding(w)
 mask after(p: pos, w: tokens) = near(p) and k <= q where near(t) = t - k < w
 """
@@ -162,15 +162,15 @@ def write_sample(rng: Random, longest: int = 17) -> tuple[dict[str, Any], int]:
     return {
         "ask_len": sum(asked), "step_lens": [t[:-1] for t in tries],
         "note_lens": [t[-1] for t in tries],
-        "try_from": [rng.randint(-1, i - 1) for i in range(len(tries))],
-        "question_len": question, "answer_lens": answers, "text_lens": texts, "image_lens": images,
+        "tr#y": [rng.randint(-1, i - 1) for i in range(len(tries))],
+        "question_len": question, "answer_lens": answers, "text_lens": texts, "image lens": images,
         "head_lens": [d[0] for d in docs], "body_lens": [d[1:] for d in docs],
         "trunk_lens": [t[0] for t in trees], "bud_lens": twigs,
         "fruit_lens": [t[-1] for t in trees],
-        "role_ids": stretches(rng, length, 2), "word_ids": stretches(rng, length, 4),
+        "role_ids": stretches(rng, length, 2), "文 ids": stretches(rng, length, 4),
         "span_list": spans, "mark_list": [rng.randint(0, 1) for _ in range(length)],
         "position_ids": positions, "weight": [rng.randint(-2, 9) for _ in range(length)],
-        "drop_rows": [rng.randint(0, length + 3) for _ in range(length)],
+        "for": [rng.randint(0, length + 3) for _ in range(length)],
         "limit": rng.randint(0, 9),
     }, length  # fmt: skip
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from plain_layout import Node, part_names
 
-TOKEN = re.compile(r'\d[\d_]*[kM]?|[A-Za-z_]\w*|"[^"]*"|\.\.|//|[<>=!]=|[^\s]')
+TOKEN = re.compile(r'\d[\d_]*[kM]?|[A-Za-z_]\w*|"[^"]*"|#[^\n]*|\.\.|//|[<>=!]=|[^\s]')
 STATEMENTS = {
     "segment",
     "token",
@@ -50,8 +50,9 @@ class Parser:
     """Recursive descent over the statements that decide which pairs a mask has."""
 
     def __init__(self, text: str) -> None:
-        self.words = [*TOKEN.findall(re.sub(r"#[^\n]*", "", text)), ""]
+        self.words = [*(word for word in TOKEN.findall(text) if word[0] != "#"), ""]
         self.at = 0
+        self.is_length = False
 
     @property
     def word(self) -> str:
@@ -62,6 +63,10 @@ class Parser:
         assert expected in (None, word), f"expected {expected}, got {word}"
         self.at += 1
         return word
+
+    def column(self) -> str:
+        """Take the name of a column, which may stand in quotes."""
+        return self.take().strip('"')
 
     def accept(self, *options: str) -> str | None:
         return self.take() if self.word in options and self.word else None
@@ -79,12 +84,12 @@ class Parser:
                 case "segment":
                     self.segment(module)
                 case "token" | "column":
-                    name = self.take()
+                    name = self.column()
                     if self.accept("["):
                         _, _ = self.take(), self.take("]")
                     if self.accept("in"):
                         module.owners[name] = self.take()
-                    module.tokens[name] = self.take() if self.accept("=") else name
+                    module.tokens[name] = self.column() if self.accept("=") else name
                 case "import":
                     names, _, file = self.listed(self.take), self.take("from"), self.take()
                     module.imports |= dict.fromkeys(names, file.strip('"'))
@@ -109,7 +114,7 @@ class Parser:
         if self.word == "every":
             source = self.every()
         elif self.word in ("ids", "spans", "flags", "positions"):
-            kind, _, column, _ = (self.take() for _ in range(4))
+            kind, _, column, _ = (self.take(), self.take(), self.column(), self.take())
             parts = self.listed(self.take) if self.accept("as") else []
             source = (kind, column, parts)
         else:
@@ -130,11 +135,13 @@ class Parser:
                 self.take(")")
             else:
                 self.take("[")
+                self.is_length = True
                 inside = None if self.accept("..") else self.either()
+                self.is_length = False
                 self.take("]")
             kind = "group" if isinstance(inside, list) else "leaf"
             is_repeated = bool(self.accept("*"))
-            parents = self.take() if self.accept("from") else None
+            parents = self.column() if self.accept("from") else None
             parts.append((kind, name, inside, is_repeated, is_branch, parents))
         return parts
 
@@ -222,7 +229,7 @@ class Parser:
     def postfix(self) -> Node:
         node = self.atom()
         while self.accept("."):
-            node = ("attribute", node, self.take())
+            node = ("attribute", node, self.column())
         return node
 
     def atom(self) -> Node:
@@ -236,6 +243,9 @@ class Parser:
             return node
         if word == "{":
             return self.rules()
+        if word[0] == '"':  # in the lengths of a layout its column, elsewhere that of the row
+            column = word.strip('"')
+            return ("name", column) if self.is_length else ("attribute", ("name", "row"), column)
         if word in ("true", "false"):
             return ("number", word == "true")
         if not self.accept("("):

@@ -17,6 +17,9 @@ COLUMNS = {
     "prompt_lens": [2, 1], "rollout_lens": [[2, 3], [0, 2]], "prompt_len": 2, "chosen_len": 5,
     "rejected_len": 3, "passage_lens": [2, 5], "system_len": 3, "chat_lens": [4, 3],
     "evict": [3, 5, 9, 4, 5, 9, 8, 10, 10, 10],
+    "question length": 3, "文档长度": [4, 3], "for": [-1, 0],
+    "größe": [3, 1, 0, 2, 2, 5, 4, 1, 0, 9], "max distance": 6, "top k": [[0, -1]] * 10,
+    "patch width": [3, 1], "größe # 2": [0, 0, 1, 1, -1, 0, 0, 1, 0, 0],
 }  # fmt: skip
 MASKS = [(path.name, name) for path in sorted(SPECS.glob("*.dcpm")) for name in load(path).masks]
 

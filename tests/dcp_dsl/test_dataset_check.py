@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.json
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -16,6 +15,7 @@ from dcp_dsl import DatasetError, Mask, Sample, Spec, dense_mask, read_dataset
 from dcp_dsl.commands import texts
 from dcp_dsl.coverage import dataset_checker
 from dcp_dsl.coverage.dataset_checker import Distribution, check_dataset
+from dcp_dsl.data import sources
 from dcp_dsl.data.nesting import column_depth, flatten_column, measure_layout
 from dcp_dsl.data.sources import find_sources
 
@@ -204,8 +204,8 @@ def test_progress_tells_all_rows_before_the_first_and_each_once(tmp_path):
 def test_a_terminal_shows_the_progress_of_a_file_that_is_read_once(tmp_path, monkeypatch):
     path = write(tmp_path / "a.jsonl", [{"len": 3}] * 5000)
     reads = []
-    real = pa.json.read_json
-    monkeypatch.setattr(pa.json, "read_json", lambda *a, **b: reads.append(a) or real(*a, **b))
+    real = sources.read_jsonl
+    monkeypatch.setattr(sources, "read_jsonl", lambda path: reads.append(path) or real(path))
     terminal = io.StringIO()
     terminal.isatty = lambda: True
     monkeypatch.setattr(sys, "stderr", terminal)

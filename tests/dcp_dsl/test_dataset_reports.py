@@ -244,7 +244,7 @@ LINES = {
     "mixed lists": '{"a": [1]}\n{"a": ["x"]}',
     "numbers": '{"a": 1}\n{"a": 2.5}',
     "deep": '{"a": ' + "[" * 501 + "]" * 501 + "}",
-    "not too deep": '{"a": ' + "[" * 499 + "]" * 499 + "}",
+    "not too deep": '{"a": ' + "[" * 99 + "]" * 99 + "}",
     "flat and wide": '{"a": [' + "[1]," * 600 + "[2]]}",
     "deep in a text": json.dumps({"a": "[{" * 501}),
     "deep and broken": '{"a": 1}\n{"b": "' + "[" * 501 + '"]}',

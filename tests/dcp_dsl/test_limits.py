@@ -12,6 +12,7 @@ from dcp_dsl import (
     check,
     dense_mask,
 )
+from dcp_dsl.forms import is_equal
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.terms import MAX_PERIOD, Cyclic
 from dcp_dsl.syntax.parser import MAX_CHARACTERS
@@ -89,10 +90,68 @@ def test_documents_of_very_many_lengths_cost_no_more_than_their_number():
 def test_work_beyond_the_budget_is_refused(monkeypatch):
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_STEPS", 2**12)
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_PART_STEPS", 2**12)
-    mask = Spec.from_text("segment s = x[c]*\nmask a = causal and same(x)").mask("a")
+    mask = Spec.from_text("segment s = every 2\nmask a = causal and same(s)").mask("a")
     with pytest.raises(SpecError) as raised:
-        mask.bind(Sample({"c": [2] * 6000}, 12_000))
+        mask.bind(Sample(length=12_000))
     assert raised.value.diagnostics[0].code == "E191"
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5, 100, 4096, 4097, 20_000, 300_000])
+def test_any_number_of_short_documents_is_bound_per_document_as_with_same(count):
+    lengths = np.random.default_rng(count).integers(0, 9, count).tolist()
+    sample = Sample({"lens": lengths}, sum(lengths))
+    spec = Spec.from_text(
+        "segment d = doc[lens]*\nmask one = causal per doc\nmask two = causal and same(doc)"
+    )
+    one, two = (spec.mask(name).bind(sample) for name in ("one", "two"))
+    assert np.array_equal(one.table(), two.table())
+    assert one.num_pairs == two.num_pairs == sum(n * (n + 1) // 2 for n in lengths)
+    blocks = [block_sparsity([form], 256, 512) for form in (one, two)]
+    for column in ("row_idx", "col_idx", "pairs"):
+        assert np.array_equal(*(getattr(found, column) for found in blocks))
+    assert int(blocks[0].pairs.sum()) == one.num_pairs
+
+
+BY_DOCUMENT = """
+segment d = doc[lens]*
+segment b = branch leaf[lens]*
+segment p = turn(ask[halves] say[rests]*)*
+segment s = spans(ranges)
+column w in doc
+mask m = """
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sliding(3) per doc", "streaming(1, 2) per doc", "causal per doc or (k < 4 and causal)",
+        "not same(doc) and causal", "q.doc >= k.doc", "causal and q.doc - k.doc <= 1",
+        "causal and (same(doc) or k.doc == 0)",
+        "causal and same(doc) and q.doc.pos - k.doc.pos < 3",
+        "causal per doc and not (sliding(2) per doc)", "paths and q.path - k.path < 3",
+        "causal and same(doc) and q - k < q.doc.w", "causal and same(s) or q == k",
+        "causal and same(turn) and (k in ask or same(say))",
+        "(causal and k in ask or q == k) per turn",
+    ],
+)  # fmt: skip
+def test_pieces_that_the_instances_of_a_sample_need_meet_no_limit(monkeypatch, text):
+    lengths = np.random.default_rng(0).integers(2, 9, 1000).tolist()
+    ends = np.cumsum(lengths).tolist()
+    columns = {
+        "lens": lengths, "w": lengths, "halves": [1] * 1000, "rests": [[n - 1] for n in lengths],
+        "ranges": [[end - n, end] for n, end in zip(lengths, ends, strict=True)],
+    }  # fmt: skip
+    mask = Spec.from_text(BY_DOCUMENT + text).mask("m")
+    sample = Sample.of({**columns, "len": ends[-1]}, mask)
+    monkeypatch.setattr("dcp_dsl.core.binding.MAX_LENGTHS", 0)  # keep no slabs
+    free = mask.compile(sample)
+    assert free.form != "tiles"
+    for name in ("core.lowering.MAX_JOBS", "symbolic.comparison.MAX_JOBS", "core.binding.MAX_STEPS",
+                 "symbolic.region.MAX_CELLS", "symbolic.region.MAX_PAIRS"):  # fmt: skip
+        monkeypatch.setattr(f"dcp_dsl.{name}", 1000)
+    bound = mask.compile(sample)
+    assert bound.form != "tiles"
+    assert is_equal(bound, free)
 
 
 @pytest.mark.parametrize(

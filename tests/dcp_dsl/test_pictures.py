@@ -285,7 +285,10 @@ def test_files_and_json_are_written(run, tmp_path):
         (["--mask", "causal", "--len", "x"], "--len: expected a number of tokens"),
         (["--mask", "shared", "--sample", "tony"], "no sample `tony` (samples: `tiny`)"),
         (["--mask", "shared", "--sample", "answer_lens = [3], len = 3"], "needs the column"),
-        (["--mask", "shared", "--sample", "{"], "--sample: not JSON"),
+        (
+            ["--mask", "shared", "--sample", "{"],
+            "--sample: expected a JSON object of columns, got no JSON",
+        ),
         (["--mask", "shared", "--sample", "len = "], "E0"),
         (["--mask", "casual"], "did you mean `causal`? masks of "),
         (["--mask", "causal per docs"], "segments: `answer`, `part`, `question`"),

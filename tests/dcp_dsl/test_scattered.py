@@ -72,6 +72,7 @@ def scattered(monkeypatch):
     monkeypatch.setattr(factors, "MIN_STRETCHES", 1)
     for limit in ("region.MAX_CELLS", "region.MAX_PAIRS", "comparison.MAX_JOBS"):
         monkeypatch.setattr(f"dcp_dsl.symbolic.{limit}", 48)
+    monkeypatch.setattr("dcp_dsl.symbolic.region.CELLS_PER_SLAB", 0)
     monkeypatch.setattr("dcp_dsl.core.lowering.MAX_NARROW_JOBS", 4)
 
 

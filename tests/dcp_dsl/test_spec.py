@@ -275,7 +275,7 @@ def test_samples_survive_json():
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("", "not JSON"), ("[1]", "expected a JSON object"), ("{}", "with `len`"),
+    [("", "got no JSON"), ("[1]", "expected a JSON object"), ("{}", "with `len`"),
      ('{"len": -1}', "between 0"), ('{"len": "4"}', "to be an integer"), ('{"len": true}',
      "to be an integer"),
      ('{"len": 4, "a": "x"}', "expected integers"), ('{"len": 4, "a": [1.5]}', "expected integers"),

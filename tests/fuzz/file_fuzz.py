@@ -21,11 +21,13 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import message_targets
 import pyarrow as pa
 import pyarrow.parquet as pq
+import value_cases
 
 from dcp_dsl import DatasetError, DCPError, Sample, Spec, load, read_dataset
 from dcp_dsl.coverage.dataset_checker import check_dataset
@@ -102,8 +104,13 @@ def arrow_cases() -> Callable[[random.Random], Case]:
     return draw
 
 
+SPEC = Spec.from_text('mask m = causal and q - k < row.len  for "*" having a use m  for "*" use m')
+
+
 def touch(path: Path) -> None:
-    """Read a data set as the loader does: lengths and all rows."""
+    """Read a data set as the checker does, then as the loader does: lengths and all rows."""
+    with suppress(DatasetError):
+        check_dataset(SPEC, str(path))
     dataset = read_dataset(path)
     for row in range(len(dataset)):
         dataset[row]
@@ -219,7 +226,7 @@ def _fits(value: object, kind: pa.DataType) -> bool:
 
 KINDS = {
     "arrow": arrow_cases, "jsonl": jsonl_cases, "parquet": parquet_cases, "rows": row_cases,
-    **message_targets.KINDS,
+    "values": value_cases.value_cases, **message_targets.KINDS,
 }  # fmt: skip
 
 

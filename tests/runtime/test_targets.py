@@ -430,3 +430,14 @@ def test_negative_tokens_are_refused(wrong):
     with pytest.raises(DatasetError, match=f"row 0: expected token ids from 0, got {wrong} at tok"):
         data_of(rows, "plain")
     assert data_of(rows, "plain", policy="skip").tokens.tolist() == [4, 5]
+
+
+def test_a_missing_first_value_of_a_column_of_json_lines_shifts_no_other_row(tmp_path):
+    rows = [{"tokens": [n, n, n], "x": [float(n), n + 0.25, n + 0.5]} for n in range(1, 5)]
+    rows[0]["x"][0] = None
+    dataset = opened(rows, "jsonl", tmp_path)
+    with pytest.raises(DatasetError, match=r"row 0: column `x`: .*policy='skip' leaves such rows"):
+        data_of(dataset, "plain", extra_columns=("x",))
+    left = data_of(dataset, "plain", extra_columns=("x",), policy="skip")
+    assert left.extra["x"].tolist() == [value for row in rows[1:] for value in row["x"]]
+    assert left.tokens.tolist() == [token for row in rows[1:] for token in row["tokens"]]

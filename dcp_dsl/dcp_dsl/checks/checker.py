@@ -32,10 +32,13 @@ def check_definitions(program: Program, checker: ExpressionChecker) -> None:
     for statement in program.statements:
         is_sample = isinstance(statement, ast.SampleDef)
         for ident in defined_names(statement):
-            if ident.text in RESERVED:
+            is_quoted = ident.span.text(program.text).startswith('"')
+            if ident.text in RESERVED and not is_quoted:
+                is_column = isinstance(statement, ast.Token)
+                hint = f'; a column of this name is written `"{ident.text}"`' if is_column else ""
                 checker.report(
                     "E109", f"`{ident.text}` is a word of the language", ident.span,
-                    "choose another name",
+                    f"choose another name{hint}",
                 )  # fmt: skip
             first = seen.setdefault((is_sample, ident.text), ident)
             if first is not ident:
@@ -195,7 +198,8 @@ def check_column(column: ast.Token, checker: ExpressionChecker) -> None:
         checker.segment_name(column.segment, {})
         if column.name.text in PLACES:
             message = f"`.{column.name.text}` of an instance has a meaning of its own"
-            checker.report("E109", message, column.name.span, "choose another name")
+            hint = f'choose another name: `column other in S = "{column.name.text}"`'
+            checker.report("E109", message, column.name.span, hint)
 
 
 def check_scope(scope: Scope, lost: frozenset[str] = frozenset()) -> tuple[Diagnostic, ...]:

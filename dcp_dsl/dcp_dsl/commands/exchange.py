@@ -193,8 +193,11 @@ class Fit:
     @property
     def statement(self) -> str:
         """The `for` statement that attaches the mask."""
-        renamed = [f"{mine} = {its}" for mine, its in self.columns.items() if mine != its]
-        having = ", ".join(self.columns.values())
+        from dcp_dsl.syntax.trees import column_name
+
+        names = self.columns.items()
+        renamed = [f"{mine} = {column_name(its)}" for mine, its in names if mine != its]
+        having = ", ".join(map(column_name, self.columns.values()))
         return f'for "*" having {having} use {self.mask}' + (
             f" with {', '.join(renamed)}" if renamed else ""
         )
@@ -242,10 +245,13 @@ def _fits(source: "Source") -> Iterator[Fit]:
     """Try every mask of the library that reads columns on the first rows of a file."""
     from dcp_dsl.checks.scope import library_names
     from dcp_dsl.data.dataset import TOKEN_COLUMNS
+    from dcp_dsl.data.nesting import column_depth
     from dcp_dsl.errors import DCPError
     from dcp_dsl.specs.spec import Spec
 
-    table = next(iter(source.batches(source.columns)), None)
+    # No others: a date beyond those of Python has no value here.
+    read = [n for n, kind in source.columns.items() if column_depth(kind) is not None]
+    table = next(iter(source.batches([*read, *TOKEN_COLUMNS])), None)
     rows = [] if table is None else table.slice(0, ROWS).to_pylist()
     if not rows:
         return

@@ -23,7 +23,13 @@ from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.programs import KeySequence, column_readers, laid_statements, show_mask
+from dcp_dsl.elaboration.programs import (
+    KeySequence,
+    column_readers,
+    laid_statements,
+    listing_columns,
+    show_mask,
+)
 from dcp_dsl.errors import Budget, OverBudget
 from dcp_dsl.forms.conversion import slabs_of, to_form
 from dcp_dsl.forms.form import CrossForm, Form
@@ -33,8 +39,10 @@ from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.piecewise import TooManyPieces, limit_pieces
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import NotSeparable
+from dcp_dsl.syntax.trees import column_name
 
 MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
+STEPS_PER_INSTANCE = 2**6  # more for each instance that the sample lists: it has them anyway
 MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
 MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two seconds
 # nodes that cost nothing for each pair
@@ -77,10 +85,12 @@ def bind_core(
     has_tokens = any(isinstance(c, list) and len(c) == num_tokens for c in columns.values())
     # with rows of keys, a column read at keys is one number per row, which bounds a run of queries
     keys_first = has_tokens and reads_keys_only(core)
-    whole = Frame.of(num_tokens, columns, Budget(MAX_STEPS), rectangle)
+    num_listed = sum(_count(columns[name]) for name in listing_columns(core))
+    steps = MAX_STEPS + STEPS_PER_INSTANCE * num_listed
+    whole = Frame.of(num_tokens, columns, Budget(steps), rectangle, num_listed)
     first: NoForm | None = None
     for is_transposed in (keys_first, not keys_first):
-        frame = replace(whole, budget=Budget(MAX_STEPS))  # results found so far are shared
+        frame = replace(whole, budget=Budget(steps))  # results found so far are shared
         try:
             found = Lowering(frame, is_transposed=is_transposed).mask(core)
         except NoForm as error:
@@ -94,7 +104,7 @@ def bind_core(
         frame = replace(whole, budget=Budget(MAX_PART_STEPS))
         return factorise(core, frame) or _bind_tiles(core, frame)
     except (NoForm, NotSeparable, TooManyPieces, OverBudget) as error:
-        why = str(error) or str(first.why) or f"more than {MAX_STEPS:_} steps"
+        why = str(error) or str(first.why) or f"more than {steps:_} steps"
     first.place.fail(
         "E191", f"this falls into too many pieces on this sample: {why}",
         "use a shorter sample, or larger tiles",
@@ -138,7 +148,7 @@ def _name(core: nodes.Mask, columns: Mapping[str, Column]) -> str:
     statements = [repr(statement) for statement in laid_statements(core)]
     used = sorted({column for column, _ in column_readers(core)})
     tokens = sorted(
-        {f"{n.name} {n.column} {n.size}" for n in nodes.walk(core)
+        {f"{column_name(n.name)} {column_name(n.column)} {n.size}" for n in nodes.walk(core)
          if isinstance(n, nodes.TokenColumn)}
     )  # fmt: skip
     return "\n".join([show_mask(core), *statements, *tokens, *(f"{c} {columns[c]}" for c in used)])
@@ -187,6 +197,13 @@ def _size(value: Column) -> int:
     if len(value) > MAX_LENGTHS or not any(isinstance(inner, list) for inner in value):
         return len(value)
     return sum(map(_size, value))
+
+
+def _count(value: Column) -> int:
+    """Count the integers of a column that lists instances, whose items are all lists or none."""
+    if not isinstance(value, list):
+        return 1
+    return sum(map(_count, value)) if value and isinstance(value[0], list) else len(value)
 
 
 def _frozen(value: Column) -> object:

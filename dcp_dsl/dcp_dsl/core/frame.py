@@ -57,6 +57,8 @@ class Frame:
         columns_read: columns of tokens and instances already read; shared by all frames.
         trees: of layouts already laid out, by the identity of the statement; shared.
         rectangle: queries and keys, where they are two sequences.
+        num_listed: instances that the sample lists for layouts and spans. An exact mask may need
+            some pieces for each, however many there are.
     """
 
     num_tokens: int
@@ -69,15 +71,16 @@ class Frame:
     columns_read: dict[object, tuple[Piecewise, Ints]] = field(default_factory=dict)
     trees: dict[int, Tree] = field(default_factory=dict)
     rectangle: Rectangle | None = None
+    num_listed: int = 0
 
     @classmethod
     def of(
         cls, num_tokens: int, columns: Mapping[str, Column], budget: Budget,
-        rectangle: Rectangle | None = None,
+        rectangle: Rectangle | None = None, num_listed: int = 0,
     ) -> "Frame":  # fmt: skip
         """Return the frame of a whole sample."""
         cells = Instances.of(np.zeros(1, np.int64), np.full(1, num_tokens, np.int64))
-        return cls(num_tokens, columns, budget, cells, rectangle=rectangle)
+        return cls(num_tokens, columns, budget, cells, rectangle=rectangle, num_listed=num_listed)
 
     def tokens(self, fact: object) -> int:
         """Return the tokens of the sequence that a statement or a token column belongs to."""
@@ -87,7 +90,7 @@ class Frame:
         """Return the frame of instances, with coordinates of their own."""
         return Frame(
             self.num_tokens, self.columns, self.budget, cells, self,
-            columns_read=self.columns_read, trees=self.trees,
+            columns_read=self.columns_read, trees=self.trees, num_listed=self.num_listed,
         )  # fmt: skip
 
     def up(self, levels: int) -> "Frame":

@@ -33,6 +33,7 @@ from dcp_dsl.symbolic.terms import (
     scale,
 )
 
+JOBS_PER_INSTANCE = 2**3
 MAX_NARROW_JOBS = 2**12  # a wider comparison waits until its neighbours in `and` have been found
 
 
@@ -59,16 +60,19 @@ class Lowering:
         frame: the coordinates, with the numbers in them.
         bands: rows and keys that matter.
         is_transposed: whether regions have the keys as their rows.
-        max_jobs: most pairs of pieces and runs that a comparison may take.
+        max_jobs: most pairs of pieces and runs that a comparison may take; by default some for
+            each instance that the sample lists, and `MAX_JOBS` more.
         masks: masks already evaluated in these bands: an argument may be used several times.
         bounds: all bounds evaluated; `among` asks whether they stayed inside the bands.
     """
 
     def __init__(
         self, frame: Frame, *, is_transposed: bool, bands: Bands | None = None,
-        max_jobs: int = MAX_JOBS,
+        max_jobs: int | None = None,
     ) -> None:  # fmt: skip
-        self.frame, self.is_transposed, self.max_jobs = frame, is_transposed, max_jobs
+        self.frame, self.is_transposed = frame, is_transposed
+        most = MAX_JOBS + JOBS_PER_INSTANCE * frame.num_listed
+        self.max_jobs = most if max_jobs is None else max_jobs
         start, end = frame.cells.start, frame.cells.end
         self.bands = bands or Bands(start, end, start, end)  # each cell sees itself alone
         self.masks: dict[nodes.Mask, MaskValue] = {}

@@ -97,24 +97,42 @@ def read_columns(text: str, where: str) -> dict[str, Any]:  # Any: as `Sample.co
     Raises:
         DatasetError: if it is none.
     """
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):  # without this json keeps the last one and drops the others
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise DatasetError(f"{where}: `{twice}` is given twice; leave one of them out")
-        return found
-
     try:
-        columns = json.loads(text, object_pairs_hook=once)
+        columns = _DECODER.decode(text)
+    except _TwiceError as error:
+        raise DatasetError(f"{where}: {error}") from None
     except ValueError as error:
-        raise DatasetError(f"{where}: not JSON: {error}; got {text[:80]!r}") from None
+        raise DatasetError(
+            f"{where}: expected a JSON object of columns, got no JSON: {_reason(error, text)}"
+        ) from None
     except RecursionError:
         raise DatasetError(f"{where}: the JSON is nested too deeply") from None
     if not isinstance(columns, dict):
         raise DatasetError(f"{where}: expected a JSON object of columns, got {text[:80]!r}")
     return columns
+
+
+class _TwiceError(Exception):
+    """A key that an object has twice."""
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):  # without this json keeps the last one and drops the others
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise _TwiceError(f"`{twice}` is given twice; leave one of them out")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_once)  # made once: files have millions of lines
+
+
+def _reason(error: ValueError, text: str) -> str:
+    if not isinstance(error, json.JSONDecodeError):  # an integer of thousands of digits
+        return str(error)
+    line = f"line {error.lineno}, " if "\n" in text.rstrip() else ""
+    return f"{error.msg} at {line}column {error.colno}: {text[:80].rstrip()!r}"
 
 
 def row_length(row: Mapping[str, Any]) -> int:

@@ -251,9 +251,17 @@ def read_dataset(path: str | Path, columns: Collection[str] | None = None) -> Da
             message names the line.
     """
     found = ((source.name, source.read(columns)) for source in find_sources(str(path)))
-    # In one chunk a row is found at once; otherwise every access would search for its chunk.
-    parts = (DataFile(name, table.combine_chunks()) for name, table in found)
-    return Dataset(str(path), tuple(parts))
+    return Dataset(str(path), tuple(DataFile(name, _in_one_chunk(table)) for name, table in found))
+
+
+def _in_one_chunk(table: "pa.Table") -> "pa.Table":
+    """Join the chunks of a table: a row is then found without a search for its chunk."""
+    import pyarrow as pa
+
+    try:
+        return table.combine_chunks()
+    except pa.ArrowInvalid:  # lists of one chunk hold at most 2^31 items
+        return table
 
 
 def row_name(number: int, row: Mapping[str, Any]) -> str:  # Any: whatever the columns hold

@@ -17,7 +17,7 @@ from dcp_dsl.arrays import Bools, Ints
 from dcp_dsl.elaboration.programs import layout_columns, parent_columns
 from dcp_dsl.errors import MAX_TOKENS, DatasetError
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.trees import walk_parts
+from dcp_dsl.syntax.trees import column_name, walk_parts
 
 ANY_DEPTH = -1
 _SHAPES = {
@@ -116,7 +116,7 @@ def require_depth(
         wanted = _SHAPES.get(depth, f"lists nested {depth} deep per row")
         raise DatasetError(
             f"{source}: column `{column}` holds {kind}, but {reader} reads {wanted} from it; mend "
-            f"the column, or name another one with `with {mask_column} = ...`"
+            f"the column, or name another one with `with {column_name(mask_column)} = ...`"
         )
 
 

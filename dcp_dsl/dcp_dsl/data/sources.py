@@ -1,122 +1,25 @@
 """Find the files of a data set and read them, whole or in batches, only in the columns asked for.
 
 A source is a Parquet or JSON lines file, or a split of a Hugging Face data set; only the last needs
-the library `datasets`. `find_sources` finds the sources under a path. A message about JSON lines
-that cannot be read names the line.
+the library `datasets`. `find_sources` finds the sources under a path. Whatever format rows come
+from, they are validated before anybody sees them.
 """
 
-import codecs
-import json
 import os
+from bisect import bisect
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from dcp_dsl.data.json_lines import read_jsonl
 from dcp_dsl.errors import DatasetError, list_names
 from dcp_dsl.syntax.diagnostics import did_you_mean
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-MAX_JSON_NESTING = 500  # brackets in a line that are harmless; with more, Python parses it first
-_JSON_KINDS = {
-    bool: "a bool", int: "a number", float: "a number", str: "a text", list: "a list",
-    dict: "an object",
-}  # fmt: skip
-
-
-def read_jsonl(path: Path) -> "pa.Table":
-    """Read a file with one JSON object per line."""
-    import pyarrow as pa
-    import pyarrow.json
-
-    if path.stat().st_size == 0:
-        raise DatasetError(f"{path}: the file is empty; expected one JSON object per line")
-    rows = _check_lines(path)
-    # A row can be longer than Arrow's default block of 1 MiB.
-    options = pyarrow.json.ReadOptions(block_size=min(path.stat().st_size, 2**30))
-    try:
-        table = pyarrow.json.read_json(path, read_options=options)
-    except pa.ArrowException as error:
-        _explain_jsonl(path)  # Arrow does not say which line
-        raise DatasetError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
-    if table.num_rows != rows:  # a line held several values; Arrow takes `{} {}` for two rows
-        _explain_jsonl(path)
-        raise DatasetError(f"{path}: expected {rows} rows, one per line, got {table.num_rows}")
-    return table
-
-
-def _check_lines(path: Path) -> int:
-    """Count the lines that are not blank; refuse those that would make Arrow kill the process.
-
-    Its parser crashes on a first line that is `null`, and overflows the stack where values nest too
-    deeply.
-    """
-    rows = 0
-    # By byte: 1 where a bracket opens or closes.
-    opening, closing = np.zeros((2, 256), np.int8)
-    opening[[ord("["), ord("{")]], closing[[ord("]"), ord("}")]] = 1, 1
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            text = line.removeprefix(codecs.BOM_UTF8 * (number == 1)).strip()
-            rows += bool(text)
-            if text and not (text.startswith(b"{") and text.endswith(b"}")):
-                _explain_jsonl(path)
-                raise DatasetError(f"{path}: line {number}: expected one JSON object")
-            # Counting is much cheaper than the depth, and nearly all lines have few brackets.
-            if line.count(b"[") + line.count(b"{") <= MAX_JSON_NESTING:
-                continue
-            codes = np.frombuffer(line, np.uint8)
-            # Depth behind each byte, without a loop over bytes; it counts brackets in texts, too.
-            if np.cumsum((opening - closing)[codes], dtype=np.int64).max() > MAX_JSON_NESTING:
-                try:
-                    json.loads(line)  # brackets in texts do not nest; Python knows which do
-                except RecursionError:
-                    raise DatasetError(f"{path}: line {number} is nested too deeply") from None
-                except ValueError as error:
-                    raise _no_json(path, number, error) from None
-    return rows
-
-
-def _no_json(path: Path, number: int, error: Exception) -> DatasetError:
-    reason = str(error)
-    if isinstance(error, json.JSONDecodeError):  # its text would say line 1, since it sees one line
-        reason = f"{error.msg} at column {error.colno}"
-    return DatasetError(f"{path}: line {number}: expected a JSON object, got no JSON: {reason}")
-
-
-def _explain_jsonl(path: Path) -> None:
-    """Raise for the first line that is no JSON object or changes the type of a column.
-
-    Slow, so only for files that Arrow refused. Returns if it finds no such line.
-    """
-    # The kind of each column's values, and the line that had it first.
-    kinds: dict[str, tuple[str, int]] = {}
-    with path.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line.removeprefix(codecs.BOM_UTF8 * (number == 1)))
-            except (ValueError, RecursionError) as error:
-                raise _no_json(path, number, error) from None
-            if not isinstance(row, dict):
-                raise DatasetError(
-                    f"{path}: line {number}: expected a JSON object, got {type(row).__name__}"
-                )
-            for name, value in row.items():
-                kind = _JSON_KINDS.get(type(value), "")  # "" for null, which fits every column
-                known, first = kinds.setdefault(name, (kind, number)) if kind else (kind, number)
-                if kind != known:
-                    raise DatasetError(
-                        f"{path}: line {number}: column `{name}` is {kind}, but {known} in line "
-                        f"{first}"
-                    )
-
+    import pyarrow.parquet as pq
 
 PARQUET_SUFFIXES = (".parquet", ".pq")
 JSONL_SUFFIXES = (".jsonl", ".ndjson")
@@ -135,20 +38,25 @@ class Source:
         num_rows: number of rows.
         table: the rows, if they are in memory or mapped; None if they are in the Parquet file
             `name`.
+        stamp: what `_stamp` said of a Parquet file when it was found.
     """
 
     name: str
     columns: "dict[str, pa.DataType]"
     num_rows: int
     table: "pa.Table | None" = None
+    stamp: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, name: str, schema: "pa.Schema", rows: int, table: "pa.Table | None") -> "Source":
+    def of(
+        cls, name: str, schema: "pa.Schema", rows: int, table: "pa.Table | None",
+        stamp: tuple[int, ...] = (),
+    ) -> "Source":  # fmt: skip
         """Make a source; refuse two columns with the same name."""
         if len(set(schema.names)) != len(schema.names):
             shown = ", ".join(f"`{column}`" for column in schema.names)
             raise DatasetError(f"{name}: two columns have the same name: {shown}")
-        return cls(name, dict(zip(schema.names, schema.types, strict=True)), rows, table)
+        return cls(name, dict(zip(schema.names, schema.types, strict=True)), rows, table, stamp)
 
     def read(self, columns: Collection[str] | None = None) -> "pa.Table":
         """Read all rows, with all columns or with those named; missing columns are left out.
@@ -156,33 +64,61 @@ class Source:
         Raises:
             DatasetError: if the file is damaged.
         """
-        import pyarrow.parquet as pq
-
         chosen = [name for name in self.columns if columns is None or name in columns]
         if self.table is not None:
-            return self.table.select(chosen)
-        with _reading(self.name), pq.ParquetFile(self.name) as file:
-            return file.read(chosen)
+            table = self.table.select(chosen)
+        else:
+            with self._opened() as file:
+                table = file.read(chosen)
+            self._require_rows(table.num_rows)
+        return _validated(self.name, table, 0)
 
     def batches(self, columns: Collection[str]) -> "Iterator[pa.Table]":
         """Read the rows in order, some thousands at a time, with these columns alone.
 
         Raises:
-            DatasetError: if the file is damaged.
+            DatasetError: if the file is damaged, or changes meanwhile.
         """
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
+        chosen = [name for name in self.columns if name in columns]
         if self.table is not None:
-            table = self.read(columns)
+            # As a whole: Arrow validates all items of a column of lists for any slice of it.
+            table = _validated(self.name, self.table.select(chosen), 0)
             for start in range(0, self.num_rows, BATCH_ROWS):
                 # A table without columns has as many rows as a slice asks for.
                 yield table.slice(start, min(BATCH_ROWS, self.num_rows - start))
             return
-        chosen = [name for name in self.columns if name in columns]
-        with _reading(self.name), pq.ParquetFile(self.name) as file:
+        start = 0
+        with self._opened() as file:
             for batch in file.iter_batches(BATCH_ROWS, columns=chosen):
-                yield pa.Table.from_batches([batch])
+                yield _validated(self.name, pa.Table.from_batches([batch]), start)
+                start += batch.num_rows
+        self._require_rows(start)
+
+    def _require_rows(self, found: int) -> None:
+        """Refuse a Parquet file if Arrow leaves out rows; it stops at pages without values."""
+        if found != self.num_rows:
+            raise DatasetError(
+                f"{self.name}: expected {self.num_rows} rows, as the file says, but Arrow reads "
+                f"{found}; write the file anew, with larger pages or row groups"
+            )
+
+    @contextmanager
+    def _opened(self) -> "Iterator[pq.ParquetFile]":
+        """Open the Parquet file; refuse it if it is not, or does not stay, the file found first."""
+        with _reading(self.name):
+            with _open_parquet(self.name) as file:
+                self._require_stamp()
+                yield file
+            self._require_stamp()
+
+    def _require_stamp(self) -> None:
+        if _stamp(self.name) != self.stamp:
+            raise DatasetError(
+                f"{self.name}: expected the file to stay as it was found, but it was replaced or "
+                "written meanwhile; run the command again when it is complete"
+            )
 
 
 def find_sources(path: str) -> tuple[Source, ...]:
@@ -226,14 +162,48 @@ def _find_files(path: Path) -> list[Path]:
 
 
 def _open(path: Path) -> Source:
-    import pyarrow.parquet as pq
-
-    with _reading(path):
+    name = str(path)
+    with _reading(name):
         if path.suffix.lower() in JSONL_SUFFIXES:
             table = read_jsonl(path)
-            return Source.of(str(path), table.schema, table.num_rows, table)
-        with pq.ParquetFile(path) as file:
-            return Source.of(str(path), file.schema_arrow, file.metadata.num_rows, None)
+            return Source.of(name, table.schema, table.num_rows, table)
+        stamp = _stamp(name)
+        with _open_parquet(name) as file:
+            return Source.of(name, file.schema_arrow, file.metadata.num_rows, None, stamp)
+
+
+def _open_parquet(path: str) -> "pq.ParquetFile":
+    import pyarrow.parquet as pq
+
+    return pq.ParquetFile(path, page_checksum_verification=True)
+
+
+def _stamp(path: str) -> tuple[int, ...]:
+    """Return what changes with a file: which one it is, its size, and when it was written."""
+    found = os.stat(path)
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _validated(name: str, table: "pa.Table", first_row: int) -> "pa.Table":
+    """Return a table if its values are what its types promise; name the first row where not."""
+    import pyarrow as pa
+
+    def reason(column: "pa.ChunkedArray[Any]", rows: int) -> str:
+        try:
+            column.slice(0, rows).validate(full=True)
+        except pa.ArrowException as error:
+            return _first_line(error)
+        return ""
+
+    for column, values in zip(table.column_names, table.columns, strict=True):
+        if reason(values, len(values)):
+            row = bisect(range(1, len(values)), False, key=lambda n: bool(reason(values, n)))
+            raise DatasetError(
+                f"{name}: row {first_row + row}, column `{column}`: expected {values.type}, got "
+                f"damaged data: {reason(values, row + 1)}; rows before it may hold wrong values, "
+                "too: write the data set anew"
+            )
+    return table
 
 
 @contextmanager
@@ -255,7 +225,12 @@ def _first_line(error: Exception) -> str:
     """
     # `strerror` leaves out the number of the error, and the path, which the caller names.
     reason = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, _OF_DAMAGED_FOLDERS):  # its text may be a key alone
+        reason = f"{type(error).__name__}: {reason}"
     return reason.splitlines()[0] if reason else type(error).__name__
+
+
+_OF_DAMAGED_FOLDERS = (LookupError, TypeError, AttributeError)  # keys and types in its JSON files
 
 
 def _load_splits(path: str) -> Iterator[Source]:
@@ -272,7 +247,7 @@ def _load_splits(path: str) -> Iterator[Source]:
             found = datasets.load_dataset(name, split=split or None)
         else:
             found = datasets.load_from_disk(path)
-    except (OSError, ValueError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, *_OF_DAMAGED_FOLDERS) as error:
         # The library raises these for unknown names, without network and for damaged folders.
         raise DatasetError(f"{path}: `datasets` cannot load it: {_first_line(error)}") from None
     # A data set with splits is a dict of them; one split comes alone.

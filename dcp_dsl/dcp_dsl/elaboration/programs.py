@@ -14,7 +14,7 @@ from typing import Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.syntax import ast
-from dcp_dsl.syntax.trees import format_number, walk, walk_parts
+from dcp_dsl.syntax.trees import column_name, format_number, walk, walk_parts
 
 Alignment: TypeAlias = Literal["", "top_left", "bottom_right"]
 ALIGNMENTS: tuple[Alignment, ...] = ("top_left", "bottom_right")
@@ -181,6 +181,15 @@ def column_readers(*roots: nodes.Node) -> Iterator[tuple[str, Reader]]:
                 yield column, statement.source
         elif isinstance(statement.source, ast.Columns):
             yield statement.source.column.text, statement.source
+
+
+def listing_columns(*roots: nodes.Node) -> frozenset[str]:
+    """Return the columns that list instances: of layouts and of spans, not a value per token."""
+    return frozenset(
+        name for name, reader in column_readers(*roots)
+        if isinstance(reader, ast.Layout)
+        or (isinstance(reader, ast.Columns) and reader.kind.text == "spans")
+    )  # fmt: skip
 
 
 def key_columns(keys: KeySequence | None) -> frozenset[str]:
@@ -370,7 +379,7 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
         case nodes.Count(segment):
             return f"{show_segment(segment)}.count"
         case nodes.RowColumn(name):
-            return f"row.{name}"
+            return f"row.{column_name(name)}"
         case nodes.Lookup(table, fact, at):
             read = f"{show_number(at, _ATTRIBUTE)}.{show_segment(table)}"
             return read if fact == "number" else f"{read}.{fact}"
@@ -390,7 +399,8 @@ def show_segment(node: nodes.Segment | nodes.TokenColumn) -> str:
     """Return a segment, or a column, as text."""
     match node:
         case nodes.TokenColumn(name, segment=segment):
-            return name if segment is None else f"{show_segment(segment)}.{name}"
+            own = column_name(name)
+            return own if segment is None else f"{show_segment(segment)}.{own}"
         case nodes.Laid(_, name):
             return name
         case nodes.Tiles(size, parent):

@@ -10,7 +10,7 @@ from dcp_dsl.elaboration.programs import layout_columns
 from dcp_dsl.language_server.document import Document, definition_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import KEYWORDS, STATEMENT_KEYWORDS, RawToken
-from dcp_dsl.syntax.trees import unparse
+from dcp_dsl.syntax.trees import column_name, unparse
 from dcp_grammar import WORDS, Role
 
 CompletionKind: TypeAlias = Literal[
@@ -169,7 +169,7 @@ def _columns(scope: Scope) -> Iterator[Proposal]:
     names.update(dict.fromkeys(token.column.text for token in scope.tokens.values()))
     for definition in scope.samples.values():
         names.update(dict.fromkeys(f.name.text for f in definition.fields))
-    yield from (Proposal(name, "column", "column") for name in names)
+    yield from (Proposal(column_name(name), "column", "column") for name in names)
     yield Proposal("len", "keyword", "tokens of the sample")
 
 
@@ -192,7 +192,7 @@ def _token_columns(segment: str, scope: Scope) -> Iterator[Proposal]:
     for name, token in scope.tokens.items():
         if segment == ("" if token.segment is None else token.segment.text):
             what = "token column" if token.segment is None else f"column of `{segment}`"
-            yield Proposal(name, "attribute", what)
+            yield Proposal(column_name(name), "attribute", what)
 
 
 def _attributes(path: list[str], document: Document) -> Iterator[Proposal]:

@@ -10,7 +10,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import walk
+from dcp_dsl.syntax.trees import column_name, walk
 
 Space: TypeAlias = Literal["statement", "sample", "column", "local"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -101,8 +101,8 @@ def _check_own(found: list[Occurrence]) -> None:
     symbol = found[0].symbol
     if symbol.space == "column":
         raise RenameError(
-            f"`{symbol.name}` is a column of the data set; `with {symbol.name} = ...` behind `use` "
-            "reads another one in its place"
+            f"`{symbol.name}` is a column of the data set; `with {column_name(symbol.name)} = ...` "
+            "behind `use` reads another one in its place"
         )
     if not any(occurrence.is_definition for occurrence in found):
         raise RenameError(
@@ -292,7 +292,7 @@ def coloured(document: Document) -> Iterator[tuple[int, int, int, int]]:
     parsed = [s.span for s in document.parsed.program.statements]
     at = 0  # the first statement that may cover this token; both are in the order of the text
     for token in document.tokens:
-        if token.kind != "name":
+        if token.kind not in ("name", "string"):  # a column may be named in quotes
             continue
         start, end = token.span.start, token.span.end
         while at < len(parsed) and parsed[at].end <= start:

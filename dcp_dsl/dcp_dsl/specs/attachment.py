@@ -25,6 +25,7 @@ from dcp_dsl.data.sources import SAVED_MARKS
 from dcp_dsl.errors import DatasetError, DCPError
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import did_you_mean
+from dcp_dsl.syntax.trees import column_name
 
 _MOST_NAMED = 3  # files that a message names for each statement
 
@@ -247,7 +248,7 @@ def _attach(
             raise DatasetError(
                 f"{scope.program.name}: mask `{value.name}` needs the column `{source}`, which "
                 f"{path} does not have{'; ' + hint if hint else ''} (columns: {have}); rename one "
-                f"with `with {column} = its_name`"
+                f"with `with {column_name(column)} = its_name`"
             )
     return Attachment(
         value, renames, f"{scope.program.name}:{statement.span.line(scope.program.text)}"

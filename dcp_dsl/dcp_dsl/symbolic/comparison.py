@@ -98,8 +98,9 @@ class Between:
         # On a run that falls, the same comparison of negated numbers rises.
         falls = runs.sign[jobs.run] < 0
         if not falls.any():
-            return Region.of(n, jobs.slabs(runs))
-        parts = [jobs.select(~falls).slabs(runs), jobs.select(falls).flipped().slabs(runs)]
+            return Region.of(n, jobs.slabs(runs, max_jobs))
+        sides = jobs.select(~falls), jobs.select(falls).flipped()
+        parts = [side.slabs(runs, max_jobs) for side in sides]
         return Region.of(n, tuple(map(np.concatenate, zip(*parts, strict=True))))
 
 
@@ -156,7 +157,7 @@ class _Jobs:
         low, high = (None if line is None else (~line[0], -line[1]) for line in self.lines)
         return _Jobs(self.start, self.end, self.run, (high, low))
 
-    def slabs(self, runs: Runs) -> tuple[Ints, ...]:
+    def slabs(self, runs: Runs, max_jobs: int) -> tuple[Ints, ...]:
         """Return raw slabs of jobs whose runs all rise, or, flipped, all fall.
 
         Rows are cut where a line passes a level, and one by one where an end would still move by
@@ -164,7 +165,7 @@ class _Jobs:
         """
         levels = [None if line is None else self._levels(line, runs) for line in self.lines]
         crossings = [
-            self._crossings(line, at, runs)
+            self._crossings(line, at, runs, max_jobs)
             for line, at in zip(self.lines, levels, strict=True)
             if line is not None and at is not None
         ]
@@ -174,7 +175,8 @@ class _Jobs:
         rough = np.flatnonzero(((low | high) >> 1) != 0)
         if len(rough):
             length = (jobs.end - jobs.start)[rough]
-            limit_pieces(int(length.sum()), MAX_JOBS, "rows with ranges of their own")
+            most = max(MAX_JOBS, max_jobs)
+            limit_pieces(int(length.sum()), most, "rows with ranges of their own")
             job, row = expand(jobs.start[rough], length)
             jobs = jobs.cut(rough[job], row)
             (first, low), (last, high) = jobs.ends(runs)
@@ -218,14 +220,16 @@ class _Jobs:
             last[moving] = runs.count_levels(self.run[moving], (value + way)[moving])
         return first, last
 
-    def _crossings(self, line: _Line, levels: _Line, runs: Runs) -> tuple[Ints, Ints]:
+    def _crossings(
+        self, line: _Line, levels: _Line, runs: Runs, max_jobs: int
+    ) -> tuple[Ints, Ints]:
         """Return (job, row) wherever a line passes a level."""
         first, last = levels
         passing = np.flatnonzero(first != last)
         if not len(passing):
             return passing, passing
         low, counts = np.minimum(first, last)[passing], np.abs(last - first)[passing]
-        limit_pieces(int(counts.sum()), MAX_JOBS, "crossings of a comparison")
+        limit_pieces(int(counts.sum()), max(MAX_JOBS, max_jobs), "crossings of a comparison")
         job, at = expand(low, counts)
         job = passing[job]
         level, value, slope = runs.levels[at], line[0][job], line[1][job]

@@ -17,8 +17,9 @@ from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
 from dcp_dsl.symbolic.shortcuts import in_order, intersect_single, is_single, sweep_few
 
-MAX_CELLS = 2**19
-MAX_PAIRS = 2**21  # of slabs that share rows, where one side has one slab a row
+MAX_CELLS = 2**19  # beside some for each slab: many slabs of one row each are no waste
+CELLS_PER_SLAB = 4
+MAX_PAIRS = 2**21  # of slabs that share rows, where one side has one slab a row; and as above
 GLUED_AT_ONCE = range(2**8, 2**13)  # slabs that are glued after each operation, not at the end
 FEW = 12  # slabs that are faster one by one than in arrays
 
@@ -147,7 +148,8 @@ class Region:
             # a side with one slab a row needs no sweep: each pair of slabs is intersected alone
             for one, many in ((other, self), (self, other)):
                 if is_single(one.columns()):
-                    columns = intersect_single(many.columns(), one.columns(), MAX_PAIRS)
+                    most = MAX_PAIRS + CELLS_PER_SLAB * sum(sizes)
+                    columns = intersect_single(many.columns(), one.columns(), most)
                     return _glue_later(self.num_tokens, columns)
         weight = np.repeat(np.array([1, 2]), sizes)
         return _sweep(self.num_tokens, columns, weight, truth)
@@ -216,7 +218,8 @@ def _sweep(
 def _cells(knots: Ints, q_start: Ints, q_end: Ints) -> tuple[Ints, Ints]:
     """Return (slab, cell) for every cell that a slab covers."""
     low, high = np.searchsorted(knots, q_start), np.searchsorted(knots, q_end)
-    limit_pieces(int((high - low).sum()), MAX_CELLS, "pieces of slabs")
+    most = MAX_CELLS + CELLS_PER_SLAB * len(low)
+    limit_pieces(int((high - low).sum()), most, "pieces of slabs")
     return expand(low, high - low)
 
 
@@ -255,7 +258,8 @@ def _meetings(knots: Ints, columns: tuple[Ints, ...], num_tokens: int) -> Ints:
     # a moving end meets only ends of its own cell, whose numbers go up to (at + 1) * base - 1
     reach = np.minimum(moving + (knots[at + 1] - knots[at]) - 1, (at + 1) * base - 1)
     low, high = np.searchsorted(still, moving), np.searchsorted(still, reach, side="right")
-    limit_pieces(int((high - low).sum()), MAX_CELLS, "meetings of slabs")
+    most = MAX_CELLS + CELLS_PER_SLAB * len(slab)
+    limit_pieces(int((high - low).sum()), most, "meetings of slabs")
     which, met = expand(low, high - low)
     # the row of the meeting becomes a cell of its own: cut before it and behind it
     row = knots[at[which]] + still[met] - moving[which]

@@ -79,6 +79,11 @@ class Attribute(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Quoted(Attribute):
+    """``"column"``, which means ``row."column"``; in the lengths of a layout it is a `Name`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Argument(Node):
     """An argument of a call, by position (`name` is None) or by name."""
 

@@ -9,10 +9,13 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeGuard
 
+from dcp_dsl.errors import printable
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
+from dcp_dsl.syntax.trees import rewritten
 
 MAX_NUMBER = 2**40  # a million times a million tokens, and far from the borders of int64
+MAX_QUOTED = 128  # characters of a name in quotes
 MAX_DEPTH = 64  # levels of one statement; everything behind the parser may recurse
 COLUMN_KINDS = ("spans", "ids", "flags", "positions")
 
@@ -47,7 +50,29 @@ def _same(child: Built) -> Built:
 
 
 def _ident(word: ParsedWord | None) -> Built:  # None only where the grammar lets a name be left out
-    return None if word is None else ast.Ident(word.text, span=word.span)
+    if word is None:
+        return None
+    text = word.text
+    if word.type == "STRING":
+        text = text[1:-1]
+        if not 1 <= len(text) <= MAX_QUOTED or "\t" in text or printable(text) != text:
+            raise BuildError(
+                "E028", f"a name in quotes has 1 to {MAX_QUOTED} characters, and no control "
+                f"characters; this one has {len(text)} characters", word.span,
+                "give the column another name in the data set",
+            )  # fmt: skip
+    return ast.Ident(text, span=word.span)
+
+
+def _quoted(children: Sequence[Built], span: Span) -> ast.Quoted:
+    return ast.Quoted(ast.Name("row", span=span), _ident(children[0]), span=span)
+
+
+def _length(value: ast.Expr | None) -> ast.Expr | None:
+    """Read quoted names in the length of a part of a layout as its other columns."""
+    if value is None or isinstance(value, ast.Name):
+        return value
+    return rewritten(value, ast.Quoted, lambda column: ast.Name(column.name.text, span=column.span))
 
 
 def _string(word: ParsedWord) -> ast.Ident:
@@ -148,7 +173,7 @@ def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Buil
 
     def build(children: Sequence[Built], span: Span) -> ast.Node:
         branch, name, content, star, column = children
-        parents = None if column is None else ast.Name(column.text, span=column.span)
+        parents = None if column is None else ast.Name(_ident(column).text, span=column.span)
         own = _ident(name), read(content), star is not None, branch is not None, parents
         return make(*own, span=span)
 
@@ -205,6 +230,7 @@ _RULES: Mapping[str, Builder] = {
     "product": _binary,
     "sign": _node(ast.Sign, _text, _same),
     "attribute": _node(ast.Attribute, _same, _ident),
+    "quoted": _quoted,
     "number": _node(ast.Number, integer),
     "name": _node(ast.Name, _text),
     "call": _node(ast.Call, _ident, _items),
@@ -228,7 +254,7 @@ _RULES: Mapping[str, Builder] = {
     ),
     "segment": _node(ast.Segment, _ident, _same),
     "layout": _node(ast.Layout, has_list=True),
-    "leaf": _part(ast.Leaf, _same),
+    "leaf": _part(ast.Leaf, _length),
     "group": _part(ast.Group, _parts),
     "rest": _nothing,
     "every": _node(ast.Every, _same, _ident),
@@ -259,7 +285,7 @@ _RULES: Mapping[str, Builder] = {
         else (integer(children[0]), integer(children[-1]))
     ),
     "attach": _node(ast.Attach, _string, _items, _same, _items),
-    "having": _first,
+    "having": lambda children, _: tuple(map(_ident, children)),
     "with_": _tuple,
     "rename": _node(ast.Rename, _ident, _ident),
     "sample": _node(ast.SampleDef, _ident, has_list=True),

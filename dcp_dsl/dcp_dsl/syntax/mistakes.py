@@ -14,7 +14,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from dcp_dsl.syntax.ast import Span
-from dcp_dsl.syntax.ast_builder import BuildError
+from dcp_dsl.syntax.ast_builder import COLUMN_KINDS, BuildError
 from dcp_dsl.syntax.diagnostics import did_you_mean
 from dcp_dsl.syntax.tokens import KEYWORDS, RawToken, scan
 
@@ -350,6 +350,37 @@ def _segment_like(column: str, text: str) -> str | None:
         column = column.removesuffix(ending)
     segments = [name for word, name in _definitions(text) if word == "segment"]
     return next((s for s in segments if s.startswith(column) or column.startswith(s)), None)
+
+
+_BEFORE_COLUMNS = ("[", "from", "having", "with", "token", "column", ".")
+
+
+def spaced_name(at: int, tokens: Sequence[RawToken], text: str) -> str:
+    """Return how the names around a place are written as one column; empty if they are none."""
+    first = last = at
+
+    def is_next(left: int) -> bool:
+        if left < 0 or left + 1 >= len(tokens):
+            return False
+        pair = tokens[left : left + 2]
+        are_names = all(t.kind == "name" and t.text not in KEYWORDS for t in pair)
+        return are_names and text[pair[0].span.end : pair[1].span.start].strip(" ") == ""
+
+    while is_next(first - 1):
+        first -= 1
+    while is_next(last):
+        last += 1
+    if first == at:
+        return ""
+    statement, before, source = tokens[0].text, tokens[first - 1].text, tokens[first - 2].text
+    fits = (
+        before in _BEFORE_COLUMNS
+        or (before == "(" and (statement == "sample" or source in COLUMN_KINDS))
+        or (before in (",", "=") and statement in ("token", "column", "for"))
+        or (before == "," and statement == "sample")
+    )
+    name = text[tokens[first].span.start : tokens[last].span.end]
+    return f'names have no spaces; a column of this name is written `"{name}"`' if fits else ""
 
 
 def fail_unbalanced(tokens: list[RawToken]) -> None:

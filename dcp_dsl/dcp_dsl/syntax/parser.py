@@ -30,7 +30,13 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.mistakes import MESSAGES, MISTAKES, fail_foreign_syntax, fail_unbalanced
+from dcp_dsl.syntax.mistakes import (
+    MESSAGES,
+    MISTAKES,
+    fail_foreign_syntax,
+    fail_unbalanced,
+    spaced_name,
+)
 from dcp_dsl.syntax.tokens import (
     KEYWORDS,
     RESERVED,
@@ -183,13 +189,20 @@ def _cut_by_keyword(
     if (
         group[0].text == "@"  # only a mask may follow: the name is not the mistake
         or follower is None
-        or error.span.start < end
         or "\n" in text[end : follower.span.start]
     ):
         return None
+    quoted = ""
+    try:
+        _lark().parse(text[group[0].span.start : end], start="statement")
+    except lark.UnexpectedInput as stop:
+        quoted = _in_quotes(follower.text, group, _expectations(stop))
+    # Where a column may stand, a bracket is open only since the keyword cut the statement.
+    if error.span.start < end and not (error.code == "E006" and quoted):
+        return None
     return BuildError(
         "E024", f"`{follower.text}` begins a statement and cannot be a name", follower.span,
-        "choose another name",
+        f"choose another name{quoted}",
     )  # fmt: skip
 
 
@@ -277,7 +290,9 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     # state the parser stopped.
     fail_foreign_syntax(at, tokens, text)
     _fail_foreign_operator(place, text)
-    _fail_unknown_character(place)
+    expected = _expectations(error)
+    quoted = _in_quotes(place.text, tokens, expected)
+    _fail_unknown_character(place, text, quoted)
     fail_unbalanced(tokens)
     if at and tokens[at - 1].text == "NOT":  # the name was read before the parser stopped
         _fail_foreign_operator(tokens[at - 1], text)
@@ -288,22 +303,33 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
         if hint and tokens[at + 1].kind in ("name", "string") and place.text not in KEYWORDS:
             _fail_unknown_statement(place)
     code = _lookup(*_stop(error))
-    # Other statements have lists of names as `for` has, and stop in the same states; and not all
-    # that fails where `=` does is a `=`.
-    if (code == "E012" and tokens[0].text != "for") or (code == "E004" and place.text != "="):
+    # Not all that fails where `=` does is a `=`.
+    if code == "E004" and place.text != "=":
         code = None
     reserved = ""
-    expected = set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
     if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
-        reserved = f"`{place.text}` is a word of the language and cannot be a name here"
+        reserved = f"`{place.text}` is a word of the language and cannot be a name here{quoted}"
+    spaced = spaced_name(at, tokens, text)
     if code is None:
         found = f"`{place.text}`" if place.text else "the end of the statement"
-        raise BuildError(
-            "E002", f"{found} does not fit here", place.span, reserved or _expected(expected)
-        )
+        hint = spaced or reserved or _expected(expected)
+        raise BuildError("E002", f"{found} does not fit here", place.span, hint)
     mistake = MESSAGES[code]
     fix = "==" if code == "E004" else None
-    raise BuildError(code, mistake.message, place.span, reserved or mistake.hint, fix)
+    raise BuildError(code, mistake.message, place.span, spaced or reserved or mistake.hint, fix)
+
+
+def _expectations(error: lark.UnexpectedInput) -> set[str]:
+    """Return the terminals that would have fitted where the parser stopped."""
+    return set(getattr(error, "expected", None) or getattr(error, "allowed", None) or ())
+
+
+def _in_quotes(word: str, tokens: list[RawToken], expected: set[str]) -> str:
+    """Say how a column of this name is written, where the parser stopped in front of a column."""
+    # In a mask a bare name is no column; in a layout, and as an argument behind `use`, it is.
+    is_column = "TRUE" not in expected or tokens[0].text in ("segment", "for")
+    fits = is_column and {"STRING", "NAME"} <= expected
+    return f'; a column of this name is written `"{word}"`' if fits else ""
 
 
 def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
@@ -342,20 +368,26 @@ def _fail_foreign_operator(place: RawToken, text: str) -> None:
     )
 
 
+_WORD = re.compile(r"\w+")  # with the letters of all scripts
 _NUMBER = re.compile(r"[0-9][0-9_]*[kM]?")
 
 
-def _fail_unknown_character(place: RawToken) -> None:
+def _fail_unknown_character(place: RawToken, text: str, quoted: str) -> None:
     if place.kind == "string" and (place.text.count('"') < 2):
         raise BuildError("E018", "this text has no closing quote", place.span, 'close it with `"`')
     if place.kind == "unknown":
         shown = place.text if place.text.isprintable() else f"U+{ord(place.text):04X}"
         message = f"the language has no character `{shown}`"
-        raise BuildError("E001", message, place.span, _WAYS_OUT.get(place.text, ""))
+        hint = _WAYS_OUT.get(place.text, "")
+        if place.text.isalnum():
+            word = next(w for w in _WORD.finditer(text) if w.end() > place.span.start)[0]
+            hint = f'names have letters from a to z; a column of this name is written `"{word}"`'
+        raise BuildError("E001", message, place.span, hint)
     if place.kind == "number" and not _NUMBER.fullmatch(place.text):
         raise BuildError(
             "E001", f"`{place.text}` is neither a number nor a name", place.span,
-            "numbers end in a digit, `k` (1024) or `M` (1_048_576); names begin with a letter",
+            "numbers end in a digit, `k` (1024) or `M` (1_048_576); names begin with a letter"
+            + quoted,
         )  # fmt: skip
 
 
@@ -413,7 +445,8 @@ def _expected(names: set[str]) -> str:
     shown = {
         _WORDS.get(name) or f"`{patterns[name].value}`"
         for name in names
-        if name in _WORDS or (name in patterns and patterns[name].type == "str")
+        if (name in _WORDS or (name in patterns and patterns[name].type == "str"))
+        and not (name == "STRING" and "NAME" in names)  # a name in quotes
     }
     # Where a statement may end, every keyword that begins another one is expected.
     starts = {f"`{word}`" for word in (*STATEMENT_KEYWORDS, "@")}

@@ -189,7 +189,7 @@ class _Lines:
         if text == "*" and self.in_layout and last in (")", "]"):
             return False
         if text in ("(", "["):  # tight behind a name, in a call or a part of a layout
-            return previous.kind != "name" or last in _WORD_OPERATORS
+            return previous.kind not in ("name", "string") or last in _WORD_OPERATORS
         return True
 
     def _is_sign(self) -> bool:

@@ -3,12 +3,14 @@
 Trees are rewritten with other nodes of a kind, or moved to another place of a text.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
+from dcp_grammar import words_of
 
 LayoutParts: TypeAlias = tuple[ast.Leaf | ast.Group, ...]
 
@@ -154,6 +156,19 @@ def unparse(value: ast.Expr) -> str:
     return _text(value)[0]
 
 
+_BARE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_RESERVED = frozenset(words_of("statement", "clause", "operator", "constant"))
+
+
+def column_name(text: str) -> str:
+    """Write the name of a column, in quotes if it needs them.
+
+    >>> column_name("lens"), column_name("my col"), column_name("for")
+    ('lens', '"my col"', '"for"')
+    """
+    return text if _BARE.fullmatch(text) and text not in _RESERVED else f'"{text}"'
+
+
 def format_number(value: int) -> str:
     """Write a number as people do: ``4k`` for 4096.
 
@@ -174,9 +189,11 @@ def _text(value: ast.Expr) -> tuple[str, int]:
         case ast.Bool(flag):
             return str(flag).lower(), _POSTFIX
         case ast.Name(text):
-            return text, _POSTFIX
+            return column_name(text), _POSTFIX
+        case ast.Quoted(_, name):
+            return f'"{name.text}"', _POSTFIX
         case ast.Attribute(inner, name):
-            return f"{_at_least(inner, _POSTFIX)}.{name.text}", _POSTFIX
+            return f"{_at_least(inner, _POSTFIX)}.{column_name(name.text)}", _POSTFIX
         case ast.Call(name, arguments):
             return f"{name.text}({', '.join(map(_argument, arguments))})", _POSTFIX
         case ast.Sign(op, inner):
