@@ -1,5 +1,6 @@
 """Trainers over loaders for the runs of test_trainer.py, on ranks."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -9,10 +10,12 @@ from trainer_runs import ALONE, SPEC, OwnLoss, model_of, rank_loss
 from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 
 from dcp_planner import ModelShape, PlanConfig
-from dcp_runtime import DCPExecutor, DCPTrainerMixin, RunLog
+from dcp_runtime import DCPTrainerMixin
+
+PAGE = Path(__file__).parents[2] / "docs" / "adoption.md"
 
 
-class MaskTrainer(DCPTrainerMixin, Trainer):
+class Noted:
     """Notes the rows of every step, by epoch."""
 
     def get_batch_samples(self, batches, count, device):
@@ -25,19 +28,24 @@ class MaskTrainer(DCPTrainerMixin, Trainer):
         return found, targets
 
 
+class MaskTrainer(Noted, DCPTrainerMixin, Trainer):
+    pass
+
+
 class OwnLossTrainer(OwnLoss, MaskTrainer):
     pass
 
 
-class LoggedTrainer(MaskTrainer):
-    """Chooses the options of its executor."""
+def shown_trainer():
+    """Return the trainer of docs/adoption.md, which chooses the options of its executor."""
+    text, names = PAGE.read_text(encoding="utf-8"), {}
+    blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    (block,) = [block for block in blocks if "create_executor" in block]
+    exec(block, names)
+    return type("ShownTrainer", (Noted, names["MaskTrainer"]), {})
 
-    def create_executor(self, group):
-        log = RunLog(Path(self.args.output_dir) / "log")
-        return DCPExecutor(group, "reference", 33.0, run_log=log)
 
-
-TRAINERS = {"own_loss": OwnLossTrainer, "logged": LoggedTrainer}
+TRAINERS = {"own_loss": OwnLossTrainer, "shown": shown_trainer()}
 
 
 def loader_of(run, data, **options):

@@ -84,11 +84,11 @@ def assert_same_weights(name, got, wanted):
 
 
 def check_replicas(runs, name):
-    """Compare as `check_run` does; the executor has the log that `create_executor` gave it."""
+    """Compare as `check_run` does; the executor has the log that docs/adoption.md gives it."""
     check_run(runs, name)
-    trained = [f"epoch 0, batch {number}" for number in range(4)]
+    trained = [f"epoch 0, batch {number}" for number in range(2)]
     for file in ("run.dcprun.jsonl", "run-2.dcprun.jsonl"):  # of two replicas
-        lines = (runs.folder / name / "log" / file).read_text().splitlines()
+        lines = (runs.folder / "runs" / "today" / file).read_text().splitlines()
         names = [record["name"] for record in map(json.loads, lines) if "name" in record]
         assert names == [*trained, "evaluation, epoch 0, batch 0", "evaluation, epoch 0, batch 1"]
 
@@ -171,7 +171,26 @@ def check_anew(runs, _):
     """Under `ignore_data_skip` the epoch of the checkpoint begins anew."""
     before, within, _ = runs.of("epochs")["rows"]
     assert len(before) < 4 < len(before) + len(within), "the checkpoint lies inside an epoch"
-    assert runs.of("epochs-4-anew")["rows"] == [[within[0]]]
+    assert runs.of("epochs-4-ignore_data_skip")["rows"] == [[within[0]]]
+
+
+def check_regrouped(runs, _):
+    """A resumed run takes the next batches, however many make a step now."""
+    _, (_, second), _ = runs.of("epochs")["rows"]
+    assert runs.of("epochs-4-gradient_accumulation_steps")["rows"] == [[second[:1]]]
+
+
+def check_within(runs, name):
+    """A checkpoint behind the first of two steps is followed by the second one."""
+    _, second = runs.of("twice")["rows"][0]
+    assert runs.of(name)["rows"] == [[second]]
+
+
+def check_next(runs, _):
+    """What an epoch's end does, an evaluation for example, is not done again by a resumed run."""
+    whole, again = runs.of("next")["logs"]
+    assert sum("eval_a_loss" in log for log in whole) == 2
+    assert_near("next", again[:-1], whole[:-1])
 
 
 def check_twice(runs, _):
@@ -179,6 +198,7 @@ def check_twice(runs, _):
     for found in runs.on_ranks("twice"):
         first, second = found["rows"]
         assert first == second
+        assert found["next epoch"] == 1, "every evaluation takes the batches of epoch 0"
         for loss, wanted in found["losses"]:
             assert loss == pytest.approx(wanted, rel=2e-4)
 
@@ -194,5 +214,6 @@ def check_other_attention(runs, _):
 CHECKS = {
     "epochs": check_loop, "skip": check_loop, "stream": check_loop, "resumed": check_resumed,
     "anew": check_anew, "twice": check_twice, "rows": check_other_attention,
-    "replicas": check_replicas,
+    "replicas": check_replicas, "next": check_next, "regrouped": check_regrouped,
+    "step": check_within, "stopped": check_within,
 }  # fmt: skip

@@ -32,6 +32,17 @@ WAIT_S = 250
 ALL = {**LOOPS, **RUNS, **SLOW}
 
 
+class SavesWithin(TrainerCallback):
+    """Saves a checkpoint inside the second step, as the one at SIGTERM may be saved."""
+
+    def __init__(self, trainer):
+        self.trainer = trainer
+
+    def on_pre_optimizer_step(self, args, state, control, **others):
+        if state.global_step == 1:
+            self.trainer._save_checkpoint(self.trainer.model, trial=None)
+
+
 class OneStep(TrainerCallback):
     """Ends a training behind its first step."""
 
@@ -48,11 +59,34 @@ def train(name, folder):
 
 def resume(name, folder, step, **options):
     """Train one step behind a checkpoint."""
-    kind = f"{name}-{step}{'-anew' * bool(options)}"
+    kind = "-".join([name, str(step), *options])
     trainer = trainer_of(ALL[name], folder / kind, **options)
     trainer.add_callback(OneStep)
     trainer.train(resume_from_checkpoint=str(folder / name / f"checkpoint-{step}"))
     keep({"rows": trainer.trained, "plans": trainer.train_dataset.metrics.plans}, folder, kind)
+
+
+def save_within(folder, name, **options):
+    """Save a checkpoint inside an epoch of two steps, or of a step; resume from it."""
+    quiet = {"eval_strategy": "no", "max_steps": -1}
+    trainer = trainer_of(EVALUATED, folder / name, **quiet | options)
+    if not options:
+        trainer.add_callback(SavesWithin(trainer))
+    trainer.train()
+    again = trainer_of(EVALUATED, folder / f"{name}-again", **quiet)
+    again.train(resume_from_checkpoint=str(folder / name / "checkpoint-1"))
+    keep({"rows": again.trained}, folder, name)
+
+
+def resume_next_epoch(folder):
+    """Resume from a checkpoint that was saved at the end of an epoch."""
+    options = {"max_steps": -1, "num_train_epochs": 2}
+    options |= {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    logs = []
+    for name, checkpoint in (("next", None), ("next-again", str(folder / "next" / "checkpoint-2"))):
+        trainer = trainer_of(EVALUATED, folder / name, **options)
+        logs.append(result_of(trainer, trainer.train(resume_from_checkpoint=checkpoint))["logs"])
+    keep({"logs": logs}, folder, "next")
 
 
 def call_twice(folder):
@@ -65,7 +99,8 @@ def call_twice(folder):
     dense.load_state_dict(trainer.model.state_dict())
     found = trainer.evaluate(trainer.eval_dataset["a"], metric_key_prefix="test")
     losses.append((found["test_loss"], evaluated_loss(dense, EVALUATED, "a")))
-    keep({"losses": losses, "rows": trainer.trained}, folder, "twice")
+    epoch = trainer.eval_dataset["a"].state_dict()["epoch"]
+    keep({"losses": losses, "rows": trainer.trained, "next epoch": epoch}, folder, "twice")
 
 
 def evaluate_rows(folder):
@@ -153,6 +188,10 @@ def run_on_two(names, folder):
                 resume(name, folder, step)
     if "epochs" in names:
         resume("epochs", folder, 4, ignore_data_skip=True)
+        resume("epochs", folder, 4, gradient_accumulation_steps=1)
+        save_within(folder, "step")
+        save_within(folder, "stopped", max_steps=1, save_strategy="epoch")
+        resume_next_epoch(folder)
         call_twice(folder)
         evaluate_rows(folder)
         refuse(folder)

@@ -137,6 +137,7 @@ REFUSALS = {
     "FSDP version 1": first_fsdp,
     "deepspeed": attribute(is_deepspeed_enabled=True),
     "parallelism_config": attribute(get_cp_size=lambda: 2),
+    "models sharded when they are loaded": attribute(is_distributed_loading_by_transformers=True),
     "DataParallel": argument(_n_gpu=2),
     "transformers before 5.8": lambda folder: Old().train(),
     "losses that accelerate divides": changed(divided),

@@ -99,7 +99,8 @@ UNAFFECTED = {
     "num_train_epochs": 1.5, "average_tokens_across_devices": False, "label_names": ["labels"],
     "dataloader_num_workers": 1, "dataloader_prefetch_factor": 2, "data_seed": 5,
     "dataloader_persistent_workers": True, "dataloader_in_order": False,
-    "logging_nan_inf_filter": False, "logging_first_step": True, "optim": "adamw_torch",
+    "logging_nan_inf_filter": False, "logging_first_step": True, "logging_steps": 2,
+    "optim": "adamw_torch",
     "weight_decay": 0.1, "lr_scheduler_type": "cosine", "warmup_steps": 1, "learning_rate": 0.02,
     "ddp_bucket_cap_mb": 1, "ddp_broadcast_buffers": True, "ddp_find_unused_parameters": False,
     "include_num_input_tokens_seen": "all", "torch_empty_cache_steps": 1, "use_cache": True,
@@ -126,8 +127,8 @@ RUNS = {
     "fsdp": Run({"fsdp": True, "fsdp_config": FSDP}),
     "best": Run(BEST, evaluated=("a",), trainer="stopping"),
     "replicas": Run(
-        {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}, ranks=4, trainer="logged",
-        packing={"replicas": 2, "micro_batches": 2}, evaluated=("a",), **ROUTER,
+        {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}, ranks=4, trainer="shown",
+        packing={"replicas": 2, "micro_batches": 2}, data="few", evaluated=("a",), **ROUTER,
     ),
     "all": Run(
         {"gradient_accumulation_steps": 2}, packing={"replicas": 2, "group": "all"}, ranks=4
@@ -140,7 +141,7 @@ EVALUATED = Run({"max_steps": 1, **EVERY_STEP}, evaluated=("a",))
 SLOW = {"compile": Run({"torch_compile": True, "torch_compile_backend": "aot_eager"})}
 LOOPS = {
     "epochs": Run(
-        {"num_train_epochs": 3, **SAVED, **EVERY_STEP, "eval_steps": 3}, budget=44,
+        {"num_train_epochs": 3, **SAVED, **EVERY_STEP, "eval_steps": 4}, budget=44,
         packing={"shuffle": True, "seed": 4}, evaluated=("b", "a"), momentum=0.9,
     ),
     "skip": Run({"num_train_epochs": 2, **SAVED}, packing={"policy": "skip"}, data="unfit"),

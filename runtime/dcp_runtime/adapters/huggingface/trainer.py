@@ -26,7 +26,6 @@ from dcp_runtime.adapters.huggingface.trainer_loss import (
     check_added_terms,
     router_loss,
     setting,
-    token_loss,
     without_token_loss,
 )
 from dcp_runtime.adapters.huggingface.trainer_progress import (
@@ -38,7 +37,7 @@ from dcp_runtime.adapters.huggingface.trainer_progress import (
     steps_of_epochs,
 )
 from dcp_runtime.data.dataloader import DCPDataloader
-from dcp_runtime.data.local_data import LocalData
+from dcp_runtime.data.local_data import LocalData, next_token_loss
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import LayerPlans
 from dcp_runtime.execute.executor import DCPExecutor
@@ -266,7 +265,7 @@ class DCPTrainerMixin:
         if self.compute_loss_func is not None:
             loss = self.compute_loss_func(outputs, data, num_items_in_batch=max(1, targets))
         else:
-            loss = token_loss(outputs.logits, data, targets, smoothing)
+            loss = next_token_loss(outputs.logits, data, targets, label_smoothing=smoothing)
             if factor and getattr(outputs, "aux_loss", None) is not None:
                 loss = loss + factor * outputs.aux_loss
         loss = loss * self.accelerator.num_processes

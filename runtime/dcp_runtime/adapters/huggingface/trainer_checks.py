@@ -191,6 +191,8 @@ def _check_parallelism(trainer: Any) -> None:
             "leave parallelism_config out: the loader cuts the sequences, and "
             "Packing(replicas=...) makes several groups of ranks"
         )
+    elif getattr(trainer, "is_distributed_loading_by_transformers", False):
+        got, way_out = "a model that was sharded when it was loaded", "load it whole, fsdp=True"
     elif plugin is not None and plugin.fsdp_version != 2:
         got, way_out = f"version {plugin.fsdp_version} of FSDP", 'fsdp_config={"version": 2}'
     else:

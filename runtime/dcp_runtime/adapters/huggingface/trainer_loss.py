@@ -12,34 +12,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dcp_runtime.data.local_data import LocalData, next_token_loss
 from dcp_runtime.errors import RunError
 
 COEFFICIENTS = ("router_aux_loss_coef", "aux_loss_coef")
 """Names, in models or their configs, of the factor of a router's loss."""
 EXPERTS_PER_TOKEN = ("num_experts_per_tok", "moe_k")
 """Names of how many experts a token chooses."""
-
-
-def token_loss(logits: Tensor, data: LocalData, num_targets: int, smoothing: float) -> Tensor:
-    """Return this rank's share of the mean loss of all targets, with smoothed labels.
-
-    A target then is the token with probability ``1 - smoothing``, and any token of the vocabulary
-    with the rest in equal parts.
-
-    Args:
-        logits: ``[1, T_local, V]``.
-        data: the batch, on the device of the logits.
-        num_targets: of all ranks and batches of the step.
-        smoothing: 0 for none.
-    """
-    loss = next_token_loss(logits, data, num_targets)
-    if not smoothing:
-        return loss
-    rows = logits[0].index_select(0, data.target_rows).float()
-    any_token = -rows.log_softmax(-1).mean(-1)
-    spread = (any_token * data.target_weights).sum() / max(1, num_targets)
-    return (1 - smoothing) * loss + smoothing * spread
 
 
 def router_loss(
@@ -68,8 +46,8 @@ def router_loss(
     probability = torch.stack([weights.float().sum(0) for weights in own]).sum(0)
     everywhere = counts.clone()
     dist.all_reduce(everywhere, group=group)
-    shares = (experts * (n[:-1] / n[-1] * probability / n[-1]).sum() for n in (everywhere, counts))
-    return next(shares), next(shares)
+    shares = [experts * (n[:-1] * probability).sum() / n[-1] ** 2 for n in (everywhere, counts)]
+    return shares[0], shares[1]
 
 
 def setting(base: Any, *names: str) -> Any:  # Any: a model, and what it or its config holds
