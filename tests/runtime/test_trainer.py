@@ -23,11 +23,17 @@ class Runs:
     """Runs everything, and reads what the processes found."""
 
     def __init__(self, folder, start_ranks, *names):
-        self.folder = folder
+        self.folder, self.passed = folder, set()
         start_ranks(4, SCRIPT, folder, folder, *names)
 
     def of(self, name, process=0):
         return torch.load(self.folder / f"{name}-{process}.pt")
+
+    def check(self, name):
+        """Check a run, once for all features that it shows."""
+        if name not in self.passed:
+            CHECKS.get(name, check_run)(self, name)
+            self.passed.add(name)
 
     def on_ranks(self, name):
         return [torch.load(path) for path in sorted(self.folder.glob(f"{name}-[0-3].pt"))]
@@ -48,7 +54,7 @@ def test_a_feature_acts_as_in_one_process_or_is_refused_with_a_way_out(feature, 
         assert re.search(rf"^DCPTrainerMixin: .*{feature.refusal}", words), words
         # A term that a model adds is that of the rank's own tokens.
         assert re.sub(r"adds [\d.]+", "", others) == re.sub(r"adds [\d.]+", "", words)
-    CHECKS.get(feature.shown_by, check_run)(runs, feature.shown_by)
+    runs.check(feature.shown_by)
 
 
 @pytest.mark.dist
@@ -131,7 +137,7 @@ def check_resumed(runs, _):
     """The step behind each checkpoint leaves the checkpoint that the whole run left."""
     for name in ("epochs", "skip", "stream"):
         steps = list(chain.from_iterable(runs.of(name)["rows"]))
-        for step in range(1, len(steps)):
+        for step in range(1, 3 if name == "stream" else len(steps)):
             resumed = runs.of(f"{name}-{step}")
             assert resumed["rows"][-1] == [steps[step]]
             # The pack behind an epoch's last batch fits its mask nowhere, which planning it tells.

@@ -22,7 +22,7 @@ from rank_trainers import trainer_of
 from trainer_dense import evaluated_loss, result_of
 from trainer_refusals import REFUSALS
 from trainer_rows import evaluated_rows, packed, trained_rows
-from trainer_runs import EVALUATED, LOOPS, RUNS, SLOW, model_of
+from trainer_runs import LOOPS, RUNS, SLOW, SMALL, model_of
 from transformers import TrainerCallback
 from transformers.utils import logging
 
@@ -68,56 +68,54 @@ def resume(name, folder, step, **options):
 
 def save_within(folder, name, **options):
     """Save a checkpoint inside an epoch of two steps, or of a step; resume from it."""
-    quiet = {"eval_strategy": "no", "max_steps": -1}
-    trainer = trainer_of(EVALUATED, folder / name, **quiet | options)
+    trainer = trainer_of(SMALL, folder / name, **options)
     if not options:
         trainer.add_callback(SavesWithin(trainer))
     trainer.train()
-    again = trainer_of(EVALUATED, folder / f"{name}-again", **quiet)
+    again = trainer_of(SMALL, folder / f"{name}-again")
     again.train(resume_from_checkpoint=str(folder / name / "checkpoint-1"))
     keep({"rows": again.trained}, folder, name)
 
 
 def resume_next_epoch(folder):
     """Resume from a checkpoint that was saved at the end of an epoch."""
-    options = {"max_steps": -1, "num_train_epochs": 2}
-    options |= {"eval_strategy": "epoch", "save_strategy": "epoch"}
+    options = {"num_train_epochs": 2, "eval_strategy": "epoch", "save_strategy": "epoch"}
     logs = []
     for name, checkpoint in (("next", None), ("next-again", str(folder / "next" / "checkpoint-2"))):
-        trainer = trainer_of(EVALUATED, folder / name, **options)
+        trainer = trainer_of(SMALL, folder / name, **options)
         logs.append(result_of(trainer, trainer.train(resume_from_checkpoint=checkpoint))["logs"])
     keep({"logs": logs}, folder, "next")
 
 
 def call_twice(folder):
     """Evaluate, train, train again and evaluate with one trainer."""
-    trainer = trainer_of(EVALUATED, folder / "twice", max_steps=-1, eval_strategy="no")
-    dense = model_of(EVALUATED, "eager")
-    losses = [(trainer.evaluate()["eval_a_loss"], evaluated_loss(dense, EVALUATED, "a"))]
+    trainer = trainer_of(SMALL, folder / "twice")
+    dense = model_of(SMALL, "eager")
+    losses = [(trainer.evaluate()["eval_a_loss"], evaluated_loss(dense, SMALL, "a"))]
     trainer.train()
     trainer.train()
     dense.load_state_dict(trainer.model.state_dict())
     found = trainer.evaluate(trainer.eval_dataset["a"], metric_key_prefix="test")
-    losses.append((found["test_loss"], evaluated_loss(dense, EVALUATED, "a")))
+    losses.append((found["test_loss"], evaluated_loss(dense, SMALL, "a")))
     epoch = trainer.eval_dataset["a"].state_dict()["epoch"]
     keep({"losses": losses, "rows": trainer.trained, "next epoch": epoch}, folder, "twice")
 
 
 def evaluate_rows(folder):
     """Evaluate and predict rows under another attention, as refusals of evaluation advise."""
-    trainer = trainer_of(EVALUATED, folder / "rows", per_device_eval_batch_size=1)
+    trainer = trainer_of(SMALL, folder / "rows", per_device_eval_batch_size=1)
     trainer.model.set_attn_implementation("sdpa")
     trainer.data_collator = lambda items: items[0]
     trainer.compute_metrics = lambda found: {"targets": int((found.label_ids != -100).sum())}
-    packs = packed(evaluated_rows("a"), EVALUATED.budget)
-    batches = [trainer_dense.dense_batch(pack, EVALUATED.stack) for pack in packs]
+    packs = packed(evaluated_rows("a"), SMALL.budget)
+    batches = [trainer_dense.dense_batch(pack, SMALL.stack) for pack in packs]
     trainer.eval_dataset = batches
     metrics = trainer.evaluate()
     logits = torch.from_numpy(trainer.predict(batches).predictions)
-    dense = model_of(EVALUATED, "eager")
+    dense = model_of(SMALL, "eager")
     with torch.no_grad():
         wanted = torch.cat([dense(**batch).logits for batch in batches])
-    loss = evaluated_loss(dense, EVALUATED, "a")
+    loss = evaluated_loss(dense, SMALL, "a")
     targets = sum(int((batch["labels"] != -100).sum()) for batch in batches)
     pairs = [(metrics["eval_loss"], loss), (metrics["eval_targets"], targets)]
     keep({"numbers": pairs, "logits": (logits, wanted)}, folder, "rows")
@@ -184,7 +182,7 @@ def run_on_two(names, folder):
     for name in names:
         steps = train(name, folder)
         if name in LOOPS:
-            for step in range(1, steps):
+            for step in range(1, 3 if name == "stream" else steps):  # its epochs are alike
                 resume(name, folder, step)
     if "epochs" in names:
         resume("epochs", folder, 4, ignore_data_skip=True)

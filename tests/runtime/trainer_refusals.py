@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import torch.distributed as dist
 from rank_trainers import loader_of, trainer_of
 from trainer_rows import evaluated_rows, rows
-from trainer_runs import EVALUATED, ROUTER, AddedTermForCausalLM, OwnLoss, Run, model_of
+from trainer_runs import EVERY_STEP, ROUTER, SMALL, AddedTermForCausalLM, OwnLoss, Run, model_of
 from transformers import Trainer
 
 from dcp_dsl import Spec
@@ -16,6 +16,7 @@ from dcp_planner import Cluster
 from dcp_runtime import DCPDataloader, DCPTrainerMixin, Planning
 
 RUN = Run({"max_steps": 1})
+EVALUATED = replace(SMALL, options=EVERY_STEP)
 
 
 class Behind(DCPTrainerMixin, OwnLoss, Trainer):

@@ -113,8 +113,9 @@ UNAFFECTED = {
 }  # fmt: skip
 FSDP = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"]}
 BEST = {
-    "num_train_epochs": 2, "load_best_model_at_end": True, "metric_for_best_model": "eval_a_loss",
-    "save_strategy": "steps", "save_steps": 1, "learning_rate": 0.9, **EVERY_STEP,
+    "num_train_epochs": 2, "gradient_accumulation_steps": 1, "load_best_model_at_end": True,
+    "metric_for_best_model": "eval_a_loss", "save_strategy": "steps", "save_steps": 1,
+    "learning_rate": 0.9, **EVERY_STEP,
 }  # fmt: skip
 RUNS = {
     **FAMILIES,
@@ -125,7 +126,7 @@ RUNS = {
     "adapter": Run({"activation_checkpointing": True}, "adapter"),
     "bf16": Run({"bf16": True}),
     "fsdp": Run({"fsdp": True, "fsdp_config": FSDP}),
-    "best": Run(BEST, evaluated=("a",), trainer="stopping"),
+    "best": Run(BEST, data="few", evaluated=("a",), trainer="stopping"),
     "replicas": Run(
         {"gradient_accumulation_steps": 2, "eval_strategy": "epoch"}, ranks=4, trainer="shown",
         packing={"replicas": 2, "micro_batches": 2}, data="few", evaluated=("a",), **ROUTER,
@@ -137,7 +138,8 @@ RUNS = {
 """Compared with Hugging Face's trainer in one process."""
 
 SAVED = {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2}
-EVALUATED = Run({"max_steps": 1, **EVERY_STEP}, evaluated=("a",))
+SMALL = Run({"gradient_accumulation_steps": 1}, data="few", evaluated=("a",))
+"""Two steps of a batch each."""
 SLOW = {"compile": Run({"torch_compile": True, "torch_compile_backend": "aot_eager"})}
 LOOPS = {
     "epochs": Run(
