@@ -1,102 +1,225 @@
-"""Hugging Face's trainer on two ranks trains as one process with dense masks does."""
+"""Hugging Face's trainer under the mixin trains as one dense process does, or refuses in words."""
 
+import json
+import re
+from collections import defaultdict
+from itertools import chain
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-from torch.nn import functional
-from trainer_ranks import ACCUMULATED, CONFIGS, NORM, RATE, SPEC, STEPS, loader_of, model_of, rows
+from trainer_features import FEATURES
+from trainer_rows import fits, packed, trained_rows
 
-from dcp_dsl import Sample, dense_mask
-from dcp_runtime import DCPTrainerMixin, RunError
+SCRIPT = Path(__file__).with_name("trainer_ranks.py")
+NEAR = defaultdict(lambda: 2e-4, bf16=2e-2)
+"""How far numbers may differ from those of one process, relatively, by run."""
+
+
+BUDGETS = {"epochs": 44, "skip": 48, "stream": 48}
+
+
+class Runs:
+    """Runs everything, and reads what the processes found."""
+
+    def __init__(self, folder, start_ranks, *names):
+        self.folder, self.passed = folder, set()
+        start_ranks(4, SCRIPT, folder, folder, *names)
+
+    def of(self, name, process=0):
+        return torch.load(self.folder / f"{name}-{process}.pt")
+
+    def check(self, name):
+        """Check a run, once for all features that it shows."""
+        if name not in self.passed:
+            CHECKS.get(name, check_run)(self, name)
+            self.passed.add(name)
+
+    def on_ranks(self, name):
+        return [torch.load(path) for path in sorted(self.folder.glob(f"{name}-[0-3].pt"))]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory, start_ranks):
-    """Train on two ranks, once."""
-    folder = tmp_path_factory.mktemp("trainer")
-    start_ranks(2, Path(__file__).with_name("trainer_ranks.py"), folder, folder)
-    return torch.load(folder / "found.pt")
+def runs(tmp_path_factory, start_ranks):
+    return Runs(tmp_path_factory.mktemp("trainer"), start_ranks)
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("name", CONFIGS)
-def test_steps_on_two_ranks_are_those_of_one_process(found, name):
-    logs, weights = found[name]
-    losses, norms, wanted = dense_training(name)
-    assert [log["loss"] for log in logs] == pytest.approx(losses, rel=2e-4)
-    assert [log["grad_norm"] for log in logs] == pytest.approx(norms, rel=2e-4)
-    assert max(norms) > NORM  # gradients were clipped
-    torch.testing.assert_close(dict(weights), dict(wanted), rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(
+    "feature", [each for each in FEATURES if each.shown_by != "compile"], ids=lambda f: f.name
+)
+def test_a_feature_acts_as_in_one_process_or_is_refused_with_a_way_out(feature, runs):
+    if feature.status == "refused":
+        words, others = (runs.of("refusals", rank)[feature.name] for rank in (0, 1))
+        assert re.search(rf"^DCPTrainerMixin: .*{feature.refusal}", words), words
+        # A term that a model adds is that of the rank's own tokens.
+        assert re.sub(r"adds [\d.]+", "", others) == re.sub(r"adds [\d.]+", "", words)
+    runs.check(feature.shown_by)
 
 
 @pytest.mark.dist
-def test_a_run_goes_on_from_its_checkpoint(found):
-    (logs, weights), (again, resumed) = found["llama"], found["resumed"]
-    assert again[-2:] == [pytest.approx(log, rel=1e-5) for log in logs[3:]]
-    torch.testing.assert_close(dict(resumed), dict(weights), rtol=1e-5, atol=1e-6)
+def test_every_refusal_is_a_feature(runs):
+    refused = [feature.name for feature in FEATURES if feature.status == "refused"]
+    assert sorted(runs.of("refusals")) == sorted(refused)
 
 
-def dense_training(name):
-    """Train one process under masks evaluated pair by pair, loss and steps written out."""
-    stack = CONFIGS[name][0]
-    model, data = model_of(name, "eager"), rows()
-    loader = loader_of(stack, 1, rank=0)
-    batches = [batch for _ in range(3) for batch in loader]  # of three epochs
-    assert len(loader) == 2 * ACCUMULATED
-    losses, norms = [], []
-    for step in range(STEPS[name]):
-        taken = batches[step * ACCUMULATED : (step + 1) * ACCUMULATED]
-        packed = [[data[row] for row in part.rows] for part, _ in taken]
-        total = sum(terms(model, stack, batch) for batch in packed)
-        loss = total / sum(len(targets(stack, batch)) for batch in packed)
-        loss.backward()
-        losses.append(loss.item())
-        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), NORM)))
-        with torch.no_grad():
-            for weight in model.parameters():
-                weight -= RATE * weight.grad
-                weight.grad = None
-    return losses, norms, model.state_dict()
+@pytest.mark.dist
+@pytest.mark.slow
+def test_a_compiled_model_trains_as_one_process_does(tmp_path, start_ranks):
+    check_run(Runs(tmp_path, start_ranks, "compile"), "compile")
 
 
-def terms(model, stack, batch):
-    """Add up the cross entropy of the targets of a batch."""
-    tokens = torch.tensor([token for row in batch for token in row["tokens"]])[None]
-    positions = torch.cat([torch.arange(len(row["tokens"])) for row in batch])[None]
-    first, *rest = [bias(mask, batch) for mask in SPEC.stack(stack).masks]
-    mask = {"sliding_attention": first, "full_attention": rest[0]} if rest else first
-    logits = model(tokens, position_ids=positions, attention_mask=mask, use_cache=False).logits[0]
-    at = torch.tensor(targets(stack, batch))
-    return functional.cross_entropy(logits[at - 1], tokens[0, at], reduction="sum")
+def check_run(runs, name):
+    """Compare the ranks with Hugging Face's trainer in one process: its log and its weights."""
+    wanted = runs.of(name, "alone")
+    for got in runs.on_ranks(name):
+        assert_near(name, got["logs"], wanted["logs"])
+        assert got["loss"] == pytest.approx(wanted["loss"], rel=NEAR[name])
+        assert (got["steps"], got["tokens"]) == (wanted["steps"], wanted["tokens"])
+        assert_same_weights(name, got["weights"], wanted["weights"])
 
 
-def bias(mask, batch):
-    seen = torch.block_diag(*(dense(mask, row).int() for row in batch)).bool()
-    return torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
+def assert_near(name, logs, wanted):
+    assert len(logs) == len(wanted)
+    for log, wanted_log in zip(logs, wanted, strict=True):
+        assert log == pytest.approx(wanted_log, rel=NEAR[name])
 
 
-def dense(mask, row):
-    sample = Sample({name: row[name] for name in mask.columns}, len(row["tokens"]))
-    return torch.from_numpy(dense_mask(mask, sample))
+def assert_same_weights(name, got, wanted):
+    torch.testing.assert_close(dict(got), dict(wanted), rtol=NEAR[name], atol=NEAR[name] / 10)
 
 
-def targets(stack, batch):
-    """Positions of the tokens that see, in any layer, the token which is to predict them."""
-    found, begin = [], 0
-    for row in batch:
-        seen = torch.stack([dense(mask, row).diagonal(-1) for mask in SPEC.stack(stack).masks])
-        found += [begin + 1 + at for at in seen.any(0).nonzero()[:, 0].tolist()]
-        begin += len(row["tokens"])
-    return found
+def check_replicas(runs, name):
+    """Compare as `check_run` does; the executor has the log that docs/adoption.md gives it."""
+    check_run(runs, name)
+    trained = [f"epoch 0, batch {number}" for number in range(2)]
+    for file in ("run.dcprun.jsonl", "run-2.dcprun.jsonl"):  # of two replicas
+        lines = (runs.folder / "runs" / "today" / file).read_text().splitlines()
+        names = [record["name"] for record in map(json.loads, lines) if "name" in record]
+        assert names == [*trained, "evaluation, epoch 0, batch 0", "evaluation, epoch 0, batch 1"]
 
 
-def test_what_cannot_be_trained_is_refused():
-    for name in ("eager", "dcp"):
-        trainer = SimpleNamespace(model=model_of("llama", name), train_dataset=rows())
-        with pytest.raises(RunError, match=rf"to be a DCPDataloader.* got list and '{name}'"):
-            DCPTrainerMixin.train(trainer)
-    batches = iter([{"data": data} for data, _ in loader_of("one", 1, rank=0, micro_batches=3)])
-    with pytest.raises(RunError, match="a step of 2 batches ends within a global batch of 3"):
-        DCPTrainerMixin.get_batch_samples(trainer, batches, 2, "cpu")
+def check_loop(runs, name):
+    """Compare the ranks with a loop written out over the rows of each epoch."""
+    wanted, (first, *others) = runs.of(name, "alone"), runs.on_ranks(name)
+    check_rows(name, first["rows"])
+    losses = [log["loss"] for log in wanted["logs"] if "loss" in log]
+    for got in (first, *others):
+        assert got["rows"] == first["rows"]
+        logs = [{key: log[key] for key in log if key != "epoch"} for log in got["logs"][:-1]]
+        assert_near(name, logs, wanted["logs"])
+        assert got["loss"] == pytest.approx(sum(losses) / len(losses), rel=NEAR[name])
+        assert_same_weights(name, got["weights"], wanted["weights"])
+    assert max(log.get("grad_norm", 0) for log in wanted["logs"]) > 0.5, "gradients were clipped"
+
+
+def check_rows(name, epochs):
+    """Every epoch takes all rows once, packed in order, in steps of two batches and a last one."""
+    data = trained_rows({"epochs": "all", "skip": "unfit"}.get(name, name))
+    counts = []
+    for number, steps in enumerate(epochs):
+        taken = list(chain.from_iterable(steps))
+        counts.append(len(taken))
+        in_order = list(chain.from_iterable(taken)) if name == "epochs" else range(len(data))
+        assert sorted(in_order) == list(range(len(data)))
+        packs = packed(in_order, BUDGETS[name], lambda row: len(data[row]["tokens"]))
+        fitting = [tuple(row for row in pack if fits(data[row])) for pack in packs]
+        wanted = [pack for pack in fitting if pack]
+        if (name, number) == ("stream", len(epochs) - 1):  # where max_steps ends it
+            wanted = wanted[: len(taken)]
+        assert taken == wanted
+        assert [len(step) for step in steps[:-1]] == [2] * (len(steps) - 1)
+    assert any(count % 2 for count in counts), "an epoch ends within a step"
+    assert len(set(counts)) > 1 or name == "skip", counts
+
+
+def check_resumed(runs, _):
+    """The step behind each checkpoint leaves the checkpoint that the whole run left."""
+    for name in ("epochs", "skip", "stream"):
+        steps = list(chain.from_iterable(runs.of(name)["rows"]))
+        for step in range(1, 3 if name == "stream" else len(steps)):
+            resumed = runs.of(f"{name}-{step}")
+            assert resumed["rows"][-1] == [steps[step]]
+            # The pack behind an epoch's last batch fits its mask nowhere, which planning it tells.
+            unfit = int(name == "skip" and len(steps[step]) == 1)
+            assert resumed["plans"] == len(steps[step]) + unfit
+            again, once = (
+                runs.folder / folder / f"checkpoint-{step + 1}"
+                for folder in (f"{name}-{step}", name)
+            )
+            for file in ("optimizer.pt", "scheduler.pt"):
+                assert_equal(torch.load(again / file), torch.load(once / file))
+            assert_equal(weights_of(again), weights_of(once))
+            assert state_of(again) == state_of(once)
+
+
+def weights_of(checkpoint):
+    from safetensors.torch import load_file
+
+    return load_file(checkpoint / "model.safetensors")
+
+
+def assert_equal(got, wanted):
+    torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-7)
+
+
+def state_of(checkpoint):
+    """Return the trainer's state without times, and without what a test's callback did."""
+    state = json.loads((checkpoint / "trainer_state.json").read_text())
+    state["stateful_callbacks"].pop("TrainerControl")
+    for log in state["log_history"]:
+        for key in [key for key in log if key.endswith(("_runtime", "_per_second"))]:
+            del log[key]
+    return state
+
+
+def check_anew(runs, _):
+    """Under `ignore_data_skip` the epoch of the checkpoint begins anew."""
+    before, within, _ = runs.of("epochs")["rows"]
+    assert len(before) < 4 < len(before) + len(within), "the checkpoint lies inside an epoch"
+    assert runs.of("epochs-4-ignore_data_skip")["rows"] == [[within[0]]]
+
+
+def check_regrouped(runs, _):
+    """A resumed run takes the next batches, however many make a step now."""
+    _, (_, second), _ = runs.of("epochs")["rows"]
+    assert runs.of("epochs-4-gradient_accumulation_steps")["rows"] == [[second[:1]]]
+
+
+def check_within(runs, name):
+    """A checkpoint behind the first of two steps is followed by the second one."""
+    _, second = runs.of("twice")["rows"][0]
+    assert runs.of(name)["rows"] == [[second]]
+
+
+def check_next(runs, _):
+    """What an epoch's end does, an evaluation for example, is not done again by a resumed run."""
+    whole, again = runs.of("next")["logs"]
+    assert sum("eval_a_loss" in log for log in whole) == 2
+    assert_near("next", again[:-1], whole[:-1])
+
+
+def check_twice(runs, _):
+    """The second training takes the rows of the first; evaluations before and after are right."""
+    for found in runs.on_ranks("twice"):
+        first, second = found["rows"]
+        assert first == second
+        assert found["next epoch"] == 1, "every evaluation takes the batches of epoch 0"
+        for loss, wanted in found["losses"]:
+            assert loss == pytest.approx(wanted, rel=2e-4)
+
+
+def check_other_attention(runs, _):
+    """Rows are evaluated and predicted under another attention as in one process."""
+    for found in runs.on_ranks("rows"):
+        for number, wanted in found["numbers"]:
+            assert number == pytest.approx(wanted, rel=1e-5)
+        torch.testing.assert_close(*found["logits"], rtol=1e-4, atol=1e-5)
+
+
+CHECKS = {
+    "epochs": check_loop, "skip": check_loop, "stream": check_loop, "resumed": check_resumed,
+    "anew": check_anew, "twice": check_twice, "rows": check_other_attention,
+    "replicas": check_replicas, "next": check_next, "regrouped": check_regrouped,
+    "step": check_within, "stopped": check_within,
+}  # fmt: skip

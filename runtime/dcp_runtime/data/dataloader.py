@@ -22,6 +22,7 @@ from dcp_runtime.data.choices import (
     LookAhead,
     Packing,
     Planning,
+    Replicas,
     RowRules,
     check_count,
     dealing_of,
@@ -201,6 +202,16 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             self._next = Position(epoch)
 
     @property
+    def packing(self) -> Packing:
+        """The choices of packing."""
+        return self._packing
+
+    @property
+    def replicas(self) -> Replicas:
+        """The ranks by replica, for which batches are dealt."""
+        return self._replicas
+
+    @property
     def metrics(self) -> PlanningMetrics:
         """The cost of planning so far."""
         return self._plans.metrics
@@ -209,7 +220,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """Return the state that resumes after the last yielded micro-batch, as JSON values."""
         # A position that was set for the next iteration is the present one until that begins.
         position = self._position if self._is_under_way or self._next is None else self._next
-        state = {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint()}
+        state = {"schema": SCHEMA, **asdict(position), "fingerprint": self._fingerprint}
         state |= self._hashes._asdict()
         if position.micro_batch:  # the rest of the window must be dealt as its beginning was
             state["dealing"] = self._dealing.name
@@ -227,7 +238,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 f"expected a state of schema {SCHEMA!r}, as state_dict() gives it, got "
                 f"{str(state)[:80]}"
             )
-        if state.get("fingerprint") != self._fingerprint():
+        if state.get("fingerprint") != self._fingerprint:
             raise RunError(
                 "the state was saved with other rows, token_budget, order, shuffle, seed, "
                 "drop_last, replicas, micro_batches, window or policy; resume with the same data "
@@ -321,7 +332,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         start = window.start
         is_table = isinstance(self._rows, IndexedRows) and self._rows.is_table
         line = describe_sequences(window.sequences, is_fixed=is_fixed, is_table=is_table)
-        data = f"{self._fingerprint()}-{'-'.join(self._hashes)}"
+        data = f"{self._fingerprint}-{'-'.join(self._hashes)}"
         return f"{line} in epoch {start.epoch}, step {start.step} of the data set {data}"
 
     def _facts(self) -> dict[str, float]:
@@ -449,8 +460,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """Hashes of some rows and their masks."""
         return hash_data(self._rows, self._mask_fn, self._reader.resolve)
 
+    @cached_property
     def _fingerprint(self) -> str:
-        """Name the data set and the packing: equal names give equal global batches."""
+        """A name of the data set and the packing: equal names give equal global batches."""
         # The number of replicas as found: None and the number that it stands for pack alike.
         packing = replace(self._packing, replicas=self._replicas.count)
         sha = hashlib.sha256(f"{packing} {self.screening.policy}".encode())

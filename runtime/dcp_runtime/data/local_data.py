@@ -270,7 +270,11 @@ def take_local(
 
 
 def next_token_loss(
-    logits: Tensor, local_data: LocalData, num_targets: int | None = None
+    logits: Tensor,
+    local_data: LocalData,
+    num_targets: int | None = None,
+    *,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     """Compute the cross entropy of this rank's targets, divided by those of the global batch.
 
@@ -284,6 +288,7 @@ def next_token_loss(
         local_data: the batch, on the device of the logits.
         num_targets: the divisor; by default `LocalData.num_targets`. If several global batches make
             one step, give the targets of all of them.
+        label_smoothing: the probability that is spread over all tokens of the vocabulary.
 
     Returns:
         A scalar in float32, in float64 for float64 logits.
@@ -310,7 +315,9 @@ def next_token_loss(
     rows = logits.index_select(0, local_data.target_rows)
     if rows.dtype != torch.float64:
         rows = rows.float()
-    losses = functional.cross_entropy(rows, local_data.target_ids, reduction="none")
+    losses = functional.cross_entropy(
+        rows, local_data.target_ids, reduction="none", label_smoothing=label_smoothing
+    )
     total = (losses * local_data.target_weights).sum()
     divisor = local_data.num_targets if num_targets is None else num_targets
     return total / max(1, divisor)
