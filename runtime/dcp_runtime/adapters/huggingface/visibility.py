@@ -60,7 +60,7 @@ def _of_predicate(predicate: Predicate) -> Visibility:
         is_run = bool(_ask(predicate, query, query).all())
         is_run &= torch.equal(_ask(predicate, query, key), key >= first)
     except (IndexError, RuntimeError):  # it looks up tokens of the call
-        is_run = False
+        return Visibility(is_known=False)
     if is_run:
         for window, chunk in _explanations(query, first):
             if torch.equal(first, _first_of(query, window, chunk)):
