@@ -66,8 +66,12 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     prepared = plan_of_call(call)
     kv = k if v is None else (k, v)
     with torch.autocast(q.device.type, enabled=False):
-        dq, *dkv = prepared.backward(q, kv, out, lse, dout, scale)
-        dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, out, dout)
+        total, dsinks = lse, q.new_empty(0)
+        if sinks is not None:
+            wide = sinks.to(lse.dtype)
+            total = torch.logaddexp(lse, wide)
+            dsinks = _sink_gradient(wide, lse, out, dout).to(sinks.dtype)
+        dq, *dkv = prepared.backward(q, kv, out, total, dout, scale)
     # Operators return only tensors: an empty tensor stands for None.
     return dq, dkv[0], dkv[1] if v is not None else q.new_empty(0), dsinks
 
@@ -75,8 +79,8 @@ def _backward(  # noqa: PLR0913 - the operator's schema
 def _sink_gradient(sinks: Tensor, lse: Tensor, out: Tensor, dout: Tensor) -> Tensor:
     """Sum ``p (0 - delta)`` over the rows: p is the weight of the sink, 0 its value times dout."""
     # NaN is -inf - -inf: a row that sees no key, and a sink that is switched off.
-    weights = torch.exp(sinks.to(lse.dtype) - lse).nan_to_num_(0.0)
-    return -(weights * row_delta(out, dout)).sum(0).to(sinks.dtype)
+    weights = torch.sigmoid(sinks - lse).nan_to_num_(0.0)
+    return -(weights * row_delta(out, dout)).sum(0)
 
 
 # For compilers, which trace the operators with tensors that have no values.

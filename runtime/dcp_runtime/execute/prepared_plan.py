@@ -295,7 +295,7 @@ class PreparedPlan:
         """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
 
         The first layer compares dtype, device, scale and soft cap with those of the other ranks.
-        With sinks, lse counts them.
+        lse is that of the keys; sinks are no part of it.
 
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
@@ -330,6 +330,8 @@ class PreparedPlan:
         softmax_scale: float | None = None,
     ) -> tuple[Tensor, ...]:
         """Compute dq and dkv, or dk and dv, from the arguments and results of forward.
+
+        With sinks, lse is that of the keys and the sink of each row together.
 
         Raises:
             RunError: if dout does not fit out, or another rank fails.
