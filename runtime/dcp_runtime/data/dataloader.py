@@ -53,7 +53,8 @@ from dcp_runtime.data.rows import (
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.sequences import PackedSequence, RowReader
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchPlan
+from dcp_runtime.plans.batch_plans import BatchPlan, Iteration, batch_note, note_batch
+from dcp_runtime.transport.failure_registry import describe_error
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
 
@@ -139,6 +140,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._is_under_way = self._has_overflown = False
         # Numbers and lengths of the rows that can be used; None for a stream.
         self._usable: tuple[list[int], list[int]] | None = None
+        self._packed: tuple[int, Packs] = -1, ()  # the latest epoch, and its packs
         if isinstance(self._rows, IndexedRows):
             self._usable = self._screened()
             self._packs_of(0)  # raises now, not at the first batch, if rows cannot be packed
@@ -167,7 +169,10 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
-        steps = -(-len(self._packs_of(position.epoch)) // self._dealing.packs)
+        return self._count_of(position.epoch)
+
+    def _count_of(self, epoch: int) -> int:
+        steps = -(-len(self._packs_of(epoch)) // self._dealing.packs)
         return steps * self._dealing.micro_batches
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
@@ -264,7 +269,32 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             return self._next
         return Position(self._position.epoch + 1) if self._is_begun else self._position
 
-    def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
+    def _epoch(self, number: int) -> Iterator[tuple[LocalData, BatchPlan]]:
+        """Return the micro-batches of `_batches`; tell ranks that go on where they end here."""
+        epoch = self._position.epoch
+        iteration = Iteration(self._length_of(epoch))
+        latest, why = f"the begin of epoch {epoch}", "left the loop over its batches"
+        self._plans.iteration = number
+        try:
+            for data, plan in self._batches(number):
+                note = replace(batch_note(plan), iteration=iteration, place=iteration.batches)
+                iteration.batches, latest = iteration.batches + 1, note.name
+                yield data, note_batch(plan, note)
+                self._plans.patience_s = iteration.patience_s
+            why = "has no more rows"
+        except Exception as error:
+            why = f"failed in its data loader ({describe_error(error)})"
+            raise
+        finally:
+            iteration.end(f"{why} after {latest}")
+            self._plans.end(number, f"{why} after {latest}")
+
+    def _length_of(self, epoch: int) -> str:
+        if not isinstance(self._rows, IndexedRows):
+            return ""
+        return f"{len(self._rows)} rows, {self._count_of(epoch)} batches in epoch {epoch}"
+
+    def _batches(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
         coming, waiting, begin = self._coming(), self._waiting, self._position
@@ -434,7 +464,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _packs_of(self, epoch: int) -> Packs:
         assert self._usable is not None, "streams are packed as they come"
-        return pack_epoch(*self._usable, self._packing, self._dealing, epoch)
+        if self._packed[0] != epoch:
+            self._packed = epoch, pack_epoch(*self._usable, self._packing, self._dealing, epoch)
+        return self._packed[1]
 
     @cached_property
     def _hashes(self) -> DataHashes:

@@ -34,7 +34,7 @@ from dcp_runtime.kernels.kernel import accumulator_dtype, row_delta
 from dcp_runtime.plans.batch_plans import BatchPlan, StackedPlans
 
 
-def _forward(
+def _forward(  # noqa: PLR0913 - the operator's schema
     plan: Tensor,
     q: Tensor,
     k: Tensor,
@@ -42,8 +42,11 @@ def _forward(
     sinks: Tensor | None,
     scale: float | None,
     softcap: float | None,
+    number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepared, kv = cast(PreparedPlan, find(plan)), k if v is None else (k, v)
+    if number >= 0:
+        prepared.batch.note_layer(number)
     # `DCPAttn.apply` has cast its arguments already, and sums must stay in float32.
     with torch.autocast(q.device.type, enabled=False):
         out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
@@ -99,7 +102,7 @@ def _backward_shapes(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, *tensors, scale, _ = inputs
+    _, *tensors, scale, _, _ = inputs
     out, lse, call = output
     # lse and the call have no gradient; torch need not make zeros in their place.
     ctx.set_materialize_grads(False)
@@ -114,7 +117,8 @@ def _gradients(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     dq, dk, dv, dsinks = attention_backward(call, q, k, v, sinks, out, lse, dout, ctx.scale)
     ctx.call = None  # a graph that is kept has its handle
     return (
-        None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None
+        None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None,
+        None,
     )  # fmt: skip
 
 
@@ -126,7 +130,8 @@ _QKV = "Tensor q, Tensor k, Tensor? v, Tensor? sinks"
 for _name, _schema, _run, _shapes in (
     (
         "attention",
-        f"(Tensor plan, {_QKV}, float? scale, float? softcap) -> (Tensor, Tensor, Tensor)",
+        f"(Tensor plan, {_QKV}, float? scale, float? softcap, int number)"
+        " -> (Tensor, Tensor, Tensor)",
         _forward, _forward_shapes,
     ),
     (
@@ -144,6 +149,23 @@ torch.library.register_autograd("dcp_runtime::attention_backward", _refuse)
 
 attention = torch.ops.dcp_runtime.attention.default
 attention_backward = torch.ops.dcp_runtime.attention_backward.default
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The plan of one layer, for `DCPAttn.apply`; all else is as the `PreparedPlan` has it.
+
+    The number of the layer tells ranks that run different layers apart.
+    """
+
+    plan: PreparedPlan
+    number: int
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the plan has
+        """Return what the plan has by this name."""
+        if name == "plan":  # compilers look at objects that have no fields yet
+            raise AttributeError(name)
+        return getattr(self.plan, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,8 +207,8 @@ class LayerPlans:
             plans = StackedPlans(found, tuple(cycle))
         return cls(executor.prepare_stack(plans), plans.cycle)
 
-    def of(self, layer: int) -> PreparedPlan:
-        """Return the plan that a layer runs, by its number from 0.
+    def of(self, layer: int) -> LayerPlan:
+        """Return the plan that a layer runs, by its number from 0 in the whole model.
 
         Raises:
             RunError: if the layer is linear.
@@ -194,7 +216,7 @@ class LayerPlans:
         number = self.cycle[layer % len(self.cycle)]
         if number < 0:
             raise RunError(f"layer {layer} of the stack is linear: it attends to nothing")
-        return self.layers[number]
+        return LayerPlan(self.layers[number], layer)
 
 
 class DCPAttn:
@@ -218,7 +240,7 @@ class DCPAttn:
 
     @staticmethod
     def apply(
-        prepared: PreparedPlan | DCPExecutor,
+        prepared: LayerPlan | PreparedPlan | DCPExecutor,
         q: Tensor,
         kv: Keys,
         *,
@@ -246,7 +268,11 @@ class DCPAttn:
             RunError: if the tensors do not fit the prepared plan, another rank fails, an executor
                 is given that may mean several plans, or no kernel can cap scores here.
         """
-        plan = prepared.prepared if isinstance(prepared, DCPExecutor) else prepared
+        number, plan = -1, prepared
+        if isinstance(plan, LayerPlan):
+            plan, number = plan.plan, plan.number
+        elif isinstance(plan, DCPExecutor):
+            plan = plan.prepared
         if not isinstance(plan, PreparedPlan):
             raise RunError(
                 "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, "
@@ -267,7 +293,7 @@ class DCPAttn:
             # The scale of the size before padding: added zeros change no score.
             scale = qk_dim**-0.5 if scale is None else scale
             q, k, v = (_widen(x, max(v_dim, qk_dim)) for x in (q, k, v))
-        out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap)[0])
+        out = cast(Tensor, attention(plan.handle, q, k, v, sinks, scale, softcap, number)[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
 
 

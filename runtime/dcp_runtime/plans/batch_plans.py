@@ -6,11 +6,12 @@ measures how fast each rank computes attention, for the plans that come next.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import numpy as np
 
@@ -45,12 +46,40 @@ class BatchNote:
         facts: how it was planned: seconds of planning and of waiting, rows left out so far.
         content: rows of the batch and a fingerprint of their tokens, targets and positions, in one
             line; ranks that share the batch must have the same.
+        iteration: over the loader that yielded it, if one did.
+        place: of the batch in that iteration.
     """
 
     name: str = ""
     plans: Sequence[PlanFacts] = ()
     facts: Mapping[str, float] = field(default_factory=dict)
     content: str = ""
+    iteration: "Iteration | None" = None
+    place: int = 0
+
+
+class Iteration:
+    """An iteration over a data loader, which tells the executors of its batches where it ends.
+
+    Attributes:
+        length: how many rows and batches its epoch has, in words; empty if that is not known.
+        batches: how many it has yielded.
+        patience_s: how long ranks wait for one another, as far as executors have said so.
+    """
+
+    def __init__(self, length: str) -> None:
+        self.length, self.batches, self.patience_s = length, 0, math.inf
+        self._followers: list[WeakMethod[Callable[[Iteration, str], None]]] = []
+
+    def follow(self, tell: "Callable[[Iteration, str], None]") -> None:
+        """Call a method of an object that lives by then, when the iteration ends: why it does."""
+        self._followers.append(WeakMethod(tell))
+
+    def end(self, why: str) -> None:
+        """Say that no further batch comes."""
+        for follower in self._followers:
+            if (tell := follower()) is not None:
+                tell(self, why)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
