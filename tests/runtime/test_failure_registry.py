@@ -214,13 +214,10 @@ def test_of_two_halves_the_one_with_the_first_rank_is_right():
 
 
 def test_a_lost_server_is_the_cause_and_no_rank(clock):
-    for rank, place in ((2, "prepare"), (0, "prepare"), (0, "laying out blocks")):
-        barrier = barrier_of(Lost(0), rank, 3)
+    calls = StoreBarrier.exchange_notes, lambda b, *given: b.wait_for(["key"], [0, 1, 2], given[1])
+    for rank, call, place in ((2, 0, "prepare"), (0, 0, "prepare"), (0, 1, "laying out blocks")):
         with pytest.raises(PeerError) as caught:
-            if place == "prepare":
-                barrier.exchange_notes("", place)
-            else:
-                barrier.wait_for(["key"], [0, 1, 2], place)
+            calls[call](barrier_of(Lost(0), rank, 3), "", place)
         assert str(caught.value) == (
             f"the store of the process group is lost: rank {rank} got no answer in {place}, "
             "Connection reset; the cause is the process that serves it: often rank 0, or torchrun "

@@ -11,8 +11,8 @@ from dcp_runtime.data import plan_sources
 from dcp_runtime.data.plan_sources import PlanExchange
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
-from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.group_store import DeadlineStore
+from dcp_runtime.transport.store_barrier import StoreBarrier
 
 pytestmark = pytest.mark.timing
 

@@ -180,6 +180,7 @@ def on_ranks(monkeypatch):
 
     def run(size, work):
         stand_in = run.made = StandIn(size)
+        stand_in.transports = []
         for module in (group_store, group_transport, nccl_transport):
             monkeypatch.setattr(module, "dist", stand_in)
         monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
@@ -189,6 +190,7 @@ def on_ranks(monkeypatch):
 
         def run_rank(rank):
             transport = NcclTransport(None, TIMEOUT_S)
+            stand_in.transports.append(transport)  # who stays away says nothing, freed or not
             transport.exchange_notes("", "all have joined")
             return work(transport)
 

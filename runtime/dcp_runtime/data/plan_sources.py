@@ -249,9 +249,10 @@ class PlanExchange:
             # Not wait(): it keeps the store's client to itself, and others publish through it.
             while not self._store.check([key]):
                 if self._store.check([f"end/{iteration}"]):
+                    why = self._store.get(f"end/{iteration}").decode()
                     raise RunError(
-                        f"rank 0, which plans for all, {self._store.get(f'end/{iteration}').decode()}"
-                        f"; rank {self.rank} goes on; {SAME_BATCHES}",
+                        f"rank 0, which plans for all, {why}; rank {self.rank} goes on; "
+                        f"{SAME_BATCHES}",
                         rank=0,
                     )
                 if time.monotonic() > deadline:

@@ -268,11 +268,10 @@ class DCPAttn:
             RunError: if the tensors do not fit the prepared plan, another rank fails, an executor
                 is given that may mean several plans, or no kernel can cap scores here.
         """
-        number, plan = -1, prepared
-        if isinstance(plan, LayerPlan):
-            plan, number = plan.plan, plan.number
-        elif isinstance(plan, DCPExecutor):
-            plan = plan.prepared
+        number = -1
+        if isinstance(prepared, LayerPlan):
+            prepared, number = prepared.plan, prepared.number
+        plan = prepared.prepared if isinstance(prepared, DCPExecutor) else prepared
         if not isinstance(plan, PreparedPlan):
             raise RunError(
                 "expected a prepared plan, as executor.prepare(plan) or layers.of(layer) gives it, "

@@ -212,14 +212,14 @@ class DCPExecutor:
         engine = None if self._prepared is None else self._prepared.latest_engine
         parts: list[tuple[DevicePlan, Engine | None]] = []
         for plan in plans:
-            self._check_plan(plan)
+            self._check_plan(plan, is_loaded=note.iteration is not None)
             part = prepare_device(whole_plan(plan), self.rank, segment_rows(self._kernel))
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
         length = "" if note.iteration is None else note.iteration.length
         return (layers, note.name, length, note.content, digests), (digests, parts)
 
-    def _check_plan(self, plan: Plan | PlanPart) -> None:
+    def _check_plan(self, plan: Plan | PlanPart, *, is_loaded: bool) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
             raise RunError(
                 f"expected the part of rank {self.rank}, got that of rank {plan.device}; every "
@@ -235,11 +235,18 @@ class DCPExecutor:
                 f"expected a Plan, got {type(plan).__name__}; a file gives one by "
                 "read_plan(path).plan"
             )
-        if plan.num_devices != self._transport.size:
+        devices, ranks = plan.num_devices, self._transport.size
+        if devices != ranks:
+            way_out = f"start {devices} ranks, or plan for a cluster of {ranks} devices"
+            if is_loaded:
+                way_out = (
+                    "a DCPDataloader plans for the ranks that there are when it is made, divided "
+                    "by its replicas: make it after init_process_group, or give it Planning("
+                    f"cluster=...) of {ranks} devices; with replicas, make the executor for the "
+                    "group of one, such as DCPExecutor(mesh['cp'])"
+                )
             raise RunError(
-                f"the plan is for {plan.num_devices} devices, the process group has "
-                f"{self._transport.size} ranks; start {plan.num_devices} ranks, or plan for a "
-                f"cluster of {self._transport.size} devices"
+                f"the plan is for {devices} devices, the process group has {ranks} ranks; {way_out}"
             )
 
     @property

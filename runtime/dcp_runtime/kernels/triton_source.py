@@ -80,8 +80,8 @@ def squashed(scores, squash, IS_WIDE: tl.constexpr):
         x = scores * squash
         square = x * x
         # Lambert's continued fraction of tanh, exact to a rounding up to 1/2.
-        fraction = x * (945.0 + square * (105.0 + square)) / (
-            945.0 + square * (420.0 + square * 15.0)
+        fraction = (
+            x * (945.0 + square * (105.0 + square)) / (945.0 + square * (420.0 + square * 15.0))
         )
         found = tl.where(square < 0.25, fraction, found)
     return found

@@ -39,8 +39,8 @@ class Status:
     """The reason why a rank cannot go on.
 
     Attributes:
-        kind: ``"waiting"`` for a message of `peer`, ``"raised"`` an error, or ``"left"``: takes part
-            in nothing any more, though nothing has failed.
+        kind: ``"waiting"`` for a message of `peer`, ``"raised"`` an error, or ``"left"``: it takes
+            part in nothing any more, though nothing has failed.
         peer: the rank whose message is missing, or -1.
         place: ``"forward"``, ``"backward"``, or a step such as ``"prepare"``.
         division: of the direction; ``None`` for a step.
