@@ -6,6 +6,7 @@ limit.
 
 import json
 import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,22 @@ def waits(why, place):
     return WAITS.format(why, place, SAME=SAME)
 
 
+MADE = (
+    "a DCPDataloader plans for the ranks that there are when it is made, divided by its replicas: "
+    "make it after init_process_group, or give it Planning\\(cluster=..., rank=...\\); with "
+    r"replicas, make the executor for the ranks of one replica, such as DCPExecutor\(mesh\['cp'\]\)"
+)
+EARLY = "the plan is for 1 devices, the process group has 3 ranks; " + MADE
+PARTS = "the loader yields the tokens of rank 0, this is rank {} of the executor's group; " + MADE
+
+
 SAID = {  # by rank 0, 1 and 2; None: nothing went wrong there
+    "a_loader_made_before_the_process_group": 3 * (f"RunError: {EARLY}",),
+    "a_loader_that_knows_its_cluster_and_no_rank": (
+        f"RunError: rank 1 failed in prepare: {PARTS.format(1)}",
+        f"RunError: {PARTS.format(1)}", f"RunError: {PARTS.format(2)}",
+    ),
+    "a_loader_that_knows_its_cluster_and_its_rank": 3 * (..., ),
     "a_list_with_fewer_rows": (LENGTH, LENGTH, LENGTH),
     "a_stream_that_ends_earlier": (
         (over := goes_on("has no more rows after epoch 0, batch 1", "epoch 0, batch 2", "4, 5")),
@@ -111,10 +127,19 @@ def test_no_rank_waits_for_one_that_does_not_come(said, name):
     for rank, wanted in enumerate(SAID[name]):
         text, seconds = said[rank].get(name, (None, 0.0))  # rank 1 has ended in the last one
         assert seconds < uneven_ranks.TIMEOUT_S / 2
+        if wanted is ...:
+            continue  # below
         if isinstance(wanted, str):
             assert re.fullmatch(wanted, str(text)), (rank, text)
         else:
             assert text == wanted, rank
+
+
+@pytest.mark.dist
+def test_ranks_whose_loader_is_told_who_they_are_have_each_token_once(said):
+    found = [rank["a_loader_that_knows_its_cluster_and_its_rank"][0] for rank in said]
+    tokens = [token for row in uneven_ranks.rows_of(6) for token in row["tokens"]]
+    assert sorted(chain(*found)) == sorted(tokens)
 
 
 def test_every_scenario_is_looked_at():

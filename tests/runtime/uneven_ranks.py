@@ -6,6 +6,7 @@ name, what this rank said, and after how many seconds. In the last one rank 1 en
 """
 
 import json
+import os
 import sys
 import time
 from contextlib import suppress
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from loader_options import Stream, make_loader
 
 from dcp_dsl import Spec
-from dcp_planner import ModelShape, PlanConfig
+from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans
 
 HEADS, TIMEOUT_S = (2, 1, 8), 100.0
@@ -36,6 +37,10 @@ def load(dataset, budget=16, **options):
     )  # fmt: skip
 
 
+EARLY = {}
+"""Loaders made before the process group, by what they are told."""
+
+
 def layer(plan, tokens, factor=1.0):
     q = torch.randn(tokens, *HEADS[::2], requires_grad=True)
     return DCPAttn.apply(plan, q * factor, torch.randn(tokens, 2, *HEADS[1:])).sum()
@@ -48,6 +53,24 @@ def train(executor, loader, batches=99, epochs=1):
             layer(executor.prepare(plan), len(data.tokens)).backward()
             if number == batches:
                 break
+
+
+def a_loader_made_before_the_process_group(executor, is_odd):
+    train(executor, EARLY["nothing"])
+
+
+def a_loader_that_knows_its_cluster_and_no_rank(executor, is_odd):
+    train(executor, EARLY["a cluster"])
+
+
+def a_loader_that_knows_its_cluster_and_its_rank(executor, is_odd):
+    """The way out; as is a loader that is made later, in all that follows."""
+    found = []
+    for data, plan in EARLY["both"]:
+        layer(executor.prepare(plan), len(data.tokens))
+        found += data.tokens.tolist()
+    executor.close()
+    return found
 
 
 def a_list_with_fewer_rows(executor, is_odd):
@@ -144,6 +167,9 @@ def a_process_that_ends(executor, is_odd):
 
 
 SCENARIOS = (
+    a_loader_made_before_the_process_group,
+    a_loader_that_knows_its_cluster_and_no_rank,
+    a_loader_that_knows_its_cluster_and_its_rank,
     a_list_with_fewer_rows,
     a_stream_that_ends_earlier,
     a_stream_whose_first_rank_plans_for_all,
@@ -163,8 +189,12 @@ SCENARIOS = (
 
 def main():
     torch.set_num_threads(1)
+    rank, cluster = int(os.environ["RANK"]), Cluster(devices_per_node=3)
+    EARLY["nothing"] = load(rows_of(6))
+    EARLY["a cluster"] = load(rows_of(6), cluster=cluster)
+    EARLY["both"] = load(rows_of(6), cluster=cluster, rank=rank)
     dist.init_process_group("gloo")
-    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    store = dist.distributed_c10d._get_default_store()
     for scenario in SCENARIOS:
         executor = DCPExecutor(timeout_s=TIMEOUT_S)
         start = time.monotonic()

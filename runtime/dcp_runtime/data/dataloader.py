@@ -272,7 +272,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
     def _epoch(self, number: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches of `_batches`; tell ranks that go on where they end here."""
         epoch = self._position.epoch
-        iteration = Iteration(self._length_of(epoch))
+        device = self._replicas.device if self._planning.rank is None else None
+        iteration = Iteration(self._length_of(epoch), device)
         latest, why = f"the begin of epoch {epoch}", "left the loop over its batches"
         self._plans.iteration = number
         try:

@@ -270,7 +270,8 @@ class DCPAttn:
         """
         number = -1
         if isinstance(prepared, LayerPlan):
-            prepared, number = prepared.plan, prepared.number
+            number = prepared.number
+            prepared = prepared.plan
         plan = prepared.prepared if isinstance(prepared, DCPExecutor) else prepared
         if not isinstance(plan, PreparedPlan):
             raise RunError(

@@ -21,6 +21,7 @@ from dcp_runtime.plans.batch_plans import (
     SAME_ROWS,
     BatchNote,
     DeviceRates,
+    Iteration,
     StackedPlans,
     batch_note,
     digest_of,
@@ -60,6 +61,13 @@ _CONTENT = Topic(
 _DIGEST = Topic("plan digest", "give every rank the same plan")
 _TOPICS = (_LAYERS, _BATCH, _LENGTH, _CONTENT, _DIGEST)
 """What ranks compare where they prepare a batch; the first that differs is told."""
+
+
+_LOADER_OF_THE_RANKS = (
+    "a DCPDataloader plans for the ranks that there are when it is made, divided by its replicas: "
+    "make it after init_process_group, or give it Planning(cluster=..., rank=...); with replicas, "
+    "make the executor for the ranks of one replica, such as DCPExecutor(mesh['cp'])"
+)
 
 
 class DCPExecutor:
@@ -212,14 +220,14 @@ class DCPExecutor:
         engine = None if self._prepared is None else self._prepared.latest_engine
         parts: list[tuple[DevicePlan, Engine | None]] = []
         for plan in plans:
-            self._check_plan(plan, is_loaded=note.iteration is not None)
+            self._check_plan(plan, note.iteration)
             part = prepare_device(whole_plan(plan), self.rank, segment_rows(self._kernel))
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
         length = "" if note.iteration is None else note.iteration.length
         return (layers, note.name, length, note.content, digests), (digests, parts)
 
-    def _check_plan(self, plan: Plan | PlanPart, *, is_loaded: bool) -> None:
+    def _check_plan(self, plan: Plan | PlanPart, iteration: Iteration | None) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
             raise RunError(
                 f"expected the part of rank {self.rank}, got that of rank {plan.device}; every "
@@ -238,15 +246,15 @@ class DCPExecutor:
         devices, ranks = plan.num_devices, self._transport.size
         if devices != ranks:
             way_out = f"start {devices} ranks, or plan for a cluster of {ranks} devices"
-            if is_loaded:
-                way_out = (
-                    "a DCPDataloader plans for the ranks that there are when it is made, divided "
-                    "by its replicas: make it after init_process_group, or give it Planning("
-                    f"cluster=...) of {ranks} devices; with replicas, make the executor for the "
-                    "group of one, such as DCPExecutor(mesh['cp'])"
-                )
             raise RunError(
-                f"the plan is for {devices} devices, the process group has {ranks} ranks; {way_out}"
+                f"the plan is for {devices} devices, the process group has {ranks} ranks; "
+                f"{way_out if iteration is None else _LOADER_OF_THE_RANKS}"
+            )
+        own = None if iteration is None else iteration.device
+        if own is not None and own % devices != self.rank:
+            raise RunError(
+                f"the loader yields the tokens of rank {own % devices}, this is rank {self.rank} "
+                f"of the executor's group; {_LOADER_OF_THE_RANKS}"
             )
 
     @property

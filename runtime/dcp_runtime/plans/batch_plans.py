@@ -63,12 +63,13 @@ class Iteration:
 
     Attributes:
         length: how many rows and batches its epoch has, in words; empty if that is not known.
+        device: whose tokens it yields, counted over all replicas; ``None`` where the user chose it.
         batches: how many it has yielded.
         patience_s: how long ranks wait for one another, as far as executors have said so.
     """
 
-    def __init__(self, length: str) -> None:
-        self.length, self.batches, self.patience_s = length, 0, math.inf
+    def __init__(self, length: str, device: int | None = None) -> None:
+        self.length, self.device, self.batches, self.patience_s = length, device, 0, math.inf
         self._followers: list[WeakMethod[Callable[[Iteration, str], None]]] = []
 
     def follow(self, tell: "Callable[[Iteration, str], None]") -> None:
