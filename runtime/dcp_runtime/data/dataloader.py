@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
@@ -53,7 +54,7 @@ from dcp_runtime.data.rows import (
 from dcp_runtime.data.screening import Screening
 from dcp_runtime.data.sequences import PackedSequence, RowReader
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchPlan, Iteration, batch_note, note_batch
+from dcp_runtime.plans.batch_plans import BatchPlan, Iteration
 from dcp_runtime.transport.failure_registry import describe_error
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
@@ -269,38 +270,11 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             return self._next
         return Position(self._position.epoch + 1) if self._is_begun else self._position
 
-    def _epoch(self, number: int) -> Iterator[tuple[LocalData, BatchPlan]]:
-        """Return the micro-batches of `_batches`; tell ranks that go on where they end here."""
-        epoch = self._position.epoch
-        device = self._replicas.device if self._planning.rank is None else None
-        iteration = Iteration(self._length_of(epoch), device)
-        latest, why = f"the begin of epoch {epoch}", "left the loop over its batches"
-        self._plans.iteration = number
-        try:
-            for data, plan in self._batches(number):
-                note = replace(batch_note(plan), iteration=iteration, place=iteration.batches)
-                iteration.batches, latest = iteration.batches + 1, note.name
-                yield data, note_batch(plan, note)
-                self._plans.patience_s = iteration.patience_s
-            why = "has no more rows"
-        except Exception as error:
-            why = f"failed in its data loader ({describe_error(error)})"
-            raise
-        finally:
-            iteration.end(f"{why} after {latest}")
-            self._plans.end(number, f"{why} after {latest}")
-
-    def _length_of(self, epoch: int) -> str:
-        if not isinstance(self._rows, IndexedRows):
-            return ""
-        return f"{len(self._rows)} rows, {self._count_of(epoch)} batches in epoch {epoch}"
-
-    def _batches(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
+    def _epoch(self, iteration: int) -> Iterator[tuple[LocalData, BatchPlan]]:
         """Return the micro-batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
         coming, waiting, begin = self._coming(), self._waiting, self._position
-        self._is_under_way = True
-        try:
+        with self._told(iteration) as told:
             while True:
                 # One window to take now, and so many more that are planned meanwhile.
                 waiting.extend(islice(coming, self._look_ahead.batches + 1 - len(waiting)))
@@ -321,7 +295,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 for number in range(window.start.micro_batch, len(planned.batches)):
                     # Set before the yield: a state that the loop saves is behind this micro-batch.
                     self._position, self._is_begun = parts.behind(number), True
-                    yield parts.of(number)
+                    data, plan = parts.of(number)
+                    yield data, told.add(plan)
+                    self._plans.patience_s = told.patience_s
                     # Meanwhile the training loop may have begun another iteration.
                     self._check_newest(iteration)
                 # No micro-batch has moved the position if all rows of the window were left out.
@@ -332,10 +308,31 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 total = len(rows) if isinstance(rows, IndexedRows) else rows.passed
                 raise self.screening.no_batch(begin.epoch, total)
             self._position, self._is_begun = Position(self._position.epoch + 1), False
+
+    @contextmanager
+    def _told(self, number: int) -> Iterator[Iteration]:
+        """Note that an iteration is under way; tell ranks that go on where and why it ends here."""
+        epoch, device = self._position.epoch, self._replicas.device
+        told = Iteration(self._length_of(epoch), device if self._planning.rank is None else None)
+        told.latest, why = f"the begin of epoch {epoch}", "left the loop over its batches"
+        self._plans.iteration, self._is_under_way = number, True
+        try:
+            yield told
+            why = "has no more rows"
+        except Exception as error:
+            why = f"failed in its data loader ({describe_error(error)})"
+            raise
         finally:
-            # A newer iteration may be under way when this generator is closed.
-            if iteration == self._iterations:
+            # A newer iteration may be under way when this one is closed.
+            if number == self._iterations:
                 self._is_under_way = False
+            told.end(f"{why} after {told.latest}")
+            self._plans.end(number, f"{why} after {told.latest}")
+
+    def _length_of(self, epoch: int) -> str:
+        if not isinstance(self._rows, IndexedRows):
+            return ""
+        return f"{len(self._rows)} rows, {self._count_of(epoch)} batches in epoch {epoch}"
 
     def _describe(self, window: DealingWindow) -> str:
         """Return a line that is the same on all ranks that read the same data."""

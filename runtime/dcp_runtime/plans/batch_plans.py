@@ -65,12 +65,20 @@ class Iteration:
         length: how many rows and batches its epoch has, in words; empty if that is not known.
         device: whose tokens it yields, counted over all replicas; ``None`` where the user chose it.
         batches: how many it has yielded.
+        latest: name of the last of these.
         patience_s: how long ranks wait for one another, as far as executors have said so.
     """
 
     def __init__(self, length: str, device: int | None = None) -> None:
-        self.length, self.device, self.batches, self.patience_s = length, device, 0, math.inf
+        self.length, self.device, self.batches, self.latest = length, device, 0, ""
+        self.patience_s = math.inf
         self._followers: list[WeakMethod[Callable[[Iteration, str], None]]] = []
+
+    def add(self, plan: "BatchPlan") -> "BatchPlan":
+        """Note the next batch, and in its note that it is one of this iteration."""
+        note = replace(batch_note(plan), iteration=self, place=self.batches)
+        self.batches, self.latest = self.batches + 1, note.name
+        return note_batch(plan, note)
 
     def follow(self, tell: "Callable[[Iteration, str], None]") -> None:
         """Call a method of an object that lives by then, when the iteration ends: why it does."""
