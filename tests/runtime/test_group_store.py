@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from concurrent.futures import Future
 from types import SimpleNamespace
 
 import pytest
@@ -69,6 +70,31 @@ def test_a_store_that_did_not_answer_in_time_counts_as_lost_even_if_it_answers_l
     with pytest.raises(RuntimeError, match="does not answer"):
         store.check(["a"])
     stopped.never.set()
+    with pytest.raises(RuntimeError, match="does not answer"):
+        store.check(["a"])
+
+
+def test_a_note_is_written_from_any_thread_and_waits_but_a_moment(stopped, monkeypatch):
+    below = HashStore()
+    store = DeadlineStore(below, 60)
+    store.post("a", "1")
+    assert below.get("a") == b"1"  # at once, as it waits
+    monkeypatch.setattr("dcp_runtime.transport.group_store.POST_S", 60.0)
+    asked = Future()
+    # Where Python frees an object on the store's own thread, which cannot wait for itself.
+    store._calls.put((lambda: store.post("b", "2"), asked))
+    asked.result(30)
+    assert store.get("b") == b"2"
+    monkeypatch.setattr("dcp_runtime.transport.group_store.POST_S", 0.05)
+    still = DeadlineStore(stopped, 60)
+    still._calls.put((stopped.never.wait, Future()))
+    still.post("c", "3")
+
+
+def test_a_rank_that_leaves_does_not_wait_long_for_a_store_that_stands_still(stopped, monkeypatch):
+    monkeypatch.setattr("dcp_runtime.transport.failure_registry.GRACE_S", 0.05)
+    store = DeadlineStore(stopped, 60)
+    StoreBarrier(store, 1, 2, FailureRegistry(store, 1), timeout_s=60).leave("closed its executor")
     with pytest.raises(RuntimeError, match="does not answer"):
         store.check(["a"])
 

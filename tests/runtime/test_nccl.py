@@ -491,6 +491,19 @@ def test_a_lost_message_is_told_before_an_optimizer_steps_or_the_executor_is_clo
     assert ahead(work) == [(1, 0.75), None]
 
 
+def test_a_rank_that_closed_its_executor_is_named_by_the_thread(ahead):
+    def work(transport, executor, layer):
+        if transport.rank == 1:
+            executor._batches._batches.clear()  # it leaves without a word about its layers
+            return executor.close()
+        layer()
+        says = "rank 1 closed its executor after prepared batch 1; rank 0 waits for it in division"
+        with pytest.raises(RunError, match=says):
+            executor.close()
+
+    assert ahead(work) == [None, None]
+
+
 def test_a_step_waits_for_all_messages_also_where_they_take_longer_than_one_may(ahead):
     def work(transport, executor, layer):
         optimizer = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.25)
