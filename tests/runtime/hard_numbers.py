@@ -1,5 +1,4 @@
-"""Tensors whose scores, sinks and partial results differ by many orders, and what eager makes of
-them.
+"""Tensors whose scores, sinks and partial results differ by many orders of magnitude.
 
 The oracle is dense attention by autograd in float64, beside the same in the dtype of the tensors.
 No head may be off by more than twice what that is, and by the rounding of out, lse and delta, which

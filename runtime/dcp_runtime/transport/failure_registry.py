@@ -114,7 +114,7 @@ class FailureRegistry:
     def leave(self, why: str, meeting: int) -> None:
         """Write that this rank takes part in nothing any more, nor in the next meeting."""
         if isinstance(self._store, DeadlineStore):
-            self._store.hurry(GRACE_S)  # a store that stands still must not hold up the end
+            self._store.hurry(GRACE_S)  # it may have ended, or stand still
         if not (self._has_raised or self.is_settled or self._has_left):
             status = Status("left", -1, "", None, why, calls=self.calls)
             self._write(f"status/{self._rank}", json.dumps(asdict(status)))

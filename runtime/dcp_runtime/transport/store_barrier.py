@@ -15,7 +15,8 @@ from typing import NamedTuple
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.failure_registry import FailureRegistry, Status
+from dcp_runtime.transport.failure_registry import GRACE_S, FailureRegistry, Status
+from dcp_runtime.transport.group_store import DeadlineStore
 from dcp_runtime.transport.limits import describe_wait
 
 FIRST_NAP_S, LONGEST_NAP_S = 50e-6, 0.02
@@ -161,17 +162,19 @@ class StoreBarrier:
             self._failures.leave(why, self._count)
 
     def compare_with_first(self, topic: "Topic", value: str, place: str) -> None:
-        """Compare a value with that of the rank that came here first; no rank waits for another.
+        """Compare a last value with that of the rank that came first; no rank waits for another.
 
         Raises:
             RunError: names the rank whose value differs.
         """
         if self._size == 1 or not value:
             return
+        if isinstance(self._store, DeadlineStore):
+            self._store.hurry(GRACE_S)  # it may have ended, or stand still
         try:
             own = f"{self._rank} {value}"
             first = self._store.compare_set(f"first/{self._count}", "", own).decode()
-        except RuntimeError:  # the process that serves the store has ended, as it may at the end
+        except RuntimeError:  # the process that serves the store has ended, as it may by then
             return
         rank, _, expected = first.partition(" ")
         if value != expected:
