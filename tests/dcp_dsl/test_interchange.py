@@ -5,6 +5,7 @@ import json
 import re
 import sys
 import zipfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -345,6 +346,25 @@ def test_dcp_ranges_may_be_empty_touch_and_overlap(data, n, double):
     values = data.draw(st.lists(st.integers(0, n), min_size=size, max_size=size))
     export = Export("dcp", n, {"attn_mask": np.array(values, np.int32).reshape(shape)})
     assert np.array_equal(import_mask(export).table(), rows_of(read_dcp(export) > 0).table())
+
+
+def test_masks_by_head_or_of_a_batch_are_refused_in_words_and_read_one_at_a_time():
+    causal = np.arange(1, 6, dtype=np.int32)[None, None, :, None]  # each key seen by its row alone
+    for name, shape, dim in (("head", (1, 2, 5, 1), 1), ("batch", (2, 1, 5, 1), 0)):
+        indices = np.broadcast_to(causal, shape).copy()
+        indices[(slice(None),) * dim + (1,)] = 5  # hidden from no later row
+        export = Export("flashmask", 5, {"startend_row_indices": indices}, {"causal": True})
+        with pytest.raises(ExchangeError, match=r"got the shape \(.*, 5, 1\): .* or by head, are"):
+            import_mask(export)
+        one = [slice(None)] * 4
+        one[dim] = slice(1, 2)  # as the message says
+        alone = replace(export, arrays={"startend_row_indices": indices[tuple(one)]})
+        assert import_mask(alone).num_pairs == 15, name
+    dense = Export("dense", 3, {"mask": np.ones((2, 3, 3), bool)})
+    with pytest.raises(
+        ExchangeError, match=r"dense: expected `mask` of one sequence .*\(2, 3, 3\)"
+    ):
+        import_mask(dense)
 
 
 @few

@@ -14,6 +14,7 @@ from dcp_runtime import DCPLoadBalancer, RunError
 from dcp_runtime.adapters.context_parallel import _Deal
 
 RANKS = 4
+CAUSAL = SPEC.mask("causal").bind(Sample(length=256))
 KINDS = ("kv", "full_kv", "q", "full_q")
 
 
@@ -111,6 +112,51 @@ def test_what_does_not_fit_is_refused():
         DCPLoadBalancer([[causal], [causal, causal]], 2, 512)
     with pytest.raises(RunError, match="expected rank="):
         DCPLoadBalancer([[causal]], 2, 512).block_mask()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"block": 0}, "block of at least 1 token .* got block=0"),
+        ({"tolerance": float("nan")}, "tolerance of at least 0, got .* tolerance=nan"),
+        ({"tolerance": -0.1}, "tolerance=-0.1"),
+        ({"mesh": 0}, "at least 1 rank, got 0"),
+        ({"rows": [[SPEC.mask("causal")]]}, "bound to the samples of row 0, got Mask; .*mask.bind"),
+        ({"rows": [["causal"]]}, "bound to the samples of row 0, got str"),
+        ({"rows": []}, r"got \[\] masks; give \[\[mask\]\]"),
+        ({"rows": [CAUSAL]}, r"got \[Slabs\(.*; give \[\[mask\]\] for one row and mask"),
+        ({"rows": CAUSAL}, r"got Slabs\(.*; give \[\[mask\]\] for one row and mask"),
+        (
+            {"rows": [[SPEC.mask("causal").bind(Sample())]]},
+            "got 0; pad rows to 256 and .*tokens=256",
+        ),
+    ],
+)
+def test_what_no_share_can_be_made_of_is_refused(options, says):
+    with pytest.raises(RunError, match=f"^DCPLoadBalancer: .*{says}"):
+        DCPLoadBalancer(**{"rows": [[CAUSAL]], "mesh": 2, **options})
+
+
+def test_the_ways_out_of_refusals_lead_out():
+    bound = SPEC.mask("causal").bind(Sample(length=256))
+    assert DCPLoadBalancer([[bound]], 2).block_mask(rank=1).shape == (1, 1, 128, 256)
+    empty = SPEC.mask("causal").bind(Sample())
+    padded = DCPLoadBalancer([[empty], [bound]], 2, tokens=256).block_mask(rank=0)
+    assert padded.to_dense().any(-1).flatten(1).tolist() == [[False], [True]]
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ({"rank": 2}, "a rank from 0 to 1, got 2; the balancer was made for 2 ranks"),
+        ({"rank": -1}, "a rank from 0 to 1, got -1"),
+        ({"mask": 1, "rank": 0}, "a mask from 0 to 0, got 1; the balancer was made for 1 mask"),
+        ({"mask": -1, "rank": 0}, "a mask from 0 to 0, got -1"),
+    ],
+)
+def test_a_rank_or_a_mask_that_is_not_there_has_no_block_mask(asked, says):
+    with pytest.raises(RunError, match=f"block_mask: expected {says}"):
+        DCPLoadBalancer([[CAUSAL]], 2).block_mask(**asked)
 
 
 def test_another_private_api_of_torch_is_named(monkeypatch):

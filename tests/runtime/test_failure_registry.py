@@ -7,15 +7,10 @@ import pytest
 from torch.distributed import HashStore
 
 from dcp_runtime.errors import PeerError, RunError
-from dcp_runtime.transport import failure_registry
-from dcp_runtime.transport.failure_registry import (
-    FailureRegistry,
-    Status,
-    StoreBarrier,
-    Topic,
-    compare,
-)  # fmt: skip
+from dcp_runtime.transport import failure_registry, store_barrier
+from dcp_runtime.transport.failure_registry import Awaited, FailureRegistry, Status
 from dcp_runtime.transport.loopback import LoopbackWorld
+from dcp_runtime.transport.store_barrier import StoreBarrier, Topic, compare
 from dcp_runtime.transport.transport import agree
 
 
@@ -38,6 +33,7 @@ class Clock:
 def clock(monkeypatch):
     found = Clock()
     monkeypatch.setattr(failure_registry, "time", found)
+    monkeypatch.setattr(store_barrier, "time", found)
     return found
 
 
@@ -217,14 +213,18 @@ def test_of_two_halves_the_one_with_the_first_rank_is_right():
         compare(topic, ["b", "a", "a"], "here")
 
 
-def test_what_a_lost_server_says_is_kept(clock):
-    store = Lost(0)
-    barrier = barrier_of(store, 2, 3)
-    with pytest.raises(PeerError, match=r"rank 0 is dead or .*: rank 2 waited .*prepare, Conn"):
-        barrier.exchange_notes("", "prepare")
-    barrier = barrier_of(Lost(0), 0, 3)
-    with pytest.raises(PeerError, match=r"rank 1 is dead .*rank 0 waited .* blocks, Connection"):
-        barrier.wait_for(["key"], [0, 1, 2], "laying out blocks")
+def test_a_lost_server_is_the_cause_and_no_rank(clock):
+    calls = StoreBarrier.exchange_notes, lambda b, *given: b.wait_for(["key"], [0, 1, 2], given[1])
+    for rank, call, place in ((2, 0, "prepare"), (0, 0, "prepare"), (0, 1, "laying out blocks")):
+        with pytest.raises(PeerError) as caught:
+            calls[call](barrier_of(Lost(0), rank, 3), "", place)
+        assert str(caught.value) == (
+            f"the store of the process group is lost: rank {rank} got no answer in {place}, "
+            "Connection reset; the cause is the process that serves it: often rank 0, or torchrun "
+            "on the first node"
+        )
+        assert caught.value.rank is None
+    assert clock.now == 0  # nobody is there to agree with
 
 
 def test_all_but_this_rank_may_hold_up_a_key(clock):
@@ -256,15 +256,15 @@ def test_waits_for_notes_are_short_and_then_long_and_look_for_failures(clock):
             asked[keys[0]] += 1
             return False
 
-    failures = SimpleNamespace(is_marked=lambda: asked.update(["mark"]))
+    failures = SimpleNamespace(is_off=lambda meeting: asked.update([f"mark {meeting}"]))
     barrier = StoreBarrier(Store(), 0, 2, failures, 6.0)
-    assert not barrier._have_come(["key"], 6.0)
+    assert not barrier._have_come(["key"], 6.0, 7)
     assert clock.now == 6.5
-    assert asked == {"key": 15, "mark": 4}  # the last look is behind the mark
+    assert asked == {"key": 15, "mark 7": 4}  # the last look is behind the mark
     assert clock.naps == [*(50e-6 * 2**n for n in range(9)), *[0.02] * 4]
-    failures.is_marked = lambda: True
+    failures.is_off = lambda meeting: True
     clock.now = 0.0
-    assert not barrier._have_come(["key"], 60.0)
+    assert not barrier._have_come(["key"], 60.0, 7)
     assert clock.now == 4.5
 
 
@@ -272,9 +272,107 @@ def test_a_rank_that_wrote_its_note_and_then_failed_is_not_missed(clock):
     store = HashStore()
     barrier = barrier_of(store, 0, 2)
 
-    def is_marked():
+    def is_off(meeting):
         store.set("key", "note")  # between two looks of this rank
         return True
 
-    barrier._failures = SimpleNamespace(is_marked=is_marked)
-    assert barrier._have_come(["key"], 60.0)
+    barrier._failures = SimpleNamespace(is_off=is_off)
+    assert barrier._have_come(["key"], 60.0, 0)
+
+
+CLOSED = "closed its executor after epoch 0, batch 1"
+SAME = (
+    "give every rank the same rows, or let all ranks leave the loop over their batches after the "
+    "same one"
+)
+
+
+def leaves(store, rank, calls=0, meeting=0):
+    registry = FailureRegistry(store, rank)
+    registry.calls = calls
+    registry.leave(CLOSED, meeting)
+    return registry
+
+
+def test_a_rank_that_left_is_named_at_once_by_the_meeting_that_waits_for_it(clock):
+    store = HashStore()
+    barrier = barrier_of(store, 0, 3, timeout_s=600.0)
+    store.set("barrier/0/1", '{"prepare\\n": [1]}')
+    clock.due[1.0] = lambda: leaves(store, 2)
+    says = f"rank 2 {CLOSED}; rank 0 waits for it in prepare; {SAME}"
+    with pytest.raises(PeerError) as caught:
+        barrier.exchange_notes("", "prepare")
+    assert (str(caught.value), caught.value.rank) == (says, 2)
+    assert clock.now < 8
+    # Rank 1, which waits for the sum of all, hears the same.
+    with pytest.raises(PeerError, match=says):
+        barrier_of(store, 1, 3).exchange_notes("", "prepare")
+
+
+def test_a_rank_that_left_after_a_meeting_is_not_missed_there(clock):
+    store = HashStore()
+    leaves(store, 1, meeting=1)
+    clock.due[9.0] = lambda: store.set("barrier/0/1", '{"prepare\\nits note": [1]}')
+    assert barrier_of(store, 0, 2).exchange_notes("mine", "prepare") == ["mine", "its note"]
+
+
+@pytest.mark.parametrize("calls", [3, 4])
+def test_a_rank_that_left_before_a_call_is_to_blame_for_its_messages(clock, calls):
+    """After the call it has sent all: then another rank is, or nobody."""
+    store = HashStore()
+    left, own = leaves(store, 1, calls), FailureRegistry(store, 0)
+    own.calls = 4
+    assert own.is_lost([2, 1]) == (calls < 4)
+    assert not own.is_lost([2])
+    assert not own.is_marked()
+    left.leave("", 7)
+    assert own.left_before(7) is None  # it is said once
+    says = f"rank 1 {CLOSED}; rank 0 waits for it in division 2 of forward; {SAME}"
+    if calls == 4:
+        says = "rank 2 is dead or stalled: rank 0 waited for it in division 2 of forward"
+    assert str(own.settle(waits(1, 2))) == says
+
+
+def test_the_error_of_a_rank_counts_for_more_than_that_it_left(clock):
+    store = HashStore()
+    registry = FailureRegistry(store, 1)
+    registry.raised("the code around its layers", None, ValueError("bad"))
+    registry.leave(CLOSED, 0)
+    error = FailureRegistry(store, 0).settle(waits(1))
+    assert str(error) == "rank 1 failed in the code around its layers: ValueError: bad"
+
+
+@pytest.mark.parametrize(("ended", "place"), [(2, 2), (2, 3), (3, 2)])
+def test_a_batch_that_another_rank_does_not_have_is_told_at_once(clock, ended, place):
+    store = HashStore()
+    own, other = (FailureRegistry(store, rank) for rank in (0, 1))
+    other.end_data(5, ended, "has no more rows after epoch 0, batch 1")
+    own.awaited = Awaited(5, place, "epoch 0, batch 2, rows 7, 8")
+    if place < ended:
+        assert own.end_of_data() is None
+        return
+    assert own.is_off(0)
+    error = own.publish(own.end_of_data())
+    assert str(error) == (
+        "rank 1 has no more rows after epoch 0, batch 1; rank 0 goes on with epoch 0, batch 2, "
+        f"rows 7, 8; {SAME}"
+    )
+    assert str(other.settle(waits(0))) == str(error)  # on all ranks, also on that one
+    own.awaited = Awaited(4, place, "a batch of another loader")
+    assert own.end_of_data() is None
+
+
+def test_values_are_compared_with_those_of_the_first_without_waiting():
+    store, topic = HashStore(), Topic("order of layers", "draw alike")
+    first, second, third = (barrier_of(store, rank, 3) for rank in range(3))
+    second.compare_with_first(topic, "", "closing")  # it cannot know
+    first.compare_with_first(topic, "layers 0-3", "closing")
+    second.compare_with_first(topic, "layers 0-3", "closing")
+    says = (
+        "rank 2 has another order of layers than rank 0 in closing: expected layers 0-3, got "
+        "layers 0-1, 3; draw alike"
+    )
+    with pytest.raises(RunError, match=says):
+        third.compare_with_first(topic, "layers 0-1, 3", "closing")
+    barrier_of(Lost(0), 2, 3).compare_with_first(topic, "another", "closing")
+    barrier_of(None, 0, 1).compare_with_first(topic, "alone", "closing")

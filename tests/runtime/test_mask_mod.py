@@ -51,6 +51,31 @@ def test_documents_that_are_off_by_one_are_found_on_the_shortest_sample():
     assert (found.query, found.key, found.is_seen, found.pairs) == (2, 0, True, 3)
 
 
+BIAS = torch.tensor([0, 0, 3])
+BY_HEAD = {
+    "a table": (lambda b, h, q, k: (q >= k) & (k >= BIAS[h]), (0, 2), {"heads": 3}),
+    "a condition": (lambda b, h, q, k: (q >= k) | ((b == 1) & (k == 3)), (1, 0), {"batches": 2}),
+    "both": (
+        lambda b, h, q, k: torch.stack([q >= k, b + h < 3]).all(0), (1, 2),
+        {"batches": 2, "heads": 3},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BY_HEAD)
+def test_a_mask_mod_of_one_head_or_row_is_told_whichever_that_is(name):
+    """A mask is one for all heads; a predicate that reads the head may have several."""
+    mask_mod, (batch, head), counts = BY_HEAD[name]
+    missing = "batches" if "batches" in counts else "heads"
+    with pytest.raises(ExchangeError, match=f"reads the index of the .* give {missing}=, how many"):
+        check_mask_mod(SPEC.mask("causal"), lambda s: mask_mod)
+    found = check_mask_mod(SPEC.mask("causal"), lambda s: mask_mod, **counts)
+    assert (found.batch, found.head, found.is_seen) == (batch, head, name == "a condition")
+    # Those that do not differ are equal.
+    fewer = dict.fromkeys(counts, 1) | ({"heads": 2} if name == "a table" else {})
+    assert check_mask_mod(SPEC.mask("causal"), lambda s: mask_mod, **fewer) is None
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ExchangeError, match=r"needs the columns \['lens'\].* got none"):
         check_mask_mod(SPEC.mask("same(d)"), lambda s: None)

@@ -180,6 +180,7 @@ def on_ranks(monkeypatch):
 
     def run(size, work):
         stand_in = run.made = StandIn(size)
+        stand_in.transports = []
         for module in (group_store, group_transport, nccl_transport):
             monkeypatch.setattr(module, "dist", stand_in)
         monkeypatch.setattr(nccl_transport, "make_group", stand_in.make_group)
@@ -189,6 +190,7 @@ def on_ranks(monkeypatch):
 
         def run_rank(rank):
             transport = NcclTransport(None, TIMEOUT_S)
+            stand_in.transports.append(transport)  # who stays away says nothing, freed or not
             transport.exchange_notes("", "all have joined")
             return work(transport)
 
@@ -487,6 +489,22 @@ def test_a_lost_message_is_told_before_an_optimizer_steps_or_the_executor_is_clo
         return untouched, weight.item()
 
     assert ahead(work) == [(1, 0.75), None]
+
+
+def test_a_rank_that_closed_its_executor_is_named_by_the_thread(ahead):
+    def go_on(executor, layer):
+        layer()
+        executor.close()
+
+    def work(transport, executor, layer):
+        if transport.rank == 1:
+            executor._batches._batches.clear()  # it leaves without a word about its layers
+            return executor.close()
+        says = "rank 1 closed its executor after prepared batch 1; rank 0 waits for it in division"
+        with pytest.raises(RunError, match=says):  # sooner or later
+            go_on(executor, layer)
+
+    assert ahead(work) == [None, None]
 
 
 def test_a_step_waits_for_all_messages_also_where_they_take_longer_than_one_may(ahead):

@@ -8,17 +8,20 @@ import sys
 import warnings
 from concurrent import futures
 from dataclasses import replace
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+import torch
 from loader_options import make_loader
 
 from dcp_dsl import DatasetError, DCPError, Spec
 from dcp_planner import Cluster, ModelShape, PlanConfig, PlanFileError, digest
 from dcp_planner.workers.process import WorkerProcess
-from dcp_runtime import RunError
+from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.data.make_plans import plan_request
 from dcp_runtime.data.planner_pool import MOST_FAILED_STARTS, PlannerPool
+from dcp_runtime.transport.loopback import LoopbackWorld
 
 pytestmark = [pytest.mark.dist, pytest.mark.timing]
 
@@ -86,6 +89,36 @@ def test_a_killed_process_is_replaced_and_its_batch_planned_here(own, monkeypatc
         assert digests_of(loader) == own
     assert len(requests) == len(own)
     assert loader.metrics.lost == 1
+
+
+def test_a_planner_that_stands_still_does_not_outlast_the_patience_of_others(monkeypatch):
+    """The executor waits 2 s for a rank; the planner's own limit is two minutes."""
+    send, requests = WorkerProcess.send, []
+
+    def send_and_stop_once(process, frame, limit_s):
+        requests.extend([frame] if frame else [])
+        if frame and len(requests) == 3:
+            os.kill(process.pid, signal.SIGSTOP)
+        send(process, frame, limit_s)
+
+    monkeypatch.setattr(WorkerProcess, "send", send_and_stop_once)
+    says = r"no plan within 1 s, half of the time that other ranks wait for this one"
+
+    def train(transport):
+        executor, found = DCPExecutor(transport=transport), []
+        with make_loader(ROWS, SPEC, processes=1, ahead=1, **OPTIONS) as loader:
+            for data, plan in loader:
+                found.append(digest(plan))
+                q = torch.ones(len(data.tokens), 2, 8)
+                DCPAttn.apply(executor.prepare(plan), q, torch.ones(len(q), 2, 1, 8))
+            return found, loader.metrics.lost
+
+    monkeypatch.setitem(OPTIONS, "cluster", Cluster(1, 1))
+    with pytest.warns(RuntimeWarning, match=says) as caught:
+        ((found, lost),) = LoopbackWorld(1, timeout_s=2.0).run(train)
+    assert {Path(each.filename).name for each in caught} == {Path(__file__).name}
+    assert found == digests_of(make_loader(ROWS, SPEC, **OPTIONS))
+    assert lost >= len(ROWS) - 2  # that plan, and those that wait behind it
 
 
 @pytest.mark.parametrize(

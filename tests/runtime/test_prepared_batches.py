@@ -281,10 +281,13 @@ def test_executors_close_where_their_block_ends():
         with pytest.raises(RunError, match=UNRUN.format("epoch 0, batch 3")), executor:
             executor.prepare(batches[3])
         executor.close()  # it was said once
+
+    def fails(executor, batches):
         with pytest.raises(ValueError, match="the model failed"):
             prepare_and_fail(executor, batches[2])
 
     on_ranks(work)
+    on_ranks(fails)
 
 
 @pytest.mark.parametrize("is_in_step", [True, False], ids=["prepare", "layer"])

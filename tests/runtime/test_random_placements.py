@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from hard_numbers import CASES, assert_as_exact_as_eager, make_hard
 
 from dcp_planner import BufferLimitError, Cluster, ModelShape, PlanConfig, build_plan, validate
 from dcp_planner.model.problem import build_workload
@@ -69,10 +70,23 @@ def check(lab, seed):
         return
     heads, dim = HEADS[rng.integers(len(HEADS))], int(rng.choice([8, 32, 64, 96, 128]))
     plan = random_plan(lab, masks, ModelShape(*heads, dim, 4), rng)
-    qkv = lab.random_qkv(seed, len(dense), *heads, dim, DTYPES[rng.integers(len(DTYPES))])
+    dtype = DTYPES[rng.integers(len(DTYPES))]
+    qkv = lab.random_qkv(seed, len(dense), *heads, dim, dtype)
+    case = CASES[seed // 3 % len(CASES)] if seed % 3 == 0 else None
+    if case is not None:
+        q, kv, dout = lab.random_qkv(seed, len(dense), *heads, dim, torch.float64)
+        q, k, v, sinks = make_hard(case, (q, kv[:, 0], kv[:, 1]), dtype)
+        qkv = q, torch.stack([k, v], 1), dout.to(dtype)
     kernel = "reference" if seed % 4 == 0 else None
     got, _ = lab.run_in_threads(plan, *qkv, kernel=kernel, layers=1 + seed % 2)
-    lab.assert_as_exact_as_eager(got, *qkv, dense)
+    if case is None:
+        lab.assert_as_exact_as_eager(got, *qkv, dense)
+    else:
+        of_keys = {"dk": got["dkv"][:, 0], "dv": got["dkv"][:, 1]}
+        tensors = q, k, v, torch.full_like(sinks, -torch.inf)
+        assert_as_exact_as_eager(
+            {"out": got["out"], "dq": got["dq"], **of_keys}, tensors, qkv[2], dense
+        )
     for name, blind in (("out", ~dense.any(1)), ("dq", ~dense.any(1)), ("dkv", ~dense.any(0))):
         assert (got[name][blind] == 0).all()
 

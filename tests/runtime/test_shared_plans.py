@@ -104,7 +104,7 @@ def only_the_planner_compiles_masks(executor, processes):
     assert first.screening.counts == each.screening.counts == {"unfit": 2}
     assert first.screening.examples == each.screening.examples
     layers = LayerPlans.prepare(executor, found[0][1])
-    assert layers.of(4) is layers.of(0) is not layers.of(2)
+    assert layers.of(4).plan is layers.of(0).plan is not layers.of(2).plan
     tokens = len(found[0][0].tokens)
     DCPAttn.apply(layers.of(4), torch.ones(tokens, 2, 8), torch.ones(tokens, 2, 1, 8))
     strict = make_loader(PARTS, LAYERS, planner="first", processes=processes, **OPTIONS)

@@ -135,7 +135,7 @@ def test_linear_layers_have_no_plan():
     executor = DCPExecutor(transport=LoopbackTransport(LoopbackWorld(1), 0))
     alone = make_loader(ROWS, SPEC.stack("hybrid"), rank=0, **options(1))
     layers = LayerPlans.prepare(executor, next(iter(alone))[1])
-    assert layers.of(6) is layers.of(1) is not layers.of(4)
+    assert layers.of(6).plan is layers.of(1).plan is not layers.of(4).plan
     with pytest.raises(RunError, match="layer 5 of the stack is linear"):
         layers.of(5)
 

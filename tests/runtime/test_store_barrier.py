@@ -7,8 +7,9 @@ import pytest
 from torch.distributed import HashStore
 
 from dcp_runtime.errors import RunError
-from dcp_runtime.transport.failure_registry import FAN, FailureRegistry, StoreBarrier
+from dcp_runtime.transport.failure_registry import FailureRegistry
 from dcp_runtime.transport.group_store import MeetingStore
+from dcp_runtime.transport.store_barrier import FAN, StoreBarrier
 
 
 class CountingStore:

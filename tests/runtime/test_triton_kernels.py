@@ -7,6 +7,7 @@ import importlib.util
 import threading
 from dataclasses import replace
 
+import hard_numbers
 import numpy as np
 import pytest
 import test_kernels as kernel_tests
@@ -245,3 +246,38 @@ def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch, de
     expected, _ = lab.run_in_threads(plan, *qkv, kernel)
     for name, values in expected.items():
         assert torch.equal(got[name], values), name
+
+
+def test_keys_of_any_weight_are_as_exact_as_in_eager(lab):
+    sparsity = lab.sparsity_of([lab.masks["blind_rows"](40)], 14)
+    q, kv, dout = lab.random_qkv(3, 40, 4, 2, 32, torch.float64)
+    case = hard_numbers.a_key_that_takes_almost_all
+    q, k, v, sinks = hard_numbers.make_hard(case, (q, kv[:, 0], kv[:, 1]), torch.float32)
+    got = kernel_tests.run_kernel(
+        TritonKernel(), sparsity, (q, torch.stack([k, v], 1), dout.float()), 2, 3, 32
+    )
+    got = {"out": got["out"], "dq": got["dq"], "dk": got["dkv"][:, 0], "dv": got["dkv"][:, 1]}
+    tensors, mask = (q, k, v, torch.full_like(sinks, -torch.inf)), kernel_tests.dense_of(sparsity)
+    hard_numbers.assert_as_exact_as_eager(got, tensors, dout.float(), mask)
+
+
+def test_parts_of_any_weight_keep_their_digits():
+    def merge(out, lse, part, part_lse):
+        triton_kernel.merge_rows(AttentionState(out, lse), 0, part, part_lse)
+
+    hard_numbers.assert_merged_as_one(merge, 0)
+
+
+def test_a_wide_cap_leaves_small_scores_their_digits(lab):
+    """A cap of 50, as Gemma 2 has it, over scores of 1."""
+    sparsity = lab.sparsity_of([lab.masks["causal"](40)], 40)
+    qkv = lab.random_qkv(7, 40, 2, 1, 32, torch.float32)
+    wide = [x.double() for x in qkv]
+    exact, same = (
+        kernel_tests.run_kernel(ReferenceKernel(50.0), sparsity, each, 3, 1, 32)
+        for each in (wide, qkv)
+    )
+    got = kernel_tests.run_kernel(TritonKernel(50.0), sparsity, qkv, 3, 1, 32)
+    for name in ("out", "dq", "dkv"):
+        error, allowed = ((x[name].double() - exact[name]).norm() for x in (got, same))
+        assert error < 2 * allowed, name

@@ -67,6 +67,13 @@ class Export:
         array = self.arrays[name]
         while array.ndim > len(shape) and array.shape[0] == 1:  # a batch or a head of one
             array = array[0]
+        if array.ndim > len(shape):
+            raise ExchangeError(
+                f"{self.format}: expected `{name}` of one sequence and of one mask for all heads, "
+                f"got the shape {self.arrays[name].shape}: masks of several sequences, or by head, "
+                f"are read one at a time here; give `{name}[b : b + 1]` of sequence b, and "
+                f"`{name}[:, h : h + 1]` of head h"
+            )
         if array.shape == (0,):  # an empty list in JSON, whose other dims and type are lost
             array = np.zeros([n or 0 for n in shape], np.int64)
         fits = array.ndim == len(shape) and all(

@@ -22,12 +22,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.attention.flex_attention import BlockMask
 
-from dcp_dsl import Form, Slabs, block_sparsity
+from dcp_dsl import Form, Mask, Slabs, block_sparsity
 from dcp_dsl.arrays import Bools, Floats, Ints
 from dcp_dsl.forms import BlockKind, as_slabs
 from dcp_dsl.interchange import list_blocks
 from dcp_runtime.adapters.flex_mask import FlexMaskMod, block_mask_of, flex_mask_mod
 from dcp_runtime.errors import RunError
+from dcp_runtime.transport.group_store import process_group
 
 try:
     from torch.distributed.tensor.experimental._context_parallel._load_balancer import _LoadBalancer
@@ -58,8 +59,8 @@ class DCPLoadBalancer(_LoadBalancer):
         tolerance: how far the blocks that a rank computes may exceed the mean, as a share of it.
 
     Raises:
-        RunError: if `tokens` is no multiple of ``ranks * block``, or rows differ in their number
-            of masks.
+        RunError: if `tokens` is no multiple of ``ranks * block``, rows differ in their number of
+            masks, a mask is not bound, or a number is too small.
 
     Cost: the exact blocks and a search over chunks; some 10 to 50 ms at 131,072 tokens for 8 ranks.
 
@@ -80,20 +81,21 @@ class DCPLoadBalancer(_LoadBalancer):
         block: int = 128,
         tolerance: float = 0.01,
     ) -> None:
-        if len({len(masks) for masks in rows}) != 1 or not rows[0]:
+        longest = _check_rows(rows)
+        self.num_ranks = _count_ranks(mesh)
+        if block < 1 or not tolerance >= 0:
             raise RunError(
-                "DCPLoadBalancer: expected as many masks for every row of the batch, at least one, "
-                f"got {[len(masks) for masks in rows]} masks; give [[mask]] for one row and mask"
+                "DCPLoadBalancer: expected a block of at least 1 token and a tolerance of at least "
+                f"0, got block={block} and tolerance={tolerance}; the defaults are 128 and 0.01"
             )
-        longest = max(mask.num_tokens for masks in rows for mask in masks)
         self.mesh, self.block, self.tokens = mesh, block, longest if tokens is None else tokens
-        self.num_ranks = mesh if isinstance(mesh, int) else mesh.size()
         unit = self.num_ranks * block
-        if self.tokens < longest or self.tokens % unit:
+        if self.tokens < max(1, longest) or self.tokens % unit:
             raise RunError(
                 f"DCPLoadBalancer: expected a multiple of {unit} tokens ({self.num_ranks} ranks, "
                 f"blocks of {block}) that holds rows of up to {longest}, got {self.tokens}; pad "
-                f"rows to {-(-longest // unit) * unit} and give tokens={-(-longest // unit) * unit}"
+                f"rows to {unit * max(1, -(-longest // unit))} and give tokens="
+                f"{unit * max(1, -(-longest // unit))}"
             )
         padded = [
             [Slabs(self.tokens, *as_slabs(mask).table().T) for mask in masks] for masks in rows
@@ -139,12 +141,20 @@ class DCPLoadBalancer(_LoadBalancer):
 
         Raises:
             ExchangeError: X304 if the tables of a mask become too large.
-            RunError: if no mesh says which rank this is.
+            RunError: if no mesh says which rank this is, or there is no such rank or mask.
         """
         if rank is None:
             if isinstance(self.mesh, int):
                 raise RunError("block_mask: expected rank=, as the balancer was given no mesh")
             rank = self.mesh.get_local_rank()
+        for what, number, count in (
+            ("mask", mask, len(self._blocks[0])), ("rank", rank, self.num_ranks)
+        ):  # fmt: skip
+            if not 0 <= number < count:
+                raise RunError(
+                    f"block_mask: expected a {what} from 0 to {count - 1}, got {number}; the "
+                    f"balancer was made for {count} {what}{'s' if count > 1 else ''}"
+                )
         count = self.tokens // self.block
         share = count // self.num_ranks
         tables = []
@@ -159,6 +169,36 @@ class DCPLoadBalancer(_LoadBalancer):
         moved = _moved(_by_row(mods), self._indices, rank * share * self.block)
         lengths = (share * self.block, self.tokens)
         return block_mask_of(tables, (self.block, self.block), moved, lengths, self.device)
+
+
+def _check_rows(rows: Sequence[Sequence[Form]]) -> int:
+    """Check the masks of each row, and return the tokens of the longest."""
+    is_nested = isinstance(rows, Sequence) and all(isinstance(row, Sequence) for row in rows)
+    counts = [len(masks) for masks in rows] if is_nested else []
+    if len(set(counts)) != 1 or not counts[0]:
+        found = f"{counts} masks" if is_nested else f"{rows!r:.60}"
+        raise RunError(
+            "DCPLoadBalancer: expected as many masks for every row of the batch, at least one, "
+            f"got {found}; give [[mask]] for one row and mask"
+        )
+    for number, masks in enumerate(rows):
+        for mask in masks:
+            if isinstance(mask, Mask) or not hasattr(mask, "num_tokens"):
+                raise RunError(
+                    f"DCPLoadBalancer: expected masks bound to the samples of row {number}, got "
+                    f"{type(mask).__name__}; give mask.bind(Sample(columns, length))"
+                )
+    return max(mask.num_tokens for masks in rows for mask in masks)
+
+
+def _count_ranks(mesh: DeviceMesh | int) -> int:
+    """Return the ranks of a mesh of one dim, or the number itself."""
+    ranks = mesh if isinstance(mesh, int) else mesh.size()
+    if ranks < 1:
+        raise RunError(f"DCPLoadBalancer: expected at least 1 rank, got {ranks}; give the mesh")
+    if not isinstance(mesh, int):
+        process_group(mesh)  # refuses a mesh of several dims
+    return ranks
 
 
 def _by_row(mods: Sequence[FlexMaskMod]) -> FlexMaskMod:

@@ -7,12 +7,14 @@ The other direction, from a `mask_mod` to a mask, does evaluate every pair.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_mask
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from dcp_dsl import ExchangeError, Form, Mask, Sample
 from dcp_dsl.forms import Rows, compare_masks, num_keys, ranges_of_tile, square_slabs
@@ -102,6 +104,7 @@ class MaskModDifference:
         query, key: the pair.
         is_seen: whether the `mask_mod` sees it; the mask says the opposite.
         pairs: how many pairs of the sample only one of them sees.
+        batch, head: of the `mask_mod`, where it depends on them.
     """
 
     sample: Sample
@@ -109,6 +112,8 @@ class MaskModDifference:
     key: int
     is_seen: bool
     pairs: int
+    batch: int = 0
+    head: int = 0
 
 
 def import_mask_mod(
@@ -157,6 +162,8 @@ def check_mask_mod(
     make: Callable[[Sample], FlexMaskMod],
     samples: Iterable[Sample] = (),
     *,
+    batches: int | None = None,
+    heads: int | None = None,
     device: str = "cpu",
 ) -> MaskModDifference | None:
     """Compare a `mask_mod` with a mask on samples; return where they differ on the shortest.
@@ -164,14 +171,20 @@ def check_mask_mod(
     Every pair of every sample is compared, up to the first sample with a difference. Without a
     difference they are equal on these samples; other samples are not proved.
 
+    A mask is the same in all rows of a batch and for all heads. A `mask_mod` that reads the index
+    of either is compared for each.
+
     Args:
         mask: of a spec.
         make: returns the `mask_mod` of a sample, which may capture tensors made of its columns.
         samples: by default, for a mask that needs no columns, those of 1 to 32 tokens and of 257.
+        batches: how many rows the batch has.
+        heads: how many query heads there are.
         device: of the tensors that the `mask_mod` captures.
 
     Raises:
-        ExchangeError: X304 for a sample that is too long; no code without samples.
+        ExchangeError: X304 for a sample that is too long; no code without samples, or if the
+            `mask_mod` reads an index and nothing says how many there are.
 
     >>> from dcp_dsl import Spec
     >>> window = Spec.from_text("").mask("sliding(2)")
@@ -189,9 +202,54 @@ def check_mask_mod(
         # Short samples show most differences at once; 257 tokens exceed two blocks of 128.
         chosen = [Sample(length=length) for length in (*range(1, 33), 257)]
     for sample in chosen:
-        found = import_mask_mod(make(sample), sample.length, device=device)
-        differs = compare_masks(found, mask.bind(sample))
-        if differs.first is not None:
-            pairs = differs.only_left + differs.only_right
-            return MaskModDifference(sample, *differs.first, differs.first_is_left, pairs)
+        mask_mod, bound = make(sample), mask.bind(sample)
+        if not sample.length:
+            continue
+        for batch, head in _indices_of(mask_mod, batches, heads, device):
+            found = import_mask_mod(mask_mod, sample.length, batch=batch, head=head, device=device)
+            differs = compare_masks(found, bound)
+            if differs.first is not None:
+                return MaskModDifference(
+                    sample, *differs.first, differs.first_is_left,
+                    differs.only_left + differs.only_right, batch, head,
+                )  # fmt: skip
     return None
+
+
+class _Reads(TorchFunctionMode):
+    """Notes which of some tensors any function of torch reads."""
+
+    def __init__(self, watched: Sequence[Tensor]) -> None:
+        super().__init__()
+        self._watched, self.read = watched, [False] * len(watched)
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:  # Any: torch's
+        given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
+        self.read = [
+            was or id(each) in given for was, each in zip(self.read, self._watched, strict=True)
+        ]
+        return function(*args, **(kwargs or {}))
+
+
+def _indices_of(
+    mask_mod: FlexMaskMod, batches: int | None, heads: int | None, device: str
+) -> list[tuple[int, int]]:
+    """Return for which rows of the batch and heads to ask a predicate: one if it reads neither."""
+    indices = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(4)]
+    with torch.no_grad(), _Reads(indices[:2]) as reads:
+        # Predicates have no branches: what one pair does not read, no pair does.
+        mask_mod(*indices)
+    counts = []
+    for what, name, count, is_read in zip(
+        ("row of the batch", "head"), ("batches", "heads"), (batches, heads), reads.read,
+        strict=True,
+    ):  # fmt: skip
+        if is_read and count is None:
+            raise ExchangeError(
+                f"check_mask_mod: the mask_mod reads the index of the {what}, and a mask is the "
+                f"same for all; give {name}=, how many there are, to compare it for each"
+            )
+        counts.append(count or 1 if is_read else 1)
+    return [(batch, head) for batch in range(counts[0]) for head in range(counts[1])]

@@ -9,6 +9,7 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from itertools import islice
@@ -54,7 +55,8 @@ from dcp_runtime.data.rows import (
 from dcp_runtime.data.screening import Screening, TargetCount
 from dcp_runtime.data.sequences import PackedSequence, RowReader
 from dcp_runtime.errors import RunError
-from dcp_runtime.plans.batch_plans import BatchPlan
+from dcp_runtime.plans.batch_plans import BatchPlan, Iteration
+from dcp_runtime.transport.failure_registry import describe_error
 
 State: TypeAlias = dict[str, Any]  # Any: integers and texts, fit for JSON
 
@@ -145,6 +147,7 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         self._is_under_way = self._has_overflown = False
         # Numbers and lengths of the rows that can be used; None for a stream.
         self._usable: tuple[list[int], list[int]] | None = None
+        self._packed: tuple[int, Packs] = -1, ()  # the latest epoch, and its packs
         if isinstance(self._rows, IndexedRows):
             self._usable = self._screened()
             self._packs_of(0)  # raises now, not at the first batch, if rows cannot be packed
@@ -173,7 +176,10 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         if self._usable is None:
             raise TypeError("a stream of rows has no length")
         position = self._position if self._is_under_way else self._start()
-        steps = -(-len(self._packs_of(position.epoch)) // self._dealing.packs)
+        return self._count_of(position.epoch)
+
+    def _count_of(self, epoch: int) -> int:
+        steps = -(-len(self._packs_of(epoch)) // self._dealing.packs)
         return steps * self._dealing.micro_batches
 
     def __iter__(self) -> Iterator[tuple[LocalData, BatchPlan]]:
@@ -284,9 +290,8 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
         """Return the micro-batches from the present position to the end of its epoch."""
         self._check_newest(iteration)
         coming, waiting, begin = self._coming(), self._waiting, self._position
-        self._is_under_way = True
         self._count.begin()
-        try:
+        with self._told(iteration) as told:
             while True:
                 # One window to take now, and so many more that are planned meanwhile.
                 waiting.extend(islice(coming, self._look_ahead.batches + 1 - len(waiting)))
@@ -307,7 +312,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
                 for number in range(window.start.micro_batch, len(planned.batches)):
                     # Set before the yield: a state that the loop saves is behind this micro-batch.
                     self._position, self._is_begun = parts.behind(number), True
-                    yield parts.of(number)
+                    data, plan = parts.of(number)
+                    yield data, told.add(plan)
+                    self._plans.patience_s = told.patience_s
                     # Meanwhile the training loop may have begun another iteration.
                     self._check_newest(iteration)
                 # No micro-batch has moved the position if all rows of the window were left out.
@@ -320,10 +327,31 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
             if begin == Position(begin.epoch):  # else a rest, which may be short
                 self._count.end()
             self._position, self._is_begun = Position(self._position.epoch + 1), False
+
+    @contextmanager
+    def _told(self, number: int) -> Iterator[Iteration]:
+        """Note that an iteration is under way; tell ranks that go on where and why it ends here."""
+        epoch, device = self._position.epoch, self._replicas.device
+        told = Iteration(self._length_of(epoch), device if self._planning.rank is None else None)
+        told.latest, why = f"the begin of epoch {epoch}", "left the loop over its batches"
+        self._plans.iteration, self._is_under_way = number, True
+        try:
+            yield told
+            why = "has no more rows"
+        except Exception as error:
+            why = f"failed in its data loader ({describe_error(error)})"
+            raise
         finally:
-            # A newer iteration may be under way when this generator is closed.
-            if iteration == self._iterations:
+            # A newer iteration may be under way when this one is closed.
+            if number == self._iterations:
                 self._is_under_way = False
+            told.end(f"{why} after {told.latest}")
+            self._plans.end(number, f"{why} after {told.latest}")
+
+    def _length_of(self, epoch: int) -> str:
+        if not isinstance(self._rows, IndexedRows):
+            return ""
+        return f"{len(self._rows)} rows, {self._count_of(epoch)} batches in epoch {epoch}"
 
     def _describe(self, window: DealingWindow) -> str:
         """Return a line that is the same on all ranks that read the same data."""
@@ -453,7 +481,9 @@ class DCPDataloader(IterableDataset[tuple[LocalData, BatchPlan]]):
 
     def _packs_of(self, epoch: int) -> Packs:
         assert self._usable is not None, "streams are packed as they come"
-        return pack_epoch(*self._usable, self._packing, self._dealing, epoch)
+        if self._packed[0] != epoch:
+            self._packed = epoch, pack_epoch(*self._usable, self._packing, self._dealing, epoch)
+        return self._packed[1]
 
     @cached_property
     def _hashes(self) -> DataHashes:

@@ -3,6 +3,7 @@
 The next batches are planned while the present one trains.
 """
 
+import math
 import time
 import warnings
 from abc import ABC, abstractmethod
@@ -28,6 +29,7 @@ from dcp_runtime.data.planner_pool import (
     encode_parts_of,
 )
 from dcp_runtime.errors import RunError
+from dcp_runtime.transport.failure_registry import SAME_BATCHES
 from dcp_runtime.transport.group_store import SERVER, open_store
 
 MAX_CACHED_PLANS = 32
@@ -91,11 +93,16 @@ class PlanSource(ABC):
 
     Args:
         pool: planner processes; ``None`` plans in this process when a plan is taken.
+
+    Attributes:
+        iteration: number of the iteration over the data that takes plans.
+        patience_s: how long other ranks wait for this one.
     """
 
     def __init__(self, pool: PlannerPool | None) -> None:
         self.pool = pool
         self.metrics = PlanningMetrics()
+        self.iteration, self.patience_s = 0, math.inf
 
     @abstractmethod
     def start(self, request: PlanRequest) -> PendingPlan:
@@ -121,6 +128,9 @@ class PlanSource(ABC):
     @abstractmethod
     def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         """Return the plan and the seconds that it took; ``None`` if it was made while waiting."""
+
+    def end(self, iteration: int, why: str) -> None:  # noqa: B027 - most plan for nobody else
+        """Note that an iteration over the data needs no further plan, and why."""
 
     def close(self) -> None:
         """End the planner processes; plan later batches in this process."""
@@ -163,8 +173,19 @@ class OwnPlans(PlanSource):
     def _made(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if pending.future is None:
             return plan_request(pending.request), None
+        # Half of the others' time is left to plan here.
+        limit_s = None if math.isinf(self.patience_s) else self.patience_s / 2
         try:
-            plan, seconds = pending.future.result()
+            plan, seconds = pending.future.result(limit_s)
+        except TimeoutError:
+            self.metrics.lost += 1
+            warnings.warn(
+                f"the planner gave no plan within {limit_s:g} s, half of the time that other ranks "
+                "wait for this one (DCPExecutor.timeout_s); the batch is planned again here",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+            return plan_request(pending.request), None
         except WorkerLost as error:
             if self.pool is not None:  # else `close` has ended the processes
                 self.metrics.lost += 1
@@ -216,13 +237,24 @@ class PlanExchange:
         for rank in range(self.size):
             self._set(number, rank, kind + str(error).encode())
 
-    def take(self, number: int) -> PlanReply:
-        """Wait for this rank's part of a batch."""
+    def end(self, iteration: int, why: str) -> None:
+        """Tell the other ranks that no further batch of an iteration over the data is planned."""
+        self._store.post(f"end/{iteration}", why)
+
+    def take(self, number: int, iteration: int = 0) -> PlanReply:
+        """Wait for this rank's part of a batch, which it needs in an iteration over its data."""
         key = f"{number}/{self.rank}"
         deadline, nap_s = time.monotonic() + self._timeout_s, FIRST_NAP_S
         try:
             # Not wait(): it keeps the store's client to itself, and others publish through it.
             while not self._store.check([key]):
+                if self._store.check([f"end/{iteration}"]):
+                    why = self._store.get(f"end/{iteration}").decode()
+                    raise RunError(
+                        f"rank 0, which plans for all, {why}; rank {self.rank} goes on; "
+                        f"{SAME_BATCHES}",
+                        rank=0,
+                    )
                 if time.monotonic() > deadline:
                     raise RunError(
                         f"rank {self.rank} got no plan of batch {number} from rank 0 within "
@@ -282,10 +314,15 @@ class SharedPlans(PlanSource):
         future.add_done_callback(partial(self._publish, number, request))
         return PendingPlan(request, future, number)
 
+    def end(self, iteration: int, why: str) -> None:
+        """Tell the other ranks that the first one needs no further batch of an iteration."""
+        if self._exchange.rank == 0:
+            self._exchange.end(iteration, why)
+
     def _result(self, pending: PendingPlan) -> tuple[PlanReply, float | None]:
         if self._exchange.rank == 0 and self.pool is None:
             self._plan_here(pending.number, pending.request)
-        batch = self._exchange.take(pending.number)
+        batch = self._exchange.take(pending.number, self.iteration)
         if (lost := self._lost.pop(pending.number, None)) is not None:
             self.metrics.lost += 1
             warnings.warn(lost, RuntimeWarning, stacklevel=4)

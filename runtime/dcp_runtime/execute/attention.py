@@ -46,10 +46,13 @@ def _forward(  # noqa: PLR0913 - the operator's schema
     softcap: float | None,
     limits: list[int],
     layer: str,
+    number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     prepared, kv = cast(PreparedPlan, find(plan)), k if v is None else (k, v)
     if limits:
         prepared.check_limits(LayerLimits(layer, *cast(Any, limits)))  # a bool is an int there
+    if number >= 0:
+        prepared.batch.note_layer(number)
     # `DCPAttn.apply` has cast its arguments already, and sums must stay in float32.
     with torch.autocast(q.device.type, enabled=False):
         out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
@@ -72,8 +75,12 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     prepared = plan_of_call(call)
     kv = k if v is None else (k, v)
     with torch.autocast(q.device.type, enabled=False):
-        dq, *dkv = prepared.backward(q, kv, out, lse, dout, scale)
-        dsinks = q.new_empty(0) if sinks is None else _sink_gradient(sinks, lse, out, dout)
+        total, dsinks = lse, q.new_empty(0)
+        if sinks is not None:
+            wide = sinks.to(lse.dtype)
+            total = torch.logaddexp(lse, wide)
+            dsinks = _sink_gradient(wide, lse, out, dout).to(sinks.dtype)
+        dq, *dkv = prepared.backward(q, kv, out, total, dout, scale)
     # Operators return only tensors: an empty tensor stands for None.
     return dq, dkv[0], dkv[1] if v is not None else q.new_empty(0), dsinks
 
@@ -81,8 +88,8 @@ def _backward(  # noqa: PLR0913 - the operator's schema
 def _sink_gradient(sinks: Tensor, lse: Tensor, out: Tensor, dout: Tensor) -> Tensor:
     """Sum ``p (0 - delta)`` over the rows: p is the weight of the sink, 0 its value times dout."""
     # NaN is -inf - -inf: a row that sees no key, and a sink that is switched off.
-    weights = torch.exp(sinks.to(lse.dtype) - lse).nan_to_num_(0.0)
-    return -(weights * row_delta(out, dout)).sum(0).to(sinks.dtype)
+    weights = torch.sigmoid(sinks - lse).nan_to_num_(0.0)
+    return -(weights * row_delta(out, dout)).sum(0)
 
 
 # For compilers, which trace the operators with tensors that have no values.
@@ -101,7 +108,7 @@ def _backward_shapes(
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    _, *tensors, scale, _, _, _ = inputs
+    _, *tensors, scale, _, _, _, _ = inputs
     out, lse, call = output
     # lse and the call have no gradient; torch need not make zeros in their place.
     ctx.set_materialize_grads(False)
@@ -117,7 +124,7 @@ def _gradients(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     ctx.call = None  # a graph that is kept has its handle
     return (
         None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None,
-        None, None,
+        None, None, None,
     )  # fmt: skip
 
 
@@ -129,7 +136,7 @@ _QKV = "Tensor q, Tensor k, Tensor? v, Tensor? sinks"
 for _name, _schema, _run, _shapes in (
     (
         "attention",
-        f"(Tensor plan, {_QKV}, float? scale, float? softcap, int[] limits, str layer)"
+        f"(Tensor plan, {_QKV}, float? scale, float? softcap, int[] limits, str layer, int number)"
         " -> (Tensor, Tensor, Tensor)",
         _forward, _forward_shapes,
     ),
@@ -148,6 +155,23 @@ torch.library.register_autograd("dcp_runtime::attention_backward", _refuse)
 
 attention = torch.ops.dcp_runtime.attention.default
 attention_backward = torch.ops.dcp_runtime.attention_backward.default
+
+
+@dataclass(frozen=True)
+class LayerPlan:
+    """The plan of one layer, for `DCPAttn.apply`; all else is as the `PreparedPlan` has it.
+
+    The number of the layer tells ranks that run different layers apart.
+    """
+
+    plan: PreparedPlan
+    number: int
+
+    def __getattr__(self, name: str) -> Any:  # Any: whatever the plan has
+        """Return what the plan has by this name."""
+        if name == "plan":  # compilers look at objects that have no fields yet
+            raise AttributeError(name)
+        return getattr(self.plan, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +216,8 @@ class LayerPlans:
             plans = StackedPlans(found, tuple(cycle))
         return cls(executor.prepare_stack(plans), plans.cycle)
 
-    def of(self, layer: int) -> PreparedPlan:
-        """Return the plan that a layer runs, by its number from 0.
+    def of(self, layer: int) -> LayerPlan:
+        """Return the plan that a layer runs, by its number from 0 in the whole model.
 
         Raises:
             RunError: if the layer is linear.
@@ -201,7 +225,7 @@ class LayerPlans:
         number = self.cycle[layer % len(self.cycle)]
         if number < 0:
             raise RunError(f"layer {layer} of the stack is linear: it attends to nothing")
-        return self.layers[number]
+        return LayerPlan(self.layers[number], layer)
 
 
 class DCPAttn:
@@ -225,7 +249,7 @@ class DCPAttn:
 
     @staticmethod
     def apply(
-        prepared: PreparedPlan | DCPExecutor,
+        prepared: LayerPlan | PreparedPlan | DCPExecutor,
         q: Tensor,
         kv: Keys,
         *,
@@ -256,6 +280,10 @@ class DCPAttn:
             RunError: if the tensors do not fit the prepared plan, another rank fails, an executor
                 is given that may mean several plans, or no kernel can cap scores here.
         """
+        number = -1
+        if isinstance(prepared, LayerPlan):
+            number = prepared.number
+            prepared = prepared.plan
         plan = prepared.prepared if isinstance(prepared, DCPExecutor) else prepared
         if not isinstance(plan, PreparedPlan):
             raise RunError(
@@ -279,7 +307,7 @@ class DCPAttn:
             q, k, v = (_widen(x, max(v_dim, qk_dim)) for x in (q, k, v))
         layer, *numbers = ("",) if limits is None else limits
         numbers = list(map(int, numbers))
-        found = attention(plan.handle, q, k, v, sinks, scale, softcap, numbers, layer)
+        found = attention(plan.handle, q, k, v, sinks, scale, softcap, numbers, layer, number)
         out = cast(Tensor, found[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
 

@@ -1,7 +1,6 @@
 """`DCPExecutor`: makes plans ready on the ranks of a process group, so that layers can run them."""
 
 import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,14 +12,17 @@ import torch.distributed as dist
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import PeerError, RunError
+from dcp_runtime.execute.iterations import Iterations
 from dcp_runtime.execute.layer_limits import MaskLimits
-from dcp_runtime.execute.prepared_plan import Engine, PreparedBatch, PreparedPlan
+from dcp_runtime.execute.open_batches import NONE_PREPARED, TRACED_BATCHES, OpenBatches
+from dcp_runtime.execute.prepared_plan import Engine, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
 from dcp_runtime.plans.batch_plans import (
     SAME_ROWS,
     BatchNote,
     DeviceRates,
+    Iteration,
     StackedPlans,
     batch_note,
     digest_of,
@@ -28,40 +30,45 @@ from dcp_runtime.plans.batch_plans import (
 )
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.run_log.log import RunLog
-from dcp_runtime.transport.failure_registry import Topic
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.group_transport import member_ranks
 from dcp_runtime.transport.limits import check_timeout
 from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
+from dcp_runtime.transport.store_barrier import Topic
 from dcp_runtime.transport.transport import Transport, agree
 
 TransportName: TypeAlias = Literal["symmetric"]
 
 DEFAULT_TIMEOUT_S = 600.0
 
-TRACED_BATCHES = 16
-"""The first batches of an executor, whose events are recorded in any case."""
-
-_NONE_PREPARED = "no plan is prepared; call executor.prepare(plan) before the first layer"
-_GIVE_THE_PLAN = (
-    "give every layer the prepared plan: prepared = executor.prepare(plan), then "
-    "DCPAttn.apply(prepared, q, kv); with layers = LayerPlans.prepare(executor, plan), "
-    "layers.of(layer)"
+_LAYERS = Topic(
+    "order of layers",
+    "all ranks run the same layers in the same order: where chance decides which ones run, as in "
+    "LayerDrop, it must decide alike, from the same seed on all ranks",
 )
-
 _BATCH = Topic(
     "batch of the data loader",
     "every rank prepares every batch that its loader yields, in order, and all loaders resume from "
     "the same state",
 )
+_LENGTH = Topic("length of the data", SAME_ROWS)
 _CONTENT = Topic(
     "content of the batch",
     "all ranks need the same rows and tokens (where the rows are equal, their tokens, targets, "
     f"positions or extra columns differ): {SAME_ROWS}",
 )
 _DIGEST = Topic("plan digest", "give every rank the same plan")
+_TOPICS = (_LAYERS, _BATCH, _LENGTH, _CONTENT, _DIGEST)
+"""What ranks compare where they prepare a batch; the first that differs is told."""
+
+
+_LOADER_OF_THE_RANKS = (
+    "a DCPDataloader plans for the ranks that there are when it is made, divided by its replicas: "
+    "make it after init_process_group, or give it Planning(cluster=..., rank=...); with replicas, "
+    "make the executor for the ranks of one replica, such as DCPExecutor(mesh['cp'])"
+)
 
 
 class DCPExecutor:
@@ -122,6 +129,7 @@ class DCPExecutor:
             self._transport = make_transport(found, timeout_s, transport)
             replica = member_ranks(found)[0]  # the first rank of a replica names it
         self._prepared: PreparedPlan | None = None
+        self._iterations, self._is_closed = Iterations(self._transport), False
         # Rates need the times of every batch, and on CUDA only recorded events hold them.
         self._batches = OpenBatches(trace_every if rates is None else 1, warns=not self.rank)
         self._micro_batches = micro_batches
@@ -165,8 +173,9 @@ class DCPExecutor:
 
         Raises:
             RunError: if it is no plan, is for another number of devices than the group has ranks,
-                or is not the plan or the batch of the other ranks; names the rank that differs.
-                Also if no layer ran the plan that was prepared before.
+                or is not the plan or the batch of the other ranks; names the rank that differs, or
+                has no further batch. Also if no layer ran the plan that was prepared before, or
+                ranks ran different layers since then (as far as `LayerPlans` numbers them).
         """
         note = batch_note(plan)
         if step is not None:
@@ -186,7 +195,8 @@ class DCPExecutor:
     ) -> tuple[PreparedPlan, ...]:
         # An error of this rank alone is told to all in `agree`, so that none waits for it.
         propose = partial(self._propose_parts, plans, note)
-        digests, parts = agree(self._transport, (_BATCH, _CONTENT, _DIGEST), "prepare", propose)
+        self._iterations.expect(note)
+        digests, parts = agree(self._transport, _TOPICS, "prepare", propose)
         batch = self._batches.add(note.name, [mask_of(plan, n) for n, plan in enumerate(plans)])
         masks = note.masks or [()] * len(plans)
         prepared = tuple(
@@ -209,16 +219,18 @@ class DCPExecutor:
         self, plans: Sequence[Plan | PlanPart], note: BatchNote
     ) -> tuple[Sequence[str], tuple[str, list[tuple[DevicePlan, Engine | None]]]]:
         self._batches.check_waiting(self._micro_batches - 1)
+        layers = self._batches.take_layers()
         engine = None if self._prepared is None else self._prepared.latest_engine
         parts: list[tuple[DevicePlan, Engine | None]] = []
         for plan in plans:
-            self._check_plan(plan)
+            self._check_plan(plan, note.iteration)
             part = prepare_device(whole_plan(plan), self.rank, segment_rows(self._kernel))
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
-        return (note.name, note.content, digests), (digests, parts)
+        length = "" if note.iteration is None else note.iteration.length
+        return (layers, note.name, length, note.content, digests), (digests, parts)
 
-    def _check_plan(self, plan: Plan | PlanPart) -> None:
+    def _check_plan(self, plan: Plan | PlanPart, iteration: Iteration | None) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
             raise RunError(
                 f"expected the part of rank {self.rank}, got that of rank {plan.device}; every "
@@ -234,11 +246,18 @@ class DCPExecutor:
                 f"expected a Plan, got {type(plan).__name__}; a file gives one by "
                 "read_plan(path).plan"
             )
-        if plan.num_devices != self._transport.size:
+        devices, ranks = plan.num_devices, self._transport.size
+        if devices != ranks:
+            way_out = f"start {devices} ranks, or plan for a cluster of {ranks} devices"
             raise RunError(
-                f"the plan is for {plan.num_devices} devices, the process group has "
-                f"{self._transport.size} ranks; start {plan.num_devices} ranks, or plan for a "
-                f"cluster of {self._transport.size} devices"
+                f"the plan is for {devices} devices, the process group has {ranks} ranks; "
+                f"{way_out if iteration is None else _LOADER_OF_THE_RANKS}"
+            )
+        own = None if iteration is None else iteration.device
+        if own is not None and own % devices != self.rank:
+            raise RunError(
+                f"the loader yields the tokens of rank {own % devices}, this is rank {self.rank} "
+                f"of the executor's group; {_LOADER_OF_THE_RANKS}"
             )
 
     @property
@@ -256,7 +275,7 @@ class DCPExecutor:
 
     def _latest(self) -> PreparedPlan:
         if self._prepared is None:
-            raise RunError(_NONE_PREPARED)
+            raise RunError(NONE_PREPARED)
         return self._prepared
 
     def trace(self) -> Trace:
@@ -294,20 +313,35 @@ class DCPExecutor:
         With symmetric memory, CUDA graphs that captured its layers must not be replayed any more:
         the memory that they read is freed, and no replay can be refused.
 
+        Ranks that still wait for this one are told. No rank waits for another here.
+
         Raises:
-            RunError: if no layer ran any plan of a batch that was prepared, or a message of the
-                last layers was lost and no call has said so; unless another error is under way.
+            RunError: if no layer ran any plan of a batch that was prepared, a message of the last
+                layers was lost and no call has said so, or a rank that closed before ran other
+                layers in the last batch; unless another error is under way.
         """
         if self._watch is not None:
             self._watch.close()
+        is_first, self._is_closed = not self._is_closed, True
         try:
             # After an error, messages may never come: catching up would wait for them.
             if sys.exception() is None:
                 self._transport.catch_up()
+                self._batches.check_waiting(0)
+                if is_first:
+                    self._compare_last_layers()
+        except Exception as error:
+            if not isinstance(error, PeerError):
+                self._transport.report("closing its executor", None, error)
+            raise
         finally:
+            self._transport.leave(f"closed its executor after {self._batches.latest}")
             self._transport.close()
-        self._batches.check_waiting(0)
         self._batches.check_unused()
+
+    def _compare_last_layers(self) -> None:
+        layers = self._batches.take_layers()
+        self._transport.compare_with_first(_LAYERS, layers, "closing the executor")
 
 
 def mask_of(plan: Plan | PlanPart, number: int) -> str:
@@ -323,94 +357,6 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
             "(torchrun sets what it needs), also for a single process"
         )
     return process_group(group)
-
-
-class OpenBatches:
-    """The batches of one executor that are not finished, and the latest batch.
-
-    `warns` is true on the one rank that warns.
-    """
-
-    def __init__(self, trace_every: int | None, *, warns: bool) -> None:
-        self._count, self._trace_every = 0, trace_every
-        self._warns = warns  # of masks that no layer ran, once
-        self._batches: list[PreparedBatch] = []
-
-    def add(self, name: str, masks: Sequence[str]) -> PreparedBatch:
-        """Note a batch that was prepared; `masks` are those of its plans."""
-        every = self._trace_every
-        is_traced = self._count < TRACED_BATCHES or (every and self._count % every == 0)
-        self._count += 1
-        name = name or f"prepared batch {self._count}"
-        batch = PreparedBatch(name, masks, is_traced=bool(is_traced))
-        self.check_unused(finished_only=True)
-        self._batches = [b for b in self._batches if not b.is_finished]
-        self._batches.append(batch)
-        return batch
-
-    def check_waiting(self, most: int) -> None:
-        """Check that at most `most` batches wait for their first layer; else forget those."""
-        waiting = [b for b in self._batches if not b.is_reached]
-        if len(waiting) <= most:
-            return
-        self._batches = [b for b in self._batches if b.is_reached]
-        if sys.exception() is not None:  # an error is under way: it says why nothing ran
-            return
-        raise RunError(
-            f"no layer ran the plan of {waiting[0].name}, so no layer attended under its mask: "
-            "does the model use this attention? Layers call DCPAttn.apply(prepared, q, kv), "
-            "Hugging Face models are made with attn_implementation='dcp'. Prepare no plan that is "
-            "left out; a pipeline that prepares several batches before it runs them says how many: "
-            "DCPExecutor(micro_batches=...)"
-        )
-
-    def check_unused(self, *, finished_only: bool = False) -> None:
-        """Warn once of masks that no layer ran although others of their batch were run.
-
-        This is no error: a stage of a pipeline, or a model of few layers, may hold only layers of
-        one mask, and the executor cannot tell these from a model that asks for the wrong plan.
-        """
-        for batch in self._batches:
-            unused = batch.unused
-            # After an error, layers may be missing that would have run.
-            if not unused or not self._warns or sys.exception() is not None:
-                continue
-            if finished_only and not batch.is_finished:
-                continue
-            self._warns = False
-            # Up through `add` or `close` to the line of the training loop, or near it.
-            warnings.warn(
-                f"of the {len(batch.masks)} masks of {batch.name}, no layer ran "
-                f"{' and '.join(unused)}: does every layer ask for its own plan, "
-                "layers.of(layer), with its number in the whole model? If the layers on this "
-                "rank, a pipeline stage for example, all have the other masks, nothing is wrong. "
-                "The executor says this once",
-                UserWarning,
-                stacklevel=5,
-            )
-
-    def check_only_one(self) -> None:
-        """Check that only one plan can be meant by the executor."""
-        # -1: no backward pass runs on this thread.
-        if torch._C._current_graph_task_id() != -1:
-            raise RunError(
-                "a layer asked the executor for its plan inside a backward pass, where activation "
-                "checkpointing runs layers again: the executor holds the plan that was prepared "
-                f"last, which may be another batch's by then; {_GIVE_THE_PLAN}"
-            )
-        if not self._batches:  # `check_waiting` has forgotten a batch that no layer ran
-            raise RunError(_NONE_PREPARED)
-        latest = self._batches[-1]
-        if len(latest.masks) > 1:
-            raise RunError(
-                f"the executor holds {len(latest.masks)} plans of {latest.name}, one per mask, and "
-                f"a layer must say which one is its own; {_GIVE_THE_PLAN}"
-            )
-        if others := [b for b in self._batches[:-1] if not b.is_finished]:
-            raise RunError(
-                f"a layer asked the executor for its plan while {' and '.join(map(str, others))} "
-                f"and {latest.name} are open: each of them may be meant; {_GIVE_THE_PLAN}"
-            )
 
 
 def make_transport(

@@ -195,11 +195,15 @@ class ForwardPass(Pass):
         return out, own_rows(self._state.lse, self._num_local)
 
     def add_sinks(self, sinks: Tensor) -> None:
-        """Merge a key of value 0 into each local row, with scores `sinks`, ``[T_local, Hq]``.
+        """Let a key of value 0 take its share of each local row, by scores ``[T_local, Hq]``.
 
-        It comes last, and only on the rank that owns a token: a sink counts once.
+        It comes last, and only on the rank that owns a token: a sink counts once. lse leaves it
+        out: beside a sink that takes almost all, a sum of both would not tell the keys' share.
         """
-        self._state.merge(0, sinks.new_zeros(()).expand(*sinks.shape, self._q.shape[-1]), sinks)
+        rows = slice(0, self._num_local)
+        # NaN is -inf - -inf: no key and no sink, and out is 0.
+        share = torch.sigmoid(self._state.lse[rows] - sinks).nan_to_num_(0.0)
+        self._state.out[rows].mul_(share.unsqueeze(-1))
 
     def poison(self) -> None:
         """Fill out with NaN."""

@@ -27,8 +27,8 @@ from dcp_runtime.execute.layer_limits import LayerLimits, MaskLimits
 from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.device_plan import DevicePlan
-from dcp_runtime.transport.failure_registry import Topic
 from dcp_runtime.transport.recorder import Recorder, make_clock
+from dcp_runtime.transport.store_barrier import Topic
 from dcp_runtime.transport.transport import Transport, agree
 
 _numbers = count()
@@ -97,11 +97,14 @@ class PreparedBatch:
 
     Attributes:
         masks: of the plans, for messages.
+        layers: of its executor, the name of the batch and the number of each layer that ran.
         reached: numbers of the plans that a layer ran, or tried to run.
     """
 
-    def __init__(self, name: str, masks: Sequence[str], *, is_traced: bool) -> None:
-        self.name, self.masks, self.is_traced = name, masks, is_traced
+    def __init__(
+        self, name: str, masks: Sequence[str], layers: list[tuple[str, int]], *, is_traced: bool
+    ) -> None:
+        self.name, self.masks, self.layers, self.is_traced = name, masks, layers, is_traced
         self.reached = set[int]()
         # Weak: a call leaves when its autograd graph is freed. By id: a bytearray has no hash.
         self._calls: WeakValueDictionary[int, OpenCall] = WeakValueDictionary()
@@ -109,6 +112,12 @@ class PreparedBatch:
     def note_call(self, call: OpenCall) -> None:
         """Note a forward call that waits for its backward."""
         self._calls[id(call)] = call
+
+    def note_layer(self, number: int) -> None:
+        """Note that a layer runs, by its number in the model."""
+        # Inside a backward pass a checkpoint runs layers again, which all ranks ran before.
+        if torch._C._current_graph_task_id() == -1:
+            self.layers.append((self.name, number))
 
     @property
     def is_reached(self) -> bool:
@@ -298,7 +307,7 @@ class PreparedPlan:
         """Compute out ``[T_local, Hq, D]`` and lse ``[T_local, Hq]`` of this rank's tokens.
 
         The first layer compares dtype, device, scale and soft cap with those of the other ranks.
-        With sinks, lse counts them.
+        lse is that of the keys; sinks are no part of it.
 
         Raises:
             RunError: if the tensors do not fit the plan, or another rank fails.
@@ -333,6 +342,8 @@ class PreparedPlan:
         softmax_scale: float | None = None,
     ) -> tuple[Tensor, ...]:
         """Compute dq and dkv, or dk and dv, from the arguments and results of forward.
+
+        With sinks, lse is that of the keys and the sink of each row together.
 
         Raises:
             RunError: if dout does not fit out, or another rank fails.

@@ -67,12 +67,15 @@ class AttentionState:
         """
         rows = slice(start, start + len(lse))
         ours, theirs = self.lse[rows], lse.to(self.lse.dtype)
-        # A share rather than two factors exp(lse - total): these sum to one only up to the rounding
-        # of the total, and the difference would grow with every merge. NaN is -inf - -inf: neither
-        # side has seen a key, and out stays 0.
-        share = torch.sigmoid(theirs - ours).nan_to_num_(0.0)
+        # The share of each side, and not 1 less the other share, which leaves a small share no
+        # digit; nor exp(lse - total): such shares sum to one only up to the rounding of the total,
+        # and the difference would grow with every merge. NaN is -inf - -inf: neither side has seen
+        # a key, and out stays 0.
+        lead = (ours - theirs).nan_to_num_(torch.inf, torch.inf, -torch.inf).unsqueeze(-1)
         total = torch.logaddexp(ours, theirs)
-        self.out[rows].lerp_(out.to(self.out.dtype), share.unsqueeze(-1))
+        self.out[rows].mul_(torch.sigmoid(lead)).addcmul_(
+            out.to(self.out.dtype), torch.sigmoid(-lead)
+        )
         self.lse[rows] = total
 
 

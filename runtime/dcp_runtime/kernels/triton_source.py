@@ -72,10 +72,19 @@ def seen_pairs(
 
 
 @triton.jit
-def squashed(scores, squash):
-    """Return tanh(scores * squash), which a soft cap multiplies."""
+def squashed(scores, squash, IS_WIDE: tl.constexpr):
+    """Return tanh(scores * squash), which a soft cap multiplies; of float32 scores `IS_WIDE`."""
     # 1 - 2 / (1 + exp(2 x)): where exp overflows this is 1, not NaN.
-    return 1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * squash * LOG2_E)))
+    found = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.0 * squash * LOG2_E)))
+    if IS_WIDE:  # near 0 the difference has lost digits that a cap of 50 brings to light
+        x = scores * squash
+        square = x * x
+        # Lambert's continued fraction of tanh, exact to a rounding up to 1/2.
+        fraction = (
+            x * (945.0 + square * (105.0 + square)) / (945.0 + square * (420.0 + square * 15.0))
+        )
+        found = tl.where(square < 0.25, fraction, found)
+    return found
 
 
 @triton.jit
@@ -112,7 +121,7 @@ def attend_runs(
                 keys = kv_tiles.load([origin + at, 0, kv_head, 0]).reshape(BLOCK_N, DIM_PAD)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
             if CAPPED:
-                scores = squashed(scores, squash)
+                scores = squashed(scores, squash, query.dtype == tl.float32)
             if MASKED:
                 seen = seen_pairs(
                     run_kind, run_mask, rows[:, None], (at + lane)[None, :], first_lo[:, None],
@@ -226,7 +235,7 @@ def dq_runs(
             values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
             if CAPPED:
-                scores = squashed(scores, squash)
+                scores = squashed(scores, squash, query.dtype == tl.float32)
             weights = tl.exp2(scores * scale - row_lse[:, None])
             if MASKED:
                 seen = seen_pairs(
@@ -333,7 +342,7 @@ def dkv_runs(
                 row_lse = tl.load(lse + values_at, mask=is_row, other=float("inf")) * LOG2_E
                 scores = tl.dot(keys, tl.trans(query), input_precision="ieee")
                 if CAPPED:
-                    scores = squashed(scores, squash)
+                    scores = squashed(scores, squash, query.dtype == tl.float32)
                 masked = scores  # a cap needs the scores themselves once more
                 if MASKED:
                     row_lse = tl.where(row_lse == float("-inf"), 0.0, row_lse)
@@ -467,14 +476,16 @@ def merge_kernel(
     theirs = tl.load(part_lse + first + row, mask=is_row, other=float("-inf"))
     top = tl.maximum(ours, theirs)
     base = tl.where(top == float("-inf"), 0.0, top)  # -inf - -inf would be NaN
-    weight = tl.exp(theirs - base)
-    total = tl.exp(ours - base) + weight
+    kept, added = tl.exp(ours - base), tl.exp(theirs - base)
+    total = kept + added
     is_seen = total > 0
-    share = tl.where(is_seen, weight / tl.where(is_seen, total, 1.0), 0.0)
+    divisor = tl.where(is_seen, total, 1.0)
     at = first * DIM + row[:, None] * DIM + d[None, :]
     inside = is_row[:, None] & (d < DIM)[None, :]
     so_far = tl.load(out + at, mask=inside, other=0.0)
     part = tl.load(part_out + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, so_far + share[:, None] * (part - so_far), mask=inside)
-    new_lse = tl.where(is_seen, base + tl.log(tl.where(is_seen, total, 1.0)), float("-inf"))
+    # Both shares, for 1 less a share has lost the digits of a small one.
+    merged = so_far * (kept / divisor)[:, None] + part * (added / divisor)[:, None]
+    tl.store(out + at, merged, mask=inside)
+    new_lse = tl.where(is_seen, base + tl.log(divisor), float("-inf"))
     tl.store(lse + first + row, new_lse, mask=is_row)

@@ -6,11 +6,12 @@ measures how fast each rank computes attention, for the plans that come next.
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TypeAlias
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakMethod
 
 import numpy as np
 
@@ -46,6 +47,8 @@ class BatchNote:
         largest_position: of a token of the batch, in all its rows.
         content: rows of the batch and a fingerprint of their tokens, targets and positions, in one
             line; ranks that share the batch must have the same.
+        iteration: over the loader that yielded it, if one did.
+        place: of the batch in that iteration.
     """
 
     name: str = ""
@@ -54,6 +57,41 @@ class BatchNote:
     content: str = ""
     masks: Sequence[Sequence[tuple[Mask, Sample]]] = ()
     largest_position: int = -1
+    iteration: "Iteration | None" = None
+    place: int = 0
+
+
+class Iteration:
+    """An iteration over a data loader, which tells the executors of its batches where it ends.
+
+    Attributes:
+        length: how many rows and batches its epoch has, in words; empty if that is not known.
+        device: whose tokens it yields, counted over all replicas; ``None`` where the user chose it.
+        batches: how many it has yielded.
+        latest: name of the last of these.
+        patience_s: how long ranks wait for one another, as far as executors have said so.
+    """
+
+    def __init__(self, length: str, device: int | None = None) -> None:
+        self.length, self.device, self.batches, self.latest = length, device, 0, ""
+        self.patience_s = math.inf
+        self._followers: list[WeakMethod[Callable[[Iteration, str], None]]] = []
+
+    def add(self, plan: "BatchPlan") -> "BatchPlan":
+        """Note the next batch, and in its note that it is one of this iteration."""
+        note = replace(batch_note(plan), iteration=self, place=self.batches)
+        self.batches, self.latest = self.batches + 1, note.name
+        return note_batch(plan, note)
+
+    def follow(self, tell: "Callable[[Iteration, str], None]") -> None:
+        """Call a method of an object that lives by then, when the iteration ends: why it does."""
+        self._followers.append(WeakMethod(tell))
+
+    def end(self, why: str) -> None:
+        """Say that no further batch comes."""
+        for follower in self._followers:
+            if (tell := follower()) is not None:
+                tell(self, why)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

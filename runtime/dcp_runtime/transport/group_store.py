@@ -7,10 +7,12 @@ looking up a key would never return. `MeetingStore` gives up on a rank that does
 
 import queue
 import re
+import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeAlias
 
@@ -25,6 +27,8 @@ Group: TypeAlias = dist.ProcessGroup | DeviceMesh
 _Call: TypeAlias = "tuple[Callable[[], Any], Future[Any]]"
 """A call for the thread that talks to the store, and the place of its answer."""
 
+POST_S = 1.0
+"""Seconds that a note to other ranks gets to be written, before its sender goes on."""
 SERVER = "the process that serves it: often rank 0, or torchrun on the first node"
 """Ends messages about a lost store."""
 
@@ -72,12 +76,30 @@ class DeadlineStore(Store):
         self._is_lost = False
         # A daemon: an answer that never comes must not keep a failed process alive. The thread
         # ends with this object, so it must not hold a reference to it.
-        threading.Thread(target=_serve, args=(self._calls,), name="store", daemon=True).start()
+        self._thread = threading.Thread(
+            target=_serve, args=(self._calls,), name="store", daemon=True
+        )
+        self._thread.start()
         weakref.finalize(self, self._calls.put, None)
 
     def set(self, key: str, value: str | bytes) -> None:
         """Write a value."""
         self._ask(lambda: self._store.set(key, value))  # type: ignore[arg-type]  # bytes as well
+
+    def post(self, key: str, value: str) -> None:
+        """Write a value; wait a moment for it, and not where the wait might be for this thread.
+
+        Python may call this on any thread, where it frees what is no longer used.
+        """
+        answer: Future[Any] = Future()
+        self._calls.put((lambda: self._store.set(key, value), answer))
+        if not sys.is_finalizing() and threading.current_thread() is not self._thread:
+            with suppress(TimeoutError, RuntimeError):
+                answer.result(POST_S)
+
+    def hurry(self, timeout_s: float) -> None:
+        """Wait no longer than this for an answer, from now on."""
+        self._timeout_s = min(self._timeout_s, timeout_s)
 
     def get(self, key: str) -> bytes:
         """Read a value that is there."""

@@ -2,11 +2,12 @@
 
 import atexit
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, finalize
 
 import torch
 import torch.distributed as dist
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.group_store import open_store
 from dcp_runtime.transport.limits import describe_wait
+from dcp_runtime.transport.store_barrier import StoreBarrier
 from dcp_runtime.transport.transport import Transport
 
 POLL_S = 0.25
@@ -34,6 +36,11 @@ def close_at_exit(transport: "GroupTransport") -> None:
 def _close_all() -> None:
     for transport in list(_with_threads):
         transport.close()
+
+
+def _leave_unclosed(barrier: StoreBarrier, process: int) -> None:
+    if process == os.getpid():  # a fork speaks for no rank
+        barrier.leave("ended without closing its executor")
 
 
 def member_ranks(group: dist.ProcessGroup | None) -> list[int]:
@@ -112,3 +119,5 @@ class GroupTransport(Transport):
         super().__init__(self._ranks.index(dist.get_rank()), len(self._ranks), store, timeout_s)
         # Missing ranks are named here; when torch makes a group it names only a key of the store.
         self.exchange_notes("", "making the executor")
+        # Where Python frees it, or ends, and nobody has closed it.
+        finalize(self, _leave_unclosed, self._barrier, os.getpid())

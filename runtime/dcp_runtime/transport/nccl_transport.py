@@ -225,7 +225,7 @@ class NcclTransport(GroupTransport):
                 if self._is_over.wait(NAP_S):
                     return "the executor is closed, or has failed"
                 now = time.monotonic()
-                if now > deadline or (now > looks_s and self._failures.is_marked()):
+                if now > deadline or (now > looks_s and self._failures.is_lost(batch.peers())):
                     return str(self._give_up(batch, place, division))
                 looks_s = now + POLL_S if now > looks_s else looks_s
             batch.wait()  # a communicator that failed counts as completed

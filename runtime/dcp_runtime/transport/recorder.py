@@ -25,7 +25,7 @@ import torch.distributed as dist
 from dcp_planner import Direction, Trace
 from dcp_planner.simulation import EVENT_KINDS, EventKind
 from dcp_planner.tables import Attention, CommWait, Instruction
-from dcp_runtime.transport.failure_registry import StoreBarrier
+from dcp_runtime.transport.store_barrier import StoreBarrier
 
 EventTable: TypeAlias = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """Events as int64 ``[E, 10]``: the columns of `Trace` from `start_ns` to `transfer`."""

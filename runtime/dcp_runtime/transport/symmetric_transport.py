@@ -158,6 +158,7 @@ class SymmetricTransport(NcclTransport):
             RunError: names a rank that does not come; or in a CUDA graph, if this is the first call
                 of a plan, or some ranks are on another machine.
         """
+        super().begin(part, direction, row_bytes)
         self._check()
         calls = self._calls.setdefault(part, {})
         if torch.cuda.is_current_stream_capturing():

@@ -22,15 +22,14 @@ from dcp_planner.model import MessageOrder
 from dcp_runtime.errors import PeerError
 from dcp_runtime.plans.device_plan import DevicePlan, Transfer
 from dcp_runtime.transport.failure_registry import (
+    Awaited,
     FailureRegistry,
     Status,
-    StoreBarrier,
-    Topic,
-    compare,
     describe_error,
 )
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
+from dcp_runtime.transport.store_barrier import StoreBarrier, Topic, compare
 
 RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
 """Returns the bytes of a token in each tensor that travels as one kind."""
@@ -106,14 +105,18 @@ class Transport(ABC):
         self.store, self._failures = store, FailureRegistry(store, rank)
         self._barrier = StoreBarrier(store, rank, size, self._failures, timeout_s)
 
-    def begin(  # noqa: B027 - most transports need not know
-        self, part: DevicePlan, direction: Direction, row_bytes: RowBytes
-    ) -> None:
+    def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
         """Begin a call of a plan.
 
         Raises:
             RunError: if ranks cannot agree where blocks lie.
         """
+        self._failures.calls += 1
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a rank may keep another one waiting."""
+        return self._timeout_s
 
     @abstractmethod
     def start(self, parcels: Sequence[Parcel]) -> None:
@@ -134,7 +137,8 @@ class Transport(ABC):
         deadline = time.monotonic() + limit_s
         for parcel in parcels:
             while not parcel.wait(poll_s):
-                if self._failures.is_marked() or time.monotonic() > deadline:
+                is_lost = self._failures.is_lost([parcel.transfer.peer])
+                if is_lost or time.monotonic() > deadline:
                     raise self._blame(parcel, direction)
             if parcel.error is not None:
                 raise self._blame(parcel, direction)
@@ -159,6 +163,22 @@ class Transport(ABC):
         """Wait for every rank at this place; see `StoreBarrier.exchange_notes`."""
         return self._barrier.exchange_notes(note, place, is_error=is_error)
 
+    def expect(self, awaited: Awaited | None) -> None:
+        """Note the batch of a data loader that all ranks are to meet for."""
+        self._failures.awaited = awaited
+
+    def end_data(self, iteration: int, batches: int, why: str) -> None:
+        """Tell ranks that go on that an iteration over a data loader has ended on this one."""
+        self._failures.end_data(iteration, batches, why)
+
+    def compare_with_first(self, topic: Topic, value: str, place: str) -> None:
+        """Compare a value without waiting; see `StoreBarrier.compare_with_first`."""
+        self._barrier.compare_with_first(topic, value, place)
+
+    def leave(self, why: str) -> None:
+        """Tell the ranks that wait for this one, now or later, that it does not come."""
+        self._barrier.leave(why)
+
     def catch_up(self) -> None:
         """Wait until the host knows the end of every message that a stream waits for."""
         return
@@ -182,6 +202,8 @@ class NoOverlapTransport(Transport):
     def __init__(self, inner: Transport) -> None:
         # Without the base's constructor: registry, barrier and time limit are those of `inner`.
         self.rank, self.size, self.store, self._inner = inner.rank, inner.size, inner.store, inner
+        self._failures, self._barrier = inner._failures, inner._barrier
+        self._timeout_s = inner.timeout_s
         self._held: list[Parcel] = []
 
     def begin(self, part: DevicePlan, direction: Direction, row_bytes: RowBytes) -> None:
