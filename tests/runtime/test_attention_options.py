@@ -218,7 +218,7 @@ def test_the_operator_keeps_the_promises_of_its_fake_kernels(lab):
         for keys in ((k, v), (torch.stack([k, v], 1), None)):
             leaves = [x if x is None else x.clone().requires_grad_() for x in (q, *keys, sinks)]
             torch.library.opcheck(
-                attention, (prepared.handle, *leaves, 0.3, None, 3), test_utils=checks
+                attention, (prepared.handle, *leaves, 0.3, None, [], "", 3), test_utils=checks
             )
 
     LoopbackWorld(1).run(run)
