@@ -25,7 +25,16 @@ from torch.nn import functional
 
 from dcp_dsl import Sample, Spec
 from dcp_planner import ModelShape
-from dcp_runtime import DCPAttn, DCPDataloader, DCPExecutor, LookAhead, Packing, Planning, RowRules
+from dcp_runtime import (
+    DCPAttn,
+    DCPDataloader,
+    DCPExecutor,
+    LookAhead,
+    Packing,
+    Planning,
+    RowRules,
+    sum_gradients,
+)
 
 SPEC = Spec.from_text(
     "segment grp = prompt[prompt_len] branch rollout[rollout_lens]*  mask group = paths"
@@ -161,7 +170,7 @@ def train_packed(model: GPT, groups: list[Row], steps: int) -> list[tuple[float,
                 log_probs = logits.log_softmax(-1)[data.target_rows, data.target_ids]
                 columns = (data.target_extra[name] for name in COLUMNS)
                 loss = policy_terms(log_probs, *columns).sum() / data.num_targets
-                losses.append(update(optimizer, loss))
+                losses.append(update(model, optimizer, loss))
     return losses
 
 
@@ -178,18 +187,18 @@ def train_separate(model: GPT, groups: list[Row], steps: int) -> list[tuple[floa
                 log_probs = log_probs_of(model, tokens[path])[-len(own) :]
                 columns = (torch.tensor(group[name])[own] for name in COLUMNS)
                 terms.append(policy_terms(log_probs, *columns).sum())
-        losses.append(update(optimizer, torch.stack(terms).sum() / targets))
+        losses.append(update(model, optimizer, torch.stack(terms).sum() / targets))
     return losses
 
 
-def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[float, float]:
+def update(model: GPT, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> tuple[float, float]:
     """Sum gradients and loss over the ranks and take a step; return loss and gradient norm."""
     optimizer.zero_grad()
     loss.backward()
-    whole, weights = loss.detach().clone(), optimizer.param_groups[0]["params"]
-    for tensor in (whole, *(weight.grad for weight in weights)):
-        dist.all_reduce(tensor)
-    norm = torch.nn.utils.clip_grad_norm_(weights, 1.0)
+    sum_gradients(model)
+    whole = loss.detach().clone()
+    dist.all_reduce(whole)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     return whole.item(), float(norm)
 

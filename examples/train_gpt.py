@@ -196,8 +196,7 @@ def train(
         total += loss.detach()
         if not local_data.ends_step:
             continue
-        if arguments.parallel == "replicate":
-            add_gradients(model)
+        sum_gradients(model)
         optimizer.step()
         optimizer.zero_grad()
         dist.all_reduce(total)
@@ -226,7 +225,7 @@ def make_model(
         for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        sum_gradients(model)  # losses are divided by the targets of all ranks
+        sum_gradients(model)  # FSDP sums from its first backward on
     return model
 
 
@@ -234,15 +233,6 @@ def endless(loader: DCPDataloader) -> Iterator[tuple[LocalData, BatchPlan]]:
     """Yield the batches of one epoch after the other, without end."""
     while True:
         yield from loader
-
-
-def add_gradients(model: torch.nn.Module) -> None:
-    """Add up the gradients of all ranks; DistributedDataParallel would take their mean."""
-    gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    for gradient, summed in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(summed.view_as(gradient))
 
 
 def dcp_attention(executor: DCPExecutor) -> AttentionOfBatch:

@@ -15,8 +15,9 @@ from .data.local_data import LocalData, next_token_loss
 from .data.plan_sources import PlanningMetrics
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
-from .execute.dispatch import dispatch, sum_gradients, undispatch
+from .execute.dispatch import dispatch, undispatch
 from .execute.executor import DCPExecutor
+from .execute.gradients import sum_gradients
 from .execute.prepared_plan import PreparedPlan
 from .launch.launcher import RunConfig, open_world, run_plan
 from .launch.world import ProcessWorld

@@ -15,7 +15,7 @@ import torch._dynamo  # FSDP loads it; here it is loaded once for all ranks
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import attend
 from gpt import GPT, GPTConfig
 from loader_options import make_loader
-from train_gpt import add_gradients, dcp_attention, make_model
+from train_gpt import dcp_attention, make_model
 
 from dcp_dsl import Spec
 from dcp_planner import ModelShape, PlanConfig
@@ -38,8 +38,9 @@ SPEC = Spec.from_text(f"mask local = causal and q - k < {WINDOW}")
 LENGTHS = (31, 20, 12, 40, 17, 25)
 ROWS = [{"tokens": [(7 * n + 3 * i * i) % 50 for i in range(n)]} for n in LENGTHS]
 BATCHES = [[0], [1, 2], [3], [4, 5]]  # packs of at most 50 tokens, in order
-WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp")
+WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp", "fsdp blocks")
 STEPS = ("one batch", "two batches, synchronised once", "two batches, clipped")
+NOT_CLIPPED = (STEPS[-1], "fsdp blocks")  # torch has no norm of shards and of whole tensors
 
 
 def batches_of(way, step):
@@ -69,6 +70,12 @@ def dense_gradients(count):
 
 
 def make(way, mesh):
+    if way == "fsdp blocks":  # nobody holds the embedding and the last layer
+        model = make_model(CONFIG, "replicate", SEED)
+        for block in model.blocks:
+            fully_shard(block)
+        sum_gradients(model)
+        return model
     parallel = way.split(",")[0]
     model = make_model(CONFIG, parallel, SEED, mesh if has_replicas(way) else None)
     return DistributedDataParallel(model) if way == "ddp" else model
@@ -83,8 +90,14 @@ def without_sync(model, way):
     if way == "ddp":
         return model.no_sync()
     if way.startswith("fsdp"):
-        model.set_requires_gradient_sync(False)
+        set_sync(model, False)
     return nullcontext()
+
+
+def set_sync(model, value):
+    for module in (model, *model.blocks):
+        if isinstance(module, FSDPModule):
+            module.set_requires_gradient_sync(value, recurse=False)
 
 
 def load(batches, **options):
@@ -116,12 +129,10 @@ def gradients(way, step, mesh, executors):
         with without_sync(model, way) if later else nullcontext():
             logits = model(data.tokens, data.position_ids, attention)
             loss = functional.cross_entropy(logits, data.labels, reduction="sum")
-            scale = RANKS if way == "ddp" else 1
-            (scale * loss / num_targets(batches)).backward()
+            (loss / num_targets(batches)).backward()
         if later and way.startswith("fsdp"):
-            model.set_requires_gradient_sync(True)
-    if way == "replicate":
-        add_gradients(model)
+            set_sync(model, True)
+    sum_gradients(model)
     norm = None
     if step.endswith("clipped"):
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), limit(batches), foreach=True)
@@ -151,26 +162,53 @@ def ratios(found, wanted):
 
 
 def refusals():
-    """Collect the refusals of `sum_gradients`."""
-    plain, half, frozen = GPT(CONFIG), GPT(CONFIG), GPT(CONFIG)
-    for block in (*half.blocks, *frozen.blocks):
-        fully_shard(block)
-    for name, parameter in frozen.named_parameters():
-        parameter.requires_grad_(name.startswith("blocks."))
-    sum_gradients(frozen)  # what is not trained needs no sum
-    for block in half.blocks:
-        sum_gradients(block)  # the rest is for whoever calls it so
+    """Collect the refusals of `sum_gradients`, the same on all ranks."""
+    pairs = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    cases = {
+        "nothing": (GPT(CONFIG), lambda model: None),
+        "twice": (GPT(CONFIG), lambda model: (backward(model), sum_gradients(model))),
+        "late": (fully_shard(GPT(CONFIG)), backward),
+        "part": (
+            DistributedDataParallel(GPT(CONFIG), process_group=pairs[dist.get_rank() // 2]),
+            backward,
+        ),
+    }
     said = {}
-    for name, model in {
-        "plain": plain,
-        "half": half,
-        "ddp": DistributedDataParallel(plain),
-    }.items():
+    for name, (model, before) in cases.items():
+        before(model)
         try:
             sum_gradients(model)
         except RunError as error:
             said[name] = str(error)
     return said
+
+
+def backward(model):
+    tokens = torch.arange(4)
+    model(tokens, tokens, lambda layer, q, kv: q).sum().backward()
+
+
+def odd_gradients():
+    """Sum gradients that only some ranks have, that none has, that are sparse, and over a group."""
+    rank = dist.get_rank()
+    rows, alone, unused = torch.nn.Embedding(3, 1, sparse=True), torch.ones(2), torch.ones(2)
+    rows.alone, rows.unused = map(torch.nn.Parameter, (alone, unused))
+    rows.weight.grad = torch.sparse_coo_tensor(
+        [[rank % 3]], [[1.0 + rank]], (3, 1), check_invariants=True
+    )
+    if rank == 1:
+        rows.alone.grad = torch.full((2,), 5.0)
+    sum_gradients(rows)
+    found = {"sparse": rows.weight.grad.flatten().tolist(), "alone": rows.alone.grad.tolist()}
+    found["unused"] = rows.unused.grad
+    # Replicas hold the same weights under FSDP: nobody sums over the two ranks of a column.
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
+    layer = fully_shard(torch.nn.Linear(2, 2, bias=False), mesh=mesh["dp"])
+    sum_gradients(layer)
+    layer(torch.full((1, 2), 1.0 + rank)).sum().backward()
+    sum_gradients(layer, mesh["cp"])
+    found["over a group"] = full(layer.weight.grad).flatten().tolist()
+    return found
 
 
 def run(rank, folder):
@@ -180,9 +218,11 @@ def run(rank, folder):
     )
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "cp"))
     executors = [DCPExecutor(timeout_s=60), DCPExecutor(mesh["cp"], timeout_s=60)]
-    result = {"refusals": refusals()}
+    result = {"refusals": refusals(), "odd": odd_gradients()}
     for step in STEPS:
         for way in WAYS:
+            if (step, way) == NOT_CLIPPED:
+                continue
             batches = batches_of(way, step)
             found, norm = gradients(way, step, mesh, executors)
             wanted = dense_gradients(len(batches))

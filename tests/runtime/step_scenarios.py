@@ -20,11 +20,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 from conftest import attend
 from gpt import GPT, GPTConfig
 from loader_options import POLICIES, make_loader
-from train_gpt import add_gradients
 
 from dcp_dsl import Spec
 from dcp_planner import ModelShape, PlanConfig
-from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, next_token_loss
+from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, next_token_loss, sum_gradients
 
 RANKS, SEED, BUDGET = 8, 5, 48
 CONFIG = GPTConfig(layers=2, width=32, vocabulary=50)
@@ -123,7 +122,7 @@ def run_case(mesh, executors, policy, name, lengths):
         mine += data.rows
         empty += not len(data.tokens)
         if data.ends_step:
-            add_gradients(model)
+            sum_gradients(model)
             found.append(compare(model, mine, name, lengths))
             model.zero_grad()
             mine = []

@@ -50,7 +50,7 @@ def test_a_stack_trains_as_dense_masks_do_and_its_masks_matter(monkeypatch):
     )
     gradients = []
     monkeypatch.setattr(
-        train_gpt, "add_gradients",
+        train_gpt, "sum_gradients",
         lambda model: gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()])),
     )  # fmt: skip
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

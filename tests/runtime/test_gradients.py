@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from torch.distributed.fsdp import FSDPModule
 from dcp_runtime import RunError, sum_gradients
 
 SCRIPT = Path(__file__).with_name("gradient_scenarios.py")
-WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp")
+WAYS = ("replicate", "ddp", "fsdp", "fsdp, dp x cp", "fsdp blocks")
 STEPS = ("one batch", "two batches, synchronised once", "two batches, clipped")
 PARAMETERS = 2 * 7 + 3
 EXACT = 1e-12
@@ -28,11 +29,12 @@ def result(tmp_path_factory, start_python):
 
 
 @pytest.mark.dist
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize(
+    ("step", "way"), [case for case in product(STEPS, WAYS) if case != (STEPS[-1], "fsdp blocks")]
+)
 def test_gradients_are_those_of_dense_attention_and_of_replicated_weights(result, step, way):
     found = result[f"{step}: {way}"]
-    for kind in ("dense", *["replicated"] * (way in ("ddp", "fsdp"))):
+    for kind in ("dense", *["replicated"] * (way in ("ddp", "fsdp", "fsdp blocks"))):
         assert len(found[kind]) == PARAMETERS
         for name, (ratio, error) in found[kind].items():
             assert ratio == pytest.approx(1, rel=EXACT), name
@@ -43,19 +45,25 @@ def test_gradients_are_those_of_dense_attention_and_of_replicated_weights(result
 
 @pytest.mark.dist
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("case", "says"),
     [
-        ("plain", r"fully_shard was called on, got GPT without any FSDP module; call fully_shard"),
-        ("ddp", r"got DistributedDataParallel without any FSDP module; .*multiply the loss by"),
-        (
-            "half",
-            r"no FSDP module holds embedding\.weight, norm\.weight, to_logits\.weight: .*call "
-            r"fully_shard on the model itself as well, and sum_gradients after it",
-        ),
+        ("nothing", r"no rank has a gradient to sum: .* after loss\.backward\(\)"),
+        ("twice", "called before, after the same backward: .* call it once a step"),
+        ("late", "FSDP has taken the mean .* once after the last fully_shard, before the first"),
+        ("part", r"DistributedDataParallel covers 2 of 4 ranks: .* sum_gradients\(model, group="),
     ],
 )
-def test_a_model_whose_gradients_would_not_be_summed_is_refused(result, model, says):
-    assert re.search(says, result["refusals"][model])
+def test_gradients_that_are_no_sums_afterwards_are_refused(result, case, says):
+    assert re.search(says, result["refusals"][case])
+
+
+@pytest.mark.dist
+def test_gradients_of_some_ranks_are_summed_and_those_of_none_stay_none(result):
+    # Ranks 0 and 3 have row 0: 1 + 4.
+    assert result["odd"] == {
+        "sparse": [5.0, 2.0, 3.0], "alone": [5.0, 5.0], "unused": None,
+        "over a group": [10.0] * 4,
+    }  # fmt: skip
 
 
 def test_every_fsdp_module_gets_both_switches_if_torch_has_them(monkeypatch):

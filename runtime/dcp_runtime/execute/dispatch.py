@@ -1,4 +1,4 @@
-"""Cut tensors to a rank's tokens, join them again, and sum gradients of ranks that share a batch.
+"""Cut tensors to a rank's tokens, and join them again.
 
 A rank owns rows ``plan.local_tokens(rank)`` of the packed batch. `dispatch` cuts a whole tensor to
 these, `undispatch` exchanges rows so that ranks get the tokens that they want.
@@ -21,9 +21,6 @@ from dcp_runtime.plans.batch_plans import BatchPlan
 from dcp_runtime.transport.group_store import Group, process_group
 
 Placed: TypeAlias = Shard | Replicate
-
-NAMED = 3
-"""Parameters that a message names; it counts the others."""
 
 
 def dispatch(x: Tensor, plan: BatchPlan, group: Group | None = None) -> Tensor:
@@ -198,53 +195,3 @@ class _Exchange(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:  # Any: torch's
         return _Exchange.apply(gradient, *ctx.counts), None, None, None  # type: ignore[no-untyped-call]
-
-
-def sum_gradients(model: torch.nn.Module) -> None:
-    """Let every FSDP module of a model sum the gradients of all ranks.
-
-    Ranks divide their losses by the targets of the whole batch, so gradients are sums over ranks.
-    FSDP2 divides them by the number of ranks, module by module: a setting of the root alone leaves
-    the gradients of all modules inside it divided. Call this once, after the last `fully_shard`.
-
-    Args:
-        model: the model that was given to `fully_shard`, by itself or after some of its modules.
-
-    Raises:
-        RunError: if no module of the model is an FSDP module, or a parameter that is trained
-            belongs to none, so that nothing would add its gradients up; or if this torch's FSDP
-            always takes the mean.
-    """
-    # Here: the import is slow, and most models do without it.
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(model, torch.nn.Module):
-        raise RunError(f"expected a model, got {type(model).__name__}")
-    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    if not sharded:
-        raise RunError(
-            "expected a model that torch.distributed.fsdp.fully_shard was called on, got "
-            f"{type(model).__name__} without any FSDP module; call fully_shard first. Without "
-            "FSDP: add replicated gradients up with dist.all_reduce, or multiply the loss by the "
-            "number of ranks under DistributedDataParallel, which takes the mean"
-        )
-    switches = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
-    if missing := [name for name in switches if not hasattr(FSDPModule, name)]:
-        raise RunError(
-            f"expected a torch whose FSDP modules have {missing[0]}, got torch "
-            f"{torch.__version__}, which takes the mean of all ranks: install a newer torch, or "
-            "multiply the loss by the number of ranks"
-        )
-    parameters = model.named_parameters()
-    alone = [name for name, p in parameters if p.requires_grad and not isinstance(p, DTensor)]
-    if alone:
-        more = f" and {len(alone) - NAMED} more" if len(alone) > NAMED else ""
-        raise RunError(
-            f"no FSDP module holds {', '.join(alone[:NAMED])}{more}: nothing would add the "
-            "gradients of the ranks up; call fully_shard on the model itself as well, and "
-            "sum_gradients after it. Parameters that you add up yourself: call sum_gradients on "
-            "the sharded modules one by one"
-        )
-    for module in sharded:
-        module.set_gradient_divide_factor(1.0)
-        module.set_force_sum_reduction_for_comms(True)

@@ -15,6 +15,7 @@ from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.execute.iterations import Iterations
 from dcp_runtime.execute.layer_limits import MaskLimits
 from dcp_runtime.execute.open_batches import NONE_PREPARED, TRACED_BATCHES, OpenBatches
+from dcp_runtime.execute.parameter_watch import ParameterWatch
 from dcp_runtime.execute.prepared_plan import Engine, PreparedPlan
 from dcp_runtime.execute.step_watch import StepWatch
 from dcp_runtime.kernels.choice import known_kernel, segment_rows
@@ -93,13 +94,16 @@ class DCPExecutor:
         run_log: gets a record of every batch, when the next one is prepared; on all ranks or none.
             With `trace_every` it also keeps the plans of those batches with the traces of all
             ranks, where every rank has the whole plan.
+        compare_parameters_every: compare the parameters that optimizers train over the ranks after
+            the first step and every so many, within `prepare`; ``None`` for never. Parameters that
+            were equal and no longer are had gradients that nobody summed. Costs a pass over them.
         rates: collects how fast each rank computes; on all ranks or none. With `Planning.rates`
             the next plans are made for these rates.
 
     Raises:
         RunError: if ``torch.distributed`` is not initialised, this rank is not in the group, the
-            timeout is not above 0 and at most a day, or `micro_batches` or `trace_every` is not at
-            least 1.
+            timeout is not above 0 and at most a day, or `micro_batches`, `trace_every` or
+            `compare_parameters_every` is not at least 1.
     """
 
     def __init__(  # noqa: PLR0913 - each is a choice of its own
@@ -113,10 +117,16 @@ class DCPExecutor:
         micro_batches: int = 1,
         trace_every: int | None = None,
         run_log: RunLog | None = None,
+        compare_parameters_every: int | None = 100,
         rates: DeviceRates | None = None,
     ) -> None:
         check_timeout(timeout_s)
-        for name, count in (("micro_batches", micro_batches), ("trace_every", trace_every or 1)):
+        every = compare_parameters_every
+        for name, count in (
+            ("micro_batches", micro_batches),
+            ("trace_every", 1 if trace_every is None else trace_every),
+            ("compare_parameters_every", 1 if every is None else every),
+        ):
             if not isinstance(count, int) or count < 1:
                 raise RunError(f"expected {name} to be at least 1, got {count!r}")
         if kernel is not None:
@@ -133,6 +143,7 @@ class DCPExecutor:
         # Rates need the times of every batch, and on CUDA only recorded events hold them.
         self._batches = OpenBatches(trace_every if rates is None else 1, warns=not self.rank)
         self._micro_batches = micro_batches
+        self._parameters = ParameterWatch(every)
         self._watch: StepWatch | None = None
         if run_log is not None or rates is not None:
             self._watch = StepWatch(
@@ -174,8 +185,9 @@ class DCPExecutor:
         Raises:
             RunError: if it is no plan, is for another number of devices than the group has ranks,
                 or is not the plan or the batch of the other ranks; names the rank that differs, or
-                has no further batch. Also if no layer ran the plan that was prepared before, or
-                ranks ran different layers since then (as far as `LayerPlans` numbers them).
+                has no further batch. Also if no layer ran the plan that was prepared before,
+                ranks ran different layers since then (as far as `LayerPlans` numbers them), or the
+                optimizers' parameters drifted apart.
         """
         note = batch_note(plan)
         if step is not None:
@@ -196,7 +208,8 @@ class DCPExecutor:
         # An error of this rank alone is told to all in `agree`, so that none waits for it.
         propose = partial(self._propose_parts, plans, note)
         self._iterations.expect(note)
-        digests, parts = agree(self._transport, _TOPICS, "prepare", propose)
+        topics = (*_TOPICS, self._parameters)
+        digests, parts = agree(self._transport, topics, "prepare", propose)
         batch = self._batches.add(note.name, [mask_of(plan, n) for n, plan in enumerate(plans)])
         masks = note.masks or [()] * len(plans)
         prepared = tuple(
@@ -228,7 +241,8 @@ class DCPExecutor:
             parts.append((part, None if engine is None else engine.take(part, self._kernel)))
         digests = " ".join(map(digest_of, plans))
         length = "" if note.iteration is None else note.iteration.length
-        return (layers, note.name, length, note.content, digests), (digests, parts)
+        told = (layers, note.name, length, note.content, digests, self._parameters.value())
+        return told, (digests, parts)
 
     def _check_plan(self, plan: Plan | PlanPart, iteration: Iteration | None) -> None:
         if isinstance(plan, PlanPart) and plan.device != self.rank:
@@ -320,6 +334,7 @@ class DCPExecutor:
                 layers was lost and no call has said so, or a rank that closed before ran other
                 layers in the last batch; unless another error is under way.
         """
+        self._parameters.close()
         if self._watch is not None:
             self._watch.close()
         is_first, self._is_closed = not self._is_closed, True

@@ -59,7 +59,7 @@ class StoreBarrier:
             if step == _ERROR:
                 text = f"rank {rank} failed in {place}: {notes[rank]}"
                 raise RunError(text, rank=rank, division=0)
-        compare(_STEP, came, place)
+        _STEP.compare(came, place)
         return notes
 
     def _meet(self, note: str, place: str) -> list[str]:
@@ -204,25 +204,24 @@ class Topic(NamedTuple):
     what: str
     way_out: str
 
+    def compare(self, values: Sequence[str], place: str) -> None:
+        """Compare the values of all ranks; a rank that cannot know its value leaves it empty.
+
+        Raises:
+            RunError: names a rank whose value differs from that of most.
+        """
+        counts = Counter(value for value in values if value)
+        if len(counts) <= 1:
+            return
+        # Most ranks are right; of two equal halves, the one with the first rank.
+        common = max(counts, key=lambda v: (counts[v], -values.index(v)))
+        odd = next(rank for rank, v in enumerate(values) if v not in ("", common))
+        raise _other(self, place, (odd, values[odd]), (values.index(common), common))
+
 
 _ERROR = "error"
 """In a note, instead of the place: the rank cannot go on."""
 _STEP = Topic("step", "all ranks prepare the same plans and run the same layers in the same order")
-
-
-def compare(topic: Topic, values: Sequence[str], place: str) -> None:
-    """Compare the values of all ranks; a rank that cannot know its value leaves it empty.
-
-    Raises:
-        RunError: names a rank whose value differs from that of most.
-    """
-    counts = Counter(value for value in values if value)
-    if len(counts) <= 1:
-        return
-    # Most ranks are right; of two equal halves, the one with the first rank.
-    common = max(counts, key=lambda v: (counts[v], -values.index(v)))
-    odd = next(rank for rank, v in enumerate(values) if v not in ("", common))
-    raise _other(topic, place, (odd, values[odd]), (values.index(common), common))
 
 
 def _other(topic: Topic, place: str, odd: tuple[int, str], right: tuple[int, str]) -> RunError:

@@ -12,7 +12,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeAlias, TypeVar
+from typing import ClassVar, Protocol, TypeAlias, TypeVar
 
 from torch import Tensor
 from torch._C._distributed_c10d import Store  # torch.distributed.Store, with its type
@@ -29,7 +29,7 @@ from dcp_runtime.transport.failure_registry import (
 )
 from dcp_runtime.transport.limits import describe_wait
 from dcp_runtime.transport.recorder import Recorder, Timeline
-from dcp_runtime.transport.store_barrier import StoreBarrier, Topic, compare
+from dcp_runtime.transport.store_barrier import StoreBarrier, Topic
 
 RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
 """Returns the bytes of a token in each tensor that travels as one kind."""
@@ -244,9 +244,16 @@ class NoOverlapTransport(Transport):
 _Value = TypeVar("_Value")
 
 
+class Comparison(Protocol):
+    """What ranks compare where they meet: a `Topic`, or something that judges for itself."""
+
+    def compare(self, values: Sequence[str], place: str) -> None:
+        """Compare the values of all ranks; raise an error that names a rank."""
+
+
 def agree(
     transport: Transport,
-    topics: Sequence[Topic],
+    topics: Sequence[Comparison],
     place: str,
     propose: Callable[[], tuple[Sequence[str], _Value]],
 ) -> _Value:
@@ -274,5 +281,5 @@ def agree(
         raise
     notes = transport.exchange_notes("\n".join(values), place)
     for number, topic in enumerate(topics):
-        compare(topic, [other.split("\n")[number] for other in notes], place)
+        topic.compare([other.split("\n")[number] for other in notes], place)
     return result

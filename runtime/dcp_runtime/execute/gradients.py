@@ -1,0 +1,172 @@
+"""`sum_gradients`: the gradients of a model as sums over all ranks, however it is parallelised.
+
+Ranks divide their losses by the targets of the whole batch, so gradients are sums over ranks, not
+means.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+
+from dcp_runtime.errors import RunError
+from dcp_runtime.transport.group_store import Group, process_group
+
+BUCKET = 1 << 24
+"""Elements of gradients that travel together: few messages, and little memory for the copy."""
+_SWITCHES = ("set_gradient_divide_factor", "set_force_sum_reduction_for_comms")
+_summing = weakref.WeakSet[torch.nn.Module]()
+"""FSDP modules that sum already."""
+
+
+def sum_gradients(model: torch.nn.Module, group: Group | None = None) -> None:
+    """Make the gradients of a model sums over all ranks; collective.
+
+    Call it after the last backward of a step, before gradients are clipped::
+
+        loss.backward()
+        sum_gradients(model)
+        optimizer.step()
+
+    What it does depends on who holds a parameter. Nobody: it adds the gradients of the ranks up; a
+    rank without one, for example without tokens, counts as zeros. `DistributedDataParallel`, which
+    takes the mean: it multiplies. FSDP2, which takes the mean inside the backward, module by
+    module: it has all modules sum from then on, so call it once before the first backward, too.
+
+    Args:
+        model: the model, wrapped or not.
+        group: ranks over which nothing has added up: those that share the model's own parameters,
+            ``None`` for all. Where it is given, also the gradients that DDP or FSDP reduced over
+            other ranks are added up over it.
+
+    Cost: one pass of the parameters that nobody holds over the network.
+
+    Raises:
+        RunError: if no rank has a gradient and no module is sharded; if it is called twice after a
+            backward; if FSDP has taken a mean already, or can take nothing else; or if DDP covers
+            a part of the ranks and `group` does not say which ranks are left.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise RunError(f"expected a model, got {type(model).__name__}")
+    sharded, new = _sum_in_fsdp(model)
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return
+    if new and any(isinstance(p.grad, DTensor) for p in model.parameters()):
+        raise RunError(
+            "FSDP has taken the mean over the ranks in this backward; it sums from the next one "
+            "on: call sum_gradients(model) once after the last fully_shard, before the first "
+            "backward"
+        )
+    trained = [p for p in model.parameters() if p.requires_grad]
+    _refuse_second_call([p.grad for p in trained if p.grad is not None])
+    averaged = _undo_means(model, is_partial_known=group is not None)
+    alone = [
+        p for p in trained
+        if group is not None or not (isinstance(p, DTensor) or id(p) in averaged)
+    ]  # fmt: skip
+    has_any = _add_up(alone, process_group(group))
+    if not (has_any or averaged or sharded):
+        raise RunError(
+            "no rank has a gradient to sum: call sum_gradients(model) after loss.backward(), and "
+            "before optimizer.step()"
+        )
+    for p in trained:
+        if p.grad is not None and not isinstance(p, DTensor):
+            p.grad._dcp_summed = p.grad._version  # type: ignore[attr-defined]
+
+
+def _sum_in_fsdp(model: torch.nn.Module) -> tuple[int, int]:
+    """Have every FSDP module of the model sum; return how many there are, and how many did not."""
+    # Here: the import is slow, and most models do without it.
+    from torch.distributed.fsdp import FSDPModule
+
+    sharded = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if not sharded:
+        return 0, 0
+    if missing := [name for name in _SWITCHES if not hasattr(FSDPModule, name)]:
+        raise RunError(
+            f"expected a torch whose FSDP modules have {missing[0]}, got torch "
+            f"{torch.__version__}, which takes the mean of all ranks: install a newer torch, or "
+            "multiply the loss by the number of ranks"
+        )
+    new = [module for module in sharded if module not in _summing]
+    for module in new:
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        _summing.add(module)
+    return len(sharded), len(new)
+
+
+def _refuse_second_call(gradients: Iterable[Tensor]) -> None:
+    if any(getattr(g, "_dcp_summed", None) == g._version for g in gradients):
+        raise RunError(
+            "sum_gradients was called before, after the same backward: the gradients are sums "
+            "over the ranks already; call it once a step"
+        )
+
+
+def _undo_means(model: torch.nn.Module, *, is_partial_known: bool) -> set[int]:
+    """Multiply the means that DDP took; return the identities of its parameters."""
+    found: set[int] = set()
+    for module in model.modules():
+        if not isinstance(module, DistributedDataParallel):
+            continue
+        size, ranks = module.process_group.size(), dist.get_world_size()
+        if size < ranks and not is_partial_known:
+            raise RunError(
+                f"DistributedDataParallel covers {size} of {ranks} ranks: give it all of them, or "
+                "sum_gradients(model, group=...) the ranks that share its replica"
+            )
+        own = [p for p in module.parameters() if id(p) not in found]
+        found.update(map(id, own))
+        for p in own:
+            if p.grad is not None:
+                p.grad.mul_(size)
+    return found
+
+
+def _add_up(parameters: list[torch.nn.Parameter], group: dist.ProcessGroup | None) -> bool:
+    """Add gradients up over a group; return whether any rank of it has one."""
+    if not parameters:
+        return False
+    # A parameter that no rank used keeps no gradient: optimizers leave it as it is.
+    device = parameters[0].device
+    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
+    dist.all_reduce(used, group=group)
+    for p, count in zip(parameters, used.tolist(), strict=True):
+        if count and p.grad is None:
+            p.grad = torch.zeros_like(p)
+        elif count and p.grad is not None and p.grad.is_sparse:
+            p.grad = p.grad.to_dense()
+    gradients = [
+        p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
+        for p in parameters
+        if p.grad is not None
+    ]
+    for bucket in _buckets(gradients):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat, group=group)
+        totals = torch.split(flat, [gradient.numel() for gradient in bucket])
+        for gradient, total in zip(bucket, totals, strict=True):
+            gradient.copy_(total.view_as(gradient))
+    return bool(gradients)
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Cut tensors, in order, into lists of one type on one device of some `BUCKET` elements."""
+    by_kind: dict[object, list[Tensor]] = {}
+    for tensor in tensors:
+        by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for same in by_kind.values():
+        bucket: list[Tensor] = []
+        for tensor in same:
+            bucket.append(tensor)
+            if sum(t.numel() for t in bucket) >= BUCKET:
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket
