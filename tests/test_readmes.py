@@ -161,13 +161,23 @@ assert run.last["predicted_s"] > 0 and run.last["measured_s"] > 0
 """
 
 
+SUMMING = """
+import torch
+from dcp_runtime import sum_gradients
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters())
+loss = model(torch.ones(2)).sum()
+"""
+
+
 def test_code_of_the_training_page_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith('for "*" having')]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, choices, targets, layers, again, watching, resuming, hugging_face = blocks(
+    training, choices, targets, layers, again, watching, resuming, summing, hugging_face = blocks(
         "docs/training.md", "python"
     )
+    run(f"{SUMMING}{summing}", tmp_path)
     checks = "assert loss.isfinite()\n"
     same = "assert torch.equal(out, DCPAttn.apply(layers.of(0), q, kv))\n"
     grads = "first = torch.autograd.grad(out.sum(), q)\n"

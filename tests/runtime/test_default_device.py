@@ -20,7 +20,7 @@ from dcp_runtime.transport.loopback import LoopbackWorld
 
 FOLDER = Path(dcp_runtime.__file__).parent
 FACTORIES = {made.__name__ for made in _device_constructors()}
-A_PARAMETER = ("adapters/megatron.py", "torch.zeros(heads)")  # belongs on the default device
+A_PARAMETER = ("adapters/megatron/layers.py", "torch.zeros(heads)")  # belongs on the default device
 
 
 def factories_without_device(path):

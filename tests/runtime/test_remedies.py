@@ -797,7 +797,9 @@ PLAIN = (
     "the planner cannot be asked", "; the cause is {}", "the batch is planned again here",
     "{}; the batch is placed by {}", "from now on this process plans", "this pool was asked for",
     "parts are cut from whole plans", "streams are packed as they come", "{} in epoch {}, step {}",
-    "rank {} lost the store that brings", "rank {} got no plan of batch {}", "Future[",
+    "the begin of epoch {}", "left the loop over its batches", "failed in its data loader",
+    "{} rows, {} batches in epoch {}", "rank {} lost the store that brings",
+    "rank {} got no plan of batch {}", "Future[",
 )  # fmt: skip
 """Sentences that say what happened, what is expected, or where; and pieces of others."""
 OF_RANKS = {
@@ -807,6 +809,7 @@ OF_RANKS = {
     "epoch {}, step {}: expected {} rows, for which the first rank": "test_prepared_batches.py",
     "{}: expected rows of {} tokens, for which the first rank": "test_prepared_batches.py",
     "device {} reads other data than device {}": "test_steps.py",
+    "rank 0, which plans for all, {}; rank {} goes on": "test_uneven_ranks.py",
 }
 """Sentences about ranks, whose ways out other files take, with several ranks."""
 

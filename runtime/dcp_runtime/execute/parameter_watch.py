@@ -8,8 +8,9 @@ import gc
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, cast
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -46,20 +47,16 @@ class ParameterWatch:
         self._known = weakref.WeakSet[Optimizer]()
         self._is_first = True
         self._thread = threading.get_ident()  # ranks may be threads of one process
-        if every is None:
-            return
-        for register, call in (
-            (register_optimizer_step_pre_hook, self._note),
-            (register_optimizer_step_post_hook, self._count),
-        ):
-            handle = register(_weak_hook(weakref.WeakMethod(call)))
-            weakref.finalize(self, handle.remove)
+        if every is not None:
+            _register_hooks()
+            _watches.add(self)
 
     def close(self) -> None:
         """Look at no further step."""
         self._every = None
+        _watches.discard(self)
 
-    def _note(self, optimizer: Optimizer) -> None:
+    def note(self, optimizer: Optimizer) -> None:
         """Take the fingerprints of parameters before the first step that trains them."""
         if not self._is_own() or optimizer in self._known:
             return
@@ -69,7 +66,8 @@ class ParameterWatch:
         new = new[: MOST - len(self._before)]
         self._before |= zip(new, _fingerprints([_alive(ref) for ref in new]), strict=True)
 
-    def _count(self, _: Optimizer) -> None:
+    def count(self) -> None:
+        """Count a step."""
         self._steps += self._is_own()
 
     def _is_own(self) -> bool:
@@ -139,13 +137,27 @@ class ParameterWatch:
         return f"{number} of the optimizers" if parameter is None else _name_of(parameter)
 
 
-def _weak_hook(method: weakref.WeakMethod[Callable[[Optimizer], None]]) -> Callable[..., None]:
-    def hook(optimizer: Optimizer, *_: Any) -> None:  # Any: arguments of the step
-        if (call := method()) is not None:
-            call(optimizer)
+_watches = weakref.WeakSet[ParameterWatch]()
 
-    # It reads values, which no compiler can.
-    return cast(Callable[..., None], torch.compiler.disable(hook))  # type: ignore[no-untyped-call]
+
+@cache
+def _register_hooks() -> None:
+    """Register the hooks of all watches, once: torch cannot run hooks that change meanwhile."""
+    register_optimizer_step_pre_hook(_before_step)
+    register_optimizer_step_post_hook(_after_step)
+
+
+# They read values, which no compiler can. (`torch.compiler.disable` would import the compiler here.)
+@torch._disable_dynamo
+def _before_step(optimizer: Optimizer, *_: Any) -> None:  # Any: arguments of the step
+    for watch in tuple(_watches):
+        watch.note(optimizer)
+
+
+@torch._disable_dynamo
+def _after_step(*_: Any) -> None:  # Any: the optimizer, and arguments of the step
+    for watch in tuple(_watches):
+        watch.count()
 
 
 def _alive(ref: "weakref.ref[Tensor]") -> Tensor | None:
@@ -155,26 +167,18 @@ def _alive(ref: "weakref.ref[Tensor]") -> Tensor | None:
 @torch.no_grad()
 def _fingerprints(parameters: Sequence[Tensor | None]) -> list[str]:
     """Return a text of each: the sum of its bits as integers, so that every difference counts."""
-    sums, is_constant = [], []
-    for parameter in parameters:
-        bits = _bits(parameter)
-        sums.append(
-            torch.zeros((), dtype=torch.int64) if bits is None else bits.sum(dtype=torch.int64)
-        )
-        is_constant.append(
-            torch.ones((), dtype=torch.bool) if bits is None else (bits.max() == bits.min())
-        )
-    # One wait for a device, not one for each parameter.
-    by_device: dict[torch.device, list[int]] = {}
-    for number, total in enumerate(sums):
-        by_device.setdefault(total.device, []).append(number)
-    found = [_CONSTANT] * len(sums)
-    for numbers in by_device.values():
-        totals = torch.stack([sums[n] for n in numbers]).tolist()
-        constant = torch.stack([is_constant[n] for n in numbers]).tolist()
-        for number, total, is_same in zip(numbers, totals, constant, strict=True):
-            # Folded to 32 bits: a note in the store is short.
-            found[number] = _CONSTANT if is_same else f"{(total ^ total >> 32) & 0xFFFFFFFF:08x}"
+    found = [_CONSTANT] * len(parameters)
+    by_device: dict[torch.device, dict[int, Tensor]] = {}
+    for number, parameter in enumerate(parameters):
+        if (bits := _bits(parameter)) is not None:
+            by_device.setdefault(bits.device, {})[number] = bits
+    for own in by_device.values():
+        # One wait for a device, not one for each parameter.
+        sums = torch.stack([bits.sum(dtype=torch.int64) for bits in own.values()]).tolist()
+        constant = torch.stack([bits.max() == bits.min() for bits in own.values()]).tolist()
+        for number, total, is_constant in zip(own, sums, constant, strict=True):
+            if not is_constant:  # folded to 32 bits: a note in the store is short
+                found[number] = f"{(total ^ total >> 32) & 0xFFFFFFFF:08x}"
     return found
 
 

@@ -308,7 +308,7 @@ class DCPTrainerMixin:
         output = super().evaluation_loop(dataloader, *args, **others)  # type: ignore[misc]
         if self._dcp_losses:
             losses = torch.stack([loss for loss, _ in self._dcp_losses]).double().cpu()
-            targets = torch.tensor([count for _, count in self._dcp_losses])
+            targets = torch.tensor([count for _, count in self._dcp_losses], device="cpu")
             finite = losses.isfinite()
             if self.args.logging_nan_inf_filter and finite.any():
                 losses, targets = losses[finite], targets[finite]

@@ -50,9 +50,11 @@ def visibility_of(predicate: Predicate | None, window: int | None, is_causal: bo
 def _of_predicate(predicate: Predicate) -> Visibility:
     draw = torch.Generator().manual_seed(0)
     # Short and long sequences alike: as many queries below 2**10 as below 2**20.
-    length = 2 ** torch.randint(4, LONGEST.bit_length(), (SAMPLES,), generator=draw)
-    query = (torch.rand(SAMPLES, generator=draw, dtype=torch.float64) * length).long()
-    key = (torch.rand(SAMPLES, generator=draw, dtype=torch.float64) * (query + 1)).long()
+    length = 2 ** torch.randint(4, LONGEST.bit_length(), (SAMPLES,), generator=draw, device="cpu")
+    query = (torch.rand(SAMPLES, generator=draw, dtype=torch.float64, device="cpu") * length).long()
+    key = (
+        torch.rand(SAMPLES, generator=draw, dtype=torch.float64, device="cpu") * (query + 1)
+    ).long()
     try:
         is_causal = not bool(_ask(predicate, query, query + 1).any())
         first = _first_key(predicate, query)
@@ -70,7 +72,7 @@ def _of_predicate(predicate: Predicate) -> Visibility:
 
 def _ask(predicate: Predicate, query: Tensor, key: Tensor) -> Tensor:
     zero = torch.zeros_like(query)
-    return torch.as_tensor(predicate(zero, zero, query, key)).expand(query.shape)
+    return torch.as_tensor(predicate(zero, zero, query, key), device="cpu").expand(query.shape)
 
 
 def _first_key(predicate: Predicate, query: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Attention:
 
     def mask(self, predicate: Predicate, q_length: int, kv_length: int) -> Tensor:
         """Return a mask that stands for its predicate."""
-        stand_in = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool)
+        stand_in = torch.ones(1, 1, q_length, kv_length, dtype=torch.bool, device="cpu")
         self.masks[id(stand_in)] = stand_in, predicate
         return stand_in
 
@@ -124,14 +124,19 @@ def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> F
 def _calls(vocabulary: int, avoided: frozenset[int]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Return places of the kept tokens, token ids and positions, int64 ``[T]``, of every call."""
     draw = torch.Generator().manual_seed(0)
-    allowed = torch.tensor([n for n in range(min(vocabulary, LARGEST_ID)) if n not in avoided])
-    kept = torch.tensor(KEPT)
-    first = allowed[torch.randint(len(allowed), (TOKENS,), generator=draw)], torch.arange(TOKENS)
+    allowed = torch.tensor(
+        [n for n in range(min(vocabulary, LARGEST_ID)) if n not in avoided], device="cpu"
+    )
+    kept = torch.tensor(KEPT, device="cpu")
+    first = (
+        allowed[torch.randint(len(allowed), (TOKENS,), generator=draw, device="cpu")],
+        torch.arange(TOKENS, device="cpu"),
+    )
     yield kept, *first
     for _ in range(CALLS - 1):
-        places = torch.randperm(TOKENS, generator=draw)[: len(KEPT)]
-        tokens = allowed[torch.randint(len(allowed), (TOKENS,), generator=draw)]
-        positions = torch.randperm(TOKENS, generator=draw)
+        places = torch.randperm(TOKENS, generator=draw, device="cpu")[: len(KEPT)]
+        tokens = allowed[torch.randint(len(allowed), (TOKENS,), generator=draw, device="cpu")]
+        positions = torch.randperm(TOKENS, generator=draw, device="cpu")
         tokens[places], positions[places] = first[0][kept], first[1][kept]
         yield places, tokens, positions
 
@@ -188,7 +193,7 @@ class _Trace:
         self._calls: dict[Module, list[_Call]] = defaultdict(list)
         self._done: Counter[Module] = Counter()  # calls of each module in this call of the model
         self._open: list[tuple[Module, _Call | None]] = []  # running modules, with their first call
-        self._places = torch.tensor(KEPT)
+        self._places = torch.tensor(KEPT, device="cpu")
         self.positional: list[_Positional] = []
         self.culprit = ""
 
@@ -312,7 +317,7 @@ def _with_others(found: _Positional, position: int) -> list[Tensor | None] | Non
         value = value.cpu()  # an index out of range would end a CUDA process
         if not _is_position(value):
             return value
-        kept = torch.isin(torch.arange(TOKENS), torch.tensor(KEPT))
+        kept = torch.isin(torch.arange(TOKENS, device="cpu"), torch.tensor(KEPT, device="cpu"))
         return torch.where(kept, value, position)
 
     module = deepcopy(found.module).cpu()
@@ -321,4 +326,4 @@ def _with_others(found: _Positional, position: int) -> list[Tensor | None] | Non
             output = module(*tree_map(moved, found.arguments), **tree_map(moved, found.named))
     except (IndexError, RuntimeError, ValueError):
         return None
-    return _kept(output, torch.tensor(KEPT))
+    return _kept(output, torch.tensor(KEPT, device="cpu"))
