@@ -115,7 +115,7 @@ def _undo_means(model: torch.nn.Module, *, is_partial_known: bool) -> set[int]:
     for module in model.modules():
         if not isinstance(module, DistributedDataParallel):
             continue
-        size, ranks = module.process_group.size(), dist.get_world_size()
+        size, ranks = dist.get_world_size(module.process_group), dist.get_world_size()
         if size < ranks and not is_partial_known:
             raise RunError(
                 f"DistributedDataParallel covers {size} of {ranks} ranks: give it all of them, or "

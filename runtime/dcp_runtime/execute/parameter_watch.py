@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 from torch.optim import Optimizer
@@ -147,14 +148,14 @@ def _register_hooks() -> None:
     register_optimizer_step_post_hook(_after_step)
 
 
-# They read values, which no compiler can. (`torch.compiler.disable` would import the compiler here.)
-@torch._disable_dynamo
+# They read values, which no compiler can. `torch.compiler.disable` would import the compiler here.
+@_disable_dynamo
 def _before_step(optimizer: Optimizer, *_: Any) -> None:  # Any: arguments of the step
     for watch in tuple(_watches):
         watch.note(optimizer)
 
 
-@torch._disable_dynamo
+@_disable_dynamo
 def _after_step(*_: Any) -> None:  # Any: the optimizer, and arguments of the step
     for watch in tuple(_watches):
         watch.count()
