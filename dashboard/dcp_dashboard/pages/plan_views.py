@@ -178,7 +178,10 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     options = [("all", quantities.counted(len(loaded.plan.tiles), "tile"))]
     options += [(kind, f"{quantities.count(number)} {kind}") for kind, number in counts.items()]
     kinds = choice("tiles", options, "all", "Kind of tiles to show", name="mask-kind")
-    return panel("Mask and placement", [picture, kinds, hint(MASK_HINT)], tools=tools)
+    parts = [picture, kinds, hint(MASK_HINT)]
+    if side:
+        parts = [html.Div(parts, className="dcp-mask-beside")]
+    return panel("Mask and placement", parts, tools=tools)
 
 
 def mode_choice(
