@@ -13,7 +13,8 @@ without a copy.
 
 Each kind of event has a hue of its own everywhere (Okabe-Ito). Devices cannot have one: nobody can
 tell 32 hues apart. So a node is a band of hues; its devices are steps of lightness, two of each, at
-both sides of the band. With one node the hue changes along with the lightness. Divisions and amounts are ramps of lightness.
+both sides of the band. With one node the hue changes along with the lightness. Divisions and
+amounts are ramps of lightness.
 """
 
 import json

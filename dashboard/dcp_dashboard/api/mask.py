@@ -5,8 +5,8 @@ All are payloads of the wire format in `api.encoding`.
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
 `cu_seqlens`, `sequence_names` (none if not known), `device_colours`, and `modes`, the ways to
 colour a tile, each
-`{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`; an entry
-of a legend may name the `devices` of its colours.
+`{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`; an
+entry of a legend may name the `devices` of its colours.
 Columns: `block_start`, `block_end`, `block_owner`, `block_sequence`; `tile_q`, `tile_kv` (blocks),
 `tile_kind`, `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
 `tile_density`. A plan of several head groups has `group_labels` (the heads of each group) in its

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from dcp_dashboard.library.folder import SUFFIX, Folder, PlanEntry
 from dcp_dsl import DCPError
 from dcp_planner import PlanFileError, Source, read_batches, read_meta
+from dcp_planner.report import Rival, Scope, best_static
 
 READ_S = 0.3
 """Most seconds that a request spends on files that its page does not show."""
@@ -50,6 +51,8 @@ class PlanLine:
     compute_imbalance: float
     token_imbalance: float
     seconds: Mapping[Source, float | None]
+    gain: float | None = None
+    """Speed-up over the fastest static layout within the token cap, if the file names any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,12 +159,25 @@ def _line(meta: Mapping[str, Any]) -> PlanLine:  # Any: JSON values
         density=_finite(metrics["density"]),
         compute_imbalance=_finite(metrics["compute_imbalance"]),
         token_imbalance=_finite(metrics["token_imbalance"]),
+        gain=_gain(meta),
         seconds={
             source: None if seconds[source] is None else _finite(seconds[source])
             for source in SOURCES
             if source in seconds
         },
     )
+
+
+def _gain(meta: Mapping[str, Any]) -> float | None:  # Any: JSON values
+    """Read what `dcpm plan --against` wrote beside the plan; anything unlike it counts as none."""
+    seconds = [_number(t.get("seconds")) for t in meta["traces"] if t["source"] == "simulated"]
+    others = _table(meta.get("against"))
+    times = {name: s for name, value in others.items() if (s := _seconds(_table(value)))}
+    over = {name: _texts(_table(value).get("over_caps")) for name, value in others.items()}
+    if not seconds or not seconds[0]:
+        return None
+    best = best_static(seconds[0], times, over)
+    return best["within_token_cap"].speedup if "within_token_cap" in best else None
 
 
 def _finite(value: Any) -> float:  # Any: a JSON value
@@ -206,6 +222,12 @@ class BatchLine:
     def best_speedup(self) -> float | None:
         """Speed-up over the fastest other method of this batch."""
         return min(self.speedups.values()) if self.speedups else None
+
+    @property
+    def rivals(self) -> dict[Scope, Rival]:
+        """The fastest static layouts of this batch."""
+        over = dict.fromkeys(self.over_tokens, ("tokens",))
+        return best_static(1.0, self.speedups, over)
 
     def value(self, name: str) -> float | None:
         """Return a figure of the table, ``None`` if the file lacks it."""

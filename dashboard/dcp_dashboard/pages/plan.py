@@ -52,6 +52,12 @@ from dcp_dashboard.pages.plan_views import (
 from dcp_planner import Source
 from dcp_planner.causes import Account
 
+GAIN_HINT = (
+    "Every static layout of this batch, forward and backward of one layer. Caps: at most 1.10 "
+    "times the mean tokens, and compute, on a device. More tokens need more memory; more compute "
+    "is in the predicted time already."
+)
+
 MAX_STACKED_DEVICES = 8
 """Most devices of a plan whose predicted and measured timelines are both shown at first."""
 
@@ -60,7 +66,14 @@ def plan_page(loaded: LoadedPlan) -> Component:
     """Build the overview page of a plan."""
     title = f"{loaded.summary.mask} · {loaded.entry.relative}"
     answer, *rest = overview(loaded)
-    return framed(title, *frame(loaded, ""), answer, _tries(loaded), *rest)
+    return framed(title, *frame(loaded, ""), answer, _gain(loaded), _tries(loaded), *rest)
+
+
+def _gain(loaded: LoadedPlan) -> Component:
+    """Build the place of the static layouts of the batch; `page/gain.ts` asks for them."""
+    told = "No static layout can place this batch."
+    table = canvas("dcp-gain", f"/api/plan/{loaded.entry.key}/gain", "Gain", data_none=told)
+    return panel("What you gain (predicted)", [table, hint(GAIN_HINT)])
 
 
 def _tries(loaded: LoadedPlan) -> Component:

@@ -77,6 +77,10 @@ def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
     others = [run_badge(summary.seconds), told]
     if loaded.provenance is not None:  # only a plan that holds its text can be edited
         others.append(plain_link("Edit and plan again", f"/edit?spec={loaded.entry.key}"))
+    others.append(plain_link("Compare", f"/compare?a={loaded.entry.key}"))
+    if "measured" in summary.seconds:
+        both = f"/compare?a={loaded.entry.key}&b={loaded.entry.key}"
+        others.append(plain_link("Run against prediction", both))
     title = title_bar(summary.mask, *others, _export_menu(loaded))
     return [changed_notice(loaded.entry), title, _tabs(loaded, tab)]
 

@@ -26,7 +26,6 @@ class Query:
     sort: str = ""  # name of a column, empty for the table's own order
     desc: bool = False
     page: int = 0
-    pick: str = ""  # key of a plan that waits for another one to be compared with
 
     def url(self, **changed: Any) -> str:  # Any: values of the attributes
         """Return the query of a link with some attributes changed.
@@ -44,7 +43,7 @@ def read_query(text: str) -> Query:
     """Read the query of a URL; wrong values count as left out.
 
     >>> read_query("?q=x&sort=tokens&desc=1&page=-3")
-    Query(q='x', sort='tokens', desc=True, page=0, pick='')
+    Query(q='x', sort='tokens', desc=True, page=0)
     """
     try:
         asked = parse_qs(text.removeprefix("?"), max_num_fields=50)
@@ -58,7 +57,6 @@ def read_query(text: str) -> Query:
         sort=first.get("sort", "")[:40],
         desc=asked.get("desc") == ["1"],
         page=int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 0,
-        pick=first.get("pick", "")[:16],
     )
 
 
