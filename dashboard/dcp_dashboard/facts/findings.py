@@ -337,7 +337,8 @@ def uses(loaded: LoadedPlan, source: Source) -> list[Use]:
 def idle_seconds(loaded: LoadedPlan, source: Source) -> NDArray[np.float64]:
     """Return the seconds of a layer in which each device does nothing, ``[R]``."""
     spent = device_seconds(loaded, source)
-    return np.sum([spent[name] for name in IDLE], axis=0)
+    total: NDArray[np.float64] = np.sum([spent[name] for name in IDLE], axis=0)
+    return total
 
 
 def idlest(loaded: LoadedPlan, source: Source) -> Finding:

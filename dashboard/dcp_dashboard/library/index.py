@@ -7,6 +7,7 @@ The planner's `read_batches` checks the outer form of a report, `*.dcpbatches.js
 leaves out every single figure that is missing or not a number, and cuts texts and lists to a bound.
 """
 
+import json
 import math
 import threading
 import time
@@ -185,6 +186,45 @@ def _finite(value: Any) -> float:  # Any: a JSON value
     if not math.isfinite(number):
         raise ValueError(f"a number that is not finite: {value}")
     return number
+
+
+TAIL_BYTES = 1 << 16
+"""Bytes at the end of a log that the list reads: some hundred steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """The newest steps of a run: number of the last one, median seconds; ``None`` if unknown."""
+
+    last: int | None
+    step_s: float | None
+    attention_s: float | None
+
+
+def read_run(path: Path) -> RunLine:
+    """Read the newest steps of a log; lines that are cut off or no records are passed over."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).split(b"\n")
+    except OSError:  # its file is gone
+        return RunLine(None, None, None)
+    steps = [record for line in lines if (record := _record(line))]
+
+    def median(name: str) -> float | None:
+        known = [n for record in steps if (n := _number(record.get(name))) is not None]
+        return float(np.median(known)) if known else None
+
+    last = max((number for record in steps if (number := _count(record["step"]))), default=None)
+    return RunLine(last, median("step_s"), median("measured_s"))
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    try:
+        found = _table(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+    return found if "step" in found else {}
 
 
 MOST_METHODS, MOST_BINS, MOST_TEXT = 24, 40, 200

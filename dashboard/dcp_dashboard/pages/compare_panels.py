@@ -57,7 +57,7 @@ PHASES = {"": "Both directions", "forward": "Forward", "backward": "Backward"}
 MINUS = "B − A"  # noqa: RUF001 - a minus
 
 JUDGEMENTS: dict[Judgement, str] = {
-    "better": "▲ B better", "worse": "▼ B worse", "equal": "equal", "none": ""
+    "better": "▲ B better", "worse": "▼ B worse", "equal": "about equal", "none": ""
 }  # fmt: skip
 
 

@@ -255,7 +255,9 @@ def _uses(loaded: LoadedPlan, source: Source) -> Component:
     for use in found:
         numbers = [text(use.mean_s), q.percent(use.mean_s / whole)]
         numbers += [] if use.predicted_s is None else [text(use.predicted_s)]
-        most = [text(use.most_s), " on ", _device_link(use.device)] if use.most_s else "-"
+        most: list[Component | str] = ["-"]
+        if use.most_s:
+            most = [text(use.most_s), " on ", _device_link(use.device)]
         name = swatches([(use.words, ACCOUNT_COLOURS[use.account])])
         cells = [*number_cells(numbers), html.Td(most, className="dcp-number")]
         rows.append(html.Tr([html.Th(name, scope="row"), *cells]))

@@ -12,7 +12,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.text import TIMES
 from dcp_dashboard.library.folder import RUN_SUFFIX, STEP_SUFFIX, PlanEntry
-from dcp_dashboard.library.index import PlanLine, PlanRow
+from dcp_dashboard.library.index import PlanLine, PlanRow, read_run
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages import tables
 from dcp_dashboard.pages.layout import (
@@ -87,6 +87,7 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
 
 NAME: Column[PlanLine] = Column("name", "Plan", "Mask and file", lambda s: s.mask, kind="")
 
+RUN_HEADS = ("Run", "Newest step", "Step time, median of the newest", "Attention, slowest rank")
 REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
 
 
@@ -118,8 +119,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         listed = [entry for entry in entries if tables.has_words(asked.q, (entry.relative,))]
         if listed:
             named = True
-            links = [html.Li(dcc.Link(e.relative, href=f"/{page}/{e.key}")) for e in listed]
-            parts.append(_section(title, html.Ul(links)))
+            parts.append(_section(title, _run_table(listed) if page == "run" else _links(listed)))
     if found:
         heads = tables.sortable_heads((NAME, *COLUMNS), asked, "/", "name")
         on_page, turn = tables.page_of(sort_rows(found, asked), asked, "/")
@@ -131,6 +131,24 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     if library.folder.bounds():
         parts.append(html.P(f"The folder holds more{library.folder.bounds()}."))
     return html.Div(parts)
+
+
+def _links(entries: Sequence[PlanEntry]) -> Component:
+    return html.Ul([html.Li(dcc.Link(e.relative, href=f"/step/{e.key}")) for e in entries])
+
+
+def _run_table(entries: Sequence[PlanEntry]) -> Component:
+    """Build a line for each run, with the time of its newest steps."""
+    rows, q = [], quantities
+    for entry in entries:
+        run = read_run(entry.path)
+        texts = (
+            "-" if run.last is None else q.count(run.last),
+            *("-" if s is None else q.duration(s) for s in (run.step_s, run.attention_s)),
+        )
+        name = html.Th(dcc.Link(entry.relative, href=f"/run/{entry.key}"), scope="row")
+        rows.append(html.Tr([name, *number_cells(texts)]))
+    return table(headings(RUN_HEADS, (1, 2, 3)), rows, "dcp-runs")
 
 
 def matches(row: PlanRow | ReportRow, search: str) -> bool:

@@ -9,7 +9,6 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.facts.quantities import alike
 from dcp_dashboard.pages.layout import attributes, plain_link
 
 MAX_SEARCH = 100
@@ -91,13 +90,11 @@ class Column(Generic[Item]):
     kind: str = "dcp-number"
 
     def cells(self, items: Iterable[Item]) -> list[Component]:
-        """Build the cells of some items, numbers in one unit."""
+        """Build the cells of some items, each number in its own unit: rows are no series."""
         values = [self.value(item) for item in items]
-        # Over the shown rows alone: the unit of a page does not depend on the other pages.
-        known = [value for value in values if isinstance(value, int | float)]
-        text = alike(known, self.text)
         return [
-            html.Td("-" if value is None else text(value), className=self.kind) for value in values
+            html.Td("-" if value is None else self.text(value), className=self.kind)
+            for value in values
         ]
 
 

@@ -39,6 +39,7 @@ def test_the_picture_and_the_colours_of_its_devices_fit_the_window(visit):
         "(all) => all.map((e) => e.style.backgroundColor.match(/\\d+/g).map(Number))"
     )
     assert shown == [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours]
+    assert page.get_attribute(".dcp-finder", "placeholder").startswith("Find ")
     named.nth(9).click()
     page.wait_for_selector(".dcp-inspector h3 >> text=Device 9")
     page.set_viewport_size({"width": 390, "height": 844})
