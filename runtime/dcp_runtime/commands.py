@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from dcp_planner import Plan, Trace
+    from dcp_planner import Trace
+    from dcp_planner.plan import PlanFile
     from dcp_runtime.launch.launcher import RunConfig, RunResult
 
 TRACE_SUFFIXES = (".dcpplan", ".pftrace")
@@ -120,14 +121,14 @@ def run(  # noqa: PLR0913 - one argument per option
     if trace is not None:
         # A file holds one trace of each source: the new run takes the place of an older one.
         others = (each for each in content.traces if each.source != "measured")
-        _write_trace(trace, content.plan, (*others, result.trace))
+        _write_trace(trace, content, (*others, result.trace))
         click.echo(f"wrote {trace}", err=True)
     click.echo(json.dumps(to_json(config, result)) if as_json else to_text(config, result))
     if result.verified is False:
         sys.exit(1)
 
 
-def _write_trace(path: str, plan: "Plan", traces: "tuple[Trace, ...]") -> None:
+def _write_trace(path: str, content: "PlanFile", traces: "tuple[Trace, ...]") -> None:
     """Write the last trace for Perfetto, or the plan and all traces."""
     from dcp_dsl.files import replacing
     from dcp_planner import to_perfetto, write_plan
@@ -137,7 +138,7 @@ def _write_trace(path: str, plan: "Plan", traces: "tuple[Trace, ...]") -> None:
         with replacing(path, RunError) as draft:
             draft.write_bytes(to_perfetto(traces[-1]))
     else:
-        write_plan(path, plan, traces)
+        write_plan(path, content.plan, traces, against=content.meta.get("against"))
 
 
 def to_json(config: "RunConfig", result: "RunResult") -> dict[str, object]:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from recorded_runs import as_recorded
 
-from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, simulate
+from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, build_plan, simulate
 from dcp_planner.causes import (
     ACCOUNTS,
     STEPS,
@@ -123,6 +123,23 @@ def test_the_path_of_two_devices_is_this_one(masks):
     assert spent[0].tolist() == [[40, 0, 0, 0, 0, 0, 132], [104, 0, 0, 68, 0, 0, 0]]
     # Device 0 of backward waits until 376: for kv to leave and arrive, the compute behind it, dkv.
     assert spent[1, 0].tolist() == [100, 0, 8, 108, 160, 0, 0]
+
+
+def test_a_device_that_begins_backward_early_is_not_counted_twice(masks):
+    plan = build_plan(masks.pack([masks.causal(8), masks.causal(8)], 8), TINY, Cluster(1, 2),
+                      PlanConfig("static:contiguous"))  # fmt: skip
+    # start, end, device, backward: device 1 is in forward until 14, and backs up behind it.
+    events = [(0, 10, 0, 0), (0, 14, 1, 0), (10, 20, 0, 1), (15, 24, 1, 1)]
+    rows = [(a, b, a, d, KINDS["attention"], back, 0, -1, 0, -1) for a, b, d, back in events]
+    trace = Trace.of_rows("measured", np.array(rows), ["attention"] * 4)
+    spent = account_for(trace, find_dependencies(plan, trace), 2).spent_ns
+    assert spent.sum(axis=(0, 2)).tolist() == [24, 24]  # the length of the run, for each
+    told = [dict(zip(ACCOUNTS, spent[:, device].T.tolist(), strict=True)) for device in (0, 1)]
+    assert told[0]["computing"] == [10, 10]
+    assert told[0]["idle"] == [0, 4]
+    assert told[1]["computing"] == [14, 9]
+    assert told[1]["idle"] == [0, 0]
+    assert [one["launches"] for one in told] == [[0, 0], [0, 1]]  # the gap alone is the host's
 
 
 @settings(max_examples=30)

@@ -86,6 +86,15 @@ def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkey
     assert "mask from the spec stored in the plan" in run(plan_file).stdout
 
 
+def test_a_run_keeps_what_the_file_says_of_other_methods(plan_file, tmp_path):
+    against = {"static:ring": {"predicted_forward_s": 1.0, "predicted_backward_s": 2.0}}
+    file, out = read_plan(plan_file), tmp_path / "own.dcpplan"
+    write_plan(out, file.plan, file.traces, against=against)
+    result = run(str(out), "--transport", "loopback", "--trace", str(out))
+    assert result.exit_code == 0, result.stderr
+    assert read_plan(out).meta["against"] == against
+
+
 @pytest.mark.parametrize("target", ["missing/x.dcpplan", "pipe.dcpplan", "folder.pftrace"])
 def test_a_trace_that_cannot_be_written_is_refused_before_the_run(
     plan_file, tmp_path, monkeypatch, target

@@ -5,12 +5,12 @@ All are payloads of the wire format in `api.encoding`.
 All times are on the clock of the trace, which begins at 0.
 
 `dcp.timeline/1`: one row per event, in the order of the trace: (device, lane, start). Header:
-`source`, `num_devices`, `node_starts`, `unit_ns`, `longest_ns`, `kinds` and `colours` (by code),
-`names` (distinct texts), `sequence_blocks` (the first block of each sequence, then the number of
-all). Columns: `start`, `end` (u4, in `unit_ns`), `device`, `lane` (index into
-`dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1), `division`, `peer` (-1:
-none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of the plan that a message
-belongs to (-1: none).
+`source`, `num_devices`, `node_starts`, `unit_ns`, `longest_ns`, `kinds`, `kind_names` (as people
+read them) and `colours` (by code), `names` (distinct texts), `sequence_blocks` (the first block of
+each sequence, then the number of all). Columns: `start`, `end` (u4, in `unit_ns`), `device`,
+`lane` (index into `dcp_planner.LANES`), `kind` (index into `kinds`), `backward` (0 or 1),
+`division`, `peer` (-1: none), `bytes`, `name` (index into `names`); `transfer` and `block`, rows of
+the plan that a message belongs to (-1: none).
 `unit_ns` is 1 up to 4.29 s, then a power of ten. `longest_ns` is the length of the longest trace of
 the plan: the axis that all share.
 
@@ -41,7 +41,7 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, encode, narrow
 from dcp_dashboard.facts.findings import balance, path_shares
-from dcp_dashboard.facts.text import DIRECTIONS
+from dcp_dashboard.facts.text import DIRECTIONS, EVENT_WORDS
 from dcp_dashboard.facts.traces import RECEIVE, SEND, length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
@@ -87,8 +87,9 @@ def timeline_payload(trace: Trace, plan: Plan, longest_ns: int = 0) -> bytes:
         "unit_ns": unit,
         "longest_ns": max(span, longest_ns),
         "kinds": list(EVENT_KINDS),
+        "kind_names": [EVENT_WORDS.get(kind, kind) for kind in EVENT_KINDS],
         "colours": [KIND_COLOURS[kind] for kind in EVENT_KINDS],
-        "names": list(trace.names),
+        "names": [EVENT_WORDS.get(name, name) for name in trace.names],
         "sequence_blocks": np.searchsorted(
             plan.blocks.sequence, np.arange(len(plan.cu_seqlens))
         ).tolist(),

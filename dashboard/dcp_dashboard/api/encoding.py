@@ -12,8 +12,9 @@ numpy's short name (`u1 u2 u4 i2 i4 f8`). `web/src/api.ts` makes typed arrays ov
 without a copy.
 
 Each kind of event has a hue of its own everywhere (Okabe-Ito). Devices cannot have one: nobody can
-tell 32 hues apart. So a node is a hue and its devices are steps of lightness; with one node the hue
-changes along with the lightness. Divisions and amounts are ramps of lightness.
+tell 32 hues apart. So a node is a band of hues; its devices are steps of lightness, two of each, at
+both sides of the band. With one node the hue changes along with the lightness. Divisions and
+amounts are ramps of lightness.
 """
 
 import json
@@ -139,11 +140,12 @@ def device_colours(nodes: int, devices_per_node: int) -> list[str]:
         return ramp(devices_per_node)
     colours = []
     for node in range(nodes):
-        # Hues at equal distances, from blue on.
-        hue = 250.0 + 360.0 * node / nodes
+        # Hues at equal distances, from blue on; a band is two fifths of the distance.
+        hue, side = 250.0 + 360.0 * node / nodes, 0.2 * 360.0 / nodes
         for i in range(devices_per_node):
-            step = i / max(1, devices_per_node - 1)
-            colours.append(oklch(0.48 + 0.37 * step, 0.125 - 0.035 * step, hue))
+            step = (i // 2) / max(1, (devices_per_node - 1) // 2)
+            turned = hue + (side if i % 2 else -side)
+            colours.append(oklch(0.40 + 0.47 * step, 0.135 - 0.03 * step, turned))
     return colours
 
 

@@ -5,7 +5,8 @@ All are payloads of the wire format in `api.encoding`.
 `dcp.mask/1`: one row per block and one per tile. Header: `num_tokens`, `num_devices`,
 `cu_seqlens`, `sequence_names` (none if not known), `device_colours`, and `modes`, the ways to
 colour a tile, each
-`{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`.
+`{"id", "label", "column", "palette", "legend"}`: a tile has the colour `palette[column[tile]]`; an
+entry of a legend may name the `devices` of its colours.
 Columns: `block_start`, `block_end`, `block_owner`, `block_sequence`; `tile_q`, `tile_kv` (blocks),
 `tile_kind`, `tile_pairs`, `tile_device`, `tile_division`, `tile_backward_division`, `tile_fetch`,
 `tile_density`. A plan of several head groups has `group_labels` (the heads of each group) in its
@@ -36,6 +37,8 @@ FETCHES = ("nothing", "keys and values", "queries", "both")
 FETCH_TONES = ((0.74, 0.10, 300), (0.58, 0.16, 345), (0.45, 0.14, 300))
 FETCH_COLOURS = (oklch(0.85, 0.02, 250), *(oklch(*c) for c in FETCH_TONES))
 DENSITY_STEPS = 16
+MOST_NAMED = 64
+"""Most devices whose numbers stand in a legend; of more, only the nodes are named."""
 MASK_MODES = {"device": "Device", "division": "Division", "fetch": "Fetched", "density": "Density"}
 MOVES_MODES = {
     "change": "Moved", "fitted": "Moved, renumbered", "a": "Device in A", "b": "Device in B",
@@ -99,7 +102,7 @@ def mask_modes(plan: Plan) -> list[dict[str, Any]]:  # Any: JSON values
     of_fetches = _legend((f"fetches {name}" for name in FETCHES), FETCH_COLOURS)
     blues = tints(DENSITY_STEPS)
     of_density = [{"label": "visible pairs of the tile, few to all", "colours": blues}]
-    # Up to eight names are read beside the mask; of more devices only the nodes are named.
+    # Up to eight names are read beside the mask; more devices stand as numbers beside their node.
     shown = of_devices if len(colours) <= 8 else _node_legend(plan, colours)
     return [
         _mode("device", colours, shown),
@@ -138,6 +141,7 @@ def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any
     ptr = plan.cluster.node_ptr.tolist()
     return [
         {"label": f"node {node}", "colours": colours[first:end]}
+        | ({"devices": [*range(first, end)]} if len(colours) <= MOST_NAMED else {})
         for node, (first, end) in enumerate(itertools.pairwise(ptr))
     ]
 

@@ -32,6 +32,7 @@ from dcp_dashboard.api.mask import (
 )
 from dcp_dashboard.facts.comparison import has_same_blocks
 from dcp_dashboard.facts.devices import device_facts, division_facts, find_sequences, sequence_facts
+from dcp_dashboard.facts.gain import gains_of_plan
 from dcp_dashboard.facts.quantities import size as size_text
 from dcp_dashboard.facts.text import DIRECTIONS, Details
 from dcp_dashboard.facts.tiles import event_facts, pair_facts, tile_facts, transfer_facts
@@ -102,6 +103,10 @@ def _add_mask_routes(api: Blueprint, library: PlanLibrary) -> None:
         return answer(made, BINARY)
 
 
+def _gain_payload(loaded: LoadedPlan) -> bytes:
+    return json.dumps([gain.to_json() for gain in gains_of_plan(loaded)]).encode()
+
+
 def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
     """Add the loads of all devices; of one trace timeline, critical path, memory (``?source=``)."""
 
@@ -110,6 +115,11 @@ def _add_device_routes(api: Blueprint, library: PlanLibrary) -> None:
         loaded = library.load(key)
         made = library.payload(loaded, "devices", lambda: devices_payload(loaded))
         return answer(made, BINARY)
+
+    @api.get("/plan/<key>/gain")
+    def gain(key: str) -> WSGIResponse:
+        loaded = library.load(key)
+        return answer(library.payload(loaded, "gain", lambda: _gain_payload(loaded)), JSON)
 
     @api.get("/plan/<key>/memory")
     def memory(key: str) -> WSGIResponse:

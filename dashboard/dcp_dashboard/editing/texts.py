@@ -211,12 +211,13 @@ def check_text(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _finding(found: Diagnostic, name: str) -> dict[str, Any]:
     # Places in an imported file mean nothing in the text that is shown.
-    is_here = found.name == name
+    is_here, fix = found.name == name, found.fix or found.guess
     return found.to_json() | {
         "file": "" if is_here else found.name,
         "start": found.start if is_here else 0,
         "end": found.end if is_here else 0,
-        "fix": asdict(found.fix) if found.fix is not None and is_here else None,
+        "fix": asdict(fix) if fix is not None and is_here else None,
+        "is_certain": found.fix is not None,
     }
 
 

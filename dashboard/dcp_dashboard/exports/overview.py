@@ -28,7 +28,7 @@ from dcp_dashboard.facts.findings import (
     metric_cards,
     plan_caption,
 )
-from dcp_dashboard.facts.text import DIRECTIONS, SOURCE_LABELS
+from dcp_dashboard.facts.text import DIRECTIONS, EVENT_WORDS, SOURCE_LABELS
 from dcp_dashboard.facts.traces import length_ns
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.plans import LoadedPlan
@@ -207,7 +207,7 @@ def _draw_timeline(
     place = left + 240
     for kind in EVENT_KINDS:
         sheet.box((place, top + 15), (10, 10), KIND_COLOURS[kind])
-        sheet.text((place + 16, top + 24), kind, colours.muted, size=11)
+        sheet.text((place + 16, top + 24), EVENT_WORDS.get(kind, kind), colours.muted, size=11)
         place += 84
     for share in (0.25, 0.5, 0.75, 1.0):
         label = quantities.duration(share * span / 1e9)

@@ -30,7 +30,7 @@ from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions
 from dcp_dsl.arrays import Floats
 from dcp_planner import Direction, Plan, Source, Trace
-from dcp_planner.causes import unlike_batches
+from dcp_planner.causes import CLOSE, unlike_batches
 from dcp_planner.report import Difference, compare_figures
 from dcp_planner.simulation import EVENT_KINDS
 
@@ -221,14 +221,14 @@ def compare_rows(comparison: Comparison) -> tuple[FigureRow, ...]:
 
 
 def judge(difference: Difference, goal: Goal) -> Judgement:
-    """Return whether the second side is better.
+    """Return whether the second side is better; below 1 % nobody can tell.
 
     >>> judge(Difference("makespan", 2.0, 1.0), "less"), judge(Difference("rate", 2.0, 1.0), "more")
     ('better', 'worse')
     """
     if goal is None:
         return "none"
-    if abs(difference.second - difference.first) <= EQUAL * abs(difference.first):
+    if abs(difference.second - difference.first) <= CLOSE * abs(difference.first):
         return "equal"
     return "better" if (difference.second < difference.first) == (goal == "less") else "worse"
 

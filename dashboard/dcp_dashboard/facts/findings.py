@@ -4,7 +4,7 @@ The planner finds the causes of a plan's time: it predicts the plan again withou
 moves the events of a run. The longest waits are read off the trace.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,8 +26,10 @@ from dcp_dashboard.library.plans import LoadedPlan
 from dcp_dashboard.library.summary import count_divisions, imbalance
 from dcp_planner import Source, Trace
 from dcp_planner.causes import (
+    ACCOUNTS,
     CAUSE_RULE,
     STEPS,
+    Account,
     Cause,
     Explanation,
     Step,
@@ -37,6 +39,7 @@ from dcp_planner.causes import (
     worth_saying,
 )
 from dcp_planner.report import bound_ratios
+from dcp_planner.simulation import EVENT_KINDS
 
 DEFINITIONS = (
     ("Visible pairs",
@@ -198,7 +201,7 @@ STEP_WORDS: Mapping[Step, str] = {
     "reducing": "merging results",
     "links": "data transfer",
     "latency": "message latency",
-    "launches": "launch overhead",
+    "launches": "host work",
 }
 
 
@@ -264,6 +267,95 @@ class Finding:
     time_ns: tuple[int, int] | None = None
 
 
+ACCOUNT_WORDS: Mapping[Account, str] = {
+    "computing": "compute",
+    "reducing": "merging results",
+    "launches": "host work",
+    "links": "waiting for data transfer",
+    "latency": "waiting for message latency",
+    "others": "waiting for compute of other devices",
+    "idle": "idle after finishing",
+}
+"""Accounts of a device's time as words: first the work, then what it stands still for."""
+
+IDLE: tuple[Account, ...] = ("links", "latency", "others", "idle")
+"""Accounts in which a device does nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """A use of the devices' time: seconds of a layer, forward and backward.
+
+    Attributes:
+        account: key of `ACCOUNT_WORDS`.
+        mean_s: of a device, on average.
+        most_s, device: of the device that spends most.
+        predicted_s: mean of the prediction; ``None`` if the trace is the prediction.
+    """
+
+    account: Account
+    mean_s: float
+    most_s: float
+    device: int
+    predicted_s: float | None
+
+    @property
+    def words(self) -> str:
+        """The use as words."""
+        return ACCOUNT_WORDS[self.account]
+
+
+def layers_of(trace: Trace) -> int:
+    """Count the layers of a trace: each device begins each direction of a layer with a copy."""
+    begins = trace.kind == EVENT_KINDS.index("copy")
+    side = 2 * trace.device[begins].astype(np.int64) + trace.is_backward[begins]
+    return max(1, int(np.bincount(side).max(initial=0)))
+
+
+def device_seconds(loaded: LoadedPlan, source: Source) -> dict[Account, NDArray[np.float64]]:
+    """Return the seconds of a layer that each device spends in each account, ``[R]`` each."""
+    spent = loaded.why(source).accounting.spent_ns.sum(axis=0) / 1e9
+    layers = layers_of(loaded.traces[source])
+    return {name: spent[:, ACCOUNTS.index(name)] / layers for name in ACCOUNT_WORDS}
+
+
+def uses(loaded: LoadedPlan, source: Source) -> list[Use]:
+    """Return the uses of the devices' time, the longest first; those without time are left out."""
+    predicted = device_seconds(loaded, "simulated") if source == "measured" else {}
+    found = [
+        Use(
+            name, float(spent.mean()), float(spent.max()), int(spent.argmax()),
+            float(predicted[name].mean()) if predicted else None,
+        )
+        for name, spent in device_seconds(loaded, source).items()
+    ]  # fmt: skip
+    return sorted(
+        (use for use in found if use.most_s or use.predicted_s), key=lambda use: -use.mean_s
+    )
+
+
+def idle_seconds(loaded: LoadedPlan, source: Source) -> NDArray[np.float64]:
+    """Return the seconds of a layer in which each device does nothing, ``[R]``."""
+    spent = device_seconds(loaded, source)
+    total: NDArray[np.float64] = np.sum([spent[name] for name in IDLE], axis=0)
+    return total
+
+
+def idlest(loaded: LoadedPlan, source: Source) -> Finding:
+    """Name the device that is idle longest."""
+    idle, layers = idle_seconds(loaded, source), layers_of(loaded.traces[source])
+    whole, order = loaded.traces[source].seconds() / layers, np.argsort(-idle, kind="stable")
+    most, least = order[0], order[-1]
+    if not idle[most] or not whole:
+        return Finding("No device is idle.", ACCOUNT_RULE)
+    text = (
+        f"Device {most} is idle longest: {duration(idle[most])} of {duration(whole)} "
+        f"({percent(idle[most] / whole)}). Device {least} is idle shortest "
+        f"({percent(idle[least] / whole)}); the mean is {percent(float(idle.mean()) / whole)}."
+    )
+    return Finding(text, ACCOUNT_RULE, device_selection(int(most)))
+
+
 def leading_source(loaded: LoadedPlan) -> Source:
     """Return the source of the trace to explain first: the run, if there is one with events."""
     measured = loaded.traces.get("measured")
@@ -271,26 +363,80 @@ def leading_source(loaded: LoadedPlan) -> Source:
 
 
 def answers(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
-    """Name the largest cost in a trace's time, the next one, and how devices spent that time."""
+    """Name the largest cost in a trace's time, and the next ones.
+
+    Costs of a prediction are what the plan would take less without each. Costs of a run are the
+    time that was measured, beside what was predicted.
+    """
     if loaded.traces[source].seconds() == 0:
         return (Finding("The trace holds no events.", "No event has a duration."),)
+    if source == "measured":
+        return _answers_of_run(loaded)
     why, rule = loaded.why(source), _rule(loaded, source)
-    spent, most, rest = three_sentences(why, duration, percent)
+    _, most, rest = three_sentences(why, duration, percent)
     causes = worth_saying(why.diagnosis)
     first = _cause_finding(loaded, source, causes[0]) if causes else Finding("", rule)
-    return replace(first, text=most), Finding(rest, rule), Finding(spent, ACCOUNT_RULE)
+    return replace(first, text=most), Finding(rest, rule)
+
+
+def _answers_of_run(loaded: LoadedPlan) -> tuple[Finding, ...]:
+    """Set a run against its prediction, and name its longest use of time beside compute."""
+    found, layers = uses(loaded, "measured"), layers_of(loaded.traces["measured"])
+    taken, predicted = (
+        loaded.traces["measured"].seconds() / layers, loaded.traces["simulated"].seconds()
+    )  # fmt: skip
+    text = f"A layer of the {layers} in the run" if layers > 1 else "The run"
+    text += f" takes {duration(taken)}"
+    if predicted:
+        text += f", {ratio(taken / predicted)} times the predicted {duration(predicted)}"
+    told = [Finding(f"{text}. {_largest_difference(found)}".strip(), ACCOUNT_RULE)]
+    costs = [use for use in found if use.account != "computing" and use.mean_s > 0]
+    if costs:
+        most = costs[0]
+        text = (
+            f"Beside compute, {most.words} takes most: {duration(most.mean_s)} of a device on "
+            f"average, {duration(most.most_s)} of device {most.device}."
+        )
+        if most.account in ("others", "idle"):
+            text += _holds_up(loaded)
+        told.append(Finding(text, ACCOUNT_RULE, device_selection(most.device)))
+    return tuple(told)
+
+
+def _holds_up(loaded: LoadedPlan) -> str:
+    """Name the device for which others wait, and the work that takes it longer than the mean."""
+    spent = device_seconds(loaded, "measured")
+    device = int(idle_seconds(loaded, "measured").argmin())
+    work = [name for name in ACCOUNT_WORDS if name not in IDLE]
+    name = max(work, key=lambda one: float(spent[one][device] - spent[one].mean()))
+    own, mean = float(spent[name][device]), float(spent[name].mean())
+    return (
+        f" Device {device} holds the others up: it spends {duration(own)} on "
+        f"{ACCOUNT_WORDS[name]}, the mean is {duration(mean)}."
+    )
+
+
+def _largest_difference(found: Sequence[Use]) -> str:
+    """Name the use of time that differs most from the prediction, if any does."""
+    known = [(use, use.mean_s - use.predicted_s) for use in found if use.predicted_s is not None]
+    use, apart = max(known, key=lambda pair: abs(pair[1]), default=(None, 0.0))
+    if use is None or use.predicted_s is None or not apart:
+        return ""
+    now, then = duration(use.mean_s), duration(use.predicted_s)
+    return f"The largest difference is {use.words}: {now} of a device on average instead of {then}."
 
 
 def findings(loaded: LoadedPlan, source: Source) -> tuple[Finding, ...]:
     """Return the causes of a trace's time, the most costly first, and its longest waits.
 
-    The first cause of the leading trace is left out: it is the answer.
+    The first cause of a prediction that leads the page is left out: it is the answer.
     """
     trace = loaded.traces[source]
     if trace.seconds() == 0:
         return ()
     why = loaded.why(source)
-    causes = worth_saying(why.diagnosis)[int(source == leading_source(loaded)) :]
+    is_told = source == leading_source(loaded) != "measured"
+    causes = worth_saying(why.diagnosis)[int(is_told) :]
     return (*(_cause_finding(loaded, source, cause) for cause in causes), *longest_waits(trace))
 
 

@@ -25,6 +25,9 @@ SOURCE_LABELS: Mapping[Source, str] = {
 DIRECTIONS: tuple[Direction, ...] = ("forward", "backward")
 TIMES = "\u00d7"
 
+EVENT_WORDS: Mapping[str, str] = {"copy": "host work"}
+"""Kinds and names of events that people read otherwise: most of a copy is the host's work."""
+
 KIND_WORDS: Mapping[TransferKind, str] = {
     TransferKind.KV: "Keys and values",
     TransferKind.Q: "Queries",

@@ -8,6 +8,7 @@ import numpy as np
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.devices import sequence_link
 from dcp_dashboard.facts.text import (
+    EVENT_WORDS,
     KIND_WORDS,
     SOURCE_LABELS,
     TIMES,
@@ -283,10 +284,11 @@ def event_facts(loaded: LoadedPlan, source: Source, event: int) -> Details:
     for step in chain:
         verb = {SEND: "leaves ", RECEIVE: "arrives at "}.get(int(trace.lane[step]), "on ")
         link = _span_link(plan, trace, step)
-        steps.append(row(trace.name_of(step), f"{verb}device {trace.device[step]}: ", link))
+        words = EVENT_WORDS.get(told := trace.name_of(step), told)
+        steps.append(row(words, f"{verb}device {trace.device[step]}: ", link))
     return Details(
-        f"{f'{LANES[lane].capitalize()} of {name}' if is_message else name.capitalize()} on device "
-        f"{device}",
+        f"{f'{LANES[lane]} of {name}' if is_message else EVENT_WORDS.get(name, name)} on device "
+        f"{device}".capitalize(),
         span.selected,
         [Section("", rows), Section("Events that delayed its end, latest first", steps)],
         {

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from dcp_dashboard.facts.text import DIRECTIONS, direction_word
+from dcp_dashboard.facts.text import DIRECTIONS, EVENT_WORDS, direction_word
 from dcp_dashboard.library.folder import DashboardError
 from dcp_planner import LANES, Direction, Trace
 from dcp_planner.simulation import EVENT_KINDS
@@ -141,7 +141,8 @@ def found_by(text: str, trace: Trace) -> NDArray[np.bool_]:
     # `kv 1` does not mean `kv 12`.
     end = r"(?![0-9])" if re.search(r"[0-9]$", wanted) else ""
     # A trace has few distinct names: each is searched once, not once for every event.
-    is_named = [bool(re.search(wanted + end, name.lower())) for name in trace.names]
+    shown = [EVENT_WORDS.get(name, name) for name in trace.names]
+    is_named = [bool(re.search(wanted + end, name.lower())) for name in shown]
     return keep & np.array(is_named, np.bool_)[trace.name]
 
 

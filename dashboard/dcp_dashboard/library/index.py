@@ -7,6 +7,7 @@ The planner's `read_batches` checks the outer form of a report, `*.dcpbatches.js
 leaves out every single figure that is missing or not a number, and cuts texts and lists to a bound.
 """
 
+import json
 import math
 import threading
 import time
@@ -22,6 +23,7 @@ from numpy.typing import NDArray
 from dcp_dashboard.library.folder import SUFFIX, Folder, PlanEntry
 from dcp_dsl import DCPError
 from dcp_planner import PlanFileError, Source, read_batches, read_meta
+from dcp_planner.report import Rival, Scope, best_static
 
 READ_S = 0.3
 """Most seconds that a request spends on files that its page does not show."""
@@ -50,6 +52,8 @@ class PlanLine:
     compute_imbalance: float
     token_imbalance: float
     seconds: Mapping[Source, float | None]
+    gain: float | None = None
+    """Speed-up over the fastest static layout within the token cap, if the file names any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,7 @@ def _line(meta: Mapping[str, Any]) -> PlanLine:  # Any: JSON values
         density=_finite(metrics["density"]),
         compute_imbalance=_finite(metrics["compute_imbalance"]),
         token_imbalance=_finite(metrics["token_imbalance"]),
+        gain=_gain(meta),
         seconds={
             source: None if seconds[source] is None else _finite(seconds[source])
             for source in SOURCES
@@ -164,11 +169,62 @@ def _line(meta: Mapping[str, Any]) -> PlanLine:  # Any: JSON values
     )
 
 
+def _gain(meta: Mapping[str, Any]) -> float | None:  # Any: JSON values
+    """Read what `dcpm plan --against` wrote beside the plan; anything unlike it counts as none."""
+    seconds = [_number(t.get("seconds")) for t in meta["traces"] if t["source"] == "simulated"]
+    others = _table(meta.get("against"))
+    times = {name: s for name, value in others.items() if (s := _seconds(_table(value)))}
+    over = {name: _texts(_table(value).get("over_caps")) for name, value in others.items()}
+    if not seconds or not seconds[0]:
+        return None
+    best = best_static(seconds[0], times, over)
+    return best["within_token_cap"].speedup if "within_token_cap" in best else None
+
+
 def _finite(value: Any) -> float:  # Any: a JSON value
     number = float(value)
     if not math.isfinite(number):
         raise ValueError(f"a number that is not finite: {value}")
     return number
+
+
+TAIL_BYTES = 1 << 16
+"""Bytes at the end of a log that the list reads: some hundred steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunLine:
+    """The newest steps of a run: number of the last one, median seconds; ``None`` if unknown."""
+
+    last: int | None
+    step_s: float | None
+    attention_s: float | None
+
+
+def read_run(path: Path) -> RunLine:
+    """Read the newest steps of a log; lines that are cut off or no records are passed over."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+            lines = file.read(TAIL_BYTES).split(b"\n")
+    except OSError:  # its file is gone
+        return RunLine(None, None, None)
+    steps = [record for line in lines if (record := _record(line))]
+
+    def median(name: str) -> float | None:
+        known = [n for record in steps if (n := _number(record.get(name))) is not None]
+        return float(np.median(known)) if known else None
+
+    last = max((number for record in steps if (number := _count(record["step"]))), default=None)
+    return RunLine(last, median("step_s"), median("measured_s"))
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    try:
+        found = _table(json.loads(line))
+    except (ValueError, RecursionError):
+        return {}
+    return found if "step" in found else {}
 
 
 MOST_METHODS, MOST_BINS, MOST_TEXT = 24, 40, 200
@@ -206,6 +262,12 @@ class BatchLine:
     def best_speedup(self) -> float | None:
         """Speed-up over the fastest other method of this batch."""
         return min(self.speedups.values()) if self.speedups else None
+
+    @property
+    def rivals(self) -> dict[Scope, Rival]:
+        """The fastest static layouts of this batch."""
+        over = dict.fromkeys(self.over_tokens, ("tokens",))
+        return best_static(1.0, self.speedups, over)
 
     def value(self, name: str) -> float | None:
         """Return a figure of the table, ``None`` if the file lacks it."""

@@ -237,36 +237,6 @@ def _length_ranges(batches: Sequence[BatchLine]) -> go.Figure:
     return figure
 
 
-def speedup_figure(report: DatasetReport) -> go.Figure | None:
-    """Draw, per other method, the speed-ups of all batches as a box; a line where it is 1.
-
-    The whiskers are the least and the most. Return ``None`` if nothing was compared.
-    """
-    # From the bottom up: the strongest rival, over which the speed-up is least, is the lowest row.
-    methods = sorted(report.methods, key=lambda name: float(np.median(report.speedups(name))))
-    if not methods:
-        return None
-    # Five numbers of a method describe its box, so the page does not carry a number of every batch.
-    quartiles = [np.quantile(report.speedups(name), (0, 0.25, 0.5, 0.75, 1)) for name in methods]
-    least, low, middle, high, most = np.transpose(quartiles).tolist()
-    figure = go.Figure(
-        go.Box(
-            y=methods, lowerfence=least, q1=low, median=middle, q3=high, upperfence=most,
-            orientation="h", line={"color": BLUE, "width": 1.2}, width=0.5,
-            fillcolor="rgba(0,114,178,0.25)", showlegend=False, hoverinfo="skip",
-        )
-    )  # fmt: skip
-    labels = [
-        f"{name}<br><b>{ratio(row[2])}</b> ({ratio(row[0])} to {ratio(row[4])})"
-        for name, row in zip(methods, quartiles, strict=True)
-    ]
-    figure.update_yaxes(tickvals=methods, ticktext=labels)
-    figure.add_vline(1.0, line={"width": 1, "color": NEUTRAL, "dash": "dash"})
-    figure.update_xaxes(title_text="predicted time of the method divided by ours")
-    figure.update_layout(**_margins(132, 8, 10, 36))
-    return figure
-
-
 def spread_figure(report: DatasetReport) -> go.Figure | None:
     """Draw a histogram of every figure of `SPREADS` that the batches have."""
     known = [spread for spread in SPREADS if len(report.column(spread[0]))]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dash import dcc, html
 from dash.development.base_component import Component
 
-from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.api.mask import (
     CHANGES,
     MOVED,
@@ -29,7 +28,7 @@ from dcp_dashboard.facts.comparison import (
     compare_rows,
 )
 from dcp_dashboard.facts.findings import explain
-from dcp_dashboard.facts.text import SOURCE_LABELS
+from dcp_dashboard.facts.text import EVENT_WORDS, SOURCE_LABELS
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.summary import head_labels
 from dcp_dashboard.pages.charts import deltas_figure, graph, traffic_difference_figure
@@ -39,12 +38,12 @@ from dcp_dashboard.pages.layout import (
     canvas,
     headings,
     hint,
+    kind_legend,
     notes_list,
     number_cells,
     panel,
     plain_link,
     scrolling,
-    swatches,
     table,
     terms,
 )
@@ -58,7 +57,7 @@ PHASES = {"": "Both directions", "forward": "Forward", "backward": "Backward"}
 MINUS = "B − A"  # noqa: RUF001 - a minus
 
 JUDGEMENTS: dict[Judgement, str] = {
-    "better": "▲ B better", "worse": "▼ B worse", "equal": "equal", "none": ""
+    "better": "▲ B better", "worse": "▼ B worse", "equal": "about equal", "none": ""
 }  # fmt: skip
 
 
@@ -112,9 +111,8 @@ def kinds_panel(comparison: Comparison) -> Component:
     for row in found:
         factor = "-" if row.ratio is None else q.ratio(row.ratio)
         numbers = (text(row.first), text(row.second), factor)
-        # Most of such an event is the host's work before the first kernel, not copying.
-        kind = "Setup (copy)" if row.kind == "copy" else row.kind.capitalize()
-        rows.append(_numbers_row(f"{kind}, {row.direction}", numbers))
+        kind = EVENT_WORDS.get(row.kind, row.kind)
+        rows.append(_numbers_row(f"{kind.capitalize()}, {row.direction}", numbers))
     heads = headings(("Mean over devices", "A", "B", "B / A"), (1, 2, 3))
     return panel("Time by kind of event", [scrolling(table(heads, rows))])
 
@@ -187,7 +185,7 @@ def timelines_panel(comparison: Comparison, address: str, phase: str) -> Compone
     return panel(
         "Timelines",
         [
-            swatches(list(KIND_COLOURS.items())),
+            kind_legend(),
             html.Div(views, className="dcp-two-timelines"),
             hint(told),
         ],

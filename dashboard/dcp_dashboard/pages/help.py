@@ -6,6 +6,7 @@ from dash.development.base_component import Component
 from dcp_dashboard.api.encoding import KIND_COLOURS
 from dcp_dashboard.api.mask import FETCH_COLOURS, FETCHES
 from dcp_dashboard.facts.findings import DEFINITIONS
+from dcp_dashboard.facts.text import EVENT_WORDS
 from dcp_dashboard.pages.layout import attributes, framed, plain_link, swatches, terms
 
 PAGES = (
@@ -24,7 +25,7 @@ PAGES = (
 KIND_MEANINGS = {
     "attention": "the device computes tiles",
     "reduction": "the device merges partial results that have arrived",
-    "copy": "setup of forward or backward: the host prepares messages and kernels, the device "
+    "copy": "before forward or backward: the host prepares messages and kernels, the device "
     "copies its own tokens into working buffers",
     "send": "an outgoing message",
     "receive": "an incoming message",
@@ -129,7 +130,10 @@ def help_page() -> Component:
 
 
 def _colours() -> list[Component]:
-    kinds = ((swatches([(k, colour)]), KIND_MEANINGS[k]) for k, colour in KIND_COLOURS.items())
+    kinds = (
+        (swatches([(EVENT_WORDS.get(kind, kind), colour)]), KIND_MEANINGS[kind])
+        for kind, colour in KIND_COLOURS.items()
+    )
     pairs = zip(FETCHES, FETCH_COLOURS, strict=True)
     fetched = ((swatches([(name, colour)]), FETCH_MEANINGS[name]) for name, colour in pairs)
     return [

@@ -9,6 +9,8 @@ import dash_mantine_components as dmc
 from dash import dcc, html
 from dash.development.base_component import Component
 
+from dcp_dashboard.api.encoding import KIND_COLOURS
+from dcp_dashboard.facts.text import EVENT_WORDS
 from dcp_dashboard.library.folder import PlanEntry
 from dcp_dashboard.library.plans import version_of
 
@@ -196,6 +198,11 @@ def swatches(items: Sequence[tuple[str, str]]) -> Component:
         for label, colour in items
     ]
     return html.Div(entries, className="dcp-legend")
+
+
+def kind_legend() -> Component:
+    """Build the legend of a timeline."""
+    return swatches([(EVENT_WORDS.get(kind, kind), c) for kind, c in KIND_COLOURS.items()])
 
 
 def choice(

@@ -9,13 +9,18 @@ from dash.development.base_component import Component
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.findings import (
+    ACCOUNT_WORDS,
     DEFINITIONS,
     ROWS,
     Finding,
     answers,
+    device_seconds,
     findings,
+    idle_seconds,
+    idlest,
     leading_source,
     metric_cards,
+    uses,
 )
 from dcp_dashboard.facts.text import SOURCE_LABELS, window_text
 from dcp_dashboard.library.plans import LoadedPlan
@@ -25,9 +30,12 @@ from dcp_dashboard.pages.layout import (
     canvas,
     choice,
     framed,
+    headings,
     hint,
+    kind_legend,
     number_cells,
     panel,
+    scrolling,
     swatches,
     table,
     terms,
@@ -44,6 +52,12 @@ from dcp_dashboard.pages.plan_views import (
 from dcp_planner import Source
 from dcp_planner.causes import Account
 
+GAIN_HINT = (
+    "Every static layout of this batch, forward and backward of one layer. Caps: at most 1.10 "
+    "times the mean tokens, and compute, on a device. More tokens need more memory; more compute "
+    "is in the predicted time already."
+)
+
 MAX_STACKED_DEVICES = 8
 """Most devices of a plan whose predicted and measured timelines are both shown at first."""
 
@@ -52,7 +66,14 @@ def plan_page(loaded: LoadedPlan) -> Component:
     """Build the overview page of a plan."""
     title = f"{loaded.summary.mask} · {loaded.entry.relative}"
     answer, *rest = overview(loaded)
-    return framed(title, *frame(loaded, ""), answer, _tries(loaded), *rest)
+    return framed(title, *frame(loaded, ""), answer, _gain(loaded), _tries(loaded), *rest)
+
+
+def _gain(loaded: LoadedPlan) -> Component:
+    """Build the place of the static layouts of the batch; `page/gain.ts` asks for them."""
+    told = "No static layout can place this batch."
+    table = canvas("dcp-gain", f"/api/plan/{loaded.entry.key}/gain", "Gain", data_none=told)
+    return panel("What you gain (predicted)", [table, hint(GAIN_HINT)])
 
 
 def _tries(loaded: LoadedPlan) -> Component:
@@ -132,7 +153,7 @@ def _timeline_panel(loaded: LoadedPlan) -> Component:
         **attributes(data_show=shown, data_key="source", data_default=shown),
     )
     below = hint(" ".join([*row_names(loaded, is_paired=False), told]))
-    return panel("Timeline", [swatches(list(KIND_COLOURS.items())), views, below], tools=tools)
+    return panel("Timeline", [kind_legend(), views, below], tools=tools)
 
 
 def _timeline_view(loaded: LoadedPlan, source: Source) -> Component:
@@ -196,20 +217,23 @@ def _device_link(device: int) -> Component:
     )
 
 
-ACCOUNT_LOOKS: Mapping[Account, tuple[str, str]] = {
-    "computing": ("compute", KIND_COLOURS["attention"]),
-    "reducing": ("merging results", KIND_COLOURS["reduction"]),
-    "links": ("waiting for data transfer", KIND_COLOURS["send"]),
-    "latency": ("waiting for message latency", KIND_COLOURS["receive"]),
-    "others": ("waiting for compute of other devices", KIND_COLOURS["wait"]),
-    "launches": ("launch overhead", KIND_COLOURS["copy"]),
-    "idle": ("idle after finishing", NEUTRAL),
+ACCOUNT_COLOURS: Mapping[Account, str] = {
+    "computing": KIND_COLOURS["attention"],
+    "reducing": KIND_COLOURS["reduction"],
+    "launches": KIND_COLOURS["copy"],
+    "links": KIND_COLOURS["send"],
+    "latency": KIND_COLOURS["receive"],
+    "others": KIND_COLOURS["wait"],
+    "idle": NEUTRAL,
 }
-"""Words and colour of each account of a device's time, in the order of its columns."""
+"""Colour of each account of a device's time, in the order of `ACCOUNT_WORDS`."""
+
+MOST_BARS = 16
+"""Most devices whose bars are shown at once, the idlest; the others are folded away."""
 
 
 def answer_panel(loaded: LoadedPlan) -> Component:
-    """Build the answer: the largest cost in the run's time, or in the prediction without a run."""
+    """Build the answer: a run beside its prediction, or the prediction's largest cost."""
     source = leading_source(loaded)
     most, *rest = answers(loaded, source)
     parts: list[Component] = [
@@ -217,36 +241,70 @@ def answer_panel(loaded: LoadedPlan) -> Component:
         *(html.P(_told(finding, source)) for finding in rest),
     ]
     if rest:
-        parts += _accounting(loaded, source)
+        columns = [_uses(loaded, source), _idle(loaded, source)]
+        parts.append(html.Div(columns, className="dcp-columns"))
     title = f"Where the time goes ({SOURCE_LABELS[source].lower()})"
     return panel(title, parts, name="dcp-answer")
 
 
-def _accounting(loaded: LoadedPlan, source: Source) -> list[Component]:
-    """Build a bar for every device that divides all of its time by use."""
-    # Forward and backward together, ``[R, accounts]``; all accounts of a device add up to the run.
-    spent = loaded.why(source).accounting.spent_ns.sum(axis=0)
-    rows = []
-    for device, row in enumerate(spent):
-        shares = row / max(1, row.sum())
-        told = [
-            f"{words} {quantities.percent(share)}"
-            for (words, _), share in zip(ACCOUNT_LOOKS.values(), shares, strict=True)
-            if share
-        ]
-        label = f"Device {device}: " + ", ".join(told)
-        bar = {"background": _stripes(shares.tolist())}
-        rows.append(
-            html.Button(
-                [str(device), html.Span(style=bar)], type="button", title=label,
-                **attributes(aria_label=label, data_sel=f"device.{device}"),
-            )
-        )  # fmt: skip
-    bars = written(
-        rows, className="dcp-accounts dcp-scroll", role="group",
-        **attributes(aria_label="Use of each device's time"),
+def _uses(loaded: LoadedPlan, source: Source) -> Component:
+    """Build the table of the devices' time by use, the longest first; it explains the colours."""
+    found, q = uses(loaded, source), quantities
+    text = q.alike((s for use in found for s in (use.most_s, use.predicted_s or 0)), q.duration)
+    whole, rows = max(1e-12, sum(use.mean_s for use in found)), []
+    for use in found:
+        numbers = [text(use.mean_s), q.percent(use.mean_s / whole)]
+        numbers += [] if use.predicted_s is None else [text(use.predicted_s)]
+        most: list[Component | str] = ["-"]
+        if use.most_s:
+            most = [text(use.most_s), " on ", _device_link(use.device)]
+        name = swatches([(use.words, ACCOUNT_COLOURS[use.account])])
+        cells = [*number_cells(numbers), html.Td(most, className="dcp-number")]
+        rows.append(html.Tr([html.Th(name, scope="row"), *cells]))
+    names = ["Time of a device", "Mean", "Share", "Longest, on device"]
+    if source == "measured":
+        names.insert(3, "Predicted mean")
+    return scrolling(table(headings(names, range(1, len(names))), rows), "dcp-uses")
+
+
+def _idle(loaded: LoadedPlan, source: Source) -> Component:
+    """Build a bar for every device, the idlest first: work from the left, then what is idle."""
+    spent = device_seconds(loaded, source)
+    idle = idle_seconds(loaded, source)
+    whole = max(1e-12, float(np.sum([*spent.values()], axis=0).max()))
+    text = quantities.alike(idle, quantities.duration)
+    bars = [
+        _idle_bar(device, {name: float(of[device]) / whole for name, of in spent.items()},
+                  text(idle[device]))
+        for device in np.argsort(-idle, kind="stable").tolist()
+    ]  # fmt: skip
+    shown: list[Component] = bars[:MOST_BARS]
+    if bars[MOST_BARS:]:
+        more = quantities.counted(len(bars) - MOST_BARS, "more device")
+        shown.append(html.Details([html.Summary(f"{more}, less idle"), *bars[MOST_BARS:]]))
+    ends = [html.Span(quantities.duration(part * whole) if part else "0") for part in (0, 0.5, 1)]
+    scale = html.Div(ends, className="dcp-accounts-axis")
+    axis = html.Div([html.B(), scale], className="dcp-account", **attributes(aria_hidden="true"))
+    group = written(
+        [*shown, axis], className="dcp-accounts", role="group",
+        **attributes(aria_label="Use of each device's time, the idlest first"),
     )  # fmt: skip
-    return [bars, swatches(list(ACCOUNT_LOOKS.values()))]
+    return html.Div([html.P(_told(idlest(loaded, source), source)), group])
+
+
+def _idle_bar(device: int, shares: Mapping[Account, float], idle: str) -> Component:
+    told = [
+        f"{ACCOUNT_WORDS[name]} {quantities.percent(share)}"
+        for name, share in shares.items()
+        if share
+    ]
+    label = f"Device {device}: idle {idle}; " + ", ".join(told)
+    bar = html.Span(style={"background": _stripes([*shares.values()])})
+    return html.Button(
+        [html.B(str(device)), bar, html.I(idle)], type="button", className="dcp-account",
+        title=label,
+        **attributes(aria_label=label, data_sel=f"device.{device}"),
+    )  # fmt: skip
 
 
 def _stripes(shares: Sequence[float]) -> str:
@@ -255,7 +313,7 @@ def _stripes(shares: Sequence[float]) -> str:
     ends = np.cumsum([0.0, *shares]) * 100
     stripes = [
         f"{colour} {begin:.3f}% {end:.3f}%"
-        for (_, colour), begin, end in zip(ACCOUNT_LOOKS.values(), ends, ends[1:], strict=False)
+        for colour, begin, end in zip(ACCOUNT_COLOURS.values(), ends, ends[1:], strict=False)
     ]
     return f"linear-gradient(to right, {', '.join(stripes)})"
 

@@ -10,8 +10,9 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.text import TIMES
 from dcp_dashboard.library.folder import RUN_SUFFIX, STEP_SUFFIX, PlanEntry
-from dcp_dashboard.library.index import PlanLine, PlanRow
+from dcp_dashboard.library.index import PlanLine, PlanRow, read_run
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
 from dcp_dashboard.pages import tables
 from dcp_dashboard.pages.layout import (
@@ -19,7 +20,6 @@ from dcp_dashboard.pages.layout import (
     headings,
     number_cells,
     panel,
-    plain_link,
     table,
     terms,
 )
@@ -57,13 +57,16 @@ EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
 )
 """Bodies of requests, each with the `label` that the list shows."""
 
+
+def _times(value: float) -> str:
+    return f"{quantities.ratio(value)}{TIMES}"
+
+
 COLUMNS: tuple[Column[PlanLine], ...] = (
     Column("tokens", "Tokens", "Tokens of the packed batch", lambda s: s.tokens,
            quantities.count),
     Column("devices", "Devices", "Devices of the cluster", lambda s: s.devices,
            quantities.count),
-    Column("partitioner", "Placed by", "The method that placed blocks and tiles",
-           lambda s: s.partitioner, kind=""),
     Column("pairs", "Pairs", "Visible (query, key) pairs", lambda s: s.pairs,
            quantities.count),
     Column("density", "Density", "Visible pairs relative to a causal mask on each sequence",
@@ -76,12 +79,15 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
            lambda s: s.total_bytes, quantities.size),
     Column("predicted", "Predicted", "Simulated time, forward and backward, if the file holds it",
            lambda s: s.seconds.get("simulated"), quantities.duration),
+    Column("gain", "Gain", "Predicted speed-up of attention over the fastest static layout within "
+           "the token cap; dcpm plan --against static writes it", lambda s: s.gain, _times),
     Column("measured", "Measured", "Measured time, forward and backward",
            lambda s: s.seconds.get("measured"), quantities.duration),
 )  # fmt: skip
 
 NAME: Column[PlanLine] = Column("name", "Plan", "Mask and file", lambda s: s.mask, kind="")
 
+RUN_HEADS = ("Run", "Newest step", "Step time, median of the newest", "Attention, slowest rank")
 REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
 
 
@@ -97,17 +103,13 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
     sets = [row for row in reports if matches(row, asked.q)]
     count = f"{len(found)} of {len(rows)}" if asked.q else ""
     parts: list[Component] = [_title(library.root, rows), _tools(asked, count)]
-    # Of all rows, not of those found: a plan stays picked while a person searches for the other.
-    picked = next((row for row in (*session, *rows) if row.entry.key == asked.pick), None)
-    if picked is not None:
-        parts.append(_picked(picked, asked))
     if recent:
         note = "Plans opened or made in the browser. The server keeps them until it stops."
         heads: list[Component] = [
             html.Th(column.heading, scope="col", title=column.meaning, className=column.kind)
             for column in (NAME, *COLUMNS)
         ]
-        parts.append(_section("This session", _table(recent, asked, heads), note))
+        parts.append(_section("This session", _table(recent, heads), note))
     if sets:
         lines = [_report_row(row) for row in sets]
         shown = table(headings(REPORT_HEADS, (1, 2, 3)), lines, "dcp-reports")
@@ -117,19 +119,36 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         listed = [entry for entry in entries if tables.has_words(asked.q, (entry.relative,))]
         if listed:
             named = True
-            links = [html.Li(dcc.Link(e.relative, href=f"/{page}/{e.key}")) for e in listed]
-            parts.append(_section(title, html.Ul(links)))
+            parts.append(_section(title, _run_table(listed) if page == "run" else _links(listed)))
     if found:
         heads = tables.sortable_heads((NAME, *COLUMNS), asked, "/", "name")
         on_page, turn = tables.page_of(sort_rows(found, asked), asked, "/")
         # Rows that are shown are read now, however long the thread behind the index takes.
-        plans = _table(library.index.read(on_page), asked, heads)
+        plans = _table(library.index.read(on_page), heads)
         parts += [html.Div(plans, className="dcp-panel dcp-scroll", tabIndex=0), *turn]
     elif not (recent or sets or named):
         parts.append(html.P("No entry matches the search.", className="dcp-message"))
     if library.folder.bounds():
         parts.append(html.P(f"The folder holds more{library.folder.bounds()}."))
     return html.Div(parts)
+
+
+def _links(entries: Sequence[PlanEntry]) -> Component:
+    return html.Ul([html.Li(dcc.Link(e.relative, href=f"/step/{e.key}")) for e in entries])
+
+
+def _run_table(entries: Sequence[PlanEntry]) -> Component:
+    """Build a line for each run, with the time of its newest steps."""
+    rows, q = [], quantities
+    for entry in entries:
+        run = read_run(entry.path)
+        texts = (
+            "-" if run.last is None else q.count(run.last),
+            *("-" if s is None else q.duration(s) for s in (run.step_s, run.attention_s)),
+        )
+        name = html.Th(dcc.Link(entry.relative, href=f"/run/{entry.key}"), scope="row")
+        rows.append(html.Tr([name, *number_cells(texts)]))
+    return table(headings(RUN_HEADS, (1, 2, 3)), rows, "dcp-runs")
 
 
 def matches(row: PlanRow | ReportRow, search: str) -> bool:
@@ -181,16 +200,6 @@ def _open_button() -> tuple[Component, ...]:
     )  # fmt: skip
 
 
-def _picked(row: PlanRow, asked: Query) -> Component:
-    text: list[Component | str] = [
-        "Compare ",
-        html.Strong(row.entry.relative),
-        " with another plan: choose one below.",
-    ]
-    cancel = plain_link("Cancel", "/" + asked.url(pick=""))
-    return html.Div([html.Span(text), cancel], className="dcp-panel dcp-picked", role="status")
-
-
 def _section(title: str, content: Component, note: str = "") -> Component:
     beside = html.Span(note, className="dcp-muted")
     return panel(title, [html.Div(content, className="dcp-scroll")], tools=beside)
@@ -223,16 +232,15 @@ def empty_page(root: Path) -> Component:
     )
 
 
-def _table(rows: Sequence[PlanRow], asked: Query, heads: Sequence[Component]) -> Component:
+def _table(rows: Sequence[PlanRow], heads: Sequence[Component]) -> Component:
     name, *others = heads
     picture = html.Th("Mask", className="dcp-thumb-head", scope="col")
-    compare = html.Th("Compare", scope="col", title="Choose two plans to compare them")
     run = html.Th("Run", scope="col", title="Whether the file holds a recorded run")
     # Cells are made column by column, for one unit each; rows that cannot be read have none.
     known = [row.value for row in rows if row.value is not None]
     cells = iter(tables.cells_of(COLUMNS, known))
-    body = [_row(row, asked, next(cells) if row.value else []) for row in rows]
-    return table([picture, name, compare, *others, run], body, "dcp-plans")
+    body = [_row(row, next(cells) if row.value else []) for row in rows]
+    return table([picture, name, *others, run], body, "dcp-plans")
 
 
 def _name(entry: PlanEntry, href: str, title: str) -> Component:
@@ -247,10 +255,10 @@ def _broken_row(entry: PlanEntry, href: str, error: str, columns: int) -> list[C
     return [_name(entry, href, ""), reason]
 
 
-def _row(row: PlanRow, asked: Query, figures: Sequence[Component]) -> Component:
+def _row(row: PlanRow, figures: Sequence[Component]) -> Component:
     summary, href = row.value, f"/plan/{row.entry.key}"
     if summary is None:
-        cells = _broken_row(row.entry, href, row.error, len(COLUMNS) + 2)
+        cells = _broken_row(row.entry, href, row.error, len(COLUMNS) + 1)
         return html.Tr([html.Td(className="dcp-thumb"), *cells], className="dcp-broken")
     # Without a text: the picture says nothing to a screen reader that the row does not.
     picture = html.Img(src=f"/api{href}/thumbnail.png", alt="", width=40, height=40)
@@ -258,27 +266,10 @@ def _row(row: PlanRow, asked: Query, figures: Sequence[Component]) -> Component:
         [
             html.Td(picture, className="dcp-thumb"),
             _name(row.entry, href, summary.mask),
-            html.Td(_compare_link(row.entry, asked, has_run="measured" in summary.seconds)),
             *figures,
             html.Td(run_badge(summary.seconds)),
         ]
     )
-
-
-def _compare_link(entry: PlanEntry, asked: Query, *, has_run: bool) -> Component:
-    key, name = entry.key, entry.relative
-    if asked.pick == key:
-        return html.Span("selected", className="dcp-muted")
-    # With one plan picked, the link of every other row leads to the comparison.
-    if asked.pick:
-        href = f"/compare?a={asked.pick}&b={key}"
-        return plain_link("with this", href, aria_label=f"with {name}")
-    link = plain_link("choose", "/" + asked.url(pick=key), aria_label=f"Compare {name}")
-    if not has_run:
-        return link
-    claim = f"Compare the prediction and the run of {name}"
-    own = plain_link("with its run", f"/compare?a={key}&b={key}", aria_label=claim)
-    return html.Div([link, own], className="dcp-compare-links")
 
 
 def _report_row(row: ReportRow) -> Component:

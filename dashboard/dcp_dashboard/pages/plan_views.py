@@ -77,6 +77,10 @@ def frame(loaded: LoadedPlan, tab: str) -> list[Component]:
     others = [run_badge(summary.seconds), told]
     if loaded.provenance is not None:  # only a plan that holds its text can be edited
         others.append(plain_link("Edit and plan again", f"/edit?spec={loaded.entry.key}"))
+    others.append(plain_link("Compare", f"/compare?a={loaded.entry.key}"))
+    if "measured" in summary.seconds:
+        both = f"/compare?a={loaded.entry.key}&b={loaded.entry.key}"
+        others.append(plain_link("Run against prediction", both))
     title = title_bar(summary.mask, *others, _export_menu(loaded))
     return [changed_notice(loaded.entry), title, _tabs(loaded, tab)]
 
@@ -178,7 +182,10 @@ def mask_panel(loaded: LoadedPlan, *, side: int = 0) -> Component:
     options = [("all", quantities.counted(len(loaded.plan.tiles), "tile"))]
     options += [(kind, f"{quantities.count(number)} {kind}") for kind, number in counts.items()]
     kinds = choice("tiles", options, "all", "Kind of tiles to show", name="mask-kind")
-    return panel("Mask and placement", [picture, kinds, hint(MASK_HINT)], tools=tools)
+    parts = [picture, kinds, hint(MASK_HINT)]
+    if side:
+        parts = [html.Div(parts, className="dcp-mask-beside")]
+    return panel("Mask and placement", parts, tools=tools)
 
 
 def mode_choice(

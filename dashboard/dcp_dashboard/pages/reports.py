@@ -1,5 +1,6 @@
 """The pages of reports: many planned batches, `/dataset/<key>`; a training step, `/step/<key>`."""
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -12,6 +13,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
+from dcp_dashboard.facts.gain import gains_of_report
 from dcp_dashboard.facts.quantities import alike, count, counted, duration, ratio
 from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.index import BatchLine, DatasetReport
@@ -21,10 +23,10 @@ from dcp_dashboard.pages.charts import (
     TEMPLATE,
     graph,
     lengths_figure,
-    speedup_figure,
     spread_figure,
 )
 from dcp_dashboard.pages.layout import (
+    attributes,
     box,
     changed_notice,
     framed,
@@ -65,12 +67,17 @@ COLUMNS = (
 )  # fmt: skip
 
 
+LEAST_SPREAD = 20
+"""Fewest batches whose figures are drawn as histograms."""
+
+
 def dataset_page(library: PlanLibrary, key: str, query: str) -> Component:
     """Build the page of one report."""
     entry, report = library.report(key)
     parts = [changed_notice(entry), _title(entry, report), _summary_panel(report)]
     if report.batches:
         parts += [
+            _gain_panel(report),
             *_chart_panels(report),
             _table_panel(library, entry, report, tables.read_query(query)),
         ]
@@ -91,23 +98,9 @@ def summary_sentence(report: DatasetReport) -> str:
         if len(values := report.column(name))
     ]
     text += (f", median {' in '.join(medians)}" if medians else "") + "."
-    if report.rival is not None:
-        text += _speedup_sentence(report, report.rival)
     planned = report.column("plan_s")
     if len(planned):
         text += f" Planning took a median of {q.duration(float(np.median(planned)))} per batch."
-    return text
-
-
-def _speedup_sentence(report: DatasetReport, rival: str) -> str:
-    q, values = quantities, report.speedups(rival)
-    text = (
-        f" The predicted median speed-up over {rival}, the fastest other method, is "
-        f"{q.ratio(float(np.median(values)))} ({q.ratio(values.min())} to {q.ratio(values.max())})."
-    )
-    over = sum(rival in batch.over_tokens for batch in report.batches)
-    if over:
-        text += f" {rival} exceeds the token cap of a device in {q.counted(over, 'batch', 'es')}."
     return text
 
 
@@ -123,14 +116,16 @@ def _title(entry: PlanEntry, report: DatasetReport) -> Component:
     return title_bar(name, " · ".join(filter(None, facts)))
 
 
+def _gain_panel(report: DatasetReport) -> Component:
+    """Build the gains over all batches; `page/gain.ts` writes the table."""
+    gains = json.dumps([gain.to_json() for gain in gains_of_report(report)])
+    told = "No other method was planned. To compare methods, plan again with --against static."
+    table = html.Div(className="dcp-gain", **attributes(data_gains=gains, data_none=told))
+    return panel("What you gain (predicted): median over batches (least to most)", [table])
+
+
 def _summary_panel(report: DatasetReport) -> Component:
     parts: list[Component] = [html.P(summary_sentence(report), className="dcp-verdict")]
-    if report.rival is not None:
-        rule = (
-            "Speed-up per batch: predicted time, forward and backward, of the other method divided "
-            "by ours. The fastest other method is the one with the smallest median."
-        )
-        parts.append(hint(rule))
     notes = list(report.notes)
     if not report.is_complete:
         wanted = f" of {quantities.count(report.num_wanted)}" if report.num_wanted else ""
@@ -147,13 +142,12 @@ def _summary_panel(report: DatasetReport) -> Component:
 def _chart_panels(report: DatasetReport) -> list[Component]:
     """Draw the charts, or write a sentence where the report has no figures."""
     lengths = _chart("lengths", lengths_figure(report), "The report holds no lengths.")
-    nothing = "No other method was planned. To compare methods, plan again with --against static."
-    speedups = _chart("speedups", speedup_figure(report), nothing)
-    spreads = _chart("spreads", spread_figure(report), "The report holds no figures.")
-    small = (("Sequence lengths", lengths), ("Speed-up over each method", speedups))
-    panels = [panel(title, [chart], name="dcp-small-chart") for title, chart in small]
-    pair = html.Div(panels, className="dcp-columns")
-    return [pair, panel("Distribution over batches", [spreads], name="dcp-spreads")]
+    shown = [panel("Sequence lengths", [lengths], name="dcp-small-chart")]
+    # The table below shows a few batches as well as a histogram would.
+    if len(report.batches) >= LEAST_SPREAD:
+        spreads = _chart("spreads", spread_figure(report), "The report holds no figures.")
+        shown.append(panel("Distribution over batches", [spreads], name="dcp-spreads"))
+    return shown
 
 
 def _chart(name: str, figure: go.Figure | None, nothing: str) -> Component:

@@ -119,6 +119,11 @@ MOST_OTHERS = 20
 """Other runs that a page links to."""
 SECOND = "#cc79a7"
 """Purple (Okabe & Ito): the lines of the second run."""
+NO_STEP = "No step is chosen. Click a step of the charts: its figures stand here."
+WARM_UP = 3
+"""First steps of a run, which compile and allocate: they do not set the scale of an axis."""
+RECENT = 100
+"""Newest steps that the first sentence is about."""
 MOST_POINTS = 800
 """Most points of a line: of more steps, the least and the most of each stretch are kept."""
 
@@ -162,10 +167,15 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
             dcc.Store(id="run-key", data=[key, other]), dcc.Store(id="run-range"),
             dcc.Interval(id="run-clock", interval=EVERY_MS),
             title_bar(name.parent.name or name.name, told),
-            box([html.Div(_now(run), id="run-now")], "Latest step"),
+            box([html.Div(_now(run), id="run-now"), _newest(run)], "Latest step"),
             html.Div(comparison(runs), id="run-pair"),
-            html.Div(id="run-step"),
-            panel("Steps", [hint(note), graph("run-chart", run_figure(runs, None))]),
+            html.Div(
+                [
+                    panel("Steps", [hint(note), graph("run-chart", run_figure(runs, None))]),
+                    html.Div(panel("Step", [hint(NO_STEP)]), id="run-step", className="dcp-beside"),
+                ],
+                className="dcp-wide-columns",
+            ),
             *_others(library, key, other),
         )  # fmt: skip
 
@@ -197,24 +207,26 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
         return read_zoom(layout)
 
     @app.callback(
-        Output("run-now", "children"), Output("run-pair", "children"),
+        Output("run-now", "children"), Output("run-figures", "children"),
+        Output("run-pair", "children"),
         Output("run-chart", "figure"),
         Input("run-clock", "n_intervals"), Input("run-range", "data"), Input("run-key", "data"),
     )  # fmt: skip
-    def draw(_ticks: object, zoomed: object, keys: object) -> tuple[Component, Any, Any]:
+    def draw(_ticks: object, zoomed: object, keys: object) -> tuple[Component, Any, Any, Any]:
         is_tick = ctx.triggered_id == "run-clock"
 
-        def make(runs: Sequence[Run]) -> tuple[Component, Any, Any]:
+        def make(runs: Sequence[Run]) -> tuple[Component, Any, Any, Any]:
             written_ns = max(entry.mtime_ns for entry, _ in runs)
             # A zoom always redraws; the clock redraws only while the log still grows.
             if is_tick and time.time() - written_ns / 1e9 > STILL_S:
                 raise PreventUpdate
-            return _now(runs[0][1]), comparison(runs), run_figure(runs, _read_range(zoomed))
+            figure = run_figure(runs, _read_range(zoomed))
+            return _now(runs[0][1]), _figures(runs[0][1]), comparison(runs), figure
 
         try:
             return _read(library, keys, make)
         except DCPError as error:  # the log went away since the page was made
-            return html.Div(str(error), role="alert"), no_update, no_update
+            return html.Div(str(error), role="alert"), no_update, no_update, no_update
 
     @app.callback(
         Output("run-step", "children"), Input("run-chart", "clickData"), Input("run-key", "data")
@@ -307,7 +319,10 @@ def run_figure(runs: Sequence[Run], zoomed: Sequence[float] | None) -> go.Figure
                 style = {"name": letter + name, "dash": dash,
                          "color": SECOND if letter == "B " else colour}  # fmt: skip
                 _add_line(figure, drawn, field, _seen(drawn, zoomed), row, style)
-        figure.update_yaxes(**_axis(lines[0][0]), row=row, col=1)
+        parts = [(drawn.column(of), _seen(drawn, zoomed)) for _, drawn in runs for of, *_ in lines]
+        most = _top([values[seen] for values, seen in parts])
+        usual = _top([v[max(WARM_UP, seen.start) : seen.stop] for v, seen in parts])
+        figure.update_yaxes(**_axis(lines[0][0], most, usual), row=row, col=1)
         axis = "" if row == 1 else str(row)
         annotate(figure, axis, f"<b>{heading}</b>", "left")
     # A long log forgets its oldest records, but not which steps left a trace.
@@ -323,7 +338,7 @@ def run_figure(runs: Sequence[Run], zoomed: Sequence[float] | None) -> go.Figure
     figure.update_xaxes(title_text="step", row=len(CHARTS), col=1)
     figure.update_layout(
         template=TEMPLATE, height=HEIGHT, margin={"l": 52, "r": 8, "t": 40, "b": 36},
-        dragmode="zoom", hovermode="closest", showlegend=True,
+        dragmode="zoom", hovermode="x", showlegend=True,
         legend={"orientation": "h", "y": 1.03, "yanchor": "bottom", "x": 1, "xanchor": "right"},
     )  # fmt: skip
     return figure
@@ -347,24 +362,80 @@ def _add_line(
         mode="lines" if is_line else "markers", connectgaps=False,
         line={"width": 1.2, "color": style["color"], "dash": style["dash"]},
         # The second chart alone has two kinds of lines, which need their names.
-        marker={"size": 3, "color": style["color"]}, showlegend=row == 2,
+        marker={"size": 7, "color": style["color"]}, showlegend=row == 2,
         hovertemplate="step %{x}<br>" + style["name"] + " %{y}<extra></extra>",
     )  # fmt: skip
 
 
-def _axis(field: str) -> dict[str, Any]:
-    """Return the settings of the axis of a number; ``Any``: plotly takes texts and numbers."""
+def _top(columns: Sequence[Floats]) -> float:
+    """Return the largest known value of some columns, 0 without one."""
+    return max((float(np.nanmax(one)) for one in columns if (~np.isnan(one)).any()), default=0.0)
+
+
+def _axis(field: str, most: float, usual: float) -> dict[str, Any]:
+    """Return the settings of the axis of a number; ``Any``: plotly takes texts and numbers.
+
+    `most` is the largest value, `usual` that of the steps behind the first ones.
+    """
     if field.endswith("_s"):
-        return {"tickformat": "~s", "ticksuffix": "s", "rangemode": "tozero", "nticks": 4}
+        found: dict[str, Any] = {"tickformat": "~s", "ticksuffix": "s", "nticks": 4}
+        # First steps that are far above all others leave the chart at its top.
+        is_cut = 0 < 1.5 * usual < most
+        return found | ({"range": [0, 1.1 * usual]} if is_cut else {"rangemode": "tozero"})
     if field.endswith("share"):
         return {"tickformat": ".0%", "rangemode": "tozero", "nticks": 4}
-    return {"tickformat": "d", "rangemode": "tozero", "nticks": 4}
+    # Ranks and plans are whole: at most five ticks, none between two of them. Dots lie inside.
+    step = max(1, -(-most // 4))
+    return {"tickformat": "d", "tick0": 0, "dtick": step, "range": [-0.3 * step, most + 0.3 * step]}
+
+
+def run_sentence(run: RunHistory) -> str:
+    """Say how long a step takes, what attention takes of it, and which rank holds it up."""
+    if not len(run):
+        return "The run has written no step yet."
+    columns = {name: run.column(name)[-RECENT:] for name, *_ in FACTS}
+    middle = {
+        name: float(np.median(known))
+        for name, values in columns.items()
+        if len(known := values[~np.isnan(values)])
+    }
+    last, recent = run.last, min(RECENT, len(run))
+    text = f"Step {count(float(last['step'] or 0))} is the newest."
+    if "step_s" in middle:
+        text = f"A step takes {duration(middle['step_s'])}, the median of the last {recent}."
+    if "measured_s" in middle:
+        text += f" Attention of the slowest rank takes {duration(middle['measured_s'])}"
+        if middle.get("predicted_s"):
+            times = ratio(middle["measured_s"] / middle["predicted_s"])
+            text += f", {times} times the predicted {duration(middle['predicted_s'])}"
+        text += "."
+    slowest = run.column("slowest")[-RECENT:]
+    slowest = slowest[~np.isnan(slowest)].astype(np.int64)
+    if len(slowest):
+        ranks, often = np.unique(slowest, return_counts=True)
+        rank, steps = int(ranks[often.argmax()]), int(often.max())
+        text += f" Rank {rank} is slowest in {steps} of {len(slowest)} steps"
+        is_it = last.get("why") and last.get("slowest") == rank
+        text += f": {last['why']}." if is_it else "."
+    if "exposed_share" in middle:
+        text += f" The rank that waits longest waits {percent(middle['exposed_share'])} of that."
+    return text
 
 
 def _now(run: RunHistory) -> Component:
     lost = f"The disk is too slow: {counted(run.dropped, 'step')} not written to the log."
     notes = [hint(lost)] if run.dropped else []
-    return html.Div([terms(run.sentences(), "dcp-terms"), *notes])
+    return html.Div([html.P(run_sentence(run), className="dcp-verdict"), *notes])
+
+
+def _newest(run: RunHistory) -> Component:
+    """Build the figures of the newest step, folded; new figures do not fold them again."""
+    parts = [html.Summary("The newest step in figures"), html.Div(_figures(run), id="run-figures")]
+    return html.Details(parts, className="dcp-definitions")
+
+
+def _figures(run: RunHistory) -> Component:
+    return terms(run.sentences(), "dcp-terms")
 
 
 def _step_panel(library: PlanLibrary, entry: PlanEntry, run: RunHistory, step: int) -> Component:

@@ -9,7 +9,6 @@ import dash_mantine_components as dmc
 from dash import html
 from dash.development.base_component import Component
 
-from dcp_dashboard.facts.quantities import alike
 from dcp_dashboard.pages.layout import attributes, plain_link
 
 MAX_SEARCH = 100
@@ -26,7 +25,6 @@ class Query:
     sort: str = ""  # name of a column, empty for the table's own order
     desc: bool = False
     page: int = 0
-    pick: str = ""  # key of a plan that waits for another one to be compared with
 
     def url(self, **changed: Any) -> str:  # Any: values of the attributes
         """Return the query of a link with some attributes changed.
@@ -44,7 +42,7 @@ def read_query(text: str) -> Query:
     """Read the query of a URL; wrong values count as left out.
 
     >>> read_query("?q=x&sort=tokens&desc=1&page=-3")
-    Query(q='x', sort='tokens', desc=True, page=0, pick='')
+    Query(q='x', sort='tokens', desc=True, page=0)
     """
     try:
         asked = parse_qs(text.removeprefix("?"), max_num_fields=50)
@@ -58,7 +56,6 @@ def read_query(text: str) -> Query:
         sort=first.get("sort", "")[:40],
         desc=asked.get("desc") == ["1"],
         page=int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 0,
-        pick=first.get("pick", "")[:16],
     )
 
 
@@ -93,13 +90,11 @@ class Column(Generic[Item]):
     kind: str = "dcp-number"
 
     def cells(self, items: Iterable[Item]) -> list[Component]:
-        """Build the cells of some items, numbers in one unit."""
+        """Build the cells of some items, each number in its own unit: rows are no series."""
         values = [self.value(item) for item in items]
-        # Over the shown rows alone: the unit of a page does not depend on the other pages.
-        known = [value for value in values if isinstance(value, int | float)]
-        text = alike(known, self.text)
         return [
-            html.Td("-" if value is None else text(value), className=self.kind) for value in values
+            html.Td("-" if value is None else self.text(value), className=self.kind)
+            for value in values
         ]
 
 

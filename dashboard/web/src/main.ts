@@ -9,6 +9,7 @@ import { loadWhenOpen, TileTable } from "./mask/tile_table.ts";
 import { drawn, mountViews, plain } from "./mount.ts";
 import { followChanges } from "./page/changed.ts";
 import { Choice, Shown } from "./page/choice.ts";
+import { GainTable, loadGains } from "./page/gain.ts";
 import { Inspector } from "./page/inspector.ts";
 import { followKeyboardMap } from "./page/keyboard.ts";
 import { followLinks, openPage } from "./page/navigation.ts";
@@ -49,6 +50,7 @@ mountViews({
   "dcp-traffic-cells": drawn(Traffic),
   "dcp-tile-table": drawn(TileTable, loadWhenOpen),
   "dcp-sequence-table": drawn(SequenceTable, loadWhenOpen),
+  "dcp-gain": drawn(GainTable, loadGains),
   "dcp-inspector": plain(Inspector),
   "dcp-device-table": plain(DeviceTable),
   "dcp-choice": plain(Choice),

@@ -78,6 +78,15 @@ class Diagnostic:
     fix: Fix | None = None
     is_unknown_name: bool = False
 
+    @property
+    def guess(self) -> Fix | None:
+        """The change that the hint proposes; a person decides whether it mends the text."""
+        given = self.source_line[self.column - 1 : self.end_column - 1]
+        if not isinstance(self.hint, Guess) or len(given) != self.end - self.start:
+            return None
+        title = f"replace `{given}` by `{self.hint.word}`"
+        return Fix(title, (Edit(self.start, self.end, self.hint.word),))
+
     def render(self) -> str:
         """Return the long form: message, place, source line with caret, hint.
 

@@ -127,19 +127,23 @@ class BatchRow:
         seconds = {name: theirs.predicted_s for name, theirs in self.others.items()}
         return best_static(self.figures.predicted_s, seconds, self.over_caps)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON object; `Any`: what JSON holds."""
-        others = {
+    @property
+    def against(self) -> dict[str, Any]:
+        """The other backends' figures, and the caps that each exceeds; `Any`: JSON values."""
+        return {
             name: {figure: getattr(theirs, figure) for figure in _COMPARED}
             | {"over_caps": list(self.over_caps[name])}
             for name, theirs in self.others.items()
         }
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON object; `Any`: what JSON holds."""
         return (
             self.figures.to_json()
             | {name: getattr(self, name) for name in _TOLD}
             | {
                 "lengths": self.lengths._asdict(),
-                "against": others,
+                "against": self.against,
                 "best_static": {scope: r._asdict() for scope, r in self.best_static.items()},
             }
         )
@@ -166,7 +170,7 @@ class PlannedMask:
         Raises:
             PlanFileError: if the file cannot be written.
         """
-        write_plan(path, self.plan, [self.trace])
+        write_plan(path, self.plan, [self.trace], against=self.row.against)
         return replace(self, row=replace(self.row, file=str(path)))
 
 

@@ -22,7 +22,7 @@ from .path import (
     account_for,
     critical_path,
 )
-from .suggestions import front_plans, suggest
+from .suggestions import front_plans, static_plans, suggest
 
 __all__ = [
     "ACCOUNTS",
@@ -51,6 +51,7 @@ __all__ = [
     "find_dependencies",
     "front_plans",
     "headline",
+    "static_plans",
     "suggest",
     "three_sentences",
     "unlike_batches",

@@ -24,7 +24,7 @@ NOUNS: Mapping[Name, str] = {
     "tiles": "masked pairs that kernels compute anyway",
     "links": "data transfer",
     "latency": "message latency",
-    "launches": "launch overhead",
+    "launches": "host work",
     "idle": "devices without work",
     "order": "waiting for earlier work of other devices",
     "memory": "freeing buffers early",
@@ -37,7 +37,7 @@ CONDITIONS: Mapping[Name, str] = {
     "tiles": "if kernels computed visible pairs only",
     "links": "with infinitely fast links",
     "latency": "without message latency",
-    "launches": "without launch overhead",
+    "launches": "without host work",
     "idle": "if devices without work took their share",
     "order": "if no device waited for earlier work of others",
     "memory": "without a memory limit",
@@ -125,7 +125,7 @@ def headline(why: Why, seconds: TimeText, share: ShareText = percent) -> str:
         f"{share(spent['idle'])} idle after finishing",
     ]
     if spent["launches"] >= LEAST_SHARE:
-        told.insert(2, f"{share(spent['launches'])} on launch overhead")
+        told.insert(2, f"{share(spent['launches'])} on host work")
     taken = f"The plan takes {seconds(why.diagnosis.seconds)}. Its devices spend {joined(told)}."
     # If nothing travels, the hidden share is 1, which says nothing.
     if not why.trace.size_bytes.any():
@@ -219,7 +219,7 @@ def _step_text(trace: Trace, event: int, step: str) -> str:
         text = f"{name} on device {device}, division {division}"
     # A copy begins the program of a direction, so it is its start, whatever the kind of step.
     if trace.kind[event] == EVENT_KINDS.index("copy"):
-        text = f"setup on device {device}"
+        text = f"host work on device {device}"
     elif step == "launches":
         text = f"gap before: {text}"
     return f"{text}, {'backward' if trace.is_backward[event] else 'forward'}"

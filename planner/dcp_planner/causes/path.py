@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from dcp_dsl.arrays import Bytes, Floats, Indices, Ints, Record
+from dcp_dsl.arrays import Bools, Bytes, Floats, Indices, Ints, Record
 from dcp_planner.causes.alternatives import Free, cluster_without
 from dcp_planner.causes.dependencies import (
     COMPUTE,
@@ -74,7 +74,8 @@ class Accounting(Record):
 
     Attributes:
         spent_ns: int64 ``[2, R, 7]``, by direction (forward, backward), device and `ACCOUNTS`; for
-            each device they add up to the length of the direction, without the time between layers.
+            each device they add up to the length of the run, without the time between layers. A
+            moment in which others are still in forward counts for the direction of the device.
     """
 
     spent_ns: Annotated[Ints, 2, "R", "K"]
@@ -117,21 +118,39 @@ def account_for(trace: Trace, found: Dependencies, num_devices: int) -> Accounti
     np.add.at(spent, (side[is_work], trace.device[is_work], account[is_work]), length[is_work])
     _blame_waits(trace, found, spent)
     begins, gap = layer_gaps(trace)
+    works = is_work | (trace.lane == WAIT)
+    ended = np.full(num_devices, np.iinfo(np.int64).min)  # of each device's share of forward
     for backward in range(2):
         here = trace.is_backward == bool(backward)
         if not here.any():
             continue
-        begin, end = int(trace.start_ns[here].min()), int(trace.end_ns[here].max())
-        finished = np.full(num_devices, begin)
-        mine = here & (is_work | (trace.lane == WAIT))
+        first, last = int(trace.start_ns[here].min()), int(trace.end_ns[here].max())
+        mine = here & works
+        finished = np.full(num_devices, first)
         np.maximum.at(finished, trace.device[mine], trace.end_ns[mine])
+        # In a run a device begins backward while others still work on forward.
+        begin, end = np.maximum(first, ended), np.full(num_devices, last)
+        if not backward:
+            end = ended = _until_backward(trace, works, finished, end)
+        finished = np.maximum(finished, begin)
         spent[backward, :, _IDLE] = end - finished
-        inside = here[begins] & (trace.start_ns[begins] - gap >= begin)
+        inside = here[begins] & (trace.start_ns[begins] - gap >= first)
         between = np.bincount(trace.device[begins[inside]], gap[inside]).max(initial=0)
         # Other gaps between events are time to start the next one.
         rest = end - begin - int(between) - spent[backward].sum(axis=1)
         spent[backward, :, _STARTS] += rest
     return Accounting(spent)
+
+
+def _until_backward(trace: Trace, works: Bools, finished: Ints, end: Ints) -> Ints:
+    """Bound the end of forward by the begin of each device's backward, int64 ``[R]``.
+
+    A device that computes forward again during backward keeps the end of all: both are mixed.
+    """
+    began = np.full(len(end), np.iinfo(np.int64).max)
+    mine = works & trace.is_backward
+    np.minimum.at(began, trace.device[mine], trace.start_ns[mine])
+    return np.where(finished <= began, np.minimum(end, began), end)
 
 
 def _blame_waits(trace: Trace, found: Dependencies, spent: Ints) -> None:

@@ -18,7 +18,7 @@ from dcp_planner.errors import PlanError
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.problem import Workload
 from dcp_planner.plan.assembly import Arranged, emit_plans
-from dcp_planner.search.partitioners import PARTITIONERS, place, place_front
+from dcp_planner.search.partitioners import PARTITIONERS, place, place_front, static_layouts
 from dcp_planner.simulation.schedules import schedules_kept
 from dcp_planner.simulation.simulator import predict
 from dcp_planner.tables.plan import ComputeBlocks, Plan, columns_of
@@ -106,6 +106,30 @@ def front_plans(plan: Plan) -> tuple[Plan, ...]:
         found = Arranged.of(workload, point.placement, cluster, config)
         plans += emit_plans([found], [1], cluster, config)
     return tuple(plans)
+
+
+@schedules_kept()
+def static_plans(plan: Plan) -> dict[str, Plan]:
+    """Plan the batch of a plan by every static layout that its heads and devices allow.
+
+    Each layout is taken as it is, whatever caps it exceeds. The plans are those that `dcpm plan
+    --against static` compares with, if the batch was planned without a memory limit.
+
+    Raises:
+        PlanError: if the plan has more tiles than somebody waits for.
+    """
+    if len(plan.tiles) > _MOST_TILES:
+        raise PlanError(
+            f"expected at most {_MOST_TILES:,} tiles, got {len(plan.tiles):,}; compare with "
+            "`dcpm plan ... --against static`, or plan with larger blocks"
+        )
+    start, found = replace(_Start.of(plan, None), config=PlanConfig()), {}
+    for name in static_layouts(start.workload.shape, plan.cluster):
+        try:
+            found[name] = start.planned(partitioner=name)
+        except PlanError:  # this layout cannot place this batch
+            continue
+    return found
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ def why(plan: str, against: str | None, is_trying: bool, as_json: bool) -> None:
     """Explain the predicted time of PLAN, a .dcpplan file, and list changes to try.
 
     The simulator predicts the plan again without each cause: with infinitely fast links, without
-    message latency, without launch overhead, with compute shared evenly. The command plans every
+    message latency, without host work, with compute shared evenly. The command plans every
     change before it lists the change.
     """
     from dcp_planner.causes.diagnosis import find_causes

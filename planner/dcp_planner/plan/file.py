@@ -78,23 +78,32 @@ class PlanFile:
     meta: Mapping[str, Any]
 
 
-def write_plan(path: str | Path, plan: Plan, traces: Sequence[Trace] = ()) -> None:
+def write_plan(
+    path: str | Path,
+    plan: Plan,
+    traces: Sequence[Trace] = (),
+    *,
+    against: Mapping[str, Any] | None = None,
+) -> None:
     """Write a plan and its traces; the same arguments give the same bytes.
 
     The file appears under its name only when it is whole; a failure leaves nothing behind and an
     older file as it was. A provenance of more than 16 MiB is left out, as `left_out` says, and so
-    are names of sequences of more than 1 MiB.
+    are names of sequences of more than 1 MiB. `against` is for people (`Any`: JSON values): figures
+    of other methods by their name, as in the report of a data set.
 
     Raises:
         PlanFileError: if it cannot be written.
     """
     check_writable(path, PlanFileError)  # before the work
-    data = encode_plan(plan, traces)
+    data = encode_plan(plan, traces, against=against)
     with replacing(path, PlanFileError) as draft:
         draft.write_bytes(data)
 
 
-def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
+def encode_plan(
+    plan: Plan, traces: Sequence[Trace] = (), *, against: Mapping[str, Any] | None = None
+) -> bytes:
     """Return the bytes that `write_plan` writes.
 
     Raises:
@@ -120,6 +129,8 @@ def encode_plan(plan: Plan, traces: Sequence[Trace] = ()) -> bytes:
         meta["head_groups"] = plan.head_groups
     if plan.sequence_names and len(json.dumps(plan.sequence_names)) <= _NAMES_LIMIT_BYTES:
         meta["sequence_names"] = plan.sequence_names
+    if against:
+        meta["against"] = dict(against)
     members = {_META: json.dumps(meta, indent=1).encode()}
     members |= {
         f"{name}.arrow": encode_table(name, tables[name]) for name in TABLES if name in tables

@@ -33,7 +33,7 @@ STOPS = [
     (f"plan/{PLAN}/mask?sel=division.1", ".dcp-mask[data-state=drawn]"),
     (f"compare?a={PLAN}&b={OTHER}", ".main-svg"),
     ("compare", "main h1"),
-    (f"dataset/{plan_key('report.dcpbatches.json')}", "#speedups .main-svg"),
+    (f"dataset/{plan_key('report.dcpbatches.json')}", ".dcp-gain table"),
     (f"step/{plan_key('a.dcpstep.json')}", "#step .main-svg"),
     (f"run/{plan_key('run.dcprun.jsonl')}", "#run-chart .main-svg"),
     ("help", "main h1"),

@@ -27,7 +27,7 @@ def own(visit, tmp_path):
 ONE_ROW = "() => document.querySelectorAll('.dcp-plans tbody tr').length === 1"
 
 
-def test_search_and_choosing_two_plans(visit, paired_folder):
+def test_search_and_comparing_two_plans(visit, paired_folder):
     with visit.serving(paired_folder):
         page = visit.open("?sort=tokens")
         page.wait_for_selector("table.dcp-plans")
@@ -39,13 +39,15 @@ def test_search_and_choosing_two_plans(visit, paired_folder):
         page.reload()
         page.wait_for_function(ONE_ROW)
         assert page.input_value("#search") == "zigzag.dcp"
-        page.click("[aria-label='Compare zigzag.dcpplan']")
-        page.wait_for_selector("text=choose one below")
-        page.fill("#search", "")
-        page.click("[aria-label='with contiguous.dcpplan']")
+        page.click(".dcp-plans >> text=zigzag.dcpplan")
+        page.click(".dcp-title >> text='Compare'")
+        page.wait_for_selector("#compare-b")
+        assert page.input_value("#compare-a").startswith("zigzag.dcpplan · predicted")
+        page.click("#compare-b")
+        page.click("[role=option]:visible >> text=contiguous.dcpplan · predicted")
         page.wait_for_selector(".dcp-verdict")
         a, b = (plan_key(f"{name}.dcpplan") for name in ("zigzag", "contiguous"))
-        assert page.url.endswith(f"/compare?a={a}&b={b}")
+        assert page.url.endswith(f"/compare?a={a}&as=simulated&b={b}&bs=simulated")
 
 
 def test_a_file_is_opened_by_button_and_by_drop(visit, own, served_folder):
@@ -121,21 +123,12 @@ def test_a_planned_data_set_leads_to_its_plans(visit, own, small_plan):
     write_plan(own / "b1.dcpplan", small_plan)
     page = visit.open("")
     page.click("text=rows.parquet")
-    page.wait_for_selector(
-        "text=median speed-up over static:ring, the fastest other method, is 2.00"
-    )
-    page.wait_for_selector("#speedups .main-svg")
+    told = "If attention takes 30 % of a step, a step is 1.18\u00d7 (1.18 to 1.18) as fast"
+    page.wait_for_selector(f"text={told}")
+    page.fill("#dcp-share", "100")
+    page.wait_for_selector("text=If attention takes 100 % of a step, a step is 2.00\u00d7")
     page.click("th >> text=Tokens")
     page.wait_for_selector("th[aria-sort=descending] >> text=Tokens")
-    assert page.locator("tbody td").first.inner_text() == "0"
+    assert page.locator("[aria-label=Batches] tbody td").first.inner_text() == "0"
     page.click("text=b1.dcpplan")
     page.wait_for_selector(".dcp-mask[data-state=drawn]")
-
-
-def test_ways_to_compare_stand_below_each_other(visit):
-    page = visit.open("")  # one plan with a run, one without
-    page.wait_for_selector("table.dcp-plans")
-    links = page.locator(".dcp-plans a >> text=choose")
-    boxes = [links.nth(i).bounding_box() for i in range(links.count())]
-    assert len(boxes) == 2
-    assert boxes[0]["x"] == boxes[1]["x"]

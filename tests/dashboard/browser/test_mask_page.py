@@ -23,6 +23,29 @@ def hollow(colour):
     return "#" + "".join(f"{int(np.floor(value + 0.5)):02x}" for value in mixed)
 
 
+def test_the_picture_and_the_colours_of_its_devices_fit_the_window(visit):
+    page = open_mask(visit, "deep/large.dcpplan")
+    for width, height in ((1440, 900), (1440, 700), (1920, 1080)):
+        page.set_viewport_size({"width": width, "height": height})
+        inside = "(height) => document.documentElement.scrollHeight <= height"
+        page.wait_for_function(inside, arg=height)
+        box = page.locator(".dcp-mask").bounding_box()
+        assert box["y"] + box["height"] <= height
+        assert box["width"] > 0.6 * (height - 200)
+    colours = device_colours(4, 8)
+    named = page.locator(".dcp-legend-devices .dcp-legend-item")
+    assert named.all_inner_texts() == [str(device) for device in range(32)]
+    shown = named.locator(".dcp-swatch").evaluate_all(
+        "(all) => all.map((e) => e.style.backgroundColor.match(/\\d+/g).map(Number))"
+    )
+    assert shown == [[int(c[i : i + 2], 16) for i in (1, 3, 5)] for c in colours]
+    assert page.get_attribute(".dcp-finder", "placeholder").startswith("Find ")
+    named.nth(9).click()
+    page.wait_for_selector(".dcp-inspector h3 >> text=Device 9")
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_function("() => document.documentElement.scrollWidth <= 390")
+
+
 def test_enter_zooms_to_a_tile_until_its_pairs_are_seen(visit, large_plan):
     page = open_mask(visit, "deep/large.dcpplan")
     tiles, blocks = large_plan.tiles, large_plan.blocks

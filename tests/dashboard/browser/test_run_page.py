@@ -52,15 +52,22 @@ NEIGHBOURS = f"() => ({DRAWN})('x').every((x, n, all) => !n || x === all[n - 1] 
 
 def test_a_run_is_followed_zoomed_exactly_and_a_step_opens_its_trace(visit, page, log):
     newest = page.locator("#run-now")
+    newest.get_by_text("A step takes 1 s, the median of the last 100.").wait_for()
+    page.click("text=The newest step in figures")
+    newest = page.locator("#run-figures")
     newest.get_by_text("batch 2999").wait_for()
     assert "1.25 times the prediction" in newest.text_content()
     steps = page.evaluate(DRAWN, "x")
     assert len(steps) <= 800  # of 3,000
     assert max(page.evaluate(DRAWN, "y")) == 9.5  # and the slow one is among them
 
-    page.locator("#run-chart .xy .points path.point").click(force=True)
+    chart = page.locator("#run-chart .xy .points path.point")
+    before = page.locator("#run-chart").bounding_box()
+    chart.click(force=True)
     panel = page.locator("#run-step")
     panel.get_by_text("Step 1,500 · batch 1500").wait_for()
+    assert page.locator("#run-chart").bounding_box() == before  # a click moves no chart
+    assert panel.bounding_box()["x"] > before["x"] + before["width"]
     assert "rank 1 is slow" in panel.text_content()
     link = panel.get_by_text("Plan and trace of this step")
     assert link.get_attribute("href") == f"/plan/{plan_key('today/kept.dcpplan')}/timeline"

@@ -23,6 +23,22 @@ sample odd(question_len = 4)
 """
 
 
+def test_of_two_misspelt_names_both_have_a_change_and_only_the_sure_one_is_certain():
+    answer = check_text({"text": "mask a = casual\nmask b = shard_qestion\n"})
+    changes = [(f["fix"]["title"], f["is_certain"]) for f in answer["findings"]]
+    assert changes == [
+        ("replace `casual` by `causal`", True),
+        ("replace `shard_qestion` by `shared_question`", True),
+    ]
+    answer = check_text({"text": "mask answer_mask = casual\nmask b = anser\n"})
+    assert [f["is_certain"] for f in answer["findings"]] == [True, False]
+    (edit,) = answer["findings"][1]["fix"]["edits"]
+    begin = len("mask answer_mask = casual\nmask b = ")
+    assert edit == {"start": begin, "end": begin + len("anser"), "text": "answer_mask"}
+    answer = check_text({"text": "mask a = qqqqqqqqqq\n"})
+    assert answer["findings"][0]["fix"] is None
+
+
 def test_findings_are_those_of_the_checker_with_their_places_and_fixes():
     text = "mask a = casual\nmask b = q <"
     answer = json.loads(json.dumps(check_text({"text": text})))

@@ -17,6 +17,7 @@ from dcp_dashboard.facts.comparison import (
     compare_devices,
     compare_kinds,
     compare_rows,
+    judge,
 )
 from dcp_dashboard.facts.findings import explain
 from dcp_dashboard.facts.quantities import duration
@@ -27,6 +28,7 @@ from dcp_dashboard.library.plans import PlanLibrary, loaded_plan
 from dcp_dashboard.pages.charts import MORE, deltas_figure, traffic_difference_figure
 from dcp_dashboard.pages.compare import Choice, compare_url, load_comparison, read_choices
 from dcp_planner import LANES, predict, simulate
+from dcp_planner.report import Difference
 from dcp_planner.simulation import EVENT_KINDS
 
 
@@ -51,6 +53,14 @@ def made_side(name, plan, trace):
 
 def row(comparison, name):
     return next(row for row in compare_rows(comparison) if row.difference.name == name)
+
+
+@pytest.mark.parametrize(
+    ("second", "judged"),
+    [(1.0, "equal"), (1.001, "equal"), (0.9905, "equal"), (1.02, "worse"), (0.98, "better")],
+)
+def test_what_differs_by_less_than_noise_is_neither_better_nor_worse(second, judged):
+    assert judge(Difference("makespan", 1.0, second), "less") == judged
 
 
 def test_times_by_kind_are_sums_over_the_events_of_the_mean_device(library):

@@ -5,10 +5,11 @@ import json
 import pytest
 from plotly.utils import PlotlyJSONEncoder
 
+from dcp_dashboard.facts.gain import SCOPES, gains_of_report
 from dcp_dashboard.library.folder import plan_key
 from dcp_dashboard.library.index import parse_report, read_report
 from dcp_dashboard.library.plans import PlanLibrary
-from dcp_dashboard.pages.charts import lengths_figure, speedup_figure, spread_figure
+from dcp_dashboard.pages.charts import lengths_figure, spread_figure
 from dcp_dashboard.pages.reports import sort_batches, summary_sentence
 from dcp_dashboard.pages.tables import PAGE_ROWS, Query, read_query
 from dcp_dashboard.web.app import render_page
@@ -42,13 +43,36 @@ def page_of(folder, name, query=""):
     return json.dumps(page, cls=PlotlyJSONEncoder, ensure_ascii=False)
 
 
-def test_a_fastest_method_over_the_token_cap_is_said_to_be_so():
+def test_the_gain_is_told_within_the_token_cap_and_of_all():
     batches = [batch(i, *times) for i, times in enumerate(TIMES)]
     for index, caps in ((0, ["compute"]), (1, ["compute", "tokens"]), (2, ["tokens"])):
         batches[index]["against"]["static:zigzag"]["over_caps"] = caps
     batches[0]["against"]["static:ring"]["over_caps"] = "tokens"  # no list: nobody knows
-    text = summary_sentence(parse_report(document(batches)))
-    assert "static:zigzag exceeds the token cap of a device in 2 batches." in text
+    gains = {gain.label: gain for gain in gains_of_report(parse_report(document(batches)))}
+    within, of_all = (gains[label] for label in SCOPES.values())
+    assert within.speedups == pytest.approx([1.5, 1.5, 2.25])  # zigzag holds the cap in batch 0
+    assert of_all.speedups == pytest.approx([1.5, 1.5, 1.0])
+    assert gains["static:zigzag"].speedups == pytest.approx([1.5, 2.0, 1.0])
+    assert gains["static:zigzag"].note == "exceeds the token cap in 2 of 3 batches"
+    assert gains["static:ring"].note == ""
+    assert [*gains][:2] == [*SCOPES.values()]
+
+
+def test_batches_without_a_layout_within_the_cap_are_counted():
+    batches = [batch(i, *times) for i, times in enumerate(TIMES)]
+    for name in ("static:zigzag", "static:ring"):
+        batches[1]["against"][name]["over_caps"] = ["tokens"]
+    within, *_ = gains_of_report(parse_report(document(batches)))
+    assert within.note == "none in 1 of the batches"
+    assert within.speedups == pytest.approx([1.5, 1.0])
+
+
+def test_few_batches_have_no_histograms(tmp_path):
+    for count in (19, 20):
+        batches = [batch(i, 1.0 + i, 2.0, 3.0) for i in range(count)]
+        (tmp_path / "some.dcpbatches.json").write_text(json.dumps(document(batches)))
+        page = page_of(tmp_path, "some.dcpbatches.json")
+        assert ("Distribution over batches" in page) == (count == 20)
 
 
 def test_speedups_are_their_time_over_ours():
@@ -66,7 +90,7 @@ def test_a_figure_that_is_none_is_left_out(wrong):
     assert report.column("tokens").tolist() == [1000.0, 1001.0, 1002.0]
     assert len(report.column("seconds")) == 3
     assert report.batches[0].speedups == {}
-    for figure in (lengths_figure, speedup_figure, spread_figure):
+    for figure in (lengths_figure, spread_figure):
         assert figure(report) is not None
     assert "1,001 tokens" in summary_sentence(report)
 

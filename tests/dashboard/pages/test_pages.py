@@ -75,6 +75,24 @@ def test_every_device_has_a_colour_of_its_own(nodes, per_node):
     assert len(set(device_colours(nodes, per_node))) == nodes * per_node
 
 
+def lab(colour):
+    """CIE L*a*b* of a colour; its formulas share nothing with OKLCH."""
+    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    rows = ((0.4125, 0.3576, 0.1804), (0.2127, 0.7152, 0.0722), (0.0193, 0.1192, 0.9503))
+    xyz = np.array(rows) @ linear / (0.9505, 1, 1.089)
+    x, y, z = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+@pytest.mark.parametrize(("nodes", "per_node"), [(2, 8), (4, 4), (4, 8)])
+def test_32_devices_can_be_told_apart(nodes, per_node):
+    points = np.array([lab(colour) for colour in device_colours(nodes, per_node)])
+    apart = np.linalg.norm(points[:, None] - points, axis=2)
+    np.fill_diagonal(apart, np.inf)
+    assert apart.min() > 15  # 2 can just be seen beside each other
+
+
 def test_kinds_stand_out_from_both_backgrounds():
     for colour in KIND_COLOURS.values():
         for background in ("#f3f4f7", "#1e2329"):

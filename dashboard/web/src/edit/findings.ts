@@ -14,6 +14,7 @@ export interface ServerFinding {
   readonly column: number;
   readonly start: number;
   readonly end: number;
+  readonly is_certain: boolean; // false: a guess, which only a person may choose
   readonly fix: { readonly title: string; readonly edits: readonly ServerEdit[] } | null;
 }
 
@@ -72,7 +73,7 @@ export class Findings {
     const errors = findings.filter(({ severity }) => severity === "error").length;
     const warnings = findings.length - errors;
     const parts = [errors ? counted(errors, "error") : "no errors", warnings ? counted(warnings, "warning") : "", claims];
-    const fixable = findings.filter(({ fix }) => fix).length;
+    const fixable = findings.filter(({ fix, is_certain: isCertain }) => fix && isCertain).length;
     this.status.className = `dcp-edit-status ${errors ? "dcp-bad" : "dcp-good"}`;
     this.status.replaceChildren(parts.filter(Boolean).join(" · "));
     if (fixable > 1) this.status.append(" ", button(`Apply all ${fixable} fixes`, "dcp-button", () => this.actions.fixAll()));

@@ -57,7 +57,7 @@ class EditPage {
     this.list = new Findings(this.part("findings"), {
       goTo: (finding) => this.editor.goTo(finding.from),
       fix: (finding) => this.fix([finding]),
-      fixAll: () => this.fix(this.findings),
+      fixAll: () => this.fix(this.findings.filter(({ is_certain: isCertain }) => isCertain)),
     });
     this.picture = new Picture(this.part("picture"));
     const choices = JSON.parse(host.dataset.choices ?? "") as Choices;

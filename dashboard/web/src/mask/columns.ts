@@ -5,7 +5,7 @@ export interface Mode {
   readonly id: string;
   readonly column: string;
   readonly palette: readonly string[];
-  readonly legend: readonly { label: string; colours: readonly string[] }[];
+  readonly legend: readonly { label: string; colours: readonly string[]; devices?: readonly number[] }[];
 }
 
 export interface MaskHeader {

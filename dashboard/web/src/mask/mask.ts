@@ -136,8 +136,16 @@ export class Mask extends CanvasView {
 
   private showMode(): void {
     if (this.host.dataset.mode !== this.mode.id) this.host.dataset.mode = this.mode.id;
-    this.legend.replaceChildren(...this.mode.legend.map(({ label, colours }) => make("span", { className: "dcp-legend-item" },
-      ...colours.map((colour) => swatch(colour, "dcp-swatch dcp-swatch-joined")), label)));
+    this.legend.replaceChildren(...this.mode.legend.map(({ label, colours, devices }) => (devices
+      ? make("span", { className: "dcp-legend-devices" }, label, ...devices.map((device, at) => this.namedDevice(device, colours[at])))
+      : make("span", { className: "dcp-legend-item" }, ...colours.map((colour) => swatch(colour, "dcp-swatch dcp-swatch-joined")), label))));
+  }
+
+  /** A device of the legend; a click selects it where the mask follows the selection. */
+  private namedDevice(device: number, colour: string): HTMLElement {
+    const parts = [swatch(colour, "dcp-swatch"), String(device)];
+    if (!this.isLinked) return make("span", { className: "dcp-legend-item" }, ...parts);
+    return make("button", { type: "button", className: "dcp-legend-item", "data-sel": `device.${device}`, title: `Select device ${device}` }, ...parts);
   }
 
   resize(): void {

@@ -50,7 +50,7 @@ export class AreaSums {
     const whole = (t1 - t0) * (last - first + 1);
     const cell = (text: string) => make("td", { className: "dcp-number" }, text);
     const rows = sums.flatMap(({ time, count, bytes, perDevice }, kind) => (count ? [make("tr", {},
-      make("th", { scope: "row" }, header.kinds[kind]), cell(format.duration(time * unit)), cell(`${format.digits((100 * time * unit) / whole)} %`),
+      make("th", { scope: "row" }, header.kind_names[kind]), cell(format.duration(time * unit)), cell(`${format.digits((100 * time * unit) / whole)} %`),
       cell(format.count(count)), cell(bytes ? format.size(bytes) : ""),
       ...[Math.min, Math.max].map((pick) => extreme(perDevice, pick, first, unit)))] : []));
     const head = HEAD.map((text, i) => make("th", { scope: "col", className: i ? "dcp-number" : "" }, text));

@@ -38,7 +38,7 @@ const known = (value: number): string => (value >= 0 ? String(value) : "");
 const HEADS: readonly EventHead[] = [
   { name: "source", text: "Trace", isPlain: true, words: ({ header }) => WORDS[header.source] },
   { name: "device", text: "Device", isNumber: true, value: column("device"), words: ({ columns }, e) => String(columns.device[e]) },
-  { name: "kind", text: "Kind", value: column("kind"), words: ({ columns, header }, e) => header.kinds[columns.kind[e]] },
+  { name: "kind", text: "Kind", value: column("kind"), words: ({ columns, header }, e) => header.kind_names[columns.kind[e]] },
   { name: "name", text: "Name", value: column("name"), words: ({ columns, header }, e) => header.names[columns.name[e]] },
   { name: "direction", text: "Direction", isPlain: true, words: ({ columns }, e) => (columns.backward[e] ? "backward" : "forward") },
   { name: "division", text: "Division", isNumber: true, value: column("division"), words: ({ columns }, e) => known(columns.division[e]) },

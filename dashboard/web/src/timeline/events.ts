@@ -10,6 +10,7 @@ export interface TimelineHeader {
   readonly unit_ns: number;
   readonly longest_ns: number;
   readonly kinds: readonly string[];
+  readonly kind_names: readonly string[]; // as people read them
   readonly colours: readonly string[];
   readonly names: readonly string[];
   readonly sequence_blocks: readonly number[];

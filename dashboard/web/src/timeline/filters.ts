@@ -75,10 +75,10 @@ export class Filters {
   }
 
   private kindButtons(): Map<string, HTMLElement> {
-    const { kinds, colours } = this.timeline.header;
+    const { kinds, kind_names: names, colours } = this.timeline.header;
     return new Map(kinds.map((kind, i) => [kind, make("button", {
-      type: "button", className: "dcp-toggle dcp-kind", title: `Show or hide ${kind}`, onclick: () => this.toggle(kind),
-    }, swatch(colours[i]), kind)]));
+      type: "button", className: "dcp-toggle dcp-kind", title: `Show or hide ${names[i]}`, onclick: () => this.toggle(kind),
+    }, swatch(colours[i]), names[i])]));
   }
 
   private listen(): void {

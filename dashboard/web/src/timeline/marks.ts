@@ -160,7 +160,7 @@ function describeNode(timeline: Timeline, row: Row, trace: Trace, time: number):
   const [from, to] = [(time - half) / trace.unit, (time + half) / trace.unit];
   const sums = aggregate(trace.shown, trace.header.kinds.length, from, to, row.devices[0], row.devices[1] - 1);
   const whole = (to - from) * (row.devices[1] - row.devices[0]);
-  const shares = sums.map(({ time: spent }, kind) => ({ kind: trace.header.kinds[kind], share: spent / whole })).filter(({ share }) => share > 0.0005);
+  const shares = sums.map(({ time: spent }, kind) => ({ kind: trace.header.kind_names[kind], share: spent / whole })).filter(({ share }) => share > 0.0005);
   return [`${WORDS[trace.header.source]}, at ${format.duration(time)}`,
     ...shares.map(({ kind, share }) => `${kind} ${format.digits(100 * share)} %`)];
 }
@@ -168,7 +168,7 @@ function describeNode(timeline: Timeline, row: Row, trace: Trace, time: number):
 function describeEvent(trace: Trace, e: number): string[] {
   const { start, end, division, peer, bytes, name, backward, device, lane, kind: kinds } = trace.columns;
   const text = trace.header.names[name[e]];
-  const kind = trace.header.kinds[kinds[e]];
+  const kind = trace.header.kind_names[kinds[e]];
   const lines = [lane[e] === LANES.send || lane[e] === LANES.receive ? `${kind}: ${text}` : text];
   const other = ({ [LANES.send]: " to device ", [LANES.receive]: " from device " } as Record<number, string>)[lane[e]];
   lines.push(`device ${device[e]}${peer[e] >= 0 && other ? other + peer[e] : ""}`);
