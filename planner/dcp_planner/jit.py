@@ -180,7 +180,8 @@ def check_unshared(folder: Path) -> None:
 
 def given_folder() -> Path | None:
     """Return the folder that the user names for compiled code, if any."""
-    return Path(numba.config.CACHE_DIR) if numba.config.CACHE_DIR else None
+    given: str = numba.core.config.CACHE_DIR  # type: ignore[attr-defined]  # set as it is loaded
+    return Path(given) if given else None
 
 
 def user_folder() -> Path:
@@ -337,7 +338,7 @@ _Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types
 
 
 class _CacheImpl(_Impl):  # type: ignore[misc]
-    """Finds a folder for compiled code, the first of these that can be written by this user alone."""
+    """Finds the first folder for compiled code that can be written, but not by others."""
 
     _locator_classes = (_GivenLocator, _UserLocator, _PrivateLocator)
 
