@@ -197,7 +197,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         if run.num_wanted == 1 and mask.last is not None:
             show_plan(mask.last.plan, mask.last.trace, mask.rows[0])
         else:
-            show_batches(mask.rows)
+            show_batches(mask.rows, run.planning.cluster)
         if mask.output.report is not None:
             report = mask.output.report
             say(f"wrote {report}; to view: dcpm dashboard {report.parent}")
@@ -297,8 +297,12 @@ def _planned(
 
         task = bar.add_task("planning", total=count)
         for batch in batches:
-            tiles = sum(mask.sparsity.num_blocks for mask in batch)
-            text = f"placing {tiles} tiles with {planning.config.partitioner}"
+            tokens = batch[0].sparsity.batch.num_tokens
+            masks = f" under {len(batch)} masks" * (len(batch) > 1)
+            text = (
+                f"planning {tokens:,} tokens{masks} for {planning.cluster.num_devices} devices of "
+                f"{planning.cluster.name}"
+            )
             bar.update(task, description=text)
             if not console.is_terminal:
                 say(text)
