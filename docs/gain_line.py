@@ -22,10 +22,11 @@ def sentence(report: dict[str, Any]) -> str:  # Any: a JSON document
     most = max(max(found) for found in gains.values())
     settings = len(next(iter(gains.values())))
     return (
-        f"**Gain: attention {told} times as fast** as with the best static layout. Predicted by the cost "
-        f"model for 32 devices of {report['cluster']}, not measured: medians over {settings}\nsettings of "
-        f"the DCP paper for each mask, {least:.2f} to {most:.2f} over all; commit "
-        f"{report['machine']['commit']}.\n"
+        f"**Gain: attention is {told} times as fast** as with\nthe best static layout. "
+        f"The cost model predicts this for 32 devices of {report['cluster']}; nobody has measured "
+        f"it. Medians over {settings} settings of\nthe DCP paper for each mask, {least:.2f} to "
+        f"{most:.2f} over all (commit {report['machine']['commit']}); of attention alone, "
+        "[not of a step](docs/questions.md#what-does-it-save-me).\n"
     )
 
 

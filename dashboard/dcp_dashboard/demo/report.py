@@ -138,8 +138,8 @@ def introduction(tokens: int, ranks: int) -> str:
         "The demonstration makes four data sets of your Python's source files, each with an "
         "attention mask. For each it plans a batch of 131,072 tokens for 32 simulated GPUs, beside "
         f"the usual layouts, and runs a batch of {tokens:,} tokens on {ranks} processes of this "
-        "machine, to compare every output and gradient with dense attention. It takes about a "
-        "minute on two free cores; a first plan on this machine compiles the planner before that."
+        "machine, to compare every output and gradient with dense attention. It takes one to two "
+        "minutes on two cores; a first plan on this machine compiles the planner before that."
     )
 
 
