@@ -76,9 +76,13 @@ def test_only_presets_of_other_machines_are_unlike():
 @pytest.mark.parametrize(
     ("gpus", "place", "says"),
     [
-        ((), "1 x 4 devices (cpu-gloo)", "1 x 4 devices of cpu-gloo. Name another"),
-        (("NVIDIA H100 80GB HBM3",) * 2, "1 x 2 devices (h100-dgx)", "2 devices of h100-dgx. Name"),
-        (("NVIDIA L40S",), "1 x 1 devices (a100-p4de)", "no preset describes its NVIDIA L40S"),
+        ((), "1 x 4 devices of cpu-gloo", "1 x 4 devices of cpu-gloo. Name another"),
+        (
+            ("NVIDIA H100 80GB HBM3",) * 2,
+            "1 x 2 devices of h100-dgx",
+            "2 devices of h100-dgx. Name",
+        ),
+        (("NVIDIA L40S",), "1 x 1 devices of a100-p4de", "no preset describes its NVIDIA L40S"),
     ],
 )
 def test_plan_without_a_cluster_takes_this_machine_and_says_so(
@@ -98,7 +102,7 @@ def test_plan_without_a_cluster_takes_this_machine_and_says_so(
     assert says in found.stderr
     # The remedy that the note offers: a cluster by its name, on any machine, without a note.
     named = run("--cluster", "h100-dgx:8x8")
-    assert "8 x 8 devices (h100-dgx)" in named.stdout
+    assert "8 x 8 devices of h100-dgx" in named.stdout
     assert "note: no --cluster" not in named.stderr
 
 
