@@ -184,10 +184,10 @@ def show_batches(rows: Sequence[BatchRow], cluster: Cluster) -> None:
     console = console_of_tables()
     figures = [row.figures for row in rows]
     typical, seconds = "", median(row.figures.predicted_s for row in rows)
-    best = spreads_over_best([row.best_static for row in rows])
+    spreads = spreads_over_best([row.best_static for row in rows])
     for scope, words in _SCOPES.items():
-        if scope in best and not typical:
-            times = best[scope].median
+        if scope in spreads and not typical:
+            times = spreads[scope].median
             typical = f"{times:.2f} times as fast as the best static layout of a batch{words}: "
     console.print(
         f"{typical}attention of one layer is predicted to take {time_text(seconds)} on "
