@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP = $(BIN)/python -m pip --disable-pip-version-check -q install
 ARGS ?=
 # Test files run at a time: one more than the cores of a small machine, as tests wait for other processes.
 WORKERS ?= 3
@@ -25,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 	fuzz faults soak locks sbom gpu clean
 
 demo: setup ## run the whole way once, then serve the dashboard; ARGS="--no-serve" to stop before
-	$(BIN)/dcpm demo $(ARGS)
+	@$(BIN)/dcpm demo $(ARGS)
 
 test: setup-dev chromium ## everything that CI runs
 	$(MAKE) -j2 check web-check compiled
@@ -160,15 +161,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed-runtime: pyproject.toml constraints.txt .ci/locks/runtime.txt | $(BIN)/python
-	@echo "installing into $(VENV): $$(grep -c == .ci/locks/runtime.txt) packages, then PyTorch"
-	$(BIN)/python -m pip install --require-hashes --no-deps -r .ci/locks/runtime.txt
-	$(BIN)/python -m pip install --no-build-isolation -c constraints.txt \
-	  -e '.[all,kahypar]'
+	@echo "installing into $(VENV): $$(grep -c == .ci/locks/runtime.txt) packages, then PyTorch (a minute or more)"
+	@$(PIP) --require-hashes --no-deps -r .ci/locks/runtime.txt
+	@$(PIP) --no-build-isolation -c constraints.txt -e '.[all,kahypar]'
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt .ci/locks/dev.txt | $(BIN)/python
-	$(BIN)/python -m pip install -q --require-hashes --no-deps -r .ci/locks/dev.txt
-	$(BIN)/python -m pip install -q --no-build-isolation -c constraints.txt -e '.[dev]'
+	@echo "installing development tools into $(VENV)"
+	@$(PIP) --require-hashes --no-deps -r .ci/locks/dev.txt
+	@$(PIP) --no-build-isolation -c constraints.txt -e '.[dev]'
 	touch $@ $(VENV)/.installed-runtime
 
 chromium: ## the browser of the browser tests; without root the tests say what to install

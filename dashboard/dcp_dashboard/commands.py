@@ -53,7 +53,7 @@ def dashboard(folder: Path, host: str, port: int | None, *, opens: bool) -> None
 @option(
     "--tokens",
     type=click.IntRange(256, 65_536),
-    default=8192,
+    default=6144,
     help="Tokens in the batch that is run and verified.",
 )
 @option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed of all random choices.")
@@ -76,9 +76,10 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
 
     from dcp_dashboard import DashboardError, serve
     from dcp_dashboard.demo.pipeline import DemoConfig, run_demo
-    from dcp_dashboard.demo.report import print_report, summary
+    from dcp_dashboard.demo.report import introduction, print_report, summary
 
     err = Console(stderr=True)
+    click.echo(click.wrap_text(introduction(tokens, ranks)), err=True)
     with err.status("") as status:
 
         def progress(text: str) -> None:
@@ -95,15 +96,14 @@ def demo(*, out: Path, ranks: int, tokens: int, seed: int, serves: bool, as_json
             click.echo(json.dumps(report.to_json(url), indent=1))
             return
         print_report(report, Console())
-        click.echo(click.wrap_text(summary(report, len(os.sched_getaffinity(0)))))
+        said = summary(report, len(os.sched_getaffinity(0)))
+        click.echo(click.wrap_text(said, preserve_paragraphs=True))
         where = url or f"dcpm dashboard {report.folder}"
         if report.compile_s:
             click.echo(
                 f"Compiling the planner once took {report.compile_s:.0f} s, not counted below."
             )
-        click.echo(
-            f"Total time: {report.seconds:.0f} s. Plans: {report.folder}. View them: {where}"
-        )
+        click.echo(f"Took {report.seconds:.0f} s. See the plans in {report.folder}: {where}")
         if url:
             click.echo("Press Ctrl-C to stop.", err=True)
 

@@ -1,17 +1,18 @@
 """Compile the loops of the planner with numba, and keep the compiled code on disk.
 
 A wheel contains the compiled code (`SHIPPED`) for the Python, numba and architecture that it was
-built with. Elsewhere the first plan compiles the loops, once per installation. The user then waits:
-a line on standard error says so, and `COMPILE_CLOCK` counts that time apart from planning.
+built with. Elsewhere the first plan compiles the loops. The user then waits: a line on standard
+error says so, and `COMPILE_CLOCK` counts that time apart from planning. The code is kept in the
+user's cache under the content of its sources, so that another installation of them finds it.
 
 Functions that only compiled code calls have one signature, taken from their annotations. Without it
 numba compiles a version for every mixture of int32, int64 and literal arguments in their callers.
 No compiled function allocates arrays, so references need not be counted: that halves the code. Work
 that is done once per plan is written in numpy instead.
 
-If neither the package's folder nor HOME can be written, a private folder keeps the code. Whoever
-can write to that folder can make this process run their code. So it belongs to this user alone, and
-a folder that others could change is not used.
+If the user's cache cannot be written, a private folder keeps the code. Whoever can write to that
+folder can make this process run their code. So it belongs to this user alone, and a folder that
+others could change is not used.
 """
 
 import functools
@@ -177,39 +178,65 @@ def check_unshared(folder: Path) -> None:
             raise PermissionError(f"{place}: others can write compiled code here")
 
 
-def unshared(locator: Any) -> Any:
-    """Derive a locator from one of numba's that skips folders others can write to."""
+def given_folder() -> Path | None:
+    """Return the folder that the user names for compiled code, if any."""
+    given: str = numba.core.config.CACHE_DIR  # type: ignore[attr-defined]  # set as it is loaded
+    return Path(given) if given else None
 
-    def ensure_cache_path(self: Any) -> None:
-        locator.ensure_cache_path(self)
-        check_unshared(Path(self.get_cache_path()))
 
-    return type(locator.__name__, (locator,), {"ensure_cache_path": ensure_cache_path})
+def user_folder() -> Path:
+    """Return the folder below the user's cache: no installation of the package reaches it."""
+    above = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    return Path(above, "dcp-dsl", "compiled")
 
 
 # Any: numba's caches have no types.
-class PrivateFolderLocator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
-    """Keeps the compiled functions of a file in the private folder."""
+class _Locator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
+    """Keeps the compiled functions of a file in a folder that its content and numba name.
+
+    Where the file lies and when it was written play no part: checkouts and installations share the
+    code of equal files, and keep that of unequal ones side by side.
+    """
+
+    find_folder: Callable[[], Path | None]
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         self._py_file = py_file
         self._lineno = py_func.__code__.co_firstlineno
-        self._path: str | None = None
+        self._path = ""
 
     def ensure_cache_path(self) -> None:
-        """Make the folder for the file, inside the private one.
+        """Make the folder for the file.
 
         Raises:
-            OSError: if there is no private folder.
+            OSError: if it cannot be made or written, or others could write there.
         """
-        name = self.get_suitable_cache_subpath(self._py_file)  # type: ignore[no-untyped-call]
-        self._path = os.path.join(private_folder(), name)
+        if (folder := type(self).find_folder()) is None:
+            raise FileNotFoundError("NUMBA_CACHE_DIR is not set")
+        made_of = _content(self._py_file) + _content(__file__)  # this file sets numba's options
+        name = hashlib.sha256(made_of.encode()).hexdigest()[:16]
+        path = folder / f"numba{numba.__version__}" / f"{Path(self._py_file).stem}-{name}"
+        self._path = str(path)
         super().ensure_cache_path()  # type: ignore[no-untyped-call]
+        check_unshared(path)
+        check_unshared(path.parent)
 
     def get_cache_path(self) -> str:
         """Return the folder for the file."""
-        assert self._path is not None, "numba asks for the folder before it uses it"
+        assert self._path, "numba asks for the folder before it uses it"
         return self._path
+
+
+class _GivenLocator(_Locator):
+    find_folder = staticmethod(given_folder)
+
+
+class _UserLocator(_Locator):
+    find_folder = staticmethod(user_folder)
+
+
+class _PrivateLocator(_Locator):
+    find_folder = staticmethod(private_folder)
 
 
 SOME_SECONDS = "some 15 s on a free core"
@@ -273,10 +300,10 @@ class CompileClock(event.Listener):
 
     def _words(self) -> str:
         if self.is_kept:
-            return f"compiling the planner once per installation, {SOME_SECONDS}"
+            return f"compiling the planner once on this machine, {SOME_SECONDS}"
         return (
             f"compiling the planner, {SOME_SECONDS}, in every process: it cannot be kept in "
-            f"{os.path.dirname(__file__)}, in HOME or in a private folder for temporary files; "
+            f"{user_folder()} or in a private folder for temporary files; "
             "set NUMBA_CACHE_DIR to a folder that can be written"
         )
 
@@ -311,9 +338,9 @@ _Impl: Any = FunctionCache._impl_class  # Any: numba's caches have no types
 
 
 class _CacheImpl(_Impl):  # type: ignore[misc]
-    """Finds a folder for compiled code: numba's own, or a private one if others can write there."""
+    """Finds the first folder for compiled code that can be written, but not by others."""
 
-    _locator_classes = (*map(unshared, _Impl._locator_classes), PrivateFolderLocator)
+    _locator_classes = (_GivenLocator, _UserLocator, _PrivateLocator)
 
 
 class _Cache(FunctionCache):

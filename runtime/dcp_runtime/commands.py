@@ -177,14 +177,19 @@ def to_text(config: "RunConfig", result: "RunResult") -> str:
     )
     lines = [
         f"{config.ranks} ranks ({by_name}), {config.dtype}: {result.seconds:.3f} s (forward "
-        f"{result.forward_s:.3f}, backward {result.backward_s:.3f}), exposed communication "
-        f"{result.exposed_s:.3f} s, {result.sent_bytes / 1e6:.1f} MB sent"
+        f"{result.forward_s:.3f}, backward {result.backward_s:.3f}), of which the rank that waited "
+        f"longest waited {result.exposed_s:.3f} s for messages; {result.sent_bytes / 1e6:.1f} MB "
+        "sent"
     ]
     for e in result.errors:
         judged = "ok" if e.ok else "TOO LARGE"
         lines.append(
-            f"  {e.tensor:4} error {e.relative:.2e} (eager {e.eager:.2e}), worst element "
-            f"{e.relative_max:.2e} (eager {e.eager_max:.2e})  {judged}"
+            f"  {e.tensor:4} error {e.relative:.2e} ({e.eager:.2e}), worst element "
+            f"{e.relative_max:.2e} ({e.eager_max:.2e})  {judged}"
+        )
+    if result.errors:
+        lines.append(
+            f"  in brackets the errors of ordinary attention in {config.dtype}; up to twice is ok"
         )
     if result.mask_source is not None:
         source = {

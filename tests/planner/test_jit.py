@@ -1,8 +1,10 @@
-"""Compiled code: once per installation, kept in a cache, made anew where its source changes."""
+"""Compiled code: kept in the user's cache, made anew where its source changes."""
 
+import functools
 import hashlib
 import json
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -124,7 +126,7 @@ print(imported > 0, watch.compile_s > 0, watch.seconds >= 0, len(kernel.stats.ca
 """
 _ANEW = (
     ["False", "True", "True", "0"],
-    ["imported", "compiling the planner once per installation, some 15 s on a free core"],
+    ["imported", "compiling the planner once on this machine, some 15 s on a free core"],
 )
 _KEPT = (["False", "False", "True", "1"], ["imported"])
 """Words of a process that compiles the kernel, and of one that finds it."""
@@ -134,8 +136,9 @@ _KEPT = (["False", "False", "True", "1"], ["imported"])
 def compile_kernel(run_python):
     """Import a small kernel in a process of its own; give what it prints, line by line."""
 
-    def run(folder, **environment):
-        (folder / "kernel.py").write_text(_KERNEL)
+    def run(folder, *, is_written=True, **environment):
+        if is_written:
+            (folder / "kernel.py").write_text(_KERNEL)
         return run_python("import kernel", folder, **environment)
 
     return run
@@ -159,14 +162,31 @@ def test_compiled_code_is_kept_and_written_anew_where_it_cannot_be_read(tmp_path
     assert run() == _ANEW
 
 
+def test_another_installation_of_equal_sources_compiles_nothing(tmp_path, compile_kernel):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    cache = {"XDG_CACHE_HOME": tmp_path / "cache"}
+    assert compile_kernel(first, **cache) == _ANEW
+    assert compile_kernel(second, **cache) == _KEPT  # another path and time, the same content
+    shutil.rmtree(first)  # as pip does before it installs anew
+    first.mkdir()
+    assert compile_kernel(first, **cache) == _KEPT
+    assert {path.name for path in first.iterdir()} == {"kernel.py", "out", "err"}
+    with (second / "kernel.py").open("a") as file:
+        file.write("# changed\n")
+    run = functools.partial(compile_kernel, second, is_written=False, **cache)
+    assert (run(), run()) == (_ANEW, _KEPT)
+    assert compile_kernel(first, **cache) == _KEPT  # two versions lie side by side
+
+
 @pytest.fixture
 def unwritable(tmp_path):
-    """A folder for a module, and an environment, in which numba finds no place for its cache."""
+    """A folder for a module, and an environment whose user has no cache."""
     temporary = tmp_path / "tmp"
     temporary.mkdir(mode=0o700)
     module = tmp_path / "module"
     module.mkdir()
-    (module / "__pycache__").write_text("no folder")  # stops root, whom no mode would
     nowhere = {"HOME": "/dev/null", "XDG_CACHE_HOME": "/dev/null/cache"}
     return module, {**nowhere, "TMPDIR": temporary}, temporary / f"dcp-compiled-{os.geteuid()}"
 
@@ -275,7 +295,8 @@ def test_without_numba_functions_stay_as_they_are(monkeypatch):
 
 def test_a_cache_that_others_can_write_is_not_used(tmp_path, compile_kernel):
     def run():
-        return compile_kernel(tmp_path, NUMBA_CACHE_DIR=tmp_path / "cache")
+        home = tmp_path / "home"
+        return compile_kernel(tmp_path, NUMBA_CACHE_DIR=tmp_path / "cache", HOME=home)
 
     run()
     (leaf,) = {path.parent for path in tmp_path.rglob("cache/**/*.nbi")}
@@ -422,5 +443,5 @@ def test_what_is_linked_to_changed_code_or_constants_of_other_files_is_compiled_
             "from dcp_planner.jit import inner\nfrom constants import ADDED\n"
             + function.format("f", f"x * {factor} + ADDED")
         )
-        said.append(run_python("import caller", tmp_path)[0])
+        said.append(run_python("import caller", tmp_path, HOME=tmp_path / "home")[0])
     assert said == [["4", "0"], ["4", "1"], ["42", "0"], ["240", "0"]]

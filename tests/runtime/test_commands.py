@@ -75,7 +75,7 @@ def test_failed_verification_is_exit_status_1_with_the_numbers(plan_file, monkey
     shown = run(plan_file)
     assert shown.exit_code == 1
     assert "(triton kernel on 2, flash4 kernel on 1)" in shown.stdout
-    assert "dq   error 1.00e-02 (eager 1.00e-07)" in shown.stdout
+    assert "dq   error 1.00e-02 (1.00e-07)" in shown.stdout
     assert "NOT VERIFIED" in shown.stdout
     assert "mask from the slabs of the plan" in shown.stdout
     shown = run(plan_file, "--json")

@@ -66,6 +66,8 @@ def test_every_step_of_two_ranks_has_a_record(run):
         assert record["planning_s"] >= 0  # a plan that was made before costs nothing
         assert record["compute_imbalance"] >= 1
     assert records[0]["planning_s"] > 0
+    # Nobody named a cluster: the plans are for the CPUs that run them.
+    assert {(r["cluster"], r["machine"]) for r in records} == {("cpu-gloo", "cpu-gloo")}
 
 
 @pytest.mark.dist
@@ -380,6 +382,28 @@ def test_top_shows_prediction_beside_measurement_and_the_slowest_rank(tmp_path):
     told = json.loads(CliRunner().invoke(top, [str(tmp_path), "--json"]).output)
     assert told["schema"] == "dcp.top/1"
     assert told["runs"]["run.dcprun.jsonl"]["last"]["measured_s"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("cluster", "machine", "ends"),
+    [
+        ("cpu-gloo", "cpu-gloo", ("1.5 times the prediction", ", for cpu-gloo")),
+        ("calibrated-cpu", "cpu-gloo", ("1.5 times the prediction", ", for calibrated-cpu")),
+        ("a100-p4de", "cpu-gloo",
+         ("median 750 ms", ", for a100-p4de, not comparable: this is cpu-gloo")),
+        ("a100-p4de", "NVIDIA L40S",
+         ("median 750 ms", ", for a100-p4de, not comparable: this is NVIDIA L40S")),
+    ],
+)  # fmt: skip
+def test_a_prediction_names_its_cluster_and_only_like_machines_are_compared(
+    tmp_path, cluster, machine, ends
+):
+    write(RunLog(tmp_path), predicted_s=0.5, measured_s=0.75, cluster=cluster, machine=machine)
+    history = RunHistory(tmp_path / "run.dcprun.jsonl")
+    history.update()
+    told = dict(history.sentences())
+    assert told["Attention, measured"].endswith(ends[0])
+    assert told["Attention, predicted"].endswith(ends[1])
 
 
 def test_top_on_a_terminal_shows_every_step_until_it_is_interrupted(tmp_path, monkeypatch):

@@ -40,7 +40,7 @@ def compare(
     Exit status: 0 success, 1 if a condition of --fail-if holds, 2 if a file cannot be read.
     """
     from dcp_planner.causes.explanation import explain, explain_difference, unlike_batches
-    from dcp_planner.commands.tables import show_comparison, time_text
+    from dcp_planner.commands.tables import place_text, show_comparison, time_text
     from dcp_planner.plan.file import read_plan
     from dcp_planner.report.figures import compare_figures, figures_of, parse_threshold, to_json
     from dcp_planner.step.report import STEP, step_differences
@@ -78,6 +78,8 @@ def compare(
             }
         )
     else:
+        places = dict.fromkeys(place_text(plan.cluster) for plan in plans)
+        click.echo(f"predicted for {' and '.join(places)}")
         show_comparison(first, second, differences, why)
         for note in notes:
             say(f"note: {note}")

@@ -68,8 +68,9 @@ def _option(*names: str, default: Any, text: str, kind: Any = _COUNT) -> Callabl
     callback=or_auto(1, MOST_BLOCK, " tokens"), metavar="N|auto", help="Tokens per block.",
 )  # fmt: skip
 @click.option(
-    "--cluster", default="a100-p4de:4x8", show_default=True, metavar="NxD|PRESET|FILE",
-    help="Nodes x devices per node, a preset (h100-dgx, h200-dgx:8x8, ...) or a TOML file.",
+    "--cluster", metavar="NxD|PRESET|FILE",
+    help="A preset (h100-dgx, h200-dgx:8x8, ...), a TOML file, or nodes x devices per node of the "
+    "preset a100-p4de.  [default: this machine]",
 )  # fmt: skip
 @click.option(
     "--backend", "--partitioner", "partitioner", metavar="NAME",
@@ -177,6 +178,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         return
     output = open_output(options["out"], run.num_wanted)  # refuses before the work begins
     masks = _plan_all(run, output, options)
+    _tell_own_cluster(options, run.planning.cluster)
     if compile_seconds():
         say(f"compiled the planner in {compile_seconds():.1f} s; the planning time excludes this")
     runs, rows = [mask.run for mask in masks], [mask.rows for mask in masks]
@@ -195,7 +197,7 @@ def plan(spec: str, as_json: bool, **options: Any) -> None:  # Any: click's valu
         if run.num_wanted == 1 and mask.last is not None:
             show_plan(mask.last.plan, mask.last.trace, mask.rows[0])
         else:
-            show_batches(mask.rows)
+            show_batches(mask.rows, run.planning.cluster)
         if mask.output.report is not None:
             report = mask.output.report
             say(f"wrote {report}; to view: dcpm dashboard {report.parent}")
@@ -220,6 +222,7 @@ def _print_front(run: "DatasetRun", options: dict[str, Any], *, as_json: bool) -
         raise click.UsageError("--front takes one mask; choose a mask of the stack with --mask")
     planning = run.planning
     front = build_front(batch.sparsity, planning.shape, planning.cluster, planning.config)
+    _tell_own_cluster(options, planning.cluster)
     if as_json:
         print_json({"front": [point.figures() for point in front]})
     else:
@@ -294,8 +297,12 @@ def _planned(
 
         task = bar.add_task("planning", total=count)
         for batch in batches:
-            tiles = sum(mask.sparsity.num_blocks for mask in batch)
-            text = f"placing {tiles} tiles with {planning.config.partitioner}"
+            tokens = batch[0].sparsity.batch.num_tokens
+            masks = f" under {len(batch)} masks" * (len(batch) > 1)
+            text = (
+                f"planning {tokens:,} tokens{masks} for {planning.cluster.num_devices} devices of "
+                f"{planning.cluster.name}"
+            )
             bar.update(task, description=text)
             if not console.is_terminal:
                 say(text)
@@ -327,6 +334,21 @@ def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[B
         yield packed.batch(index, block_size)
 
 
+def _tell_own_cluster(options: dict[str, Any], cluster: "Cluster") -> None:
+    """Say which cluster was taken, if none was named (`Any`: click's values)."""
+    from dcp_planner.model.own_machine import describe_own
+
+    if options["cluster"] is not None:
+        return
+    machine = describe_own()
+    size = f"{cluster.nodes} x {cluster.devices_per_node} devices"
+    as_what = "" if machine == cluster.name else f"; no preset describes its {machine}"
+    say(
+        f"note: no --cluster: planned for this machine, {size} of {cluster.name}{as_what}. Name "
+        "another (--cluster h100-dgx:8x8), or measure this one (dcpm calibrate --out mine.toml)"
+    )
+
+
 def _planning(options: dict[str, Any]) -> "PlanningChoices":
     """Read the choices of the command line; `Any`: click's values."""
     from dataclasses import fields
@@ -334,11 +356,12 @@ def _planning(options: dict[str, Any]) -> "PlanningChoices":
     from dcp_planner.batches.planning import PlanningChoices
     from dcp_planner.model.cluster_file import find_cluster
     from dcp_planner.model.config import PlanConfig
+    from dcp_planner.model.own_machine import own_cluster
 
     # Options with names of fields are these fields; one that was not given keeps the default.
     names = {field.name for field in fields(PlanConfig)}
     chosen = {name: v for name, v in options.items() if name in names and v is not None}
-    cluster = find_cluster(options["cluster"])
+    cluster = own_cluster() if options["cluster"] is None else find_cluster(options["cluster"])
     shape = _shape(options, cluster)
     if options["model"] is not None:
         # The price of a token makes the search weigh the linear part against attention.

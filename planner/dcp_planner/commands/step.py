@@ -135,7 +135,7 @@ def step(
     if as_json:
         print_json(report.to_json())
     else:
-        show_report(report)
+        show_report(report, setting.cluster, options["model"])
 
 
 def _setting(options: dict[str, Any]) -> "StepSetting":
@@ -200,9 +200,9 @@ def _rivals(names: tuple[str, ...]) -> "list[NamedPolicy]":
     return list(RIVALS) if "all" in names else [known[name] for name in dict.fromkeys(names)]
 
 
-def show_report(report: "StepReport") -> None:
+def show_report(report: "StepReport", cluster: "Cluster", model: str) -> None:
     """Print where the time of a step goes, by policy."""
-    from dcp_planner.commands.tables import console_of_tables, print_table
+    from dcp_planner.commands.tables import console_of_tables, place_text, print_table
     from dcp_planner.step.report import CHOSEN
 
     rows = []
@@ -212,14 +212,21 @@ def show_report(report: "StepReport") -> None:
         # Waiting is a difference of sums, and rounding may leave a little less than 0.
         times = [f"{max(0.0, s) * 1e3:.0f} ms" for s in (*map(policy.mean, parts), rest)]
         rows.append((policy.name, *times, f"{policy.mean('max_tokens'):.2f}"))
-    heads = ("mean over steps", "time", "linear", "attention", "waiting", "rest", "tokens max")
+    heads = ("mean over steps", "time", "linear", "attention", "waiting", "rest", "most tokens")
     console = console_of_tables()
     console.width = max(console.width, 80)
-    console.print(f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents")
+    console.print(
+        f"{report.steps} step{'s' * (report.steps > 1)} of {report.documents} documents, predicted "
+        f"for {model} on {place_text(cluster)}"
+    )
     print_table(console, heads, rows)
     levels = "; ".join(f"{count} x {name}" for name, count in report.levels.items())
-    console.print(f"{CHOSEN} chose: {levels}")
+    console.print(f"{CHOSEN}, the planner of dcp-dsl, chose: {levels}")
+    console.print(
+        "waiting: for the slowest group; rest: idle in pipelines, and sums of gradients; most "
+        "tokens: of a device, over the mean"
+    )
     for name in report.rivals:
         speedup = report.speedup_over(name)
         saved = (1 - 1 / speedup) * HOURS_PER_DAY  # of a day of the other policy
-        console.print(f"{speedup:.2f} x speedup over {name}: saves {saved:.1f} h per day")
+        console.print(f"{speedup:.2f} times as fast as {name}: saves {saved:.1f} h of its day")

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, repeat, zip_longest
-from statistics import fmean
+from statistics import fmean, median
 from string import ascii_letters
 
 from rich.cells import cell_len
@@ -16,6 +16,7 @@ from dcp_planner.batches.batch import StackUse
 from dcp_planner.batches.planning import BatchRow
 from dcp_planner.batches.report_file import stack_speedups, stack_totals
 from dcp_planner.causes.constants import ClassTime, RunComparison
+from dcp_planner.model.cluster import Cluster
 from dcp_planner.report.figures import (
     PREFIX,
     Difference,
@@ -72,9 +73,10 @@ def print_table(
 
 
 def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
-    """Print the figures of one planned batch to standard output."""
+    """Print the figures of one planned batch to standard output, its speed first."""
     console = console_of_tables()
     metrics = measure(plan)
+    console.print(_headline(row, place_text(plan.cluster)), soft_wrap=True)
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
         summary.append(("planning time", time_text(row.figures.plan_s)))
@@ -82,37 +84,94 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
         summary.append((SPEEDUPS, ""))
     for name, theirs in row.others.items():
         times = theirs.predicted_s / row.figures.predicted_s if row.figures.predicted_s else 1.0
-        summary.append((f"  {name}", f"{times:.2f} x{_over(row.over_caps[name])}"))
+        summary.append((f"  {name}", f"{times:.2f}{_over(row.over_caps[name])}"))
     for scope, label in _best_lines(row.others).items():
         rival = row.best_static.get(scope)
-        told = f"{rival.speedup:.2f} x ({rival.name})" if rival else NONE_HOLDS
+        told = f"{rival.speedup:.2f} ({rival.name})" if rival else NONE_HOLDS
         summary.append((label, told))
     print_table(console, NO_HEADS, summary, LABELLED)
+    _print_caps(console, {cap for caps in row.over_caps.values() for cap in caps})
     _print_warnings(console, metrics)
     if row.file:
         console.print(f"wrote {row.file}", soft_wrap=True)
 
 
+def _headline(row: BatchRow, place: str) -> str:
+    """Say in one line how fast attention is predicted to be, beside the best of the others."""
+    ours = time_text(row.figures.predicted_s)
+    end = f"attention of one layer is predicted to take {ours} on {place}"
+    best = row.best_static
+    if best:
+        rival = best.get("within_token_cap", best["of_all"])
+        kind = "the best static layout" if _best_lines(row.others) else "a static layout"
+        if "within_token_cap" not in best:
+            kind += ", which exceeds the cap on tokens"
+        elif rival.speedup > best["of_all"].speedup:
+            over = best["of_all"]
+            kind += " within the cap on tokens"
+            kind += f" ({over.speedup:.2f} times as fast as {over.name}, which exceeds it)"
+        return f"{rival.speedup:.2f} times as fast as {rival.name}, {kind}: {end}"
+    for name, theirs in row.others.items():
+        if row.figures.predicted_s:
+            times = theirs.predicted_s / row.figures.predicted_s
+            return f"{times:.2f} times as fast as {name}: {end}"
+    return f"{end}; to compare it with usual layouts: --against static"
+
+
+def place_text(cluster: Cluster) -> str:
+    """Name a cluster with its size, for the predictions beside it."""
+    return f"{cluster.nodes} x {cluster.devices_per_node} devices of {cluster.name}"
+
+
 def _over(caps: Mapping[str, float]) -> str:
-    """Name the caps that a layout exceeds, and how far.
+    """Name what a layout loads on one device beyond its caps, and how far.
 
     >>> _over({"compute": 2.404, "tokens": 1.18})
-    ', exceeds caps: compute 2.4, tokens 1.18'
+    ', one device has 2.4 x the mean compute*, 1.18 x the mean tokens**'
     """
-    told = ", ".join(f"{name} {most:.3g}" for name, most in caps.items())
-    return f", exceeds caps: {told}" if told else ""
+    told = ", ".join(f"{most:.3g} x the mean {name}{_MARKS[name]}" for name, most in caps.items())
+    return f", one device has {told}" if told else ""
+
+
+_MARKS = {"compute": "*", "tokens": "**"}
+_CAPS = {
+    "compute": "*   above the cap on compute (--compute-tolerance): that device is the slowest, "
+    "which the time already shows",
+    "tokens": "**  above the cap on tokens (--token-tolerance): more memory, and longer linear "
+    "layers than on other devices, which the time leaves out",
+}
+
+
+def _print_caps(console: Console, exceeded: Collection[str]) -> None:
+    """Explain the marks of exceeded caps."""
+    for name, text in _CAPS.items():
+        if name in exceeded:
+            console.print(text)
 
 
 PARTIALS = {"float32": "in float32", "input": "in the data type of the inputs"}
+PLANNERS = {"portfolio": "dcp-dsl's default search"}
 NO_HEADS, LABELLED = ("", ""), (0, 1)  # a table of labels and texts
-SPEEDUPS = "speedup over"
+SPEEDUPS = "times as fast as"
 SIDES = ("forward", "backward")
 BESIDE_NAMES = 32  # letters that labels, changes and gaps take beside two file names
 BEST: dict[Scope, str] = {
-    "of_all": "  best static",
-    "within_token_cap": "  within the token cap",
+    "of_all": "  best static layout",
+    "within_token_cap": "  best within token cap",
 }
 NONE_HOLDS = "no static layout keeps this cap"
+
+
+_SCOPES: dict[Scope, str] = {"within_token_cap": " within the cap on tokens", "of_all": ""}
+_FIGURES = {
+    "plan_s": "planning time",
+    "forward_inter_bytes": "forward bytes between nodes",
+    "backward_inter_bytes": "backward bytes between nodes",
+    "compute_imbalance": "compute, most/mean",
+    "token_imbalance": "tokens, most/mean",
+    "peak_buffer_bytes": "receive buffers",
+}
+"""Names of figures for people; `dcpm compare --fail-if` takes those of the JSON document."""
 
 
 def _best_lines(others: Collection[str]) -> dict[Scope, str]:
@@ -120,14 +179,25 @@ def _best_lines(others: Collection[str]) -> dict[Scope, str]:
     return BEST if sum(name.startswith(PREFIX) for name in others) > 1 else {}
 
 
-def show_batches(rows: Sequence[BatchRow]) -> None:
+def show_batches(rows: Sequence[BatchRow], cluster: Cluster) -> None:
     """Print the distribution of figures over batches to standard output."""
     console = console_of_tables()
     figures = [row.figures for row in rows]
+    typical, seconds = "", median(row.figures.predicted_s for row in rows)
+    spreads = spreads_over_best([row.best_static for row in rows])
+    for scope, words in _SCOPES.items():
+        if scope in spreads and not typical:
+            times = spreads[scope].median
+            typical = f"{times:.2f} times as fast as the best static layout of a batch{words}: "
+    console.print(
+        f"{typical}attention of one layer is predicted to take {time_text(seconds)} on "
+        f"{place_text(cluster)} (medians)",
+        soft_wrap=True,
+    )  # fmt: skip
     lines = list[Row]()
     for name, spread in distribution_of(figures).items():
         shown = (_figure(name, value) for value in spread)
-        lines.append(("planning time" if name == "plan_s" else _label(name), *shown))
+        lines.append((_FIGURES.get(name, _label(name)), *shown))
     others = {name: [row.others[name] for row in rows] for name in rows[0].others}
     if others:
         lines.append((SPEEDUPS,))
@@ -145,13 +215,15 @@ def show_batches(rows: Sequence[BatchRow]) -> None:
     )
     for name in rows[0].others:
         count = Counter(cap for row in rows for cap in row.over_caps[name])
-        told = ", ".join(f"{cap} in {often}" for cap, often in sorted(count.items()))
+        told = ", ".join(f"{cap}{_MARKS[cap]} in {often}" for cap, often in sorted(count.items()))
         if told:
-            console.print(Text(f"{name} exceeds caps: {told} of {len(rows)} batches"))
+            console.print(Text(f"{name}: above the cap on {told} of {len(rows)} batches"))
+    _print_caps(console, {cap for row in rows for caps in row.over_caps.values() for cap in caps})
     warned = sum(bool(row.warnings) for row in rows)
     if warned:
         noun = "batch exceeds" if warned == 1 else "batches exceed"
-        console.print(f"warning: {warned} {noun} a cap; for details, use --json", style="yellow")
+        told = f"warning: {warned} {noun} a cap on tokens or compute; for details, use --json"
+        console.print(told, style="yellow")
 
 
 def _times(spread: Spread) -> list[str]:
@@ -184,9 +256,9 @@ def show_stack(uses: Sequence[StackUse], rows: Sequence[Sequence[BatchRow]]) -> 
         # The worst of all masks and batches, for each cap.
         caps = [mask[batch].over_caps[name] for mask in rows for batch in range(count)]
         over = {cap: max(found.get(cap, 0.0) for found in caps) for found in caps for cap in found}
-        lines.append((f"  {name}", f"{spread.median:.2f} x{_over(over)}"))
+        lines.append((f"  {name}", f"{spread.median:.2f}{_over(over)}"))
     for scope, label in _best_lines(rows[0][0].others).items():
-        lines.append((label, f"{best[scope].median:.2f} x" if scope in best else NONE_HOLDS))
+        lines.append((label, f"{best[scope].median:.2f}" if scope in best else NONE_HOLDS))
     print_table(console, NO_HEADS, lines, LABELLED)
 
 
@@ -279,19 +351,19 @@ def _summary(plan: Plan, metrics: PlanMetrics, timings: Timings) -> list[Row]:
     if plan.head_groups > 1:
         tiles += f" in each of {plan.head_groups} head groups"
     return [
-        ("cluster", f"{cluster.nodes} x {cluster.devices_per_node} devices ({cluster.name})"),
-        ("placed by", metrics.partitioner),
+        ("cluster", place_text(cluster)),
+        ("planned by", PLANNERS.get(metrics.partitioner, metrics.partitioner)),
         ("batch", f"{metrics.tokens:,} tokens, {metrics.blocks} blocks, {tiles}"),
-        ("visible pairs", f"{metrics.pairs:,} ({metrics.density:.1%} of causal)"),
-        ("compute max/mean", f"{metrics.compute_imbalance:.3f}"),
-        ("tokens max/mean", f"{metrics.token_imbalance:.3f}"),
+        ("visible pairs", f"{metrics.pairs:,} ({metrics.density:.1%} of a causal mask)"),
+        ("compute, most loaded", f"{metrics.compute_imbalance:.3f} x the mean of all devices"),
+        ("tokens, most loaded", f"{metrics.token_imbalance:.3f} x the mean of all devices"),
         ("bytes sent", _sides(*(size_text(side.total_bytes) for side in both))),
         ("  between nodes", _sides(*(size_text(side.inter_node_bytes) for side in both))),
-        ("  partial results", PARTIALS[plan.shape.partials]),
+        ("  sums of parts", PARTIALS[plan.shape.partials]),
         ("predicted time", _sides(time_text(timings.forward_s), time_text(timings.backward_s))),
         ("memory, fullest device", _memory_text(plan)),
-        ("exposed wait", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} max"),
-        ("communication hidden", f"{timings.overlap:.1%}"),
+        ("waiting for messages", f"{time_text(fmean(waits))} mean, {time_text(max(waits))} max"),
+        ("hidden by computing", f"{timings.overlap:.1%} of the time of messages"),
     ]
 
 
@@ -305,7 +377,8 @@ def _memory_text(plan: Plan) -> str:
     The plan must be valid: broken plans, which may name devices that do not exist, are never shown.
     """
     peak, memory = int(measure_memory(plan).peak.max()), plan.cluster.memory_bytes
-    text = f"{size_text(peak)} of {memory / 1e9:.1f} GB"
+    whole = f"{memory / 1e9:.1f} GB" if memory >= 1e8 else size_text(memory)
+    text = f"{size_text(peak)} of {whole}"
     return text if peak <= memory else f"{text}: does not fit"
 
 
@@ -323,7 +396,7 @@ def _print_devices(console: Console, metrics: PlanMetrics, timings: Timings) -> 
         )
         for device, tokens in enumerate(metrics.owned_tokens)
     ]
-    heads = ("device", "tokens", "compute", "wait", "sent", "received", "peak buffer")
+    heads = ("device", "tokens", "compute", "wait", "sent", "received", "receive buffer")
     print_table(console, heads, rows, ())
 
 

@@ -1,12 +1,24 @@
 from .cluster import BACKWARD_FLOPS_RATIO, MESSAGE_ORDERS, MessageOrder
 from .cluster_file import PRESETS, format_cluster
 from .cost_model import tile_seconds
+from .own_machine import (
+    describe_own,
+    gpus_here,
+    is_of_another_machine,
+    own_cluster,
+    preset_of_gpu,
+)
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
     "MESSAGE_ORDERS",
     "PRESETS",
     "MessageOrder",
+    "describe_own",
     "format_cluster",
+    "gpus_here",
+    "is_of_another_machine",
+    "own_cluster",
+    "preset_of_gpu",
     "tile_seconds",
 ]

@@ -209,7 +209,8 @@ def step_model(name: str, device: str = "h100") -> StepModel:
     if peak is None:
         raise PlanError(
             f"expected a device out of {', '.join(MATMUL_PEAK)}, got {device!r}; "
-            "name the cluster after one, or build a StepModel with its matmul_flops_per_s"
+            "choose such a cluster (--cluster h100-dgx:1x8), name yours after one, or build a "
+            "StepModel with its matmul_flops_per_s"
         )
     parameters, layers, heads, dense = _SIZES[name]
     return StepModel(

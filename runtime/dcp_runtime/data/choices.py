@@ -17,6 +17,7 @@ from dcp_planner.step import StepModel
 from dcp_runtime.data.dealing import Balance, Dealing
 from dcp_runtime.errors import RunError
 from dcp_runtime.plans.batch_plans import DeviceRates
+from dcp_runtime.plans.own_cluster import cluster_of_ranks
 from dcp_runtime.transport.group_store import Group, process_group
 
 PackingOrder: TypeAlias = Literal["in_order", "decreasing"]
@@ -166,7 +167,7 @@ class Planning:
     Attributes:
         shape: heads of the attention layer on one rank.
         cluster: devices of all replicas, replica after replica; by default a single node with a
-            device for every rank.
+            device for every rank, of the preset for these GPUs, or of `cpu-gloo`.
         config: how to plan, head groups included.
         block_size: most tokens per planning block; by default chosen for every batch, so that
             whole blocks fill every rank's share.
@@ -321,7 +322,7 @@ def find_replicas(packing: Packing, planning: Planning) -> Replicas:
             f"Planning.rates: expected one replica, whose ranks compare what they measured, got "
             f"{count} replicas; leave rates out"
         )
-    cluster = planning.cluster or Cluster(devices_per_node=ranks)
+    cluster = planning.cluster or cluster_of_ranks(ranks, group)
     if cluster.num_devices != ranks:
         raise RunError(
             f"Planning.cluster: expected the {ranks} devices of {count} replicas of "

@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 from dcp_planner import Plan, Trace
 from dcp_planner.plan import PlanPart
 from dcp_runtime.execute.prepared_plan import PreparedPlan
-from dcp_runtime.plans.batch_plans import BatchNote, DeviceRates, own_work, plan_facts
+from dcp_runtime.plans.batch_plans import (
+    BatchNote,
+    DeviceRates,
+    own_work,
+    plan_facts,
+    whole_plan,
+)
+from dcp_runtime.plans.own_cluster import machine_name
 from dcp_runtime.run_log.log import RunLog
 from dcp_runtime.run_log.records import RankTotals, StepRecord, measured_figures, planned_figures
 from dcp_runtime.transport.transport import Transport
@@ -151,6 +158,9 @@ class StepWatch:
         figures: StepRecord = {"at": round(time.time(), 3), **batch.note.facts}
         figures |= {"name": batch.note.name, "digest": batch.digest}
         figures["tokens"] = batch.plans[0].num_tokens
+        figures["cluster"] = whole_plan(batch.plans[0]).cluster.name
+        if (engine := batch.prepared[0].latest_engine) is not None:
+            figures["machine"] = machine_name(on_gpu=engine.kind.device.type == "cuda")
         plans = [plan for plan in batch.plans if isinstance(plan, Plan)]
         facts = batch.note.plans or tuple(plan_facts(plan) for plan in plans)
         if len(facts) == len(batch.plans):

@@ -19,6 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeAlias
 import numpy as np
 
 from dcp_dsl.arrays import Floats
+from dcp_planner.model import is_of_another_machine
 from dcp_runtime.errors import RunError
 
 SCHEMA = "dcp.run_log/1"
@@ -33,7 +34,8 @@ NUMBERS = (
     "bytes", "planning_s", "waited_s", "queued", "lost", "skipped", "slowest",
 )  # fmt: skip
 """Numbers of a record, ``None`` where they are unknown; names of seconds end in ``_s``."""
-TEXTS = ("name", "digest", "cause", "why", "trace")
+TEXTS = ("name", "digest", "cause", "why", "trace", "cluster", "machine")
+"""Texts of a record; `cluster` is what the plans were made for, `machine` what computed them."""
 
 EVEN = 1.05
 """Ranks that compute at most this much longer than their mean count as equally long."""
@@ -275,15 +277,20 @@ class RunHistory:
             return f"{_seconds(last[name])}, median {_seconds(medians.get(name))}"
 
         measured, predicted = last["measured_s"], last["predicted_s"]
-        is_known = measured and predicted
+        cluster, machine = last.get("cluster", ""), last.get("machine", "")
+        is_unlike = is_of_another_machine(cluster, machine or cluster)
+        is_known = measured and predicted and not is_unlike
         ratio = f", {measured / predicted:.3g} times the prediction" if is_known else ""
+        place = f", for {cluster}" * bool(cluster)
+        if is_unlike:
+            place += f", not comparable: this is {machine}"
         share, slowest = last["exposed_share"], last["slowest"]
         planning = f"{_seconds(last['planning_s'])}, training waited {seconds('waited_s')}"
         return [
             ("Step", f"{last['step']} · {last.get('name', '')}"),
             ("Step time", seconds("step_s")),
             ("Attention, measured", seconds("measured_s") + ratio),
-            ("Attention, predicted", seconds("predicted_s")),
+            ("Attention, predicted", seconds("predicted_s") + place),
             ("Waiting, worst rank", "-" if share is None else f"{share:.1%} of its attention"),
             ("Slowest rank", "-" if slowest is None else f"{slowest:.0f}: {last.get('why', '')}"),
             (

@@ -13,11 +13,12 @@ from torch import Tensor
 
 from dcp_dsl import Form, Mask, Sample
 from dcp_dsl.arrays import Ints, expand
-from dcp_planner import Cluster, Plan, build_plan, choose_block_size, cut_blocks
+from dcp_planner import Plan, build_plan, choose_block_size, cut_blocks
 from dcp_runtime.adapters.megatron.layers import PlannedSequences
 from dcp_runtime.data.choices import Planning
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
+from dcp_runtime.plans.own_cluster import cluster_of_ranks
 from dcp_runtime.transport.group_store import process_group
 
 _WHOLE = (
@@ -41,7 +42,8 @@ class PlannedBatches:
     def __init__(self, executor: DCPExecutor, mask: Mask, planning: Planning) -> None:
         self.executor, self.mask, self.planning = executor, mask, planning
         if (cluster := planning.cluster) is None:
-            cluster = Cluster(1, dist.get_world_size(process_group(planning.group)))
+            group = process_group(planning.group)
+            cluster = cluster_of_ranks(dist.get_world_size(group), group)
         self.cluster = cluster
 
     def split(
