@@ -17,13 +17,13 @@ from dcp_dsl.checks.findings import (
     Names,
     are_comparable,
 )
-from dcp_dsl.checks.scope import Scope, keys_of_mask
+from dcp_dsl.checks.scope import Scope, keys_of_mask, known_masks
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
-from dcp_dsl.syntax.mistakes import JOINS
+from dcp_dsl.syntax.mistakes import JOINS, MASKS
 
 MAX_CALL_DEPTH = 100  # of `where` functions that call each other
 
@@ -57,11 +57,26 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
     return UNKNOWN
 
 
+def _takes(name: str, arguments: tuple[ast.Argument, ...], scope: Scope) -> bool:
+    """Return whether a mask can be called with as many arguments, and with their names."""
+    found = scope.find_mask(name)
+    params = found[0].params if found else ()
+    named = {argument.name.text for argument in arguments if argument.name is not None}
+    needed = sum(param.default is None for param in params)
+    return needed <= len(arguments) <= len(params) and named <= {p.name.text for p in params}
+
+
 def _report_unknown(value: ast.Call, names: Names, checker: Checker) -> None:
     """Report a call of an unknown name; for `and_masks(a, b)` suggest `a and b`."""
     operator = JOINS.get(value.name.text)
     if operator is None or not value.arguments:
-        checker.unknown(value.name.text, value.name.span, names, "call")
+        meant = MASKS.get(value.name.text)
+        if meant is None or not _takes(meant, value.arguments, checker.scope):
+            meant = None
+        unfit = {
+            n for n in known_masks(checker.scope) if not _takes(n, value.arguments, checker.scope)
+        }
+        checker.unknown(value.name.text, value.name.span, names, "call", unfit, meant)
         return
     text = checker.program.text
     parts = [argument.span.text(text) for argument in value.arguments]

@@ -1,7 +1,7 @@
 """Warn about texts that are valid, but probably do not mean what their author intended.
 
-These lints, W201 to W208 and W210, look at texts without errors. They prove what they say about the
-meaning of a mask; only the intent is a guess.
+These lints, W201 to W208, W210 and W213, look at texts without errors. They prove what they say
+about the meaning of a mask; only the intent is a guess.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, keys_of, keys_of_mask, matches, segment_names
 from dcp_dsl.claims.static_checks import used_masks
 from dcp_dsl.claims.testing import Step, Testing
+from dcp_dsl.core.mask import HeadError, build_stack
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
@@ -134,6 +135,7 @@ def _check_attachments(testing: Testing) -> None:
                 break
         earlier.append(statement)
         _check_keys(statement, testing)
+        _check_heads(statement, testing)
 
 
 def _check_keys(statement: ast.Attach, testing: Testing) -> None:
@@ -149,6 +151,17 @@ def _check_keys(statement: ast.Attach, testing: Testing) -> None:
                 statement.value.span, "loaders and planners take masks of one sequence: attach one;"
                 f" `dcpm blocks --mask` and `dcpm export --mask` take `{shown}` as it is",
             )  # fmt: skip
+
+
+def _check_heads(statement: ast.Attach, testing: Testing) -> None:
+    """Find stacks whose heads have masks of their own, which no plan can have (W213)."""
+    stack = testing.scope.find_stack(unparse(statement.value))
+    if stack is None:
+        return
+    try:
+        build_stack(*stack).cycle()
+    except HeadError as error:
+        testing.report("W213", "no plan takes these rows", statement.value.span, str(error))
 
 
 def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
@@ -240,6 +253,8 @@ def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
     for segment, layout in testing.scope.layouts():
         if len(layout.parts) == 1 and layout.parts[0].is_repeated:
             part = layout.parts[0]
+            if part.parents is not None:  # nodes of a tree go on from others
+                continue
             # `segment doc = [lens]*` names the part by the statement.
             if part.name is not None:
                 yield segment, part.name.text
