@@ -29,5 +29,5 @@ def test_a_batch_dimension_in_front_is_dropped(keys):
 
 def test_other_rows_are_no_batch_dimension():
     for q in (torch.zeros(7, 4, 8), torch.zeros(2, 3, 4, 8)):
-        with pytest.raises(RunError, match="take the rows plan.local_tokens"):
+        with pytest.raises(RunError, match=r"take the rows plan\.local_tokens"):
             check_tensors(PART, q, torch.zeros(7, 2, 2, 8))

@@ -299,11 +299,14 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
 def _ahead_of(subject: _Subject, testing: Testing) -> str:
     """Return the decorators that allow the look-ahead, with the segment that holds all of it."""
     found = _definition(subject)
+    _, marked, _ = read_decorators(found)
     # The parts of a layout come behind its own name, and say more.
     for name in [*found[1].segments][: -_MOST_TRIED - 1 : -1] if found else ():
-        leak = leaking_pairs(subject.mask, (ast.Ident(name),), found[1]) if found else subject.mask
+        segments = (*marked, ast.Ident(name))
+        leak = leaking_pairs(subject.mask, segments, found[1] if found else testing.scope)
         if never(leak.core, budget=testing.proofs):
-            return f"`@ahead({name})`, or `@ahead` for look-ahead anywhere,"
+            shown = ", ".join(segment.text for segment in segments)
+            return f"`@ahead({shown})`, or `@ahead` for look-ahead anywhere,"
     return "`@ahead`"
 
 
