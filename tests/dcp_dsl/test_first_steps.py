@@ -147,3 +147,26 @@ def test_heads_with_masks_of_their_own_are_told_where_a_data_set_takes_them():
     assert "one mask for all heads of a layer" in found.hint
     assert codes('stack even = heads { rest: causal }\nfor "*" use even') == []
     assert codes('stack even = sliding(4), causal\nfor "*" use even') == []
+
+
+@pytest.mark.parametrize(
+    ("text", "old", "new"),
+    [
+        ("@ahead mask m = True", "True", "true"),
+        ("segment doc = [l]*\nmask m = causal and q.doc.pos < len(doc)", "len(doc)", "q.doc.len"),
+        ("segment doc = [l]*\nmask m = causal and (doc(q) == 1 or q == k)", "doc(q)", "q.doc"),
+        ("// note\nmask m = causal", "//", "#"),
+        ("segment doc = [l]*\nmask m = causal and same(q.doc, k.doc)", "same(q.doc, k.doc)",
+         "same(doc)"),
+        ("mask m = causal and q - k < clamp(q, 3, 1)", "clamp(q, 3, 1)", "clamp(q, 1, 3)"),
+        ("segment doc = [l]*\n@ahead(doc) @partial mask m = not causal per doc",
+         "not causal per doc", "(not causal) per doc"),
+        ("segment doc = [l]*\n@ahead @partial mask m = not causal per doc",
+         "not causal per doc", "not (causal per doc)"),
+    ],
+)  # fmt: skip
+def test_what_a_hint_writes_has_no_error(text, old, new):
+    found = check(text)
+    assert any(f"`{new}`" in each.hint for each in found), found
+    mended = text.replace(old, new)
+    assert not [each for each in check(mended) if each.severity == "error" or each.code == "W214"]

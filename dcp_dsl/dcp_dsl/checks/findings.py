@@ -21,7 +21,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, position_hint, segment_hint
+from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, WORDS, position_hint, segment_hint
 from dcp_dsl.syntax.trees import walk_parts
 
 KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"]
@@ -345,6 +345,7 @@ class Checker(ABC):
             known |= {*scope.segments, "q", "k", "len"}
         # A mask that takes other arguments is named only if no other is close.
         near = did_you_mean(text, known.difference(unfit)) or did_you_mean(text, known)
+        meant = meant or WORDS.get(text)
         hint = f"write `{meant}`" if meant else position_hint(text) or FUNCTIONS.get(text) or near
         if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"

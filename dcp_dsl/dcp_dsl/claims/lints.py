@@ -1,7 +1,7 @@
 """Warn about texts that are valid, but probably do not mean what their author intended.
 
-These lints, W201 to W208, W210 and W213, look at texts without errors. They prove what they say
-about the meaning of a mask; only the intent is a guess.
+These lints, W201 to W208, W210, W213 and W214, look at texts without errors. They prove what they
+say about the meaning of a mask; only the intent is a guess.
 """
 
 from collections.abc import Iterator
@@ -36,6 +36,7 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_windows(mask, testing)
     _check_parameters(mask, testing)
     _check_rules(mask, testing)
+    _check_not_per(mask, testing)
     keys = keys_of_mask(mask, testing.scope)
     # With an alignment, queries are tokens of the keys' sequence; proofs speak of one sequence.
     is_one = keys is None or bool(keys.alignment)
@@ -189,6 +190,22 @@ def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:
                     message = f"a rule already says that `{rule.subject.text}` sees this"
                     testing.report("W205", message, target.span, "remove one of them")
                 seen.add((rule.subject.text, target))
+
+
+def _check_not_per(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find `not a per S`, which may be read as `(not a) per S` (W214)."""
+    text = testing.scope.program.text
+    for node in walk(mask):
+        if isinstance(node, ast.Not) and isinstance(node.value, ast.Per):
+            whole = node.value.span.text(text)  # with the brackets around it
+            if whole.startswith("(") and whole.endswith(")"):
+                continue
+            inner, segment = node.value.value.span.text(text), node.value.segment.text
+            testing.report(
+                "W214", f"`not` turns round all of `{whole}`", node.span,
+                f"tokens of another `{segment}` are seen; write `not ({inner} per {segment})` if "
+                f"they are meant, `(not {inner}) per {segment}` if they are not",
+            )  # fmt: skip
 
 
 def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:

@@ -105,9 +105,11 @@ class _Judge:
         """Return whether a column of unknown name holds what this kind does, in all rows so far."""
         bits = self._bits.get((name, kind), 0.0)
         more = BITS[kind](values, length)
-        is_out = bits is None or more is None or kind_by_name(name) or is_of_other_things(name)
-        self._bits[name, kind] = None if is_out else bits + more
-        return not is_out and bool(more) and self._bits[name, kind] >= ENOUGH_BITS
+        if bits is None or more is None or kind_by_name(name) or is_of_other_things(name):
+            self._bits[name, kind] = None
+            return False
+        self._bits[name, kind] = bits + more
+        return more > 0 and bits + more >= ENOUGH_BITS
 
 
 def _sentence(names: tuple[str, ...], said: str, row_number: int) -> str:

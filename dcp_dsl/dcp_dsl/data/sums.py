@@ -69,7 +69,9 @@ class Cut:
         answers of many documents or the turns of one chat.
         """
         found = _MASKS.get((self.depths, bool(self.parents)))
-        return found and (found[0], dict(zip(found[1:], self.columns, strict=True)))
+        if found is None:
+            return None
+        return found[0], dict(zip(found[1:], self.columns, strict=True))
 
     @property
     def statement(self) -> str:

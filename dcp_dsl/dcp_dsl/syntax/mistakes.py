@@ -161,6 +161,9 @@ MASKS: Mapping[str, str] = {
 }
 """Masks of the library by the names of other tools."""
 
+WORDS: Mapping[str, str] = {"True": "true", "False": "false"}
+"""Words of Python, and the word here."""
+
 JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
 """Functions that join masks, and the operator that does it here."""
 

@@ -395,6 +395,8 @@ def _fail_unknown_character(place: RawToken, text: str, quoted: str) -> None:
 
 def _fail_unknown_statement(token: RawToken) -> NoReturn:
     hint = did_you_mean(token.text, STATEMENT_KEYWORDS)
+    if token.text == "//":
+        hint = "a comment begins with `#`"
     known = "statements begin with " + ", ".join(f"`{word}`" for word in sorted(STATEMENT_KEYWORDS))
     raise BuildError("E013", f"no statement begins with `{token.text}`", token.span, hint or known)
 
