@@ -19,7 +19,8 @@ WANTED = {
     "full", "causal", "sliding", "local", "fa_window", "chunked", "streaming", "blockwise",
     "blockwise_dcp", "demonstrations", "dilated", "strided", "fixed", "prefix_lm",
     "prefix_lm_packed", "document", "document_full", "document_streaming", "shared_question",
-    "shared_prefix", "grpo", "dpo", "rag", "multimodal", "modality", "longformer",
+    "shared_prefix", "grpo", "dpo", "rag", "multimodal", "multimodal_packed", "modality",
+    "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
     "svg_spatial", "prompt_tree", "forks", "moba", "cross", "flamingo", "prefill",
 }  # fmt: skip

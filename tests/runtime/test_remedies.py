@@ -6,13 +6,16 @@ sequences, which `packed_rows.separate` lists in its own words. The last test re
 """
 
 import ast
+import json
 import re
 import warnings
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from loader_options import Stream, make_loader
 from packed_rows import ends, joined, numbers, positions, separate, trained
 from target_rows import ONE, OPTIONS, data_of
@@ -24,6 +27,7 @@ from torch.utils.data import DataLoader
 
 import dcp_runtime.data
 from dcp_dsl import DatasetError, Spec, load, read_dataset
+from dcp_dsl.cli import dcpm
 from dcp_planner import Cluster, ModelShape, PlanConfig
 from dcp_runtime import (
     DCPDataloader,
@@ -70,6 +74,11 @@ def rules_of(said):
     """Return the first choices of `RowRules` that a message writes out."""
     call = ast.parse(re.search(r"RowRules\([^(]*\)", said)[0], mode="eval").body
     return {each.arg: ast.literal_eval(each.value) for each in call.keywords}
+
+
+def unchecked_of(said):
+    """Return the columns that a message names as those to leave unchecked."""
+    return ast.literal_eval(re.search(r"unchecked_columns=(\([^)]*\))", said)[1])
 
 
 # Documents, positions and masks that nothing reads
@@ -126,6 +135,68 @@ def test_positions_that_begin_anew_are_read_by_mask_and_rules(rules):
     row = {"input_ids": TOKENS, "position_ids": positions(DOCUMENTS)}
     said = refused([row], **rules)
     assert trained([row], mask_of(said), hidden_targets="leave_out", **rules_of(said)) == APART
+
+
+GROUPS = [
+    (20, [30, 9, 11]),
+    (7, [40, 25]),
+    (13, [8, 21, 50, 4]),
+    (2, [3, 1]),
+    (5, [60, 9, 7]),
+    (4, [70, 5]),
+]
+
+
+def rows_of_groups(groups):
+    """Return rows of a prompt with answers, and what they train on: each answer on its own path."""
+    rows, tokens, places, targets = [], [], [], []
+    for prompt, answers in groups:
+        length, start = prompt + sum(answers), len(tokens)
+        own = [(17 * at + start) % 101 for at in range(length)]
+        rows.append({"input_ids": own, "ask": prompt, "tries": answers})
+        tokens += own
+        places += range(prompt)
+        targets += [(start + at - 1, own[at]) for at in range(1, prompt)]
+        begin = prompt
+        for answer in answers:
+            places += range(prompt, prompt + answer)
+            for at in range(begin, begin + answer):
+                before = prompt - 1 if at == begin else at - 1
+                targets.append((start + before, own[at]))
+            begin += answer
+    return rows, (tokens, places, sorted(targets))
+
+
+@remedy("columns {} add up to the tokens of every row so far, and nothing reads {}: they cut this")
+def test_columns_that_add_up_are_read_by_the_mask_that_the_message_writes():
+    rows, expected = rows_of_groups(GROUPS)
+    for policy in ("error", "skip"):
+        said = refused(rows, token_budget=512, policy=policy)
+    spec = Spec.from_text(re.search(r"`(for .*?)`", said)[1])
+    assert trained(rows, spec, token_budget=512) == expected
+    causal = separate([row["input_ids"] for row in rows])
+    assert trained(rows, token_budget=512, unchecked_columns=unchecked_of(said)) == causal
+
+
+@remedy("columns %s add up to the tokens of every row so far, and nothing reads them: tokens")
+def test_columns_with_several_readings_are_read_or_unchecked(tmp_path, caplog):
+    packs = [([20, 9], [30, 11]), ([7, 5, 8], [40, 25, 2]), ([13, 21], [8, 50])] * 2
+    rows = [{"tokens": [*range(sum(a) + sum(b))], "asked": a, "said": b} for a, b in packs]
+    own = [[*range(len(row["tokens"]))] for row in rows]
+    assert trained(rows, token_budget=1024) == separate(own)
+    (said,) = caplog.messages
+    assert "`dcpm init` shows" in said
+    trained(rows, token_budget=1024, unchecked_columns=unchecked_of(said))
+    assert caplog.messages == [said]
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    text = CliRunner().invoke(dcpm, ["init", str(path), "--out", "-"]).stdout
+    spec = Spec.from_text(re.search("# (segment .*)", text)[1])
+    documents = []
+    for a, b in packs:
+        ends = [0, *accumulate(x + y for x, y in zip(a, b, strict=True))]
+        documents += [[*range(first, last)] for first, last in pairwise(ends)]
+    assert trained(rows, spec, token_budget=1024) == separate(documents)
 
 
 @remedy("column `{}` holds other positions, and nothing reads it")

@@ -275,7 +275,9 @@ def auxiliary(rng, n):
         "codes": [i % 4 for i in range(n)], "tiles": [i // 16 for i in range(n)],
         "image_grid": [[1, 16, 16]], "size": [n, 128],
         "picks": np.sort(rng.integers(0, n, few)), "counts": rng.integers(0, 2 * n // few + 1, few),
-        "split": [cut, n - cut], "first_last": [0, n], "eos_at": [n - 1], "spans": [[0, cut]],
+        "split": [cut, n - cut], "prompt_len": cut, "response_len": n - cut,
+        "answer_lens": [n - cut], "system_len": few, "first_last": [0, n],
+        "eos_at": [n - 1], "spans": [[0, cut]],
         "turn_lens": [cut, n - cut - (n - cut) // 2, (n - cut) // 2], "layers": [0, 12, 23],
         "budget": n, "id": int(rng.integers(1, 9)), "text": "abc", "messages": [{"role": "user"}],
         "pixels": np.zeros((3, 4, 4), np.float32), "router": rng.integers(0, 8, (n, 2)),
@@ -293,6 +295,64 @@ def test_columns_of_other_things_raise_no_alarm(sets, rows, caplog):
         found = [{"tokens": [0] * n, **auxiliary(rng, n)} for n in drawn]
         assert refused_at(found) == (-1, "")
     assert not [record for record in caplog.records if "`tiles`" not in record.getMessage()]
+
+
+# Columns that add up only together
+
+
+def a_group(rng):
+    """Lengths of a prompt and its answers."""
+    return int(rng.integers(3, 90)), rng.integers(1, 60, int(rng.integers(0, 6))).tolist()
+
+
+SUMS = {
+    "a number and a list": lambda p, a: {"ask": p, "tries": a},
+    "a list and a number": lambda p, a: {"tries": a, "ask": p},
+    "arrays": lambda p, a: {"ask": np.int64(p), "tries": np.array(a, np.int64)},
+    "tensors": lambda p, a: {"ask": torch.tensor(p), "tries": torch.tensor(a, dtype=torch.int64)},
+    "a list and nested lists": lambda p, a: {"asks": [p], "tries": [a]},
+    "with zeros and parents": lambda p, a: {
+        "none": 0, "ask": p, "tries": a, "up": [-1] * len(a), "more": [],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SUMS)
+def test_columns_that_add_up_together_are_found(kind):
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        groups = [a_group(rng) for _ in range(60)]
+        rows = [{"tokens": [0] * (p + sum(a)), **SUMS[kind](p, a)} for p, a in groups]
+        number, said = refused_at(rows)
+        assert 0 <= number < 30
+        assert "add up to the tokens of every row so far, and nothing reads" in said
+        assert "`tries`: they cut this row into parts of [" in said
+        assert refused_at(rows, RowRules(unchecked_columns=["tries", "asks"]))[0] == -1
+        # One row that does not fit settles it; so do rows that are read.
+        other = {"tokens": [0] * 97, **SUMS[kind](3, [2, 2])}
+        assert refused_at([other, *rows])[0] == -1
+        read = [{**row, "lens": [p, *a]} for row, (p, a) in zip(rows, groups, strict=True)]
+        assert refused_at(read, read=["lens"])[0] == -1
+
+
+def test_columns_with_several_readings_are_told_once(caplog):
+    rng = np.random.default_rng(7)
+    for names in (("asked", "said"), ("nested",)):
+        caplog.clear()
+        rows = []
+        for _ in range(20):
+            asked, said = rng.integers(1, 40, (2, int(rng.integers(1, 5)))).tolist()
+            own = [asked, said] if len(names) == 2 else [[asked, said]]
+            rows.append(
+                {"tokens": [0] * (sum(asked) + sum(said)), **dict(zip(names, own, strict=True))}
+            )
+        assert refused_at(rows) == (-1, "")
+        (told,) = caplog.messages
+        assert "add up to the tokens of every row so far" in told
+        assert all(f"`{name}`" in told for name in names)
+        caplog.clear()
+        assert refused_at(rows, RowRules(unchecked_columns=names)) == (-1, "")
+        assert not caplog.messages
 
 
 # Masks of what the loss counts

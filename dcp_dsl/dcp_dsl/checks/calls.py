@@ -17,13 +17,13 @@ from dcp_dsl.checks.findings import (
     Names,
     are_comparable,
 )
-from dcp_dsl.checks.scope import Scope, keys_of_mask
+from dcp_dsl.checks.scope import Scope, keys_of_mask, known_masks
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
-from dcp_dsl.syntax.mistakes import JOINS
+from dcp_dsl.syntax.mistakes import JOINS, MASKS
 
 MAX_CALL_DEPTH = 100  # of `where` functions that call each other
 
@@ -51,17 +51,38 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
     if text in checker.lost:
         return UNKNOWN
     if text in checker.scope.segments:
-        checker.report("E103", f"`{text}` is a segment and cannot be called", value.name.span)
+        hint = f"write `same({text})` for tokens of one `{text}`, `q.{text}` for its number"
+        checker.report("E103", f"`{text}` is a segment and cannot be called", value.name.span, hint)
     else:
         _report_unknown(value, names, checker)
     return UNKNOWN
 
 
+def _takes(name: str, arguments: tuple[ast.Argument, ...], scope: Scope) -> bool:
+    """Return whether a mask can be called with as many arguments, and with their names."""
+    found = scope.find_mask(name)
+    params = found[0].params if found else ()
+    named = {argument.name.text for argument in arguments if argument.name is not None}
+    needed = sum(param.default is None for param in params)
+    return needed <= len(arguments) <= len(params) and named <= {p.name.text for p in params}
+
+
 def _report_unknown(value: ast.Call, names: Names, checker: Checker) -> None:
     """Report a call of an unknown name; for `and_masks(a, b)` suggest `a and b`."""
     operator = JOINS.get(value.name.text)
+    first = value.arguments[0].value if value.arguments else None
+    if value.name.text == "len" and isinstance(first, ast.Name):
+        hint = f"write `q.{first.text}.len`, `k.{first.text}.len`, or `len` for the whole sample"
+        checker.report("E101", "`len` is no function", value.name.span, hint, is_unknown_name=True)
+        return
     if operator is None or not value.arguments:
-        checker.unknown(value.name.text, value.name.span, names, "call")
+        meant = MASKS.get(value.name.text)
+        if meant is None or not _takes(meant, value.arguments, checker.scope):
+            meant = None
+        unfit = {
+            n for n in known_masks(checker.scope) if not _takes(n, value.arguments, checker.scope)
+        }
+        checker.unknown(value.name.text, value.name.span, names, "call", unfit, meant)
         return
     text = checker.program.text
     parts = [argument.span.text(text) for argument in value.arguments]
@@ -81,9 +102,11 @@ def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:
         return True
     wanted = f"{low}" if low == high else f"{low} to {high}"
     wanted += f" argument{'' if high == 1 else 's'}"
-    checker.report(
-        "E106", f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}", value.span
-    )
+    hint = ""
+    if value.name.text == "same":
+        hint = "it speaks of the query and the key: write `same(doc)` for tokens of one `doc`"
+    message = f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}"
+    checker.report("E106", message, value.span, hint)
     return False
 
 
@@ -119,8 +142,22 @@ def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
             )  # fmt: skip
         is_vague = result.name == "int"  # `min(4, len)` is a length, like `min(len, 4)`
         result = replace(other if is_vague else result, depends=result.depends | other.depends)
+    _check_limits(value, checker)
     place = checker.place(value.span)
     return result.of(_extreme(value.name.text, [kind.node for kind in kinds], place))
+
+
+def _check_limits(value: ast.Call, checker: Checker) -> None:
+    """Refuse `clamp(x, 3, 1)`, which may mean 1 or numbers from 1 to 3."""
+    limits = [argument.value for argument in value.arguments[1:]]
+    low, high = limits if value.name.text == "clamp" else (None, None)
+    if isinstance(low, ast.Number) and isinstance(high, ast.Number) and low.value > high.value:
+        shown = value.arguments[0].span.text(checker.program.text)
+        checker.report(
+            "E106", "the low limit of this `clamp` is above the high one", value.span,
+            f"write `clamp({shown}, {high.value}, {low.value})` for numbers between them, or "
+            f"`{high.value}` for the constant",
+        )  # fmt: skip
 
 
 def _extreme(name: str, numbers: list[nodes.Number], place: nodes.Place) -> nodes.Number:

@@ -4,11 +4,11 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
-from dcp_dsl.checks.scope import Body, Scope, library_names
+from dcp_dsl.checks.scope import Body, Scope, known_masks
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.elaboration.programs import KeySequence
@@ -21,7 +21,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, position_hint, segment_hint
+from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, WORDS, position_hint, segment_hint
 from dcp_dsl.syntax.trees import walk_parts
 
 KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"]
@@ -323,23 +323,35 @@ class Checker(ABC):
         return nodes.Tiles(size, parent, place=self.place(every.size.span))
 
     def unknown(
-        self, text: str, span: Span, names: Names, wanted: Literal["mask", "call", ""] = ""
+        self,
+        text: str,
+        span: Span,
+        names: Names,
+        wanted: Literal["mask", "call", ""] = "",
+        unfit: Collection[str] = (),
+        meant: str | None = None,
     ) -> None:
-        """Report an unknown name with the closest one: a mask, a callable, or any name."""
+        """Report an unknown name with the closest one: a mask, a callable, or any name.
+
+        `unfit` are masks that do not take the arguments, `meant` is the one that does, if known.
+        """
         if self.is_full:  # finding the closest name is slow
             return
         scope = self.scope
-        known = {*names, *scope.masks, *scope.imported.masks, *library_names(), *self.lost}
+        known = {*names, *known_masks(scope), *self.lost}
         if wanted == "call":
             known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
         elif wanted == "":
             known |= {*scope.segments, "q", "k", "len"}
-        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, known)
+        # A mask that takes other arguments is named only if no other is close.
+        near = did_you_mean(text, known.difference(unfit)) or did_you_mean(text, known)
+        meant = meant or WORDS.get(text)
+        hint = f"write `{meant}`" if meant else position_hint(text) or FUNCTIONS.get(text) or near
         if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
         self.report(
             "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT,
-            fix=POSITIONS.get(text), is_unknown_name=True,
+            fix=meant or POSITIONS.get(text), is_unknown_name=True,
         )  # fmt: skip
 
     def the_tree(self, word: str, span: Span) -> nodes.Laid:

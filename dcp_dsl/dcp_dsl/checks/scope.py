@@ -191,6 +191,11 @@ def library_names() -> tuple[str, ...]:
     return tuple(sorted(n.removesuffix(".dcpm") for n in names if n.endswith(".dcpm")))
 
 
+def known_masks(scope: Scope) -> set[str]:
+    """Return the names of all masks that a text can call."""
+    return {*scope.masks, *scope.imported.masks, *library_names()}
+
+
 @cache
 def find_library_scope(name: str) -> Scope | None:
     """Read the standard library's file that defines a mask, or give None."""

@@ -1,7 +1,7 @@
 """Warn about texts that are valid, but probably do not mean what their author intended.
 
-These lints, W201 to W208 and W210, look at texts without errors. They prove what they say about the
-meaning of a mask; only the intent is a guess.
+These lints, W201 to W208, W210, W213 and W214, look at texts without errors. They prove what they
+say about the meaning of a mask; only the intent is a guess.
 """
 
 from collections.abc import Iterator
@@ -11,6 +11,7 @@ from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, keys_of, keys_of_mask, matches, segment_names
 from dcp_dsl.claims.static_checks import used_masks
 from dcp_dsl.claims.testing import Step, Testing
+from dcp_dsl.core.mask import HeadError, build_stack
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
@@ -35,6 +36,7 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_windows(mask, testing)
     _check_parameters(mask, testing)
     _check_rules(mask, testing)
+    _check_not_per(mask, testing)
     keys = keys_of_mask(mask, testing.scope)
     # With an alignment, queries are tokens of the keys' sequence; proofs speak of one sequence.
     is_one = keys is None or bool(keys.alignment)
@@ -134,6 +136,7 @@ def _check_attachments(testing: Testing) -> None:
                 break
         earlier.append(statement)
         _check_keys(statement, testing)
+        _check_heads(statement, testing)
 
 
 def _check_keys(statement: ast.Attach, testing: Testing) -> None:
@@ -149,6 +152,17 @@ def _check_keys(statement: ast.Attach, testing: Testing) -> None:
                 statement.value.span, "loaders and planners take masks of one sequence: attach one;"
                 f" `dcpm blocks --mask` and `dcpm export --mask` take `{shown}` as it is",
             )  # fmt: skip
+
+
+def _check_heads(statement: ast.Attach, testing: Testing) -> None:
+    """Find stacks whose heads have masks of their own, which no plan can have (W213)."""
+    stack = testing.scope.find_stack(unparse(statement.value))
+    if stack is None:
+        return
+    try:
+        build_stack(*stack).cycle()
+    except HeadError as error:
+        testing.report("W213", "no plan takes these rows", statement.value.span, str(error))
 
 
 def _takes_all(first: ast.Attach, second: ast.Attach) -> bool:
@@ -176,6 +190,22 @@ def _check_rules(mask: ast.MaskDef, testing: Testing) -> None:
                     message = f"a rule already says that `{rule.subject.text}` sees this"
                     testing.report("W205", message, target.span, "remove one of them")
                 seen.add((rule.subject.text, target))
+
+
+def _check_not_per(mask: ast.MaskDef, testing: Testing) -> None:
+    """Find `not a per S`, which may be read as `(not a) per S` (W214)."""
+    text = testing.scope.program.text
+    for node in walk(mask):
+        if isinstance(node, ast.Not) and isinstance(node.value, ast.Per):
+            whole = node.value.span.text(text)  # with the brackets around it
+            if whole.startswith("(") and whole.endswith(")"):
+                continue
+            inner, segment = node.value.value.span.text(text), node.value.segment.text
+            testing.report(
+                "W214", f"`not` turns round all of `{whole}`", node.span,
+                f"tokens of another `{segment}` are seen; write `not ({inner} per {segment})` if "
+                f"they are meant, `(not {inner}) per {segment}` if they are not",
+            )  # fmt: skip
 
 
 def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
@@ -240,6 +270,8 @@ def _packed(testing: Testing) -> Iterator[tuple[ast.Segment, str]]:
     for segment, layout in testing.scope.layouts():
         if len(layout.parts) == 1 and layout.parts[0].is_repeated:
             part = layout.parts[0]
+            if part.parents is not None:  # nodes of a tree go on from others
+                continue
             # `segment doc = [lens]*` names the part by the statement.
             if part.name is not None:
                 yield segment, part.name.text

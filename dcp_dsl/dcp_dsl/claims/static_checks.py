@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_dsl.checks.checker import with_columns
 from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import Scope, find_definition
@@ -20,6 +23,7 @@ from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.confining import advise
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
+    Failure,
     Finder,
     Step,
     Testing,
@@ -29,7 +33,8 @@ from dcp_dsl.claims.testing import (
     search_fault,
 )
 from dcp_dsl.core.mask import Mask, on_keys, read_mask
-from dcp_dsl.core.per_token import first_pair
+from dcp_dsl.core.per_token import first_pair, token_paths
+from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
 from dcp_dsl.proof.proving import is_total, never
@@ -120,6 +125,9 @@ class _Claim:
     message: str
     hint: str
     way_out: str
+
+
+_MOST_TRIED = 4  # segments that `@ahead` may name
 
 
 def mask_steps(testing: Testing) -> Iterator[Step]:
@@ -282,10 +290,24 @@ def _check_ahead(subject: _Subject, testing: Testing) -> None:
     claim = _Claim(
         what, f"whether a token sees a later one{where}", first_wrong_pair,
         "E120", f"a token sees a later one{where}",
-        "add `causal and`, or mark the mask `@ahead` or `@ahead(segment)` if it is meant",
+        f"add `causal and`, or mark the mask {_ahead_of(subject, testing)} if it is meant",
         "add `causal and`",
     )  # fmt: skip
     _conclude(claim, _search(mask, claim.find, testing), subject, testing)
+
+
+def _ahead_of(subject: _Subject, testing: Testing) -> str:
+    """Return the decorators that allow the look-ahead, with the segment that holds all of it."""
+    found = _definition(subject)
+    _, marked, _ = read_decorators(found)
+    # The parts of a layout come behind its own name, and say more.
+    for name in [*found[1].segments][: -_MOST_TRIED - 1 : -1] if found else ():
+        segments = (*marked, ast.Ident(name))
+        leak = leaking_pairs(subject.mask, segments, found[1] if found else testing.scope)
+        if never(leak.core, budget=testing.proofs):
+            shown = ", ".join(segment.text for segment in segments)
+            return f"`@ahead({shown})`, or `@ahead` for look-ahead anywhere,"
+    return "`@ahead`"
 
 
 def _check_branches(subject: _Subject, testing: Testing) -> None:
@@ -308,12 +330,32 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
             _check_alone(subject, _Whole(trees[0], is_tree=True), testing)
         return
     claim = _Claim(
-        what, "whether a token sees another branch", first_wrong_pair,
+        what, "whether a token sees another branch", _leaks_between_branches(subject.mask),
         "W209", "a token sees another branch",
         "add `paths and`, or state what is meant without `paths` and `.path`", "add `paths and`",
     )  # fmt: skip
     leak = replace(subject.mask, core=off_path)
     _conclude(claim, _search(leak, claim.find, testing), subject, testing)
+
+
+def _leaks_between_branches(mask: Mask) -> Finder:
+    """Return the finder of pairs whose key is on no path of the query.
+
+    A later token may be on all paths of the query, as the rest of an image is for its first patch.
+    """
+
+    def find(seen: NDArray[np.bool_], sample: Sample) -> Failure | None:
+        paths = token_paths(mask, sample)
+        if paths is not None:
+            passed = np.eye(len(seen), dtype=np.bool_)  # by a path on its way to a token
+            for token, before in enumerate(paths.previous.tolist()):
+                if before >= 0:
+                    passed[token] |= passed[before]
+            # No path parts from another one in between.
+            seen = seen & ~(passed.T & (paths.num_paths[:, None] == paths.num_paths))
+        return first_wrong_pair(seen, sample)
+
+    return find
 
 
 def _check_documents(subject: _Subject, testing: Testing) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.checks.scope import Scope, keys_of
 from dcp_dsl.claims.column_samples import column_kinds
+from dcp_dsl.claims.declared import UNFIT, misspelt, read_columns, unfit
 from dcp_dsl.claims.samples import (
     STEPS_PER_PART,
     UnfitSampleError,
@@ -22,10 +23,9 @@ from dcp_dsl.claims.samples import (
     count_parts,
     shrink,
 )
-from dcp_dsl.core.columns import bind_columns, integers
 from dcp_dsl.core.mask import Mask, on_keys, read_mask
 from dcp_dsl.core.per_token import dense_mask
-from dcp_dsl.core.sample import NoLengthError, Sample, declared_sample
+from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.errors import Budget, DatasetError, OverBudget
 from dcp_dsl.proof.proving import MAX_TEXT_STEPS, is_total, never
@@ -217,7 +217,6 @@ _FAULTS = {
     "total": ("C403", "a token sees nothing"),
     "lookback": ("C404", "a token sees a later one"),
 }
-_UNFIT = "mend the sample so that its layout fills it"
 
 
 def claim_steps(testing: Testing) -> Iterator[Step]:
@@ -227,7 +226,8 @@ def claim_steps(testing: Testing) -> Iterator[Step]:
 
     Finds C401-C404 for claims that fail, E117 for samples that do not fit their layout, W290 where
     the claim cannot be evaluated, W291 where there is no sample to test it on or testing it would
-    take too long, W292 for samples that do not fit and that no claim names.
+    take too long, W292 for samples that do not fit and that no claim names, W294 for misspelt
+    columns.
     """
     yield Step("samples", None, partial(_check_samples, testing))
     for statement in testing.scope.program.statements:
@@ -242,33 +242,19 @@ def _check_samples(testing: Testing) -> None:
     size = sum(count_parts(layout) for _, layout in scope.layouts())
     asked = {check.sample.text for check in checks if check.sample is not None}
     broken: set[str] = set()
+    known = read_columns(scope) if scope.samples else frozenset()
     for name, definition in scope.samples.items():
         try:
             testing.budget.spend(STEPS_PER_PART * size)
-            _check_columns(declared_sample(definition, scope), scope)
         except OverBudget:
             break
-        except NoLengthError:  # no fault: a sample may be there just to show the columns
-            continue
-        except DatasetError as error:
+        found = [*misspelt(definition, scope, known)]
+        if (mistake := unfit(definition, scope)) is not None:
             broken.add(name)
-            if name not in asked:
-                testing.report("W292", str(error), definition.span, _UNFIT)
+            found += [mistake] * (name not in asked)
+        for each in found:
+            testing.report(each.code, each.message, each.span, each.hint)
     testing.broken = frozenset(broken)
-
-
-def _check_columns(sample: Sample, scope: Scope) -> None:
-    """Raise a `DatasetError` for columns of tokens or segments that do not have their shape."""
-    given, length = sample.columns, sample.length
-    for token in scope.tokens.values():
-        column = token.column.text
-        if token.segment is None and column in given:
-            shape = (length,) if token.size is None else (length, token.size)
-            integers(given[column], shape, f"token column `{column}`")
-    for segment in scope.segments.values():
-        source = segment.source
-        if isinstance(source, ast.Columns) and source.column.text in given:
-            bind_columns(segment, source, given, length)
 
 
 def _check_claim(check: ast.Check, testing: Testing) -> None:
@@ -293,7 +279,7 @@ def _check_claim(check: ast.Check, testing: Testing) -> None:
         tried = Tried(None, 0, "W291", *TOO_LONG)
     except DatasetError as error:
         span = check.span if check.sample is None else check.sample.span
-        hint = error.hint if isinstance(error, UnfitSampleError) else _UNFIT
+        hint = error.hint if isinstance(error, UnfitSampleError) else UNFIT
         testing.report("E117", str(error), span, hint)
         testing.decide(what, "untested", check.span, reason=str(error))
         return

@@ -159,7 +159,7 @@ def choose_masks(spec: "Spec", call: str | None) -> "list[tuple[str, Mask]]":
 def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | None) -> "Sample":
     """Return the sample that was asked for, or the first declared one that fits the mask."""
     from dcp_dsl.core.sample import NoLengthError, Sample
-    from dcp_dsl.pictures.picture import preview_sample
+    from dcp_dsl.pictures.picture import declared_samples, preview_sample
     from dcp_dsl.specs.spec import sample_from_argument
 
     fixed = None if length is None else read_tokens(length, "--len")
@@ -167,10 +167,19 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
         if fixed is not None and not mask.columns:
             return Sample(length=fixed)
         found = None if fixed is not None else preview_sample(mask)
+        if fixed is None:
+            _refuse_mistakes(mask)
         if found is None:
             wanted = ", ".join(f"{column} = ..." for column in sorted(mask.columns))
             raise click.UsageError(
                 f"mask {mask.name} needs a sample: --sample '{wanted}' or the name of one"
+            )
+        if found not in [*declared_samples(mask)]:
+            shown = ", ".join(f"{c} = {v}" for c, v in found.columns.items())
+            click.echo(
+                f"{mask.name}: for a made-up sample ({shown or f'len = {found.length}'}); "
+                "--sample chooses another",
+                err=True,
             )
         return found
     try:
@@ -182,6 +191,22 @@ def choose_sample(spec: "Spec", mask: "Mask", given: str | None, length: str | N
     # Only what the mask reads: `explain` prints the sample.
     kept = {c: v for c, v in sample.columns.items() if c in mask.columns}
     return Sample(kept, sample.length)
+
+
+def _refuse_mistakes(mask: "Mask") -> None:
+    """Refuse a declared sample with a mistake that the mask would be drawn on otherwise."""
+    from dcp_dsl.claims.declared import misspelt, read_columns, unfit
+    from dcp_dsl.errors import DatasetError
+
+    scope = mask.scope
+    known = read_columns(scope) if scope.samples else frozenset()
+    for definition in scope.samples.values():
+        found = [*misspelt(definition, scope, known), unfit(definition, scope)]
+        for mistake in found:
+            if mistake is not None and mask.columns <= mistake.meant:
+                raise DatasetError(f"{mistake}; --sample chooses another")
+        if mask.columns <= {field.name.text for field in definition.fields}:
+            return  # this one is drawn
 
 
 def _no_length(spec: "Spec", mask: "Mask", error: "NoLengthError") -> str:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.coverage.row_checker import RefusedRow, RowChecker
+from dcp_dsl.coverage.unread_columns import unread_columns
 from dcp_dsl.data.sources import Source, find_sources
 from dcp_dsl.errors import DatasetError
 from dcp_dsl.specs.attachment import Attachment, match_files
@@ -108,6 +109,7 @@ class StatementCoverage:
         is_causal_proved, is_total_proved: proved for every sample, so not decided row by row.
         refused: the first `MAX_REFUSED` of the rows that must not be trained on.
         problems: why whole sources are refused.
+        warnings: columns that cut rows into parts and that no mask reads.
     """
 
     statement: str
@@ -121,6 +123,7 @@ class StatementCoverage:
     num_refused: int
     refused: tuple[RefusedRow, ...]
     problems: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
     @property
     def num_rows(self) -> int:
@@ -187,6 +190,7 @@ def _statement_json(statement: StatementCoverage) -> dict[str, Any]:  # Any: as 
         "densities": {call: d.to_json() for call, d in statement.densities.items()},
         "proved": {"causal": statement.is_causal_proved, "total": statement.is_total_proved},
         "problems": list(statement.problems),
+        "warnings": list(statement.warnings),
         "refused_rows": [
             {"source": r.source, "row": r.row, "columns": dict(r.columns), "reason": r.reason}
             for r in statement.refused
@@ -206,6 +210,8 @@ def _statement_lines(statement: StatementCoverage) -> Iterator[str]:
     yield f"  checked  {_proved(statement)}"
     for problem in statement.problems:
         yield f"  refused  {problem}"
+    for warning in statement.warnings:
+        yield f"  warning  {warning}"
     for row in statement.refused[:SHOWN_ROWS]:
         yield f"  refused  row {row.row} of {row.source}: {row.reason}"
         shown = ", ".join(f"{name} = {_short(value)}" for name, value in row.columns.items())
@@ -300,6 +306,7 @@ class _Statement:
     refused: list[RefusedRow] = field(default_factory=list)
     num_refused: int = 0
     problems: list[str] = field(default_factory=list)
+    warnings: dict[str, None] = field(default_factory=dict)  # each once
     is_causal_proved: bool = True
     is_total_proved: bool = True
 
@@ -320,6 +327,7 @@ class _Statement:
                 self.done(source.num_rows)
                 continue
             self.attachment = attachment
+            self.warnings |= dict.fromkeys(unread_columns(attachment, source))
             self._check_source(checker, at, stride)
             at += source.num_rows
         return self._report()
@@ -366,4 +374,5 @@ class _Statement:
             num_refused=self.num_refused,
             refused=tuple(self.refused),
             problems=tuple(self.problems),
+            warnings=tuple(self.warnings),
         )

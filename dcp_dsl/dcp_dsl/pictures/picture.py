@@ -50,6 +50,15 @@ def example_samples(mask: Mask) -> Iterator[Sample]:
     Declared samples come first, from the text of the mask and the library's files that it uses;
     then small ones made up from the layouts. For a mask without columns that is one of 16 tokens.
     """
+    yield from declared_samples(mask)
+    if mask.columns:
+        yield from _made_up(mask)
+    else:
+        yield Sample(length=PLAIN_TOKENS)
+
+
+def declared_samples(mask: Mask) -> Iterator[Sample]:
+    """Yield the declared samples among these."""
     for scope in read_scopes(mask.expression, mask.scope):
         for definition in scope.samples.values():
             try:
@@ -58,10 +67,6 @@ def example_samples(mask: Mask) -> Iterator[Sample]:
                 continue
             if mask.columns <= sample.columns.keys() and 0 < sample.length <= MAX_TOKENS:
                 yield Sample({c: sample.columns[c] for c in mask.columns}, sample.length)
-    if mask.columns:
-        yield from _made_up(mask)
-    else:
-        yield Sample(length=PLAIN_TOKENS)
 
 
 def _made_up(mask: Mask) -> Iterator[Sample]:

@@ -4,6 +4,7 @@
 thousands of nested brackets do not overflow the call stack of Python.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -183,10 +184,14 @@ def _part(make: Callable[..., ast.Node], read: Callable[[Built], Built]) -> Buil
 def _columns(children: Sequence[Built], span: Span) -> ast.Columns:
     kind, column, names = children
     if kind.text not in COLUMN_KINDS:
-        raise BuildError(
-            "E020", f"unknown kind of column `{kind.text}`", kind.span,
-            "write `spans(col)`, `ids(col) as a, b`, `flags(col)` or `positions(col)`",
-        )  # fmt: skip
+        hint = "write `spans(col)`, `ids(col) as a, b`, `flags(col)` or `positions(col)`"
+        if re.fullmatch(r"(cu|offset|bord|bound|start|end|split)\w*", kind.text, re.IGNORECASE):
+            hint = (
+                "no column holds borders alone: write `positions(position_ids)` for a position per "
+                "token that begins anew, `spans(col)` for a list of `[start, end)`, or "
+                "`[doc_lens]*` for lengths, the differences of borders"
+            )
+        raise BuildError("E020", f"unknown kind of column `{kind.text}`", kind.span, hint)
     return ast.Columns(_ident(kind), _ident(column), names or (), span=span)
 
 

@@ -154,6 +154,16 @@ FUNCTIONS: Mapping[str, str] = {
 }
 """Functions that no mask can have, and the way out."""
 
+MASKS: Mapping[str, str] = {
+    **dict.fromkeys(("window", "windowed", "sliding_window", "local_window", "swa"), "sliding"),
+    **dict.fromkeys(("bidirectional", "dense", "all_to_all"), "full"),
+    **dict.fromkeys(("autoregressive", "lower_triangular", "tril"), "causal"),
+}
+"""Masks of the library by the names of other tools."""
+
+WORDS: Mapping[str, str] = {"True": "true", "False": "false"}
+"""Words of Python, and the word here."""
+
 JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
 """Functions that join masks, and the operator that does it here."""
 

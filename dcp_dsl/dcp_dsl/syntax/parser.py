@@ -343,12 +343,14 @@ def _place(error: lark.UnexpectedInput, tokens: list[RawToken]) -> RawToken:
 
 
 _FOREIGN = {
-    "&": "and", "|": "or", "~": "not", "!": "not", "^": "minus",
+    "&": "and", "|": "or", "~": "not", "!": "not",
     **{word.upper(): word for word in ("and", "or", "not", "minus", "per", "in")},
 }  # fmt: skip
 _WAYS_OUT = {
     "/": "write `//`; division rounds down",
     ";": "statements and rules follow one another without it",
+    "^": "write `a minus b` for the pairs that only a has, or `(a minus b) or (b minus a)` for "
+    "those that one of the two has; numbers have no powers",
     "≤": "write `<=`", "≥": "write `>=`", "≠": "write `!=`", "'": 'texts stand between `"`',
 }  # fmt: skip
 
@@ -393,6 +395,8 @@ def _fail_unknown_character(place: RawToken, text: str, quoted: str) -> None:
 
 def _fail_unknown_statement(token: RawToken) -> NoReturn:
     hint = did_you_mean(token.text, STATEMENT_KEYWORDS)
+    if token.text == "//":
+        hint = "a comment begins with `#`"
     known = "statements begin with " + ", ".join(f"`{word}`" for word in sorted(STATEMENT_KEYWORDS))
     raise BuildError("E013", f"no statement begins with `{token.text}`", token.span, hint or known)
 

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.data.documents import is_of_other_things
 from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.documents import is_of_other_things
 from dcp_runtime.errors import RunError
 
 Role: TypeAlias = Literal["padding", "left_out", "weights", "counted"]

@@ -4,8 +4,9 @@ A data set with such a column would train across the borders of documents, with 
 on prompts and padding. `documents` and `loss_masks` know what a column says; here is who reads it.
 """
 
+import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,17 +14,19 @@ import numpy as np
 
 from dcp_dsl import TokenPaths
 from dcp_dsl.arrays import Bools, Ints
-from dcp_runtime.data.choices import RowRules
-from dcp_runtime.data.documents import (
+from dcp_dsl.data.documents import (
     BITS,
     ENOUGH_BITS,
     Kind,
     begins_by_name,
     end_of_numbers,
     is_of_other_things,
+    keeps_apart,
     kind_by_name,
     restarts,
 )
+from dcp_dsl.data.sums import Cut, Sums
+from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.loss_masks import (
     LikelyMasks,
     Role,
@@ -41,6 +44,8 @@ TOKENS_AND_LABELS = ("tokens", "input_ids", "labels")
 
 SHOWN = 8
 """Lengths of documents that a message shows."""
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,24 +72,8 @@ class ReadRow:
 
     def has(self, begins: Ints) -> bool:
         """Return whether the masks read that documents begin at these tokens."""
-        return any(np.isin(begins, known).all() for known in self._borders(begins))
-
-    def _borders(self, begins: Ints) -> Iterator[Ints]:
-        """Return the borders that each column may state, and those of all of them together."""
-        length, every = len(self.positions), np.zeros(0, np.int64)
-        if self.paths is not None:
-            yield np.flatnonzero(self.paths.previous != np.arange(-1, length - 1))
-        for column in self.columns.values():
-            is_nested = isinstance(column, list) and any(isinstance(part, list) for part in column)
-            values = np.array([*_flat(column)] if is_nested else column, np.int64).reshape(-1)
-            every = np.concatenate([every, values[values != 0]])
-            if self.paths is None:
-                # Parts of groups: several columns together state borders.
-                yield np.arange(length) if is_nested else np.cumsum(values)
-            if len(values) == length:
-                yield 1 + np.flatnonzero(np.diff(values))
-        if np.array_equal(np.sort(every), np.sort(np.diff([0, *begins, length]))):
-            yield begins  # the parts of a layout, in whatever order
+        previous = None if self.paths is None else self.paths.previous
+        return keeps_apart(begins, len(self.positions), self.columns, previous)
 
 
 @dataclass(slots=True)
@@ -106,6 +95,8 @@ class UnreadColumns:
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a row read again proves no more
     _no_labels: set[str] = field(default_factory=set)
     _likely: LikelyMasks = field(default_factory=LikelyMasks)
+    _sums: Sums = field(default_factory=Sums)
+    _told: set[tuple[str, ...]] = field(default_factory=set)  # sums that have several readings
 
     def check(self, row: Mapping[str, Any], read: ReadRow) -> None:
         """Judge the columns of a row.
@@ -121,6 +112,29 @@ class UnreadColumns:
                 self._check_positions_read(name, read)
             elif name not in passed and isinstance(name, str) and not self._is_settled(name):
                 self._check_column(name, column, read)
+        read_too = passed - read.columns.keys()
+        self._check_sums(row, read, read_too | {n for n in row if role_by_name(str(n))})
+
+    def _check_sums(self, row: Mapping[str, Any], read: ReadRow, passed: Set[str]) -> None:
+        """Judge columns that add up to the tokens only together; each alone says nothing."""
+        for cut in self._sums.see(read.number, row, len(read.positions), passed):
+            unread = [name for name in cut.lists if name not in read.columns]
+            is_told = cut.names in self._told or cut.depths == (1,)  # one list is judged alone
+            if is_told or not unread or not self._sums.are_clear(row, cut, passed):
+                continue
+            if read.has(cut.begins()):
+                continue
+            if cut.statement:
+                raise _refusal_of_sum(cut, unread, read)
+            self._told.add(cut.names)
+            if self.says:
+                logger.warning(
+                    "columns %s add up to the tokens of every row so far, and nothing reads them: "
+                    "tokens see the parts before their own. If they must not, a layout that reads "
+                    "these columns keeps the parts apart, as `dcpm init` shows; "
+                    "RowRules(unchecked_columns=%r) ends this warning",
+                    _listed(cut.names), tuple(unread),
+                )  # fmt: skip
 
     def _is_settled(self, name: str) -> bool:
         """Return whether neither the name of a column says something nor what it held so far."""
@@ -236,7 +250,7 @@ def _refusal(
         "content": f"and nothing reads it: in the rows so far it holds {says}",
         "position_column": f"and the mask does not read them: it holds {says}",
     }[seen_by]
-    columns = ", ".join(f"`{column}`" for column in read.columns) or "no column"
+    columns = _listed(read.columns) or "no column"
     is_whole = np.ndim(column) == 1 and (kind != "lengths" or sum(column) == sum(lengths))
     is_readable = is_whole and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
     return RunError(
@@ -244,6 +258,23 @@ def _refusal(
         f"that reads {columns}; {_mask_text(name, kind, shown, is_readable=is_readable)}; "
         f"{unchecked(name)}"
     )
+
+
+def _refusal_of_sum(cut: Cut, unread: Sequence[str], read: ReadRow) -> RunError:
+    """Return the error of columns that cut a row into parts which the mask does not keep apart."""
+    lengths = np.diff([0, *cut.begins(), len(read.positions)]).tolist()
+    shown = f"[{', '.join(map(str, lengths[:SHOWN]))}{', ...' * (len(lengths) > SHOWN)}]"
+    columns = _listed(read.columns) or "no column"
+    return RunError(
+        f"columns {_listed(cut.names)} add up to the tokens of every row so far, and nothing reads "
+        f"{_listed(unread)}: they cut this row into parts of {shown} tokens; expected a mask that "
+        f"keeps the parts apart, got one that reads {columns}; {cut.advice}; "
+        f"RowRules(unchecked_columns={tuple(unread)!r}) trains as if they were not there"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _mask_text(name: str, kind: Kind, lengths: str, *, is_readable: bool) -> str:
@@ -281,12 +312,3 @@ def _numbers(column: Any) -> Values | None:  # Any: what a user's row holds
     while values.ndim > 1 and len(values) == 1:
         values = values[0]
     return values if values.dtype.kind in "biuf" and values.size and values.ndim in (1, 2) else None
-
-
-def _flat(column: Any) -> Iterator[int]:
-    """Return the integers of a column of a sample."""
-    if isinstance(column, list):
-        for part in column:
-            yield from _flat(part)
-    else:
-        yield column

@@ -192,6 +192,11 @@ def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
                 "plan for the heads of your model: Planning(ModelShape("
                 f"q_heads={q.shape[1]}, kv_heads={last.shape[-2]}, head_dim={q.shape[2]}))"
             )
+        elif all(v.ndim == len(wanted[n]) + 1 and len(v) == 1 for n, v in given.items()):
+            shown = " and ".join(f"{name}[0]" for name in given)
+            way_out = (
+                f"drop the batch dimension: give {shown}, since a batch is packed into one row"
+            )
         raise RunError(
             f"rank {part.device} owns {tokens} tokens of this plan: expected "
             f"{' and '.join(f'{name} {list(wanted[name])}' for name in given)}, got "

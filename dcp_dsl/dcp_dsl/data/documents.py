@@ -6,9 +6,9 @@ number of its document, and for each token a position that begins anew with its 
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -121,6 +121,50 @@ def restarts(positions: Ints) -> Ints:
 def _end(values: Ints, is_kept: np.ndarray) -> int:
     """Return the end of the values without those at the end that are not kept."""
     return int(np.flatnonzero(is_kept)[-1]) + 1 if is_kept.any() else 0
+
+
+def keeps_apart(
+    begins: Ints, length: int, columns: Mapping[str, Any], previous: Ints | None
+) -> bool:
+    """Return whether what masks read of a row says that documents begin at these tokens.
+
+    Args:
+        begins: int64, sorted.
+        length: tokens of the row.
+        columns: those that the masks read, as in `Sample.columns`.
+        previous: int64 ``[length]``, the token before each in a layout with branches, or None.
+    """
+    known = _borders(begins, length, columns, previous)
+    return any(np.isin(begins, some).all() for some in known)
+
+
+def _borders(
+    begins: Ints, length: int, columns: Mapping[str, Any], previous: Ints | None
+) -> Iterator[Ints]:
+    """Return the borders that each column may state, and those of all of them together."""
+    every = np.zeros(0, np.int64)
+    if previous is not None:
+        yield np.flatnonzero(previous != np.arange(-1, length - 1))
+    for column in columns.values():
+        is_nested = isinstance(column, list) and any(isinstance(part, list) for part in column)
+        values = np.array([*_flat(column)] if is_nested else column, np.int64).reshape(-1)
+        every = np.concatenate([every, values[values != 0]])
+        if previous is None:
+            # Parts of groups: several columns together state borders.
+            yield np.arange(length) if is_nested else np.cumsum(values)
+        if len(values) == length:
+            yield 1 + np.flatnonzero(np.diff(values))
+    if np.array_equal(np.sort(every), np.sort(np.diff([0, *begins, length]))):
+        yield begins  # the parts of a layout, in whatever order
+
+
+def _flat(column: Any) -> Iterator[int]:  # Any: integers, or nested lists of them
+    """Return the integers of a column of a sample."""
+    if isinstance(column, list):
+        for part in column:
+            yield from _flat(part)
+    else:
+        yield column
 
 
 def bits_of_positions(values: Ints, length: int) -> float | None:
