@@ -10,7 +10,7 @@ from dcp_runtime.errors import PeerError, RunError
 from dcp_runtime.transport import failure_registry, store_barrier
 from dcp_runtime.transport.failure_registry import Awaited, FailureRegistry, Status
 from dcp_runtime.transport.loopback import LoopbackWorld
-from dcp_runtime.transport.store_barrier import StoreBarrier, Topic, compare
+from dcp_runtime.transport.store_barrier import StoreBarrier, Topic
 from dcp_runtime.transport.transport import agree
 
 
@@ -207,10 +207,10 @@ def test_a_rank_alone_meets_and_agrees_with_itself():
 def test_of_two_halves_the_one_with_the_first_rank_is_right():
     topic = Topic("seed", "")
     with pytest.raises(RunError, match="rank 1 has another seed than rank 0") as caught:
-        compare(topic, ["b", "a", "a", "b"], "here")
+        topic.compare(["b", "a", "a", "b"], "here")
     assert caught.value.rank == 1
     with pytest.raises(RunError, match="rank 0 has another seed than rank 1"):
-        compare(topic, ["b", "a", "a"], "here")
+        topic.compare(["b", "a", "a"], "here")
 
 
 def test_a_lost_server_is_the_cause_and_no_rank(clock):
