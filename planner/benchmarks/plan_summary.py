@@ -14,6 +14,7 @@ from referee import MACHINES
 
 RECORDED = "dcp-recorded"
 EXTERNAL = ("kahypar", "mtkahypar")
+"""Other partitioners, the second in rows of former versions."""
 ALONE = ":alone"
 """Behind the name of an external partitioner: its own result, without our caps and search."""
 LEAST_RATIO = 0.01
