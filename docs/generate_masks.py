@@ -47,10 +47,11 @@ def section(path: Path) -> tuple[str, str]:
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    caption = "" if mask.call == path.stem else f"Drawn: `{mask.call}`.\n\n"
     return (
         f"## {path.stem}\n\n{chr(10).join(comments)}\n\n"
         f"![{mask.call}](masks/{path.stem}.svg)\n\n"
-        f"`{mask.call}` on `{sample.to_json()}`.\n\n"
+        f"{caption}"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
 
