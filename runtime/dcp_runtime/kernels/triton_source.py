@@ -3,9 +3,8 @@
 A program of `forward_kernel` and `dq_kernel` owns a segment and PACK query heads of a kv head. The
 rows of its tile are tokens times heads: few tokens fill it, and its masked edges are short. A
 program of `dkv_kernel` owns a chunk of key rows and a kv head. No two programs add to the same
-rows: there are no atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception:
-it computes scores once for all gradients, five products instead of seven, and adds to dq by
-atomics. Exponents have base 2 inside; `lse` is natural outside.
+rows: there are no atomics, and two runs give the same bits. Exponents have base 2 inside; `lse` is
+natural outside.
 
 Sums begin and end where a table opens and closes their rows (`own_sums`): those that begin here are
 not read, and those that end here are written as results, in the type of q.
