@@ -34,8 +34,10 @@ DOCUMENTS = (
     "docs/concepts.md",
     "docs/datasets.md",
     "docs/debugging-masks.md",
+    "docs/choosing-plans.md",
     "docs/editors.md",
-    "docs/reading-plans.md",
+    "docs/looking-at-masks.md",
+    "docs/why-plans-are-slow.md",
     "docs/steps.md",
 )
 FILES = ROOT / "examples" / "masks"

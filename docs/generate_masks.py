@@ -1,11 +1,13 @@
-"""Write docs/masks.md and one picture per mask of the standard library.
+"""Write the pages of the standard library of masks, and one picture per mask.
 
 ```
-python docs/generate_masks.py            # --check: fail if the page does not match the library
+python docs/generate_masks.py            # --check: fail if a page does not match the library
 ```
 A picture shows the mask on its file's sample, with the arguments of the first call in its checks.
+docs/masks.md lists all masks; each family has a page beside it.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -17,7 +19,25 @@ from dcp_grammar import MASKS
 DOCS = Path(__file__).resolve().parent
 PAGE = DOCS / "masks.md"
 PICTURES = DOCS / "masks"
-HEAD = DOCS / "masks_head.md"
+FAMILIES = {
+    "windows": (
+        "Windows, sinks and strides",
+        "causal full sliding fa_window local streaming longformer dilated strided fixed chunked "
+        "blockwise blockwise_dcp eviction moba qk_sparse",
+    ),
+    "documents": (
+        "Documents, prompts and branches",
+        "document document_full document_streaming prefix_lm prefix_lm_packed demonstrations rag "
+        "agent shared_question shared_prefix grpo dpo forks prompt_tree tree",
+    ),
+    "images": (
+        "Images, videos and other sequences",
+        "multimodal multimodal_packed modality flamingo natten sta svg_spatial block_causal block_diffusion cross "
+        "prefill",
+    ),
+}
+"""Title and masks of each page, ``docs/masks-*.md``."""
+LIST = re.compile(r"(?<=^<!-- masks -->\n).*?(?=^<!-- /masks -->$)", re.MULTILINE | re.DOTALL)
 
 
 def section(path: Path) -> tuple[str, str]:
@@ -27,11 +47,11 @@ def section(path: Path) -> tuple[str, str]:
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    columns = ", ".join(f"`{name}`" for name in sorted(mask.columns)) or "none"
+    caption = "" if mask.call == path.stem else f"Drawn: `{mask.call}`.\n\n"
     return (
-        f"### {path.stem}\n\n{chr(10).join(comments)}\n\n"
+        f"## {path.stem}\n\n{chr(10).join(comments)}\n\n"
         f"![{mask.call}](masks/{path.stem}.svg)\n\n"
-        f"`{mask.call}` on `{sample.to_json()}`; columns: {columns}.\n\n"
+        f"{caption}"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
 
@@ -50,19 +70,37 @@ def shown(spec: Spec, name: str) -> tuple[Mask, Sample]:
     return mask, Sample({c: sample.columns[c] for c in mask.columns}, sample.length)
 
 
+def pages(sections: dict[str, str]) -> dict[Path, str]:
+    """Return the texts of all pages: the list, and the sections of each family."""
+    assert sorted(sections) == sorted(" ".join(n for _, n in FAMILIES.values()).split())
+    found, lines = {}, []
+    for family, (title, names) in FAMILIES.items():
+        page = f"masks-{family}.md"
+        said = "[All masks](masks.md). Rows of a picture are queries, columns are keys."
+        parts = [f"# {title}", said, *(sections[name].rstrip() for name in names.split())]
+        found[DOCS / page] = "\n\n".join(parts) + "\n"
+        links = ", ".join(f"[{name}]({page}#{name})" for name in names.split())
+        lines += ["", f"**[{title}]({page})**: {links}"]
+    text = "\n".join(lines) + "\n\n"
+    found[PAGE] = LIST.sub(lambda _: text, PAGE.read_text(encoding="utf-8"))
+    return found
+
+
 def main() -> None:
-    """Write the page and the pictures, or with ``--check`` only compare the page."""
+    """Write the pages and the pictures, or with ``--check`` only compare the pages."""
     sections = {path.stem: section(path) for path in sorted(Path(str(MASKS)).glob("*.dcpm"))}
-    page = "\n".join([HEAD.read_text(encoding="utf-8"), *(text for text, _ in sections.values())])
+    written = pages({name: text for name, (text, _) in sections.items()})
     if "--check" in sys.argv[1:]:
         missing = [name for name in sections if not (PICTURES / f"{name}.svg").is_file()]
-        if missing or not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != page:
-            sys.exit("docs/masks.md is not in step: python docs/generate_masks.py")
+        stale = [p for p, t in written.items() if not p.is_file() or p.read_text("utf-8") != t]
+        if missing or stale:
+            sys.exit("docs/masks*.md are not in step: python docs/generate_masks.py")
         return
     PICTURES.mkdir(exist_ok=True)
     for name, (_, svg) in sections.items():
         (PICTURES / f"{name}.svg").write_text(svg, encoding="utf-8")
-    PAGE.write_text(page, encoding="utf-8")
+    for path, text in written.items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ python docs/make_pictures.py   # writes step.svg, front.svg, residuals.svg and c
 ```
 
 `step.svg` shows where the time of a training step goes, by policy. `front.svg` shows the front that
-reading-plans.md lists; `docs/front.json` is the output of its command with `--json`. The other two
+choosing-plans.md lists; `docs/front.json` is the output of its command with `--json`. The other two
 show errors of the cost model: `residuals.svg` predicted over published times of attention,
 `calibration.svg` predicted over measured times of plans on a calibrated machine.
 """

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-OUTCOMES = {"supported": "yes", "unaffected": "yes, untouched", "refused": "refused by name"}
+OUTCOMES = {"supported": "yes", "unaffected": "untouched", "refused": "refused"}
 
 Row = tuple[str, str, str]
 """A feature, its outcome, and how it is tested."""
@@ -46,7 +46,7 @@ def table(rows: Iterable[Row]) -> str:
     shared: dict[tuple[str, str], list[str]] = {}
     for name, outcome, tested in rows:
         shared.setdefault((outcome, tested), []).append(name)
-    lines = ["| what | runs | compared with one process, or why |", "| --- | --- | --- |"]
+    lines = ["| what | runs | compared with, or why |", "| --- | --- | --- |"]
     for wanted, words in OUTCOMES.items():
         lines += [
             f"| {'; '.join(names)} | {words} | {tested} |"

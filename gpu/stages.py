@@ -35,15 +35,14 @@ from timing import device, has_cuda, seconds, timed
 from torch import Tensor
 
 from dcp_dsl import dense_mask
-from dcp_planner.plan import PlanPart, decode_part
+from dcp_planner.plan import decode_part
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.execute.executor import make_transport
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.kernels import triton_kernel
-from dcp_runtime.kernels.choice import KERNELS, TRITON, choose_kernel
+from dcp_runtime.kernels.choice import KERNELS, choose_kernel
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
-from dcp_runtime.transport.symmetric_memory import OVERLAPPING
-from dcp_runtime.transport.transport import NoOverlapTransport, Transport
+from dcp_runtime.transport.transport import NoOverlapTransport
 
 Json = dict[str, Any]  # Any: a JSON document
 BACKWARD_OVER_FORWARD = 2.5
@@ -132,7 +131,7 @@ def _dense(case: Case) -> Tensor:
 
 
 def _compare(case: Case, dtype: torch.dtype, name: str) -> Json:
-    if name in TRITON and not has_cuda():
+    if name == "triton" and not has_cuda():
         return {"skipped": "interpreted kernels take minutes; the default tests run them"}
     try:
         kernel = choose_kernel(dtype, device(), name, case.head_dim).kernel
@@ -220,11 +219,6 @@ SHAPES = (
 )  # fmt: skip
 """Rows of queries, rows of keys, warps, stages, steps at edges, and heads of a tile; shapes that
 are likely to be fastest come first."""
-FUSED_ROWS = 64
-"""Most rows of queries of the fused kernel. With more it needs at least 241 KiB of shared memory, a
-GPU has 227 KiB, and Triton says so only once it has compiled for seconds."""
-_TILED = {"forward": "triton", "forward_tma": "triton_tma", "dkv": "triton", "dq": "triton",
-          "fused": "triton_fused"}  # fmt: skip
 
 
 def tiles() -> Iterator[Json]:
@@ -235,9 +229,7 @@ def tiles() -> Iterator[Json]:
         # Edges are a larger part of a window: both masks decide whether heads share a tile.
         for case in TIMED[: 2 if shape in SHAPES[:2] else 1]:
             flops = 4 * case.head_dim * case.heads[0] * dense_pairs(case)
-            for which in _TILED:
-                if which == "fused" and shape[0] > FUSED_ROWS:
-                    continue
+            for which in ("forward", "dkv", "dq"):
                 row: Json = {"case": case.name, "kernel": which, "shape": shape}
                 row["in_use"] = triton_kernel.LaunchShape(*shape) == _shape_in_use(case, which)
                 yield row | _tile_row(case, which, flops, shape)
@@ -245,15 +237,15 @@ def tiles() -> Iterator[Json]:
 
 def _shape_in_use(case: Case, which: str) -> triton_kernel.LaunchShape:
     major, minor = torch.cuda.get_device_capability()
-    group, kernel = case.heads[0] // case.heads[1], which.removesuffix("_tma")
-    return triton_kernel.launch_shape(kernel, torch.bfloat16, 10 * major + minor, group)
+    group = case.heads[0] // case.heads[1]
+    return triton_kernel.launch_shape(which, torch.bfloat16, 10 * major + minor, group)
 
 
 def _tile_row(case: Case, which: str, flops: int, shape: tuple[int, ...]) -> Json:
-    with _launch_shape(which.removesuffix("_tma"), triton_kernel.LaunchShape(*shape)):
+    with _launch_shape(which, triton_kernel.LaunchShape(*shape)):
         try:
-            forward, backward = _our_calls(case, _TILED[which])
-            if which.startswith("forward"):
+            forward, backward = _our_calls(case, "triton")
+            if which == "forward":
                 return {"forward_tflops": flops / seconds(forward) / 1e12}
             return {"backward_tflops": BACKWARD_OVER_FORWARD * flops / seconds(backward) / 1e12}
         except Exception as error:  # a shape that does not fit is a result
@@ -302,23 +294,15 @@ def _time_executor(case: Case) -> Json:
 
 
 def overlap() -> Iterator[Json]:
-    """Run ranks as processes and measure their waits: NCCL on all GPUs, gloo between two ranks.
-
-    Symmetric memory comes last, on as many GPUs. On a single GPU two ranks share it, which torch
-    allows if an environment variable says so; there only their results count, not their times.
-    """
+    """Run ranks as processes and measure their waits: NCCL on all GPUs, gloo between two ranks."""
     worlds = [("gloo", SPREAD[0] if has_cuda() else SHARED[0])]
     if has_cuda():
         most = torch.cuda.device_count()
         cases = [TIMED[0], *SPREAD]  # one rank too: communicators, streams and threads of NCCL
         worlds = [("nccl", case) for case in cases if case.ranks <= most] + worlds
-        shared = SPREAD if most > 1 else SHARED[:1]
-        worlds += [("symmetric", case) for case in shared if case.ranks <= max(2, most)]
     for backend, case in worlds:
         row: Json = {"backend": backend, "case": case.name}
         yield row | attempt(partial(_run_processes, case, backend))
-    if not has_cuda():
-        yield {"backend": "symmetric", "skipped": "torch sees no CUDA device"}
 
 
 def _run_processes(case: Case, backend: str) -> Json:
@@ -334,23 +318,13 @@ def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
     if has_cuda():
         torch.cuda.set_device(rank % torch.cuda.device_count())
     store = torch.distributed.FileStore(f"{folder}/store", case.ranks)
-    if backend == "symmetric" and case.ranks > torch.cuda.device_count():
-        os.environ[OVERLAPPING] = "1"  # torch reads it when memory is mapped
-    backend, asked = ("gloo", backend) if backend == "symmetric" else (backend, None)
     torch.distributed.init_process_group(backend, store=store, rank=rank, world_size=case.ranks)
     part = decode_part(case.parts()[rank])
     mine = torch.from_numpy(part.local_tokens(rank)).to(device())
     q, kv, dout = (x[mine] for x in inputs(case, torch.bfloat16 if has_cuda() else torch.float32))
     found: Json = {}
-    if asked:
-        ours, theirs = (
-            _results(part, make_transport(None, 60, x), q, kv, dout) for x in (asked, None)
-        )
-        is_same = torch.tensor([all(map(torch.equal, ours, theirs))])
-        torch.distributed.all_reduce(is_same, torch.distributed.ReduceOp.MIN)
-        found["ok"] = bool(is_same)  # bit by bit as with gloo
     for name in ("overlap", "no overlap"):
-        transport = make_transport(None, 60, asked)
+        transport = make_transport(None, 60)
         used = transport if name == "overlap" else NoOverlapTransport(transport)
         with DCPExecutor(transport=used) as runs:
             for turn in range(3 if has_cuda() else 1):
@@ -372,18 +346,6 @@ def _run_process(rank: int, case: Case, backend: str, folder: str) -> None:
     if rank == 0:
         Path(folder, "found.json").write_text(json.dumps(found))
     torch.distributed.destroy_process_group()
-
-
-def _results(
-    part: PlanPart, transport: Transport, q: Tensor, kv: Tensor, dout: Tensor
-) -> list[Tensor]:
-    """Run a layer twice, forward and backward, with a kernel that repeats its bits."""
-    with DCPExecutor(kernel="triton" if has_cuda() else None, transport=transport) as runs:
-        prepared = runs.prepare(part)
-        for _ in range(2):
-            out, lse = prepared.forward(q, kv)
-            gradients = prepared.backward(q, kv, out, lse, dout)
-        return [out, lse, *gradients]
 
 
 STAGES: dict[str, Callable[[], Iterator[Json]]] = {

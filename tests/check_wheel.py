@@ -19,7 +19,10 @@ DATA = {
     "dcp_grammar/masks/causal.dcpm",
     "dcp_dashboard/assets",
     "dcp_dashboard/demo/demo.dcpm",
-    "dcp_dsl/syntax/diagnostics.md",
+    *(
+        f"dcp_dsl/syntax/diagnostics-{family}.md"
+        for family in ("syntax", "names", "warnings", "formats")
+    ),
     *(f"{name}/py.typed" for name in PACKAGES),
     *(f"{name}/__init__.pyi" for name in PACKAGES - {"dcp_grammar"}),
 }

@@ -147,10 +147,13 @@ dense = copy.deepcopy(model)
 dense.set_attn_implementation("eager")
 wanted = dense(tokens, position_ids=positions, use_cache=False, attention_mask=bias).logits
 assert (logits - wanted).norm() <= 1e-5 * wanted.norm()
-for one, found in ((dense, wanted), (model, logits)):
-    next_token_loss(found, local_data).backward()
+next_token_loss(wanted, local_data).backward()
+loss, optimizer = next_token_loss(logits, local_data), torch.optim.SGD(model.parameters(), lr=0.5)
+"""
+STEPPED = """
 for one, found in zip(dense.parameters(), model.parameters(), strict=True):
     assert (found.grad - one.grad).norm() <= 1e-4 * one.grad.norm()
+    assert torch.allclose(found, one - 0.5 * found.grad)  # one rank: the sum is its own
 """
 WATCHED = """
 from dcp_runtime import RunHistory
@@ -161,29 +164,23 @@ assert run.last["predicted_s"] > 0 and run.last["measured_s"] > 0
 """
 
 
-SUMMING = """
-import torch
-from dcp_runtime import sum_gradients
-model = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(model.parameters())
-loss = model(torch.ones(2)).sum()
-"""
-
-
-def test_code_of_the_training_page_runs(tmp_path: Path, run: Run):
+def test_code_of_the_training_pages_runs(tmp_path: Path, run: Run):
     (spec,) = [b for b in blocks("docs/training.md", "") if b.startswith('for "*" having')]
     assert check(spec) == ()
     (tmp_path / "train.dcpm").write_text(spec, encoding="utf-8")
-    training, choices, targets, layers, again, watching, resuming, summing, hugging_face = blocks(
-        "docs/training.md", "python"
-    )
-    run(f"{SUMMING}{summing}", tmp_path)
+    (training,) = blocks("docs/training.md", "python")
+    choices, resuming = blocks("docs/training-data.md", "python")
+    (targets,) = blocks("docs/training-targets.md", "python")
+    layers, again, hugging_face = blocks("docs/training-models.md", "python")
+    (stepping,) = blocks("docs/training-parallel.md", "python")
+    (watching,) = blocks("docs/training-runs.md", "python")
     checks = "assert loss.isfinite()\n"
     same = "assert torch.equal(out, DCPAttn.apply(layers.of(0), q, kv))\n"
     grads = "first = torch.autograd.grad(out.sum(), q)\n"
     same += f"{grads}{again}{grads.replace('first', 'second')}assert torch.equal(*first, *second)\n"
     rest = "assert [d.rows for d, _ in loader] == [(2, 3), (4,)]\n"
-    logits = f"{DENSE_MODEL}executor.close()\n{WATCHED}dist.destroy_process_group()\n"
+    logits = f"{DENSE_MODEL}{stepping}{STEPPED}executor.close()\n{WATCHED}"
+    logits += "dist.destroy_process_group()\n"
     watching = f"executor.close()\n{watching}"
     first = [TRAINING_PAGE, training, checks, GRADIENTS, choices, LAYER, layers, same]
     first += [TARGETS, targets, TARGETS_CHECK]

@@ -138,8 +138,8 @@ def bench_torch(tokens: list[int]) -> list[dict[str, Any]]:
     return rows
 
 
-def table(document: dict[str, Any]) -> str:
-    """Return the Markdown tables of a result."""
+def table(document: dict[str, Any], *, is_whole: bool) -> str:
+    """Return the Markdown tables of a result: masks and PyTorch, or the whole of it."""
     lines = [
         "| mask | form | tokens | block | blocks | compile ms | count ms | wanted, both | met |",
         "|---|---|---:|---:|---:|---:|---:|---:|---|",
@@ -151,18 +151,8 @@ def table(document: dict[str, Any]) -> str:
             f"{row['blocks']:,} | {parts[0]:.2f} | {parts[1]:.2f} | {row['wanted_ms']:g} | "
             f"{'yes' if sum(parts) <= row['wanted_ms'] else 'no'} |"
         )
-    batch = document["batch"]
-    lines += [
-        "", "| binding a batch of 8 sequences | ms | wanted |", "|---|---:|---:|",
-        f"| for the first time | {batch['first']['median_ms']:.2f} | - |",
-        f"| shapes seen before | {batch['again']['median_ms']:.3f} | {BATCH_MS:g} |", "",
-        f"| refused, wanted within {REFUSED_S} s and {REFUSED_MB} MB | tokens | CPU s | MB more |",
-        "|---|---:|---:|---:|",
-    ]  # fmt: skip
-    for row in document["refusals"]:
-        lines.append(
-            f"| {row['mask']} | {row['tokens']:,} | {row['cpu_s']:.2f} | {row['mb']:.0f} |"
-        )
+    if is_whole:
+        lines += batch_and_refusals(document)
     if document["torch"]:
         lines += [
             "", "| mask, block 128 | tokens | `create_block_mask` eager ms | compiled, warm ms | "
@@ -180,11 +170,28 @@ def table(document: dict[str, Any]) -> str:
     return "\n".join([*lines, provenance(document, "one core")])
 
 
+def batch_and_refusals(document: dict[str, Any]) -> list[str]:
+    """Return the tables of binding a batch, and of masks that are refused."""
+    batch = document["batch"]
+    lines = [
+        "", "| binding a batch of 8 sequences | ms | wanted |", "|---|---:|---:|",
+        f"| for the first time | {batch['first']['median_ms']:.2f} | - |",
+        f"| shapes seen before | {batch['again']['median_ms']:.3f} | {BATCH_MS:g} |", "",
+        f"| refused, wanted within {REFUSED_S} s and {REFUSED_MB} MB | tokens | CPU s | MB more |",
+        "|---|---:|---:|---:|",
+    ]  # fmt: skip
+    return lines + [
+        f"| {row['mask']} | {row['tokens']:,} | {row['cpu_s']:.2f} | {row['mb']:.0f} |"
+        for row in document["refusals"]
+    ]
+
+
 def main() -> None:
     """Run the benchmark from the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", type=Path, metavar="OUT", help="write the numbers there")
     parser.add_argument("--table", type=Path, metavar="JSON", help="print the tables of a result")
+    parser.add_argument("--whole", action="store_true", help="with --table: batches, refusals too")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--budget", type=float, default=0.5, help="seconds per measurement")
     parser.add_argument("--refuse", type=int, metavar="N", help="refuse one case; print JSON")
@@ -192,7 +199,8 @@ def main() -> None:
                         help="lengths for create_block_mask; none: leave PyTorch out")  # fmt: skip
     options = parser.parse_args()
     if options.table is not None:
-        print(table(json.loads(options.table.read_text(encoding="utf-8"))))
+        document = json.loads(options.table.read_text(encoding="utf-8"))
+        print(table(document, is_whole=options.whole))
         return
     if options.refuse is not None:
         print(json.dumps(refuse(options.refuse, options.seed)))
@@ -205,7 +213,7 @@ def main() -> None:
     }  # fmt: skip
     if options.json is not None:
         write(options.json, document)
-    print(table(document))
+    print(table(document, is_whole=True))
 
 
 if __name__ == "__main__":

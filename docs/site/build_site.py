@@ -23,13 +23,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 SOURCE = ROOT / "build" / "site-source"
 SITE = ROOT / "build" / "site"
-sys.path[:0] = [str(HERE), str(HERE.parent / "playground")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "playground")]
 
 import build_playground  # noqa: E402
 import charts  # noqa: E402
+from generate_masks import FAMILIES  # noqa: E402
 
 PAGES = ("*.md", "*/README.md", "*/LOG.md", "docs/**/*.md", "grammar/editors/*/README.md")
-LEFT_OUT = {"docs/masks_head.md"}
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)\s#]+)(#[^)\s]*)?\)")
 SHOWN = re.compile(r"(?:src|srcset)=\"([^\"]+)\"")
@@ -42,7 +42,7 @@ PACKAGES = {
 def pages() -> list[str]:
     """Return the documents, by their path below the repository."""
     found = {path.relative_to(ROOT).as_posix() for pattern in PAGES for path in ROOT.glob(pattern)}
-    return sorted(name for name in found - LEFT_OUT if not name.startswith((".", "build/")))
+    return sorted(name for name in found if not name.startswith((".", "build/")))
 
 
 def copy(name: str) -> None:
@@ -113,9 +113,10 @@ def reference(package: str, room: str) -> str:
 
 def gallery() -> str:
     """Return a card for each mask of the library: picture, name, and a link that opens it."""
-    text = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
     cards = []
-    for section in text.split("\n### ")[1:]:
+    pages = [ROOT / "docs" / f"masks-{family}.md" for family in FAMILIES]
+    sections = [(p.stem, s) for p in pages for s in p.read_text("utf-8").split("\n## ")[1:]]
+    for page, section in sections:
         name, _, body = section.partition("\n")
         said = html.escape(body.strip().splitlines()[0]).replace("`", "")
         picture = re.search(r"!\[([^\]]*)\]\(([^)]*)\)", body)
@@ -124,7 +125,7 @@ def gallery() -> str:
         assert code is not None, name
         opened = f"../playground/index.html#text={quote(code[1])}&mask={quote(picture[1])}"
         cards.append(
-            f'<li><a href="masks.html#{name}"><img alt="{picture[1]}" '
+            f'<li><a href="{page}.html#{name}"><img alt="{picture[1]}" '
             f'src="{picture[2]}" loading="lazy"></a><p><strong>{name}</strong> '
             f'<a href="{opened}">try</a></p><p>{said}</p></li>'
         )

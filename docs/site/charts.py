@@ -111,13 +111,13 @@ CHARTS: tuple[tuple[str, Callable[[Axes, Report], None], str, str, str], ...] = 
      "[What this means](questions.md#what-does-it-save-me)"),
     ("Planners", planners, "planner/benchmarks/results/plan.json",
      "Sixty batches on 4 nodes of 8 devices. Right is slower, up is better. Blue: our own search.",
-     "[All figures](../planner/README.md#benchmarks)"),
+     "[All figures](benchmarks/planner.md)"),
     ("Planning at scale", scale, "planner/benchmarks/results/scale.json",
      "The fast search, without the simulator's choice among several plans.",
-     "[All figures](../planner/README.md#benchmarks)"),
+     "[All figures](benchmarks/planner.md)"),
     ("Blocks of a mask", blocks, "dcp_dsl/benchmarks/results/blocks.json",
      "From a mask to the exact pairs of every non-empty block, beside PyTorch's FlexAttention.",
-     "[All figures](../dcp_dsl/README.md#how-fast)"),
+     "[All figures](benchmarks/dcp_dsl.md)"),
 )  # fmt: skip
 PICTURES = """## Elsewhere
 

@@ -71,11 +71,13 @@ BAR_OF = {"dcp-like": "DCP", **{ring: ring for ring in RINGS}}
 @click.option("--block", type=click.IntRange(min=128), default=2048, show_default=True)
 @click.option("--ours", default="", help="Partitioner of ours.  [default: the planner's]")
 @click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
-@click.option("--table", type=click.Path(exists=True), help="Print the tables of such a file.")
-def main(out: str | None, table: str | None, **options: Any) -> None:
+@click.option("--table", type=click.Path(exists=True), help="Print the errors in such a file.")
+@click.option("--full", is_flag=True, help="With --table: speed-ups by setting and all bars, too.")
+def main(out: str | None, table: str | None, full: bool, **options: Any) -> None:
     """Run the benchmark, or print the tables of its results."""
     if table is not None:
-        click.echo(to_tables(json.loads(Path(table).read_text())))
+        document = json.loads(Path(table).read_text())
+        click.echo(to_tables(document) if full else error_table(document))
         return
     click.echo(to_tables(run(options, None if out is None else Path(out))))
 
@@ -202,7 +204,7 @@ def _over_bars(rows: Iterable[Row]) -> Iterable[float]:
 
 
 def to_tables(document: dict[str, Any]) -> str:
-    """Return the Markdown tables: speed-ups by setting, then errors of the model (`Any`: JSON)."""
+    """Return the Markdown tables: speed-ups by setting, all bars, errors (`Any`: JSON)."""
     header = ("lengths, mask", "ours ms", "DCP-like", "best static", "ours against it",
               "worst batch", "ours against TE", "DCP's bar", "best bar of others / DCP's",
               )  # fmt: skip
@@ -210,19 +212,19 @@ def to_tables(document: dict[str, Any]) -> str:
     for row in document["rows"]:
         settings.setdefault((row["dataset"], row["scale"], row["mask"]), []).append(row)
     lines = [_setting_line(key, rows) for key, rows in settings.items()]
+    return "\n".join([markdown(header, lines), "", bar_table(settings), "", error_table(document)])
+
+
+def error_table(document: dict[str, Any]) -> str:
+    """Return how far predictions are from the bars of each method (`Any`: JSON)."""
     errors = [
         [name, str(e["bars"]), shown(e["predicted_over_bar"]),
          shown(e["median_error"], ".0%"), shown(e["worst_error"], ".0%")]
         for name, e in document["errors"].items()
     ]  # fmt: skip
-    return "\n".join(
-        [
-            markdown(header, lines), "",
-            markdown(("bars", "number", "predicted / bar", "median error", "worst"), errors), "",
-            bar_table(settings), "",
-            provenance(document, f"Mean of {document['batches']} batches, forward and backward"),
-        ]
-    )  # fmt: skip
+    text = f"Mean of {document['batches']} batches, forward and backward"
+    heads = ("bars", "number", "predicted / bar", "median error", "worst")
+    return f"{markdown(heads, errors)}\n{provenance(document, text)}"
 
 
 def bar_table(settings: dict[tuple[str, str, str], list[Row]]) -> str:

@@ -33,7 +33,15 @@ import click
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "dcp_dsl" / "benchmarks"))
-from plan_summary import ALONE, EXTERNAL, RECORDED, by_workload_table, geomeans_of, summary_table
+from plan_summary import (
+    ALONE,
+    EXTERNAL,
+    RECORDED,
+    by_workload_table,
+    full_table,
+    geomeans_of,
+    summary_table,
+)
 from recorded_masks import sequences_of
 from recording import Row, machine, write
 from referee import judge
@@ -110,12 +118,14 @@ class Setting:
 @click.option("--time-limit", type=float, default=60.0, show_default=True)
 @click.option("--json", "out", type=click.Path(dir_okay=False), help="File to write.")
 @click.option("--table", type=click.Path(exists=True), help="Print the table of such a file.")
+@click.option("--full", is_flag=True, help="With --table: all methods and figures.")
 @click.option("--by-workload", is_flag=True, help="With --table: one line for each row.")
-def main(out: str | None, table: str | None, by_workload: bool, **options: Any) -> None:
+def main(out: str | None, table: str | None, full: bool, by_workload: bool, **options: Any) -> None:
     """Run the benchmark, or print a table of its results."""
     if table is not None:
         document = json.loads(Path(table).read_text())
-        click.echo(by_workload_table(document) if by_workload else summary_table(document))
+        chosen = by_workload_table if by_workload else full_table if full else summary_table
+        click.echo(chosen(document))
         return
     document = run(read_setting(options), None if out is None else Path(out))
     click.echo(summary_table(document))

@@ -52,22 +52,17 @@ ARCHS = (80, 89, 90, 100)
 CASES = [
     # kernel, dtype, head_dim, whether tables hold bits, compute capability
     ("forward", torch.bfloat16, 128, False, 90),
-    ("forward_tma", torch.bfloat16, 128, False, 90),
     ("dq", torch.bfloat16, 128, False, 90),
     ("dkv", torch.bfloat16, 128, False, 90),
-    ("fused", torch.bfloat16, 128, False, 90),
     ("forward", torch.bfloat16, 64, False, 90),
     ("dkv", torch.bfloat16, 64, False, 90),
     ("forward", torch.float16, 96, True, 90),
     ("dq", torch.float16, 96, True, 90),
     ("dkv", torch.float16, 64, True, 90),
-    ("fused", torch.float16, 64, True, 90),
     ("dq", torch.float32, 64, False, 90),
     ("dkv", torch.float32, 64, True, 90),
-    ("fused", torch.float32, 64, True, 90),
     *((kernel, torch.bfloat16, 128, False, arch) for arch in (80, 89, 100)
       for kernel in ("forward", "dq", "dkv")),
-    ("forward_tma", torch.bfloat16, 128, False, 100),
 ]  # fmt: skip
 
 HEAD_DIMS = (64, 96, 128)
@@ -157,21 +152,16 @@ def cross_compile(
     kernel: str, dtype: torch.dtype, head_dim: int, has_bits: bool, arch: int, shape: LaunchShape
 ) -> Any:  # Any: Triton has no types
     """Compile a kernel as the backend launches it, two groups of query heads."""
-    name = {"fused": "dkv", "forward_tma": "forward"}.get(kernel, kernel)
-    function = getattr(triton_source, f"{name}_kernel")
+    function = getattr(triton_source, f"{kernel}_kernel")
     constants = {
         "HEADS": 2 * GROUP, "GROUP": GROUP, "DIM": head_dim,
         "DIM_PAD": 1 << (head_dim - 1).bit_length(), "BLOCK_M": shape.block_m,
         "BLOCK_N": shape.block_n, "EDGE": shape.edge, "HAS_BITS": has_bits,
         "CAPPED": False,
-        **({"FUSED": kernel == "fused"} if name == "dkv" else {"PACK": shape.heads}),
-        **({"kv_tiles": None} if kernel == "forward" else {}),
+        **({} if kernel == "dkv" else {"PACK": shape.heads}),
     }  # fmt: skip
     names = function.arg_names
-    tiles = f"tensordesc<{POINTERS[dtype][1:]}[{shape.block_n}, 1, 1, {constants['DIM_PAD']}]>"
     signature = {n: "constexpr" if n in constants else _type_of(n, dtype) for n in names}
-    if kernel == "forward_tma":
-        signature["kv_tiles"] = tiles
     aligned = {
         (i,): [["tt.divisibility", 16]]
         for i, n in enumerate(names)
@@ -208,7 +198,6 @@ def loops_of(code: str) -> list[Json]:
             "wgmma": code.count("HGMMA", *span),
             "mma": len(re.findall(r"\bHMMA", code[slice(*span)])),
             "spills": len(re.findall(r"\b(?:LDL|STL)", code[slice(*span)])),
-            "tma": code.count("UTMALDG", *span),
         }
         for span in sorted(inner)
     ]
@@ -234,7 +223,7 @@ def to_table(document: Json) -> str:
     """Return a document as a Markdown table."""
     lines = [
         "| sm | kernel | type, head_dim | rows x keys | edge | shared | registers | spilled "
-        "| instructions per pass, whole | masked | wgmma / mma / TMA |",
+        "| instructions per pass, whole | masked | wgmma / mma |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in document["kernels"]:
@@ -242,7 +231,7 @@ def to_table(document: Json) -> str:
         # Blackwell's products are asynchronous: its loops are cut where they wait.
         loops = row["loops"] if len(row["loops"]) == 2 else []
         cells = [str(loop["instructions"]) for loop in loops] or ["-", "-"]
-        products = " / ".join(str(loops[0][k]) for k in ("wgmma", "mma", "tma")) if loops else "-"
+        products = " / ".join(str(loops[0][k]) for k in ("wgmma", "mma")) if loops else "-"
         lines.append(
             f"| {row['arch']} | {row['kernel']}{', bits' if row['has_bits'] else ''} "
             f"| {row['dtype']}, {row['head_dim']} | {row['shape'][0]} x {row['shape'][1]} "

@@ -27,8 +27,7 @@ MAX_DEFAULT_RANKS = 16
 @click.argument("plan", type=click.Path())
 @click.option("--ranks", type=click.IntRange(min=1),
               help="Number of ranks (processes). [default: devices of the plan]")  # fmt: skip
-@click.option("--kernel", type=click.Choice(["triton", "triton_tma", "triton_fused", "flash4",
-                                             "flash", "cpu", "reference"]),
+@click.option("--kernel", type=click.Choice(["triton", "flash4", "flash", "cpu", "reference"]),
               help="Attention kernel. [default: the fastest]")  # fmt: skip
 @click.option("--dtype", type=click.Choice(["float32", "bfloat16", "float16", "float64"]),
               default="float32", show_default=True, help="Data type of the tensors.")  # fmt: skip

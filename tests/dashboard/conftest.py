@@ -72,7 +72,7 @@ NAMES = ("row 70", "row 7: <script>alert(1)</script>", "row 12: chat-9f3a")
 
 @pytest.fixture(scope="module", autouse=True)
 def workers_are_forks(forked_workers: None) -> None:
-    """Processes that check, plan, query and read files have their imports."""
+    """Processes that check, plan and read files have their imports."""
 
 
 @pytest.fixture(scope="session")

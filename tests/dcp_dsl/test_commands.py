@@ -86,13 +86,13 @@ def test_fmt_goes_on_behind_a_file_it_cannot_write(run, tmp_path, monkeypatch):
 
 
 def test_the_keys_of_both_documents_are_the_documented_ones(run):
-    readme = (Path(__file__).parents[2] / "dcp_dsl" / "README.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text()
     document = json.loads(run(check, "--json", "-", input="mask a = casual").stdout)
     keys = {*document, *document["findings"][0]}
     keys |= {*json.loads(run(fmt, "--json", "--diff", "-", input="").stdout)}
-    assert [key for key in sorted(keys) if f"`{key}`" not in readme] == []
+    assert [key for key in sorted(keys) if f"`{key}`" not in page] == []
     for schema in ("dcp.check/1", "dcp.fmt/1"):
-        assert schema in readme
+        assert schema in page
 
 
 @pytest.mark.parametrize(

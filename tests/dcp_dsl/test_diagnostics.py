@@ -9,11 +9,12 @@ import pytest
 
 from dcp_dsl import ExchangeError, Sample, Spec, SpecError, check, export_mask, import_mask
 from dcp_dsl.interchange import Export
+from dcp_dsl.syntax.diagnostic_formats import FAMILIES
 from dcp_dsl.syntax.parser import parse
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "diagnostics.md").read_text(encoding="utf-8")
-SECTIONS = re.split(r"^## ", PAGE, flags=re.MULTILINE)[1:]
+PAGES = [(ROOT / "docs" / f"diagnostics-{name}.md").read_text("utf-8") for name in FAMILIES]
+SECTIONS = [part for page in PAGES for part in re.split(r"^## ", page, flags=re.MULTILINE)[1:]]
 BLOCK = re.compile(r"```dcpm (bad|good)([^\n]*)\n(.*?)```", re.DOTALL)
 
 

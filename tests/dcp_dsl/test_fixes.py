@@ -97,8 +97,12 @@ def test_sarif_fixes_name_the_place_they_replace(name, uri):
     }]  # fmt: skip
 
 
-PAGE = (Path(__file__).parents[2] / "docs" / "diagnostics.md").read_text()
-EXAMPLES = re.findall(r"```dcpm bad\n(.*?)```", PAGE, re.DOTALL)
+PAGES = sorted((Path(__file__).parents[2] / "docs").glob("diagnostics-*.md"))
+EXAMPLES = [
+    text
+    for page in PAGES
+    for text in re.findall(r"```dcpm bad\n(.*?)```", page.read_text(), re.DOTALL)
+]
 
 
 @pytest.mark.parametrize("text", EXAMPLES, ids=range(len(EXAMPLES)))

@@ -196,7 +196,7 @@ def test_numbers_of_numpy_are_written_as_numbers(tmp_path):
 
 
 def test_the_documented_constants_are_those_of_the_presets():
-    text = (Path(__file__).resolve().parents[2] / "docs" / "cost-model.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "clusters.md").read_text()
     table = text.partition("| | a100-p4de |")[2].partition("\n\n")[0].splitlines()[2:]
     rows = {cells[1].strip(): cells[2:-1] for cells in (line.split("|") for line in table)}
     constants = {f.name for f in fields(Cluster)} - IDENTITY - SHAPE_OF_MACHINE
@@ -211,7 +211,7 @@ def test_the_documented_constants_are_those_of_the_presets():
 
 
 def test_the_documented_file_is_a_cluster(tmp_path):
-    text = (Path(__file__).resolve().parents[2] / "docs" / "cost-model.md").read_text()
+    text = (Path(__file__).resolve().parents[2] / "docs" / "clusters.md").read_text()
     path = written(tmp_path, text.partition("```toml\n")[2].partition("```")[0])
     assert read_cluster(path).cluster.num_devices == 16
 

@@ -157,13 +157,3 @@ def test_the_planner_never_imports_kahypar_nor_prints():
         [sys.executable, "-c", code], capture_output=True, check=True, timeout=250
     )
     assert (done.stdout, done.stderr) == (b"", b"")
-
-
-@pytest.mark.skipif(importlib.util.find_spec("mtkahypar") is None, reason="it is not installed")
-def test_mt_kahypar_holds_the_caps_and_repeats_itself(masks):
-    batch = [masks.causal(96), masks.causal(31), masks.shared_question(8, [20, 20])]
-    workload = build_workload(masks.pack(batch, 4), ModelShape())
-    first, second = (place(workload, Cluster(2, 2), PlanConfig("mtkahypar")) for _ in range(2))
-    assert first.warnings == ()
-    assert np.array_equal(first.device_of_compute, second.device_of_compute)
-    assert np.array_equal(first.device_of_data, second.device_of_data)

@@ -1,4 +1,4 @@
-"""The hypergraph, what KaHyPar and Mt-KaHyPar are asked, what becomes of answers; without them."""
+"""The hypergraph, what KaHyPar is asked, what becomes of its answers; without it."""
 
 import sys
 import time
@@ -15,8 +15,6 @@ from dcp_planner import Cluster, ModelShape, PlanConfig, PlanError
 from dcp_planner.model.problem import build_workload, loads_on
 from dcp_planner.search import kahypar, kahypar_worker
 from dcp_planner.search.kahypar import (
-    KAHYPAR,
-    MT_KAHYPAR,
     KaHyPar,
     KahyparProblem,
     _both_directions,
@@ -54,14 +52,11 @@ class Library:
 class InProcess:
     """A worker that answers in this process."""
 
-    def __init__(self, package):
-        self._answer, self.ends = kahypar_worker.start(package, "its.ini"), 0
+    def __init__(self):
+        self._answer = kahypar_worker.start("its.ini")
 
     def call(self, message, *, blob):
         return self._answer(message, blob, None)
-
-    def end(self):
-        self.ends += 1
 
 
 @pytest.fixture(scope="module")
@@ -69,23 +64,20 @@ def workload(masks):
     return build_workload(sparsity_of([masks.causal(44), masks.sliding_window(20, 5)], 8), SHAPE)
 
 
-@pytest.mark.parametrize("solver", [KAHYPAR, MT_KAHYPAR], ids=lambda solver: solver.package)
-def test_a_problem_is_put_to_a_library(masks, monkeypatch, snapshots, solver):
+def test_a_problem_is_put_to_the_library(masks, monkeypatch, snapshots):
     small = build_workload(sparsity_of([masks.causal(12)], 8), SHAPE)
     graph = _both_directions(small)
     weight = np.arange(1, graph.num_vertices + 1)
     notes = []
-    monkeypatch.setitem(sys.modules, solver.package, Library(notes, solver.package))
+    monkeypatch.setitem(sys.modules, "kahypar", Library(notes, "kahypar"))
     kahypar_worker._load.cache_clear()
-    worker = InProcess(solver.package)
+    worker = InProcess()
     for seed in (7, 8):
-        part = _partition(KahyparProblem(graph, weight, np.array([9, 11])), seed, solver, worker)
+        part = _partition(KahyparProblem(graph, weight, np.array([9, 11])), seed, worker)
         assert part.tolist() == [vertex % 3 for vertex in range(len(weight))]
         assert part.dtype == np.int32
     kahypar_worker._load.cache_clear()
-    # A process of Mt-KaHyPar that has solved one problem would solve the next one otherwise.
-    assert worker.ends == (2 if solver is MT_KAHYPAR else 0)
-    snapshots.check(f"calls_of_{solver.package}", {solver.title: "\n".join(notes)})
+    snapshots.check("calls_of_kahypar", {"KaHyPar": "\n".join(notes)})
 
 
 class Pool:
@@ -116,15 +108,15 @@ def test_the_largest_problem_begins_first_and_answers_keep_their_order(masks):
     problems = [*problems_of(masks, (16, 40, 8, 24))]
     sizes = [len(problem.hypergraph.pins) for problem in problems]
     pool, later = Pool({}), time.monotonic() + 60
-    assert _solve(problems, pool, PlanConfig(), later, KAHYPAR) == sizes
+    assert _solve(problems, pool, PlanConfig(), later) == sizes
     assert pool.sizes == sorted(sizes, reverse=True)
 
 
 def test_an_answer_that_comes_after_the_deadline_is_refused(masks):
     (problem,) = problems_of(masks, (8,))
     pool = Pool({len(problem.hypergraph.pins): None})
-    with pytest.raises(PlanError, match=r"Mt-KaHyPar took longer than the time limit of 7 s"):
-        _solve([problem], pool, PlanConfig(time_limit_s=7.0), time.monotonic(), MT_KAHYPAR)
+    with pytest.raises(PlanError, match=r"KaHyPar took longer than the time limit of 7 s"):
+        _solve([problem], pool, PlanConfig(time_limit_s=7.0), time.monotonic())
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2), (3, 1)])
@@ -145,7 +137,7 @@ def test_answers_become_a_placement_under_the_caps(workload, monkeypatch, snapsh
         return parts  # fmt: skip
 
     @contextmanager
-    def solving(config, solver):
+    def solving(config):
         yield solve
 
     monkeypatch.setattr(kahypar, "solving", solving)
@@ -160,11 +152,8 @@ def test_answers_become_a_placement_under_the_caps(workload, monkeypatch, snapsh
     )
 
 
-def test_both_are_named_and_neither_is_taken_for_fixed():
-    for solver in (KAHYPAR, MT_KAHYPAR):
-        partitioner = KaHyPar(solver)
-        assert partitioner.name == solver.package
-        assert not partitioner.is_fixed
+def test_it_is_not_taken_for_fixed_and_refuses_unequal_devices():
+    assert not KaHyPar().is_fixed
     with pytest.raises(PlanError, match="kahypar places on equal nodes of equal devices; use"):
         KaHyPar().place(None, Cluster(1, 2, devices=((1, 0.5),)), PlanConfig())
 

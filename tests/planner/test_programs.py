@@ -154,7 +154,7 @@ def packed(masks):
 EVEN = Cluster(2, 2, flops_per_s=1e10, inter_bytes_per_s=1e8, intra_bytes_per_s=1e9)
 UNEVEN = Cluster(2, 3, flops_per_s=1e10, inter_bytes_per_s=3e8, devices=((1, 1, 0.5), (1, 0.8)))
 CHOICES = {
-    **{name: (EVEN, {"partitioner": name}) for name in PARTITIONERS if name != "mtkahypar"},
+    **{name: (EVEN, {"partitioner": name}) for name in PARTITIONERS},
     **{f"{objective}, {budget}": (UNEVEN, {"objective": objective, "budget": budget})
        for objective in OBJECTIVES for budget in BUDGETS},
     "three nodes": (Cluster(3, 2, inter_bytes_per_s=1e9, flops_per_s=1e11), {}),

@@ -1,4 +1,4 @@
-"""One rank of a broken run: ``failure_scenario.py FOLDER RANK SIZE ACTION PHASE [TRANSPORT]``.
+"""One rank of a broken run: ``failure_scenario.py FOLDER RANK SIZE ACTION PHASE``.
 
 Rank 1 does ACTION at PHASE. Every other rank writes the error that it raised and how long it took;
 then it destroys the process group, makes one without rank 1, and runs a plan there.
@@ -18,12 +18,10 @@ import torch.distributed as dist
 sys.path.insert(0, str(Path(__file__).parent))
 from conftest import MASKS, assert_as_exact_as_eager, random_qkv
 from dense_blocks import sparsity_of
-from symmetric_stand_in import install
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
 from dcp_runtime.kernels.cpu import CpuKernel
-from dcp_runtime.transport import symmetric_transport
 
 VICTIM, TIMEOUT_S, TOKENS, EXIT_CODE = 1, 12.0, 96, 7
 ACTIONS = {
@@ -86,7 +84,7 @@ def restart(folder, rank):
 
 def main():
     folder, rank, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    action, wanted, *transport = sys.argv[4:]
+    action, wanted = sys.argv[4:]
     torch.set_num_threads(1)
     join(folder, "store", rank, size, 200)
 
@@ -94,12 +92,10 @@ def main():
         if rank == VICTIM and phase == wanted:
             break_at(phase, ACTIONS[action])
 
-    if transport:
-        install(folder, 1).arrive = at_phase
     start = time.monotonic()
     try:
         at_phase("make")
-        executor = DCPExecutor(timeout_s=TIMEOUT_S, transport=transport[0] if transport else None)
+        executor = DCPExecutor(timeout_s=TIMEOUT_S)
         run(executor, plan_of(size), at_phase)
         at_phase("gather")
         executor.gather_timeline()
@@ -111,9 +107,6 @@ def main():
     else:
         said = {"message": "no error", "rank": None, "division": None}
     said["seconds"] = time.monotonic() - start
-    if transport and rank != VICTIM:
-        executor.close()
-        said["freed"] = not symmetric_transport._left_behind
     if rank != VICTIM:
         restart(folder, rank)
         said["restarted"] = True

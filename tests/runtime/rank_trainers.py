@@ -12,7 +12,7 @@ from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
 from dcp_planner import ModelShape, PlanConfig
 from dcp_runtime import DCPTrainerMixin
 
-PAGE = Path(__file__).parents[2] / "docs" / "adoption.md"
+PAGE = Path(__file__).parents[2] / "docs" / "adoption-huggingface.md"
 
 
 class Noted:
@@ -37,7 +37,7 @@ class OwnLossTrainer(OwnLoss, MaskTrainer):
 
 
 def shown_trainer():
-    """Return the trainer of docs/adoption.md, which chooses the options of its executor."""
+    """Return the trainer that the page shows, which chooses the options of its executor."""
     text, names = PAGE.read_text(encoding="utf-8"), {}
     blocks = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     (block,) = [block for block in blocks if "create_executor" in block]

@@ -183,7 +183,7 @@ def run_layers(transport, mode, plan, kernel, dtype, options):
         (None, torch.float32, 1, {"cap": 30.0}),
         (None, torch.bfloat16, 1, {"is_packed": False, "has_sinks": True}),
         (None, torch.float16, 2, {"is_packed": False}),
-        ("triton_fused", torch.bfloat16, 4, {}),
+        ("triton", torch.bfloat16, 4, {}),
         ("flash", torch.bfloat16, 1, {}),
     ],
 )
@@ -201,7 +201,7 @@ def test_layers_mix_no_devices_and_the_host_waits_for_none(
     assert found == [(kernel or "triton", [])] * 2
     expected = {
         None: {"forward", "delta", "dq", "dkv"},
-        "triton_fused": {"forward", "delta", "dkv"},
+        "triton": {"forward", "delta", "dq", "dkv"},
         "flash": set(),
     }
     # Partial results are merged where queries travel, and where flash makes several calls.

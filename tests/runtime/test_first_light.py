@@ -241,11 +241,10 @@ def test_stages_that_time_a_gpu_run_through_on_a_cpu(stages, cases, monkeypatch)
     assert found["forward_over_kernel"] > 0
     assert found["peak_bytes"] == 7
     tried = list(stages.tiles())
-    narrow = [shape for shape in stages.SHAPES if shape[0] <= stages.FUSED_ROWS]
-    assert len(tried) == 4 * len(stages.SHAPES) + len(narrow)
+    assert len(tried) == 3 * len(stages.SHAPES)
     assert {row["refused"].split(":")[0] for row in tried} == {"RunError"}
     in_use = [(row["kernel"], row["shape"]) for row in tried if row["in_use"]]
-    assert in_use == [("dkv", (64, 128, 8, 2)), ("fused", (64, 128, 8, 2, 64))]
+    assert in_use == [("dkv", (64, 128, 8, 2))]
 
 
 def test_what_was_found_is_told_in_tables(cases, tmp_path, snapshots, capsys, monkeypatch):

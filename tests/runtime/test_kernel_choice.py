@@ -66,7 +66,6 @@ CASES = {
     "9.0, bfloat16": ((9, 0), (BF16, "cuda"), {"head_dim": 128}),
     "9.0, bfloat16, no head_dim": ((9, 0), (BF16, "cuda"), {}),
     "9.0, bfloat16, a soft cap": ((9, 0), (BF16, "cuda"), {"head_dim": 128, "softcap": 3.0}),
-    "9.0, bfloat16, fused": ((9, 0), (BF16, "cuda"), {"wanted": "triton_fused"}),
     "9.0, float32": ((9, 0), (F32, "cuda"), {"head_dim": 96}),
     "9.0, float64": ((9, 0), (torch.float64, "cuda"), {"head_dim": 64}),
     "9.0, float64, the reference": ((9, 0), (torch.float64, "cuda"), {"wanted": "reference"}),
@@ -78,7 +77,6 @@ CASES = {
         (BF16, "cuda"),
         {"head_dim": 256, "softcap": 3.0},
     ),
-    "9.0, bfloat16, heads of 192, fused": ((9, 0), (BF16, "cuda", "triton_fused", 192), {}),
     "9.0, bfloat16, heads of 264": ((9, 0), (BF16, "cuda"), {"head_dim": 264}),
     "9.0, float32, torch's flash": ((9, 0), (F32, "cuda", "flash", 64), {}),
     "7.5, float16": ((7, 5), (torch.float16, "cuda"), {"head_dim": 64}),
@@ -86,7 +84,6 @@ CASES = {
     "10.0, bfloat16": ((10, 0), (BF16, "cuda"), {"head_dim": 64}),
     "11.0, bfloat16": ((11, 0), (BF16, "cuda"), {"head_dim": 64}),
     "12.0, bfloat16": ((12, 0), (BF16, "cuda"), {"head_dim": 64}),
-    "12.0, bfloat16, tma": ((12, 0), (BF16, "cuda"), {"wanted": "triton_tma"}),
 }
 
 
@@ -103,7 +100,6 @@ def test_every_choice_says_why_it_is_no_other(snapshots, gpu):
     torch.use_deterministic_algorithms(True)
     try:
         texts["9.0, the same bits"] = explained(BF16, "cuda", head_dim=128)
-        texts["9.0, the same bits, fused"] = explained(BF16, "cuda", "triton_fused", 128)
     finally:
         torch.use_deterministic_algorithms(False)
     snapshots.check("kernel_choice", texts)
@@ -153,7 +149,7 @@ def test_tiles_are_those_of_the_generation(snapshots):
     texts = {}
     for head_dim, title in ((128, "tiles"), (256, "tiles of heads above 128")):
         lines = []
-        for kernel in ("forward", "dq", "dkv", "fused")[: 4 if head_dim == 128 else 3]:
+        for kernel in ("forward", "dq", "dkv"):
             for dtype, arch in product((BF16, F32), (80, 89, 90, 100, 119, 120)):
                 shapes = [launch_shape(kernel, dtype, arch, g, head_dim) for g in (1, 2, 3, 8)]
                 s = shapes[0]
@@ -171,8 +167,7 @@ def test_known_kernels_have_segments_that_suit_them():
     assert [known_kernel(name) for name in KERNELS] == list(KERNELS)
     rows = {name: segment_rows(name) for name in (None, *KERNELS)}
     assert rows == {
-        None: 256, "triton": 128, "triton_tma": 128, "triton_fused": 128, "flash4": 256,
-        "flash": 256, "cpu": 256, "reference": 512,
+        None: 256, "triton": 128, "flash4": 256, "flash": 256, "cpu": 256, "reference": 512,
     }  # fmt: skip
-    with pytest.raises(RunError, match=r"expected a kernel out of triton, triton_tma, .*, got 'x'"):
+    with pytest.raises(RunError, match=r"expected a kernel out of triton, flash4, .*, got 'x'"):
         known_kernel("x")

@@ -8,7 +8,6 @@ from torch.distributed import HashStore
 
 from dcp_runtime.errors import RunError
 from dcp_runtime.transport.failure_registry import FailureRegistry
-from dcp_runtime.transport.group_store import MeetingStore
 from dcp_runtime.transport.store_barrier import FAN, StoreBarrier
 
 
@@ -109,23 +108,3 @@ def test_a_rank_that_dies_between_its_note_and_the_sum_is_named():
     store = HashStore()
     next(barriers_of(store, 20)[1].meet(""))  # its children are 17, 18 and 19
     assert_all_miss(store, 20, 1)
-
-
-def test_ranks_meet_whatever_number_torch_gives_the_meeting():
-    shared = HashStore()
-    failures = FailureRegistry(shared, 0)
-
-    def meet(rank):
-        waits = StoreBarrier(shared, rank, 2, failures, 2.0).wait_for
-        store = MeetingStore(shared, "node", lambda keys: waits(keys, [0, 1], "meeting"))
-        found = []
-        for number in range(7 * rank, 7 * rank + 4, 2):  # rank 1 met other ranks before
-            keys = [f"Symmetric/{number}/{each}" for each in range(2)]
-            store.set(keys[rank], f"{rank} {number - 7 * rank}")
-            found += store.multi_get(keys)
-            if hasattr(store, "barrier"):  # torch 2.11 has none
-                store.barrier(f"Symmetric/{number + 1}", 2)
-        return found
-
-    with ThreadPoolExecutor(2) as pool:
-        assert list(pool.map(meet, range(2))) == [[b"0 0", b"1 0", b"0 2", b"1 2"]] * 2

@@ -90,7 +90,7 @@ def assert_same_weights(name, got, wanted):
 
 
 def check_replicas(runs, name):
-    """Compare as `check_run` does; the executor has the log that docs/adoption.md gives it."""
+    """Compare as `check_run` does; the executor has the log that the page gives it."""
     check_run(runs, name)
     trained = [f"epoch 0, batch {number}" for number in range(2)]
     for file in ("run.dcprun.jsonl", "run-2.dcprun.jsonl"):  # of two replicas

@@ -28,7 +28,7 @@ from dcp_runtime.kernels.kernel import (
     ReferenceKernel,
     row_delta,
 )
-from dcp_runtime.kernels.triton_kernel import FusedTritonKernel, TmaTritonKernel, TritonKernel
+from dcp_runtime.kernels.triton_kernel import TritonKernel
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,30 +89,22 @@ def heads_share_tiles(monkeypatch):
     monkeypatch.setattr(triton_kernel, "launch_shape", shape_of)
 
 
-@pytest.mark.parametrize(
-    ("kernel", "case"),
-    [
-        *((TritonKernel, case) for case in CASES),
-        *((FusedTritonKernel, case) for case in CASES[3:5]),
-        (TmaTritonKernel, CASES[6]),
-    ],
-    ids=str,
-)
-def test_kernels_are_as_exact_as_eager_attention(lab, kernel, case):
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_kernels_are_as_exact_as_eager_attention(lab, case):
     mask, heads, dim, dtype, lengths, block, rows = case
     sparsity = lab.sparsity_of([lab.masks[mask](n) for n in lengths], block)
     qkv = lab.random_qkv(1, sum(lengths), *HEADS[heads], dim, dtype)
-    got = kernel_tests.run_kernel(kernel(), sparsity, qkv, 2, 2, rows)
+    got = kernel_tests.run_kernel(TritonKernel(), sparsity, qkv, 2, 2, rows)
     lab.assert_as_exact_as_eager(got, *qkv, kernel_tests.dense_of(sparsity))
 
 
-@pytest.mark.parametrize(("kernel", "seed"), [(TritonKernel, 0), (FusedTritonKernel, 2)])
-def test_random_tables_give_what_the_reference_gives(lab, kernel, seed):
+@pytest.mark.parametrize("seed", [0, 2])
+def test_random_tables_give_what_the_reference_gives(lab, seed):
     table = tables.random_table(np.random.default_rng(seed), 7, 90)
     rows, _, dout = lab.random_qkv(seed, 56, 4, 2, 32, torch.float32)
     _, kv, _ = lab.random_qkv(seed + 9, 90, 4, 2, 32, torch.float32)
     found = []
-    for each in (kernel(), ReferenceKernel()):
+    for each in (TritonKernel(), ReferenceKernel()):
         state = AttentionState.empty(56, 4, 32, torch.float32)
         each.forward(rows, kv, table, 0.2, state)
         queries = QueryRows(rows, dout, state.lse, row_delta(state.out, dout))
@@ -127,13 +119,10 @@ def test_soft_caps_are_those_of_the_reference_kernel(lab):
     sparsity = lab.sparsity_of([lab.masks["causal"](70)], 40)
     qkv = lab.random_qkv(7, 70, 2, 1, 32, torch.float32)
     qkv[0].mul_(5)  # scores far beyond the cap
-    kernels = TritonKernel(1.5), FusedTritonKernel(1.5), ReferenceKernel(1.5), ReferenceKernel()
-    *found, expected, uncapped = (
-        kernel_tests.run_kernel(k, sparsity, qkv, 3, 1, 32) for k in kernels
-    )
+    kernels = TritonKernel(1.5), ReferenceKernel(1.5), ReferenceKernel()
+    got, expected, uncapped = (kernel_tests.run_kernel(k, sparsity, qkv, 3, 1, 32) for k in kernels)
     for name in ("out", "lse", "dq", "dkv"):
-        for got in found:
-            torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=2e-6)
+        torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=2e-6)
         assert (uncapped[name] - expected[name]).abs().max() > 0.1
 
 
@@ -232,18 +221,16 @@ def test_whole_plans_run_on_the_kernels(lab):
 
 
 @pytest.mark.usefixtures("one_at_a_time")
-@pytest.mark.parametrize(("devices", "kernel"), [(2, "triton"), (1, "triton_fused")])
-def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch, devices, kernel):
+def test_sums_that_kernels_begin_and_end_have_the_same_bits(lab, monkeypatch):
     masks = [lab.masks["scattered"](24), lab.masks["blind_rows"](25)]
     plan = build_plan(
-        lab.sparsity_of(masks, 16), ModelShape(4, 2, 32, 2), Cluster(devices_per_node=devices),
+        lab.sparsity_of(masks, 16), ModelShape(4, 2, 32, 2), Cluster(devices_per_node=2),
         PlanConfig("static:zigzag", divisions=2),
     )  # fmt: skip
     qkv = lab.random_qkv(9, 49, 4, 2, 32, torch.float16)
-    got, _ = lab.run_in_threads(plan, *qkv, kernel)
-    for each in (TritonKernel, FusedTritonKernel):
-        monkeypatch.setattr(each, "finishes", frozenset())
-    expected, _ = lab.run_in_threads(plan, *qkv, kernel)
+    got, _ = lab.run_in_threads(plan, *qkv, "triton")
+    monkeypatch.setattr(TritonKernel, "finishes", frozenset())
+    expected, _ = lab.run_in_threads(plan, *qkv, "triton")
     for name, values in expected.items():
         assert torch.equal(got[name], values), name
 

@@ -28,7 +28,7 @@ class Feature(NamedTuple):
     def tested(self) -> str:
         """How it is tested, in words."""
         words = RUNS[self.shown_by]
-        return f"its words; the way out: {words}" if self.refusal else words
+        return f"its words; way out: {words}" if self.refusal else words
 
 
 RUNS = {
@@ -41,7 +41,7 @@ RUNS = {
     "stopped": "the rows of a run resumed from where max_steps ended an epoch",
     "skip": "two epochs, rows that do not fit their mask; rows, losses, norms, rates, weights",
     "stream": "epochs of a stream; rows, losses, norms, rates, weights",
-    "options": "a run with all such options at once; the trainer's own log, weights, counts",
+    "options": "a run with all such options; the trainer's own log, weights, counts",
     "smoothing": "the trainer's own log and weights",
     "loss_func": "a loss with a term of its own; the trainer's own log and weights",
     "router": "Mixtral; the trainer's own log and weights",

@@ -22,18 +22,17 @@ def start(kind: str) -> Callable[[Request, bytes, Callable[[str], None]], Answer
     return answer
 
 
-def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer:
-    """Answer a request; its key ``task`` names the task, ``blob`` becomes a key of its own.
+def answer(request: Request, _blob: bytes, tell: Callable[[str], None]) -> Answer:
+    """Answer a request; its key ``task`` names the task.
 
     Raises:
         DCPError: whatever a person can cause.
     """
     module, name, tells = _TASKS[request["task"]]
-    asked = {**request, "blob": blob}
     # Neither error harms the process: it answers the next request.
     try:
         task = getattr(import_module(f"{__name__}.{module}"), name)
-        found: Answer | Request = task(asked, tell) if tells else task(asked)
+        found: Answer | Request = task(request, tell) if tells else task(request)
         return found if isinstance(found, tuple) else (found, b"")
     except RecursionError:
         message = "expected a shallower text: it is nested too deeply"
@@ -45,7 +44,7 @@ def answer(request: Request, blob: bytes, tell: Callable[[str], None]) -> Answer
     raise DashboardError(message)
 
 
-_LOADED = {"check": "texts", "plan": "planning", "query": "querying"}
+_LOADED = {"check": "texts", "plan": "planning"}
 _TASKS = {
     "check": ("texts", "check_text", False),
     "hover": ("texts", "describe_word", False),
@@ -57,7 +56,6 @@ _TASKS = {
     "plan": ("planning", "make_plan", True),
     "suggest": ("planning", "suggest_plans", True),
     "front": ("planning", "plan_front", True),
-    "query": ("querying", "run_query", False),
 }
 """Module, function, whether it tells its stages. Modules load when a task first asks for them, so
 that a checker does not wait for the planner."""

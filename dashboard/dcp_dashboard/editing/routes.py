@@ -20,7 +20,6 @@ from werkzeug.wrappers import Response as WSGIResponse
 
 from dcp_dashboard.editing import MAX_DATA_BYTES
 from dcp_dashboard.editing.planning import figures
-from dcp_dashboard.editing.querying import events_arrow
 from dcp_dashboard.editing.texts import whole
 from dcp_dashboard.library.folder import SPEC_SUFFIX, SUFFIX, DashboardError
 from dcp_dashboard.library.plans import PlanLibrary
@@ -33,10 +32,10 @@ MAX_REMEMBERED = 64
 """Jobs whose state can still be asked for; each keeps its figures, not its plan."""
 
 
-def make_worker(kind: Literal["check", "plan", "query"]) -> Worker:
+def make_worker(kind: Literal["check", "plan"]) -> Worker:
     """Make a worker that loads the modules of its kind in advance; each worker knows all tasks."""
     entry = f"{__package__}:start"
-    name = {"check": "the checker", "plan": "the planner", "query": "the database"}[kind]
+    name = {"check": "the checker", "plan": "the planner"}[kind]
     return Worker(WorkerProgram(entry, (kind,), memory_bytes=MAX_DATA_BYTES), name)
 
 
@@ -172,7 +171,7 @@ class Jobs:
 
 DESK = "dcp_desk"
 """Key of an application's ``extensions`` under which its `Desk` stands."""
-CHECK_LIMIT_S, PREVIEW_LIMIT_S, QUERY_LIMIT_S, SUGGEST_LIMIT_S = 5.0, 5.0, 10.0, 120.0
+CHECK_LIMIT_S, PREVIEW_LIMIT_S, SUGGEST_LIMIT_S = 5.0, 5.0, 120.0
 """Seconds after which the worker of a request is ended."""
 PLAN_LIMIT_S, MAX_PLAN_S = 60, 600
 """The same for a full plan, unless the request states more or less; and the most it may state."""
@@ -180,7 +179,7 @@ MOST_CHECKERS = 4
 
 
 class Desk:
-    """The workers of one server: four check and draw; one previews, one plans, one runs SQL.
+    """The workers of one server: four check and draw, one previews, one plans.
 
     A process starts with the first request for it. `jobs` are the plans of the planner.
     """
@@ -188,7 +187,6 @@ class Desk:
     def __init__(self, library: PlanLibrary) -> None:
         self.checkers = [make_worker("check") for _ in range(MOST_CHECKERS)]
         self.previewer, self.planner = make_worker("plan"), make_worker("plan")
-        self.database = make_worker("query")
         self.jobs = Jobs(library, self.planner)
         self._tabs: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -209,7 +207,7 @@ class Desk:
 
     def close(self) -> None:
         """End all processes."""
-        for worker in (*self.checkers, self.previewer, self.planner, self.database):
+        for worker in (*self.checkers, self.previewer, self.planner):
             worker.close()
 
 
@@ -223,16 +221,6 @@ def edit_api(library: PlanLibrary, desk: Desk) -> Blueprint:
     api = Blueprint("dcp_edit", __name__, url_prefix="/api/edit")
     _add_text_routes(api, library, desk)
     _add_plan_routes(api, library, desk)
-
-    @api.post("/query")
-    def query() -> WSGIResponse:
-        body = _request(library, "query")
-        loaded = library.load(str(body.get("plan", "")))
-        asked = {"task": "query", "sql": body.get("sql", "")}
-        try:
-            return _json(desk.database.call(asked, QUERY_LIMIT_S, blob=events_arrow(loaded))[0])
-        except WorkerOverdue as error:
-            raise DashboardError(f"{error}; ask for less, for example with WHERE") from None
 
     @api.errorhandler(DCPError)
     def refuse(error: DCPError) -> WSGIResponse:

@@ -80,8 +80,7 @@ def events_csv(traces: Iterable[Trace], chosen: EventFilter) -> Iterator[bytes]:
     """Write the matching events of traces as CSV, heading first, one trace after the other."""
     for number, trace in enumerate(traces):
         safe = replace(trace, names=tuple(map(_plain, trace.names)))
-        # Without `ready_ns`, which only a simulation knows: in a run it repeats the start.
-        table = event_table(safe, matching(trace, chosen)).drop_columns("ready_ns")
+        table = event_table(safe, matching(trace, chosen))
         buffer = io.BytesIO()
         write_csv(table, buffer, WriteOptions(include_header=number == 0))
         yield buffer.getvalue()

@@ -242,7 +242,6 @@ def event_table(trace: Trace, rows: NDArray[np.integer]) -> pa.Table:
             "division": trace.division[rows],
             "peer": pa.array(peer, mask=peer < 0),
             "bytes": trace.size_bytes[rows],
-            "ready_ns": trace.ready_ns[rows],
             "start_ns": start,
             "end_ns": end,
             "duration_ns": end - start,

@@ -1,6 +1,5 @@
 """The parts that all pages of a plan share, and its pages `/mask` and `/timeline`."""
 
-import json
 from collections.abc import Container
 
 import numpy as np
@@ -9,7 +8,6 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api.devices import MAX_EVENTS
 from dcp_dashboard.api.mask import MASK_MODES
-from dcp_dashboard.editing.querying import READY
 from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.findings import plan_caption
 from dcp_dashboard.library.plans import LoadedPlan
@@ -245,20 +243,13 @@ def _timeline(loaded: LoadedPlan) -> list[Component]:
     events = html.Div(className="dcp-event-table", hidden=True)
     paths = " ".join(path_url(loaded, source) for source in loaded.traces)
     picture = canvas("dcp-timeline", " ".join(urls), "Timeline", data_path=paths)
-    parts = [picture, html.Div(className="dcp-path"), events, *_memory(loaded), _query(loaded)]
+    parts = [picture, html.Div(className="dcp-path"), events, *_memory(loaded)]
     main = html.Div(parts)
     return [
         html.Div(className="dcp-timeline-tools"),
         html.Div([main, side], className="dcp-timeline-body"),
         hint(" ".join([*row_names(loaded, is_paired=True), TIMELINE_HINT])),
     ]
-
-
-def _query(loaded: LoadedPlan) -> Component:
-    """Build the panel that asks the events in SQL; `page/query.ts` fills it."""
-    data = attributes(data_key=loaded.entry.key, data_ready=json.dumps(READY))
-    parts = [html.Summary("Events in SQL"), html.Div(className="dcp-query", **data)]
-    return html.Details(parts, className="dcp-definitions")
 
 
 MEMORY_LOOKS = (

@@ -15,7 +15,6 @@ import { followKeyboardMap } from "./page/keyboard.ts";
 import { followLinks, openPage } from "./page/navigation.ts";
 import { followFiles } from "./page/open.ts";
 import { followPickers } from "./page/pickers.ts";
-import { Query } from "./page/query.ts";
 import { followPlanning } from "./page/planning.ts";
 import { followSearch } from "./page/search.ts";
 import { DeviceTable, followSelections } from "./page/selection.ts";
@@ -56,6 +55,5 @@ mountViews({
   "dcp-choice": plain(Choice),
   "dcp-shown": plain(Shown),
   "dcp-steps": plain(Steps),
-  "dcp-query": plain(Query),
   "dcp-edit": makeEditPage,
 });

@@ -48,7 +48,6 @@ export interface Values {
   readonly pins?: string; // devices that stay at the top, comma between
   readonly notes?: string; // what timeline/notes.ts reads, a line for each
   readonly path?: string; // "off": without the line of the critical path
-  readonly sql?: string; // the statement that was run last over the events
 }
 
 export type Key = keyof Values;
@@ -56,14 +55,13 @@ export type Patch = { readonly [K in Key]?: Values[K] | null };
 export type Follower = (values: Values, changed: ReadonlySet<Key>) => void;
 export type TextKey = (typeof TEXTS)[number];
 
-const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "notes", "path", "sql"] as const;
+const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "notes", "path"] as const;
 const RANGES = { time: 2, tokens: 4, area: 4 } as const;
 const RANGE_KEYS = Object.keys(RANGES) as (keyof typeof RANGES)[];
 const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];
 const REST_MS = 150;
 const MOST_CHARACTERS = 200; // of a text
-const LONG: ReadonlySet<string> = new Set(["notes", "sql"]);
-export const MOST_OF_LONG = 1500;
+const MOST_OF_NOTES = 1500;
 
 /** "tile.12~device.3" -> {type: "tile", tile: 12, device: 3}; anything else is no selection. */
 export function decodeSelection(text: string): Selection | null {
@@ -95,7 +93,7 @@ export function readQuery(search: string): Values {
   }
   for (const name of TEXTS) {
     const text = query.get(name);
-    if (text) found[name] = text.slice(0, LONG.has(name) ? MOST_OF_LONG : MOST_CHARACTERS);
+    if (text) found[name] = text.slice(0, name === "notes" ? MOST_OF_NOTES : MOST_CHARACTERS);
   }
   return Object.freeze(found);
 }

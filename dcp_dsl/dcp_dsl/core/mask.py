@@ -293,7 +293,7 @@ class Stack:
                     f"stack `{self.name}`, entry {place}: KV heads of one layer have masks of "
                     "their own; expected one mask for all heads of a layer, which is what is "
                     "planned. A stack with an entry per mask gives their plans over one ownership "
-                    'of tokens; docs/training.md, "Heads with masks of their own", runs them'
+                    'of tokens; docs/training-models.md, "Heads with masks of their own", runs them'
                 )
             cycle += [used.pop()] * layer.count
         return tuple(cycle)

@@ -1,6 +1,6 @@
 """Explain codes, and write findings for GitHub and as SARIF 2.1.0.
 
-The explanations are the sections of ``docs/diagnostics.md``, which the package carries.
+The explanations are the sections of ``docs/diagnostics-*.md``, which the package carries.
 """
 
 import re
@@ -18,6 +18,8 @@ SARIF_SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 PROJECT_PAGE = "https://pypi.org/project/dcp-dsl"
 # In a property of a GitHub command `:` and `,` separate; in its message only `%` and line ends do.
 _ESCAPES = {ord(character): f"%{ord(character):02X}" for character in "%\r\n:,"}
+FAMILIES = ("syntax", "names", "warnings", "formats")
+"""Pages of the documentation, in the order of their codes."""
 _TITLE = re.compile(r"^## ([EWCX]\d{3}) (.+)$", re.MULTILINE)
 
 
@@ -62,19 +64,20 @@ def explain_code(code: str) -> CodeExplanation:
 @cache
 def explanations() -> dict[str, CodeExplanation]:
     """Return the documentation of all codes by code, in their order."""
-    text = _page().read_text(encoding="utf-8")
-    titles = list(_TITLE.finditer(text))
-    ends = [match.start() for match in titles[1:]] + [len(text)]
-    return {
-        match[1]: CodeExplanation(match[1], match[2], text[match.end() : end].strip())
-        for match, end in zip(titles, ends, strict=True)
-    }
+    known = {}
+    for family in FAMILIES:
+        text = _page(family).read_text(encoding="utf-8")
+        titles = list(_TITLE.finditer(text))
+        ends = [match.start() for match in titles[1:]] + [len(text)]
+        for match, end in zip(titles, ends, strict=True):
+            known[match[1]] = CodeExplanation(match[1], match[2], text[match.end() : end].strip())
+    return known
 
 
-def _page() -> Path:
-    """Return the path of the page: in an installed package, or in a checkout's documentation."""
-    packaged = Path(__file__).with_name("diagnostics.md")
-    return packaged if packaged.exists() else Path(__file__).parents[3] / "docs" / "diagnostics.md"
+def _page(family: str) -> Path:
+    """Return the path of a page: in an installed package, or in a checkout's documentation."""
+    packaged = Path(__file__).with_name(f"diagnostics-{family}.md")
+    return packaged if packaged.exists() else Path(__file__).parents[3] / "docs" / packaged.name
 
 
 def format_github(diagnostic: Diagnostic) -> str:

@@ -9,7 +9,7 @@ they were made for. Four terms:
 - a reduction or copy: bytes read and written over the rate of the device's memory;
 - `kernel_launch_s` for each attention or reduction, added by the simulator.
 
-Constants, their sources and how far predictions are from measured bars: ``docs/cost-model.md``.
+Constants and sources: ``docs/clusters.md``; how far off predictions are: ``docs/cost-model.md``.
 
 A launch computes tiles for many query rows (`KernelWork`). Every `kernel_tile` rows of a query
 block, for one query head, are one block of threads (CTA), which walks through all keys of the

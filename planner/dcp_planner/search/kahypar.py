@@ -1,4 +1,4 @@
-"""Partition with KaHyPar or Mt-KaHyPar: nodes first, then the devices of each node.
+"""Partition with KaHyPar: nodes first, then the devices of each node.
 
 KaHyPar has one int32 weight per vertex, but two constraints must hold: compute and tokens. A block
 weighs ``M * tokens``, a tile its share of the pairs as a small integer, and a part may hold
@@ -53,6 +53,7 @@ _UNITS_PER_TILE = 16  # token units are made coarser if the mean weight of a til
 _MOST_PER_TILE = 1e6  # most mean weight of a tile: more is needless precision
 _ENCODINGS = (True, False)  # with and without token targets
 _MOST_PROCESSES = 8
+_INSTALL = "install it with `pip install 'dcp-dsl[kahypar]'`, or choose partitioner='native'"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -103,33 +104,6 @@ def build_hypergraph(workload: Workload, direction: Direction = "forward") -> Hy
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Solver:
-    """An external partitioner in separate processes.
-
-    Attributes:
-        package: name of the module, and of the extra that installs it.
-        title: name of the partitioner in messages.
-        has_memory: whether a result depends on the problems that the process solved before.
-    """
-
-    package: str
-    title: str
-    has_memory: bool = False
-
-    @property
-    def install(self) -> str:
-        """Advice on how to install the package, or do without."""
-        return (
-            f"install it with `pip install 'dcp-dsl[{self.package}]'`, or choose "
-            "partitioner='native'"
-        )
-
-
-KAHYPAR = Solver("kahypar", "KaHyPar")
-MT_KAHYPAR = Solver("mtkahypar", "Mt-KaHyPar", has_memory=True)
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class KahyparProblem:
     """Input of one call of KaHyPar.
@@ -149,7 +123,7 @@ _Solve: TypeAlias = Callable[[Sequence[KahyparProblem]], list[NDArray[np.int32]]
 
 
 @contextmanager
-def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
+def solving(config: PlanConfig) -> Iterator[_Solve]:
     """Yield a function that partitions hypergraphs in processes; the time limit begins now.
 
     The function takes problems in any order and returns the part of every vertex, per problem. It
@@ -158,13 +132,11 @@ def solving(config: PlanConfig, solver: Solver) -> Iterator[_Solve]:
     # One deadline for both calls: nodes are cut first, then their devices.
     deadline = time.monotonic() + config.time_limit_s
     ini = str(Path(__file__).with_name("kahypar.ini"))
-    program = WorkerProgram(
-        "dcp_planner.search.kahypar_worker:start", (solver.package, ini), is_quiet=True
-    )
+    program = WorkerProgram("dcp_planner.search.kahypar_worker:start", (ini,), is_quiet=True)
     # The cores that this process may use, not all that the machine has.
     count = min(len(os.sched_getaffinity(0)), _MOST_PROCESSES)
-    with closing(WorkerPool([Worker(program, solver.title) for _ in range(count)])) as pool:
-        yield lambda problems: _solve(problems, pool, config, deadline, solver)
+    with closing(WorkerPool([Worker(program, "KaHyPar") for _ in range(count)])) as pool:
+        yield lambda problems: _solve(problems, pool, config, deadline)
 
 
 def _solve(
@@ -172,29 +144,26 @@ def _solve(
     pool: WorkerPool,
     config: PlanConfig,
     deadline: float,
-    solver: Solver,
 ) -> list[NDArray[np.int32]]:
     # The largest problems first, so that no process starts a long one at the end.
     order = sorted(range(len(problems)), key=lambda i: -len(problems[i].hypergraph.pins))
-    futures = {i: pool.submit(partial(_partition, problems[i], config.seed, solver)) for i in order}
+    futures = {i: pool.submit(partial(_partition, problems[i], config.seed)) for i in order}
     try:
         return [futures[i].result(deadline - time.monotonic()) for i in range(len(problems))]
     except TimeoutError:
         raise PlanError(
-            f"{solver.title} took longer than the time limit of {config.time_limit_s:g} s; use "
+            f"KaHyPar took longer than the time limit of {config.time_limit_s:g} s; use "
             "larger blocks, a larger time_limit_s, or partitioner='native'"
         ) from None
     except TaskError as error:
-        raise PlanError(f"{solver.title} cannot be loaded: {error}; {solver.install}") from error
+        raise PlanError(f"KaHyPar cannot be loaded: {error}; {_INSTALL}") from error
     except WorkerLost as error:
         raise PlanError(
             f"{error}; if memory ran out use larger blocks, or choose partitioner='native'"
         ) from error
 
 
-def _partition(
-    problem: KahyparProblem, seed: int, solver: Solver, worker: Worker
-) -> NDArray[np.int32]:
+def _partition(problem: KahyparProblem, seed: int, worker: Worker) -> NDArray[np.int32]:
     columns = (
         problem.hypergraph.pin_ptr,
         problem.hypergraph.pins,
@@ -205,8 +174,6 @@ def _partition(
     message = {"seed": seed, "sizes": [len(column) for column in columns]}
     blob = b"".join(column.astype(np.int64).tobytes() for column in columns)
     _, parts = worker.call(message, blob=blob)
-    if solver.has_memory:
-        worker.end()  # the next call starts another process
     return np.frombuffer(parts, np.int32)
 
 
@@ -219,18 +186,12 @@ def _to_int32(edge_weight: NDArray[np.int64]) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, slots=True)
 class KaHyPar(Partitioner):
-    """Adapter for the optional packages `kahypar` (GPL-3) and `mtkahypar` (MIT).
-
-    Attributes:
-        solver: which of the two.
-    """
-
-    solver: Solver = KAHYPAR
+    """Adapter for the optional package `kahypar` (GPL-3)."""
 
     @property
     def name(self) -> str:
         """Key in the registry."""
-        return self.solver.package
+        return "kahypar"
 
     @property
     def is_fixed(self) -> bool:
@@ -239,8 +200,8 @@ class KaHyPar(Partitioner):
 
     def unavailable(self) -> str | None:
         """Look for the package without importing it."""
-        if importlib.util.find_spec(self.solver.package) is None:
-            return f"the package {self.name} is not installed; {self.solver.install}"
+        if importlib.util.find_spec("kahypar") is None:
+            return f"the package kahypar is not installed; {_INSTALL}"
         return None
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
@@ -252,10 +213,10 @@ class KaHyPar(Partitioner):
         """
         if cluster.devices:
             raise PlanError(
-                f"{self.name} places on equal nodes of equal devices; use the partitioner native "
+                "kahypar places on equal nodes of equal devices; use the partitioner native "
                 "or portfolio for a cluster whose `devices` differ"
             )
-        with solving(config, self.solver) as solve:
+        with solving(config) as solve:
             nodes = _place_on_nodes(workload, cluster, config, solve)
             placements = _place_on_devices(nodes, workload, cluster, config, solve)
         repaired = [hold(found, workload, cluster, config) for found in placements]

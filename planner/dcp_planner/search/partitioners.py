@@ -34,7 +34,7 @@ from dcp_planner.model.config import Objective, PlanConfig, tolerances_of
 from dcp_planner.model.cost_model import workload_seconds
 from dcp_planner.model.problem import Caps, Partitioner, Placement, Workload, caps_of, loads_on
 from dcp_planner.search.caps import find_shortfalls
-from dcp_planner.search.kahypar import MT_KAHYPAR, KaHyPar
+from dcp_planner.search.kahypar import KaHyPar
 from dcp_planner.search.native import Native, hold_tokens, ladder, refine
 from dcp_planner.simulation.schedules import predict_placement, weigh_placement
 from dcp_planner.tables.head_groups import group_shape, is_cuttable
@@ -192,7 +192,6 @@ _ADAPTERS: tuple[Partitioner, ...] = (
     Portfolio(),
     Native(),
     KaHyPar(),
-    KaHyPar(MT_KAHYPAR),
     *_LAYOUTS,
     *_HEADS,
 )

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Literal, Self, TypeAlias
+from typing import Self
 
 import torch
 import torch.distributed as dist
@@ -39,8 +39,6 @@ from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
 from dcp_runtime.transport.store_barrier import Topic
 from dcp_runtime.transport.transport import Transport, agree
-
-TransportName: TypeAlias = Literal["symmetric"]
 
 DEFAULT_TIMEOUT_S = 600.0
 
@@ -85,8 +83,7 @@ class DCPExecutor:
         kernel: name of the kernel, ``None`` for the fastest that can compute.
         timeout_s: how long a rank may keep another one waiting before it counts as stalled.
         check_finite: raise if a tensor that arrives or results is not finite; costs a pass over it.
-        transport: ``"symmetric"`` for symmetric memory between the GPUs of a machine, which has
-            not run on a GPU yet; or a transport that takes the place of the group's own.
+        transport: takes the place of the group's own.
         micro_batches: how many batches may be prepared before a layer runs the first of them: the
             micro-batches of a pipeline's step.
         trace_every: record the events of every n-th batch, from the first; the first 16 batches
@@ -113,7 +110,7 @@ class DCPExecutor:
         timeout_s: float = DEFAULT_TIMEOUT_S,
         *,
         check_finite: bool = False,
-        transport: Transport | TransportName | None = None,
+        transport: Transport | None = None,
         micro_batches: int = 1,
         trace_every: int | None = None,
         run_log: RunLog | None = None,
@@ -136,7 +133,7 @@ class DCPExecutor:
             self._transport, replica = transport, 0
         else:
             found = _group_of(group)
-            self._transport = make_transport(found, timeout_s, transport)
+            self._transport = make_transport(found, timeout_s)
             replica = member_ranks(found)[0]  # the first rank of a replica names it
         self._prepared: PreparedPlan | None = None
         self._iterations, self._is_closed = Iterations(self._transport), False
@@ -324,9 +321,6 @@ class DCPExecutor:
     def close(self) -> None:
         """End the threads that watch messages; the executor cannot run after that.
 
-        With symmetric memory, CUDA graphs that captured its layers must not be replayed any more:
-        the memory that they read is freed, and no replay can be refused.
-
         Ranks that still wait for this one are told. No rank waits for another here.
 
         Raises:
@@ -374,23 +368,12 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
     return process_group(group)
 
 
-def make_transport(
-    group: dist.ProcessGroup | None, timeout_s: float, name: TransportName | None = None
-) -> Transport:
+def make_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
     """Make the transport of a group: NCCL where that moves its CUDA tensors, else gloo.
 
-    A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``. Where `name` asks for it,
-    blocks inside a machine travel through symmetric memory.
+    A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``.
     """
     member_ranks(group)  # refuses a group without this rank; get_backend_config would name no group
-    if name == "symmetric":
-        # Imported here: it uses parts of torch that are not public, and a torch without them must
-        # not break the other transports.
-        from dcp_runtime.transport.symmetric_transport import SymmetricTransport
-
-        return SymmetricTransport(group, timeout_s)
-    if name is not None:
-        raise RunError(f"expected transport 'symmetric', a Transport or None, got {name!r}")
     backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
     if backends.get("cuda") == "nccl" and torch.cuda.is_available():
         return NcclTransport(group, timeout_s)

@@ -13,17 +13,16 @@ from dcp_runtime.kernels.flash import Flash4Kernel, FlashKernel, flash4_refusal,
 from dcp_runtime.kernels.kernel import Kernel, ReferenceKernel, TensorKind
 from dcp_runtime.plans.device_plan import DevicePlan
 
-KERNELS = ("triton", "triton_tma", "triton_fused", "flash4", "flash", "cpu", "reference")
+KERNELS = ("triton", "flash4", "flash", "cpu", "reference")
 """In order of preference."""
 COMPARED = ("triton", "flash4")
 """Kernels whose predicted times decide between them."""
-TRITON = ("triton", "triton_tma", "triton_fused")
 
 _CPU_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-# As `Kernel.segment_rows` of the classes, of which those of Triton load only where it is installed.
-_SEGMENT_ROWS = dict.fromkeys(TRITON, 128) | {"reference": 512}
+# As `Kernel.segment_rows` of the classes; that of Triton loads only where it is installed.
+_SEGMENT_ROWS = {"triton": 128, "reference": 512}
 _MEMORY = "memory grows with tokens squared; ask for it by kernel='reference'"
-_ANY_ORDERED = ("triton_fused", "flash4", "flash")
+_ANY_ORDERED = ("flash4", "flash")
 _ANY_ORDER = "adds gradients in any order, and torch.use_deterministic_algorithms is on"
 _UNCAPPED = {
     "flash4": "is called without a soft cap",
@@ -98,7 +97,7 @@ def choose_kernel(
 
     >>> choose_kernel(torch.float32).kernel.name
     'cpu'
-    >>> choose_kernel(torch.float32, wanted="reference").refused[5]
+    >>> choose_kernel(torch.float32, wanted="reference").refused[3]
     ('cpu', "'reference' was asked for")
     """
     asked = None if wanted is None else known_kernel(wanted)
@@ -106,13 +105,13 @@ def choose_kernel(
     reasons = _reasons(dtype, place, asked, head_dim, softcap)
     able = [name for name in KERNELS if reasons[name] is None]
     # On the CPU, Triton kernels are interpreted, for tests: any compiled kernel is faster.
-    able.sort(key=lambda name: name in TRITON and place.type == "cpu")
+    able.sort(key=lambda name: name == "triton" and place.type == "cpu")
     if not able:
         why = ", ".join(f"{name} ({reason})" for name, reason in reasons.items() if reason)
         raise RunError(f"no kernel computes {dtype} on {device}: {why}")
     if asked and asked not in able:
         way_out = f"use kernel {able[0]!r}"
-        if asked in TRITON and place.type == "cpu" and find_spec("triton") is not None:
+        if asked == "triton" and place.type == "cpu" and find_spec("triton") is not None:
             way_out += _INTERPRETER
         raise RunError(
             f"cannot use kernel {asked!r} for {dtype} on {device}: {reasons[asked]}; {way_out}"
@@ -173,11 +172,10 @@ def _reasons(
 def _make(name: str, softcap: float | None) -> Kernel:
     if name == "reference":
         return ReferenceKernel(softcap)
-    if name in TRITON:
-        from dcp_runtime.kernels import triton_kernel as own  # triton is an extra
+    if name == "triton":
+        from dcp_runtime.kernels.triton_kernel import TritonKernel  # triton is an extra
 
-        kinds = (own.TritonKernel, own.TmaTritonKernel, own.FusedTritonKernel)
-        return dict(zip(TRITON, kinds, strict=True))[name](softcap)
+        return TritonKernel(softcap)
     kernels: dict[str, type[Kernel]] = {
         "flash4": Flash4Kernel, "flash": FlashKernel, "cpu": CpuKernel
     }  # fmt: skip
@@ -189,8 +187,8 @@ def _refusal(
 ) -> str | None:
     if not dtype.is_floating_point:
         return f"needs floating-point tensors, got {dtype}"
-    if name in TRITON:
-        return _triton_refusal(name, dtype, device, head_dim)
+    if name == "triton":
+        return _triton_refusal(dtype, device, head_dim)
     if name == "flash4":
         return flash4_refusal(dtype, device, head_dim)
     if name == "flash":
@@ -208,40 +206,24 @@ def _refusal(
     return None
 
 
-def _triton_refusal(
-    name: str, dtype: torch.dtype, device: torch.device, head_dim: int | None
-) -> str | None:
+def _triton_refusal(dtype: torch.dtype, device: torch.device, head_dim: int | None) -> str | None:
     if find_spec("triton") is None:
         return "Triton is not installed; pip install 'dcp-dsl[triton]'"
     if device.type != "cuda" and not (device.type == "cpu" and _is_interpreted()):
         return f"needs tensors on a CUDA device, got {device}"
-    from dcp_runtime.kernels.triton_kernel import DTYPES, FUSED_TO, HEAD_DIMS
+    from dcp_runtime.kernels.triton_kernel import DTYPES, HEAD_DIMS
 
     if dtype not in DTYPES:
         return f"needs one of {', '.join(map(str, DTYPES))}, got {dtype}"
     if head_dim is not None and head_dim not in HEAD_DIMS:
         return f"needs head_dim out of {', '.join(map(str, HEAD_DIMS))}, got {head_dim}"
-    if name == "triton_fused" and (head_dim or 0) > FUSED_TO:
-        return (
-            f"needs head_dim up to {FUSED_TO}, got {head_dim}: larger heads do not fit its "
-            "registers"
-        )
-    return _gpu_refusal(name, device) if device.type == "cuda" else None
-
-
-def _gpu_refusal(name: str, device: torch.device) -> str | None:
-    major, minor = torch.cuda.get_device_capability(device)
-    # Tensor cores compute bfloat16 from 8.0 on. 9 has a copy engine and wgmma, 10 and 11 have its
-    # successor; 12 has neither instruction.
-    if name == "triton" and major < 8:
-        needed = "needs a GPU of compute capability 8.0 or newer"
-    elif name == "triton_fused" and major != 9:  # for 10 and 11 Triton makes it a trap
-        needed = "gains on compute capability 9 alone"
-    elif name == "triton_tma" and major not in (9, 10, 11):
-        needed = "gains on compute capability 9, 10 and 11 alone"
-    else:
+    if device.type != "cuda":
         return None
-    return f"{needed}, got {torch.cuda.get_device_name(device)} of {major}.{minor}"
+    major, minor = torch.cuda.get_device_capability(device)
+    if major >= 8:  # tensor cores compute bfloat16
+        return None
+    name = torch.cuda.get_device_name(device)
+    return f"needs a GPU of compute capability 8.0 or newer, got {name} of {major}.{minor}"
 
 
 def _is_interpreted() -> bool:

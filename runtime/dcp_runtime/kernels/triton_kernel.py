@@ -16,7 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from triton import cdiv
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from dcp_planner import TransferKind
 from dcp_runtime.kernels import triton_source
@@ -34,8 +33,6 @@ from dcp_runtime.plans.tile_pieces import PieceKind
 from dcp_runtime.plans.tile_table import TileTable
 
 HEAD_DIMS = (32, 64, 96, 128, 192, 256)
-FUSED_TO = 128
-"""Largest head of `triton_fused`."""
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 ROWS = 32
 """Rows, of one token and head each, that a program takes of a pass without matrix products."""
@@ -43,13 +40,13 @@ ROWS = 32
 
 @dataclass(frozen=True, slots=True)
 class LaunchShape:
-    """Launch parameters of a kernel; on sm_90 only `fused` spills registers in its whole-run loop.
+    """Launch parameters of a kernel; on sm_90 none spills registers in its whole-run loop.
 
     Attributes:
         block_m, block_n: rows of queries and of keys in a tile without a mask.
         warps: of a program.
         stages: of its pipeline, that is, steps of keys under way at once.
-        edge: keys, or with dkv and fused rows of queries, in a tile with a mask.
+        edge: keys, or with dkv rows of queries, in a tile with a mask.
         heads: query heads of one kv head that share the rows of a tile of forward and dq.
     """
 
@@ -69,7 +66,7 @@ class LaunchShape:
 def launch_shape(
     kernel: str, dtype: torch.dtype, arch: int = 90, group: int = 1, head_dim: int = 128
 ) -> LaunchShape:
-    """Return the tile of ``"forward"``, ``"dq"``, ``"dkv"`` or ``"fused"``; queries times keys.
+    """Return the tile of ``"forward"``, ``"dq"`` or ``"dkv"``; queries times keys.
 
     `arch` is the compute capability times ten, `group` the query heads of a kv head. As many heads
     share a tile as fill it and leave it no fewer tokens than an edge has keys.
@@ -83,9 +80,8 @@ def launch_shape(
     has_wgmma = 90 <= arch < 120
     if head_dim > 128:
         return _wide_shape(kernel, gcd(group, 4), has_wgmma=has_wgmma)
-    if kernel in ("dkv", "fused"):
-        # The product for dq takes 64 rows at least.
-        return LaunchShape(64 if has_wgmma else 32, 128, 8, 2, 64 if kernel == "fused" else 32)
+    if kernel == "dkv":
+        return LaunchShape(64 if has_wgmma else 32, 128, 8, 2)
     # Three heads would fill 126 of 128 rows, and eight would leave fewer tokens than an edge has
     # keys (LOG.md).
     heads = gcd(group, 4)
@@ -133,8 +129,6 @@ class TritonKernel(Kernel):
     name = "triton"
     segment_rows = 128
     finishes = frozenset({TransferKind.OUT, TransferKind.DQ, TransferKind.DKV})
-    _backward: tuple[str, ...] = ("dq", "dkv")
-    _has_tiles = False  # whether the copy engine brings whole tiles of keys
 
     def __init__(self, softcap: float | None = None) -> None:
         self._softcap = softcap
@@ -146,7 +140,7 @@ class TritonKernel(Kernel):
         """Cut tables into runs and move them with their masks to the device, in one transfer."""
         # dq and dkv cut the same table differently, so each has runs of its own.
         new = [("forward", table) for table in forward]
-        new += [(kernel, table) for table in backward for kernel in self._backward]
+        new += [(kernel, table) for table in backward for kernel in ("dq", "dkv")]
         # Tables of a device share their masks, which are moved once. Ids are unique here: `new`
         # keeps the tables alive.
         shared = {id(table.row_lo): table for _, table in new}
@@ -185,10 +179,8 @@ class TritonKernel(Kernel):
             return
         found, shape = self._table("forward", table, q, kv)
         constants = self._constants(q, kv, found, shape)
-        tile = [shape.block_n, 1, 1, constants["DIM_PAD"]]  # of kv [tokens, 2, heads, D]
-        tiles = TensorDescriptor.from_tensor(kv, tile) if self._has_tiles else None
         triton_source.forward_kernel[found.grid(q.shape[1] // shape.heads)](
-            q, kv, tiles, state.out, state.lse, *_target(state.result, q), *found.runs,
+            q, kv, state.out, state.lse, *_target(state.result, q), *found.runs,
             *found.masks, scale, self._softcap or 1.0, q.stride(0), kv.stride(0), kv.stride(1),
             PACK=shape.heads, **constants,
         )  # fmt: skip
@@ -202,25 +194,22 @@ class TritonKernel(Kernel):
         q, dout = rows.q, rows.dout.to(rows.q.dtype)
         inputs = (q, kv, dout, rows.lse, rows.delta)
         strides = (q.stride(0), dout.stride(0), kv.stride(0), kv.stride(1))
-        for kernel in self._backward:
-            found, shape = self._table(kernel, table, q, kv)
-            tables = (*found.runs, *found.masks, scale, self._softcap or 1.0)
-            constants = self._constants(q, kv, found, shape)
-            if kernel == "dq":
-                triton_source.dq_kernel[found.grid(q.shape[1] // shape.heads)](
-                    *inputs, gradients.dq, *_target(gradients.dq_result, q), *tables, *strides,
-                    PACK=shape.heads, **constants,
-                )  # fmt: skip
-                continue
-            # Not written to unless the table closes its keys.
-            results = gradients.dkv_result or (kv,)
-            dk, dv = results if len(results) == 2 else results[0].unbind(1)
-            finishes = gradients.dkv_result is not None
-            triton_source.dkv_kernel[found.grid(kv.shape[2])](
-                *inputs, gradients.dq, gradients.dkv, dk, dv, dk.stride(0),
-                int(finishes and table.opens_keys), int(finishes and table.closes_keys), *tables,
-                len(kv), *strides, FUSED=kernel == "fused", **constants,
-            )  # fmt: skip
+        factors = (scale, self._softcap or 1.0)
+        found, shape = self._table("dq", table, q, kv)
+        triton_source.dq_kernel[found.grid(q.shape[1] // shape.heads)](
+            *inputs, gradients.dq, *_target(gradients.dq_result, q), *found.runs, *found.masks,
+            *factors, *strides, PACK=shape.heads, **self._constants(q, kv, found, shape),
+        )  # fmt: skip
+        # Not written to unless the table closes its keys.
+        results = gradients.dkv_result or (kv,)
+        dk, dv = results if len(results) == 2 else results[0].unbind(1)
+        finishes = gradients.dkv_result is not None
+        found, shape = self._table("dkv", table, q, kv)
+        triton_source.dkv_kernel[found.grid(kv.shape[2])](
+            *inputs, gradients.dkv, dk, dv, dk.stride(0), int(finishes and table.opens_keys),
+            int(finishes and table.closes_keys), *found.runs, *found.masks, *factors, len(kv),
+            *strides, **self._constants(q, kv, found, shape),
+        )  # fmt: skip
 
     def delta(self, out: Tensor, dout: Tensor) -> Tensor:
         """Return the row sums of ``dout * out``, read once: torch would write them wide first."""
@@ -269,24 +258,6 @@ def merge_rows(state: AttentionState, start: int, out: Tensor, lse: Tensor) -> N
             state.out[rows], state.lse[rows], out.contiguous(), lse.contiguous(), lse.numel(),
             DIM=dim, DIM_PAD=1 << (dim - 1).bit_length(), ROWS=ROWS,
         )  # fmt: skip
-
-
-class FusedTritonKernel(TritonKernel):
-    """Triton kernels with one pass for all gradients: five products per tile instead of seven.
-
-    Tiles add to dq by atomics in any order: the last bits may differ between two runs.
-    """
-
-    name = "triton_fused"
-    finishes = TritonKernel.finishes - {TransferKind.DQ}  # atomics add to a sum in memory
-    _backward = ("fused",)
-
-
-class TmaTritonKernel(TritonKernel):
-    """Triton kernels whose forward gets whole tiles of keys and values by Hopper's copy engine."""
-
-    name = "triton_tma"
-    _has_tiles = True
 
 
 def _target(result: Tensor | None, like: Tensor) -> tuple[Tensor, int]:

@@ -3,9 +3,8 @@
 A program of `forward_kernel` and `dq_kernel` owns a segment and PACK query heads of a kv head. The
 rows of its tile are tokens times heads: few tokens fill it, and its masked edges are short. A
 program of `dkv_kernel` owns a chunk of key rows and a kv head. No two programs add to the same
-rows: there are no atomics, and two runs give the same bits. A fused `dkv_kernel` is the exception:
-it computes scores once for all gradients, five products instead of seven, and adds to dq by
-atomics. Exponents have base 2 inside; `lse` is natural outside.
+rows: there are no atomics, and two runs give the same bits. Exponents have base 2 inside; `lse` is
+natural outside.
 
 Sums begin and end where a table opens and closes their rows (`own_sums`): those that begin here are
 not read, and those that end here are written as results, in the type of q.
@@ -89,7 +88,7 @@ def squashed(scores, squash, IS_WIDE: tl.constexpr):
 
 @triton.jit
 def attend_runs(
-    query, acc, top, total, rows, key_at, kv_tiles, kv_head, kv_row, kv_half, first_run, last_run,
+    query, acc, top, total, rows, key_at, kv_row, kv_half, first_run, last_run,
     scale, squash,
     kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
     DIM: tl.constexpr, DIM_PAD: tl.constexpr, BLOCK_N: tl.constexpr, HAS_BITS: tl.constexpr,
@@ -98,7 +97,7 @@ def attend_runs(
     """Continue the online softmax of a tile of queries over runs of keys.
 
     `acc` is the sum of weights times values relative to the row maximum `top`, `total` the sum of
-    the weights. Where `kv_tiles` describes tiles of keys, the copy engine brings whole steps.
+    the weights.
     Source: FlashAttention-2, Sec. 3.1.
     """
     lane, d = tl.arange(0, BLOCK_N), tl.arange(0, DIM_PAD)
@@ -110,15 +109,12 @@ def attend_runs(
                 run_kind, run_mask, rows, end, row_lo, row_hi, mask_columns
             )
         for at in range(begin, end, BLOCK_N):
-            if MASKED or kv_tiles is None:
-                tile_at = key_at + (origin + at).to(tl.int64) * kv_row
-                inside = (d < DIM)[None, :]
-                if MASKED:
-                    inside = inside & (at + lane < end)[:, None]
-                offset = lane[:, None] * kv_row + d[None, :]
-                keys = tl.load(tile_at + offset, mask=inside, other=0.0)
-            else:
-                keys = kv_tiles.load([origin + at, 0, kv_head, 0]).reshape(BLOCK_N, DIM_PAD)
+            tile_at = key_at + (origin + at).to(tl.int64) * kv_row
+            inside = (d < DIM)[None, :]
+            if MASKED:
+                inside = inside & (at + lane < end)[:, None]
+            offset = lane[:, None] * kv_row + d[None, :]
+            keys = tl.load(tile_at + offset, mask=inside, other=0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee")
             if CAPPED:
                 scores = squashed(scores, squash, query.dtype == tl.float32)
@@ -135,10 +131,7 @@ def attend_runs(
             weights = tl.exp2(scores * scale - base[:, None])
             keep = tl.exp2(top - base)  # brings earlier sums to the new maximum
             total = total * keep + tl.sum(weights, 1)
-            if MASKED or kv_tiles is None:
-                values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
-            else:
-                values = kv_tiles.load([origin + at, 1, kv_head, 0]).reshape(BLOCK_N, DIM_PAD)
+            values = tl.load(tile_at + kv_half + offset, mask=inside, other=0.0)
             acc = acc * keep[:, None]
             acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
             top = new_top
@@ -148,7 +141,7 @@ def attend_runs(
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns", "finishes"])
 def forward_kernel(
-    q, kv, kv_tiles, out, lse, result, finishes, order, q_start, q_len, turns, row_ptr, masked_ptr,
+    q, kv, out, lse, result, finishes, order, q_start, q_len, turns, row_ptr, masked_ptr,
     kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, bits, mask_columns, scale,
     softcap, q_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, PACK: tl.constexpr, DIM: tl.constexpr,
@@ -177,21 +170,20 @@ def forward_kernel(
     top = tl.load(lse_at, mask=is_row & is_open, other=float("-inf")) * LOG2_E
     # The normalised output so far counts as one key of score lse and weight 1.
     total = tl.where(top > float("-inf"), 1.0, 0.0)
-    kv_head = head // GROUP
-    key_at = kv + kv_head * DIM
+    key_at = kv + (head // GROUP) * DIM
     # The loops multiply raw products by one factor before exp2. With a cap, the products become
     # tanh(product * scale / cap) first, and the factor is the cap in place of the scale.
     scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     rows = tl.where(is_row, r, -1)
     whole, masked = tl.load(row_ptr + segment), tl.load(masked_ptr + segment)
     acc, top, total = attend_runs(
-        query, acc, top, total, rows, key_at, kv_tiles, kv_head, kv_row, kv_half, whole, masked,
+        query, acc, top, total, rows, key_at, kv_row, kv_half, whole, masked,
         scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
         DIM, DIM_PAD, BLOCK_N, HAS_BITS, CAPPED, False,
     )  # fmt: skip
     acc, top, total = attend_runs(
-        query, acc, top, total, rows, key_at, kv_tiles, kv_head, kv_row, kv_half, masked,
+        query, acc, top, total, rows, key_at, kv_row, kv_half, masked,
         tl.load(row_ptr + segment + 1), scale2, squash,
         kv_start, run_from, run_to, kind, mask_start, kv_len, row_lo, row_hi, mask_columns, bits,
         DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, True,
@@ -310,11 +302,11 @@ def dq_kernel(
 
 @triton.jit
 def dkv_runs(
-    keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, first_run,
-    last_run, scale, dq_scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+    keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, first_run,
+    last_run, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
     row_hi, mask_columns, bits,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr, FUSED: tl.constexpr,
+    BLOCK_M: tl.constexpr, HAS_BITS: tl.constexpr, CAPPED: tl.constexpr,
     MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add the gradients of a chunk of keys over runs of queries; tiles are ``[keys, rows]``."""
@@ -369,11 +361,6 @@ def dkv_runs(
                     dscores = dscores * (1.0 - scores * scores)
                 dscores = dscores.to(query.dtype)
                 dk = tl.dot(dscores, query, dk, input_precision="ieee")
-                if FUSED:
-                    change_q = tl.dot(tl.trans(dscores), keys, input_precision="ieee") * dq_scale
-                    dq_at = dq + row * (HEADS * DIM) + head * DIM
-                    dq_at += lane[:, None] * (HEADS * DIM) + d[None, :]
-                    tl.atomic_add(dq_at, change_q, mask=inside, sem="relaxed")
     return dk, dv
 
 
@@ -390,17 +377,14 @@ def used_keys(key_row, first_run, last_run, kv_start, kv_len):
 # Sizes that change from batch to batch: a value of each would compile a kernel of its own.
 @triton.jit(do_not_specialize=["mask_columns", "num_keys", "opens", "closes"])
 def dkv_kernel(
-    q, kv, dout, lse, delta, dq, dkv, dk_result, dv_result, result_row, opens, closes, order,
+    q, kv, dout, lse, delta, dkv, dk_result, dv_result, result_row, opens, closes, order,
     chunk_row, chunk_ptr, masked_ptr, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
     row_hi, bits, mask_columns, scale, softcap, num_keys, q_row, dout_row, kv_row, kv_half,
     HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_PAD: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, EDGE: tl.constexpr, HAS_BITS: tl.constexpr,
-    CAPPED: tl.constexpr, FUSED: tl.constexpr,
+    CAPPED: tl.constexpr,
 ):  # fmt: skip
-    """Add the gradients of a chunk of keys and values and one kv head, over all that see them.
-
-    Fused, every tile adds its part of dq too, by atomics: the order of these sums is not fixed.
-    """
+    """Add the gradients of a chunk of keys and values and one kv head, over all that see them."""
     KV_HEADS: tl.constexpr = HEADS // GROUP
     chunk = tl.load(order + tl.program_id(0) // KV_HEADS)
     kv_head = tl.program_id(0) % KV_HEADS
@@ -410,8 +394,6 @@ def dkv_kernel(
     whole, masked = tl.load(chunk_ptr + chunk), tl.load(masked_ptr + chunk)
     last = tl.load(chunk_ptr + chunk + 1)
     at = (key_row < num_keys)[:, None] & (d < DIM)[None, :]
-    if FUSED:  # dq is a sum over keys: rows that have not arrived must not be in it
-        at = at & used_keys(key_row, whole, last, kv_start, kv_len)[:, None]
     key_at = kv + first.to(tl.int64) * kv_row + kv_head * DIM + lane[:, None] * kv_row + d[None, :]
     keys = tl.load(key_at, mask=at, other=0.0)
     values = tl.load(key_at + kv_half, mask=at, other=0.0)
@@ -419,15 +401,15 @@ def dkv_kernel(
     dv = tl.zeros([BLOCK_N, DIM_PAD], tl.float32)
     scale2, squash = (softcap if CAPPED else scale) * LOG2_E, scale / softcap
     dk, dv = dkv_runs(
-        keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, whole,
-        masked, scale2, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
-        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED, FUSED,
+        keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, whole,
+        masked, scale2, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, BLOCK_M, HAS_BITS, CAPPED,
         False,
     )  # fmt: skip
     dk, dv = dkv_runs(
-        keys, values, dk, dv, key_row, q, dout, lse, delta, dq, q_row, dout_row, kv_head, masked,
-        last, scale2, scale, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
-        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED, FUSED,
+        keys, values, dk, dv, key_row, q, dout, lse, delta, q_row, dout_row, kv_head, masked,
+        last, scale2, squash, run_q, run_rows, kv_start, kv_len, kind, mask_start, row_lo,
+        row_hi, mask_columns, bits, HEADS, GROUP, DIM, DIM_PAD, EDGE, HAS_BITS, CAPPED,
         True,
     )  # fmt: skip
     # Rows of the chunk in no run may be on their way to another rank: leave them alone.

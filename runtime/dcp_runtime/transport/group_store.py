@@ -2,18 +2,16 @@
 
 `DeadlineStore` gives up on a server that does not answer: torch's client reads the answers of a
 `TCPStore` without a limit, so where the serving process is stopped, or its machine out of reach,
-looking up a key would never return. `MeetingStore` gives up on a rank that does not come.
+looking up a key would never return.
 """
 
 import queue
-import re
 import sys
 import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch.distributed as dist
@@ -137,54 +135,6 @@ class DeadlineStore(Store):
             except TimeoutError:
                 self._is_lost = True
         raise RuntimeError("the store of the process group does not answer")
-
-
-class MeetingStore(Store):
-    """A store for torch's own meetings, which end by our deadline and name the missing rank.
-
-    torch itself would wait for minutes, hold Python's global lock all the while, and name no rank.
-    Its keys begin with the number of the meeting, ``"CUDASymmetricMemory/7/0"``, and it counts all
-    meetings of a process: a rank that has met others before would look for another number than the
-    ranks that it is to meet now. This store numbers the meetings anew.
-
-    Args:
-        store: of all ranks.
-        name: of this series of meetings; other series may use the same store.
-        wait_for: waits until keys of `store` are there, or raises.
-    """
-
-    def __init__(self, store: Store, name: str, wait_for: Callable[[list[str]], None]) -> None:
-        super().__init__()
-        self._store, self._name, self._wait_for = store, name, wait_for
-        self._numbers: dict[str, int] = {}
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
-        self._store.set(self._key(key), value)  # type: ignore[arg-type]  # bytes as well
-
-    def add(self, key: str, value: int) -> int:
-        """Add to a number and give the sum."""
-        return self._store.add(self._key(key), value)
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait for values; the limit is ours, whatever torch asks for."""
-        self._wait_for(list(map(self._key, keys)))
-
-    def get(self, key: str) -> bytes:
-        """Wait for a value and read it."""
-        return self.multi_get([key])[0]
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for values and read them."""
-        self.wait(keys)
-        return self._store.multi_get(list(map(self._key, keys)))
-
-    def _key(self, key: str) -> str:
-        numbered = re.match(r".*?/\d+", key)  # up to the first number: "CUDASymmetricMemory/7"
-        meeting = key if numbered is None else numbered[0]
-        # All ranks of the series hold the same meetings in the same order.
-        number = self._numbers.setdefault(meeting, len(self._numbers))
-        return f"{self._name}/{number}{key[len(meeting) :]}"
 
 
 def _serve(calls: "queue.SimpleQueue[_Call | None]") -> None:

@@ -132,21 +132,6 @@ class StoreBarrier:
             nap_s = min(2 * nap_s, LONGEST_NAP_S)
         return True
 
-    def wait_for(self, keys: list[str], ranks: Sequence[int], place: str) -> None:
-        """Wait for keys that some of the ranks write; blame the one that does not come.
-
-        Raises:
-            PeerError: names it.
-        """
-        try:
-            if self._have_come(keys, time.monotonic() + self._timeout_s, self._count):
-                return
-        except RuntimeError as error:  # the process that serves the store has ended
-            raise self._failures.lost_store(place, error) from error
-        # All living ranks say that they wait for all others: the silent one is to blame.
-        peer, *others = (rank for rank in ranks if rank != self._rank)
-        raise self._failures.settle(Status("waiting", peer, place, None, "", others))
-
     @contextmanager
     def waiting_for(self, peer: int, place: str) -> Iterator[None]:
         """Blame a rank if a collective or a store of torch fails inside the block."""

@@ -1,4 +1,4 @@
-"""Beside the timeline: memory, pinned devices, notes, saved pictures and events in SQL."""
+"""Beside the timeline: memory, pinned devices, notes and saved pictures."""
 
 import base64
 import io
@@ -12,7 +12,7 @@ from test_timeline_page import HOST, open_timeline
 
 from dcp_dashboard.library.folder import plan_key
 from dcp_dsl import Slabs, block_sparsity
-from dcp_planner import LANES, Cluster, ModelShape, PlanConfig, build_plan, write_plan
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan, write_plan
 from dcp_planner.tables import measure_memory
 
 
@@ -128,32 +128,3 @@ def test_what_is_shown_can_be_saved(visit, view, scheme, small_trace, tmp_path):
     assert drawing.findall(".//{*}text")
     outside = [e for e in drawing.iter() if "http" in str(e.get("href"))]
     assert not outside
-
-
-def test_events_can_be_asked_in_sql_and_texts_stay_texts(visit, small_trace):
-    page = open_timeline(visit)
-    page.get_by_text("Events in SQL").click()
-    page.get_by_role("button", name="Bytes by link").click()
-    page.wait_for_selector(".dcp-query tbody tr")
-    sends = small_trace.lane == LANES.index("send")
-    links = len(set(zip(small_trace.device[sends], small_trace.peer[sends], strict=True)))
-    assert page.locator(".dcp-query [role=status]").inner_text() == f"{2 * links} rows"
-    text = "<script>alert(1)</script>"
-    page.locator(".dcp-query textarea").fill(f"SELECT '{text}' AS \"<b>n</b>\"")
-    page.locator(".dcp-query textarea").press("Control+Enter")
-    page.get_by_role("cell", name=text).wait_for()
-    assert page.locator(".dcp-query th").inner_text() == "<b>n</b>"
-    assert page.locator(".dcp-query :is(script, b)").count() == 0
-    page.wait_for_function("() => location.search.includes('alert')")
-    page.reload()
-    page.wait_for_selector(".dcp-query[data-state=drawn]")
-    assert text in page.locator(".dcp-query textarea").input_value()
-    assert page.locator(".dcp-query table").count() == 0  # a link does not run its statement
-    page.locator(".dcp-query textarea").fill(f"SELECT 1 -- {1500 * '.'}")
-    page.get_by_role("button", name="Run").click()
-    page.get_by_text("the page address does not store SQL of more than 1,500 characters").wait_for()
-    page.wait_for_function("() => !location.search.includes('sql')")
-    page.locator(".dcp-query textarea").fill("SELECT 1; SELECT 2")
-    page.get_by_role("button", name="Run").click()
-    page.get_by_text("expected one SELECT, got SELECT and SELECT").wait_for()
-    assert page.locator(".dcp-query table").count() == 0

@@ -53,7 +53,7 @@ def served(tmp_path, small_plan, lone_plan, unequal_plan):
     app = create_app(tmp_path).server
     desk = app.extensions[DESK]
     desk.checkers = [Noting(f"checker {number}") for number in range(4)]
-    desk.previewer, desk.planner, desk.database = map(Noting, ("previewer", "planner", "database"))
+    desk.previewer, desk.planner = map(Noting, ("previewer", "planner"))
     desk.jobs._worker = desk.planner
     return SimpleNamespace(client=app.test_client(), desk=desk, folder=tmp_path)
 
@@ -61,7 +61,7 @@ def served(tmp_path, small_plan, lone_plan, unequal_plan):
 def noted(desk):
     """What workers were asked since the last call."""
     found = []
-    for worker in (*desk.checkers, desk.previewer, desk.planner, desk.database):
+    for worker in (*desk.checkers, desk.previewer, desk.planner):
         found += worker.asked
         worker.asked = []
     return found
@@ -89,7 +89,6 @@ def test_what_workers_are_asked(served, snapshots):
         ("hover", {"tab": "five"}), ("check", {"batch": "0" * 16}), ("check", {"batch": 4}),
         ("preview", {"batch": plan_key("bare.dcpplan")}),
         ("preview", {"text": "t", "samples": ["x"], "task": "plan"}),
-        ("query", {"plan": small, "sql": "SELECT 1"}), ("query", {"plan": "0"}),
         ("suggest", {"plan": "0"}), ("nothing", {}),
     )  # fmt: skip
     lines = []
@@ -100,13 +99,12 @@ def test_what_workers_are_asked(served, snapshots):
         lines += [f"  cached {found.headers.get('Cache-Control')}"]
         lines += [f"  {line}" for line in noted(served.desk)]
     for error in (WorkerOverdue("it took 5 s"), WorkerLost("it died"), DCPError("wrong mask")):
-        for worker in (*served.desk.checkers, served.desk.database):
+        for worker in served.desk.checkers:
             worker.answer = error
-        for task, body in (("check", {"tab": "one"}), ("query", {"plan": small})):
-            found = served.client.post(f"/api/edit/{task}", json=body)
-            lines += [f"{type(error).__name__}, {task}: {found.status_code} {found.json}"]
+        found = served.client.post("/api/edit/check", json={"tab": "one"})
+        lines += [f"{type(error).__name__}, check: {found.status_code} {found.json}"]
     served.desk.close()
-    lines += noted(served.desk)[-7:]
+    lines += noted(served.desk)[-3:]
     text = "\n".join(lines).replace(str(served.folder), "FOLDER").replace(small, "SMALL")
     snapshots.check("routes", {"asked and answered": text.replace(own, "OWN")})
 
@@ -196,14 +194,14 @@ def test_jobs_of_long_ago_are_forgotten(served, monkeypatch):
 
 def test_workers_know_their_tasks_and_load_what_they_need(tmp_path, monkeypatch):
     desk = Desk(PlanLibrary(tmp_path))
-    workers = [*desk.checkers, desk.previewer, desk.planner, desk.database]
+    workers = [*desk.checkers, desk.previewer, desk.planner]
     programs = [worker.program for worker in workers]
-    assert [p.arguments for p in programs] == [("check",)] * 4 + [("plan",)] * 2 + [("query",)]
+    assert [p.arguments for p in programs] == [("check",)] * 4 + [("plan",)] * 2
     assert {p.entry for p in programs} == {"dcp_dashboard.editing:start"}
     assert {p.memory_bytes for p in programs} == {2 * 2**30}
     warmed = []
     monkeypatch.setattr("dcp_dashboard.editing.planning.warm_up", lambda: warmed.append(1))
-    assert [start(kind) for kind in ("check", "query", "plan")] == [answer] * 3
+    assert [start(kind) for kind in ("check", "plan")] == [answer] * 2
     assert warmed == [1]
 
 
@@ -221,5 +219,5 @@ def test_a_task_too_deep_or_too_large_is_a_message(monkeypatch):
             answer({"task": "check"}, b"", print)
     told = []
     monkeypatch.setattr("dcp_dashboard.editing.planning.make_plan", lambda asked, tell: tell(asked))
-    assert answer({"task": "plan"}, b"blob", told.append) == (None, b"")
-    assert told == [{"task": "plan", "blob": b"blob"}]
+    assert answer({"task": "plan"}, b"", told.append) == (None, b"")
+    assert told == [{"task": "plan"}]

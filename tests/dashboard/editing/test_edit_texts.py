@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 from shown_texts import columns_text, json_text
 
-from dcp_dashboard.editing import answer, planning, querying, texts
+from dcp_dashboard.editing import planning, texts
 from dcp_dashboard.editing.planning import make_plan, preview_config, preview_plan, read_batch
 from dcp_dashboard.editing.texts import (
     MAX_TEXT,
@@ -234,38 +234,3 @@ def test_searches_are_previewed_with_their_smallest_budget():
     assert {shown[name] for name in ("native", "kahypar")} == {("native", "fast")}
     assert [name for name, _ in planning.methods()][:2] == ["portfolio", "native"]
     assert len(planning.methods()) == len(PARTITIONERS)
-
-
-def test_queries(shown, snapshots):
-    events = querying.events_arrow(shown["unequal"])
-    asked = querying.READY | {
-        "Everything": "SELECT * FROM events WHERE device = 2 AND division = 1 ORDER BY ALL LIMIT 4",
-        "Values": "SELECT 1.5 AS a, NULL AS b, 1e20 AS c, 0.123456789012 AS d, true AS g,"
-                  " repeat('x', 201) AS e, repeat('y', 200) AS f, 12::DECIMAL(9, 2) AS h",
-    }  # fmt: skip
-
-    def ask(sql):
-        return answer({"task": "query", "sql": sql}, events, print)[0]
-
-    texts = {}
-    for name, sql in asked.items():
-        found = ask(sql)
-        rows = (" | ".join(row) for row in found["rows"])
-        texts[name] = "\n".join([f"{found['columns']} {found['isCut']}", *rows])
-    snapshots.check("queries", texts)
-    for rows, is_cut in ((1000, False), (1001, True)):
-        cut = ask(f"SELECT * FROM range({rows})")
-        assert (len(cut["rows"]), cut["isCut"]) == (1000, is_cut)
-    columns = ", ".join(map(str, range(50)))
-    assert len(ask(f"SELECT {columns}")["rows"][0]) == 50
-    with pytest.raises(DCPError, match="at most 50 columns, got 51"):
-        ask(f"SELECT {columns}, 50")
-
-
-def test_so_many_events_are_queried(shown, monkeypatch):
-    size = sum(map(len, shown["lone"].traces.values()))
-    monkeypatch.setattr(querying, "MAX_EVENTS", size)
-    assert querying.events_arrow(shown["lone"])
-    monkeypatch.setattr(querying, "MAX_EVENTS", size - 1)
-    with pytest.raises(DCPError, match=f"at most {size - 1} events for SQL, got {size}"):
-        querying.events_arrow(shown["lone"])

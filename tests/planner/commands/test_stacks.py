@@ -141,7 +141,7 @@ def test_masks_by_head_are_told_their_way_out(folder):
     asked = (*SMALL, "--sample", "len = 50", "--mask", "duo")
     result = run(plan_command, folder / "s.dcpm", *asked)
     assert isinstance(result.exception, HeadError)
-    assert "docs/training.md" in str(result.exception)
+    assert "docs/training-models.md" in str(result.exception)
 
 
 def loads(plan, of):
