@@ -198,7 +198,10 @@ class _Locator(caching._SourceFileBackedLocatorMixin, caching._CacheLocator):
     code of equal files, and keep that of unequal ones side by side.
     """
 
-    find_folder: Callable[[], Path | None]
+    @staticmethod
+    def find_folder() -> Path | None:
+        """Return the folder of all compiled code, ``None`` where this locator has none."""
+        raise NotImplementedError
 
     def __init__(self, py_func: Callable[..., Any], py_file: str) -> None:
         self._py_file = py_file
