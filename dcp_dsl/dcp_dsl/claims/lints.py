@@ -12,6 +12,7 @@ from dcp_dsl.checks.scope import Scope, keys_of, keys_of_mask, matches, segment_
 from dcp_dsl.claims.static_checks import used_masks
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import KeySequence
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
@@ -37,10 +38,9 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_rules(mask, testing)
     keys = keys_of_mask(mask, testing.scope)
     # With an alignment, queries are tokens of the keys' sequence; proofs speak of one sequence.
-    is_one = keys is None or bool(keys.alignment)
-    if is_one:
+    if keys is None or keys.alignment:
         _check_redundant(mask, testing)
-    _check_decorators(mask, testing, is_one=is_one)
+    _check_decorators(mask, testing, keys)
 
 
 def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
@@ -195,18 +195,21 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
             testing.report("W206", message, span, "remove it, or mend the others")
 
 
-def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> None:
+def _check_decorators(mask: ast.MaskDef, testing: Testing, keys: KeySequence | None) -> None:
     """Find `@ahead` on masks without look-ahead, `@partial` where every token sees itself (W207).
 
     Between two sequences no token is later than another, so `@ahead` is always needless there.
+    Queries before the first key see nothing, so `bottom_right` may always need `@partial`.
     """
+    is_one = keys is None or bool(keys.alignment)
+    is_total_possible = keys is None or keys.alignment == "top_left"
     (core,) = write_out_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
         if decorator.name.text == "ahead":
             is_needless = not is_one or never(core, ("before",), testing.proofs)
             what = "no token ever sees a later one"
         else:
-            is_partial = is_one and decorator.name.text == "partial"
+            is_partial = is_total_possible and decorator.name.text == "partial"
             is_needless = is_partial and is_total(core, testing.proofs)
             what = "every token sees itself"
         if is_needless:

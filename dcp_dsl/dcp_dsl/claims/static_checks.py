@@ -20,6 +20,7 @@ from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.confining import advise
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
+    IF_FITTING,
     Finder,
     Step,
     Testing,
@@ -28,7 +29,7 @@ from dcp_dsl.claims.testing import (
     first_wrong_pair,
     search_fault,
 )
-from dcp_dsl.core.mask import Mask, on_keys, read_mask
+from dcp_dsl.core.mask import Mask, may_begin_before, on_keys, read_mask
 from dcp_dsl.core.per_token import first_pair
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
@@ -94,11 +95,18 @@ class _Subject:
     """A mask to check: a definition of the text, or an expression that is attached or stacked.
 
     Parameters without a default are free in its core program: a proof holds for all their values.
+
+    Attributes:
+        given: the mask as it is written; `mask` has the sequence of the keys alone (`on_keys`).
     """
 
     what: str
-    mask: Mask
+    given: Mask
     span: ast.Span
+
+    @property
+    def mask(self) -> Mask:
+        return on_keys(self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +155,7 @@ def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
     if needed:
         numbers = (ast.Argument(name, ast.Number(_NUMBER)) for name in names)
         value = ast.Call(definition.name, tuple(numbers))
-    mask = on_keys(read_mask(value, testing.scope))
+    mask = read_mask(value, testing.scope)
     if needed:
         free = tuple(ast.Argument(name, ast.Name(name.text)) for name in names)
         call = ast.Call(definition.name, free)
@@ -164,7 +172,7 @@ def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
             own = testing.scope.own_mask(value.text)
             if own is None or own[1] is testing.scope:
                 continue  # a mask of the library, or one of this text
-        mask = on_keys(read_mask(value, testing.scope))
+        mask = read_mask(value, testing.scope)
         _check_subject(_Subject(f"use of {unparse(value)}", mask, value.span), testing)
 
 
@@ -227,6 +235,13 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
     """
     _, _, is_partial = read_decorators(_definition(subject))
     what, core = f"{subject.what}: every token sees something", subject.mask.core
+    if may_begin_before(subject.given):
+        what += IF_FITTING
+        # Only samples of the text may break the condition, and then they show it.
+        tried = Tried(None, 0) if is_partial else _search(subject.given, first_empty_row, testing)
+        if tried.failure is not None:
+            _conclude(_sees_something(what), tried, subject, testing)
+            return
     is_one = subject.mask.keys is None  # proofs speak of one sequence
     if is_one and is_total(core, testing.proofs):
         if not is_partial:
@@ -244,6 +259,14 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
         _test_empty(what, subject, testing)
 
 
+def _sees_something(what: str) -> _Claim:
+    return _Claim(
+        what, "whether every token sees something", first_empty_row,
+        "E121", "a token sees nothing",
+        "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
+    )  # fmt: skip
+
+
 def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
     """Look on samples for tokens that see nothing.
 
@@ -251,11 +274,7 @@ def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
     0, but no data set has such a column. Only declared samples test such a mask. Without them, the
     made-up sample becomes part of the warning.
     """
-    claim = _Claim(
-        what, "whether every token sees something", first_empty_row,
-        "E121", "a token sees nothing",
-        "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
-    )  # fmt: skip
+    claim = _sees_something(what)
     tried = _search(subject.mask, claim.find, testing, with_open=False)
     if not tried.samples and not tried.code:
         guess = _search(subject.mask, claim.find, testing)
