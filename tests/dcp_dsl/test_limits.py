@@ -96,6 +96,7 @@ def test_documents_of_very_many_lengths_cost_no_more_than_their_number():
 def test_work_beyond_the_budget_is_refused(monkeypatch):
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_STEPS", 2**12)
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_PART_STEPS", 2**12)
+    monkeypatch.setattr("dcp_dsl.core.binding.MOST_TOKENS", 0)
     mask = Spec.from_text("segment s = every 2\nmask a = causal and same(s)").mask("a")
     with pytest.raises(SpecError) as raised:
         mask.bind(Sample(length=12_000))
@@ -370,3 +371,59 @@ def test_labels_are_for_so_many_tokens_only_as_float64_counts_exactly():
     longer = Slabs(n + 1, [0], [n + 1], [0], [n + 1], [0], [0])
     with pytest.raises(ValueError, match="expected at most 4194304 tokens, got 4194305"):
         LabelledPart(longer, np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64))
+
+
+@pytest.mark.parametrize("n", [2**18 + 1, 2**19])
+def test_a_piece_for_every_token_meets_no_limit(n):
+    """Key k is seen by the queries from k up to its limit: one subtraction each."""
+    limits = np.minimum(np.arange(n) + 1 + (np.arange(n) * 7919) % 1000, n)
+    found = Spec.from_text("token evict  mask m = causal and q < k.evict").mask("m")
+    form = found.compile(Sample({"evict": limits.tolist()}, n))
+    assert (form.form, form.num_pairs) == ("cols", int((limits - np.arange(n)).sum()))
+
+
+def test_neighbourhoods_of_a_canvas_are_bound_behind_its_end():
+    # behind the canvas of 64 x 2,048 tokens no row of the image is near
+    n, found = 2**19, Spec.from_text("").mask("natten(64, 2048, 6)")
+    assert found.compile(Sample(length=n)).tile(0, 1, 0, 64 * 13).sum() == 13 * 13
+
+
+def test_nodes_of_a_tree_in_any_order_are_bound_with_a_piece_for_each_ancestor():
+    rng, m, n = np.random.default_rng(0), 1000, 131_072
+    cuts = np.sort(rng.choice(np.arange(1, n), m - 1, replace=False))
+    lengths = np.diff(np.concatenate([[0], cuts, [n]]))
+    parents = [-1, *(int(rng.integers(-1, i)) for i in range(1, m))]
+    above = [0] * m  # tokens in front of a node on its path
+    for node, parent in enumerate(parents):
+        above[node] = above[parent] + int(lengths[parent]) if parent >= 0 else 0
+    expected = sum(
+        length * before + length * (length + 1) // 2
+        for length, before in zip(lengths.tolist(), above, strict=True)
+    )
+    text = "segment t = branch node[l]* from p  mask m = paths"
+    sample = Sample({"l": lengths.tolist(), "p": parents}, n)
+    assert Spec.from_text(text).mask("m").compile(sample).num_pairs == expected
+    # the same from the keys, where another bound has a piece for every token
+    both = "token evict  segment t = branch node[l]* from p  mask m = paths and q < k.evict"
+    own = Sample({**sample.columns, "evict": [n] * n}, n)
+    assert Spec.from_text(both).mask("m").compile(own).num_pairs == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("mask", ["paths", "paths and q.path - k.path < 5", "(paths) per half"])
+def test_trees_in_any_order_are_exact(seed, mask):
+    rng = Random(seed)
+    m = rng.randrange(2, 9)
+    columns = {
+        "l": [rng.randrange(4) for _ in range(m)],
+        "p": [rng.randrange(-1, i) for i in range(m)],
+    }
+    n = sum(columns["l"])
+    if n:
+        text = (
+            f"segment half = every 7  segment t = branch node[l]* from p  @partial mask m = {mask}"
+        )
+        found = Spec.from_text(text).mask("m")
+        sample = Sample(columns, n)
+        form = found.compile(sample)
+        assert np.array_equal(form.tile(0, n, 0, n), dense_mask(found, sample))

@@ -308,6 +308,25 @@ class Tree:
             ranks.append(rank)
         return np.array(ranks, np.int64)
 
+    @cached_property
+    def heights(self) -> Ints:
+        """Stretches of the path in front of each, int64 ``[P]``."""
+        found: list[int] = []
+        for parent in self.parent.tolist():
+            found.append(found[parent] + 1 if parent >= 0 else 0)
+        return np.array(found, np.int64)
+
+    def ancestors(self) -> tuple[Ints, Ints]:
+        """Return each stretch with each one in front of it on its path; O(pairs)."""
+        own, above = np.arange(len(self.parent)), self.parent
+        found = [(own[:0], above[:0])]
+        while len(own):
+            own, above = own[above >= 0], above[above >= 0]
+            found.append((own, above))
+            above = self.parent[above]
+        one, other = (np.concatenate(column) for column in zip(*found, strict=True))
+        return one, other
+
     def per_token(self, values: Ints, slope: int) -> Ints:
         """Write one number per stretch on its tokens, rising by `slope` a token; int64 ``[n]``."""
         lengths = self.end - self.start
