@@ -45,6 +45,7 @@ from dcp_dsl.syntax.trees import unparse
 # the same verdicts.
 MAX_STEPS = 2**28  # for searches, about half a second
 SHRINKING_STEPS = 2**27  # for making counter-examples smaller, a quarter of a second
+MAX_SHOWN = 2_000  # characters of a sample in a message
 IF_FITTING = ", where no sample has more queries than keys"  # for masks that `may_begin_before`
 TOO_LONG = "it takes too long", "test smaller masks, on shorter samples"
 
@@ -118,7 +119,10 @@ class Failure:
     def described(self) -> str:
         """Return the place and the sample in words, as in `at q = 2, k = 3 of the sample {...}`."""
         place = f"q = {self.q}" + ("" if self.k is None else f", k = {self.k}")
-        return f"at {place} of the sample {self.sample.to_json()}"
+        shown = self.sample.to_json()
+        if len(shown) > MAX_SHOWN:
+            shown = f"{shown[:MAX_SHOWN]}... (shortened, {len(shown):_} characters)"
+        return f"at {place} of the sample {shown}"
 
 
 Finder: TypeAlias = Callable[[NDArray[np.bool_], Sample], Failure | None]
