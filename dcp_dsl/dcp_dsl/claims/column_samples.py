@@ -220,7 +220,7 @@ def _count(segment: nodes.Segment, columns: Mapping[str, Column], base: Sample) 
     except DatasetError:
         return 0
     # Several stretches of tokens may share an id, and an id may have none: `total` counts ids.
-    return int(own.total.max(initial=0)) if own.is_named else len(own)
+    return len(own) if own.num_ids is None else own.num_ids
 
 
 def _literals(core: nodes.Mask) -> list[int]:
