@@ -51,7 +51,12 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
     if text in checker.lost:
         return UNKNOWN
     if text in checker.scope.segments:
-        checker.report("E103", f"`{text}` is a segment and cannot be called", value.name.span)
+        checker.report(
+            "E103",
+            f"`{text}` is a segment and cannot be called",
+            value.name.span,
+            f"`same({text})` asks for one `{text}`, `q.{text}` is its number",
+        )
     else:
         _report_unknown(value, names, checker)
     return UNKNOWN
@@ -82,8 +87,10 @@ def _has_count(value: ast.Call, low: int, high: int, checker: Checker) -> bool:
     wanted = f"{low}" if low == high else f"{low} to {high}"
     wanted += f" argument{'' if high == 1 else 's'}"
     checker.report(
-        "E106", f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}", value.span
-    )
+        "E106", f"`{value.name.text}` takes {wanted}, got {len(value.arguments)}", value.span,
+        "`same(doc)` asks whether query and key lie in one `doc`"
+        if value.name.text == "same" else "",
+    )  # fmt: skip
     return False
 
 
@@ -235,6 +242,7 @@ def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Che
             "E107",
             f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
             value.span,
+            "write `true` or `false`" if param.type.text == "bool" else "",
         )
     elif kind.depends and wanted.is_plain:
         checker.report(

@@ -21,6 +21,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
+from dcp_dsl.syntax.habits import FIXES, FOREIGN_NAMES
 from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, position_hint, segment_hint
 from dcp_dsl.syntax.trees import walk_parts
 
@@ -334,12 +335,13 @@ class Checker(ABC):
             known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
         elif wanted == "":
             known |= {*scope.segments, "q", "k", "len"}
-        hint = position_hint(text) or FUNCTIONS.get(text) or did_you_mean(text, known)
+        hint = position_hint(text) or FUNCTIONS.get(text) or FOREIGN_NAMES.get(text)
+        hint = hint or did_you_mean(text, known)
         if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
         self.report(
             "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT,
-            fix=POSITIONS.get(text), is_unknown_name=True,
+            fix=POSITIONS.get(text) or FIXES.get(text), is_unknown_name=True,
         )  # fmt: skip
 
     def the_tree(self, word: str, span: Span) -> nodes.Laid:
@@ -370,7 +372,10 @@ class Checker(ABC):
         if name == "parent" and self.scope.segments:
             read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
             return f"read the segment around a token by its name: {read}"
-        return f"declare a column with one integer per token: `token {name}`"
+        hint = f"declare a column with one integer per token: `token {name}`"
+        if name == "pos":
+            hint = f"`{item}` is the position; in a segment it is `{item}.doc.pos`; or {hint}"
+        return hint
 
     def column_hint(self, value: ast.Attribute) -> str:
         """Suggest what to write for `q.parent.parent` of a token column `parent`."""

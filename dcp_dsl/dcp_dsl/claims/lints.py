@@ -17,7 +17,7 @@ from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
 from dcp_dsl.syntax.tokens import scan
-from dcp_dsl.syntax.trees import mentioned_names, unparse, walk
+from dcp_dsl.syntax.trees import LayoutParts, mentioned_names, unparse, walk, walk_parts
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
 MAX_PARTS = 6  # items of an `and` or `or` that is searched for redundant ones
@@ -111,12 +111,41 @@ def _check_unused(testing: Testing) -> None:
         return
     for statement in testing.scope.program.statements:
         if isinstance(statement, ast.Segment):
+            _check_forks(statement, testing)
             if not used & {name.text for name in segment_names(statement)}:
                 message = f"no mask reads the segment `{statement.name.text}`"
                 testing.report("W203", message, statement.name.span, "use it or remove it")
         elif isinstance(statement, ast.Token) and statement.name.text not in used:
             message = f"no mask reads the token column `{statement.name.text}`"
             testing.report("W203", message, statement.name.span, "use it or remove it")
+
+
+def _check_forks(statement: ast.Segment, testing: Testing) -> None:
+    """Find branches beside which nothing stands (W213): what they hold is one path all the same."""
+    if not isinstance(statement.source, ast.Layout):
+        return
+    parts = statement.source.parts
+    for part, path, _, _ in walk_parts(parts):
+        if part.is_branch and not _has_beside(parts, path):
+            message = "nothing branches here: no other part continues from the same place"
+            hint = "repeat the part, as `branch answer[lens]*`, or put `branch` before what repeats"
+            testing.report("W213", message, part.span, hint)
+
+
+def _has_beside(parts: LayoutParts, path: tuple[int, ...]) -> bool:
+    """Return whether a part repeats, or another one continues where a branch at a path began."""
+    around: list[tuple[ast.Leaf | ast.Group, bool]] = []
+    for index in path:
+        part = parts[index]
+        around.append((part, index + 1 < len(parts)))
+        is_second = index > 0 and parts[index - 1].is_branch  # both begin at the same place
+        parts = part.parts if isinstance(part, ast.Group) else ()
+    for depth, (part, has_next) in enumerate(reversed(around)):
+        if depth and part.is_branch:
+            return False  # what follows goes on from where this branch began
+        if part.is_repeated or has_next:
+            return True
+    return is_second
 
 
 def _check_attachments(testing: Testing) -> None:

@@ -311,8 +311,8 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
     """Look for tokens that see another branch, in masks that read paths.
 
     A mask that shows a token only its own path, and asks only for facts that a separate sequence
-    has as well, shows every path what the path would see alone. With a bare `@ahead` only the
-    earlier tokens that it shows are asked for: later ones may be meant.
+    has as well, shows every path what the path would see alone. With a bare `@ahead` other branches
+    may be meant; the rest is asked where no earlier token of one is seen.
     """
     core = subject.mask.core
     trees = layouts_of_paths(core)
@@ -321,6 +321,9 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
     off_path = nodes.And((core, *(nodes.Not(nodes.Along(tree)) for tree in trees)))
     if read_decorators(_definition(subject))[0]:
         off_path = nodes.And((off_path, nodes.Not(nodes.AHEAD)))
+        if len(trees) == 1 and never(off_path, budget=testing.proofs):
+            _check_alone(subject, _Whole(trees[0], is_tree=True), testing)
+        return
     what = f"{subject.what}: nothing outside a token's path is seen"
     if len(trees) == 1 and is_same_alone(core):
         what = f"{subject.what}: every path sees what it would see alone"
