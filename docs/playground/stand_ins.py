@@ -85,7 +85,7 @@ def length_of(segment: ast.Segment, layout: ast.Layout, columns: Mapping[str, An
 class Instances(list[int]):
     """The instances of a segment, to be counted."""
 
-    is_named = False
+    num_ids = None
 
 
 class Frame:

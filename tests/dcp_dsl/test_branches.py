@@ -5,7 +5,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import DatasetError, Sample, Spec, check_report, dense_mask, token_paths
+from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
 
 GROUPS = """
 segment batch = branch group(prompt[prompt_lens] branch rollout[rollout_lens]*)*
@@ -204,3 +204,38 @@ def test_a_mask_that_never_speaks_of_paths_makes_no_claim_about_them():
 def test_only_branches_that_repeat_have_parents(part):
     (found,) = check_report(f"segment p = a[x] {part} from up").diagnostics
     assert (found.code, found.message) == ("E113", "only branches that repeat have parents")
+
+
+@pytest.mark.parametrize(
+    ("layout", "is_empty"),
+    [
+        ("branch(ask[n] answer[lens]*)", True),
+        ("ask[n] branch answer[m]", True),
+        ("ask[n] branch(x[a] y[b])", True),
+        ("branch g(ask[ns] branch tail[ms])*", True),
+        ("ask[n] branch answer[lens]*", False),
+        ("ask[n] branch good[a] branch bad[b]", False),
+        ("ask[n] branch think[t] reply[r]", False),
+        ("s[n] turn(user[us] branch think[ts])*", False),
+        ("s[n] turn(user[u] branch think[t]) tail[r]", False),
+        ("branch [lens]*", False),
+    ],
+)
+def test_a_branch_beside_which_nothing_stands_is_found(layout, is_empty):
+    """Such a layout has the paths of the one without the word: none is told apart from another."""
+    spec = f"segment part = {layout}\nmask m = paths"
+    assert ("W215" in {d.code for d in check(spec)}) == is_empty
+    columns = dict.fromkeys(("n", "m", "a", "b", "t", "r", "u"), 2)
+    columns |= {name: [2, 2] for name in ("lens", "ns", "ms", "us", "ts")}
+    mask = Spec.from_text(spec).mask("m")
+    own = {name: columns[name] for name in mask.columns}
+    length = sum(sum(value) if isinstance(value, list) else value for value in own.values())
+    mine = dense_mask(mask, Sample(own, length))
+    # without the word that changes nothing, or, where it changes something, without any
+    last = layout.rindex("branch")
+    plain = layout[:last] + layout[last + len("branch") :]
+    plain = plain if is_empty else layout.replace("branch", "")
+    meant = "paths" if "branch" in plain else "causal"  # one path: all that comes before
+    other = Spec.from_text(f"segment part = {plain}\nmask m = {meant}").mask("m")
+    read = {name: own[name] for name in other.columns}
+    assert np.array_equal(mine, dense_mask(other, Sample(read, length))) == is_empty

@@ -10,7 +10,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from dcp_dsl import Sample, Spec, check, check_report, dense_mask
+from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask
 from dcp_dsl.claims.column_samples import draw_columns
 
 PACK = "segment pack = doc(head[h] body[b]*)*\n"
@@ -284,3 +284,25 @@ def test_a_part_that_the_last_repetition_lacks_is_no_instance(body, pairs):
     text = f"segment s = (a[x] b[y])*  @ahead @partial mask m = {body}"
     sample = Sample({"x": [1, 2, 1], "y": [1, 1]}, length=6)  # a b a a b a
     assert Spec.from_text(text).mask("m").bind(sample).num_pairs == pairs
+
+
+@pytest.mark.parametrize("ids", [[0, 1], [0, -1], [1, -1], [-1, -1]])
+@pytest.mark.parametrize("names", ["", " as a, b"])
+def test_ids_with_names_have_as_many_instances_as_names(ids, names):
+    """The number of names, whatever ids a sample has; without names the largest id plus 1."""
+    count = 2 if names else max(ids) + 1
+    head = f"segment r = ids(c){names}\ncolumn w in r\n"
+    for told in ("k == r.count", "(k == r.count) per doc", "k in first(r, 9) or k == r.count"):
+        text = f"{head}segment doc = [d]\n@ahead @partial mask m = {told}"
+        own = Sample({"c": ids, "d": 2}, 2)
+        mask = Spec.from_text(text).mask("m")
+        own = Sample({name: own.columns[name] for name in mask.columns}, 2)
+        seen = dense_mask(mask, own)[0].tolist()
+        chosen = [i >= 0 for i in ids] if "first" in told else [False, False]
+        assert seen == [chosen[k] or k == count for k in range(2)]
+        assert np.array_equal(mask.compile(own).tile(0, 2, 0, 2), dense_mask(mask, own))
+    mask = Spec.from_text(f"{head}@ahead @partial mask m = q.r.w == 7").mask("m")
+    rows = dense_mask(mask, Sample({"c": ids, "w": list(range(7, 7 + count))}, 2))[:, 0].tolist()
+    assert rows == [i == 0 for i in ids]
+    with pytest.raises(DatasetError, match=f"expected {count} integers, one per r"):
+        mask.compile(Sample({"c": ids, "w": list(range(count + 1))}, 2))

@@ -14,7 +14,7 @@ CROSS = ("cross", "flamingo", "prefill")  # of two sequences: test_keys.py
 CALLS = tuple(ARGUMENTS.get(name, name) for name in library_names() if name not in CROSS)
 REFUSED = {
     ("dcp", "X302"): {"dilated", "eviction", "qk_sparse", "tree"},  # bounded by key, or striped
-    ("flashmask", "X301"): {"dilated", "modality"},
+    ("flashmask", "X301"): {"dilated", "modality", "qk_sparse"},
 }
 """What the formats cannot hold; everything else they do."""
 

@@ -163,6 +163,56 @@ def test_a_claim_on_aligned_sequences_is_proved_for_every_token_of_the_keys():
     assert [d.code for d in check(leaks)] == ["E120"]
 
 
+CACHE = "segment cache = entry[kv_len]  @keys(cache, {}) {} mask m = {}  "
+FITTING = ", where no sample has more queries than keys"
+
+
+@pytest.mark.parametrize("shown", ["causal", "causal and k <= q // 2"])  # proved, and tested
+def test_rows_before_the_first_key_are_excluded_in_the_verdict_and_found_on_samples(shown):
+    text = CACHE.format("bottom_right", "", shown)
+    claims = ["m total" + FITTING, "mask m: every token sees something" + FITTING]
+    fits = check_report(text + "sample s(kv_len = 4, len = 2)  check m total")
+    assert {v.what: v.outcome for v in fits.verdicts if v.what in claims} == dict.fromkeys(
+        claims, "proved" if shown == "causal" else "tested"
+    )
+    broken = check_report(text + "sample s(kv_len = 2, len = 4)  check m total")
+    assert [v.outcome for v in broken.verdicts if v.what in claims] == ["failed"] * 2
+    assert [d.code for d in broken.diagnostics] == ["E121", "C403"]
+    # shrunk, as all counter-examples are
+    shown = [f"{d.message} {d.hint}" for d in broken.diagnostics]
+    assert all('at q = 0 of the sample {"kv_len": 0, "len": 1}' in each for each in shown)
+    # the way out that E121 offers
+    mended = check_report(text.replace(" mask", "@partial mask") + "sample s(kv_len = 2, len = 4)")
+    assert not mended.diagnostics
+
+
+def test_with_top_left_every_query_is_a_key_so_no_condition_is_needed():
+    verdicts = check_report(CACHE.format("top_left", "", "causal") + "check m total").verdicts
+    assert ("m total", "proved") in {(v.what, v.outcome) for v in verdicts}
+    assert "W207" in {d.code for d in check(CACHE.format("top_left", "@partial", "causal"))}
+
+
+@pytest.mark.parametrize("corner", ["bottom_right", "top_left"])
+@pytest.mark.parametrize(
+    "shown", ["causal", "streaming(1, 2)", "causal and k <= q // 2", "causal per entry"]
+)
+def test_what_is_proved_on_a_corner_holds_for_every_pair_of_lengths(corner, shown):
+    """Proofs speak of the keys' sequence; here every claim is asked of rows by themselves."""
+    text = CACHE.format(corner, "", shown) + "check m total  check m lookback  check m implies full"
+    proved = {v.what for v in check_report(text).verdicts if v.outcome == "proved"}
+    assert {"m lookback", "m implies full"} <= proved
+    for kv_len, queries in ((a, b) for a in range(1, 6) for b in range(1, 7)):
+        if corner == "top_left" and queries > kv_len:
+            continue
+        seen = both(text, {"kv_len": kv_len}, queries)
+        first = kv_len - queries if corner == "bottom_right" else 0
+        rows, keys = np.nonzero(seen)
+        assert (keys <= rows + first).all()
+        is_condition = queries <= kv_len or corner == "top_left"
+        is_total = any(what.startswith("m total") for what in proved)
+        assert not (is_total and is_condition) or seen.any(axis=1).all()
+
+
 @pytest.mark.parametrize(
     ("statement", "message"),
     [

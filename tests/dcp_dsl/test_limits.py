@@ -1,5 +1,8 @@
 """Hostile texts and samples end in a diagnostic, not in a crash and not in a long wait."""
 
+from itertools import pairwise
+from random import Random
+
 import numpy as np
 import pytest
 
@@ -13,6 +16,9 @@ from dcp_dsl import (
     dense_mask,
 )
 from dcp_dsl.forms import is_equal
+from dcp_dsl.forms.labels import LabelledPart
+from dcp_dsl.forms.parts import Parts, RegionPart
+from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.terms import MAX_PERIOD, Cyclic
 from dcp_dsl.syntax.parser import MAX_CHARACTERS
@@ -90,6 +96,7 @@ def test_documents_of_very_many_lengths_cost_no_more_than_their_number():
 def test_work_beyond_the_budget_is_refused(monkeypatch):
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_STEPS", 2**12)
     monkeypatch.setattr("dcp_dsl.core.binding.MAX_PART_STEPS", 2**12)
+    monkeypatch.setattr("dcp_dsl.core.binding.MOST_TOKENS", 0)
     mask = Spec.from_text("segment s = every 2\nmask a = causal and same(s)").mask("a")
     with pytest.raises(SpecError) as raised:
         mask.bind(Sample(length=12_000))
@@ -275,3 +282,148 @@ def test_more_pieces_of_slabs_than_memory_holds_are_refused_before_they_are_made
     with pytest.raises(DatasetError, match=r"expected at most 100 blocks.*take larger blocks"):
         slabs.count_blocks(np.arange(201), np.arange(201))
     assert made == []
+
+
+def pairs_of_slab(slab, period, remainders):
+    """Count the pairs of one slab whose distance has some remainders, in Python integers.
+
+    Rows `period` apart see keys in the same places, and their number grows by a constant.
+    """
+    q0, q1, k0, k1, low, high = slab
+    total = 0
+    for q in range(q0, min(q0 + period, q1)):
+        times = (q1 - 1 - q) // period + 1
+        start, end = k0 + low * (q - q0), k1 + high * (q - q0)
+        for remainder in remainders:
+            # keys k with k = q - remainder (mod period), from start up to end
+            place = (q - remainder) % period
+            first = (end - 1 - place) // period - (start - 1 - place) // period
+            total += times * first + (high - low) * times * (times - 1) // 2
+    return total
+
+
+def random_slabs(rng, n):
+    """Return disjoint slabs over all rows, with ends as far apart as they may be, or at random."""
+    cuts = sorted({0, n, *(rng.randrange(1, n) for _ in range(rng.randrange(4)))})
+    found = []
+    for q0, q1 in pairwise(cuts):
+        rows, low, high = q1 - q0, rng.randrange(2), rng.randrange(2)
+        k0 = rng.choice([0, rng.randrange(n - low * (rows - 1))])
+        least, most = k0 + 1 + max(0, low - high) * (rows - 1), n - high * (rows - 1)
+        if least <= most:
+            found.append((q0, q1, k0, rng.choice([most, rng.randint(least, most)]), low, high))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_counts_are_exact_up_to_the_longest_sample(seed):
+    rng = Random(seed)
+    n = rng.choice([LONGEST, LONGEST - rng.randrange(1000), 94_906_267 + rng.randrange(1000)])
+    slabs = random_slabs(rng, n)
+    columns = np.array(slabs, np.int64).reshape(-1, 6).T
+    table = Slabs(n, *columns[:4], *columns[4:].astype(np.uint8))
+    period = rng.choice([2, 3, 64, 128])
+    some = sorted(rng.sample(range(period), rng.randint(1, period)))
+    bounds = np.array(sorted({0, n, *(rng.randrange(1, n) for _ in range(rng.randrange(3)))}))
+    every = sum(pairs_of_slab(slab, 1, [0]) for slab in slabs)
+    chosen = sum(pairs_of_slab(slab, period, some) for slab in slabs)
+    strided = RegionPart(table, period=period, remainders=np.array(some))
+    whole = Slabs(n, [0], [n], [0], [n], [0], [0])
+    forms = [
+        (table, every),
+        (Parts(n, (RegionPart(table),)), every),
+        (Parts.of_keys(table), every),
+        (Parts(n, (strided,)), chosen),
+    ]
+    if seed % 2:
+        forms.append((Parts(n, (RegionPart(whole),)), n * n))
+    for form, expected in forms:
+        assert form.num_pairs == expected
+        assert sum(form.count_blocks(bounds, bounds).pairs.tolist()) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("@ahead @partial mask m = k // 2 == 0 or true", lambda n: n * n),
+        # at every distance d lie n - d pairs
+        ("mask m = strided(128)", lambda n: sum(n - d for d in range(128))
+         + (n - 1) // 128 * n - 128 * ((n - 1) // 128) * ((n - 1) // 128 + 1) // 2),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("n", [94_906_267, LONGEST])
+def test_masks_of_texts_are_counted_exactly_at_every_length(text, expected, n):
+    assert Spec.from_text(text).mask("m").compile(Sample(length=n)).num_pairs == expected(n)
+
+
+def test_rows_are_counted_exactly_in_blocks_of_any_size():
+    rows = 2**20
+    form = Rows(rows, np.arange(rows + 1), np.zeros(rows, np.int64), np.arange(1, rows + 1))
+    bounds = np.array([0, rows])
+    assert form.count_blocks(bounds, bounds).pairs.tolist() == [rows * (rows + 1) // 2]
+
+
+def test_labels_are_for_so_many_tokens_only_as_float64_counts_exactly():
+    n = 2**22
+    labels = np.zeros(n, np.int64)
+    full = Slabs(n, [0], [n], [0], [n], [0], [0])
+    assert Parts(n, (LabelledPart(full, labels, labels),)).num_pairs == n * n
+    longer = Slabs(n + 1, [0], [n + 1], [0], [n + 1], [0], [0])
+    with pytest.raises(ValueError, match="expected at most 4194304 tokens, got 4194305"):
+        LabelledPart(longer, np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64))
+
+
+@pytest.mark.parametrize("n", [2**18 + 1, 2**19])
+def test_a_piece_for_every_token_meets_no_limit(n):
+    """Key k is seen by the queries from k up to its limit: one subtraction each."""
+    limits = np.minimum(np.arange(n) + 1 + (np.arange(n) * 7919) % 1000, n)
+    found = Spec.from_text("token evict  mask m = causal and q < k.evict").mask("m")
+    form = found.compile(Sample({"evict": limits.tolist()}, n))
+    assert (form.form, form.num_pairs) == ("cols", int((limits - np.arange(n)).sum()))
+
+
+def test_neighbourhoods_of_a_canvas_are_bound_behind_its_end():
+    # behind the canvas of 64 x 2,048 tokens no row of the image is near
+    n, found = 2**19, Spec.from_text("").mask("natten(64, 2048, 6)")
+    assert found.compile(Sample(length=n)).tile(0, 1, 0, 64 * 13).sum() == 13 * 13
+
+
+def test_nodes_of_a_tree_in_any_order_are_bound_with_a_piece_for_each_ancestor():
+    rng, m, n = np.random.default_rng(0), 1000, 131_072
+    cuts = np.sort(rng.choice(np.arange(1, n), m - 1, replace=False))
+    lengths = np.diff(np.concatenate([[0], cuts, [n]]))
+    parents = [-1, *(int(rng.integers(-1, i)) for i in range(1, m))]
+    above = [0] * m  # tokens in front of a node on its path
+    for node, parent in enumerate(parents):
+        above[node] = above[parent] + int(lengths[parent]) if parent >= 0 else 0
+    expected = sum(
+        length * before + length * (length + 1) // 2
+        for length, before in zip(lengths.tolist(), above, strict=True)
+    )
+    text = "segment t = branch node[l]* from p  mask m = paths"
+    sample = Sample({"l": lengths.tolist(), "p": parents}, n)
+    assert Spec.from_text(text).mask("m").compile(sample).num_pairs == expected
+    # the same from the keys, where another bound has a piece for every token
+    both = "token evict  segment t = branch node[l]* from p  mask m = paths and q < k.evict"
+    own = Sample({**sample.columns, "evict": [n] * n}, n)
+    assert Spec.from_text(both).mask("m").compile(own).num_pairs == expected
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("mask", ["paths", "paths and q.path - k.path < 5", "(paths) per half"])
+def test_trees_in_any_order_are_exact(seed, mask):
+    rng = Random(seed)
+    m = rng.randrange(2, 9)
+    columns = {
+        "l": [rng.randrange(4) for _ in range(m)],
+        "p": [rng.randrange(-1, i) for i in range(m)],
+    }
+    n = sum(columns["l"])
+    if n:
+        text = (
+            f"segment half = every 7  segment t = branch node[l]* from p  @partial mask m = {mask}"
+        )
+        found = Spec.from_text(text).mask("m")
+        sample = Sample(columns, n)
+        form = found.compile(sample)
+        assert np.array_equal(form.tile(0, n, 0, n), dense_mask(found, sample))

@@ -66,3 +66,60 @@ def test_the_verdict_says_that_a_path_sees_other_tokens_alone():
     report = check_report(f"{TREE}mask m = paths and q - k < 4")
     (verdict,) = [v for v in report.verdicts if "what it would see alone" in v.what]
     assert verdict.outcome == "failed"
+
+
+GROUPS = "segment batch = branch group(ask[asks] branch answer[answers]*)*\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "mask", "separate"),
+    [
+        (TREE, "paths and (q == k or q.rollout == 0)", "causal"),
+        (TREE, "paths and (q == k or q.rollout.count == 1)", "causal"),
+        (TREE, "@ahead paths and q - k < 2", "sliding(2)"),
+        (GROUPS, "paths and (q == k or q.group == 0)", "causal"),
+        (GROUPS, "paths and (q == k or q.answer < 1)", "causal"),
+        (DOC, "causal per doc and (q == k or q.doc % 2 == 0)", "causal"),
+        (DOC, "causal per doc and (q == k or q.doc.count < 2)", "causal"),
+    ],
+)
+def test_numbers_begin_anew_in_a_separate_sequence(text, mask, separate):
+    """The pair that W212 shows is hidden in the row, and the sequence alone shows it."""
+    ahead = "@ahead " if mask.startswith("@ahead") else ""
+    text = f"{text}{ahead}mask m = {mask.removeprefix(ahead)}"
+    (found,) = [d for d in check(text) if d.code == "W212"]
+    assert "it hides a pair" in found.message
+    assert ("number 0" in found.hint) != bool(ahead)
+    place, sample = found.message.rsplit(" of the sample ", 1)
+    q, k = (int(part.rsplit(" = ")[1]) for part in place.rsplit(", ", 2)[1:])
+    spec, sample = Spec.from_text(text), Sample.from_json(sample)
+    assert not spec.mask("m").bind(sample).tile(q, q + 1, k, k + 1)[0, 0]
+    paths = sequences(spec, DOC if "doc" in mask else text, sample)
+    tokens = next(t.tolist() for t in paths if q in t and k in t)
+    alone = dense_mask(spec.mask(separate), Sample({}, len(tokens)))
+    # what the row shows on the path differs from the sequence for some token of the same part
+    assert alone[tokens.index(q), tokens.index(k)]
+
+
+@pytest.mark.parametrize(
+    ("text", "mask"),
+    [
+        ("segment t = branch node[l]* from p\n", "paths and (q == k or k.node == 0)"),
+        (TREE, "paths and (q == k or k < len // 2)"),
+        (GROUPS, "paths and (q == k or q.batch == 0)"),
+        ("segment s = ask[n] branch answer[lens]*\n", "paths and (q == k or q.s == 0)"),
+    ],
+)
+def test_what_is_not_known_of_a_path_alone_is_said(text, mask):
+    report = check_report(f"{text}mask m = {mask}")
+    (verdict,) = [v for v in report.verdicts if v.what.endswith("it would see alone")]
+    assert (verdict.outcome, bool(verdict.reason)) == ("untested", True) or "W212" in {
+        d.code for d in report.diagnostics
+    }
+
+
+@pytest.mark.parametrize(
+    "mask", ["paths or same(prompt)", "paths or same(rollout)", "paths and q.path - k.path < 4"]
+)
+def test_a_bare_ahead_that_changes_nothing_on_a_path_passes(mask):
+    assert not {d.code for d in check(f"{TREE}@ahead mask m = {mask}")} & {"W209", "W212"}

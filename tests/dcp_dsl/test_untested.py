@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from dcp_dsl import DatasetError, Guard, Sample, Spec, check, check_report, load
 from dcp_dsl.commands.texts import check as check_command
+from dcp_dsl.symbolic.intervals import Interval
 
 LEAK = "segment img = flags(is_image)\nmask a = causal or (q in img and k in img)\n"
 KEPT = "token evict\nmask a = causal and q < k.evict\n"
@@ -247,3 +248,42 @@ def test_a_layout_named_like_a_mask_of_the_library_means_its_own_parts():
     spec = Spec.from_text("segment document = text[lens]*\nmask a = causal and same(document)")
     bound = spec.mask("a").bind(Sample({"lens": [2, 3]}, 5))
     assert bound.num_pairs == 3 + 6
+
+
+@pytest.mark.parametrize("size", [3, 16, 64, 256, 2048])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "segment b = every 64  column c[{}] in b  mask m = causal and k // 64 in q.b.c",
+        "token c[{}]  mask m = causal and k // 64 in q.c",
+        "token c[{}]  mask m = causal and q in k.c",
+    ],
+)
+def test_an_empty_list_shows_a_row_without_keys_at_every_size(text, size, monkeypatch):
+    """The work of a search does not grow with the size of lists, of which few numbers are drawn."""
+    read = []
+    compare = Interval.compare
+    monkeypatch.setattr(
+        Interval, "compare", lambda self, *args: read.append(0) or compare(self, *args)
+    )
+    found = [d for d in check(text.format(size)) if d.code == "W293"]
+    assert len(found) == 1, "a list of -1 sees nothing"
+    assert len(found[0].hint) < 3_000
+    assert len(read) < 20_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "segment doc = branch p[n]  @partial mask a = {0} and same(p)"
+        "  @partial mask b = {1} and same(p)",
+        "segment doc = [d]*  mask a = {0} per doc  mask b = {1} per doc",
+        "segment doc = (x[n] y[m])*  mask a = {0}  mask b = {1}",
+        "mask a = {0}  mask b = {1}",
+    ],
+)
+@pytest.mark.parametrize("numbers", [(2, 3), (1, 30), (3, 80)])
+def test_samples_are_as_long_as_the_numbers_of_a_mask(text, numbers):
+    """`streaming(2, 3)` first hides a pair at six tokens."""
+    masks = text.format(f"streaming{numbers}", "causal")
+    assert "C402" in [d.code for d in check(masks + "  check b equals a")]

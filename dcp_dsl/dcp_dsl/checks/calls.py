@@ -272,6 +272,7 @@ def check_argument(value: ast.Expr, param: ast.Param, names: Names, checker: Che
             "E107",
             f"parameter `{param.name.text}` is {wanted.described()}, got {kind.described()}",
             value.span,
+            "write `true` or `false`" if param.type.text == "bool" else "",
         )
     elif kind.depends and wanted.is_plain:
         checker.report(

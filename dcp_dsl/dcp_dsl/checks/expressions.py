@@ -53,7 +53,11 @@ class ExpressionChecker(Checker):
         kind = self.kind(value, names)
         if kind.is_number:
             return kind
-        hint = "masks are joined with `and`, `or`, `not`, `minus`"
+        text, hint = self.program.text, "masks are joined with `and`, `or`, `not`, `minus`"
+        if text[value.span.end :].lstrip().startswith("//"):
+            hint += "; a comment begins with `#`"
+        elif text[: value.span.start].rstrip().endswith("*"):
+            hint += "; layers of a stack repeat with `of`: `5 of sliding(4k)`"
         if kind.name == "segment":
             word = value.text if isinstance(value, ast.Name) else "S"
             hint = f"its number at a token is `q.{word}` or `k.{word}`"
@@ -351,7 +355,11 @@ class ExpressionChecker(Checker):
                 return nodes.Listed(kind.node, found.node.table, found.node.at, place=place)
             if found.name != "unknown":
                 message = f"expected a segment or a list, got {found.described()}"
-                self.report("E103", message, value.container.span, "compare it with `==`")
+                name = value.container.name.text
+                hint = "compare it with `==`"
+                if name in self.scope.tokens:
+                    hint += f"; for lists of three numbers declare `token {name}[3]`"
+                self.report("E103", message, value.container.span, hint)
             return LOST
         if kind.name not in ("pos", "unknown"):
             message = f"`in` asks about a position, got {kind.described()}"

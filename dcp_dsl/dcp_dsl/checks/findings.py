@@ -21,7 +21,8 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
-from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, WORDS, position_hint, segment_hint
+from dcp_dsl.syntax.habits import FIXES, FOREIGN_NAMES
+from dcp_dsl.syntax.mistakes import FUNCTIONS, POSITIONS, position_hint, segment_hint
 from dcp_dsl.syntax.trees import walk_parts
 
 KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"]
@@ -345,13 +346,13 @@ class Checker(ABC):
             known |= {*scope.segments, "q", "k", "len"}
         # A mask that takes other arguments is named only if no other is close.
         near = did_you_mean(text, known.difference(unfit)) or did_you_mean(text, known)
-        meant = meant or WORDS.get(text)
-        hint = f"write `{meant}`" if meant else position_hint(text) or FUNCTIONS.get(text) or near
+        hint = FUNCTIONS.get(text) or FOREIGN_NAMES.get(text) or near
+        hint = f"write `{meant}`" if meant else position_hint(text) or hint
         if not hint and text in scope.tokens:
             hint = f"a token column is read as `q.{text}` or `k.{text}`"
         self.report(
             "E101", f"unknown name `{text}`", span, hint or UNKNOWN_HINT,
-            fix=meant or POSITIONS.get(text), is_unknown_name=True,
+            fix=meant or POSITIONS.get(text) or FIXES.get(text), is_unknown_name=True,
         )  # fmt: skip
 
     def the_tree(self, word: str, span: Span) -> nodes.Laid:
@@ -382,7 +383,10 @@ class Checker(ABC):
         if name == "parent" and self.scope.segments:
             read = ", ".join(f"`{item}.{segment}`" for segment in sorted(self.scope.segments))
             return f"read the segment around a token by its name: {read}"
-        return f"declare a column with one integer per token: `token {name}`"
+        hint = f"declare a column with one integer per token: `token {name}`"
+        if name == "pos":
+            hint = f"`{item}` is the position; in a segment it is `{item}.doc.pos`; or {hint}"
+        return hint
 
     def column_hint(self, value: ast.Attribute) -> str:
         """Suggest what to write for `q.parent.parent` of a token column `parent`."""

@@ -18,6 +18,7 @@ from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import layout_columns, parent_columns
 from dcp_dsl.errors import DatasetError, OverBudget
+from dcp_dsl.proof.worlds import find_level, node_at
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError
 from dcp_dsl.syntax.trees import walk_parts
@@ -171,7 +172,7 @@ class _Alone:
             case nodes.Lookup(nodes.Laid(statement), "path", nodes.Pos()) if self.is_tree:
                 if statement is self.whole.statement:
                     return node
-            case nodes.Lookup(nodes.Laid() as part, fact, nodes.Pos() as at) if self.is_run(part):
+            case nodes.Lookup(nodes.Laid() as part, fact, nodes.Pos() as at):
                 return self.fact(part, fact, at, node)
         raise _UnknownError
 
@@ -179,14 +180,43 @@ class _Alone:
         self, part: nodes.Laid, fact: nodes.Fact, at: nodes.Pos, node: nodes.Lookup
     ) -> nodes.Number:
         """Return a fact about the instance of a token."""
+        if fact in ("number", "count"):
+            return self.counted(part, fact, node)
+        if not self.is_run(part):
+            raise _UnknownError
         if fact in ("pos", "len"):
             return node
         if fact in ("start", "end"):  # as far from the token as in the row
             return nodes.Arithmetic("+", self.number(at), nodes.Arithmetic("-", node, at))
-        # Numbers count in the parent: a document keeps what lies in it.
-        if fact in ("number", "count") and not self.is_tree and packed_part(part) is None:
-            return node
         raise _UnknownError
+
+    def counted(self, part: nodes.Laid, fact: nodes.Fact, node: nodes.Lookup) -> nodes.Number:
+        """Return the number of an instance in its parent, or how many there are.
+
+        A path has one of the branches that stand side by side, and a sequence is one document.
+        """
+        layout = part.statement.source
+        if part.statement is not self.whole.statement or not isinstance(layout, ast.Layout):
+            raise _UnknownError
+        level = find_level(part.statement, part.name)
+        # the nodes between the parent, in which instances are numbered, and the part
+        depths = range(level.parent + 1, len(level.path) + 1)
+        between = [node_at(layout.parts, level.path[:depth]) for depth in depths]
+        if not level.path:  # the layout's own name numbers all outer parts together
+            between = list(layout.parts)
+            if len(between) > 1 and any(each.is_branch for each in between):
+                raise _UnknownError
+        repeated = [each for each in between if each.is_repeated]
+        if self.is_tree:
+            one = [each.is_branch for each in repeated]
+            is_chained = any(each.parents is not None for each in repeated)
+        else:
+            one, is_chained = [packed_part(part) is not None] * len(repeated), False
+        if not any(one):
+            return node
+        if is_chained or not all(one):
+            raise _UnknownError
+        return nodes.Const(0 if fact == "number" else 1)
 
 
 LARGEST_NUMBER = 2**20  # larger numbers in a mask bound no window

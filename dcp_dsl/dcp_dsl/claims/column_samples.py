@@ -28,6 +28,8 @@ FEW_DRAWS = 24  # of a few tokens there are few different ones: most of them are
 FEW_TOKENS = 3
 UNNAMED_IDS = 3  # ids 0 to 2 are enough for tokens of one, two and three segments
 STEPS_TO_COUNT = 2**20
+WIDE, WIDE_DRAWS = 256, 2  # samples with longer lists are few: reading them is what takes time
+MAX_PLACES = 8  # numbers that are drawn for a list; the rest of it is -1, which is no number
 MAX_LITERALS = 16  # numbers of the mask that values are taken from
 MAX_LITERAL = 2**20  # an id or a threshold; larger numbers say nothing about values
 ColumnUse: TypeAlias = Literal["spans", "positions", "flags", "ids", "token", "row"]
@@ -58,7 +60,9 @@ class _Style:
         return self.rng.choice(_COUNTS) if self.count is None else self.count
 
 
-def draw_columns(layouts: Iterable[ast.Layout], index: int, rng: Random) -> dict[str, Column]:
+def draw_columns(
+    layouts: Iterable[ast.Layout], index: int, rng: Random, reach: int = 0
+) -> dict[str, Column]:
     """Draw a value for every column of some layouts.
 
     Lists of one repeated group have equal sizes. Layouts that share columns fit each other best
@@ -68,8 +72,10 @@ def draw_columns(layouts: Iterable[ast.Layout], index: int, rng: Random) -> dict
         layouts: checked.
         index: chooses the lengths and sizes; 12 indices in a row have them all.
         rng: where chance comes from.
+        reach: the most tokens of a part, if more than usual.
     """
     shortest, longest = _LENGTHS[index % len(_LENGTHS)]
+    longest = max(longest, reach)
     # Indices 0, 1, 4, 5, 8, 9 have lists of 1, 1, 2, 2, 3, 3 elements; the others mix sizes.
     count = 1 + index // len(_LENGTHS) % _MAX_COUNT if index % len(_LENGTHS) < 2 else None
     found: dict[str, Column] = {}
@@ -190,8 +196,10 @@ def complete_samples(
     # Segments last: a column of tokens may decide how many instances a segment has.
     names = sorted(kinds, key=lambda name: (kinds[name].segment is not None, name))
     rng = Random(0)  # the same samples every time
+    is_wide = any((kind.size or 0) > WIDE for kind in kinds.values())
     for base in bases:
-        for index in range(FEW_DRAWS if base.length <= FEW_TOKENS else DRAWS):
+        draws = FEW_DRAWS if base.length <= FEW_TOKENS else DRAWS
+        for index in range(WIDE_DRAWS if is_wide else draws):
             columns = dict(base.columns)
             for name in names:
                 kind = kinds[name]
@@ -212,7 +220,7 @@ def _count(segment: nodes.Segment, columns: Mapping[str, Column], base: Sample) 
     except DatasetError:
         return 0
     # Several stretches of tokens may share an id, and an id may have none: `total` counts ids.
-    return int(own.total.max(initial=0)) if own.is_named else len(own)
+    return len(own) if own.num_ids is None else own.num_ids
 
 
 def _literals(core: nodes.Mask) -> list[int]:
@@ -222,6 +230,12 @@ def _literals(core: nodes.Mask) -> list[int]:
         if isinstance(node, nodes.Const) and 0 <= node.value <= MAX_LITERAL:
             found |= {node.value - 1, node.value, node.value + 1}
     return sorted(found)[:MAX_LITERALS]
+
+
+def reach_of(core: nodes.Mask, most: int) -> int:
+    """Return how long a sample is in which all numbers of a mask matter, at most `most` tokens."""
+    numbers = {n.value for n in nodes.walk(core) if isinstance(n, nodes.Const)}
+    return min(most, sum(number for number in numbers if 0 < number <= most) + 2)
 
 
 def _draw(
@@ -238,8 +252,14 @@ def _draw(
             # Most lists hold numbers of tiles. If the largest number of the mask is the tile size,
             # only so many tiles fit into the sample; -1 is no tile.
             values = [-1, *range((length - 1) // max([1, *literals]) + 1)]
-            drawn = _stretches(values, kind.size * length, rng)
-            return [drawn[at : at + kind.size] for at in range(0, len(drawn), kind.size)]
+            # Some lists are empty: a row that sees only what its list names then sees nothing.
+            places = min(kind.size, MAX_PLACES)
+            drawn = _stretches(values, places * length, rng)
+            used = [rng.randint(0, places) for _ in range(length)]
+            return [
+                drawn[at * places : at * places + count] + [-1] * (kind.size - count)
+                for at, count in enumerate(used)
+            ]
         case "token":
             # Many columns hold positions: some of these lie before or behind the sample.
             values = [*range(-1, length + 2), *literals]

@@ -1,6 +1,6 @@
 """Warn about texts that are valid, but probably do not mean what their author intended.
 
-These lints, W201 to W208, W210, W213 and W214, look at texts without errors. They prove what they
+These lints, W201 to W208, W210 and W213 to W215, look at texts without errors. They prove what they
 say about the meaning of a mask; only the intent is a guess.
 """
 
@@ -13,11 +13,12 @@ from dcp_dsl.claims.static_checks import used_masks
 from dcp_dsl.claims.testing import Step, Testing
 from dcp_dsl.core.mask import HeadError, build_stack
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import KeySequence
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
 from dcp_dsl.syntax.tokens import scan
-from dcp_dsl.syntax.trees import mentioned_names, unparse, walk
+from dcp_dsl.syntax.trees import LayoutParts, mentioned_names, unparse, walk, walk_parts
 
 SMALLEST_WINDOW = 8  # smaller powers of two are too common to mean a window
 MAX_PARTS = 6  # items of an `and` or `or` that is searched for redundant ones
@@ -39,10 +40,9 @@ def _check_mask(mask: ast.MaskDef, testing: Testing) -> None:
     _check_not_per(mask, testing)
     keys = keys_of_mask(mask, testing.scope)
     # With an alignment, queries are tokens of the keys' sequence; proofs speak of one sequence.
-    is_one = keys is None or bool(keys.alignment)
-    if is_one:
+    if keys is None or keys.alignment:
         _check_redundant(mask, testing)
-    _check_decorators(mask, testing, is_one=is_one)
+    _check_decorators(mask, testing, keys)
 
 
 def _check_windows(mask: ast.MaskDef, testing: Testing) -> None:
@@ -113,12 +113,41 @@ def _check_unused(testing: Testing) -> None:
         return
     for statement in testing.scope.program.statements:
         if isinstance(statement, ast.Segment):
+            _check_forks(statement, testing)
             if not used & {name.text for name in segment_names(statement)}:
                 message = f"no mask reads the segment `{statement.name.text}`"
                 testing.report("W203", message, statement.name.span, "use it or remove it")
         elif isinstance(statement, ast.Token) and statement.name.text not in used:
             message = f"no mask reads the token column `{statement.name.text}`"
             testing.report("W203", message, statement.name.span, "use it or remove it")
+
+
+def _check_forks(statement: ast.Segment, testing: Testing) -> None:
+    """Find branches beside which nothing stands (W215): what they hold is one path all the same."""
+    if not isinstance(statement.source, ast.Layout):
+        return
+    parts = statement.source.parts
+    for part, path, _, _ in walk_parts(parts):
+        if part.is_branch and not _has_beside(parts, path):
+            message = "nothing branches here: no other part continues from the same place"
+            hint = "repeat the part, as `branch answer[lens]*`, or put `branch` before what repeats"
+            testing.report("W215", message, part.span, hint)
+
+
+def _has_beside(parts: LayoutParts, path: tuple[int, ...]) -> bool:
+    """Return whether a part repeats, or another one continues where a branch at a path began."""
+    around: list[tuple[ast.Leaf | ast.Group, bool]] = []
+    for index in path:
+        part = parts[index]
+        around.append((part, index + 1 < len(parts)))
+        is_second = index > 0 and parts[index - 1].is_branch  # both begin at the same place
+        parts = part.parts if isinstance(part, ast.Group) else ()
+    for depth, (part, has_next) in enumerate(reversed(around)):
+        if depth and part.is_branch:
+            return False  # what follows goes on from where this branch began
+        if part.is_repeated or has_next:
+            return True
+    return is_second
 
 
 def _check_attachments(testing: Testing) -> None:
@@ -225,18 +254,21 @@ def _check_redundant(mask: ast.MaskDef, testing: Testing) -> None:
             testing.report("W206", message, span, "remove it, or mend the others")
 
 
-def _check_decorators(mask: ast.MaskDef, testing: Testing, *, is_one: bool) -> None:
+def _check_decorators(mask: ast.MaskDef, testing: Testing, keys: KeySequence | None) -> None:
     """Find `@ahead` on masks without look-ahead, `@partial` where every token sees itself (W207).
 
     Between two sequences no token is later than another, so `@ahead` is always needless there.
+    Queries before the first key see nothing, so `bottom_right` may always need `@partial`.
     """
+    is_one = keys is None or bool(keys.alignment)
+    is_total_possible = keys is None or keys.alignment == "top_left"
     (core,) = write_out_inside((mask.value,), mask, testing.scope)
     for decorator in mask.decorators:
         if decorator.name.text == "ahead":
             is_needless = not is_one or never(core, ("before",), testing.proofs)
             what = "no token ever sees a later one"
         else:
-            is_partial = is_one and decorator.name.text == "partial"
+            is_partial = is_total_possible and decorator.name.text == "partial"
             is_needless = is_partial and is_total(core, testing.proofs)
             what = "every token sees itself"
         if is_needless:

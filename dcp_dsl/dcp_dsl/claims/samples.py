@@ -9,7 +9,12 @@ from random import Random
 from typing import TypeVar
 
 from dcp_dsl.checks.scope import Scope
-from dcp_dsl.claims.column_samples import column_kinds, complete_samples, draw_columns
+from dcp_dsl.claims.column_samples import (
+    column_kinds,
+    complete_samples,
+    draw_columns,
+    reach_of,
+)
 from dcp_dsl.core.columns import Column
 from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.sample import Sample, declared_sample, layout_lengths
@@ -25,6 +30,8 @@ TINY = 48  # further samples, with so few tokens that most shapes of such sample
 MAX_TINY_TOKENS = 4
 # For `draw_columns`: parts of 0 to 2 tokens in lists of 1, 2 or 3; of 0 or 1 in lists of any size.
 TINY_INDICES = (1, 5, 9, 3) * 40
+USUAL_REACH = 4  # the longest part of other samples
+LONG, MAX_REACH = 12, 96  # samples with parts as long as the mask's numbers, and their longest part
 STEPS_PER_PART = 2**14  # cost of adding up the lengths of one part of a layout
 REST_TOKENS = (3, 0, 1)  # tokens of generated samples beyond those of their columns, for `[..]`
 
@@ -72,7 +79,10 @@ def claim_samples(
         if column in columns and (with_open or not kind.is_open)
     }
     layouts = all_layouts(mask, scope)
-    bases = sorted(_generate(columns - kinds.keys(), layouts, budget), key=lambda s: s.length)
+    reach = reach_of(mask.core, MAX_REACH)
+    bases = sorted(
+        _generate(columns - kinds.keys(), layouts, budget, reach), key=lambda s: s.length
+    )
     if mask.keys is None:  # else only declared samples know how both sequences fit together
         yield from complete_samples(bases, kinds, mask.core)
     size = sum(count_parts(layout) for _, layout in scope.layouts())
@@ -108,14 +118,19 @@ def _named(definition: ast.SampleDef, columns: frozenset[str], scope: Scope) -> 
 
 
 def _generate(
-    columns: frozenset[str], laid: list[tuple[ast.Segment, ast.Layout]], budget: Budget
+    columns: frozenset[str],
+    laid: list[tuple[ast.Segment, ast.Layout]],
+    budget: Budget,
+    reach: int,
 ) -> Iterator[Sample]:
     """Yield small samples that fit the layouts, in a fixed order.
 
     `columns` are those of layouts. A mask without any is tested on every length up to `GENERATED`.
+    The last samples are as long as the numbers of the mask ask for, `reach`.
     """
     if not columns:
-        for length in range(1, GENERATED + 1):
+        longer = [*range(GENERATED, reach, GENERATED)][1:] + [reach] * (reach > GENERATED)
+        for length in [*range(1, GENERATED + 1), *longer]:
             yield Sample({}, length)
         return
     layouts = [layout for _, layout in laid]
@@ -125,15 +140,17 @@ def _generate(
     size = sum(map(count_parts, layouts))
     rng = Random(0)  # the same samples every time
     found: set[str] = set()
+    tries = 2 * LONG if reach > USUAL_REACH else 0  # few: each costs as much as a short one
     # First samples of all shapes, then tiny ones, where chance alone would leave many shapes out.
-    for indices, longest, wanted in (
-        (range(TRIES), MAX_SAMPLE_TOKENS, GENERATED),
-        (TINY_INDICES, MAX_TINY_TOKENS, GENERATED + TINY),
+    for indices, longest, wanted, most in (
+        (range(TRIES), MAX_SAMPLE_TOKENS, GENERATED, 0),
+        (TINY_INDICES, MAX_TINY_TOKENS, GENERATED + TINY, 0),
+        (range(tries), MAX_SAMPLE_TOKENS, GENERATED + TINY + LONG, reach),
     ):
         fitting = 0  # samples drawn so far whose columns fit together, also those found before
         for index in indices:
             budget.spend(STEPS_PER_PART * size)
-            drawn = draw_columns(read, index, rng)
+            drawn = draw_columns(read, index, rng, most)
             values = {name: drawn[name] for name in sorted(columns)}
             rest = REST_TOKENS[index % len(REST_TOKENS)]
             # Without a layout that says it, the length is the sum of the columns, and some rest.

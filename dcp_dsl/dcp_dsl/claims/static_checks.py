@@ -23,6 +23,7 @@ from dcp_dsl.claims.column_samples import column_kinds
 from dcp_dsl.claims.confining import advise
 from dcp_dsl.claims.guard import leaking_pairs, read_decorators
 from dcp_dsl.claims.testing import (
+    IF_FITTING,
     Failure,
     Finder,
     Step,
@@ -32,7 +33,7 @@ from dcp_dsl.claims.testing import (
     first_wrong_pair,
     search_fault,
 )
-from dcp_dsl.core.mask import Mask, on_keys, read_mask
+from dcp_dsl.core.mask import Mask, may_begin_before, on_keys, read_mask
 from dcp_dsl.core.per_token import first_pair, token_paths
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
@@ -99,11 +100,18 @@ class _Subject:
     """A mask to check: a definition of the text, or an expression that is attached or stacked.
 
     Parameters without a default are free in its core program: a proof holds for all their values.
+
+    Attributes:
+        given: the mask as it is written; `mask` has the sequence of the keys alone (`on_keys`).
     """
 
     what: str
-    mask: Mask
+    given: Mask
     span: ast.Span
+
+    @property
+    def mask(self) -> Mask:
+        return on_keys(self.given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +163,7 @@ def _check_mask(definition: ast.MaskDef, testing: Testing) -> None:
     if needed:
         numbers = (ast.Argument(name, ast.Number(_NUMBER)) for name in names)
         value = ast.Call(definition.name, tuple(numbers))
-    mask = on_keys(read_mask(value, testing.scope))
+    mask = read_mask(value, testing.scope)
     if needed:
         free = tuple(ast.Argument(name, ast.Name(name.text)) for name in names)
         call = ast.Call(definition.name, free)
@@ -172,7 +180,7 @@ def _check_uses(statement: ast.Attach | ast.StackDef, testing: Testing) -> None:
             own = testing.scope.own_mask(value.text)
             if own is None or own[1] is testing.scope:
                 continue  # a mask of the library, or one of this text
-        mask = on_keys(read_mask(value, testing.scope))
+        mask = read_mask(value, testing.scope)
         _check_subject(_Subject(f"use of {unparse(value)}", mask, value.span), testing)
 
 
@@ -235,6 +243,13 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
     """
     _, _, is_partial = read_decorators(_definition(subject))
     what, core = f"{subject.what}: every token sees something", subject.mask.core
+    if may_begin_before(subject.given):
+        what += IF_FITTING
+        # Only samples of the text may break the condition, and then they show it.
+        tried = Tried(None, 0) if is_partial else _search(subject.given, first_empty_row, testing)
+        if tried.failure is not None:
+            _conclude(_sees_something(what), tried, subject, testing)
+            return
     is_one = subject.mask.keys is None  # proofs speak of one sequence
     if is_one and is_total(core, testing.proofs):
         if not is_partial:
@@ -252,6 +267,14 @@ def _check_empty(subject: _Subject, testing: Testing) -> None:
         _test_empty(what, subject, testing)
 
 
+def _sees_something(what: str) -> _Claim:
+    return _Claim(
+        what, "whether every token sees something", first_empty_row,
+        "E121", "a token sees nothing",
+        "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
+    )  # fmt: skip
+
+
 def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
     """Look on samples for tokens that see nothing.
 
@@ -259,11 +282,7 @@ def _test_empty(what: str, subject: _Subject, testing: Testing) -> None:
     0, but no data set has such a column. Only declared samples test such a mask. Without them, the
     made-up sample becomes part of the warning.
     """
-    claim = _Claim(
-        what, "whether every token sees something", first_empty_row,
-        "E121", "a token sees nothing",
-        "mend the mask, or mark it `@partial` if such rows are meant", "mark the mask `@partial`",
-    )  # fmt: skip
+    claim = _sees_something(what)
     tried = _search(subject.mask, claim.find, testing, with_open=False)
     if not tried.samples and not tried.code:
         guess = _search(subject.mask, claim.find, testing)
@@ -314,13 +333,19 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
     """Look for tokens that see another branch, in masks that read paths.
 
     A mask that shows a token only its own path, and asks only for facts that a separate sequence
-    has as well, shows every path what the path would see alone.
+    has as well, shows every path what the path would see alone. With a bare `@ahead` other branches
+    may be meant; the rest is asked where no earlier token of one is seen.
     """
     core = subject.mask.core
     trees = layouts_of_paths(core)
-    if not trees or read_decorators(_definition(subject))[0]:
+    if not trees:
         return
     off_path = nodes.And((core, *(nodes.Not(nodes.Along(tree)) for tree in trees)))
+    if read_decorators(_definition(subject))[0]:
+        off_path = nodes.And((off_path, nodes.Not(nodes.AHEAD)))
+        if len(trees) == 1 and never(off_path, budget=testing.proofs):
+            _check_alone(subject, _Whole(trees[0], is_tree=True), testing)
+        return
     what = f"{subject.what}: nothing outside a token's path is seen"
     if len(trees) == 1 and is_same_alone(core):
         what = f"{subject.what}: every path sees what it would see alone"
@@ -405,6 +430,10 @@ def _check_alone(subject: _Subject, whole: _Whole, testing: Testing) -> None:
     """
     core = subject.mask.core
     separate = alone(core, whole.segment, is_tree=whole.is_tree)
+    what = f"{subject.what}: every {whole.words} sees what it would see alone"
+    if separate is None and whole.is_tree and not is_same_alone(core):
+        reason = "it reads facts of the row, such as `len`, of which a path alone may have others"
+        testing.decide(what, "untested", subject.span, reason=reason)
     if separate is None or separate is core:
         return
     outside = _outside(subject.mask, whole.inside)
@@ -426,8 +455,10 @@ def _check_alone(subject: _Subject, whole: _Whole, testing: Testing) -> None:
         f"a packed sample is not its separate sequences: it {packed} a pair that the "
         f"{whole.words} alone {other}, {found.described()}"
     )
-    testing.report("W212", message, subject.span, whole.hint)
-    what = f"{subject.what}: every {whole.words} sees what it would see alone"
+    hint = whole.hint
+    if any(isinstance(n, nodes.Lookup) and n.fact in ("number", "count") for n in nodes.walk(core)):
+        hint += f"; numbers begin anew: a {whole.words} alone has one such part, number 0"
+    testing.report("W212", message, subject.span, hint)
     testing.decide(what, "failed", subject.span, tried.samples)
 
 

@@ -43,6 +43,9 @@ from dcp_dsl.syntax.trees import column_name
 
 MAX_STEPS = 2**22  # slabs and nodes; a fraction of a second
 STEPS_PER_INSTANCE = 2**6  # more for each instance that the sample lists: it has them anyway
+# Masks may have a piece for each token, and for each number in a list of a token: so limits grow
+# with these, smoothly, up to a size of a few seconds.
+TOKENS_PER_INSTANCE, MOST_TOKENS = 2**3, 2**22
 MAX_PART_STEPS = 2**21  # of symbolic work on one part of a predicate
 MAX_PAIR_STEPS = 2**29  # operations on pairs that are looked at one by one; two seconds
 # nodes that cost nothing for each pair
@@ -86,6 +89,11 @@ def bind_core(
     # with rows of keys, a column read at keys is one number per row, which bounds a run of queries
     keys_first = has_tokens and reads_keys_only(core)
     num_listed = sum(_count(columns[name]) for name in listing_columns(core))
+    num_places = num_tokens * sum(
+        n.size or 1 for n in nodes.walk(core)
+        if isinstance(n, nodes.TokenColumn) and n.segment is None
+    )  # fmt: skip
+    num_listed += min(max(num_tokens, num_places), MOST_TOKENS) // TOKENS_PER_INSTANCE
     steps = MAX_STEPS + STEPS_PER_INSTANCE * num_listed
     whole = Frame.of(num_tokens, columns, Budget(steps), rectangle, num_listed)
     first: NoForm | None = None

@@ -294,7 +294,7 @@ def read_instances(node: nodes.TokenColumn, columns: Mapping[str, Column], own: 
     assert node.segment is not None, "the column has a value per instance"
     # Stretches of one id share the value of that id: the column has one value per id.
     which = own.number if own.is_named else np.arange(len(own))
-    count = int(own.total.max(initial=0)) if own.is_named else len(own)
+    count = len(own) if own.num_ids is None else own.num_ids
     where = f"column `{node.column}`"
     return _values(node, columns, count, where, show_segment(node.segment))[which]
 
@@ -350,7 +350,7 @@ def _ids(
     # Named ids exist also where a sample has no token of theirs, so that `count` is their number.
     total = len(source.names) or int(number.max(initial=-1)) + 1
     flat = np.zeros(len(begin), np.int64)
-    found = {segment.name.text: Instances(begin, end, number, flat + total, flat, is_named=True)}
+    found = {segment.name.text: Instances(begin, end, number, flat + total, flat, num_ids=total)}
     for which, ident in enumerate(source.names):
         own = number == which
         found[ident.text] = Instances.of(begin[own], end[own])

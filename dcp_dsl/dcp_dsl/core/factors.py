@@ -19,14 +19,13 @@ from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.forms.conversion import slabs_of
-from dcp_dsl.forms.labels import LabelledPart
+from dcp_dsl.forms.labels import MAX_TOKENS, LabelledPart
 from dcp_dsl.forms.parts import Parts
 from dcp_dsl.symbolic.intervals import Grid
 from dcp_dsl.symbolic.region import Region
 from dcp_dsl.symbolic.terms import VaryingLength
 
 MIN_STRETCHES = 64  # changes of a condition from token to token; with fewer it has a short region
-MAX_TOKENS = 2**22  # every part holds two labels of each token
 MAX_CONDITIONS = 16  # on the query, or on the key
 MAX_CASES = 64  # pairs of a case of queries and a case of keys
 

@@ -216,8 +216,8 @@ class Frame:
 
     def count(self, instances: Instances) -> NumberValue:
         """Count instances: those of the sample, or of each cell."""
-        if instances.is_named:
-            return int(instances.total.max(initial=0))
+        if instances.num_ids is not None:
+            return instances.num_ids
         return self.constant_of(np.bincount(instances.cells, minlength=len(self.cells)))
 
     # ---- tables ----

@@ -53,8 +53,8 @@ class Instances:
         number: int64 ``[I]``, from 0 within the parent.
         total: int64 ``[I]``, how many the parent has.
         parent: int64 ``[I]``, equal for instances of the same parent.
-        is_named: whether numbers are the ids of a column: several stretches may share one, and
-            they keep their numbers inside `per`.
+        num_ids: how many ids a column may have, where numbers are ids: several stretches may share
+            one, and they keep their numbers inside `per`; None where they are not.
         cell: int64 ``[I]``, which cell of the frame each lies in; None in the whole sample.
         nesting: where they stand in their layout; None for instances of no layout.
     """
@@ -64,7 +64,7 @@ class Instances:
     number: Ints
     total: Ints
     parent: Ints
-    is_named: bool = False
+    num_ids: int | None = None
     cell: Ints | None = None
     nesting: Nesting | None = None
 
@@ -78,6 +78,11 @@ class Instances:
     def __len__(self) -> int:
         return len(self.start)
 
+    @property
+    def is_named(self) -> bool:
+        """True if numbers are ids."""
+        return self.num_ids is not None
+
     @cached_property
     def is_split(self) -> bool:
         """True if one id names several stretches."""
@@ -87,21 +92,25 @@ class Instances:
         """Return some of the instances with their numbers unchanged."""
         return Instances(
             self.start[chosen], self.end[chosen], self.number[chosen], self.total[chosen],
-            self.parent[chosen], self.is_named, None if self.cell is None else self.cell[chosen],
+            self.parent[chosen], self.num_ids, None if self.cell is None else self.cell[chosen],
             None if self.nesting is None else self.nesting.take(chosen),
         )  # fmt: skip
 
     def first(self, how_many: int) -> "Instances":
         """Return the first instances of every parent, numbered within them."""
-        kept = self.select(self.number < how_many)
-        return replace(kept, total=np.minimum(kept.total, how_many))
+        kept, ids = self.select(self.number < how_many), self._at_most(how_many)
+        return replace(kept, total=np.minimum(kept.total, how_many), num_ids=ids)
 
     def last(self, how_many: int) -> "Instances":
         """Return the last instances of every parent, numbered within them."""
         left_out = np.maximum(self.total - how_many, 0)
         chosen = self.number >= self.total - how_many
         kept, left_out = self.select(chosen), left_out[chosen]
-        return replace(kept, number=kept.number - left_out, total=kept.total - left_out)
+        number, total = kept.number - left_out, kept.total - left_out
+        return replace(kept, number=number, total=total, num_ids=self._at_most(how_many))
+
+    def _at_most(self, how_many: int) -> int | None:
+        return None if self.num_ids is None else min(self.num_ids, max(how_many, 0))
 
     def as_parents(self) -> "Instances":
         """Return cells as parents of tiles: every cell lies in itself, and in no layout."""
@@ -168,7 +177,7 @@ class Instances:
         if nesting is not None:
             nesting = replace(nesting, end=np.minimum(nesting.end, cells.end[cell]))
         if self.is_named:
-            return Instances(*inside, own.number, own.total, cell, True, cell, nesting)
+            return Instances(*inside, own.number, own.total, cell, self.num_ids, cell, nesting)
         base = int(own.parent.max(initial=0)) + 1
         _, group = np.unique(cell * base + own.parent, return_inverse=True)
         size = int(group.max(initial=-1)) + 1
@@ -177,7 +186,7 @@ class Instances:
         np.minimum.at(first, group, own.number)
         members = np.bincount(group, minlength=size)
         number = own.number - first[group]
-        return Instances(*inside, number, members[group], group, False, cell, nesting)
+        return Instances(*inside, number, members[group], group, None, cell, nesting)
 
     def _cut(self, cells: "Instances") -> tuple[Ints, Ints]:
         """Return each instance with tokens once for each cell that holds some of them."""
@@ -226,7 +235,7 @@ def tile(size: int, parents: Instances) -> Instances:
     end = np.minimum(start + size, parents.end[parent])
     nesting = None if parents.nesting is None else parents.nesting.take(parent)
     cell = parents.cells[parent]
-    return Instances(start, end, number, counts[parent], parent, False, cell, nesting)
+    return Instances(start, end, number, counts[parent], parent, None, cell, nesting)
 
 
 def join(parts: list[Instances]) -> Instances:
@@ -307,6 +316,25 @@ class Tree:
             free[index] = rank + lengths[index]
             ranks.append(rank)
         return np.array(ranks, np.int64)
+
+    @cached_property
+    def heights(self) -> Ints:
+        """Stretches of the path in front of each, int64 ``[P]``."""
+        found: list[int] = []
+        for parent in self.parent.tolist():
+            found.append(found[parent] + 1 if parent >= 0 else 0)
+        return np.array(found, np.int64)
+
+    def ancestors(self) -> tuple[Ints, Ints]:
+        """Return each stretch with each one in front of it on its path; O(pairs)."""
+        own, above = np.arange(len(self.parent)), self.parent
+        found = [(own[:0], above[:0])]
+        while len(own):
+            own, above = own[above >= 0], above[above >= 0]
+            found.append((own, above))
+            above = self.parent[above]
+        one, other = (np.concatenate(column) for column in zip(*found, strict=True))
+        return one, other
 
     def per_token(self, values: Ints, slope: int) -> Ints:
         """Write one number per stretch on its tokens, rising by `slope` a token; int64 ``[n]``."""

@@ -131,8 +131,11 @@ class Lowering:
                 return self.listed(node)
             case nodes.Along(layout):
                 tree = self.frame.tree(layout)
-                in_order = np.array_equal(tree.ranks, tree.start)
-                return self.along(tree) if in_order else self.mask(node.by_rank())
+                if np.array_equal(tree.ranks, tree.start):
+                    return self.along(tree)
+                if int(tree.heights.sum()) > self.max_jobs:
+                    return self.mask(node.by_rank())
+                return self.along_each(tree)
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:
@@ -283,6 +286,20 @@ class Lowering:
         found = Region.of(self.frame.num_tokens, columns)
         return found if self.frame.outer is None else found & self.everything()
 
+    def along_each(self, tree: Tree) -> Region:
+        """Return the same pairs in a tree written in any order: a rectangle for each ancestor."""
+        own, above = tree.ancestors()
+        ones = np.ones(len(tree.start), np.int64)
+        triangles = tree.start, tree.end, tree.start, tree.start + 1, 0 * ones, ones
+        if self.is_transposed:
+            triangles = tree.start, tree.end, tree.start, tree.end, ones, 0 * ones
+            own, above = above, own
+        flat = np.zeros(len(own), np.int64)
+        blocks = tree.start[own], tree.end[own], tree.start[above], tree.end[above], flat, flat
+        columns = tuple(np.concatenate(pair) for pair in zip(triangles, blocks, strict=True))
+        found = Region.of(self.frame.num_tokens, columns)
+        return found if self.frame.outer is None else found & self.everything()
+
     def membership(self, own: Instances, at: nodes.Number) -> MaskValue:
         """Return the pairs for which a number points into one of some filled instances."""
         if isinstance(at, nodes.Pos):
@@ -304,7 +321,7 @@ class Lowering:
             is_list_of_k = not is_item_of_k
         if is_list_of_k == is_item_of_k and not numbers.is_constant:
             raise NotSeparable
-        found = listed(rows, values, numbers)
+        found = listed(rows, values, numbers, self.max_jobs)
         if is_list_of_k != self.is_transposed:
             sides = found.kv_start, found.kv_end, found.q_start, found.q_end
             found = Region.rectangles(found.num_tokens, *sides)

@@ -156,12 +156,17 @@ def read_mask(expression: ast.Expr, scope: Scope, keys: KeySequence | None = Non
 def on_keys(mask: Mask) -> Mask:
     """Return a mask whose queries are tokens of the keys' sequence as a mask of all its tokens.
 
-    A claim that holds for every token of that sequence holds for the queries. Other masks are
-    returned as they are.
+    A claim that holds for every token of that sequence holds for the queries among them; see
+    `may_begin_before`. Other masks are returned as they are.
     """
     if mask.keys is None or not mask.keys.alignment:
         return mask
     return replace(mask, keys=None, columns=_columns(mask.core))
+
+
+def may_begin_before(mask: Mask) -> bool:
+    """Return whether queries may stand before the first key, where they see nothing."""
+    return mask.keys is not None and mask.keys.alignment == "bottom_right"
 
 
 def _columns(*cores: nodes.Node) -> frozenset[str]:

@@ -126,11 +126,12 @@ class Predicate:
         index, values = self.frame.lists(node)
         row, item = self._look_up(index, node.at), self.number(node.item)
         most = Interval.constant(UNBOUNDED)
+        places = values.T[(values >= 0).any(axis=0)] if len(values) else ()  # others name nothing
 
         def decide(grid: Grid) -> BlockDecision:
             rows, wanted = row(grid), item(grid)
             always = ever = np.zeros((1, 1), np.bool_)
-            for place in values.T if len(values) else ():
+            for place in places:
                 # -1 stands for no number, and `below` leaves out what is negative
                 found = wanted.compare("==", rows.look_up(place).below(most))
                 always, ever = always | found[0], ever | found[1]

@@ -15,6 +15,7 @@ from dcp_dsl.arrays import Bools, Floats, Ints, Record, expand
 from dcp_dsl.forms.form import FormName, digest_of
 from dcp_dsl.forms.slabs import Slabs, cut_at_rows, slab_entries
 
+MAX_TOKENS = 2**22  # labels of all tokens are held; pairs stay far below 2**53, exact as float64
 CELLS_AT_ONCE = 2**24  # labels of all blocks held at once
 ROWS_AT_ONCE = 2**22  # rows of cut blocks held at once
 
@@ -36,6 +37,11 @@ class LabelledPart(Record):
     q_label: Annotated[Ints, "T"]
     k_label: Annotated[Ints, "T"]
     sign: int = 1
+
+    def _check(self) -> None:
+        if self.slabs.num_tokens > MAX_TOKENS:
+            tokens = self.slabs.num_tokens
+            raise ValueError(f"LabelledPart: expected at most {MAX_TOKENS} tokens, got {tokens}")
 
     @property
     def name(self) -> str:
@@ -88,7 +94,7 @@ class LabelledPart(Record):
             of_keys = _count_labels(self.k_label, kv_bounds, some)
             if len(some) == 1:
                 pairs[is_full] += (of_rows[row, 0] * of_keys[col, 0]).astype(np.int64)
-            else:  # a matrix product sums over labels; exact in float64, as sums stay below 2**53
+            else:  # a matrix product sums over labels; fast in float64 only, and exact (MAX_TOKENS)
                 pairs[is_full] += (of_rows @ of_keys.T)[row, col].astype(np.int64)
 
     def _count_cut(

@@ -97,9 +97,9 @@ def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> Blo
     """Add up entries of the same block, in any order, and leave out the empty ones."""
     key, cells = row * shape[1] + col, shape[0] * shape[1]
     if cells <= min(CELLS_AT_ONCE, SPARE_CELLS * len(key)):
-        total = np.bincount(key, pairs, cells)  # exact: sums stay below 2**53
+        total = _sums(key, pairs, cells)
         key = np.flatnonzero(total)
-        counts = total[key].astype(np.int64)
+        counts = total[key]
     else:
         order = np.argsort(key, kind="stable")
         key = key[order]
@@ -108,6 +108,16 @@ def sum_blocks(row: Ints, col: Ints, pairs: Ints, shape: tuple[int, int]) -> Blo
         key, counts = key[counts != 0], counts[counts != 0]
     row = key // shape[1]  # several times as fast as `divmod`
     return BlockCounts(row, key - row * shape[1], counts)
+
+
+def _sums(place: Ints, values: Ints, size: int) -> Ints:
+    """Add up the values of each place, int64 ``[size]``."""
+    # `bincount` is faster, but adds in float64; one block of the longest sample has 2**62 pairs
+    if int(np.abs(values).max(initial=0)) * len(values) < 2**53:
+        return np.bincount(place, values, size).astype(np.int64)
+    total = np.zeros(size, np.int64)
+    np.add.at(total, place, values)
+    return total
 
 
 def cut_at_rows(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
@@ -345,9 +355,8 @@ class Rows(Record):
         cover -= np.bincount(own + last, minlength=rows * (width + 1))
         sizes = np.append(np.diff(kv_bounds), 0)
         whole = np.cumsum(cover.reshape(rows, width + 1), axis=1) * sizes
-        # weights make bincount sum in float64: exact, as counts stay below 2**53
-        missing = np.bincount(own + first, start - kv_bounds[first], rows * (width + 1))
-        missing += np.bincount(own + last - 1, kv_bounds[last] - end, rows * (width + 1))
-        pairs = whole - missing.reshape(rows, width + 1).astype(np.int64)
+        missing = _sums(own + first, start - kv_bounds[first], rows * (width + 1))
+        missing += _sums(own + last - 1, kv_bounds[last] - end, rows * (width + 1))
+        pairs = whole - missing.reshape(rows, width + 1)
         row, col = np.nonzero(pairs)
         return row + at, col, pairs[row, col]

@@ -200,6 +200,18 @@ def to_flashmask(slabs: Slabs) -> Export:
             "or `flash4`",
             "X301",
         )
+    # of two runs the first one must end above the diagonal, and the second one begin below it
+    double = np.flatnonzero(counts == 2)
+    first = hidden.row_ptr[double]
+    wrong = (hidden.kv_end[first] > double) | (hidden.kv_start[first + 1] < double)
+    if wrong.any():
+        key = int(double[wrong][0])
+        raise ExchangeError(
+            f"flashmask: key {key} is hidden from two runs of rows on one side of the diagonal "
+            f"({_show(hidden, key, 2)}); the format holds one before row {key} and one from it on; "
+            "use `magi`, `flex` or `flash4`",
+            "X301",
+        )
     return _export(n, _two_sided_columns(hidden), is_causal=False)
 
 

@@ -1,6 +1,7 @@
 """Speak the language server protocol: take documents, send diagnostics, fixes and answers."""
 
 import asyncio
+import logging
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -162,9 +163,18 @@ def path_of(uri: str) -> str:
     return (to_fs_path(uri) if uri.startswith("file:") else None) or "<untitled>"
 
 
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """Leave out the traceback of a request that is refused: the answer says why.
+
+    A client that does not read the error stream would stop the server once that stream is full.
+    """
+    return record.exc_info is None or not isinstance(record.exc_info[1], JsonRpcInvalidParams)
+
+
 def make_server() -> MaskServer:
     """Return a server with all its features."""
     sys.setswitchinterval(SWITCH_S)
+    logging.getLogger("pygls.protocol.json_rpc").addFilter(_is_no_refusal)
     server = MaskServer()
     _serve_texts(server)
     _serve_questions(server)

@@ -202,10 +202,10 @@ class _Jobs:
             at = None if levels is None else levels[which]
             # the last level that the line has passed: from there the end grows with the line
             level = (runs.count_levels(self.run, value) if at is None else at[0]) - 1
-            growth = runs.slopes[level]
-            first = value - runs.levels[level]
+            growth = runs.table.slopes[level]
+            first = value - runs.table.levels[level]
             first *= growth
-            first += runs.ends[level]
+            first += runs.table.ends[level]
             found.append((first, growth * slope * is_tall))
         return found
 
@@ -232,7 +232,7 @@ class _Jobs:
         limit_pieces(int(counts.sum()), max(MAX_JOBS, max_jobs), "crossings of a comparison")
         job, at = expand(low, counts)
         job = passing[job]
-        level, value, slope = runs.levels[at], line[0][job], line[1][job]
+        level, value, slope = runs.table.levels[at], line[0][job], line[1][job]
         # A rising line passes on the first row at the level, a falling one on the first below it.
         # np.where computes both: the 1 keeps the one that is not taken from dividing by 0.
         up = -(-(level - value) // np.where(slope > 0, slope, 1))
@@ -310,13 +310,14 @@ def hull(region: Region) -> Bands:
     return Bands(knots[used], knots[used + 1], start[used], end[used])
 
 
-def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
+def listed(rows: Piecewise, lists: Ints, numbers: Piecewise, max_places: int = 0) -> Region:
     """Return the pairs of a row and a key whose number is in the list of the row.
 
     Args:
         rows: which list each row has; flat, undefined where it has none.
         lists: int64 ``[R, size]``, every number once, -1 for none.
         numbers: the number of each key.
+        max_places: places that may be looked at, if more than `MAX_PAIRS`.
 
     Raises:
         TooManyPieces: if there are too many places of lists, or of keys.
@@ -328,7 +329,8 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     end = start + numbers.lengths[kept]
     piece = np.flatnonzero(rows.is_defined)
     entries = lists[rows.values[piece]]
-    limit_pieces(int(np.count_nonzero(entries >= 0)), MAX_PAIRS, "places of lists")
+    most = max(MAX_PAIRS, max_places)
+    limit_pieces(int(np.count_nonzero(entries >= 0)), most, "places of lists")
     row, place = np.nonzero(entries >= 0)
     wanted = entries[row, place]
     top = int(value.max(initial=-1)) + 1
@@ -340,7 +342,7 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise) -> Region:
     else:
         first = np.searchsorted(value, wanted)
         counts = np.searchsorted(value, wanted, side="right") - first
-    limit_pieces(int(counts.sum()), MAX_PAIRS, "stretches of keys that lists name")
+    limit_pieces(int(counts.sum()), most, "stretches of keys that lists name")
     entry, at = expand(first, counts)
     row, start, end = row[entry], start[at], end[at]
     order = np.argsort(row * n + start, kind="stable")

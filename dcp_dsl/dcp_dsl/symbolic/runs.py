@@ -5,6 +5,7 @@ function of t, which changes at the *levels* of the run. Where g falls, -g is us
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -15,13 +16,10 @@ LEAST = -(2**60)  # far below all numbers
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Runs:
-    """Runs of keys ``[start, end)`` in order, and how many of their keys have values up to t.
+class Levels:
+    """How many keys of each run have values up to t; `sign * function` always rises.
 
     Attributes:
-        start, end: int64 ``[R]``, keys.
-        sign: int64 ``[R]``, 1 where the function rises, -1 where it falls; levels are of
-            ``sign * function``, which always rises.
         levels: int64 ``[L]``, values at which the prefix changes, rising in each run; the first
             one of a run is smaller than all numbers.
         ends: int64 ``[L]``, end of the prefix with values up to the level.
@@ -31,52 +29,64 @@ class Runs:
             has all of them.
     """
 
-    start: Ints
-    end: Ints
-    sign: Ints
     levels: Ints
     ends: Ints
     slopes: Ints
     values: Ints
     keys: Ints
 
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs of keys ``[start, end)`` in order.
+
+    Attributes:
+        start, end: int64 ``[R]``, keys.
+        sign: int64 ``[R]``, 1 where the function rises, -1 where it falls.
+        pieces: of the function: first key, end, value and slope, both times `sign`, and run.
+    """
+
+    start: Ints
+    end: Ints
+    sign: Ints
+    pieces: tuple[Ints, ...]
+
     @classmethod
     def of(cls, function: Piecewise, breaks: Ints) -> "Runs":
         """Cut a function into runs; none goes past a break, given as rising positions."""
         if len(breaks):
             function = function.cut(breaks)
-        if len(function.starts) == 1 and function.is_defined[0] and function.slopes[0] in (1, -1):
-            return cls._straight(function)
         kept = function.is_defined
         starts, ends = function.starts[kept], (function.starts + function.lengths)[kept]
         values, slopes = function.values[kept], function.slopes[kept]
+        if len(starts) == 0:
+            none = np.empty(0, np.int64)
+            return cls(none, none, none, (none,) * 5)
         # the slope of a single key means nothing: call it 0
         slopes = np.where(ends - starts > 1, slopes, 0)
-        if len(starts) == 0:
-            return cls(*(np.empty(0, np.int64) for _ in range(8)))
         is_new = _run_starts(starts, ends, values, slopes, breaks)
         begin = np.flatnonzero(is_new)
         run = np.cumsum(is_new) - 1
         last = np.append(begin[1:], len(starts)) - 1
         final = values[last] + slopes[last] * (ends[last] - starts[last] - 1)
         sign = np.where(final < values[begin], -1, 1)
-        steps = _levels(starts, ends, sign[run] * values, sign[run] * slopes, run)
-        return cls._of_levels(starts[begin], ends[last], sign, *steps)
+        pieces = starts, ends, sign[run] * values, sign[run] * slopes, run
+        return cls(starts[begin], ends[last], sign, pieces)
 
-    @classmethod
-    def _straight(cls, function: Piecewise) -> "Runs":
-        """Return the one run of a function that moves by 1 per key everywhere."""
-        n, sign = function.num_tokens, function.slopes
-        first = int(function.values[0] * sign[0])
-        # a prefix of one key up to `first`, one key more per unit, all n keys from `first + n` on
-        levels = np.array([LEAST, first, first + n])
-        ends, slopes, none = np.array([0, 1, n]), np.array([0, 1, 0]), np.empty(0, np.int64)
-        return cls(function.starts, np.array([n]), sign, levels, ends, slopes, levels, none)
+    @cached_property
+    def table(self) -> Levels:
+        """The levels of all runs, made on first use: too many runs are refused before."""
+        starts, ends, values, slopes, _ = self.pieces
+        if len(starts) == 1 and slopes[0] == 1:  # spares the way below: nearly every mask has one
+            start, end, first = int(starts[0]), int(ends[0]), int(values[0])
+            # a prefix of one key up to `first`, one key more per unit, all from the last one on
+            levels = np.array([LEAST, first, first + end - start])
+            reach, growth = np.array([start, start + 1, end]), np.array([0, 1, 0])
+            return Levels(levels, reach, growth, levels, np.empty(0, np.int64))
+        return self._of_levels(*_levels(*self.pieces))
 
-    @classmethod
-    def _of_levels(
-        cls, start: Ints, end: Ints, sign: Ints, run: Ints, levels: Ints, ends: Ints, slopes: Ints
-    ) -> "Runs":
+    def _of_levels(self, run: Ints, levels: Ints, ends: Ints, slopes: Ints) -> Levels:
+        start = self.start
         # where the lowest level of each run goes, among all levels
         first = np.searchsorted(run, np.arange(len(start))) + np.arange(len(start))
         is_level = np.ones(len(levels) + len(start), np.bool_)
@@ -93,22 +103,23 @@ class Runs:
         values, every = levels[:size], np.empty(0, np.int64)
         # all runs have the same levels, as for `k % 64`: then no keys are needed to find them
         if size * len(start) == len(levels) and (levels.reshape(-1, size) == values).all():
-            return cls(start, end, sign, levels, ends, slopes, values, every)
+            return Levels(levels, ends, slopes, values, every)
         run = behind(np.arange(len(start)), run)
         values = sorted_unique(levels)
         keys = run * (len(values) + 1) + np.searchsorted(values, levels)
-        return cls(start, end, sign, levels, ends, slopes, values, keys)
+        return Levels(levels, ends, slopes, values, keys)
 
     def __len__(self) -> int:
         return len(self.start)
 
     def count_levels(self, run: Ints, t: Ints) -> Ints:
         """Count the levels of all runs before a run, and those of the run up to t."""
-        rank = np.searchsorted(self.values, t, side="right")
-        if not len(self.keys):
-            return rank if len(self.start) == 1 else run * len(self.values) + rank
+        values, keys = self.table.values, self.table.keys
+        rank = np.searchsorted(values, t, side="right")
+        if not len(keys):
+            return rank if len(self.start) == 1 else run * len(values) + rank
         # ranks go from 0 to V, so every run takes V + 1 numbers
-        return np.searchsorted(self.keys, run * (len(self.values) + 1) + rank, side="left")
+        return np.searchsorted(keys, run * (len(values) + 1) + rank, side="left")
 
 
 def _run_starts(starts: Ints, ends: Ints, values: Ints, slopes: Ints, breaks: Ints) -> Bools:

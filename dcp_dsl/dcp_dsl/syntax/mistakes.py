@@ -16,7 +16,7 @@ from itertools import pairwise
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.ast_builder import COLUMN_KINDS, BuildError
 from dcp_dsl.syntax.diagnostics import did_you_mean
-from dcp_dsl.syntax.tokens import KEYWORDS, RawToken, scan
+from dcp_dsl.syntax.tokens import KEYWORDS, STATEMENT_KEYWORDS, RawToken, scan
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,9 +161,6 @@ MASKS: Mapping[str, str] = {
 }
 """Masks of the library by the names of other tools."""
 
-WORDS: Mapping[str, str] = {"True": "true", "False": "false"}
-"""Words of Python, and the word here."""
-
 JOINS: Mapping[str, str] = {"and_masks": "and", "or_masks": "or"}
 """Functions that join masks, and the operator that does it here."""
 
@@ -256,19 +253,22 @@ def _fail_list(at: int, tokens: Sequence[RawToken], text: str) -> None:
     if tokens[first].text == "(" and _closing(first, tokens) == last:
         first, last = first + 1, last - 1
     item = text[tokens[first].span.start : tokens[last].span.end]
-    meant = _comparisons(item, values, is_not=is_not)
+    meant = _comparisons(item, values, _segments(text), is_not=is_not)
     message = "`in` asks whether a token lies in a segment, not about a list of numbers"
     raise BuildError("E026", message, span, f"write `{meant}`", meant)
 
 
-def _comparisons(item: str, values: Sequence[str], *, is_not: bool) -> str:
+def _comparisons(
+    item: str, values: Sequence[str], segments: frozenset[str], *, is_not: bool
+) -> str:
     # Integers that follow one another, `in [3, 4, 5]`, are shorter as a chain of two comparisons.
     numbers = [int(value) for value in values if value.isdigit()]
     is_run = len(numbers) == len(values) > 2 and all(b - a == 1 for a, b in pairwise(numbers))
     if is_run and not is_not:
         return f"{numbers[0]} <= {item} <= {numbers[-1]}"
     op, word = ("!=", " and ") if is_not else ("==", " or ")
-    told = word.join(f"{item} {op} {value}" for value in values)
+    inside = "not in" if is_not else "in"
+    told = word.join(f"{item} {inside if v in segments else op} {v}" for v in values)
     return f"({told})" if len(values) > 1 else told
 
 
@@ -345,6 +345,17 @@ def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
     if (opening.text, closing.text) != ("[", "]") or meant not in ("q", "k"):
         return None
     return (name.text, meant) if name.kind == "name" and name.text not in KEYWORDS else None
+
+
+@lru_cache(maxsize=1)  # every error of one text may ask
+def _segments(text: str) -> frozenset[str]:
+    """Return the names of the segments of a text, of their parts and of their ids."""
+    found, statement, words = set(), "", [token.text for token in scan(text)]
+    for word, follower in pairwise(words):
+        statement = word if word in STATEMENT_KEYWORDS else statement
+        if statement == "segment" and word not in KEYWORDS and word.isidentifier():
+            found |= {word} if follower in ("=", "[", "(", ",") or "as" in words else set()
+    return frozenset(found)
 
 
 @lru_cache(maxsize=1)  # every error of one text may ask

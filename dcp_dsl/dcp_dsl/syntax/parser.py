@@ -30,6 +30,7 @@ from dcp_dsl.syntax.diagnostics import (
     make_diagnostic,
     replace_span,
 )
+from dcp_dsl.syntax.habits import syntax_hint
 from dcp_dsl.syntax.mistakes import (
     MESSAGES,
     MISTAKES,
@@ -202,7 +203,8 @@ def _cut_by_keyword(
         return None
     return BuildError(
         "E024", f"`{follower.text}` begins a statement and cannot be a name", follower.span,
-        f"choose another name{quoted}",
+        "decorators stand in front of `mask`: `@keys(source) mask cross = ...`"
+        if follower.text == "@" else f"choose another name{quoted}",
     )  # fmt: skip
 
 
@@ -309,13 +311,16 @@ def _explain(error: lark.UnexpectedInput, text: str, tokens: list[RawToken]) -> 
     reserved = ""
     if place.kind == "name" and place.text in RESERVED and "NAME" in expected:
         reserved = f"`{place.text}` is a word of the language and cannot be a name here{quoted}"
-    spaced = spaced_name(at, tokens, text)
+    spaced = syntax_hint(at, tokens, text) or spaced_name(at, tokens, text)
     if code is None:
         found = f"`{place.text}`" if place.text else "the end of the statement"
         hint = spaced or reserved or _expected(expected)
         raise BuildError("E002", f"{found} does not fit here", place.span, hint)
     mistake = MESSAGES[code]
-    fix = "==" if code == "E004" else None
+    compares = tokens[0].text in ("mask", "check", "stack", "for", "@")  # others name values
+    fix = "==" if code == "E004" and compares else None
+    if code == "E004" and not compares:
+        raise BuildError("E002", "`=` does not fit here", place.span, spaced or _expected(expected))
     raise BuildError(code, mistake.message, place.span, spaced or reserved or mistake.hint, fix)
 
 
