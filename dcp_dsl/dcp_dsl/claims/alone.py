@@ -112,7 +112,7 @@ class _Alone:
                 nodes.Along(layout)
                 | nodes.Same(nodes.Laid() as layout)
                 | nodes.Within(nodes.Laid() as layout, nodes.Pos())
-            ) if layout.statement is self.whole.statement:
+            ) if self.is_kept(layout, is_pair=isinstance(node, nodes.Same)):
                 return node
             case nodes.Same(nodes.Tiles(size, None)) if nodes.is_fixed(self.number(size)):
                 q, k = (self.number(nodes.Pos(side)) for side in ("q", "k"))
@@ -128,6 +128,12 @@ class _Alone:
         """Rewrite masks; the flag says that all stay the same."""
         pairs = [(item, self.mask(item)) for item in items]
         return all(a is b for a, b in pairs), tuple(b for _, b in pairs)
+
+    def is_kept(self, segment: nodes.Laid, *, is_pair: bool) -> bool:
+        """Return whether a token lies in a segment, or a pair in one instance, alone as packed."""
+        # a path keeps its tokens' parts; runs of a column may join where branches are cut out
+        is_laid = isinstance(segment.statement.source, ast.Layout) or not is_pair
+        return segment.statement is self.whole.statement or (self.is_tree and is_laid)
 
     def is_run(self, segment: nodes.Segment) -> bool:
         """Return whether instances hold the same tokens, one after the other, alone as packed."""

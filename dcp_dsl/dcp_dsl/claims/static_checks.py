@@ -54,44 +54,6 @@ def layouts_of_paths(core: nodes.Mask) -> list[nodes.Laid]:
     return list(found.values())
 
 
-def is_same_alone(core: nodes.Mask) -> bool:
-    """Return whether a mask asks only for facts that stay the same if each path stands alone.
-
-    These are a token's place on its path, the values of its token columns and the parts that it
-    lies in; and of two tokens their order and whether they share a part.
-    """
-    match core:
-        case nodes.Truth() | nodes.Along():
-            return True
-        case nodes.Not(item):
-            return is_same_alone(item)
-        case nodes.And(items) | nodes.Or(items):
-            return all(map(is_same_alone, items))
-        case nodes.Within(nodes.Laid(), nodes.Pos()):
-            return True
-        case nodes.Same(nodes.Laid(statement)):  # runs of a column may join where branches are cut
-            return isinstance(statement.source, ast.Layout)
-        # Only the order of two positions: a distance would count the tokens of other branches.
-        case nodes.Compare(_, nodes.Pos(), nodes.Pos()):
-            return True
-        case nodes.Compare(_, left, right):
-            return _is_number_alone(left) and _is_number_alone(right)
-    return False
-
-
-def _is_number_alone(number: nodes.Number) -> bool:
-    match number:
-        case nodes.Const() | nodes.RowColumn() | nodes.Free():
-            return True
-        case nodes.Lookup(nodes.Laid(), "path", nodes.Pos()):
-            return True
-        case nodes.Lookup(nodes.TokenColumn(segment=None), _, nodes.Pos()):
-            return True
-        case nodes.Arithmetic(_, left, right):
-            return _is_number_alone(left) and _is_number_alone(right)
-    return False
-
-
 _NUMBER = 3  # value of parameters without a default on samples
 
 
@@ -347,7 +309,7 @@ def _check_branches(subject: _Subject, testing: Testing) -> None:
             _check_alone(subject, _Whole(trees[0], is_tree=True), testing)
         return
     what = f"{subject.what}: nothing outside a token's path is seen"
-    if len(trees) == 1 and is_same_alone(core):
+    if len(trees) == 1 and alone(core, trees[0], is_tree=True) is core:
         what = f"{subject.what}: every path sees what it would see alone"
     if never(off_path, budget=testing.proofs):
         testing.decide(what, "proved", subject.span)
@@ -431,7 +393,7 @@ def _check_alone(subject: _Subject, whole: _Whole, testing: Testing) -> None:
     core = subject.mask.core
     separate = alone(core, whole.segment, is_tree=whole.is_tree)
     what = f"{subject.what}: every {whole.words} sees what it would see alone"
-    if separate is None and whole.is_tree and not is_same_alone(core):
+    if separate is None and whole.is_tree:
         reason = "it reads facts of the row, such as `len`, of which a path alone may have others"
         testing.decide(what, "untested", subject.span, reason=reason)
     if separate is None or separate is core:

@@ -293,7 +293,7 @@ def read_instances(node: nodes.TokenColumn, columns: Mapping[str, Column], own: 
     """Return the value of a column for each instance of its segment."""
     assert node.segment is not None, "the column has a value per instance"
     # Stretches of one id share the value of that id: the column has one value per id.
-    which = own.number if own.is_named else np.arange(len(own))
+    which = own.number if own.num_ids is not None else np.arange(len(own))
     count = len(own) if own.num_ids is None else own.num_ids
     where = f"column `{node.column}`"
     return _values(node, columns, count, where, show_segment(node.segment))[which]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Bools, Ints, expand
 from dcp_dsl.errors import DatasetError
-from dcp_dsl.symbolic.piecewise import Piecewise
+from dcp_dsl.symbolic.piecewise import Piecewise, limit_pieces
 from dcp_dsl.syntax import ast
 
 MAX_INSTANCES = 2**22
@@ -78,15 +78,10 @@ class Instances:
     def __len__(self) -> int:
         return len(self.start)
 
-    @property
-    def is_named(self) -> bool:
-        """True if numbers are ids."""
-        return self.num_ids is not None
-
     @cached_property
     def is_split(self) -> bool:
         """True if one id names several stretches."""
-        return self.is_named and len(np.unique(self.number)) < len(self.number)
+        return self.num_ids is not None and len(np.unique(self.number)) < len(self.number)
 
     def select(self, chosen: NDArray[np.bool_] | Ints) -> "Instances":
         """Return some of the instances with their numbers unchanged."""
@@ -176,7 +171,7 @@ class Instances:
         nesting = own.nesting
         if nesting is not None:
             nesting = replace(nesting, end=np.minimum(nesting.end, cells.end[cell]))
-        if self.is_named:
+        if self.num_ids is not None:
             return Instances(*inside, own.number, own.total, cell, self.num_ids, cell, nesting)
         base = int(own.parent.max(initial=0)) + 1
         _, group = np.unique(cell * base + own.parent, return_inverse=True)
@@ -317,21 +312,19 @@ class Tree:
             ranks.append(rank)
         return np.array(ranks, np.int64)
 
-    @cached_property
-    def heights(self) -> Ints:
-        """Stretches of the path in front of each, int64 ``[P]``."""
-        found: list[int] = []
-        for parent in self.parent.tolist():
-            found.append(found[parent] + 1 if parent >= 0 else 0)
-        return np.array(found, np.int64)
+    def ancestors(self, most: int) -> tuple[Ints, Ints]:
+        """Return each stretch with each one in front of it on its path, at most so many pairs.
 
-    def ancestors(self) -> tuple[Ints, Ints]:
-        """Return each stretch with each one in front of it on its path; O(pairs)."""
-        own, above = np.arange(len(self.parent)), self.parent
+        Raises:
+            TooManyPieces: if there are more.
+        """
+        own, above, total = np.arange(len(self.parent)), self.parent, 0
         found = [(own[:0], above[:0])]
         while len(own):
             own, above = own[above >= 0], above[above >= 0]
             found.append((own, above))
+            total += len(own)
+            limit_pieces(total, most, "branches in front of branches")
             above = self.parent[above]
         one, other = (np.concatenate(column) for column in zip(*found, strict=True))
         return one, other

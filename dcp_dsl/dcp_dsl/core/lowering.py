@@ -131,11 +131,11 @@ class Lowering:
                 return self.listed(node)
             case nodes.Along(layout):
                 tree = self.frame.tree(layout)
-                if np.array_equal(tree.ranks, tree.start):
-                    return self.along(tree)
-                if int(tree.heights.sum()) > self.max_jobs:
+                try:
+                    in_order = np.array_equal(tree.ranks, tree.start)
+                    return self.along(tree) if in_order else self.along_each(tree)
+                except TooManyPieces:
                     return self.mask(node.by_rank())
-                return self.along_each(tree)
         raise AssertionError(f"no mask on a sample: {type(node).__name__}")
 
     def conjunction(self, items: Sequence[nodes.Mask]) -> MaskValue:
@@ -288,7 +288,7 @@ class Lowering:
 
     def along_each(self, tree: Tree) -> Region:
         """Return the same pairs in a tree written in any order: a rectangle for each ancestor."""
-        own, above = tree.ancestors()
+        own, above = tree.ancestors(self.max_jobs)
         ones = np.ones(len(tree.start), np.int64)
         triangles = tree.start, tree.end, tree.start, tree.start + 1, 0 * ones, ones
         if self.is_transposed:

@@ -347,14 +347,14 @@ def _index_at(at: int, tokens: Sequence[RawToken]) -> tuple[str, str] | None:
     return (name.text, meant) if name.kind == "name" and name.text not in KEYWORDS else None
 
 
-@lru_cache(maxsize=1)  # every error of one text may ask
 def _segments(text: str) -> frozenset[str]:
     """Return the names of the segments of a text, of their parts and of their ids."""
-    found, statement, words = set(), "", [token.text for token in scan(text)]
-    for word, follower in pairwise(words):
+    found, statement, is_listed = set(), "", False
+    for word, follower in pairwise([token.text for token in scan(text)]):
         statement = word if word in STATEMENT_KEYWORDS else statement
-        if statement == "segment" and word not in KEYWORDS and word.isidentifier():
-            found |= {word} if follower in ("=", "[", "(", ",") or "as" in words else set()
+        is_listed = word == "as" or (is_listed and statement == "segment" and word != "=")
+        if statement == "segment" and (is_listed or follower in ("=", "[", "(")):
+            found.add(word)
     return frozenset(found)
 
 
