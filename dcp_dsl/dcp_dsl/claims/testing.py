@@ -23,7 +23,6 @@ from dcp_dsl.claims.samples import (
     count_parts,
     shrink,
 )
-from dcp_dsl.core.columns import bind_columns, integers
 from dcp_dsl.core.mask import Mask, may_begin_before, on_keys, read_mask
 from dcp_dsl.core.per_token import dense_mask
 from dcp_dsl.core.sample import Sample
