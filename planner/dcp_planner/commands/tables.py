@@ -76,7 +76,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
     """Print the figures of one planned batch to standard output, its speed first."""
     console = console_of_tables()
     metrics = measure(plan)
-    console.print(_headline(row, place_text(plan.cluster)), soft_wrap=True)
+    console.print(_headline(row, place_text(plan.cluster)))
     summary = _summary(plan, metrics, measure_trace(trace, plan.num_devices))
     if row.figures.plan_s is not None:
         summary.append(("planning time", time_text(row.figures.plan_s)))

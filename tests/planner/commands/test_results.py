@@ -82,8 +82,8 @@ def test_compare_fits_long_file_names_into_80_columns(pair):
     folder.mkdir()
     paths = [path.rename(folder / path.name) for path in pair]
     lines = run(compare, *paths).stdout.splitlines()
-    assert lines[:2] == [f"first   {paths[0]}", f"second  {paths[1]}"]
-    assert lines[2].split() == ["first", "second", "change"]
+    assert lines[1:3] == [f"first   {paths[0]}", f"second  {paths[1]}"]
+    assert lines[3].split() == ["first", "second", "change"]
 
 
 @pytest.mark.parametrize(
@@ -123,7 +123,7 @@ def test_texts_of_a_plan_are_printed_as_they_are(pair):
     write_plan(pair[0], dataclasses.replace(plan, cluster=cluster, warnings=warnings))
     result = run(simulate_command, pair[0])
     assert result.exit_code == 0, result.output
-    assert "(a [bold]b[/x])" in result.stdout
+    assert "devices of a [bold]b[/x]" in result.stdout
     assert "warning: less [/y]" in result.stdout
 
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 from command_runs import run
 
+from dcp_planner import Cluster
 from dcp_planner.commands.step import show_report, step
 
 
@@ -27,7 +28,7 @@ def test_the_rest_of_a_step_is_its_bubble_and_its_synchronisation(capsys):
         shown=[SimpleNamespace(name="plan_step", mean=means.__getitem__)],
         steps=1, documents=2, levels={"2x8": 1}, rivals=[],
     )  # fmt: skip
-    show_report(report)
+    show_report(report, Cluster(1, 8), "llama-8b")
     shown = capsys.readouterr().out
     assert re.findall(r"(\d+) ms", shown) == ["100", "20", "30", "10", "40"]
     assert "1 step of 2 documents" in shown
