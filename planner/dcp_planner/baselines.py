@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Indices, expand
 from dcp_planner.errors import PlanError
-from dcp_planner.model.cluster import MOST_RATE, Cluster, ModelShape
+from dcp_planner.model.cluster import MOST_RATE, RATES, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.problem import (
     Partitioner,
@@ -205,7 +205,7 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
     nodes = size // inside
     ports = max(1, inside // cluster.devices_per_nic)
     leaf = cluster.nodes_per_leaf
-    rates = {name: getattr(cluster, name) for name in _RATES}
+    rates = {name: getattr(cluster, name) for name in RATES}
     together = {name: min(r * size, MOST_RATE) for name, r in rates.items() if r is not None}
     return replace(
         cluster,
@@ -228,11 +228,6 @@ def spread(found: Placement, workload: Workload, groups: int, size: int) -> Plac
     device: NDArray[np.int64] = found.device_of_compute * np.int64(size) + member[:, None]
     return Placement(owner, device.ravel().astype(np.int32), head_groups=groups)
 
-
-_RATES = (
-    "intra_bytes_per_s", "inter_bytes_per_s", "spine_bytes_per_s", "flops_per_s",
-    "backward_flops_per_s", "copy_bytes_per_s",
-)  # fmt: skip
 
 HeadKind = Literal["heads", "heads_context"]
 HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "heads_context")
