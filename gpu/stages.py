@@ -37,10 +37,10 @@ from torch import Tensor
 from dcp_dsl import dense_mask
 from dcp_planner.plan import decode_part
 from dcp_runtime import DCPAttn, DCPExecutor, RunError
-from dcp_runtime.execute.executor import make_transport
 from dcp_runtime.execute.prepared_plan import PreparedPlan
 from dcp_runtime.kernels import triton_kernel
 from dcp_runtime.kernels.choice import KERNELS, choose_kernel
+from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 from dcp_runtime.transport.transport import NoOverlapTransport
 

@@ -51,3 +51,17 @@ def test_every_page_is_reached_from_the_first_readme():
             todo += [page.parent / link.partition("#")[0] for link in LINK.findall(prose(page))]
     pages = {(ROOT / name).resolve() for name in DOCUMENTS if name.startswith("docs/")}
     assert sorted(pages - reached) == []
+
+
+def test_files_and_names_of_frequent_changes_exist():
+    page = (ROOT / "docs" / "where-to-change.md").read_text(encoding="utf-8")
+    for section in page.split("\n## ")[1:]:
+        spans = re.findall(r"`([^`]+)`", section)
+        paths = [ROOT / span for span in spans if re.fullmatch(r"[\w.]+(/[\w.-]+)*/[\w.-]*", span)]
+        assert [path for path in paths if not path.exists()] == []
+        files = [
+            file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])
+        ]
+        text = "".join(file.read_text(encoding="utf-8") for file in files)
+        names = [span for span in spans if re.fullmatch(r"\w+", span)]
+        assert [name for name in names if name not in text] == [], section

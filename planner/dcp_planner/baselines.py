@@ -11,8 +11,10 @@ are exchanged once each way, as in DeepSpeed-Ulysses. A team lies inside one nod
 whole nodes, so the network carries only what one team sends another.
 """
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import gcd
+from types import MappingProxyType
 from typing import Literal
 
 import numpy as np
@@ -20,7 +22,7 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Indices, expand
 from dcp_planner.errors import PlanError
-from dcp_planner.model.cluster import MOST_RATE, Cluster, ModelShape
+from dcp_planner.model.cluster import MOST_RATE, RATES, Cluster, ModelShape
 from dcp_planner.model.config import PlanConfig
 from dcp_planner.model.problem import (
     Partitioner,
@@ -31,25 +33,16 @@ from dcp_planner.model.problem import (
 )
 from dcp_planner.tables.head_groups import possible_groups, why_not
 
-StaticKind = Literal["contiguous", "zigzag", "ring", "documents", "grid"]
-STATIC_KINDS: tuple[StaticKind, ...] = ("contiguous", "zigzag", "ring", "documents", "grid")
-"""Every kind of static layout."""
-
 
 @dataclass(frozen=True, slots=True)
 class StaticLayout(Partitioner):
     """A static layout.
 
     Attributes:
-        kind: ``contiguous``: device r owns chunk r of R of the packed batch. ``zigzag``: device r
-            owns the chunks r and 2R-1-r of 2R, which levels one long causal document (Llama 3
-            report, Sec. 3.3.2). ``ring``: the same for every sequence on its own, as ring attention
-            on packed sequences does. ``documents``: whole sequences, largest first, on the least
-            loaded device. ``grid``: zigzag over nodes; inside a node the key block decides which
-            device computes a tile, which spreads the work as splitting heads would.
+        kind: one of `STATIC_KINDS`.
     """
 
-    kind: StaticKind
+    kind: str
 
     @property
     def name(self) -> str:
@@ -58,33 +51,45 @@ class StaticLayout(Partitioner):
 
     def place(self, workload: Workload, cluster: Cluster, config: PlanConfig) -> Placement:
         """Build the layout; O((D + W) log D)."""
-        devices = cluster.num_devices
-        if self.kind == "grid":
-            return _grid(workload, cluster)
-        if self.kind == "contiguous":
-            owner = chunk_of_blocks(workload, devices)
-        elif self.kind == "zigzag":
-            owner = _fold(chunk_of_blocks(workload, 2 * devices), devices)
-        elif self.kind == "ring":
-            owner = _fold(chunk_within_sequence(workload, 2 * devices), devices)
-        else:
-            owner = _documents(workload, devices)
-        return Placement(owner, owner[workload.compute_q])
+        return _LAYOUTS[self.kind](workload, cluster)
 
 
-def _fold(chunk: Indices, parts: int) -> Indices:
-    """Assign chunk c and chunk 2P-1-c to the same part."""
-    return np.minimum(chunk, 2 * parts - 1 - chunk).astype(np.int32)
+def _contiguous(workload: Workload, cluster: Cluster) -> Placement:
+    """Give device r chunk r of R of the packed batch."""
+    return _by_owner(chunk_of_blocks(workload, cluster.num_devices), workload)
 
 
-def _documents(workload: Workload, devices: int) -> Indices:
-    """Pack whole sequences by their pairs, plus one so that empty masks spread as well."""
+def _zigzag(workload: Workload, cluster: Cluster) -> Placement:
+    """Give device r the chunks r and 2R-1-r of 2R, which levels one long causal document.
+
+    Source: Llama 3 report, Sec. 3.3.2.
+    """
+    devices = cluster.num_devices
+    return _by_owner(_fold(chunk_of_blocks(workload, 2 * devices), devices), workload)
+
+
+def _ring(workload: Workload, cluster: Cluster) -> Placement:
+    """Cut every sequence in a zigzag of its own, as ring attention on packed sequences does."""
+    devices = cluster.num_devices
+    return _by_owner(_fold(chunk_within_sequence(workload, 2 * devices), devices), workload)
+
+
+def _documents(workload: Workload, cluster: Cluster) -> Placement:
+    """Give whole sequences, largest first, to the least loaded device.
+
+    Their load is their pairs, plus one so that empty masks spread as well.
+    """
     of_tile = workload.block_sequence[workload.compute_q]
     pairs = 1 + loads_of(of_tile, workload.compute_pairs, len(workload.cu_seqlens) - 1)
-    return pack_largest_first(pairs, devices)[workload.block_sequence]
+    owner = pack_largest_first(pairs, cluster.num_devices)[workload.block_sequence]
+    return _by_owner(owner, workload)
 
 
 def _grid(workload: Workload, cluster: Cluster) -> Placement:
+    """Cut in a zigzag over nodes; inside a node the key block decides which device computes a tile.
+
+    This spreads the work as splitting heads would.
+    """
     first, inside = cluster.node_ptr[:-1], np.diff(cluster.node_ptr)
     node = _fold(chunk_of_blocks(workload, 2 * cluster.nodes), cluster.nodes)
     # Owners: the blocks of a node are dealt out to its devices in turn.
@@ -95,6 +100,24 @@ def _grid(workload: Workload, cluster: Cluster) -> Placement:
     at = node[workload.compute_q]
     device = first[at] + workload.compute_kv % inside[at]
     return Placement(owner, device.astype(np.int32))
+
+
+_LAYOUTS: Mapping[str, Callable[[Workload, Cluster], Placement]] = MappingProxyType({
+    "contiguous": _contiguous, "zigzag": _zigzag, "ring": _ring, "documents": _documents,
+    "grid": _grid,
+})  # fmt: skip
+STATIC_KINDS = tuple(_LAYOUTS)
+"""Every kind of static layout."""
+
+
+def _by_owner(owner: Indices, workload: Workload) -> Placement:
+    """Have the owner of its queries compute each tile."""
+    return Placement(owner, owner[workload.compute_q])
+
+
+def _fold(chunk: Indices, parts: int) -> Indices:
+    """Assign chunk c and chunk 2P-1-c to the same part."""
+    return np.minimum(chunk, 2 * parts - 1 - chunk).astype(np.int32)
 
 
 def chunk_of_blocks(workload: Workload, num_chunks: int) -> Indices:
@@ -182,7 +205,7 @@ def teams_of(cluster: Cluster, size: int) -> Cluster:
     nodes = size // inside
     ports = max(1, inside // cluster.devices_per_nic)
     leaf = cluster.nodes_per_leaf
-    rates = {name: getattr(cluster, name) for name in _RATES}
+    rates = {name: getattr(cluster, name) for name in RATES}
     together = {name: min(r * size, MOST_RATE) for name, r in rates.items() if r is not None}
     return replace(
         cluster,
@@ -205,11 +228,6 @@ def spread(found: Placement, workload: Workload, groups: int, size: int) -> Plac
     device: NDArray[np.int64] = found.device_of_compute * np.int64(size) + member[:, None]
     return Placement(owner, device.ravel().astype(np.int32), head_groups=groups)
 
-
-_RATES = (
-    "intra_bytes_per_s", "inter_bytes_per_s", "spine_bytes_per_s", "flops_per_s",
-    "backward_flops_per_s", "copy_bytes_per_s",
-)  # fmt: skip
 
 HeadKind = Literal["heads", "heads_context"]
 HEAD_KINDS: tuple[HeadKind, ...] = ("heads", "heads_context")

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from short_texts import same_everywhere, short
 
 from dcp_dsl.cli import dcpm
+from dcp_dsl.interchange.names import FORMATS
 
 TRAIN = """segment part = question[question_len] branch answer[answer_lens]*
 segment word = ids(words)
@@ -181,12 +182,11 @@ def test_blocks_and_diff(told, snapshots):
 
 
 def test_export_and_import(told, snapshots):
-    formats = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
     np.save("mask.npy", np.tri(6, dtype=bool))
     Path("pickled.npz").write_bytes(b"\x80\x04pickled")
     Path("nothing.npz").touch()
     found = told(
-        *(f"export train.dcpm {TINY} --format {name} --out {name}.npz" for name in formats),
+        *(f"export train.dcpm {TINY} --format {name} --out {name}.npz" for name in FORMATS),
         f"export train.dcpm {TINY} --format flex --out flex.py --block 2x4 --json",
         f"export train.dcpm {TINY} --format flash4 --out flash4.json --block 4 --json",
         f"export train.dcpm {TINY} --format magi --out magi.json --json",

@@ -5,8 +5,7 @@ import pytest
 from dcp_dsl import ExchangeError, Spec, dense_mask, export_mask, import_mask
 from dcp_dsl.checks.scope import library_names
 from dcp_dsl.interchange import find_difference
-from dcp_dsl.interchange.export import FORMATS
-from dcp_dsl.interchange.formats import READERS
+from dcp_dsl.interchange.names import FORMATS, READABLE
 from dcp_dsl.pictures.picture import preview_sample
 
 ARGUMENTS = {"chunked": "chunked(5)", "local": "local(3)", "sliding": "sliding(4)"}
@@ -34,6 +33,6 @@ def test_library_masks_are_exported_and_come_back_the_same(name):
         except ExchangeError as error:
             refused.add((chosen, error.code))
             continue
-        if chosen in READERS:
+        if chosen in READABLE:
             assert find_difference(import_mask(export), mask.bind(sample)) is None, chosen
     assert refused == {refusal for refusal, names in REFUSED.items() if name in names}

@@ -25,10 +25,10 @@ from dcp_dsl.interchange import (
     varlen_calls,
     write_export,
 )
+from dcp_dsl.interchange.names import FORMATS, READABLE
 
 few = settings(max_examples=150, deadline=None, derandomize=True)
 FLASHMASK_FORMS = st.sampled_from([(True, 1), (True, 2), (False, 2), (False, 4)])
-RANGES = ("dcp", "flashmask", "magi", "dense")
 
 
 def rows_of(dense):
@@ -312,7 +312,7 @@ def test_very_many_tokens_go_through_the_formats_that_hold_them(tokens):
 
 @few
 @given(dense=st.one_of(bands(), noise()))
-@pytest.mark.parametrize("name", RANGES)
+@pytest.mark.parametrize("name", READABLE)
 def test_what_was_written_is_read_back_in_normal_form(name, dense):
     slabs = rows_of(dense)
     try:
@@ -534,7 +534,7 @@ def test_a_short_last_block_is_partial():
 # ---- files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4"])
+@pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
 def test_files_hold_the_whole_export(tmp_path, name, suffix):
     slabs = Spec.from_text("").mask("streaming(2, 5)").bind(Sample(length=40))
@@ -558,7 +558,7 @@ def test_arrays_that_others_saved_are_read(tmp_path):
         assert find_difference(import_mask(read_export(tmp_path / file, name)), slabs) is None
 
 
-@pytest.mark.parametrize("name", ["dense", "dcp", "flashmask", "magi"])
+@pytest.mark.parametrize("name", READABLE)
 @pytest.mark.parametrize("suffix", [".json", ".npz"])
 @pytest.mark.parametrize("tokens", [0, 3])
 def test_a_mask_without_pairs_comes_back(tmp_path, name, suffix, tokens):

@@ -9,7 +9,8 @@ import pytest
 from pygments import lexers
 from pygments.token import Comment, Error, Keyword, Name, Number, Operator, Text, Token
 
-from dcp_dsl.checks.findings import BUILTINS, PARAM_KINDS
+from dcp_dsl.checks.findings import PARAM_KINDS
+from dcp_dsl.checks.functions import NUMBER_FUNCTIONS
 from dcp_dsl.syntax.tokens import scan
 from dcp_grammar import GRAMMAR, MASKS, WORDS, words_of
 from dcp_grammar.pygments_lexer import DcpmLexer
@@ -36,7 +37,7 @@ def test_every_word_stands_in_the_table_once_with_its_meaning():
 
 
 def test_functions_and_types_are_those_of_the_checker():
-    assert set(words_of("function")) == {*BUILTINS, "first", "last", "same", "paths"}
+    assert set(words_of("function")) == {*NUMBER_FUNCTIONS, "first", "last", "same", "paths"}
     assert {*words_of("type"), "mask"} == PARAM_KINDS.keys()
 
 

@@ -11,10 +11,9 @@ from test_gloo import awaited, lone_transport
 from torch.distributed import HashStore, distributed_c10d
 
 from dcp_runtime import RunError
-from dcp_runtime.execute import executor
 from dcp_runtime.launch import worker
 from dcp_runtime.launch.launcher import RunConfig
-from dcp_runtime.transport import gloo_transport, group_transport, recorder
+from dcp_runtime.transport import choice, gloo_transport, group_transport, recorder
 from dcp_runtime.transport.gloo_transport import GlooTransport
 from dcp_runtime.transport.loopback import LoopbackWorld
 from dcp_runtime.transport.recorder import Event, Recorder, make_clock
@@ -40,9 +39,9 @@ def world():
 def test_messages_go_over_the_backend_of_cuda_tensors(world, monkeypatch, backends, has_cuda, made):
     monkeypatch.setattr(dist, "get_backend_config", lambda group: backends)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: has_cuda)
-    monkeypatch.setattr(executor, "NcclTransport", lambda *_: "nccl")
-    monkeypatch.setattr(executor, "GlooTransport", lambda *_: "gloo")
-    assert executor.make_transport(None, 5) == made
+    monkeypatch.setattr(choice, "NcclTransport", lambda *_: "nccl")
+    monkeypatch.setattr(choice, "GlooTransport", lambda *_: "gloo")
+    assert choice.make_transport(None, 5) == made
 
 
 def test_groups_are_made_without_the_ranks_that_make_no_executor(world, monkeypatch):

@@ -1,11 +1,9 @@
 """Check calls of masks, `where` functions and builtins: do the arguments fit the parameters?"""
 
 from dataclasses import replace
-from functools import reduce
 from typing import cast
 
 from dcp_dsl.checks.findings import (
-    BUILTINS,
     MASK,
     PARAM_KINDS,
     SEGMENT,
@@ -17,6 +15,7 @@ from dcp_dsl.checks.findings import (
     Names,
     are_comparable,
 )
+from dcp_dsl.checks.functions import NUMBER_FUNCTIONS
 from dcp_dsl.checks.scope import Scope, keys_of_mask, known_masks
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import substitute
@@ -40,8 +39,8 @@ def check_call(value: ast.Call, names: Names, checker: Checker) -> Kind:
         if known != UNKNOWN:
             checker.report("E106", f"`{text}` takes no arguments", value.span)
         return known
-    if text in BUILTINS:
-        return _check_builtin(value, names, checker)
+    if text in NUMBER_FUNCTIONS:
+        return _check_number_function(value, names, checker)
     found = checker.scope.find_mask(text)
     if found is not None and text not in checker.scope.segments:
         return call_mask(*found, value.arguments, value.name.span, names, checker)
@@ -128,10 +127,11 @@ def _check_segment_function(value: ast.Call, names: Names, checker: Checker) -> 
     return kind.of(nodes.Chosen(word == "first", segment, count, place=place))
 
 
-def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
-    """Return the kind of `abs`, `min`, `max`, `clamp`."""
+def _check_number_function(value: ast.Call, names: Names, checker: Checker) -> Kind:
+    """Return the kind of a call of a function of numbers."""
+    function = NUMBER_FUNCTIONS[value.name.text]
     kinds = [checker.number(a.value, names) for a in value.arguments]
-    if not _has_count(value, *BUILTINS[value.name.text], checker):
+    if not _has_count(value, function.fewest, function.most, checker):
         return UNKNOWN
     result = kinds[0]
     for other, argument in zip(kinds[1:], value.arguments[1:], strict=True):
@@ -144,7 +144,7 @@ def _check_builtin(value: ast.Call, names: Names, checker: Checker) -> Kind:
         result = replace(other if is_vague else result, depends=result.depends | other.depends)
     _check_limits(value, checker)
     place = checker.place(value.span)
-    return result.of(_extreme(value.name.text, [kind.node for kind in kinds], place))
+    return result.of(function.build([kind.node for kind in kinds], place))
 
 
 def _check_limits(value: ast.Call, checker: Checker) -> None:
@@ -158,19 +158,6 @@ def _check_limits(value: ast.Call, checker: Checker) -> None:
             f"write `clamp({shown}, {high.value}, {low.value})` for numbers between them, or "
             f"`{high.value}` for the constant",
         )  # fmt: skip
-
-
-def _extreme(name: str, numbers: list[nodes.Number], place: nodes.Place) -> nodes.Number:
-    """Return abs, min, max or clamp by the smaller and the larger of two numbers."""
-
-    def join(op: nodes.Operation, a: nodes.Number, b: nodes.Number) -> nodes.Number:
-        return nodes.Arithmetic(op, a, b, place=place)
-
-    if name == "abs":
-        return join("max", numbers[0], nodes.negated(numbers[0]))
-    if name == "clamp":
-        return join("min", join("max", numbers[0], numbers[1]), numbers[2])
-    return reduce(lambda a, b: join(cast("nodes.Operation", name), a, b), numbers)
 
 
 def _check_function(value: ast.Call, function: Function, names: Names, checker: Checker) -> Kind:

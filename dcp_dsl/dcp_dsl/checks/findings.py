@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, cast
 
+from dcp_dsl.checks.functions import NUMBER_FUNCTIONS
 from dcp_dsl.checks.scope import Body, Scope, known_masks
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.nodes import LOST
@@ -27,8 +28,7 @@ from dcp_dsl.syntax.trees import walk_parts
 
 KindName: TypeAlias = Literal["pos", "tokens", "int", "index", "list", "mask", "segment", "unknown"]
 
-# Functions of the language, with the fewest and the most arguments they take.
-BUILTINS = {"abs": (1, 1), "min": (2, 9), "max": (2, 9), "clamp": (3, 3)}
+# Functions of segments, with the fewest and the most arguments they take.
 SEGMENT_FUNCTIONS = {"same": (1, 1), "paths": (1, 1), "first": (1, 2), "last": (1, 2)}
 
 
@@ -341,7 +341,7 @@ class Checker(ABC):
         scope = self.scope
         known = {*names, *known_masks(scope), *self.lost}
         if wanted == "call":
-            known |= {*BUILTINS, *SEGMENT_FUNCTIONS}
+            known |= {*NUMBER_FUNCTIONS, *SEGMENT_FUNCTIONS}
         elif wanted == "":
             known |= {*scope.segments, "q", "k", "len"}
         # A mask that takes other arguments is named only if no other is close.

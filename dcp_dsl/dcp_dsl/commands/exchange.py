@@ -2,11 +2,13 @@
 
 import json
 import sys
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import click
 
 from dcp_dsl.commands import options
+from dcp_dsl.interchange.names import FORMATS, MEANINGS, READABLE
 
 if TYPE_CHECKING:
     from dcp_dsl.forms.algebra import MaskComparison
@@ -14,12 +16,22 @@ if TYPE_CHECKING:
 
 
 SCHEMA_EXPORT = "dcp.exported/1"
+_FORMATS = ", ".join(
+    f"{' and '.join(names)} ({meaning})" for meaning, names in groupby(FORMATS, MEANINGS.get)
+)
 
 
-@click.command()
+@click.command(
+    help=f"""Write a mask on a sample in the format of an attention kernel.
+
+    Formats: {_FORMATS}.
+
+    Exit status: 1 if the format cannot represent the mask (X3xx).
+"""
+)
 @click.argument("spec", required=False)
 @options.mask_options
-@click.option("--format", "name", type=click.Choice(options.FORMATS), required=True,
+@click.option("--format", "name", type=click.Choice(FORMATS), required=True,
               help="Format to write; see above.")  # fmt: skip
 @click.option(
     "--out",
@@ -40,14 +52,7 @@ def export(  # noqa: PLR0913 - one argument per option
     block: str,
     as_json: bool,
 ) -> None:
-    """Write a mask on a sample in the format of an attention kernel.
-
-    Formats: dense (booleans), dcp (key ranges per row), flashmask (hidden rows per key), magi
-    (slices with slanted ends), varlen (calls of a plain flash kernel), flex and flash4 (block
-    tables and a mask_mod, as a .py file with an .npz file beside it).
-
-    Exit status: 1 if the format cannot represent the mask (X3xx).
-    """
+    """Write a mask on a sample in the format of an attention kernel."""
     from dcp_dsl.interchange.export import ExportConfig, write_export
     from dcp_dsl.interchange.formats import export_mask
 
@@ -86,7 +91,7 @@ SCHEMA_IMPORT = "dcp.import/1"
 
 @click.command("import")
 @click.argument("file")
-@click.option("--format", "name", type=click.Choice(options.READABLE),
+@click.option("--format", "name", type=click.Choice(READABLE),
               help="Format of FILE, if the file does not name the format.")  # fmt: skip
 @click.option("--equals", "spec", metavar="SPEC", help="Compare with a mask of this .dcpm file.")
 @options.mask_options

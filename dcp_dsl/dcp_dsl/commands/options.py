@@ -1,7 +1,6 @@
 """Options that several commands share, and how they read and write files.
 
-Masks and samples are named on the command line; `-` is standard input. Names of formats stand here
-because help must not wait for numpy, which the formats need.
+Masks and samples are named on the command line; `-` is standard input.
 """
 
 import os
@@ -15,9 +14,6 @@ if TYPE_CHECKING:
     from dcp_dsl.core.mask import Mask
     from dcp_dsl.core.sample import NoLengthError, Sample
     from dcp_dsl.specs.spec import Spec
-
-FORMATS = ("dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4")
-READABLE = ("dense", "dcp", "flashmask", "magi")
 
 Command = TypeVar("Command", bound=Callable[..., Any])  # Any: options and arguments of any type
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias, get_args
+from typing import IO, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import sealed, settle
 from dcp_dsl.errors import MAX_TOKENS, ExchangeError
 from dcp_dsl.files import replacing
+from dcp_dsl.interchange.names import FORMATS
 
-FormatName: TypeAlias = Literal["dense", "dcp", "flashmask", "magi", "varlen", "flex", "flash4"]
-FORMATS: tuple[FormatName, ...] = get_args(FormatName)
 Value: TypeAlias = int | bool | str
 SCHEMA = "dcp.export/1"
 SUFFIXES = (".npz", ".json", ".py")

@@ -16,6 +16,7 @@ from dcp_dsl.interchange.lines import (
     to_dense,
     to_flashmask,
 )
+from dcp_dsl.interchange.names import FORMATS
 from dcp_dsl.interchange.slices import from_magi, to_magi, to_varlen
 
 _PLAIN = {
@@ -24,7 +25,6 @@ _PLAIN = {
 }  # fmt: skip
 _OF_ONE_SEQUENCE = ("dcp", "flashmask")
 _BLOCKED = {"flex": to_flex, "flash4": to_flash4}
-WRITERS = (*_PLAIN, *_BLOCKED)
 READERS = {"dense": from_dense, "dcp": from_dcp, "flashmask": from_flashmask, "magi": from_magi}
 
 
@@ -33,7 +33,7 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
 
     Args:
         mask: bound to a sample, in any exact form, or a packed batch (`BlockSparsity.slabs`).
-        format: ``dense``, ``dcp``, ``flashmask``, ``magi``, ``varlen``, ``flex`` or ``flash4``.
+        format: one of `FORMATS`.
         config: block sizes and a title, for the formats that have them.
 
     Raises:
@@ -46,8 +46,8 @@ def export_mask(mask: Form, format: str, config: ExportConfig | None = None) -> 
     >>> export_mask(causal, "flashmask").arrays["startend_row_indices"].ravel().tolist()
     [3, 3, 3]
     """
-    if format not in WRITERS:
-        raise ExchangeError(f"expected a format out of {', '.join(WRITERS)}, got {format!r}")
+    if format not in FORMATS:
+        raise ExchangeError(f"expected a format out of {', '.join(FORMATS)}, got {format!r}")
     if isinstance(mask, CrossForm) and format in _OF_ONE_SEQUENCE:
         raise ExchangeError(
             f"{format}: expected a mask of one sequence, got {mask.num_tokens} queries and "
@@ -76,7 +76,7 @@ def import_mask(export: Export) -> Slabs:
     """Read a mask back to its normal form; cost grows with rows and runs, for dense with pairs.
 
     Args:
-        export: ``dense``, ``dcp``, ``flashmask`` or ``magi``; the arrays may come from anywhere.
+        export: of one of the formats `READABLE`; the arrays may come from anywhere.
 
     Raises:
         ExchangeError: if arrays are missing or make no sense, or the keys are another sequence;

@@ -272,11 +272,9 @@ class Cluster:
                 continue
             most = {"memory_bytes": MOST_RATE, "kernel_tile": MOST_KERNEL_TILE, "sms": 1 << 14}
             _check_count(name, getattr(self, name), int(most.get(name, MOST_NODES)))
-        for name in ("intra_bytes_per_s", "inter_bytes_per_s", "flops_per_s",
-                     "backward_flops_per_s", "copy_bytes_per_s", "spine_bytes_per_s"):  # fmt: skip
+        for name in RATES:
             self._settle_number(name, _check_rate)
-        for name in ("latency_s", "inter_latency_s", "kernel_launch_s", "message_launch_s",
-                     "pass_s", "host_message_s"):  # fmt: skip
+        for name in OVERHEADS:
             self._settle_number(name, _check_overhead)
         _check_count("cta_keys", self.cta_keys, MOST_KERNEL_TILE, least=0)
         # One multiprocessor is left to compute; a device of one ignores the field.
@@ -411,8 +409,8 @@ class Cluster:
     def to_json(self) -> dict[str, Any]:
         """Return the constants as a JSON object; `Any`: numbers, texts and lists.
 
-        Fields of `LATER_FIELDS` are left out at their defaults: files and digests that were made
-        before these fields existed stay valid.
+        Fields that are not in `FIRST_FIELDS` are left out at their defaults: files and digests that
+        were made before these fields existed stay valid.
         """
         return _stated(self)
 
@@ -423,17 +421,24 @@ class Cluster:
         return self.flops_per_s
 
 
-LATER_FIELDS = frozenset({
-    "devices", "rails", "nodes_per_leaf", "spine_bytes_per_s", "sms", "cta_keys", "kernel_schedule",
-    "message_order", "comm_sms", "pass_s", "host_message_s", "float32_partials",
+RATES = tuple(f.name for f in fields(Cluster) if f.name.endswith("_per_s"))
+"""Constants that are bytes or FLOPs per second."""
+OVERHEADS = tuple(f.name for f in fields(Cluster) if f.name.endswith("_s") and f.name not in RATES)
+"""Constants that are seconds."""
+FIRST_FIELDS = frozenset({
+    "q_heads", "kv_heads", "head_dim", "dtype_bytes",
+    "nodes", "devices_per_node", "intra_bytes_per_s", "inter_bytes_per_s", "latency_s",
+    "flops_per_s", "memory_bytes", "name", "source", "inter_latency_s", "devices_per_nic",
+    "backward_flops_per_s", "kernel_tile", "kernel_launch_s", "message_launch_s",
+    "copy_bytes_per_s",
 })  # fmt: skip
-"""Fields that files contain only where they differ from the default."""
+"""Fields that all files contain; they contain later ones only where these are not the default."""
 
 
 def _stated(record: ModelShape | Cluster) -> dict[str, Any]:
     """Return the fields that files contain, as a JSON object; `Any`: numbers, texts and lists."""
     given = {f.name for f in fields(record) if getattr(record, f.name) != f.default}
-    return {k: v for k, v in asdict(record).items() if k not in LATER_FIELDS or k in given}
+    return {k: v for k, v in asdict(record).items() if k in FIRST_FIELDS or k in given}
 
 
 def devices_of_json(value: object) -> tuple[tuple[float, ...], ...]:

@@ -20,7 +20,7 @@ from dcp_dsl import DatasetError, printable
 from dcp_dsl.files import check_writable, replacing
 from dcp_planner.errors import PlanError, PlanFileError
 from dcp_planner.model.cluster import (
-    LATER_FIELDS,
+    FIRST_FIELDS,
     Cluster,
     MessageOrder,
     ModelShape,
@@ -373,7 +373,7 @@ def _record(cls: type[_Record], values: dict[str, Any]) -> _Record:
     given: dict[str, Any] = {}
     for field in fields(cls):
         value = values.get(field.name)
-        if field.name in LATER_FIELDS and field.name not in values:
+        if field.name not in FIRST_FIELDS and field.name not in values:
             continue  # a file names such a field only where it is not the default
         if field.name == "devices":
             given["devices"] = devices_of_json(value)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Self
 
-import torch
 import torch.distributed as dist
 
 from dcp_planner import Plan, Trace
@@ -31,11 +30,10 @@ from dcp_runtime.plans.batch_plans import (
 )
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 from dcp_runtime.run_log.log import RunLog
-from dcp_runtime.transport.gloo_transport import GlooTransport
+from dcp_runtime.transport.choice import make_transport
 from dcp_runtime.transport.group_store import Group, process_group
 from dcp_runtime.transport.group_transport import member_ranks
 from dcp_runtime.transport.limits import check_timeout
-from dcp_runtime.transport.nccl_transport import NcclTransport
 from dcp_runtime.transport.recorder import Recorder, Timeline, make_trace
 from dcp_runtime.transport.store_barrier import Topic
 from dcp_runtime.transport.transport import Transport, agree
@@ -366,15 +364,3 @@ def _group_of(group: Group | None) -> dist.ProcessGroup | None:
             "(torchrun sets what it needs), also for a single process"
         )
     return process_group(group)
-
-
-def make_transport(group: dist.ProcessGroup | None, timeout_s: float) -> Transport:
-    """Make the transport of a group: NCCL where that moves its CUDA tensors, else gloo.
-
-    A group may have a backend per device: ``"cpu:gloo,cuda:nccl"``.
-    """
-    member_ranks(group)  # refuses a group without this rank; get_backend_config would name no group
-    backends = dict(part.split(":") for part in dist.get_backend_config(group).split(","))
-    if backends.get("cuda") == "nccl" and torch.cuda.is_available():
-        return NcclTransport(group, timeout_s)
-    return GlooTransport(group, timeout_s)

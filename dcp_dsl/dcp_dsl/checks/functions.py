@@ -1,0 +1,45 @@
+"""The functions of numbers: how many arguments each takes, and the core program of a call."""
+
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
+from typing import NamedTuple
+
+from dcp_dsl.elaboration import nodes
+
+
+class NumberFunction(NamedTuple):
+    """A function of numbers.
+
+    Attributes:
+        fewest, most: arguments it takes.
+        build: returns the core program of a call with these arguments, at this place.
+    """
+
+    fewest: int
+    most: int
+    build: Callable[[Sequence[nodes.Number], nodes.Place], nodes.Number]
+
+
+def _abs(numbers: Sequence[nodes.Number], place: nodes.Place) -> nodes.Number:
+    (x,) = numbers
+    return nodes.Arithmetic("max", x, nodes.negated(x), place=place)
+
+
+def _extreme(
+    op: nodes.Operation, numbers: Sequence[nodes.Number], place: nodes.Place
+) -> nodes.Number:
+    return reduce(lambda a, b: nodes.Arithmetic(op, a, b, place=place), numbers)
+
+
+def _clamp(numbers: Sequence[nodes.Number], place: nodes.Place) -> nodes.Number:
+    x, low, high = numbers
+    return _extreme("min", (_extreme("max", (x, low), place), high), place)
+
+
+NUMBER_FUNCTIONS = {
+    "abs": NumberFunction(1, 1, _abs),
+    "min": NumberFunction(2, 9, partial(_extreme, "min")),
+    "max": NumberFunction(2, 9, partial(_extreme, "max")),
+    "clamp": NumberFunction(3, 3, _clamp),
+}
+"""Functions of numbers by name."""
