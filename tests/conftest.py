@@ -71,7 +71,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def snapshots(request: pytest.FixtureRequest) -> Snapshots:
     """What the tests of this file compare with texts that were read (`snapshots.py`)."""
     is_update = request.config.getoption("--update-snapshots")
-    return Snapshots(request.path.parent / "snapshots", is_update=is_update)
+    name = request.path.stem.removeprefix("test_")
+    return Snapshots(request.path.parent / "snapshots" / f"{name}.txt", is_update=is_update)
 
 
 @pytest.fixture(scope="session")

@@ -22,8 +22,8 @@ def install_line(extra: str) -> str:
 def extra_of(module: str) -> str | None:
     """Return the smallest extra that brings a library, ``None`` if there is none.
 
-    >>> extra_of("flash_attn.cute"), extra_of("PIL"), extra_of("numpy")
-    ('flash', 'png', None)
+    >>> extra_of("flash_attn.cute"), extra_of("numba"), extra_of("numpy")
+    ('flash', 'plan', None)
     """
     wanted = module.partition(".")[0]
     # `numba` is in `plan`, and in `run`, which contains it: the smaller one is enough.

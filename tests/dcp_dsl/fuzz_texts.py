@@ -1,5 +1,6 @@
 """Texts that nobody would write, and what must hold of each."""
 
+import re
 from pathlib import Path
 
 from dcp_dsl import Spec, check, format_source
@@ -8,11 +9,13 @@ from dcp_dsl.syntax.tokens import KEYWORDS, RESERVED, scan
 from dcp_grammar import MASKS
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
-SPECS = [
-    path.read_text(encoding="utf-8")
-    for folder in (FIXTURES / "specs", FIXTURES / "bad", Path(str(MASKS)))
-    for path in sorted(folder.glob("*.dcpm"))
-]
+_, *parts = re.split(r"^=== (\w+)\n", (FIXTURES / "bad.txt").read_text("utf-8"), flags=re.M)
+BAD = {name: text.rstrip("\n") + "\n" for name, text in zip(parts[::2], parts[1::2], strict=True)}
+GOOD, LIBRARY = (
+    [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.dcpm"))]
+    for folder in (FIXTURES / "specs", Path(str(MASKS)))
+)
+SPECS = [*GOOD, *BAD.values(), *LIBRARY]
 WORDS = [
     *sorted(KEYWORDS | RESERVED), "ahead", "partial", "a", "b", "doc", "part", "tokens", "int",
     "causal", "sliding", "streaming", "document", "q - k", "q.doc", "k.doc.start", "0", "1", "3",

@@ -6,7 +6,6 @@ file again: `python tests/fuzz/file_fuzz.py --kind arrow --seed 17 --count 1 --k
 """
 
 import argparse
-import hashlib
 import itertools
 import json
 import mmap
@@ -39,7 +38,6 @@ from dcp_planner.plan.columns import columns_of_plan, columns_of_traces
 HOSTILE = Path(__file__).parents[1] / "fixtures" / "hostile"
 CHUNK = 5_000  # files that one child reads
 HANG_CPU_S, HANG_S = 20, 600  # a busy machine may need long for little
-MAX_KEPT_BYTES = 2000
 MEMORY_BYTES = 6 << 30
 ODD = (0, 1, -1, 2, 7, 8, 127, 255, 2**16, 2**31 - 1, -(2**31), 2**32, 2**62, 2**63 - 1, -(2**63))
 Case = tuple[str, bytes, Callable[[Path], object]]
@@ -230,15 +228,6 @@ KINDS = {
 }  # fmt: skip
 
 
-def keep_new(folder: Path, data: bytes, seen: object) -> None:
-    """Add an input to the corpus for each thing that it is the first to make happen."""
-    for thing in seen if isinstance(seen, tuple) else ():
-        path = folder / f"{hashlib.sha256(thing.encode()).hexdigest()[:12]}.txt"
-        if not path.exists() and len(data) < MAX_KEPT_BYTES:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(data)
-
-
 def run_chunk(
     kind: str, draw: Callable, seeds: range, end: float, board: mmap.mmap, grow: bool
 ) -> None:
@@ -255,8 +244,8 @@ def run_chunk(
             signal.alarm(HANG_S)
             try:
                 seen = read(path)
-                if grow:
-                    keep_new(message_targets.CORPUS / kind, data, seen)
+                if grow and kind in message_targets.KINDS:
+                    message_targets.keep_new(kind, data, seen)
                 place = 8
             except DCPError:
                 place = 16

@@ -5,6 +5,7 @@ with a status, a method with its kind of answer. New cases are made from the cor
 person would send; `file_fuzz.py --grow` adds what is new.
 """
 
+import hashlib
 import json
 import os
 import random
@@ -28,6 +29,7 @@ from fuzz_texts import SPECS, assert_ends_well, mutated, soup
 from dcp_dsl import Sample
 
 CORPUS = Path(__file__).with_name("corpus")
+MAX_KEPT_BYTES = 2000
 ODD: tuple[Any, ...] = (
     None, True, 0, 1, -1, 7, 2**31, -(2**31), 2**63, 2**64, 1e308, "", "x", "..", "\0", "\ud800",
     "é" * 99, "0" * 5000, [], {}, [[]], {"a": None}, ["x"] * 50, "4k", "causal", "mask m = causal",
@@ -36,10 +38,27 @@ Read = Callable[[Path], tuple[str, ...]]
 Draw = Callable[[random.Random], tuple[str, bytes, Read]]
 
 
-def corpus(kind: str) -> list[str]:
+def corpus(kind: str) -> list[Any]:  # Any: texts of specs, JSON of messages
     """Return the inputs that were kept, in a fixed order."""
-    folder = CORPUS / kind
-    return [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.txt"))]
+    return [*read_corpus(kind).values()]
+
+
+def read_corpus(kind: str) -> dict[str, Any]:
+    """Return the inputs of a kind by the digest of what each was the first to make happen."""
+    return json.loads((CORPUS / f"{kind}.json").read_text(encoding="utf-8"))
+
+
+def keep_new(kind: str, data: bytes, seen: tuple[str, ...]) -> None:
+    """Add an input to the corpus for each thing that it is the first to make happen."""
+    kept = read_corpus(kind)
+    new = {hashlib.sha256(thing.encode()).hexdigest()[:12] for thing in seen} - kept.keys()
+    if not new or len(data) >= MAX_KEPT_BYTES:
+        return
+    value = data.decode(errors="replace") if kind == "specs" else json.loads(data)
+    kept |= dict.fromkeys(new, value)
+    lines = [f"{json.dumps(digest)}: {json.dumps(kept[digest])}" for digest in sorted(kept)]
+    text = "{\n" + ",\n".join(lines) + "\n}\n"
+    (CORPUS / f"{kind}.json").write_text(text, encoding="utf-8")
 
 
 def spec_cases() -> Draw:
@@ -155,7 +174,7 @@ def route(path: str) -> str:
 
 def http_cases() -> Draw:
     """Requests to the dashboard: paths, queries and bodies."""
-    templates = http_templates() + [json.loads(text) for text in corpus("http")]
+    templates = http_templates() + corpus("http")
     routes = {route(template["path"]) for template in http_templates()}
 
     def read(path: Path) -> tuple[str, ...]:
@@ -222,7 +241,7 @@ def lsp_editor(_: int) -> Editor:
 
 def lsp_cases() -> Draw:
     """Messages to the language server, after each of which it answers a question as before."""
-    templates = lsp_templates() + [json.loads(text) for text in corpus("lsp")]
+    templates = lsp_templates() + corpus("lsp")
 
     def read(path: Path) -> tuple[str, ...]:
         editor = lsp_editor(os.getpid())
