@@ -5,16 +5,16 @@
 // another group moves the selection to the same tile there.
 import { state } from "../session.ts";
 import type { Key, Selection } from "../state.ts";
-import type { Mask } from "./mask.ts";
+import type { MaskView } from "./view.ts";
 
 /** The group that the state asks for, the first one if it is none of this plan. */
-export function asked({ header }: Mask): number {
+export function asked({ header }: MaskView): number {
   const group = Number(state.get().group ?? 0);
   return header.group_labels?.[group] === undefined ? 0 : group;
 }
 
 /** The group of what is selected, undefined if it has none. */
-export function ofSelection({ header, columns }: Mask, sel: Selection | undefined): number | undefined {
+export function ofSelection({ header, columns }: MaskView, sel: Selection | undefined): number | undefined {
   const groups = columns.tile_group;
   if (!groups || !sel) return undefined;
   if (sel.type === "tile") return groups[sel.tile ?? -1];
@@ -23,7 +23,7 @@ export function ofSelection({ header, columns }: Mask, sel: Selection | undefine
 
 export function tell(group: number): void { state.set({ group: group ? String(group) : null }); }
 
-export function follow(mask: Mask, changed: ReadonlySet<Key>): void {
+export function follow(mask: MaskView, changed: ReadonlySet<Key>): void {
   const { sel } = state.get();
   const chosen = ofSelection(mask, sel);
   const group = changed.has("sel") ? chosen ?? asked(mask) : asked(mask);
@@ -39,12 +39,12 @@ export function follow(mask: Mask, changed: ReadonlySet<Key>): void {
 }
 
 /** The tile of the shown group at the place of a tile of another group. */
-function twin({ columns: { tile_q: rows, tile_kv: cols }, index: { first, order } }: Mask, tile: number): number | undefined {
+function twin({ columns: { tile_q: rows, tile_kv: cols }, index: { first, order } }: MaskView, tile: number): number | undefined {
   return order.subarray(first[rows[tile]], first[rows[tile] + 1]).find((other) => cols[other] === cols[tile]);
 }
 
 /** ", heads 3-4" of a tile, nothing in a plan of one group. */
-export function words({ header, columns }: Mask, tile: number): string {
+export function words({ header, columns }: MaskView, tile: number): string {
   const groups = columns.tile_group;
   return groups ? `, heads ${header.group_labels?.[groups[tile]] ?? "?"}` : "";
 }

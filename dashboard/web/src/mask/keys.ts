@@ -1,13 +1,13 @@
 // The keyboard of the mask: the selected tile moves to the next one in a direction, Enter zooms to it.
 import { state } from "../session.ts";
-import type { Mask } from "./mask.ts";
+import type { MaskView } from "./view.ts";
 
 const MOVES: Readonly<Record<string, readonly [down: number, right: number]>> = {
   ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0],
 };
 
 /** Does what a key asks for; true if it was one of these. */
-export function handleKey(mask: Mask, key: string): boolean {
+export function handleKey(mask: MaskView, key: string): boolean {
   const { sel } = state.get();
   const tile = sel?.type === "tile" && sel.tile !== undefined && sel.tile < mask.count && mask.isShown(sel.tile) ? sel.tile : undefined;
   if (key === "Enter") {
@@ -25,12 +25,12 @@ export function handleKey(mask: Mask, key: string): boolean {
   return true;
 }
 
-function select(mask: Mask, tile: number | undefined): void {
+function select(mask: MaskView, tile: number | undefined): void {
   if (tile !== undefined) state.set({ sel: mask.factsOf(tile) });
 }
 
 /** The shown tile that is nearest to the middle of the window. */
-function middle({ tiles, count, layers: { pixels: { width, height } } }: Mask): number | undefined {
+function middle({ tiles, count, layers: { pixels: { width, height } } }: MaskView): number | undefined {
   let best;
   let least = Infinity;
   for (let y = 0; y < height; y += 4) {
@@ -46,7 +46,7 @@ function middle({ tiles, count, layers: { pixels: { width, height } } }: Mask): 
 }
 
 /** In its row the next tile to a side; else the nearest key block of the next row that has a tile. */
-function neighbour(mask: Mask, tile: number, [down, right]: readonly [number, number]): number | undefined {
+function neighbour(mask: MaskView, tile: number, [down, right]: readonly [number, number]): number | undefined {
   const { tile_q: rows, tile_kv: cols } = mask.columns;
   const { first, order } = mask.index;
   const col = cols[tile];
@@ -65,12 +65,12 @@ function neighbour(mask: Mask, tile: number, [down, right]: readonly [number, nu
 }
 
 /** First and past token of a tile, across and down. */
-function tokensOf({ columns: { block_start: start, block_end: end, tile_q: rows, tile_kv: cols } }: Mask, tile: number): [number, number][] {
+function tokensOf({ columns: { block_start: start, block_end: end, tile_q: rows, tile_kv: cols } }: MaskView, tile: number): [number, number][] {
   return [cols[tile], rows[tile]].map((block) => [start[block], end[block]]);
 }
 
 /** The tile with a margin, both axes alike. */
-export function zoomToTile(mask: Mask, tile: number): void {
+export function zoomToTile(mask: MaskView, tile: number): void {
   const spans = tokensOf(mask, tile);
   const side = Math.max(...spans.map(([from, to]) => to - from)) * 1.2;
   mask.ranges().forEach((range, axis) => {
@@ -82,7 +82,7 @@ export function zoomToTile(mask: Mask, tile: number): void {
 }
 
 /** Pans so that a tile outside of the window comes in. */
-function reveal(mask: Mask, tile: number): void {
+function reveal(mask: MaskView, tile: number): void {
   let isMoved = false;
   mask.ranges().forEach((range, axis) => {
     const [from, to] = tokensOf(mask, tile)[axis];

@@ -20,6 +20,7 @@ import { handleKey } from "./keys.ts";
 import { edgeLabels, sequenceAt } from "./labels.ts";
 import { MaskPairs } from "./pairs.ts";
 import * as raster from "./raster.ts";
+import type { MaskView } from "./view.ts";
 
 const NAMES = 14; // of the sequences, beyond the axes
 const LEFT = 56 + NAMES;
@@ -33,11 +34,10 @@ const SIDE = 620;
 
 type Pen = CanvasRenderingContext2D;
 
-export class Mask extends CanvasView {
+export class Mask extends CanvasView implements MaskView {
   readonly header: MaskHeader;
   readonly columns: MaskColumns;
   readonly count: number;
-  /** The tile of every pixel, `count` where there is none. */
   tiles = new Uint32Array(0);
   group = 0;
   index: raster.RowIndex = { first: new Uint32Array(1), order: new Uint32Array(0) };

@@ -4,7 +4,7 @@ import { loadJson } from "../api.ts";
 import { make } from "../kit/dom.ts";
 import { state } from "../session.ts";
 import { decodeSelection, type Selection } from "../state.ts";
-import type { Facts } from "./inspector.ts";
+import type { Facts } from "./facts.ts";
 
 const TYPES: Readonly<Record<string, "sequence" | "device" | "tile" | "division">> = {
   seq: "sequence", sequence: "sequence", gpu: "device", device: "device", tile: "tile", division: "division",

@@ -3,7 +3,6 @@
 import { loadJson } from "../api.ts";
 import { make } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
-import type { View } from "../mount.ts";
 
 export interface Gain { readonly label: string; readonly note: string; readonly speedups: readonly number[] }
 
@@ -24,7 +23,7 @@ export function spread(values: readonly number[]): string {
   return sorted.length === 1 ? `${least}×` : `${format.ratio(median)}× (${least} to ${most})`;
 }
 
-export class GainTable implements View {
+export class GainTable {
   dispose?(): void;
   private readonly gains: readonly Gain[];
   private readonly body = make("tbody");

@@ -4,19 +4,9 @@ import { loadJson } from "../api.ts";
 import { button, isAbort, make, messageOf } from "../kit/dom.ts";
 import { state } from "../session.ts";
 import type { Selection } from "../state.ts";
-import { pinned, togglePin } from "./selection.ts";
+import { type Facts, word } from "./facts.ts";
 import { addFinder } from "./finder.ts";
-
-export interface Word { text: string; sel?: string; time?: string; source?: string }
-interface Row { label: string; parts: Word[] }
-
-/** Facts about one thing, as dcp_dashboard/facts/text.py writes them. */
-export interface Facts {
-  title: string;
-  sel: string; // empty: several things, each with its link
-  sections: { heading: string; rows: Row[] }[];
-  values?: { event?: number; source?: string; chain?: number[] };
-}
+import { pinned, togglePin } from "./selection.ts";
 
 const MOST_KEPT = 200;
 const LEFT_OUT = "This page shows only devices and divisions. To see tiles, events and messages, open the plan file with dcpm dashboard.";
@@ -50,15 +40,6 @@ function pinning(): HTMLElement | null {
     "aria-label": `${text} device ${device}`,
     title: isPinned ? `Move device ${device} back to its place (t)` : `Keep device ${device} at the top of timeline and tables (t)`,
   });
-}
-
-/** Plain words, or a button that selects: nothing is loaded by it, so it is no link. */
-export function word({ text, sel, time, source }: Word): Node | string {
-  if (!sel) return text;
-  const title = time ? "Select and show this time in the timeline" : null;
-  return make("button", {
-    type: "button", className: "dcp-link", title, "data-sel": sel, "data-time": time, "data-source": time && source,
-  }, text);
 }
 
 function section({ heading, rows }: Facts["sections"][number]): HTMLElement {

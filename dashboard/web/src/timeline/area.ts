@@ -4,7 +4,7 @@ import * as format from "../kit/format.ts";
 import { state } from "../session.ts";
 import { aggregate } from "./events.ts";
 import { markShown } from "./selection.ts";
-import { type Timeline, type Trace, WORDS } from "./timeline.ts";
+import { type TimelineView, type Trace, WORDS } from "./view.ts";
 
 type Marked = readonly [t0: number, t1: number, first: number, last: number];
 
@@ -12,10 +12,10 @@ const HEAD = ["Kind", "Time", "Share", "Events", "Bytes", "Least", "Most"];
 
 export class AreaSums {
   readonly dispose: () => void;
-  private readonly timeline: Timeline;
+  private readonly timeline: TimelineView;
   private readonly slot: HTMLElement;
 
-  constructor(page: HTMLElement, timeline: Timeline) {
+  constructor(page: HTMLElement, timeline: TimelineView) {
     this.timeline = timeline;
     this.slot = part(page, ".dcp-timeline-area");
     const keys = ["area", "kinds", "longer", "source"] as const;

@@ -9,7 +9,7 @@ import { state } from "../session.ts";
 import type { Key } from "../state.ts";
 import { type EventTable as Events, idOf } from "./events.ts";
 import { eventOf } from "./selection.ts";
-import { type Timeline, type Trace, WORDS } from "./timeline.ts";
+import { type TimelineView, type Trace, WORDS } from "./view.ts";
 
 /** A column: what sorts it (nothing: no order), and what stands there. */
 interface EventHead extends Head {
@@ -78,13 +78,13 @@ export function pinnedFirst(ids: Uint32Array, device: Column, pins: ReadonlySet<
 
 export class EventTable {
   readonly dispose: () => void;
-  private readonly timeline: Timeline;
+  private readonly timeline: TimelineView;
   private readonly slot: HTMLElement;
   private table: VirtualTable | undefined;
   private readonly units: Units;
   private parts: readonly { trace: Trace; ids: Uint32Array }[] = [];
 
-  constructor(page: HTMLElement, timeline: Timeline) {
+  constructor(page: HTMLElement, timeline: TimelineView) {
     this.timeline = timeline;
     this.slot = part(page, ".dcp-event-table");
     this.units = unitsOf(timeline.traces);

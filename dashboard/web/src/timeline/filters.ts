@@ -9,7 +9,7 @@ import { isOrder } from "./event_table.ts";
 import { idOf } from "./events.ts";
 import { nodeOf } from "./layout.ts";
 import { show } from "./selection.ts";
-import type { Timeline, Trace } from "./timeline.ts";
+import type { TimelineView, Trace } from "./view.ts";
 
 const LABELS: Readonly<Record<string, string>> = { simulated: "Predicted", measured: "Measured", both: "Both" };
 const SHOWN_ANEW: readonly Key[] = ["find", "kinds", "longer", "source"];
@@ -29,7 +29,7 @@ function group(label: string, ...children: (Node | string)[]): HTMLElement {
 const downloads = (text: string, title: string): HTMLAnchorElement => make("a", { className: "dcp-toggle", title, download: "" }, text);
 
 export class Filters {
-  private readonly timeline: Timeline;
+  private readonly timeline: TimelineView;
   private readonly address: string;
   private readonly sources: ReadonlyMap<string, HTMLElement>;
   private readonly kinds: ReadonlyMap<string, HTMLElement>;
@@ -45,7 +45,7 @@ export class Filters {
   private readonly onKey = (event: KeyboardEvent): void => this.key(event);
   private hit = -1;
 
-  constructor(page: HTMLElement, timeline: Timeline) {
+  constructor(page: HTMLElement, timeline: TimelineView) {
     this.timeline = timeline;
     this.address = `/api/plan/${page.dataset.key}`;
     this.sources = this.sourceButtons();

@@ -7,11 +7,11 @@ import { aggregate, firstEndingAfter, firstStartingAt, LANES } from "./events.ts
 import { band, type Row } from "./layout.ts";
 import { drawNotes } from "./notes.ts";
 import { drawSelection } from "./selection.ts";
-import { type Place, type Timeline, type Trace, WORDS } from "./timeline.ts";
+import { type Place, type TimelineView, type Trace, WORDS } from "./view.ts";
 
 type Pen = CanvasRenderingContext2D;
 
-export function draw(timeline: Timeline): void {
+export function draw(timeline: TimelineView): void {
   const pen = timeline.layers.pen();
   const { left, top, width, height } = timeline.layers.area;
   drawAxis(timeline, pen);
@@ -29,7 +29,7 @@ export function draw(timeline: Timeline): void {
   drawScroll(timeline, pen);
 }
 
-function drawLabels(timeline: Timeline, pen: Pen): void {
+function drawLabels(timeline: TimelineView, pen: Pen): void {
   const { left, top, width } = timeline.layers.area;
   const { height } = timeline.layout;
   const sources = timeline.sources.length;
@@ -54,14 +54,14 @@ function drawLabels(timeline: Timeline, pen: Pen): void {
 }
 
 /** The strip beside the devices of a node: a click there closes or opens them. */
-function drawNode(timeline: Timeline, pen: Pen, row: Row, y: number): void {
+function drawNode(timeline: TimelineView, pen: Pen, row: Row, y: number): void {
   const open = timeline.open.has(row.node);
   pen.textAlign = "left";
   if (timeline.page) pen.fillText(open ? "▾" : "▸", 0, y + 7);
   if (!open || timeline.layout.height * timeline.sources.length >= 8) pen.fillText(`n${row.node}`, timeline.page ? 9 : 0, y + 7);
 }
 
-function drawAxis(timeline: Timeline, pen: Pen): void {
+function drawAxis(timeline: TimelineView, pen: Pen): void {
   const { left, top, width } = timeline.layers.area;
   const { start, end } = timeline.time;
   const { values, step }: Ticks = timeline.ticks;
@@ -89,7 +89,7 @@ function drawAxis(timeline: Timeline, pen: Pen): void {
 }
 
 /** A short line under every event that the search found, one per pixel however many lie there. */
-function drawHits(timeline: Timeline, pen: Pen): void {
+function drawHits(timeline: TimelineView, pen: Pen): void {
   const { left, top, width } = timeline.layers.area;
   pen.fillStyle = timeline.accent;
   for (const row of timeline.rowsInView()) {
@@ -113,7 +113,7 @@ function drawHits(timeline: Timeline, pen: Pen): void {
   }
 }
 
-function drawArea(timeline: Timeline, pen: Pen): void {
+function drawArea(timeline: TimelineView, pen: Pen): void {
   const area = timeline.page ? timeline.pending ?? timeline.state.area : null;
   if (!area) return;
   const { left, top, width } = timeline.layers.area;
@@ -131,7 +131,7 @@ function drawArea(timeline: Timeline, pen: Pen): void {
   pen.strokeRect(Math.round(toX(t0)) + 0.5, y0 + 0.5, Math.max(1, toX(t1) - toX(t0)), y1 - y0 - 1);
 }
 
-function drawScroll(timeline: Timeline, pen: Pen): void {
+function drawScroll(timeline: TimelineView, pen: Pen): void {
   if (timeline.scroll.isWhole) return;
   const { left, top, width, height } = timeline.layers.area;
   const { start, span, full } = timeline.scroll;
@@ -143,7 +143,7 @@ function drawScroll(timeline: Timeline, pen: Pen): void {
 }
 
 /** The lines of the tooltip of an event, or of a row of devices. */
-export function describe(timeline: Timeline, { row, trace, event: e, isNodes, time = 0 }: Place): string[] {
+export function describe(timeline: TimelineView, { row, trace, event: e, isNodes, time = 0 }: Place): string[] {
   if (!row) return [];
   if (trace && e !== undefined) return describeEvent(trace, e);
   const opens = timeline.open.has(row.node) ? "closes" : "opens";
@@ -155,7 +155,7 @@ export function describe(timeline: Timeline, { row, trace, event: e, isNodes, ti
 }
 
 /** The work of a node's devices within the pixel at a time. */
-function describeNode(timeline: Timeline, row: Row, trace: Trace, time: number): string[] {
+function describeNode(timeline: TimelineView, row: Row, trace: Trace, time: number): string[] {
   const half = timeline.time.span / timeline.layers.area.width / 2;
   const [from, to] = [(time - half) / trace.unit, (time + half) / trace.unit];
   const sums = aggregate(trace.shown, trace.header.kinds.length, from, to, row.devices[0], row.devices[1] - 1);

@@ -9,7 +9,7 @@ import { devicesOf, pinned } from "../page/selection.ts";
 import { state } from "../session.ts";
 import type { Source, Values } from "../state.ts";
 import { firstFrom } from "./events.ts";
-import { GUTTER, NODES, WORDS } from "./timeline.ts";
+import { GUTTER, NODES, WORDS } from "./view.ts";
 
 export interface MemoryHeader {
   readonly source: Source;

@@ -4,7 +4,7 @@ import { button, make, part } from "../kit/dom.ts";
 import * as format from "../kit/format.ts";
 import { state } from "../session.ts";
 import { eventOf } from "./selection.ts";
-import type { Timeline, Tool } from "./timeline.ts";
+import type { TimelineView, Tool } from "./view.ts";
 
 /** A note: `time` in ns after the first event. */
 export interface Note { readonly time?: number; readonly device?: number; readonly text: string }
@@ -36,7 +36,7 @@ function placeText({ time, device }: Omit<Note, "text">): string {
 }
 
 /** A numbered flag for every note: in the row of its device, or at the top. */
-export function drawNotes(timeline: Timeline, pen: CanvasRenderingContext2D): void {
+export function drawNotes(timeline: TimelineView, pen: CanvasRenderingContext2D): void {
   const { area: { left, top, width } } = timeline.layers;
   readNotes(timeline.state.notes).forEach(({ time, device }, n) => {
     const share = time === undefined ? 0 : (time - timeline.time.start) / timeline.time.span;
@@ -57,13 +57,13 @@ export function drawNotes(timeline: Timeline, pen: CanvasRenderingContext2D): vo
 /** The list of notes beside the timeline, and where one writes another. */
 export class Notes implements Tool {
   readonly dispose: () => void;
-  private readonly timeline: Timeline;
+  private readonly timeline: TimelineView;
   private readonly list = make("ol", { className: "dcp-notes" });
   private readonly text = make("input", { type: "text", className: "dcp-input", maxLength: MOST_LETTERS, "aria-label": "Text of the note" });
   private readonly add = make("button", { type: "submit", className: "dcp-toggle" }, "Add note");
   private readonly where = make("p", { className: "dcp-muted" });
 
-  constructor(page: HTMLElement, timeline: Timeline) {
+  constructor(page: HTMLElement, timeline: TimelineView) {
     this.timeline = timeline;
     const form = make("form", { onsubmit: (event: Event) => { event.preventDefault(); this.write(); } }, this.text, this.add);
     part(page, ".dcp-timeline-notes").replaceChildren(this.list, form, this.where);

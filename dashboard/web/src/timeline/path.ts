@@ -3,11 +3,11 @@
 import { loadColumns, type Payload } from "../api.ts";
 import { themeColour } from "../kit/colours.ts";
 import { button, isAbort, make } from "../kit/dom.ts";
-import { word, type Word } from "../page/inspector.ts";
+import { word, type Word } from "../page/facts.ts";
 import { state } from "../session.ts";
 import type { Source } from "../state.ts";
 import { band, type Row } from "./layout.ts";
-import type { Timeline } from "./timeline.ts";
+import type { TimelineView } from "./view.ts";
 
 /** The payload "dcp.path/1" of dcp_dashboard/api/devices.py. */
 type PathPayload = Payload<{ source: Source; shares: readonly Word[] }, "event" | "start" | "end">;
@@ -22,12 +22,12 @@ export function within(from: number, to: number, start: number, end: number): [n
 }
 
 export class CriticalPath {
-  private readonly timeline: Timeline;
+  private readonly timeline: TimelineView;
   private readonly place: HTMLElement | null;
   private readonly asked = new AbortController();
   private paths: readonly PathPayload[] = [];
 
-  constructor(timeline: Timeline, host: HTMLElement) {
+  constructor(timeline: TimelineView, host: HTMLElement) {
     this.timeline = timeline;
     this.place = host.parentElement?.querySelector<HTMLElement>(".dcp-path") ?? null;
     if (this.place && host.dataset.path) void this.load(host.dataset.path.split(" "));

@@ -7,7 +7,7 @@ import type { Selection } from "../state.ts";
 import { type EventTest, firstEndingAfter, idOf, LANES, partnerOf } from "./events.ts";
 import { nodeOf } from "./layout.ts";
 import type { Box } from "../kit/layers.ts";
-import type { Timeline, Trace } from "./timeline.ts";
+import type { TimelineView, Trace } from "./view.ts";
 
 type Pen = CanvasRenderingContext2D;
 
@@ -61,7 +61,7 @@ function arrowOf(sel: Selection | undefined, trace: Trace): [sent: number, recei
 }
 
 /** Marks what is selected: its rows, its event, the arrow of its message, what held up a wait. */
-export function drawSelection(timeline: Timeline, pen: Pen): void {
+export function drawSelection(timeline: TimelineView, pen: Pen): void {
   const { sel } = timeline.state;
   if (!sel) return;
   const { left, top, width } = timeline.layers.area;
@@ -81,7 +81,7 @@ export function drawSelection(timeline: Timeline, pen: Pen): void {
   for (const trace of timeline.sources) drawEvent(timeline, pen, trace, sel);
 }
 
-function drawEvent(timeline: Timeline, pen: Pen, trace: Trace, sel: Selection): void {
+function drawEvent(timeline: TimelineView, pen: Pen, trace: Trace, sel: Selection): void {
   const e = eventOf(sel, trace);
   pen.lineWidth = 2;
   pen.strokeStyle = timeline.ink;
@@ -95,7 +95,7 @@ function drawEvent(timeline: Timeline, pen: Pen, trace: Trace, sel: Selection): 
 }
 
 /** The cause of a wait, once the details are there: an arrow from each event to the one that began when it ended. */
-function drawChain(timeline: Timeline, pen: Pen, trace: Trace, e: number): void {
+function drawChain(timeline: TimelineView, pen: Pen, trace: Trace, e: number): void {
   const { chain = [], event, source } = timeline.facts ?? {};
   if (event !== e || source !== trace.header.source) return;
   const boxes = [e, ...chain].map((step) => timeline.boxOf(trace, step));
@@ -124,7 +124,7 @@ function drawArrow(pen: Pen, sent: Box, received: Box, ink: string): void {
 }
 
 /** Scrolls to the device of the selection where it has a row outside the picture. */
-export function reveal(timeline: Timeline): void {
+export function reveal(timeline: TimelineView): void {
   const { sel } = timeline.state;
   if (sel?.device === undefined || timeline.scroll.isWhole) return;
   const row = timeline.rowOf(0, sel.device);
@@ -135,7 +135,7 @@ export function reveal(timeline: Timeline): void {
 }
 
 /** First start and last end, in ns, of what is selected; null if it has no events. */
-function extentOf(timeline: Timeline): [number, number] | null {
+function extentOf(timeline: TimelineView): [number, number] | null {
   const { sel, area } = timeline.state;
   let [from, to] = [Infinity, -Infinity];
   const add = (start: number, end: number, unit: number) => { from = Math.min(from, start * unit); to = Math.max(to, end * unit); };
@@ -150,7 +150,7 @@ function extentOf(timeline: Timeline): [number, number] | null {
 }
 
 /** Shows the selection with a tenth of its length on both sides. */
-export function fit(timeline: Timeline): void {
+export function fit(timeline: TimelineView): void {
   const extent = extentOf(timeline);
   if (!extent) return;
   const margin = Math.max(10, (extent[1] - extent[0]) * 0.1);
@@ -158,7 +158,7 @@ export function fit(timeline: Timeline): void {
 }
 
 /** Selects the previous or next shown event of the same device and lane; without a selection the first in view. */
-function step(timeline: Timeline, by: number): void {
+function step(timeline: TimelineView, by: number): void {
   const { sel } = timeline.state;
   for (const trace of timeline.sources) {
     const e = eventOf(sel, trace);
@@ -182,7 +182,7 @@ function step(timeline: Timeline, by: number): void {
 }
 
 /** Selects an event and moves the picture so that it is within. */
-export function show(timeline: Timeline, trace: Trace, e: number): void {
+export function show(timeline: TimelineView, trace: Trace, e: number): void {
   const { start, end } = trace.columns;
   const [from, to] = [start[e] * trace.unit, end[e] * trace.unit];
   timeline.select(trace, e);
@@ -195,7 +195,7 @@ export function show(timeline: Timeline, trace: Trace, e: number): void {
 }
 
 /** Keys of the canvas beside those of every canvas; true if it was one. */
-export function handleKey(timeline: Timeline, event: KeyboardEvent): boolean {
+export function handleKey(timeline: TimelineView, event: KeyboardEvent): boolean {
   const actions: Readonly<Record<string, () => void>> = {
     "[": () => step(timeline, -1), "]": () => step(timeline, 1), Enter: () => fit(timeline), f: () => fit(timeline),
     t: () => { if (timeline.state.sel?.device !== undefined) togglePin(timeline.state.sel.device); },
@@ -211,13 +211,13 @@ export function handleKey(timeline: Timeline, event: KeyboardEvent): boolean {
   return true;
 }
 
-function toggleSelected(timeline: Timeline): void {
+function toggleSelected(timeline: TimelineView): void {
   const { sel } = timeline.state;
   if (sel?.device !== undefined) timeline.toggle(nodeOf(timeline.nodeStarts, sel.device));
   else if (timeline.page) state.set({ open: timeline.open.size ? "none" : "all" });
 }
 
-export function markShown(timeline: Timeline): void {
+export function markShown(timeline: TimelineView): void {
   const { start, end } = timeline.time;
   state.set({ area: [Math.floor(start), Math.ceil(end), 0, timeline.devices - 1] });
 }

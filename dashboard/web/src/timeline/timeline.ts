@@ -10,41 +10,20 @@ import { saveRow } from "../kit/export.ts";
 import * as format from "../kit/format.ts";
 import type { Box } from "../kit/layers.ts";
 import { CanvasView, type Hovered, type Place as Share } from "../kit/view.ts";
-import type { Facts } from "../page/inspector.ts";
+import type { Facts } from "../page/facts.ts";
 import { pinned } from "../page/selection.ts";
 import { state } from "../session.ts";
-import type { Key, Source, Values } from "../state.ts";
+import type { Key, Values } from "../state.ts";
 import { addTrack, channelsOf, paintLine, type Shades, shadeTables } from "./cover.ts";
 import {
-  eventAt, type EventColumns, type EventTable, type Phase, phases, searchTest, subset, type TimelineHeader, type TimelinePayload, wholeTable,
+  eventAt, type EventTable, phases, searchTest, subset, type TimelineHeader, type TimelinePayload, wholeTable,
 } from "./events.ts";
 import { BANDS, DRAWN, lanesAt, layoutRows, openNodes, openText, type Row, type Rows, Scroll, THIN } from "./layout.ts";
 import * as marks from "./marks.ts";
 import { CriticalPath } from "./path.ts";
 import { brushTest, factsOf, fit, handleKey, reveal } from "./selection.ts";
+import { GUTTER, NODES, type Place, type TimelineView, type Tool, type Trace } from "./view.ts";
 
-/** One trace: all events, those that the filters leave, among them what the selection means and what the search finds. */
-export interface Trace {
-  readonly header: TimelineHeader;
-  readonly columns: EventColumns;
-  readonly unit: number; // ns
-  readonly all: EventTable;
-  readonly phases: readonly Phase[];
-  shown: EventTable;
-  brush: EventTable | null;
-  hits: EventTable | null;
-}
-
-/** The things under a point: a row, a time, a trace, an event, as far as there are any. */
-export interface Place { isGutter: boolean; isNodes: boolean; row?: Row; time?: number; trace?: Trace; event?: number | undefined }
-
-/** The parts of the page beside the timeline. */
-export interface Tool { dispose(): void }
-
-export const WORDS: Readonly<Record<Source, string>> = { simulated: "predicted", measured: "measured" };
-
-export const GUTTER = 44;
-export const NODES = 20; // width of the strip of nodes beside the devices
 const AXIS = 34;
 const LEAST_HIGH = 14; // CSS pixels of a row where the page may grow
 const ROOM = 576; // CSS pixels of all rows on the overview
@@ -57,21 +36,18 @@ export function loadTimelines(host: HTMLElement, signal: AbortSignal): Promise<T
   return loadEach<TimelinePayload>(host.dataset.url ?? "", signal);
 }
 
-export class Timeline extends CanvasView {
-  /** The element with filters, steps and panels; there only where the timeline has a page of its own. */
+export class Timeline extends CanvasView implements TimelineView {
   readonly page: HTMLElement | null;
   readonly traces: readonly Trace[];
   readonly header: TimelineHeader;
   readonly devices: number;
-  readonly nodeStarts: readonly number[]; // the first device of each node, then the number of devices
+  readonly nodeStarts: readonly number[];
   readonly nodes: number;
   readonly time: AxisRange;
   readonly scroll = new Scroll(1, 1);
   readonly path: CriticalPath;
   state: Values = state.get();
-  /** An area that is being marked. */
   pending: readonly number[] | null = null;
-  /** The server's answer about the selected event. */
   facts: Facts["values"];
   open: ReadonlySet<number> = new Set<number>();
   layout: Rows = { rows: [], height: 1, total: 0, pinned: 0 };
@@ -92,7 +68,7 @@ export class Timeline extends CanvasView {
   private readonly onFacts = ({ detail }: CustomEvent<Facts>): void => { this.facts = detail.values; this.schedule(); };
 
   /** `tools` are made for a timeline that has a page of its own. */
-  constructor(host: HTMLElement, payloads: readonly TimelinePayload[], label: string, tools: readonly (new (page: HTMLElement, timeline: Timeline) => Tool)[] = []) {
+  constructor(host: HTMLElement, payloads: readonly TimelinePayload[], label: string, tools: readonly (new (page: HTMLElement, timeline: TimelineView) => Tool)[] = []) {
     const page = host.closest<HTMLElement>(".dcp-timeline-page");
     const [{ header }] = payloads;
     const counted = payloads.reduce((sum, { columns }) => sum + columns.start.length, 0);
@@ -127,7 +103,6 @@ export class Timeline extends CanvasView {
     for (const tool of this.tools) tool.dispose();
   }
 
-  /** Which traces have rows: all, or the one that the state names. */
   get sources(): readonly Trace[] {
     const named = this.page ? this.traces.filter(({ header }) => header.source === this.state.source) : [];
     return named.length ? named : this.traces;
@@ -223,7 +198,6 @@ export class Timeline extends CanvasView {
     for (let y = y0 + 1; y < Math.min(height, bottom); y++) buffer.copyWithin(y * width, y0 * width, (y0 + 1) * width);
   }
 
-  /** The upper edge of a row, in CSS pixels below the axis; pinned rows stand still. */
   topOf(row: Row): number { return row.isPinned ? row.y : row.y - this.scroll.start; }
 
   /** The row at a height below the axis. */
@@ -243,7 +217,6 @@ export class Timeline extends CanvasView {
     return this.layout.rows.find((row) => row.source === source && device >= row.devices[0] && device < row.devices[1]);
   }
 
-  /** Where an event is drawn, in CSS pixels of the host; null if its device has no row of its own or is scrolled away. */
   boxOf(trace: Trace, e: number): Box | null {
     const { left, top, width, height } = this.layers.area;
     const { device, lane, start, end } = trace.columns;
@@ -289,7 +262,6 @@ export class Timeline extends CanvasView {
 
   select(trace: Trace, e: number): void { state.set({ sel: factsOf(trace, e) }); }
 
-  /** Opens or closes the rows of a node's devices. */
   toggle(node: number): void {
     if (!this.page) return;
     this.leave();
