@@ -146,7 +146,7 @@ def overlap(rows: Rows) -> str:
                 step_s = found["step_s"] * 1e3
                 cells = [row["backend"], row["case"], way, f"{step_s:.2f}"]
                 lines.append([*cells, f"{found['exposed']:.1%}"])
-    return table(["backend", "case", "", "step, ms", "exposed"], lines)
+    return table(["backend", "case", "", "step, ms", "waiting"], lines)
 
 
 def tiles(rows: Rows) -> str:

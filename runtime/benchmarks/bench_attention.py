@@ -351,7 +351,7 @@ def to_tables(document: dict[str, object]) -> str:
             f"{1e3 * low:.1f}-{1e3 * high:.1f} ms |"
         )
     if overlap:
-        lines += ["", "| causal, gloo | links | seconds | over free links | exposed |"]
+        lines += ["", "| causal, gloo | links | seconds | over free links | waiting |"]
         lines.append("|---|---|---|---|---|")
     for world in overlap:
         free_s = world["links"]["free"]["seconds"]

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from dcp_dashboard.editing.texts import mask_of, samples_of, text_of, whole
+from dcp_dashboard.facts.text import PLACER_WORDS
 from dcp_dashboard.library.folder import DashboardError
 from dcp_dashboard.library.summary import device_pairs
 from dcp_dsl import BlockSparsity, DCPError, Spec, block_sparsity
@@ -181,8 +182,9 @@ def preview_plan(request: Mapping[str, Any]) -> dict[str, Any]:
 
 def _told(config: PlanConfig) -> str:
     """Return the name of a method and, for a search, its budget; a static layout has none."""
-    is_fixed = config.partitioner.startswith("static:")
-    return config.partitioner if is_fixed else f"{config.partitioner}, {config.budget}"
+    name = config.partitioner
+    is_fixed = name.startswith("static:")
+    return name if is_fixed else f"{PLACER_WORDS.get(name, name)}, {config.budget}"
 
 
 def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from dcp_dashboard.facts import quantities
 from dcp_dashboard.facts.comparison import Comparison, Side
 from dcp_dashboard.facts.quantities import count, duration, percent, ratio
 from dcp_dashboard.facts.text import (
+    PLACER_WORDS,
     SOURCE_LABELS,
     TIMES,
     DetailLink,
@@ -95,9 +96,10 @@ ROWS = (
 def plan_caption(loaded: LoadedPlan) -> str:
     """Return the line below a plan's name: file, method, cluster, float32 partials, origin."""
     summary, is_wide = loaded.summary, loaded.plan.shape.float32_partials
+    placer = summary.metrics.partitioner
     parts = (
         loaded.entry.relative,
-        f"placed by {summary.metrics.partitioner}",
+        f"placed by {PLACER_WORDS.get(placer, placer)}",
         loaded.plan.cluster.name,
         "partial results in float32" if is_wide else "",
         summary.origin,

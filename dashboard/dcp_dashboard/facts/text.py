@@ -28,6 +28,9 @@ TIMES = "\u00d7"
 EVENT_WORDS: Mapping[str, str] = {"copy": "host work"}
 """Kinds and names of events that people read otherwise: most of a copy is the host's work."""
 
+PLACER_WORDS: Mapping[str, str] = {"portfolio": "the default search"}
+"""Names of partitioners that people read otherwise."""
+
 KIND_WORDS: Mapping[TransferKind, str] = {
     TransferKind.KV: "Keys and values",
     TransferKind.Q: "Queries",

@@ -28,7 +28,7 @@ from dcp_dashboard.facts.comparison import (
     compare_rows,
 )
 from dcp_dashboard.facts.findings import explain
-from dcp_dashboard.facts.text import EVENT_WORDS, SOURCE_LABELS
+from dcp_dashboard.facts.text import EVENT_WORDS, PLACER_WORDS, SOURCE_LABELS
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.summary import head_labels
 from dcp_dashboard.pages.charts import deltas_figure, graph, traffic_difference_figure
@@ -81,9 +81,10 @@ def table_panel(comparison: Comparison) -> Component:
 
 def _side_text(side: Side) -> list[Component | str]:
     loaded = side.loaded
+    placer = loaded.plan.partitioner
     return [
         dcc.Link(loaded.entry.relative, href=f"/plan/{loaded.entry.key}"),
-        f" · {loaded.summary.mask} · placed by {loaded.plan.partitioner} · "
+        f" · {loaded.summary.mask} · placed by {PLACER_WORDS.get(placer, placer)} · "
         f"{loaded.plan.cluster.name} · {SOURCE_LABELS[side.source].lower()}",
     ]
 

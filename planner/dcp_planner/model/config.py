@@ -24,7 +24,7 @@ BUDGETS: tuple[Budget, ...] = get_args(Budget)
 """Budgets of a search, smallest first."""
 Objective = Literal["time", "bytes", "balance", "memory"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
-"""Figures that the portfolio may minimise over the front; bytes are those between nodes."""
+"""Figures that the default search may minimise over the front; bytes are those between nodes."""
 _NAMES = {
     "budget": BUDGETS, "objective": OBJECTIVES, "routing": get_args(Routing),
     "partials": get_args(Partials),
@@ -55,9 +55,9 @@ class PlanConfig:
             as many times as long. Other objectives than time ignore the price.
         budget: how much the native search may do, in work, not in time: the same input gives the
             same plan on a slow machine.
-        objective: plan of the front that the portfolio takes: the fastest, or that with the fewest
-            bytes between nodes, the most even compute and tokens, or the smallest receive buffers
-            and partial sums.
+        objective: plan of the front that the default search takes: the fastest, or that with the
+            fewest bytes between nodes, the most even compute and tokens, or the smallest receive
+            buffers and partial sums.
         seed: of every random choice; the same input and seed give the same plan.
         routing: ``"direct"``: from and to the owner; ``"node"``: once per node, on from there.
         memory_limit_bytes: most bytes of receive buffers and partial sums of remote blocks on a

@@ -58,9 +58,10 @@ def build_plan(
     the caps of `config` that could not be held.
 
     If the plan does not fit ``config.memory_limit_bytes``, its blocks are streamed: they come late,
-    leave early and may be fetched twice. If that is not enough, or the portfolio finds it faster, a
-    static layout replaces the partitioner's placement, and ``Plan.warnings`` says so. If nothing
-    else fits, that layout may exceed the tolerances; its tokens above the cap then count as memory.
+    leave early and may be fetched twice. If that is not enough, or the default search finds it
+    faster, a static layout replaces the partitioner's placement, and ``Plan.warnings`` says so. If
+    nothing else fits, that layout may exceed the tolerances; its tokens above the cap then count as
+    memory.
 
     Raises:
         BufferLimitError: if nothing fits the memory limit; it says the smallest one that works.
@@ -83,8 +84,8 @@ def build_front(
 ) -> tuple[FrontPoint, ...]:
     """Find the Pareto front of one batch's placements: none is beaten in every figure.
 
-    The fastest comes first. One search of the portfolio finds all of them: it tightens the caps of
-    `config` rung by rung, so all hold these caps. `build_plan` plans the one that
+    The fastest comes first. One run of the default search finds all of them: it tightens the caps
+    of `config` rung by rung, so all hold these caps. `build_plan` plans the one that
     ``PlanConfig.objective`` names.
 
     Raises:

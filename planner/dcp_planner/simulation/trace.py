@@ -29,7 +29,7 @@ class Trace(Record, Drawn):
     """Events of all devices on one clock, sorted by (device, lane, start).
 
     The lanes of a device: `compute` (attention, reduction, copy), `send` and `receive` (one event
-    per message in flight), `wait` (the device stands still: exposed communication).
+    per message in flight), `wait` (the device stands still until a message is there).
 
     Attributes:
         source: ``"simulated"`` or ``"measured"``.
@@ -135,7 +135,7 @@ class Timings:
         source: as of the trace.
         forward_s, backward_s: from the first start to the last end.
         compute_s: computing.
-        wait_s: standing still for messages: exposed communication.
+        wait_s: waiting for messages.
         message_s: while at least one message was leaving or arriving.
         hidden_s: the part of `message_s` during which the device computed.
     """

@@ -231,6 +231,7 @@ def test_searches_are_previewed_with_their_smallest_budget():
         (name, "balanced") for name in shown if name.startswith("static:")
     }
     assert shown["portfolio"] == ("portfolio", "fast")
+    assert planning._told(PlanConfig(budget="fast")) == "the default search, fast"
     assert {shown[name] for name in ("native", "kahypar")} == {("native", "fast")}
     assert [name for name, _ in planning.methods()][:2] == ["portfolio", "native"]
     assert len(planning.methods()) == len(PARTITIONERS)

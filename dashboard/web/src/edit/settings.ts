@@ -91,7 +91,7 @@ function controls({ clusters, methods, efforts }: Choices, at: (name: Name) => s
     per: power(at("per")),
     block: pick("block", labelled(BLOCKS, (size) => (size === "auto" ? size : `${size} tokens`))),
     tol: slider(Number(at("tol")), MOST_TOLERANCE, String, (value) => `${value} %`),
-    method: pick("method", methods.map(([name, reason]): Option => [name, name, reason])),
+    method: pick("method", methods.map(([name, reason]): Option => [name, name === "portfolio" ? "default search" : name, reason])),
     effort: pick("effort", labelled(efforts, same)),
     scale: pick("scale", labelled(SCALES, (size) => `× ${format.count(Number(size))}`)),
     copies: plain(make("input", { type: "number", min: 1, max: 256, step: 1, value: at("copies") })),
