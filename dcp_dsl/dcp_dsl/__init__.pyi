@@ -1,6 +1,6 @@
 from .claims.guard import Guard
 from .claims.reach import Reach
-from .core.mask import HeadError, Mask, Stack
+from .core.mask import Mask, Stack
 from .core.per_token import TokenPaths, dense_mask, token_paths
 from .core.sample import Sample
 from .data.dataset import Dataset, pack, read_dataset, row_name
@@ -25,7 +25,6 @@ __all__ = [
     "ExchangeError",
     "Form",
     "Guard",
-    "HeadError",
     "Mask",
     "Picture",
     "Reach",

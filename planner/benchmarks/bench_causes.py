@@ -23,14 +23,10 @@ from recording import machine, markdown, provenance, stage_lines, stage_rows, wr
 
 from dcp_dsl import block_sparsity
 from dcp_planner import ModelShape, PlanConfig, build_plan, preset, simulate
-from dcp_planner.causes import (
-    account_for,
-    critical_path,
-    find_causes,
-    find_causes_of_run,
-    find_dependencies,
-)
+from dcp_planner.causes import find_causes, find_causes_of_run
 from dcp_planner.causes.alternatives import Free, seconds_without
+from dcp_planner.causes.dependencies import find_dependencies
+from dcp_planner.causes.path import account_for, critical_path
 from dcp_planner.simulation.simulator import PlanModel
 
 SCHEMA = "dcp.bench_causes/1"

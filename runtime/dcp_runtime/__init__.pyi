@@ -1,10 +1,5 @@
 from .adapters.context_parallel import DCPLoadBalancer
-from .adapters.flex_mask import (
-    check_mask_mod,
-    flex_block_mask,
-    flex_mask_mod,
-    import_mask_mod,
-)
+from .adapters.flex_mask import check_mask_mod, flex_block_mask, flex_mask_mod, import_mask_mod
 from .adapters.huggingface.attention import register_dcp
 from .adapters.huggingface.model_check import check_model
 from .adapters.huggingface.prefill import prefill
@@ -12,7 +7,6 @@ from .adapters.huggingface.trainer import DCPTrainerMixin
 from .data.choices import LookAhead, Packing, Planning, RowRules
 from .data.dataloader import DCPDataloader
 from .data.local_data import LocalData, next_token_loss
-from .data.plan_sources import PlanningMetrics
 from .errors import RunError
 from .execute.attention import DCPAttn, LayerPlans
 from .execute.dispatch import dispatch, undispatch
@@ -40,7 +34,6 @@ __all__ = [
     "MLflowLog",
     "Packing",
     "Planning",
-    "PlanningMetrics",
     "PreparedPlan",
     "ProcessWorld",
     "PrometheusLog",

@@ -49,12 +49,8 @@ MAX_DEFAULT_RANKS = 16
     type=click.Choice(["cpu", "cuda"]),
     help="Device type to run on. [default: cpu; nccl: cuda]",
 )
-@click.option("--link", type=click.FloatRange(0, min_open=True), metavar="BYTES_PER_S",
-              help="Limit the send rate of every rank to imitate a slower link.")  # fmt: skip
 @click.option("--overlap/--no-overlap", default=True,
               help="Send messages during compute. [default: overlap]")  # fmt: skip
-@click.option("--warmup", type=click.IntRange(0, 1000), default=1, show_default=True,
-              help="Untimed passes before the timed pass.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def run(  # noqa: PLR0913 - one argument per option
     plan: str,
@@ -67,9 +63,7 @@ def run(  # noqa: PLR0913 - one argument per option
     trace: str | None,
     transport: str,
     device: str | None,
-    link: float | None,
     overlap: bool,
-    warmup: int,
     as_json: bool,
 ) -> None:
     """Run PLAN, a .dcpplan file, forward and backward on processes of this machine.
@@ -81,7 +75,6 @@ def run(  # noqa: PLR0913 - one argument per option
     from dcp_planner import read_plan
     from dcp_runtime.errors import RunError
     from dcp_runtime.launch.launcher import RunConfig, check_ranks, run_plan
-    from dcp_runtime.transport.limits import LinkLimit
 
     if trace is not None:
         if Path(trace).suffix not in TRACE_SUFFIXES:
@@ -109,9 +102,8 @@ def run(  # noqa: PLR0913 - one argument per option
         timeout_s=timeout,
         transport=transport,  # type: ignore[arg-type]
         device=device or ("cuda" if transport == "nccl" else "cpu"),  # type: ignore[arg-type]
-        link=None if link is None else LinkLimit(link),
         overlap=overlap,
-        warmup=warmup,
+        warmup=1,  # the first pass of a process pays for what later ones do not
     )
     check_ranks(content.plan, config.ranks)
     where = "threads of one process" if transport == "loopback" else "processes"

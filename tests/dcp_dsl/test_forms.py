@@ -12,9 +12,9 @@ import random_masks as written
 from dcp_dsl import DatasetError, Form, Sample, Slabs, Spec, SpecError, block_sparsity, dense_mask
 from dcp_dsl.core import per_token as dense_module
 from dcp_dsl.errors import ExchangeError
-from dcp_dsl.forms import Parts, Rows, as_slabs, compare_masks, is_empty, is_equal
+from dcp_dsl.forms import Parts, Rows, as_slabs, compare_masks, is_equal
 from dcp_dsl.forms import slabs as slabs_module
-from dcp_dsl.forms.algebra import subtract
+from dcp_dsl.forms.algebra import is_empty, subtract
 from dcp_dsl.interchange import build_block_tables
 
 BATCHES, MASKS, SAMPLES = 9, 140, 4

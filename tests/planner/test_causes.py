@@ -23,18 +23,17 @@ from dcp_planner import (
     simulate,
 )
 from dcp_planner.causes import (
-    KINDS,
     Cause,
-    Diagnosis,
     Explanation,
     cause_sentence,
     diagnose,
     explain,
     explain_difference,
     find_causes,
-    headline,
     suggest,
 )
+from dcp_planner.causes.diagnosis import KINDS, Diagnosis
+from dcp_planner.causes.explanation import headline
 from dcp_planner.model.cluster import MOST_RATE
 from dcp_planner.model.problem import Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule

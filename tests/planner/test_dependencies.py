@@ -9,15 +9,9 @@ from hypothesis import strategies as st
 from recorded_runs import as_recorded
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, Trace, build_plan, simulate
-from dcp_planner.causes import (
-    ACCOUNTS,
-    STEPS,
-    Reason,
-    account_for,
-    critical_path,
-    find_causes_of_run,
-    find_dependencies,
-)
+from dcp_planner.causes import ACCOUNTS, STEPS, find_causes_of_run
+from dcp_planner.causes.dependencies import Reason, find_dependencies
+from dcp_planner.causes.path import account_for, critical_path
 from dcp_planner.simulation.trace import EVENT_KINDS
 
 TINY = ModelShape(q_heads=1, kv_heads=1, head_dim=1, dtype_bytes=1)

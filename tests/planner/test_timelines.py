@@ -24,13 +24,9 @@ from dcp_planner import (
 from dcp_planner.causes import (
     ACCOUNTS,
     STEPS,
-    Reason,
-    account_for,
     compare_with_run,
-    critical_path,
     find_causes,
     find_causes_of_run,
-    find_dependencies,
     three_sentences,
 )
 from dcp_planner.causes.alternatives import (
@@ -43,7 +39,9 @@ from dcp_planner.causes.alternatives import (
     seconds_without,
     workload_of,
 )
+from dcp_planner.causes.dependencies import Reason, find_dependencies
 from dcp_planner.causes.explanation import path_lines
+from dcp_planner.causes.path import account_for, critical_path
 from dcp_planner.model.problem import DIRECTIONS, Placement, build_workload
 from dcp_planner.schedule.divisions import Manner, Schedule, cut_divisions
 from dcp_planner.schedule.emission import assemble

@@ -10,7 +10,8 @@ from click.testing import CliRunner
 from loader_options import make_loader
 from torch.utils.checkpoint import checkpoint
 
-from dcp_dsl import DatasetError, HeadError, Sample, Spec, dense_mask
+from dcp_dsl import DatasetError, Sample, Spec, dense_mask
+from dcp_dsl.core.mask import HeadError
 from dcp_planner import Cluster, ModelShape, Plan, PlanConfig, digest, preset, read_plan
 from dcp_planner.commands.plan import plan as command
 from dcp_runtime import DCPAttn, DCPExecutor, LayerPlans, RunError, StackedPlans

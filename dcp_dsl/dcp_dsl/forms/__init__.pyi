@@ -1,4 +1,4 @@
-from .algebra import compare_masks, is_empty, is_equal
+from .algebra import compare_masks, is_equal
 from .conversion import as_rows, as_slabs, form_of, items_of, square_slabs
 from .form import PlacedForm, num_keys, ranges_of_tile
 from .parts import Parts, RegionPart, regions_of
@@ -16,7 +16,6 @@ __all__ = [
     "as_slabs",
     "compare_masks",
     "form_of",
-    "is_empty",
     "is_equal",
     "items_of",
     "num_keys",

@@ -1,4 +1,4 @@
-from .block_sparse import BlockTables, MaskMod, build_block_tables, build_mask_mod, list_blocks
+from .block_sparse import BlockTables, build_block_tables, build_mask_mod, list_blocks
 from .export import Export, ExportConfig, read_export, write_export
 from .lines import find_difference
 from .slices import varlen_calls
@@ -7,7 +7,6 @@ __all__ = [
     "BlockTables",
     "Export",
     "ExportConfig",
-    "MaskMod",
     "build_block_tables",
     "build_mask_mod",
     "find_difference",

@@ -1,17 +1,10 @@
-from .cluster import BACKWARD_FLOPS_RATIO, MESSAGE_ORDERS, MessageOrder
+from .cluster import BACKWARD_FLOPS_RATIO, MessageOrder
 from .cluster_file import PRESETS, format_cluster
 from .cost_model import tile_seconds
-from .own_machine import (
-    describe_own,
-    gpus_here,
-    is_of_another_machine,
-    own_cluster,
-    preset_of_gpu,
-)
+from .own_machine import describe_own, gpus_here, is_of_another_machine, own_cluster
 
 __all__ = [
     "BACKWARD_FLOPS_RATIO",
-    "MESSAGE_ORDERS",
     "PRESETS",
     "MessageOrder",
     "describe_own",
@@ -19,6 +12,5 @@ __all__ = [
     "gpus_here",
     "is_of_another_machine",
     "own_cluster",
-    "preset_of_gpu",
     "tile_seconds",
 ]

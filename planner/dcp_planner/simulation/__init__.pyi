@@ -1,9 +1,8 @@
-from .trace import EVENT_KINDS, EventKind, Lane, message_names, wait_name
+from .trace import EVENT_KINDS, EventKind, message_names, wait_name
 
 __all__ = [
     "EVENT_KINDS",
     "EventKind",
-    "Lane",
     "message_names",
     "wait_name",
 ]

@@ -5,7 +5,8 @@ import json
 import pytest
 from command_runs import SMALL, run
 
-from dcp_dsl import DatasetError, HeadError, Sample, block_sparsity, load
+from dcp_dsl import DatasetError, Sample, block_sparsity, load
+from dcp_dsl.core.mask import HeadError
 from dcp_planner import (
     ModelShape,
     PlanConfig,
