@@ -136,7 +136,7 @@ def _check_forks(statement: ast.Segment, testing: Testing) -> None:
 
 def _has_beside(parts: LayoutParts, path: tuple[int, ...]) -> bool:
     """Return whether a part repeats, or another one continues where a branch at a path began."""
-    around: list[tuple[ast.Leaf | ast.Group, bool]] = []
+    is_second, around = False, list[tuple[ast.Leaf | ast.Group, bool]]()
     for index in path:
         part = parts[index]
         around.append((part, index + 1 < len(parts)))
