@@ -55,12 +55,12 @@ class StaticLayout(Partitioner):
 
 
 def _contiguous(workload: Workload, cluster: Cluster) -> Placement:
-    """Give device r chunk r of R of the packed batch."""
+    """Assign chunk r of R of the packed batch to device r."""
     return _by_owner(chunk_of_blocks(workload, cluster.num_devices), workload)
 
 
 def _zigzag(workload: Workload, cluster: Cluster) -> Placement:
-    """Give device r the chunks r and 2R-1-r of 2R, which levels one long causal document.
+    """Assign chunks r and 2R-1-r of 2R to device r, which levels one long causal document.
 
     Source: Llama 3 report, Sec. 3.3.2.
     """
@@ -75,7 +75,7 @@ def _ring(workload: Workload, cluster: Cluster) -> Placement:
 
 
 def _documents(workload: Workload, cluster: Cluster) -> Placement:
-    """Give whole sequences, largest first, to the least loaded device.
+    """Assign whole sequences, largest first, to the least loaded device.
 
     Their load is their pairs, plus one so that empty masks spread as well.
     """

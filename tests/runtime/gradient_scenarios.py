@@ -167,6 +167,15 @@ def refusals():
     cases = {
         "nothing": (GPT(CONFIG), lambda model: None),
         "twice": (GPT(CONFIG), lambda model: (backward(model), sum_gradients(model))),
+        # Between the calls only rank 0 has tokens, and a gradient.
+        "twice, ranks without tokens": (
+            GPT(CONFIG),
+            lambda model: (
+                backward(model),
+                sum_gradients(model),
+                dist.get_rank() or backward(model),
+            ),
+        ),
         "late": (fully_shard(GPT(CONFIG)), backward),
         "part": (
             DistributedDataParallel(GPT(CONFIG), process_group=pairs[dist.get_rank() // 2]),
@@ -208,6 +217,10 @@ def odd_gradients():
     layer(torch.full((1, 2), 1.0 + rank)).sum().backward()
     sum_gradients(layer, mesh["cp"])
     found["over a group"] = full(layer.weight.grad).flatten().tolist()
+    try:
+        sum_gradients(layer, mesh["cp"])
+    except RunError as error:
+        found["over a group, twice"] = str(error)
     return found
 
 

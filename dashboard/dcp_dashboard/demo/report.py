@@ -133,7 +133,7 @@ def print_report(report: DemoReport, console: Console) -> None:
 
 
 def introduction(tokens: int, ranks: int) -> str:
-    """Say what the demonstration is about to do."""
+    """Return what the demonstration is about to do."""
     return (
         "The demonstration makes four data sets of your Python's source files, each with an "
         "attention mask. For each it plans a batch of 131,072 tokens for 32 simulated GPUs, beside "

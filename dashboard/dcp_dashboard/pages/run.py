@@ -390,7 +390,7 @@ def _axis(field: str, most: float, usual: float) -> dict[str, Any]:
 
 
 def run_sentence(run: RunHistory) -> str:
-    """Say how long a step takes, what attention takes of it, and which rank holds it up."""
+    """Return a sentence: what a step takes, what attention takes, and which rank is last."""
     if not len(run):
         return "The run has written no step yet."
     columns = {name: run.column(name)[-RECENT:] for name, *_ in FACTS}

@@ -16,7 +16,7 @@ UNFIT = "mend the sample so that its layout fills it"
 
 
 @dataclass(frozen=True, slots=True)
-class Mistake:
+class SampleMistake:
     """A mistake in a sample, in the words of `dcpm check`.
 
     `meant` are the columns that the sample should have.
@@ -32,7 +32,7 @@ class Mistake:
         return f"{self.message} ({self.hint})"
 
 
-def unfit(definition: ast.SampleDef, scope: Scope) -> Mistake | None:
+def unfit(definition: ast.SampleDef, scope: Scope) -> SampleMistake | None:
     """Return why the columns of a sample do not fit the text; None if they do."""
     try:
         _check_columns(declared_sample(definition, scope), scope)
@@ -40,7 +40,7 @@ def unfit(definition: ast.SampleDef, scope: Scope) -> Mistake | None:
         return None
     except DatasetError as error:
         meant = frozenset(field.name.text for field in definition.fields)
-        return Mistake("W292", str(error), definition.span, UNFIT, meant)
+        return SampleMistake("W292", str(error), definition.span, UNFIT, meant)
     return None
 
 
@@ -58,7 +58,9 @@ def _check_columns(sample: Sample, scope: Scope) -> None:
             bind_columns(segment, source, given, length)
 
 
-def misspelt(definition: ast.SampleDef, scope: Scope, read: frozenset[str]) -> Iterator[Mistake]:
+def misspelt(
+    definition: ast.SampleDef, scope: Scope, read: frozenset[str]
+) -> Iterator[SampleMistake]:
     """Yield the columns of a sample that look like one of those `read` which it lacks."""
     given = frozenset(field.name.text for field in definition.fields)
     for field in definition.fields:
@@ -67,7 +69,7 @@ def misspelt(definition: ast.SampleDef, scope: Scope, read: frozenset[str]) -> I
         if isinstance(hint, Guess):
             message = f"sample `{definition.name.text}`: nothing reads the column `{name}`"
             meant = given - {name} | {hint.word}
-            yield Mistake("W294", message, field.name.span, hint, meant)
+            yield SampleMistake("W294", message, field.name.span, hint, meant)
 
 
 def read_columns(scope: Scope) -> frozenset[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dcp_dsl.data.documents import BITS, Kind, is_of_other_things, kind_by_name
-from dcp_dsl.data.sums import Cut, Sums, attach, lists_of
+from dcp_dsl.data.sums import ColumnSums, Cut, attach, lists_of
 from dcp_dsl.errors import DCPError, printable
 from dcp_dsl.syntax.trees import column_name
 
@@ -236,7 +236,7 @@ def _takes(fit: Fit, rows: list[dict[str, Any]]) -> bool:
 
 def _cuts(rows: list[dict[str, Any]], tokens: list[int] | None) -> list[Cut]:
     """Return the columns that add up to the tokens of all rows."""
-    sums, cuts = Sums(others_too=True), []
+    sums, cuts = ColumnSums(others_too=True), []
     for number, (row, length) in enumerate(zip(rows, tokens or (), strict=tokens is not None)):
         cuts = sums.see(number, row, length, ("len", "length"))
     return cuts

@@ -22,7 +22,7 @@ from dcp_dsl.data.documents import (
 )
 from dcp_dsl.data.nesting import column_depth
 from dcp_dsl.data.sources import Source
-from dcp_dsl.data.sums import Sums, lists_of
+from dcp_dsl.data.sums import ColumnSums, lists_of
 from dcp_dsl.errors import DCPError, printable
 from dcp_dsl.specs.attachment import Attachment
 
@@ -69,7 +69,7 @@ class _Judge:
 
     attachment: Attachment
     found: dict[tuple[str, ...], str] = field(default_factory=dict)
-    _sums: Sums = field(default_factory=Sums)
+    _sums: ColumnSums = field(default_factory=ColumnSums)
     _bits: dict[tuple[str, Kind], float | None] = field(default_factory=dict)
 
     def see(self, number: int, row: dict[str, Any], length: int) -> None:

@@ -58,7 +58,7 @@ class Cut:
 
     @property
     def is_in_order(self) -> bool:
-        """Whether the row has the columns in the order in which the mask reads them."""
+        """Return whether the row has the columns in the order in which the mask reads them."""
         return self.names == tuple(self.lengths)
 
     @property
@@ -80,7 +80,7 @@ class Cut:
 
     @property
     def advice(self) -> str:
-        """What to write, in words."""
+        """Return what to write, in words."""
         if self.mask is None:
             return "`dcpm init` shows texts that read them"
         first = "" if self.depths[0] else f", if rows begin with `{self.names[0]}`"
@@ -170,7 +170,7 @@ def parents_of(value: Any, count: int) -> bool:  # Any: as above
 
 
 @dataclass(slots=True)
-class Sums:
+class ColumnSums:
     """Finds the columns that add up to the tokens of every row so far.
 
     Attributes:

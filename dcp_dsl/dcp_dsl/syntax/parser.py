@@ -330,7 +330,7 @@ def _expectations(error: lark.UnexpectedInput) -> set[str]:
 
 
 def _in_quotes(word: str, tokens: list[RawToken], expected: set[str]) -> str:
-    """Say how a column of this name is written, where the parser stopped in front of a column."""
+    """Return how a column of this name is written, where the parser stopped before a column."""
     # In a mask a bare name is no column; in a layout, and as an argument behind `use`, it is.
     is_column = "TRUE" not in expected or tokens[0].text in ("segment", "for")
     fits = is_column and {"STRING", "NAME"} <= expected

@@ -335,7 +335,7 @@ def _batches(run: "DatasetRun", samples: "tuple[str, ...]") -> "Iterator[tuple[B
 
 
 def _tell_own_cluster(options: dict[str, Any], cluster: "Cluster") -> None:
-    """Say which cluster was taken, if none was named (`Any`: click's values)."""
+    """Print which cluster was taken, if none was named (`Any`: click's values)."""
     from dcp_planner.model.own_machine import describe_own
 
     if options["cluster"] is not None:

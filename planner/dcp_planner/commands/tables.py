@@ -97,7 +97,7 @@ def show_plan(plan: Plan, trace: Trace, row: BatchRow) -> None:
 
 
 def _headline(row: BatchRow, place: str) -> str:
-    """Say in one line how fast attention is predicted to be, beside the best of the others."""
+    """Return in one line how fast attention is predicted to be, beside the best of the others."""
     ours = time_text(row.figures.predicted_s)
     end = f"attention of one layer is predicted to take {ours} on {place}"
     best = row.best_static

@@ -174,7 +174,7 @@ def unchecked(name: str) -> str:
 
 @dataclass(slots=True)
 class LikelyMasks:
-    """Tells once of a column of unknown name that looks like a loss mask, over the rows so far."""
+    """Warn once of a column of unknown name that looks like a loss mask, over the rows so far."""
 
     _rows: dict[str, set[int]] = field(default_factory=dict)
     _settled: set[str] = field(default_factory=set)

@@ -25,7 +25,7 @@ from dcp_dsl.data.documents import (
     kind_by_name,
     restarts,
 )
-from dcp_dsl.data.sums import Cut, Sums
+from dcp_dsl.data.sums import ColumnSums, Cut
 from dcp_runtime.data.choices import RowRules
 from dcp_runtime.data.loss_masks import (
     LikelyMasks,
@@ -95,7 +95,7 @@ class UnreadColumns:
     _seen: set[tuple[str, int]] = field(default_factory=set)  # a row read again proves no more
     _no_labels: set[str] = field(default_factory=set)
     _likely: LikelyMasks = field(default_factory=LikelyMasks)
-    _sums: Sums = field(default_factory=Sums)
+    _sums: ColumnSums = field(default_factory=ColumnSums)
     _told: set[tuple[str, ...]] = field(default_factory=set)  # sums that have several readings
 
     def check(self, row: Mapping[str, Any], read: ReadRow) -> None:

@@ -5,7 +5,7 @@ means.
 """
 
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import torch.distributed as dist
@@ -62,21 +62,24 @@ def sum_gradients(model: torch.nn.Module, group: Group | None = None) -> None:
             "backward"
         )
     trained = [p for p in model.parameters() if p.requires_grad]
-    _refuse_second_call([p.grad for p in trained if p.grad is not None])
-    averaged = _undo_means(model, is_partial_known=group is not None)
+    averaged = _averaged(model, is_partial_known=group is not None)
     alone = [
         p for p in trained
         if group is not None or not (isinstance(p, DTensor) or id(p) in averaged)
     ]  # fmt: skip
-    has_any = _add_up(alone, process_group(group))
-    if not (has_any or averaged or sharded):
+    is_second = any(_is_summed(p) for p in trained)
+    used = _count_users(alone, is_second=is_second, group=process_group(group))
+    _undo_means(trained, averaged)
+    _add_up(alone, used, process_group(group))
+    if not (any(used) or averaged or sharded):
         raise RunError(
             "no rank has a gradient to sum: call sum_gradients(model) after loss.backward(), and "
             "before optimizer.step()"
         )
     for p in trained:
-        if p.grad is not None and not isinstance(p, DTensor):
-            p.grad._dcp_summed = p.grad._version  # type: ignore[attr-defined]
+        gradient = _own_gradient(p)
+        if gradient is not None and (group is not None or not isinstance(p, DTensor)):
+            gradient._dcp_summed = gradient._version  # type: ignore[attr-defined]
 
 
 def _sum_in_fsdp(model: torch.nn.Module) -> tuple[int, int]:
@@ -101,17 +104,9 @@ def _sum_in_fsdp(model: torch.nn.Module) -> tuple[int, int]:
     return len(sharded), len(new)
 
 
-def _refuse_second_call(gradients: Iterable[Tensor]) -> None:
-    if any(getattr(g, "_dcp_summed", None) == g._version for g in gradients):
-        raise RunError(
-            "sum_gradients was called before, after the same backward: the gradients are sums "
-            "over the ranks already; call it once a step"
-        )
-
-
-def _undo_means(model: torch.nn.Module, *, is_partial_known: bool) -> set[int]:
-    """Multiply the means that DDP took; return the identities of its parameters."""
-    found: set[int] = set()
+def _averaged(model: torch.nn.Module, *, is_partial_known: bool) -> dict[int, int]:
+    """Return over how many ranks DDP takes the mean, by the identity of a parameter."""
+    found: dict[int, int] = {}
     for module in model.modules():
         if not isinstance(module, DistributedDataParallel):
             continue
@@ -121,39 +116,69 @@ def _undo_means(model: torch.nn.Module, *, is_partial_known: bool) -> set[int]:
                 f"DistributedDataParallel covers {size} of {ranks} ranks: give it all of them, or "
                 "sum_gradients(model, group=...) the ranks that share its replica"
             )
-        own = [p for p in module.parameters() if id(p) not in found]
-        found.update(map(id, own))
-        for p in own:
-            if p.grad is not None:
-                p.grad.mul_(size)
+        found |= dict.fromkeys(map(id, module.parameters()), size)
     return found
 
 
-def _add_up(parameters: list[torch.nn.Parameter], group: dist.ProcessGroup | None) -> bool:
-    """Add gradients up over a group; return whether any rank of it has one."""
-    if not parameters:
-        return False
+def _own_gradient(parameter: torch.nn.Parameter) -> Tensor | None:
+    """Return the gradient of a parameter, of a shard that of this rank's part."""
+    gradient = parameter.grad
+    # The tensor itself: `to_local` may make a new one for each call.
+    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
+
+
+def _is_summed(parameter: torch.nn.Parameter) -> bool:
+    """Return whether nothing has changed a gradient since it was summed."""
+    gradient = _own_gradient(parameter)
+    return gradient is not None and getattr(gradient, "_dcp_summed", None) == gradient._version
+
+
+def _count_users(
+    parameters: list[torch.nn.Parameter], *, is_second: bool, group: dist.ProcessGroup | None
+) -> list[int]:
+    """Return for each parameter how many ranks have a gradient of it.
+
+    Raises:
+        RunError: on all ranks, if one of them has summed its gradients already.
+    """
+    counts = [*(int(p.grad is not None) for p in parameters), int(is_second)]
+    if parameters:
+        told = torch.tensor(counts, dtype=torch.int32, device=parameters[0].device)
+        dist.all_reduce(told, group=group)
+        counts = told.tolist()
+    if counts.pop():
+        raise RunError(
+            "sum_gradients was called before, after the same backward: the gradients are sums "
+            "over the ranks already; call it once a step"
+        )
+    return counts
+
+
+@torch.no_grad()
+def _undo_means(parameters: Iterable[torch.nn.Parameter], averaged: Mapping[int, int]) -> None:
+    for p in parameters:
+        if p.grad is not None and id(p) in averaged:
+            p.grad.mul_(averaged[id(p)])
+
+
+@torch.no_grad()
+def _add_up(
+    parameters: list[torch.nn.Parameter], used: list[int], group: dist.ProcessGroup | None
+) -> None:
+    """Add gradients up over a group; `used` says how many ranks have one."""
     # A parameter that no rank used keeps no gradient: optimizers leave it as it is.
-    device = parameters[0].device
-    used = torch.tensor([p.grad is not None for p in parameters], dtype=torch.int32, device=device)
-    dist.all_reduce(used, group=group)
-    for p, count in zip(parameters, used.tolist(), strict=True):
+    for p, count in zip(parameters, used, strict=True):
         if count and p.grad is None:
             p.grad = torch.zeros_like(p)
-        elif count and p.grad is not None and p.grad.is_sparse:
+        elif p.grad is not None and p.grad.is_sparse:
             p.grad = p.grad.to_dense()
-    gradients = [
-        p.grad.to_local() if isinstance(p.grad, DTensor) else p.grad
-        for p in parameters
-        if p.grad is not None
-    ]
+    gradients = [found for p in parameters if (found := _own_gradient(p)) is not None]
     for bucket in _buckets(gradients):
         flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat, group=group)
         totals = torch.split(flat, [gradient.numel() for gradient in bucket])
         for gradient, total in zip(bucket, totals, strict=True):
             gradient.copy_(total.view_as(gradient))
-    return bool(gradients)
 
 
 def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
@@ -162,11 +187,12 @@ def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
     for tensor in tensors:
         by_kind.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for same in by_kind.values():
-        bucket: list[Tensor] = []
+        bucket, size = list[Tensor](), 0
         for tensor in same:
             bucket.append(tensor)
-            if sum(t.numel() for t in bucket) >= BUCKET:
+            size += tensor.numel()
+            if size >= BUCKET:
                 yield bucket
-                bucket = []
+                bucket, size = [], 0
         if bucket:
             yield bucket

@@ -244,7 +244,7 @@ class NoOverlapTransport(Transport):
 _Value = TypeVar("_Value")
 
 
-class Comparison(Protocol):
+class Agreement(Protocol):
     """What ranks compare where they meet: a `Topic`, or something that judges for itself."""
 
     def compare(self, values: Sequence[str], place: str) -> None:
@@ -253,7 +253,7 @@ class Comparison(Protocol):
 
 def agree(
     transport: Transport,
-    topics: Sequence[Comparison],
+    topics: Sequence[Agreement],
     place: str,
     propose: Callable[[], tuple[Sequence[str], _Value]],
 ) -> _Value:

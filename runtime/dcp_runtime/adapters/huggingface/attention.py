@@ -33,7 +33,7 @@ from dcp_runtime.adapters.huggingface.model_check import (
     walked_mask,
 )
 from dcp_runtime.adapters.huggingface.no_tokens import StandInPlans, add_hooks
-from dcp_runtime.adapters.huggingface.walk import Attention
+from dcp_runtime.adapters.huggingface.walk import ValuesOnly
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.attention import DCPAttn, LayerPlans
 
@@ -143,7 +143,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
-    dcp: LayerPlans | Attention | None = None,
+    dcp: LayerPlans | ValuesOnly | None = None,
     **others: Any,  # Any: whatever a model passes on
 ) -> tuple[Tensor, None]:
     """Run one layer under its plan of the batch, which its ``layer_idx`` finds in `dcp`.
@@ -151,7 +151,7 @@ def attention_forward(  # noqa: PLR0913 - the signature is transformers'
     Takes q ``[1, Hq, T_local, D]``, k and v ``[1, Hkv, T_local, D]`` of the tokens this rank owns;
     returns out ``[1, T_local, Hq, D]``, and no weights. Refuses all features that no plan has.
     """
-    if isinstance(dcp, Attention):
+    if isinstance(dcp, ValuesOnly):
         return dcp.attend(module, query, value, attention_mask, sliding_window), None
     index = getattr(module, "layer_idx", None)
     where = place_of(module)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from dcp_runtime.adapters.huggingface.walk import Attention, walk
+from dcp_runtime.adapters.huggingface.walk import ValuesOnly, walk
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.layer_limits import LayerLimits
 from dcp_runtime.execute.model_checks import check_later
@@ -24,7 +24,7 @@ NAME = "dcp"
 _LIMITS, _REFUSAL = "_dcp_limits", "_dcp_refusal"
 """Attributes of an attention module and of a model; copies of a model have them, too."""
 
-_walking: Attention | None = None
+_walking: ValuesOnly | None = None
 
 
 def check_model(model: Module, **inputs: Any) -> tuple[LayerLimits, ...]:
@@ -148,12 +148,12 @@ def walked_mask(
     return _walking.mask(mask_function, q_length, kv_length)
 
 
-def _calling(model: Module, inputs: dict[str, Any]) -> Callable[[Attention, Tensor, Tensor], None]:
+def _calling(model: Module, inputs: dict[str, Any]) -> Callable[[ValuesOnly, Tensor, Tensor], None]:
     names = inspect.signature(model.forward).parameters
     takes_cache = "use_cache" in names or any(p.kind is p.VAR_KEYWORD for p in names.values())
     given = {"use_cache": False, **inputs} if takes_cache else inputs
 
-    def run(attention: Attention, tokens: Tensor, positions: Tensor) -> None:
+    def run(attention: ValuesOnly, tokens: Tensor, positions: Tensor) -> None:
         with _as_walking(attention):
             model(input_ids=tokens, position_ids=positions, dcp=attention, **given)
 
@@ -161,7 +161,7 @@ def _calling(model: Module, inputs: dict[str, Any]) -> Callable[[Attention, Tens
 
 
 @contextmanager
-def _as_walking(attention: Attention) -> Iterator[None]:
+def _as_walking(attention: ValuesOnly) -> Iterator[None]:
     global _walking
     _walking = attention
     try:

@@ -30,7 +30,7 @@ from dcp_runtime.adapters.huggingface.trainer_loss import (
 )
 from dcp_runtime.adapters.huggingface.trainer_progress import (
     EpochBatches,
-    Place,
+    TrainingPlace,
     is_sized,
     progress_callback,
     saved_place,
@@ -87,7 +87,7 @@ class DCPTrainerMixin:
             # An evaluation before has marked the model as prepared (accelerate 1.15): training
             # would leave it unwrapped, and nothing would add the gradients of the ranks.
             self.model._is_accelerate_prepared = False
-        self._dcp_places: dict[int, Place] = {}
+        self._dcp_places: dict[int, TrainingPlace] = {}
         progress = progress_callback(self)
         self.add_callback(progress)
         try:
@@ -171,12 +171,12 @@ class DCPTrainerMixin:
     ) -> tuple[int, int]:
         """Return the epoch in which the run begins, and how many batches of it are done."""
         guessed, _ = super()._init_training_state(max_steps, per_epoch, epochs, resumed, trial)  # type: ignore[misc]
-        self._dcp_begin = Place()
+        self._dcp_begin = TrainingPlace()
         if resumed is not None:
             self._dcp_begin = saved_place(self.state, resumed)
             if self.args.ignore_data_skip:  # the epoch begins anew, as the trainer has it
                 known = self._dcp_begin
-                self._dcp_begin = Place(guessed if known is None else known.epoch)
+                self._dcp_begin = TrainingPlace(guessed if known is None else known.epoch)
         begin = self._dcp_begin
         if begin is None:
             raise RunError(
@@ -191,7 +191,7 @@ class DCPTrainerMixin:
         """Run an epoch to its own end, from where a checkpoint may have left it."""
         epoch, loader = given["epoch"], self.train_dataset
         size, begin = self.args.gradient_accumulation_steps, self._dcp_begin
-        begin = begin if begin.epoch == epoch else Place(epoch)
+        begin = begin if begin.epoch == epoch else TrainingPlace(epoch)
         if begin.loader is None:
             loader.set_epoch(epoch)
         elif not begin.is_over:
@@ -337,7 +337,7 @@ class DCPTrainerMixin:
         done = self.state.global_step
         place = self._dcp_places[done]
         if not is_stopping or place.is_over or place.steps >= self._dcp_steps:
-            self._dcp_places = {done: Place(place.epoch + 1)}
+            self._dcp_places = {done: TrainingPlace(place.epoch + 1)}
 
     def _progress(self: Any) -> dict[str, Any]:  # Any: JSON
         """Return how far training has come, for a checkpoint."""

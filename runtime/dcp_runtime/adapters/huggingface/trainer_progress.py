@@ -13,7 +13,7 @@ PROGRESS = "DCPProgress"
 """The key of the place in `trainer_state.json`, among the states of callbacks."""
 
 
-class Place(NamedTuple):
+class TrainingPlace(NamedTuple):
     """How far training has come: steps and batches of an epoch, and the state of the loader."""
 
     epoch: int = 0
@@ -41,13 +41,13 @@ def progress_callback(trainer: Any) -> Any:  # Any: transformers'
     return DCPProgress()
 
 
-def saved_place(state: Any, checkpoint: str) -> Place | None:  # Any: the trainer's state
+def saved_place(state: Any, checkpoint: str) -> TrainingPlace | None:  # Any: the trainer's state
     """Return the place that a checkpoint holds, if it is of the checkpoint's step."""
     held = state.stateful_callbacks.setdefault(PROGRESS, {})
     saved = held.get("attributes", {}) if isinstance(held, dict) else {}
     if saved.get("global_step") != state.global_step:
         return None
-    place = Place(*(saved.get(name) for name in Place._fields))  # type: ignore[arg-type] # checked
+    place = TrainingPlace(*(saved.get(name) for name in TrainingPlace._fields))  # type: ignore[arg-type] # checked
     counts = [*place[:3], 0 if place.loader is None else place.loader.get("epoch")]
     if not all(isinstance(count, int) and count >= 0 for count in counts):
         raise RunError(

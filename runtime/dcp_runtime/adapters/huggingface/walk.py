@@ -44,13 +44,13 @@ All calls have the same shapes, for which nearly all kernels give equal bits. Mi
 tensor by about its own size.
 """
 
-Run: TypeAlias = Callable[["Attention", Tensor, Tensor], object]
+Run: TypeAlias = Callable[["ValuesOnly", Tensor, Tensor], object]
 """Calls a model with stand-ins for its attention, token ids and positions, int64 ``[1, T]``."""
 
 
 @dataclass(slots=True)
-class Attention:
-    """The attention and the masks of a model that is walked.
+class ValuesOnly:
+    """An attention that gives every token its own value, for a model that is walked.
 
     Attributes:
         seen: what each attention module may see.
@@ -69,7 +69,7 @@ class Attention:
     def attend(
         self, module: Module, query: Tensor, value: Tensor, mask: Tensor | None, window: int | None
     ) -> Tensor:
-        """Give every token its own value, ``[1, T, Hq, D]``; note what the layer may see."""
+        """Return the own value of every token, ``[1, T, Hq, D]``; note what the layer may see."""
         _, predicate = self.masks.get(id(mask), (None, None))
         seen = visibility_of(predicate, window, bool(getattr(module, "is_causal", True)))
         if mask is not None and predicate is None:  # the model has made a mask of its own of it
@@ -106,7 +106,7 @@ def walk(model: Module, run: Run, vocabulary: int, avoided: frozenset[int]) -> F
         avoided: special token ids.
     """
     device = next(model.parameters()).device
-    current, trace = Attention(), _Trace(model)
+    current, trace = ValuesOnly(), _Trace(model)
     with ExitStack() as stack:
         stack.enter_context(torch.no_grad())
         stack.enter_context(torch.compiler.set_stance("force_eager"))
