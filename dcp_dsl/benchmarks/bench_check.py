@@ -20,7 +20,7 @@ import numpy as np
 from recording import machine, provenance, report
 
 from dcp_dsl import Guard, Sample, Spec, check_report, dense_mask
-from dcp_dsl.claims.static_checks import mask_steps
+from dcp_dsl.claims.lints.registry import mask_steps
 from dcp_dsl.claims.testing import Testing, claim_steps
 from dcp_dsl.errors import Budget
 from dcp_dsl.syntax.parser import parse_all

@@ -6,7 +6,7 @@ import pytest
 
 from dcp_dsl import DCPError, Spec, Stack, pack, read_dataset, sample_from_argument
 from dcp_dsl.checks.scope import matches
-from dcp_dsl.claims.lints import _takes_all
+from dcp_dsl.claims.lints.statements import _takes_all
 from dcp_dsl.data.sources import find_sources
 from dcp_dsl.syntax.parser import parse
 

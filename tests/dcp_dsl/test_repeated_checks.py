@@ -48,7 +48,7 @@ def taken(scope, memory, budgets):
 def test_a_repeated_check_finds_and_spends_what_a_new_one_does(budgets, snapshots, monkeypatch):
     monkeypatch.setattr("dcp_dsl.claims.testing.MAX_FINDINGS", 5)
     monkeypatch.setattr("dcp_dsl.claims.steps.MAX_FINDINGS", 5)
-    monkeypatch.setattr("dcp_dsl.claims.static_checks.MAX_FINDINGS", 5)
+    monkeypatch.setattr("dcp_dsl.claims.lints.registry.MAX_FINDINGS", 5)
     lines = []
     for text in TEXTS[BUDGETS.index(budgets) :: len(BUDGETS)]:
         memory = Memory()

@@ -213,7 +213,7 @@ def test_strict_and_dataset_exclude_each_other(tmp_path):
 def test_loading_and_guarding_test_nothing_and_still_decide_every_row(tmp_path, monkeypatch):
     path = tmp_path / "a.dcpm"
     path.write_text(LEAK)
-    monkeypatch.setattr("dcp_dsl.claims.static_checks.search_fault", None)
+    monkeypatch.setattr("dcp_dsl.claims.lints.claim.search_fault", None)
     monkeypatch.setattr("dcp_dsl.claims.testing.dense_mask", None)
     guard = Guard.of([load(path).mask("a")])
     assert (guard.is_causal_proved, guard.is_total_proved) == (False, True)

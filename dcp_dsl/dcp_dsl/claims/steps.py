@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from dcp_dsl.checks.scope import Scope, defined_names
-from dcp_dsl.claims.lints import lint_steps
-from dcp_dsl.claims.static_checks import leak_steps, mask_steps
+from dcp_dsl.claims.lints.registry import leak_steps, lint_steps, mask_steps
 from dcp_dsl.claims.testing import Step, Testing, claim_steps
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import MAX_FINDINGS, Diagnostic, Fix, Verdict, make_diagnostic

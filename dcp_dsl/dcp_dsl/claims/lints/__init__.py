@@ -1,0 +1,1 @@
+"""Find what is wrong, or probably not meant, in a text without errors: a file for each kind."""
