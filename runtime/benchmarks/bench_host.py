@@ -25,8 +25,7 @@ import click
 import numpy as np
 import torch
 
-PLANNER = Path(__file__).resolve().parents[2] / "planner" / "benchmarks"
-sys.path.insert(0, str(PLANNER))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "planner" / "benchmarks"))
 from recorded_masks import sequences_of
 
 from dcp_dsl import Sample, Spec, block_sparsity
@@ -42,6 +41,7 @@ from dcp_runtime.plans.device_plan import prepare_device
 from dcp_runtime.transport.loopback import LoopbackTransport, LoopbackWorld
 
 LAYERS = 7
+WORKLOADS = Path(__file__).resolve().parents[2] / "planner" / "benchmarks/data/workloads.json"
 SIZES = ((2, 256, 2), (2, 1024, 3), (4, 1024, 3), (4, 2048, 5), (8, 2048, 4), (8, 4096, 8))
 """Devices, tokens and divisions of each plan; blocks of 64 tokens."""
 
@@ -96,7 +96,7 @@ def measure(devices: int, tokens: int, divisions: int) -> dict[str, float]:
 def measure_recorded(cluster_name: str) -> list[dict[str, Any]]:  # Any: JSON values
     """Time a layer of recorded batches, one of each mask, on their plans for a cluster."""
     cluster, rows = find_cluster(cluster_name), []
-    for workload in json.loads((PLANNER / "data" / "workloads.json").read_text())["workloads"][:4]:
+    for workload in json.loads(WORKLOADS.read_text())["workloads"][:4]:
         masks = sequences_of(workload)
         sparsity = cut_blocks(masks, choose_block_size(masks, cluster))
         plan = build_plan(sparsity, ModelShape(8, 2, 128), cluster, PlanConfig(head_groups=1))

@@ -185,8 +185,8 @@ def test_what_one_end_launches_together_the_other_does_not_launch_apart(masks):
     launches = [s for s in plan.forward[1].instructions if isinstance(s, CommLaunch)]
     together = max(launches, key=lambda launch: len(launch.transfers))
     last = together.transfers[-1]
+    one_side = replace(plan, forward=(plan.forward[0], launched_apart(plan.forward[1], last)))
     with pytest.raises(PlanError, match="both ends launch together what travels together"):
-        programs = plan.forward[0], launched_apart(plan.forward[1], last)
-        validate(replace(plan, forward=programs))
+        validate(one_side)
     programs = tuple(launched_apart(program, last) for program in plan.forward)
     validate(replace(plan, forward=programs))

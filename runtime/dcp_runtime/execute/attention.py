@@ -233,6 +233,9 @@ class _Eager(torch.autograd.Function):
         return _as_inputs(found, v, sinks)
 
 
+_eager = cast(Any, _Eager.apply)
+
+
 def _is_traced() -> bool:
     """Return whether somebody follows the operators: a compiler, a mode, or a transform."""
     return (
@@ -393,8 +396,7 @@ class DCPAttn:
         layer, *numbers = ("",) if limits is None else limits
         numbers = list(map(int, numbers))
         rest = (q, k, v, sinks, scale, softcap, numbers, layer, number)
-        is_traced = _is_traced()
-        found = attention(plan.handle, *rest) if is_traced else _Eager.apply(plan, *rest)
+        found = attention(plan.handle, *rest) if _is_traced() else _eager(plan, *rest)
         out = cast(Tensor, found[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
 

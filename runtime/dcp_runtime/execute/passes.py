@@ -79,7 +79,7 @@ class Pass(ABC):
         self._buffers: dict[TransferKind, tuple[Tensor, ...]] = {}
         # Views of buffers that calls share, and the rows of blocks that are gathered.
         self._views: dict[object, tuple[Tensor, ...]] = {}
-        # The sums that travel as one kind, and their types then; a device that sends sums has got
+        # The sums that travel as one kind, and their types then. A device that sends sums has got
         # their inputs, so calls share these buffers.
         self._travelling: dict[
             TransferKind, tuple[tuple[Tensor, ...], tuple[torch.dtype, ...]]
@@ -90,14 +90,19 @@ class Pass(ABC):
         """Take the tensors of a call: as they are where nothing arrives, else to be copied."""
         given = zip(queries, self._work_q, strict=True)
         self._queries = tuple(x.contiguous() if work is None else work for x, work in given)
+        self._own: list[tuple[Tensor, Tensor]] = [
+            (work, x) for x, work in zip(queries, self._work_q, strict=True) if work is not None
+        ]
         work = self._work_kv
         if work is None:
             assert isinstance(kv, Tensor), "k and v apart have a buffer"
-            self._kv, keys = kv.contiguous(), ()
+            self._kv = kv.contiguous()
         else:
             self._kv = work
-            keys = ((work, kv),) if isinstance(kv, Tensor) else zip(work.unbind(1), kv, strict=True)
-        self._own = (*zip(self._work_q, queries, strict=True), *keys)
+            parts = (
+                ((work, kv),) if isinstance(kv, Tensor) else zip(work.unbind(1), kv, strict=True)
+            )
+            self._own += parts
         self._scale = self._kv.shape[-1] ** -0.5 if scale is None else scale
         self._buffers[TransferKind.Q], self._buffers[TransferKind.KV] = self._queries, (self._kv,)
 
@@ -145,8 +150,7 @@ class Pass(ABC):
     def copy(self) -> None:
         """Copy the own blocks into the working buffers."""
         for buffer, own in self._own:
-            if buffer is not None:
-                buffer[: self._num_local].copy_(own)
+            buffer[: self._num_local].copy_(own)
 
     def outgoing(self, bundle: Bundle) -> tuple[Tensor, ...]:
         """Return the contiguous tensors to send; blocks that lie apart are gathered in new ones."""
@@ -258,8 +262,9 @@ class ForwardPass(Pass):
         self._lse = q.new_empty(self._q.shape[:2], dtype=self._sum_type)
         # lse of own rows only is a result, which the caller keeps.
         self._is_lse_given = len(self._lse) == self._num_local
-        types = self._sum_type, self._partial_type
-        self._travelling[TransferKind.OUT] = (self._lse, self._out.wide), types
+        if not self._is_lse_given:
+            sums, types = (self._lse, self._out.wide), (self._sum_type, self._partial_type)
+            self._travelling[TransferKind.OUT] = sums, types
         lse = None if self._is_lse_given else self._lse
         self._keep(*self._work_q, self._work_kv, *partial, self._out.shared, lse)
         self._begin()
@@ -268,6 +273,8 @@ class ForwardPass(Pass):
         """Lend memory until the next call, and forget the tensors of this one."""
         super().release()
         del self._q, self._state
+        if self._is_lse_given:
+            del self._lse
 
     def renew(self, q: Tensor, kv: Keys, scale: float | None = None) -> None:
         """Begin another call, with tensors of the same kind."""
@@ -275,7 +282,7 @@ class ForwardPass(Pass):
         self._take((q,), kv, scale)
         (self._q,) = self._queries
         if self._is_lse_given:
-            self._lse = torch.empty_like(self._lse)
+            self._lse = q.new_empty(q.shape[:2], dtype=self._sum_type)
         self._begin()
 
     def _begin(self) -> None:
@@ -342,14 +349,17 @@ class BackwardPass(Pass):
         q = self._queries[2]
         self._dq = self._sums(TransferKind.DQ, q)
         self._dkv = self._sums(TransferKind.DKV, self._kv, is_split=not self._is_packed)
-        for kind, like in ((TransferKind.DQ, q), (TransferKind.DKV, self._kv)):
+        for kind, like, sums in (
+            (TransferKind.DQ, q, self._dq), (TransferKind.DKV, self._kv, self._dkv)
+        ):  # fmt: skip
             received = self._plan.receive_rows[kind]
             buffer = q.new_empty(received, *like.shape[1:], dtype=self._partial_type)
             self._buffers[kind] = (buffer,)
-            self._travelling[kind] = (self._wide(kind),), (self._partial_type,)
+            if sums.shared is not None:
+                self._travelling[kind] = (sums.wide,), (self._partial_type,)
         partials = (self._buffers[kind][0] for kind in (TransferKind.DQ, TransferKind.DKV))
-        sums = self._dq.shared, self._dkv.shared
-        self._keep(*self._work_q, self._work_kv, *partials, *sums)
+        shared = self._dq.shared, self._dkv.shared
+        self._keep(*self._work_q, self._work_kv, *partials, *shared)
         self._begin()
 
     def release(self) -> None:

@@ -408,8 +408,8 @@ class PreparedPlan:
     def _forward_pass(self, key: _PassKey, q: Tensor, kv: Keys, scale: float | None) -> ForwardPass:
         """Begin a call: on the pass that an earlier layer left, or on a new one."""
         # Taken out: a call that fails leaves messages under way, and nobody may use its buffers.
-        found = self._passes.pop(key, None)
-        if not isinstance(found, ForwardPass):
+        found = cast("ForwardPass | None", self._passes.pop(key, None))
+        if found is None:
             return ForwardPass(self.part, q, kv, scale, key[1])
         found.renew(q, kv, scale)
         return found
@@ -429,8 +429,8 @@ class PreparedPlan:
             )
         split, delta = self.part.heads.split_q, self._kernel_of_layers.delta(out, dout)
         rows, kv = QueryRows(split(q), split(dout), split(lse), split(delta)), self._split(kv)
-        found = self._passes.pop(key, None)
-        if not isinstance(found, BackwardPass):
+        found = cast("BackwardPass | None", self._passes.pop(key, None))
+        if found is None:
             return BackwardPass(self.part, rows, kv, scale, key[1])
         found.renew(rows, kv, scale)
         return found

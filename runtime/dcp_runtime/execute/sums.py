@@ -31,6 +31,10 @@ class Sums:
     ) -> None:
         own = others or OwnSums.of_all(num_local)
         rows = len(like) if own.is_kept or len(like) > num_local else 0
+        # Sums of own rows only, in the type of the results, are the result: the caller keeps them.
+        is_whole = rows == num_local and dtype == like.dtype
+        self._is_result = others is None and is_whole and not is_split
+        rows = 0 if self._is_result else rows
         self.wide = like.new_empty(rows, *like.shape[1:], dtype=dtype)
         self._blank, self._left = own.blank, own.left
         self._num_local, self._dtype = num_local, like.dtype
@@ -38,16 +42,12 @@ class Sums:
         # Of a result, if the kernel ends the sums.
         shape = (num_local, *like.shape[2 if is_split else 1 :])
         self._shape = None if others is None else shape
-        # Sums of own rows only, in the type of the results, are the result: the caller keeps them.
-        is_whole = rows == num_local and dtype == like.dtype
-        self._is_result = others is None and is_whole and not is_split
-        self._is_given = False
         self.results: tuple[Tensor, ...] | None = None
 
     def begin(self) -> None:
         """Set the sums to 0 that no table begins, and make new results."""
-        if self._is_given:
-            self.wide, self._is_given = torch.empty_like(self.wide), False
+        if self._is_result:
+            self.wide = self.wide.new_empty(self._num_local, *self.wide.shape[1:])
         for rows in self._blank:
             self.wide[rows].zero_()
         if self._shape is not None:
@@ -74,8 +74,9 @@ class Sums:
         """Return the results, when all sums are complete."""
         if self.results is None:
             if self._is_result:
-                self._is_given = True
-                return (self.wide,)
+                # Forgotten here: a graph may hang on it.
+                given, self.wide = self.wide, self.wide.new_empty(0, *self.wide.shape[1:])
+                return (given,)
             return tuple(own_rows(part, self._num_local, self._dtype) for part in self._parts())
         results, self.results = self.results, None
         for rows in self._left:
