@@ -52,11 +52,10 @@ def section(path: Path) -> tuple[str, str]:
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
     code = "\n".join(line for line in text.splitlines() if not LEFT_OUT.match(line))
-    caption = "" if mask.call == path.stem else f"Drawn: `{mask.call}`.\n\n"
+    caption = "" if mask.call == path.stem else f"\n`{mask.call}`"
     return (
         f"## {path.stem}\n\n{chr(10).join(comments)}\n\n"
-        f"![{mask.call}](masks/{path.stem}.svg)\n\n"
-        f"{caption}"
+        f"![{mask.call}](masks/{path.stem}.svg){caption}\n\n"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
 

@@ -8,7 +8,8 @@ A table stands between two marks. The first names the script that prints it, and
 ```
 
 The script is called with ``--table JSON`` and prints Markdown. A mark that ends in ``rows: REGEX``
-shows those rows of its tables in which the expression is found, and leaves out tables without any.
+shows those rows of its tables in which, behind their table's head, the expression is found, and
+leaves out tables without any.
 
 ```
 python docs/generate_tables.py            # --check: fail if a document does not match its JSON
@@ -55,7 +56,9 @@ def printed(found: re.Match[str]) -> str:
         sys.exit(f"{script} --table {results}: exit status {done.returncode}\n{done.stderr}")
     table = done.stdout.rstrip()
     if found["rows"]:
-        table = TABLE_ROWS.sub(partial(_chosen, re.compile(found["rows"])), f"{table}\n").rstrip()
+        table = TABLE_ROWS.sub(
+            partial(_chosen, re.compile(found["rows"], re.MULTILINE)), f"{table}\n"
+        ).rstrip()
     first, _, _ = found[0].partition("\n")
     return f"{first}\n{table}\n<!-- /generated -->"
 
@@ -63,7 +66,7 @@ def printed(found: re.Match[str]) -> str:
 def _chosen(wanted: re.Pattern[str], table: re.Match[str]) -> str:
     """Return a table with those rows in which an expression is found; nothing without any."""
     head, ruler, *rows = table[0].strip().splitlines()
-    rows = [row for row in rows if wanted.search(row)]
+    rows = [row for row in rows if wanted.search(f"{head}\n{row}")]
     return "\n".join([head, ruler, *rows, "", ""]) if rows else ""
 
 
