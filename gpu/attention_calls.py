@@ -11,7 +11,7 @@ from timing import Call, device
 from torch import Tensor
 
 from dcp_planner.plan import decode_part
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Pass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass, Pass
 from dcp_runtime.kernels.kernel import Kernel, QueryRows
 from dcp_runtime.plans.device_plan import DevicePlan, prepare_device
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from dcp_planner.plan import decode_part
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Pass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass, Pass
 from dcp_runtime.kernels.flash import Flash4Kernel
 from dcp_runtime.kernels.kernel import AttentionState, QueryRows, TensorKind
 from dcp_runtime.plans.device_plan import prepare_device

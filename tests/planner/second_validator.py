@@ -347,6 +347,17 @@ class Direction:
             all(lanes[(*lane[:3], not lane[3])] == items for lane, items in list(lanes.items())),
             "order: ends",
         )
+        # What travels together: by both ends, the sets of items that one instruction launches.
+        together = defaultdict(set)
+        for (device, item), at in self.launched.items():
+            row = self.transfers[item]
+            if row.kind >= OUT or row.hop == 0:
+                pair = row.source, row.target, row.kind, row.hop
+                together[(*pair, device == row.source, at)].add(item)
+        sides = {True: set(), False: set()}
+        for (*pair, is_source, _), items in together.items():
+            sides[is_source].add((tuple(pair), frozenset(items)))
+        need(sides[True] == sides[False], "order: together")
 
     def check_waits_end(self):
         """Run all programs at once: a launch goes on, a wait stands still."""

@@ -93,7 +93,8 @@ def clashes(plan, lives):
 def launched_late(plan, direction, y):
     """Let the target of an input launch it just before it needs it; None if others come after it.
 
-    Both ends launch what one sends to the other in the same order.
+    Both ends launch what one sends to the other in the same order, and its source launches it apart
+    from what the target gets earlier.
     """
     table, target = plan.transfers, int(plan.transfers.target[y])
     programs = list(getattr(plan, direction))
@@ -116,7 +117,27 @@ def launched_late(plan, direction, y):
     if not rest:
         steps = [step for step in steps if getattr(step, "key", None) != old.key]
     programs[target] = DeviceProgram(target, tuple(steps))
+    source = int(table.source[y])
+    programs[source] = launched_apart(programs[source], y)
     return replace(plan, **{direction: tuple(programs)})
+
+
+def launched_apart(program, y):
+    """Give a transfer a launch of its own behind its old one, and a wait behind the old wait."""
+    launches = [step for step in program.instructions if isinstance(step, CommLaunch)]
+    (old,) = (step for step in launches if y in step.transfers)
+    if old.transfers == (y,):
+        return program
+    key, steps = 1 + max(step.key for step in launches), []
+    for step in program.instructions:
+        if step is old:
+            rest = tuple(x for x in old.transfers if x != y)
+            steps += [replace(old, transfers=rest), CommLaunch(key, old.division, (y,))]
+        elif isinstance(step, CommWait) and step.key == old.key:
+            steps += [step, CommWait(key, old.division)]
+        else:
+            steps.append(step)
+    return DeviceProgram(program.device, tuple(steps))
 
 
 def broken_plans(masks, reader):
@@ -154,3 +175,18 @@ def test_rows_are_not_given_away_while_they_are_read(masks, reader):
         if found == 5:
             return
     pytest.fail(f"expected 5 plans in which only a {reader} still reads, found {found}")
+
+
+def test_what_one_end_launches_together_the_other_does_not_launch_apart(masks):
+    workload = build_workload(masks.pack([masks.causal(96)], 4), ModelShape())
+    placement = Placement(np.arange(workload.num_blocks) % 2, np.zeros(workload.num_tiles, int))
+    schedule = make_schedule(workload, placement, Cluster(1, 2), PlanConfig(divisions=2))
+    plan = assemble(workload, Cluster(1, 2), placement, schedule, "any")
+    launches = [s for s in plan.forward[1].instructions if isinstance(s, CommLaunch)]
+    together = max(launches, key=lambda launch: len(launch.transfers))
+    last = together.transfers[-1]
+    with pytest.raises(PlanError, match="both ends launch together what travels together"):
+        programs = plan.forward[0], launched_apart(plan.forward[1], last)
+        validate(replace(plan, forward=programs))
+    programs = tuple(launched_apart(program, last) for program in plan.forward)
+    validate(replace(plan, forward=programs))

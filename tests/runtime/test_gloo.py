@@ -13,7 +13,7 @@ from thread_group import Group, ThreadRanks
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_planner.simulation import EVENT_KINDS
 from dcp_runtime import DCPExecutor
-from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.plans.transfers import Bundle, Transfer
 from dcp_runtime.transport import (
     gloo_transport,
     group_store,
@@ -222,7 +222,7 @@ def awaited(peer, kind=TransferKind.KV):
         index=3, kind=kind, block=1, name="kv 1", num_tokens=2, peer=peer, is_send=False, row=0,
         slot=0, hop=0, brought_by=-1,
     )  # fmt: skip
-    return Parcel(transfer, (torch.zeros(2),), 4)
+    return Parcel(Bundle.of([transfer]), (torch.zeros(2),), 4)
 
 
 def test_closing_wakes_threads_that_wait_for_messages(threads, monkeypatch):

@@ -17,7 +17,7 @@ from dcp_planner.search.partitioners import place
 from dcp_planner.simulation.schedules import make_schedule
 from dcp_planner.tables import receive_buffer_bytes
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
 from dcp_runtime.plans.device_plan import prepare_device
 

@@ -7,7 +7,7 @@ import torch
 from dcp_dsl import Sample, Spec, block_sparsity
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
 from dcp_planner.tables.metrics import measure_memory
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import QueryRows
 from dcp_runtime.plans.device_plan import prepare_device
 

@@ -365,12 +365,12 @@ def test_layers_are_queued_before_any_message_arrives(ahead, on_ranks):
     assert on_ranks.made.devices == [3, 3], "threads would make contexts on other devices"
 
 
-def test_buffers_of_a_layer_are_freed_once_its_messages_have_come(ahead):
+def test_messages_of_a_layer_are_let_go_once_they_have_come(ahead):
     def work(transport, executor, layer):
-        buffers, start = [], transport.start
+        sent, start = [], transport.start
 
         def noted(parcels):
-            buffers.extend(weakref.ref(x) for parcel in parcels for x in parcel.tensors)
+            sent.extend(map(weakref.ref, parcels))
             start(parcels)
 
         transport.start = noted
@@ -378,9 +378,9 @@ def test_buffers_of_a_layer_are_freed_once_its_messages_have_come(ahead):
         layer()
         executor.trace()  # waits for the messages
         deadline = time.monotonic() + 60
-        while any(buffer() is not None for buffer in buffers) and time.monotonic() < deadline:
+        while any(parcel() is not None for parcel in sent) and time.monotonic() < deadline:
             time.sleep(0.01)
-        return bool(buffers), [buffer for buffer in buffers if buffer() is not None]
+        return bool(sent), [parcel for parcel in sent if parcel() is not None]
 
     assert ahead(work) == [(True, []), (True, [])]
 

@@ -9,7 +9,7 @@ import torch
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, TransferKind, build_plan
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels import choice
 from dcp_runtime.kernels.cpu import CpuKernel
 from dcp_runtime.kernels.kernel import AttentionState, Gradients, QueryRows

@@ -14,7 +14,7 @@ from dcp_planner.tables import CommWait
 from dcp_runtime import RunError
 from dcp_runtime.errors import PeerError
 from dcp_runtime.execute.interpreter import Interpreter
-from dcp_runtime.plans.device_plan import Transfer
+from dcp_runtime.plans.transfers import Bundle, Transfer
 from dcp_runtime.transport import gloo_transport
 from dcp_runtime.transport.failure_registry import FailureRegistry, Status
 from dcp_runtime.transport.gloo_transport import GlooTransport
@@ -29,7 +29,7 @@ def parcel_of(peer, *, is_send, after=None):
         index=3, kind=TransferKind.KV, block=1, name="kv 1", num_tokens=2, peer=peer,
         is_send=is_send, row=0, slot=0, hop=0, brought_by=-1,
     )  # fmt: skip
-    return Parcel(transfer, (torch.zeros(2),), 4, after)
+    return Parcel(Bundle.of([transfer]), (torch.zeros(2),), 4, after)
 
 
 @pytest.fixture
@@ -88,13 +88,12 @@ def test_in_one_process_the_first_sender_is_to_blame_too():
 
 def test_a_wait_knows_who_came_last_and_refuses_what_is_infinite():
     early, late = parcel_of(1, is_send=False), parcel_of(2, is_send=False)
-    flight = SimpleNamespace(by_key={0: [late, early]})
     early.end_ns, late.end_ns = 5, 9
     late.tensors[0][1] = torch.inf
     transport = SimpleNamespace(wait=lambda *_: None)
     ours = Interpreter(None, None, transport, Recorder(0, is_on=False), guard=True)
     with pytest.raises(RunError, match="rank 2 sent kv 1 with NaN or infinite values"):
-        ours._wait(SimpleNamespace(direction="forward"), CommWait(0, 4), flight)
+        ours._wait(SimpleNamespace(direction="forward"), CommWait(0, 4), [late, early])
     assert ours.recorder.latest_peer == 2
 
 

@@ -15,7 +15,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
 from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass
+from dcp_runtime.execute.passes import BackwardPass, ForwardPass
 from dcp_runtime.kernels.kernel import AttentionState, QueryRows
 from dcp_runtime.kernels.triton_kernel import TritonKernel, merge_rows
 from dcp_runtime.plans.device_plan import prepare_device

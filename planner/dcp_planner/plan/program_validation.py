@@ -46,6 +46,7 @@ def check_programs(plan: Plan, visits: Visits) -> None:
         places.check_inputs()
         places.check_results()
         places.check_order()
+        places.check_bundles()
         places.check_slots()
         places.check_progress()
 
@@ -345,6 +346,27 @@ class _Places:
                 f"{self.told(int(chosen[orders[0]][differs[0]]))} has another place at its target"
             )
 
+    def check_bundles(self) -> None:
+        """Require that what one device launches together for another, both launch together.
+
+        Such blocks may travel as one message. Inputs that are passed on travel alone.
+        """
+        table = self.plan.transfers
+        alike = self.chosen[self.is_result[self.chosen] | (table.hop[self.chosen] == 0)]
+        ends = (table.source[alike], table.target[alike])
+        what = table.kind[alike], table.hop[alike]
+        found = [_numbered(self.launch[end, alike], ends[1 - end], *what) for end in (0, 1)]
+        for one, other in (found, found[::-1]):
+            # Transfers of one group on this side, and of several on the other.
+            order = order_by(one, other)
+            parted = (np.diff(one[order]) == 0) & (np.diff(other[order]) != 0)
+            if parted.any():
+                x = int(alike[order[1:][parted][0]])
+                raise self.fail(
+                    "both ends launch together what travels together: one end launches "
+                    f"{self.told(x)} with others from the same device, the other end apart"
+                )
+
     def check_slots(self) -> None:
         """Require that no two blocks share rows of a receive buffer while both are in use."""
         table, chosen = self.plan.transfers, self.chosen
@@ -392,3 +414,14 @@ class _Places:
         stuck = np.flatnonzero(at < steps.row_ptr[1:])
         if stuck.size:
             raise self.fail(f"deadlock: devices {stuck[:8].tolist()} wait for each other")
+
+
+def _numbered(*columns: Ints) -> Ints:
+    """Number rows so that equal rows have equal numbers."""
+    order = order_by(*columns)
+    is_new = np.zeros(len(order), np.bool_)
+    for column in columns:
+        is_new[1:] |= np.diff(column[order].astype(np.int64)) != 0
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(is_new)
+    return number

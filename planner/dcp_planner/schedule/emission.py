@@ -95,7 +95,7 @@ def emit(
     feeder[input_of_need] = np.where(needs.feeder >= 0, input_of_need[needs.feeder], -1)
     tokens = workload.block_tokens[rows.block]
     sizes = bytes_per_token(workload.shape, direction)
-    group = rows.target * len(TransferKind) + rows.kind
+    slot = _slots(rows, tokens)
     transfers = Transfers(
         is_backward=sealed(np.full(len(rows.kind), is_backward)),
         kind=sealed(rows.kind.astype(np.uint8)),
@@ -105,10 +105,20 @@ def emit(
         division=sealed(rows.division.astype(np.int32)),
         size_bytes=sealed(tokens * sizes[rows.kind]),
         hop=sealed(rows.hop.astype(np.uint8)),
-        slot=sealed(allocate_rows(group, rows.taken, rows.freed, tokens).astype(np.int32)),
+        slot=sealed(slot.astype(np.int32)),
     )
     programs = _tabulate(rows, division, placement, num_devices, is_backward, is_frugal)
     return Emission(transfers, programs, input_of_need, feeder)
+
+
+def _slots(rows: _TransferRows, tokens: Ints) -> Ints:
+    """Find rows in the receive buffers: what comes from one device together lies together."""
+    group = rows.target * len(TransferKind) + rows.kind
+    order = order_by(group, rows.taken, rows.division, rows.hop, rows.source)
+    columns = (column[order] for column in (group, rows.taken, rows.freed, tokens))
+    slot = np.empty_like(order)
+    slot[order] = allocate_rows(*columns)
+    return slot
 
 
 def _rows_of(

@@ -10,6 +10,7 @@ compiler with the first call, a second in processes that never compile.
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -21,9 +22,9 @@ from dcp_planner import Plan
 from dcp_planner.plan import PlanPart
 from dcp_runtime.errors import RunError
 from dcp_runtime.execute.executor import DCPExecutor
-from dcp_runtime.execute.interpreter import Keys
 from dcp_runtime.execute.layer_limits import LayerLimits
 from dcp_runtime.execute.model_checks import run_checks
+from dcp_runtime.execute.passes import Keys
 from dcp_runtime.execute.prepared_plan import (
     OpenCall,
     PreparedPlan,
@@ -48,17 +49,30 @@ def _forward(  # noqa: PLR0913 - the operator's schema
     layer: str,
     number: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    prepared, kv = cast(PreparedPlan, find(plan)), k if v is None else (k, v)
+    kv, softmax = k if v is None else (k, v), Softmax(scale, softcap, sinks)
+    found = cast(PreparedPlan, find(plan))
+    out, lse, call = _call(found, q, kv, softmax, (limits, layer, number))
+    return out, lse, call.handle()
+
+
+def _call(
+    prepared: PreparedPlan,
+    q: Tensor,
+    kv: Keys,
+    softmax: Softmax,
+    layer: tuple[list[int], str, int],
+) -> tuple[Tensor, Tensor, OpenCall]:
+    """Run forward of a layer: its limits, its name and its number."""
+    limits, name, number = layer
     if limits:
-        prepared.check_limits(LayerLimits(layer, *cast(Any, limits)))  # a bool is an int there
+        prepared.check_limits(LayerLimits(name, *cast(Any, limits)))  # a bool is an int there
     if number >= 0:
         prepared.batch.note_layer(number)
-    # `DCPAttn.apply` has cast its arguments already, and sums must stay in float32.
-    with torch.autocast(q.device.type, enabled=False):
-        out, lse = prepared.forward(q, kv, Softmax(scale, softcap, sinks))
+    with _no_autocast(q):
+        out, lse = prepared.forward(q, kv, softmax)
     call = OpenCall(prepared)
     prepared.batch.note_call(call)
-    return out, lse, call.handle()
+    return out, lse, call
 
 
 def _backward(  # noqa: PLR0913 - the operator's schema
@@ -72,9 +86,22 @@ def _backward(  # noqa: PLR0913 - the operator's schema
     dout: Tensor,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    prepared = plan_of_call(call)
+    return _gradients_of(plan_of_call(call), q, k, v, sinks, out, lse, dout, scale)
+
+
+def _gradients_of(  # noqa: PLR0913 - those of the operator
+    prepared: PreparedPlan,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    sinks: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    dout: Tensor,
+    scale: float | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     kv = k if v is None else (k, v)
-    with torch.autocast(q.device.type, enabled=False):
+    with _no_autocast(q):
         total, dsinks = lse, q.new_empty(0)
         if sinks is not None:
             wide = sinks.to(lse.dtype)
@@ -83,6 +110,14 @@ def _backward(  # noqa: PLR0913 - the operator's schema
         dq, *dkv = prepared.backward(q, kv, out, total, dout, scale)
     # Operators return only tensors: an empty tensor stands for None.
     return dq, dkv[0], dkv[1] if v is not None else q.new_empty(0), dsinks
+
+
+def _no_autocast(q: Tensor) -> AbstractContextManager[object]:
+    """Switch autocast off: `DCPAttn.apply` has cast its arguments, and sums must stay wide."""
+    device = q.device.type
+    # Even a context that changes nothing takes the host longer than this question.
+    is_on = torch.is_autocast_enabled(device)
+    return torch.autocast(device, enabled=False) if is_on else nullcontext()
 
 
 def _sink_gradient(sinks: Tensor, lse: Tensor, out: Tensor, dout: Tensor) -> Tensor:
@@ -109,19 +144,36 @@ def _backward_shapes(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     _, *tensors, scale, _, _, _, _ = inputs
-    out, lse, call = output
+    # Hooks may save a copy of the handle, which keeps no call open.
+    _save_call(ctx, tensors, output, scale, find_call(output[2]))
+
+
+def _save_call(
+    ctx: Any,
+    tensors: Sequence[Tensor | None],
+    output: tuple[Tensor, Tensor, Tensor],
+    scale: float | None,
+    call: OpenCall | None,
+) -> None:
+    out, lse, handle = output
     # lse and the call have no gradient; torch need not make zeros in their place.
     ctx.set_materialize_grads(False)
-    ctx.scale = scale
-    # Hooks may save a copy of the handle, which keeps no call open.
-    ctx.call = find_call(call)
-    ctx.save_for_backward(call, *tensors, out, lse)
+    ctx.scale, ctx.call = scale, call
+    ctx.save_for_backward(handle, *tensors, out, lse)
 
 
 def _gradients(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    call, q, k, v, sinks, out, lse = ctx.saved_tensors
-    dq, dk, dv, dsinks = attention_backward(call, q, k, v, sinks, out, lse, dout, ctx.scale)
+    handle, q, k, v, sinks, out, lse = ctx.saved_tensors
+    found = attention_backward(handle, q, k, v, sinks, out, lse, dout, ctx.scale)
     ctx.call = None  # a graph that is kept has its handle
+    return _as_inputs(found, v, sinks)
+
+
+def _as_inputs(
+    found: tuple[Tensor, Tensor, Tensor, Tensor], v: Tensor | None, sinks: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    """Return a gradient or ``None`` for each argument of the operator."""
+    dq, dk, dv, dsinks = found
     return (
         None, dq, dk, None if v is None else dv, None if sinks is None else dsinks, None, None,
         None, None, None,
@@ -155,6 +207,39 @@ torch.library.register_autograd("dcp_runtime::attention_backward", _refuse)
 
 attention = torch.ops.dcp_runtime.attention.default
 attention_backward = torch.ops.dcp_runtime.attention_backward.default
+
+
+class _Eager(torch.autograd.Function):
+    """The operators without torch's dispatcher, which takes the host longer than a small layer."""
+
+    @staticmethod
+    def forward(ctx: Any, prepared: PreparedPlan, *inputs: Any) -> Any:  # Any: as the operator
+        q, k, v, sinks, scale, softcap, *layer = inputs
+        kv, softmax = k if v is None else (k, v), Softmax(scale, softcap, sinks)
+        out, lse, call = _call(prepared, q, kv, softmax, tuple(layer))
+        output = out, lse, call.handle()
+        ctx.mark_non_differentiable(*output[1:])
+        _save_call(ctx, inputs[:4], output, scale, call)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, dout: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        # The operator refuses where gradients are to be differentiated again.
+        if torch.is_grad_enabled() or ctx.call is None:
+            return _gradients(ctx, dout)
+        _, q, k, v, sinks, out, lse = ctx.saved_tensors
+        found = _gradients_of(ctx.call.plan, q, k, v, sinks, out, lse, dout, ctx.scale)
+        ctx.call = None
+        return _as_inputs(found, v, sinks)
+
+
+def _is_traced() -> bool:
+    """Return whether somebody follows the operators: a compiler, a mode, or a transform."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.maybe_current_level() is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -307,7 +392,9 @@ class DCPAttn:
             q, k, v = (_widen(x, max(v_dim, qk_dim)) for x in (q, k, v))
         layer, *numbers = ("",) if limits is None else limits
         numbers = list(map(int, numbers))
-        found = attention(plan.handle, q, k, v, sinks, scale, softcap, numbers, layer, number)
+        rest = (q, k, v, sinks, scale, softcap, numbers, layer, number)
+        is_traced = _is_traced()
+        found = attention(plan.handle, *rest) if is_traced else _Eager.apply(plan, *rest)
         out = cast(Tensor, found[0])
         return out if out.shape[-1] == v_dim else out[..., :v_dim]
 

@@ -8,22 +8,23 @@ A compiled graph passes tensors only, so a tensor with a number stands for each 
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from math import inf
-from typing import NamedTuple, cast
+from struct import Struct
+from typing import NamedTuple, TypeAlias, cast
 from weakref import WeakValueDictionary
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from dcp_planner import Direction
 from dcp_runtime.errors import RunError
-from dcp_runtime.execute.interpreter import BackwardPass, ForwardPass, Interpreter, Keys
+from dcp_runtime.execute.interpreter import Interpreter
 from dcp_runtime.execute.layer_limits import LayerLimits, MaskLimits
+from dcp_runtime.execute.passes import BackwardPass, Finishes, ForwardPass, Keys, Pass
 from dcp_runtime.kernels.choice import KernelChoice, choose_kernel
 from dcp_runtime.kernels.kernel import Kernel, QueryRows, TensorKind, accumulator_dtype
 from dcp_runtime.plans.device_plan import DevicePlan
@@ -44,6 +45,9 @@ def handle_of(plan: object) -> Tensor:
     return torch.tensor([number], device="cpu")
 
 
+_PAIR = Struct("=qq")  # of int64, as a handle has them
+
+
 def find(handle: Tensor) -> object:
     """Return the plan that a handle stands for."""
     return _objects[int(handle)]
@@ -58,7 +62,7 @@ class OpenCall(bytearray):
 
     def __init__(self, plan: "PreparedPlan") -> None:
         number = next(_numbers)
-        super().__init__(np.array([number, int(plan.handle)]).tobytes())
+        super().__init__(_PAIR.pack(number, plan.handle_number))
         self.plan = plan
         _objects[number] = self
 
@@ -210,9 +214,26 @@ def check_tensors(part: DevicePlan, q: Tensor, kv: Keys) -> None:
         )
 
 
-def _current_device(q: Tensor) -> AbstractContextManager[None]:
-    """Make the device of q the current one, on which Triton launches; on the CPU do nothing."""
-    return torch.cuda.device(q.device if q.is_cuda else -1)
+@contextmanager
+def _on_device(q: Tensor) -> Iterator[None]:
+    """Record no graph, and make the device of q the current one, on which Triton launches."""
+    with ExitStack() as stack:
+        # Even a context that changes nothing takes the host longer than these questions.
+        if torch.is_grad_enabled():
+            stack.enter_context(torch.no_grad())
+        if q.is_cuda:
+            stack.enter_context(torch.cuda.device(q.device))
+        yield
+
+
+def _facts_of(q: Tensor, kv: Keys, softmax: Softmax) -> tuple[object, ...]:
+    """Return all that a check looks at, but sinks."""
+    tensors = (q, *kv) if isinstance(kv, tuple) else (q, kv)
+    try:
+        facts = tuple((x.shape, x.dtype, x.device) for x in tensors)
+    except AttributeError:  # no tensor: the check says so
+        return (None,)
+    return (*facts, softmax.scale, softmax.cap)
 
 
 _KIND = Topic("kind of tensors", "give every rank tensors of the same kind")
@@ -260,6 +281,15 @@ class Engine:
             )
 
 
+_PassKey: TypeAlias = tuple[Direction, Finishes, bool, bool]
+
+
+def _key_of(direction: Direction, kv: Keys, finishes: Finishes) -> _PassKey:
+    """Return what calls must share to use the same buffers."""
+    # Tensors made in inference mode cannot be written to outside of it.
+    return direction, finishes, isinstance(kv, Tensor), torch.is_inference_mode_enabled()
+
+
 class PreparedPlan:
     """A plan made ready on this rank: `DCPExecutor.prepare` makes it, layers run it.
 
@@ -282,11 +312,14 @@ class PreparedPlan:
         self._number = number
         self._mask_limits = mask_limits or MaskLimits(part.plan)
         self.part, self.batch, self.handle = part, batch, handle_of(self)
+        self.handle_number = int(self.handle)
         self.recorder = Recorder(transport.rank, is_on=batch.is_traced)
         self._transport = transport
         self._kernel, self._check_finite = kernel, check_finite
         self._expected = expected
         self._engine: Engine | None = None
+        self._facts: tuple[object, ...] = ()  # of the tensors of the layer before
+        self._passes: dict[_PassKey, Pass] = {}
 
     def note_layer(self) -> None:
         """Note that a layer runs this plan, or tries to."""
@@ -320,20 +353,23 @@ class PreparedPlan:
         # Before the checks: a refused layer was reached, too, and `close` must not say otherwise.
         self.note_layer()
         self._check_tensors(q, kv, softmax)
-        with _current_device(q):
+        with _on_device(q):
             heads = self.part.heads
             # Sinks come behind the last table, so no table ends the sums of out.
             finishes = self._kernel_of_layers.finishes if softmax.sinks is None else frozenset()
             # Buffers may find no memory on this rank alone; the others must not wait for it then.
-            with self._telling("forward"):
-                current = ForwardPass(
-                    self.part, heads.split_q(q), self._split(kv), softmax.scale, finishes
-                )
+            key = _key_of("forward", kv, finishes)
+            try:
+                current = self._forward_pass(key, heads.split_q(q), self._split(kv), softmax.scale)
+            except Exception as error:
+                self._transport.report("forward", 0, error)
+                raise
             self._interpreter().run(current)
             if softmax.sinks is not None:
                 rows = softmax.sinks.to(accumulator_dtype(q.dtype)).expand(len(q), -1)
                 current.add_sinks(heads.split_q(rows))
             out, lse = (heads.join_q(tensor) for tensor in current.result())
+            self._keep(key, current)
             self._check("forward", out=out)
             return out, lse
 
@@ -353,40 +389,76 @@ class PreparedPlan:
         Raises:
             RunError: if dout does not fit out, or another rank fails.
         """
-        with _current_device(q):
-            with self._telling("backward"):
-                if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
-                    raise RunError(
-                        f"rank {self.part.device}: expected dout as out, {list(out.shape)} "
-                        f"{out.dtype} on {out.device}, got {list(dout.shape)} {dout.dtype} on "
-                        f"{dout.device}"
-                    )
-                heads = self.part.heads
-                tensors = (q, dout, lse, self._kernel_of_layers.delta(out, dout))
-                rows = QueryRows(*(heads.split_q(tensor) for tensor in tensors))
-                finishes = self._kernel_of_layers.finishes
-                current = BackwardPass(self.part, rows, self._split(kv), softmax_scale, finishes)
+        with _on_device(q):
+            key = _key_of("backward", kv, self._kernel_of_layers.finishes)
+            try:
+                current = self._backward_pass(key, (q, kv, out, lse, dout), softmax_scale)
+            except Exception as error:
+                self._transport.report("backward", 0, error)
+                raise
             self._interpreter().run(current)
             dq, *dkv = current.result()
+            heads = self.part.heads
             results = heads.join_q(dq), *map(heads.join_kv, dkv)
+            self._keep(key, current)
             names = ("dq", "dkv") if len(dkv) == 1 else ("dq", "dk", "dv")
             self._check("backward", **dict(zip(names, results, strict=True)))
             return results
+
+    def _forward_pass(self, key: _PassKey, q: Tensor, kv: Keys, scale: float | None) -> ForwardPass:
+        """Begin a call: on the pass that an earlier layer left, or on a new one."""
+        # Taken out: a call that fails leaves messages under way, and nobody may use its buffers.
+        found = self._passes.pop(key, None)
+        if not isinstance(found, ForwardPass):
+            return ForwardPass(self.part, q, kv, scale, key[1])
+        found.renew(q, kv, scale)
+        return found
+
+    def _backward_pass(
+        self,
+        key: _PassKey,
+        saved: tuple[Tensor, Keys, Tensor, Tensor, Tensor],
+        scale: float | None,
+    ) -> BackwardPass:
+        q, kv, out, lse, dout = saved
+        if (dout.shape, dout.dtype, dout.device) != (out.shape, out.dtype, out.device):
+            raise RunError(
+                f"rank {self.part.device}: expected dout as out, {list(out.shape)} "
+                f"{out.dtype} on {out.device}, got {list(dout.shape)} {dout.dtype} on "
+                f"{dout.device}"
+            )
+        split, delta = self.part.heads.split_q, self._kernel_of_layers.delta(out, dout)
+        rows, kv = QueryRows(split(q), split(dout), split(lse), split(delta)), self._split(kv)
+        found = self._passes.pop(key, None)
+        if not isinstance(found, BackwardPass):
+            return BackwardPass(self.part, rows, kv, scale, key[1])
+        found.renew(rows, kv, scale)
+        return found
+
+    def _keep(self, key: _PassKey, current: Pass) -> None:
+        """Keep a pass whose call has ended for the next layer."""
+        current.release()
+        self._passes[key] = current
 
     def _split(self, kv: Keys) -> Keys:
         split = self.part.heads.split_kv
         return split(kv) if isinstance(kv, Tensor) else (split(kv[0]), split(kv[1]))
 
     def _check_tensors(self, q: Tensor, kv: Keys, softmax: Softmax = PLAIN) -> None:
+        given = _facts_of(q, kv, softmax)
+        # As a layer before: most layers of a model.
+        if given == self._facts and softmax.sinks is None:
+            return
         if self._engine is None:
             propose = partial(self._propose_engine, q, kv, softmax)
             # Collective: all ranks compute with tensors of the same kind.
             self._engine = agree(self._transport, (_KIND,), "the first layer", propose)
             # Where the tensors are decides by which clock work is timed, and is known only now.
             self.recorder.clock = make_clock(q.device, self.recorder.clock)
-            return
-        with self._telling("forward"):
-            self._engine.check(self._checked_kind(q, kv, softmax))
+        else:
+            with self._telling("forward"):
+                self._engine.check(self._checked_kind(q, kv, softmax))
+        self._facts = given
 
     def _propose_engine(
         self, q: Tensor, kv: Keys, softmax: Softmax

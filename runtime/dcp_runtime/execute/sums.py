@@ -9,6 +9,8 @@ from dcp_runtime.plans.own_sums import OwnSums
 class Sums:
     """The sums of one kind over the rows of a buffer, and the results of the own rows.
 
+    Calls use the same memory one after the other; `begin` starts a call.
+
     Args:
         like: the buffer with these rows, in the type of the results.
         num_local: own rows, which come first.
@@ -30,14 +32,33 @@ class Sums:
         own = others or OwnSums.of_all(num_local)
         rows = len(like) if own.is_kept or len(like) > num_local else 0
         self.wide = like.new_empty(rows, *like.shape[1:], dtype=dtype)
-        for blank in own.blank:
-            self.wide[blank].zero_()
-        self._left, self._num_local, self._dtype = own.left, num_local, like.dtype
-        self._parts = self.wide.unbind(1) if is_split else (self.wide,)
+        self._blank, self._left = own.blank, own.left
+        self._num_local, self._dtype = num_local, like.dtype
+        self._is_split, self._count = is_split, like.shape[1] if is_split else 1
+        # Of a result, if the kernel ends the sums.
+        shape = (num_local, *like.shape[2 if is_split else 1 :])
+        self._shape = None if others is None else shape
+        # Sums of own rows only, in the type of the results, are the result: the caller keeps them.
+        is_whole = rows == num_local and dtype == like.dtype
+        self._is_result = others is None and is_whole and not is_split
+        self._is_given = False
         self.results: tuple[Tensor, ...] | None = None
-        if others:
-            shapes = [part.shape[1:] for part in self._parts]
-            self.results = tuple(like.new_empty(num_local, *shape) for shape in shapes)
+
+    def begin(self) -> None:
+        """Set the sums to 0 that no table begins, and make new results."""
+        if self._is_given:
+            self.wide, self._is_given = torch.empty_like(self.wide), False
+        for rows in self._blank:
+            self.wide[rows].zero_()
+        if self._shape is not None:
+            self.results = tuple(
+                self.wide.new_empty(self._shape, dtype=self._dtype) for _ in range(self._count)
+            )
+
+    @property
+    def shared(self) -> Tensor | None:
+        """The memory that calls share; ``None`` where the caller keeps it."""
+        return None if self._is_result else self.wide
 
     @property
     def result(self) -> Tensor | None:
@@ -52,18 +73,22 @@ class Sums:
     def finish(self) -> tuple[Tensor, ...]:
         """Return the results, when all sums are complete."""
         if self.results is None:
-            return tuple(own_rows(part, self._num_local, self._dtype) for part in self._parts)
+            if self._is_result:
+                self._is_given = True
+                return (self.wide,)
+            return tuple(own_rows(part, self._num_local, self._dtype) for part in self._parts())
+        results, self.results = self.results, None
         for rows in self._left:
-            for result, part in zip(self.results, self._parts, strict=True):
+            for result, part in zip(results, self._parts(), strict=True):
                 result[rows] = part[rows]
-        return self.results
+        return results
+
+    def _parts(self) -> tuple[Tensor, ...]:
+        return self.wide.unbind(1) if self._is_split else (self.wide,)
 
 
 def own_rows(buffer: Tensor, count: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the first rows in memory of their own.
-
-    Layers keep their results, and a view would keep the receive buffer behind it alive as well.
-    """
-    rows = buffer[:count]
-    is_whole = rows.nbytes == buffer.untyped_storage().nbytes()
-    return rows.to(dtype or rows.dtype, copy=not is_whole, memory_format=torch.contiguous_format)
+    """Copy the first rows to memory of their own: layers keep results, calls share buffers."""
+    return buffer[:count].to(
+        dtype or buffer.dtype, copy=True, memory_format=torch.contiguous_format
+    )

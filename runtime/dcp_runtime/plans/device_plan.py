@@ -23,6 +23,7 @@ from dcp_planner import Direction, ModelShape, Plan, TransferKind
 from dcp_planner.simulation import message_names
 from dcp_planner.tables import (
     Attention,
+    CommLaunch,
     Instruction,
     Reduction,
     Transfers,
@@ -36,6 +37,7 @@ from dcp_runtime.errors import RunError
 from dcp_runtime.plans.own_sums import Merge, OwnSums, mark_tables
 from dcp_runtime.plans.tile_pieces import TilePieces, cut_pieces
 from dcp_runtime.plans.tile_table import TableBuilder, TileTable
+from dcp_runtime.plans.transfers import Bundle, Transfer, bundle
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,45 +99,8 @@ class HeadLayout:
         return tensor.reshape(self.groups, len(tensor) // self.groups, *tensor.shape[1:])
 
 
-Step: TypeAlias = tuple[Instruction, TileTable | None]
-"""An instruction, with the tile table of an `Attention`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """One row of `Transfers` that leaves or reaches this device.
-
-    Attributes:
-        index: row of the plan's table; both ends use it as the tag of the message.
-        kind: its content.
-        block: row of `Blocks`.
-        name: in traces, as the simulator writes it: ``"kv 12"``, or ``"kv 12.3"`` in head group 3.
-        num_tokens: tokens of the block.
-        peer: the other device.
-        is_send: whether this device is the source.
-        row: first row in the working buffers of queries or of keys: where an input lies, where the
-            sums lie that a result carries, or the sums that it is merged into.
-        slot: first row in the receive buffer of its kind, at the target.
-        hop: 0 if the source owns the data or computed it, more if it passes the data on.
-        brought_by: transfer that brings the block to this device before it forwards it, or -1.
-    """
-
-    index: int
-    kind: TransferKind
-    block: int
-    name: str
-    num_tokens: int
-    peer: int
-    is_send: bool
-    row: int
-    slot: int
-    hop: int
-    brought_by: int
-
-    @property
-    def rows(self) -> slice:
-        """The rows of its block in the working buffers."""
-        return slice(self.row, self.row + self.num_tokens)
+Step: TypeAlias = tuple[Instruction, TileTable | None, tuple[Bundle, ...]]
+"""An instruction, with the tile table of an `Attention` and the bundles of a `CommLaunch`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +109,7 @@ class DirectionPlan:
 
     Attributes:
         receive_rows: rows of the receive buffer of each kind.
-        steps: the program, with its tile tables.
+        steps: the program, with its tile tables and bundles.
         sums: of each kind of result, which own rows no table begins or ends.
     """
 
@@ -155,7 +120,7 @@ class DirectionPlan:
     @property
     def tables(self) -> tuple[TileTable, ...]:
         """The tile tables, in the order of the program."""
-        return tuple(table for _, table in self.steps if table is not None)
+        return tuple(table for _, table, _ in self.steps if table is not None)
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -273,7 +238,14 @@ def _direction_plan(
     merges, num_local = _merges(program, transfers), _local_rows(plan, device)[1]
     marked, sums = mark_tables(tables, direction, merges, num_local)
     ready = iter(marked)
-    steps = ((step, next(ready) if isinstance(step, Attention) else None) for step in program)
+    steps = (
+        (
+            step,
+            next(ready) if isinstance(step, Attention) else None,
+            bundle(step.transfers, transfers) if isinstance(step, CommLaunch) else (),
+        )
+        for step in program
+    )
     return DirectionPlan(receive_rows, tuple(steps), sums)
 
 

@@ -25,7 +25,7 @@ from dcp_runtime.transport.recorder import Recorder, Timeline, gather_timeline
 from dcp_runtime.transport.transport import Parcel
 
 PARTS = 8
-"""Tags per transfer, a bound on its tensors: part p of transfer n has the tag ``PARTS * n + p``."""
+"""Tags per bundle, a bound on its tensors: part p of bundle n has the tag ``PARTS * n + p``."""
 UNUSED_TAG = 2**31 - 1
 LANES = ("receive inputs", "send inputs", "receive results", "send results")
 """Threads that wait for messages, by the place ``2 * is_result + is_send``."""
@@ -92,27 +92,27 @@ class GlooTransport(GroupTransport):
             parcel.finish(parcel.after.error)  # there is nothing to forward
             return
         parcel.start_ns = time.perf_counter_ns()
-        if self._link is not None and parcel.transfer.is_send:
+        if self._link is not None and parcel.bundle.is_send:
             self._link.send(parcel.size_bytes, partial(self._post, posted))
         else:
             self._post(posted)
 
     def _post(self, posted: _Posted) -> None:
-        parcel, transfer = posted.parcel, posted.parcel.transfer
-        is_result = int(transfer.kind.is_result)
-        group, peer = self._groups[is_result], self._ranks[transfer.peer]
+        parcel, bundle = posted.parcel, posted.parcel.bundle
+        is_result = int(bundle.is_result)
+        group, peer = self._groups[is_result], self._ranks[bundle.peer]
         # One by one: gloo does no more for a batch, whose error would not name the lost peer.
-        post = dist.isend if transfer.is_send else dist.irecv
+        post = dist.isend if bundle.is_send else dist.irecv
         try:
             for part, tensor in enumerate(parcel.tensors):
-                host = self._stage(tensor, posted, is_send=transfer.is_send)
-                work = post(host, peer, group=group, tag=PARTS * transfer.index + part)
+                host = self._stage(tensor, posted, is_send=bundle.is_send)
+                work = post(host, peer, group=group, tag=PARTS * bundle.index + part)
                 assert work is not None, "this rank is a member of its groups"
                 posted.works.append(work)
         except RuntimeError as error:  # the connection is broken already
             parcel.finish(str(error))
             return
-        self._queues[2 * is_result + int(transfer.is_send)].put(posted)
+        self._queues[2 * is_result + int(bundle.is_send)].put(posted)
 
     def _stage(self, tensor: Tensor, posted: _Posted, *, is_send: bool) -> Tensor:
         """Return host memory to send from or receive into: the tensor itself if it is there."""

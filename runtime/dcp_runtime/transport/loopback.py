@@ -58,7 +58,7 @@ class LoopbackWorld:
         self.store = HashStore()
         self.recorders: dict[int, Recorder] = {}
         self._lock = threading.Lock()
-        # By transfer, source and target: two plans may use one number for different sources.
+        # By bundle, source and target: two plans may use one number for different sources.
         self._boxes: dict[tuple[int, int, int], _Box] = {}
         self.turn = threading.Lock() if lockstep else None
         self.turn_holder = -1
@@ -88,7 +88,7 @@ class LoopbackWorld:
 
     def send(self, parcel: Parcel, source: int) -> None:
         """Hand a parcel over: into the receiver's tensors, or into a copy that waits for it."""
-        key = parcel.transfer.index, source, parcel.transfer.peer
+        key = parcel.bundle.index, source, parcel.bundle.peer
         with self._lock:
             box = self._boxes.setdefault(key, _Box())
             receiver = box.awaited.popleft() if box.awaited else None
@@ -100,7 +100,7 @@ class LoopbackWorld:
 
     def receive(self, parcel: Parcel, target: int) -> None:
         """Take a parcel that has been sent, or note that it is awaited."""
-        key = parcel.transfer.index, parcel.transfer.peer, target
+        key = parcel.bundle.index, parcel.bundle.peer, target
         with self._lock:
             box = self._boxes.setdefault(key, _Box())
             if not box.sent:
@@ -152,7 +152,7 @@ class LoopbackTransport(Transport):
 
     def _start_one(self, parcel: Parcel) -> None:
         parcel.start_ns = time.perf_counter_ns()
-        if parcel.transfer.is_send:
+        if parcel.bundle.is_send:
             self._world.send(parcel, self.rank)
         else:
             self._world.receive(parcel, self.rank)

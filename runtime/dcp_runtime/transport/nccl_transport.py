@@ -70,7 +70,7 @@ class MessageBatch:
         """Return the ranks that may hold up the batch."""
         if self.blamed is not None:
             return self.blamed()
-        return list(dict.fromkeys(parcel.transfer.peer for parcel in self.parcels))
+        return list(dict.fromkeys(parcel.bundle.peer for parcel in self.parcels))
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +137,9 @@ class NcclTransport(GroupTransport):
         group = self._groups[int(is_result)]
         operations = [
             dist.P2POp(
-                dist.isend if parcel.transfer.is_send else dist.irecv,
+                dist.isend if parcel.bundle.is_send else dist.irecv,
                 tensor,
-                self._ranks[parcel.transfer.peer],
+                self._ranks[parcel.bundle.peer],
                 group,
             )
             for parcel in parcels
@@ -337,4 +337,4 @@ def last_limit_s(timeout_s: float) -> float:
 
 
 def _batch_of(parcel: Parcel) -> tuple[bool, int, int]:
-    return parcel.transfer.kind.is_result, parcel.division, parcel.transfer.hop
+    return parcel.bundle.is_result, parcel.division, parcel.bundle.hop

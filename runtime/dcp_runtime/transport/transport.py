@@ -9,6 +9,7 @@ comes.
 
 import threading
 import time
+from _thread import LockType
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ from torch._C._distributed_c10d import Store  # torch.distributed.Store, with it
 from dcp_planner import Direction, TransferKind
 from dcp_planner.model import MessageOrder
 from dcp_runtime.errors import PeerError
-from dcp_runtime.plans.device_plan import DevicePlan, Transfer
+from dcp_runtime.plans.device_plan import DevicePlan
+from dcp_runtime.plans.transfers import Bundle
 from dcp_runtime.transport.failure_registry import (
     Awaited,
     FailureRegistry,
@@ -35,14 +37,14 @@ RowBytes: TypeAlias = Callable[[TransferKind], tuple[int, ...]]
 """Returns the bytes of a token in each tensor that travels as one kind."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Parcel:
-    """A transfer in flight, at its sender or its receiver.
+    """A bundle in flight, at its sender or its receiver.
 
     Attributes:
-        transfer: what travels, between whom.
+        bundle: what travels, between whom.
         tensors: contiguous; read until they have left, or written until they have arrived. Each is
-            a message of its own, sent from and received into the working buffers.
+            a message of its own.
         division: of the launch.
         after: the parcel that brings the block which this one forwards; this one starts once that
             has arrived.
@@ -50,16 +52,18 @@ class Parcel:
         error: why it never arrived or left.
     """
 
-    transfer: Transfer
+    bundle: Bundle
     tensors: tuple[Tensor, ...]
     division: int
     after: "Parcel | None" = None
     start_ns: int = 0
     end_ns: int = 0
     error: str | None = None
-    _done: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-    _followers: list[Callable[[], None]] = field(default_factory=list)
+    # Most parcels have ended before anybody waits: only a wait makes an event.
+    _is_done: bool = False
+    _done: threading.Event | None = None
+    _lock: LockType = field(default_factory=threading.Lock)
+    _followers: list[Callable[[], None]] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -70,24 +74,32 @@ class Parcel:
         """Note that it has arrived or left, or why it never will, and call the followers."""
         self.error, self.end_ns = error, time.perf_counter_ns()
         with self._lock:
-            self._done.set()
-            followers, self._followers = self._followers, []
+            self._is_done = True
+            if self._done is not None:
+                self._done.set()
+            followers, self._followers = self._followers, None
         # Outside the lock: a follower may take long, and may end parcels itself.
-        for follower in followers:
+        for follower in followers or ():
             follower()
 
     def then(self, follower: Callable[[], None]) -> None:
         """Call `follower` once this has ended: at once, or later on the thread that ends it."""
         # The lock makes this one step with `finish`: every follower is called, and called once.
         with self._lock:
-            if not self._done.is_set():
-                self._followers.append(follower)
+            if not self._is_done:
+                self._followers = [*(self._followers or ()), follower]
                 return
         follower()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end; return whether it came in time."""
-        return self._done.wait(timeout_s)
+        if self._is_done:
+            return True
+        with self._lock:
+            if self._is_done:
+                return True
+            done = self._done = self._done or threading.Event()
+        return done.wait(timeout_s)
 
 
 class Transport(ABC):
@@ -137,7 +149,7 @@ class Transport(ABC):
         deadline = time.monotonic() + limit_s
         for parcel in parcels:
             while not parcel.wait(poll_s):
-                is_lost = self._failures.is_lost([parcel.transfer.peer])
+                is_lost = self._failures.is_lost([parcel.bundle.peer])
                 if is_lost or time.monotonic() > deadline:
                     raise self._blame(parcel, direction)
             if parcel.error is not None:
@@ -149,7 +161,7 @@ class Transport(ABC):
         while parcel.after is not None and (not parcel.after.wait(0) or parcel.after.error):
             parcel = parcel.after
         text = self._waited(parcel)
-        status = Status("waiting", parcel.transfer.peer, direction, parcel.division, text)
+        status = Status("waiting", parcel.bundle.peer, direction, parcel.division, text)
         return self._failures.settle(status)
 
     def _waited(self, parcel: Parcel) -> str:

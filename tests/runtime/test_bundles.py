@@ -1,0 +1,73 @@
+"""Blocks that travel together arrive as blocks that travel alone."""
+
+import pytest
+import torch
+
+from dcp_planner import Cluster, ModelShape, PlanConfig, build_plan
+from dcp_runtime.plans import device_plan
+from dcp_runtime.plans.device_plan import prepare_device
+from dcp_runtime.plans.transfers import Bundle
+
+ROUTED = {"nodes": 2, "routing": "node", "divisions": 3}
+PLANS = {
+    "zigzag": ("static:zigzag", {}),
+    "native": ("native", {"divisions": 2}),
+    "routed": ("static:zigzag", ROUTED),
+    "head groups": ("static:zigzag", {"nodes": 2, "head_groups": 4}),
+    "wide partials": ("static:grid", {"partials": "float32"}),
+    "striped, frugal": ("native", ROUTED),
+}
+
+
+def plan_of(lab, name):
+    partitioner, options = PLANS[name]
+    options = dict(options)
+    cluster = Cluster(options.pop("nodes", 1), 4 // PLANS[name][1].get("nodes", 1))
+    masks = [lab.masks["causal"](200), lab.masks["full"](60)]
+    shape = ModelShape(4, 2, 8, 2)
+    plan = build_plan(
+        lab.sparsity_of(masks, 16), shape, cluster, PlanConfig(partitioner, **options)
+    )
+    return lab.striped(plan, is_frugal=True) if "frugal" in name else plan
+
+
+def alone(items, transfers):
+    return tuple(Bundle.of([transfers[item]]) for item in items)
+
+
+def bundles_of(plan, rank):
+    part = prepare_device(plan, rank, 16)
+    return [
+        bundle
+        for direction in (part.forward, part.backward)
+        for *_, bundles in direction.steps
+        for bundle in bundles
+    ]
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_bundles_bring_what_single_messages_bring(lab, name, monkeypatch):
+    plan = plan_of(lab, name)
+    qkv = [x.bfloat16() for x in lab.random_qkv(7, 260, 4, 2, 8, torch.float32)]
+    together, _ = lab.run_in_threads(plan, *qkv, layers=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(device_plan, "bundle", alone)
+        apart, _ = lab.run_in_threads(plan, *qkv, layers=2)
+    for key, value in apart.items():
+        assert torch.equal(together[key], value), key
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_both_ends_find_the_same_bundles(lab, name):
+    plan = plan_of(lab, name)
+    ends = {True: [], False: []}
+    carried = 0
+    for rank in range(4):
+        for each in bundles_of(plan, rank):
+            pair = (rank, each.peer) if each.is_send else (each.peer, rank)
+            what = each.index, each.kind, each.slot, each.num_tokens
+            ends[each.is_send].append((*pair, *what, tuple(t.index for t in each.transfers)))
+            carried += len(each.transfers)
+    assert sorted(ends[True]) == sorted(ends[False])
+    assert carried == 2 * len(plan.transfers)
+    assert len(ends[True]) + len(ends[False]) < carried, "nothing travels together"
