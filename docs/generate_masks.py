@@ -9,6 +9,7 @@ docs/masks.md lists all masks; each family has a page beside it.
 
 import re
 import sys
+import textwrap
 from pathlib import Path
 
 from dcp_dsl import Mask, Picture, Sample, Spec, load
@@ -37,6 +38,10 @@ FAMILIES = {
     ),
 }
 """Title and masks of each page, ``docs/masks-*.md``."""
+LEFT_OUT = re.compile(
+    r"#|sample tiny\(len = \d+\)|check .* (total|lookback|implies .*)$|check \S+ total on"
+)
+"""Lines of a file that its page leaves out: the definition says what they claim."""
 LIST = re.compile(r"(?<=^<!-- masks -->\n).*?(?=^<!-- /masks -->$)", re.MULTILINE | re.DOTALL)
 
 
@@ -46,12 +51,11 @@ def section(path: Path) -> tuple[str, str]:
     comments = [line[1:].strip() for line in text.splitlines() if line.startswith("#")]
     mask, sample = shown(load(path), path.stem)
     picture = Picture.of(mask, sample)
-    code = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
-    caption = "" if mask.call == path.stem else f"Drawn: `{mask.call}`.\n\n"
+    code = "\n".join(line for line in text.splitlines() if not LEFT_OUT.match(line))
+    caption = "" if mask.call == path.stem else f"\n`{mask.call}`"
     return (
         f"## {path.stem}\n\n{chr(10).join(comments)}\n\n"
-        f"![{mask.call}](masks/{path.stem}.svg)\n\n"
-        f"{caption}"
+        f"![{mask.call}](masks/{path.stem}.svg){caption}\n\n"
         f"```dcpm\n{code}\n```\n"
     ), picture.svg()
 
@@ -76,12 +80,12 @@ def pages(sections: dict[str, str]) -> dict[Path, str]:
     found, lines = {}, []
     for family, (title, names) in FAMILIES.items():
         page = f"masks-{family}.md"
-        said = "[All masks](masks.md). Rows of a picture are queries, columns are keys."
+        said = "[All masks](masks.md), with how to read a picture."
         parts = [f"# {title}", said, *(sections[name].rstrip() for name in names.split())]
         found[DOCS / page] = "\n\n".join(parts) + "\n"
-        links = ", ".join(f"[{name}]({page}#{name})" for name in names.split())
-        lines += ["", f"**[{title}]({page})**: {links}"]
-    text = "\n".join(lines) + "\n\n"
+        lines += [*textwrap.wrap(f"- [{title}]({page}): {', '.join(names.split())}", 100,
+                                    subsequent_indent="  ")]  # fmt: skip
+    text = "\n".join(["", *lines, "", ""])
     found[PAGE] = LIST.sub(lambda _: text, PAGE.read_text(encoding="utf-8"))
     return found
 

@@ -7,7 +7,9 @@ A table stands between two marks. The first names the script that prints it, and
 <!-- /generated -->
 ```
 
-The script is called with ``--table JSON`` and prints Markdown.
+The script is called with ``--table JSON`` and prints Markdown. A mark that ends in ``rows: REGEX``
+shows those rows of its tables in which, behind their table's head, the expression is found, and
+leaves out tables without any.
 
 ```
 python docs/generate_tables.py            # --check: fail if a document does not match its JSON
@@ -17,15 +19,17 @@ python docs/generate_tables.py            # --check: fail if a document does not
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("grammar", "dcp_dsl", "planner", "runtime", "dashboard", "docs")
 TABLE = re.compile(
-    r"^<!-- generated: (?P<script>\S+) (?P<results>\S+) -->\n"
+    r"^<!-- generated: (?P<script>\S+) (?P<results>\S+)(?: rows: (?P<rows>.+))? -->\n"
     r"(?P<table>(?:(?!<!-- generated:).*\n)*?)<!-- /generated -->$",
     re.MULTILINE,
 )
+TABLE_ROWS = re.compile(r"(?:^\|.*\n)+\n*", re.MULTILINE)
 OPEN = re.compile(r"^<!-- generated:", re.MULTILINE)
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
@@ -50,7 +54,20 @@ def printed(found: re.Match[str]) -> str:
     )
     if done.returncode:
         sys.exit(f"{script} --table {results}: exit status {done.returncode}\n{done.stderr}")
-    return f"<!-- generated: {script} {results} -->\n{done.stdout.rstrip()}\n<!-- /generated -->"
+    table = done.stdout.rstrip()
+    if found["rows"]:
+        table = TABLE_ROWS.sub(
+            partial(_chosen, re.compile(found["rows"], re.MULTILINE)), f"{table}\n"
+        ).rstrip()
+    first, _, _ = found[0].partition("\n")
+    return f"{first}\n{table}\n<!-- /generated -->"
+
+
+def _chosen(wanted: re.Pattern[str], table: re.Match[str]) -> str:
+    """Return a table with those rows in which an expression is found; nothing without any."""
+    head, ruler, *rows = table[0].strip().splitlines()
+    rows = [row for row in rows if wanted.search(f"{head}\n{row}")]
+    return "\n".join([head, ruler, *rows, "", ""]) if rows else ""
 
 
 def main() -> None:

@@ -211,28 +211,11 @@ def test_code_of_the_data_set_page_runs(tmp_path: Path, run: Run):
 
 
 NINE_ROWS = """
-REPLICAS = RANKS = RANKS_OF_A_REPLICA = 1
+REPLICAS = RANKS = 1
 from dcp_runtime import DCPAttn
 dataset = [{"tokens": list(range(1000))} for _ in range(9)]
 seen = []
 """
-
-
-def test_code_for_several_nodes_runs(tmp_path: Path, run: Run):
-    joining, replicas = blocks("docs/multi-node.md", "python")
-    joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
-    ending = """
-    seen += local_data.rows
-    q, kv = torch.ones(plan.num_tokens, 8, 128), torch.ones(plan.num_tokens, 2, 2, 128)
-    DCPAttn.apply(executor.prepare(plan), q, kv)
-    assert local_data.num_targets == 9 * 999
-assert sorted(seen) == list(range(9))
-executor.close()
-dist.destroy_process_group()
-"""
-    init, rest = joining.rsplit("\nexecutor = DCPExecutor()", 1)
-    assert not rest.strip()
-    run("\n".join([init, ALONE, NINE_ROWS, replicas.rstrip() + ending]), tmp_path)
 
 
 STEP_MODEL = """
@@ -243,16 +226,21 @@ def model(tokens, positions, layers):
 """
 
 
-def test_code_for_whole_steps_runs(tmp_path: Path, run: Run):
+def test_code_for_several_nodes_and_whole_steps_runs(tmp_path: Path, run: Run):
+    (joining,) = blocks("docs/multi-node.md", "python")
+    joining = joining.replace("dist.init_process_group", "# ")  # the test has one process
+    init, rest = joining.rsplit("\nexecutor = DCPExecutor()", 1)
+    assert not rest.strip()
     (planning,) = blocks("docs/steps.md", "python")
     ending = """
+    assert local_data.num_targets == 9 * 999
     seen.append((local_data.ends_step, *local_data.rows))
 assert [ends for ends, *_ in seen] == [False, True]
 assert sorted(row for _, *rows in seen for row in rows) == list(range(9))
 executor.close()
 dist.destroy_process_group()
 """
-    run("\n".join([ALONE, NINE_ROWS, STEP_MODEL, planning.rstrip() + ending]), tmp_path)
+    run("\n".join([init, ALONE, NINE_ROWS, STEP_MODEL, planning.rstrip() + ending]), tmp_path)
 
 
 def test_training_loop_of_the_first_page_runs_and_saves_its_trace(tmp_path: Path, run: Run):

@@ -27,7 +27,7 @@ sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "playground")]
 
 import build_playground  # noqa: E402
 import charts  # noqa: E402
-from generate_masks import FAMILIES  # noqa: E402
+from generate_masks import FAMILIES, MASKS  # noqa: E402
 
 PAGES = ("*.md", "*/README.md", "*/LOG.md", "docs/**/*.md", "grammar/editors/*/README.md")
 FENCE = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
@@ -121,9 +121,9 @@ def gallery() -> str:
         said = html.escape(body.strip().splitlines()[0]).replace("`", "")
         picture = re.search(r"!\[([^\]]*)\]\(([^)]*)\)", body)
         assert picture is not None, name
-        code = re.search(r"```dcpm\n(.*?)```", body, re.DOTALL)
-        assert code is not None, name
-        opened = f"../playground/index.html#text={quote(code[1])}&mask={quote(picture[1])}"
+        lines = (MASKS / f"{name}.dcpm").read_text("utf-8").splitlines(keepends=True)
+        code = quote("".join(line for line in lines if not line.startswith("#")))
+        opened = f"../playground/index.html#text={code}&mask={quote(picture[1])}"
         cards.append(
             f'<li><a href="{page}.html#{name}"><img alt="{picture[1]}" '
             f'src="{picture[2]}" loading="lazy"></a><p><strong>{name}</strong> '

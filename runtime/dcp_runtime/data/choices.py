@@ -251,6 +251,18 @@ class LookAhead:
         return int(self.batches > 0 and len(os.sched_getaffinity(0)) >= ranks + planners)
 
 
+def check_kinds(**choices: object) -> None:
+    """Refuse a group of choices that is of another kind than its name says."""
+    kinds = {"packing": Packing, "rows": RowRules, "planning": Planning, "look_ahead": LookAhead}
+    for name, given in choices.items():
+        kind = kinds[name]
+        if not isinstance(given, kind):
+            raise RunError(
+                f"{name}: expected a {kind.__name__}, got {given!r:.60}; give {name}="
+                f"{kind.__name__}(...), which holds the choices of this kind"
+            )
+
+
 def check_count(name: str, value: object, least: int) -> None:
     """Refuse a value that is not an integer of at least `least`."""
     if isinstance(value, bool) or not isinstance(value, int) or value < least:

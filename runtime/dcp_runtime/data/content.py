@@ -6,13 +6,15 @@ Fingerprints guard against mistakes, not against attacks: they are fast, and not
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 
 from dcp_dsl import Mask, Spec, Stack
 from dcp_dsl.arrays import Ints
+from dcp_runtime.data.choices import Packing, RowPolicy
 from dcp_runtime.data.loss_masks import Values
 from dcp_runtime.data.planner_pool import MaskText
 from dcp_runtime.data.rows import IndexedRows, MaskFunction, Resolver, RowError, StreamedRows
@@ -182,3 +184,47 @@ def _hash_text(*texts: str) -> str:
     """Hash texts without their comments and spaces; empty texts have an empty hash."""
     plain = [re.sub(r"#[^\n]*|\s", "", text) for text in texts]
     return hashlib.sha256("\n".join(plain).encode()).hexdigest()[:16] if any(plain) else ""
+
+
+@dataclass(frozen=True)
+class DataIdentity:
+    """What names the data of a loader: equal names give equal global batches.
+
+    Attributes:
+        rows, mask_fn, resolve: of the data set.
+        packing: with the number of replicas as found: None and what it stands for pack alike.
+        policy: for bad rows.
+    """
+
+    rows: IndexedRows | StreamedRows
+    mask_fn: MaskFunction
+    resolve: Resolver
+    packing: Packing
+    policy: RowPolicy
+
+    @cached_property
+    def hashes(self) -> DataHashes:
+        """Hashes of some rows and their masks."""
+        return hash_data(self.rows, self.mask_fn, self.resolve)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A name of the lengths of all rows and of the packing."""
+        sha = hashlib.sha256(f"{self.packing} {self.policy}".encode())
+        if isinstance(self.rows, IndexedRows):
+            sha.update(np.ascontiguousarray(self.rows.lengths, "<i8").tobytes())
+        return sha.hexdigest()[:16]
+
+    def settle(self) -> None:
+        """Hash rows that code computes now: all ranks then draw as many random numbers."""
+        if isinstance(self.rows, IndexedRows) and not self.rows.is_table:
+            _ = self.hashes
+
+    def describe(self, sequences: Sequence[PackedSequence], epoch: int, step: int) -> str:
+        """Return a line about a step that is the same on all ranks that read the same data."""
+        # Rows that are augmented at random may differ between replicas, but for their lengths.
+        is_fixed = not isinstance(self.rows, IndexedRows) or bool(self.hashes.tokens)
+        is_table = isinstance(self.rows, IndexedRows) and self.rows.is_table
+        line = describe_sequences(sequences, is_fixed=is_fixed, is_table=is_table)
+        data = f"{self.fingerprint}-{'-'.join(self.hashes)}"
+        return f"{line} in epoch {epoch}, step {step} of the data set {data}"

@@ -183,7 +183,7 @@ class OwnPlans(PlanSource):
                 f"the planner gave no plan within {limit_s:g} s, half of the time that other ranks "
                 "wait for this one (DCPExecutor.timeout_s); the batch is planned again here",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
             return plan_request(pending.request), None
         except WorkerLost as error:
@@ -193,8 +193,8 @@ class OwnPlans(PlanSource):
                 if self.pool.cannot_start:
                     self.close()
                     what = "from now on this process plans, when a batch is needed"
-                # Up through `_result`, `take` and `_epoch` to the line of the training loop.
-                warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=5)
+                # Up through `_result`, both `take` and `_epoch` to the line of the training loop.
+                warnings.warn(f"{error}; {what}", RuntimeWarning, stacklevel=6)
             return plan_request(pending.request), None
         assert isinstance(plan, PlanReply), "this pool was asked for whole plans"
         return plan, seconds
@@ -325,7 +325,7 @@ class SharedPlans(PlanSource):
         batch = self._exchange.take(pending.number, self.iteration)
         if (lost := self._lost.pop(pending.number, None)) is not None:
             self.metrics.lost += 1
-            warnings.warn(lost, RuntimeWarning, stacklevel=4)
+            warnings.warn(lost, RuntimeWarning, stacklevel=5)
         return batch, self._seconds.pop(pending.number, None)
 
     def _plan_here(self, number: int, request: PlanRequest, started_s: float | None = None) -> None:

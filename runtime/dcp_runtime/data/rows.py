@@ -1,4 +1,4 @@
-"""Rows of any data set, packed by epoch, each matched with its mask.
+"""Rows of any data set, each matched with its mask.
 
 The data set is ours, Hugging Face's, a list of dictionaries or a stream. Masks are found here but
 not compiled: the process that plans does that, and a rank that gets its part of a plan needs none.
@@ -13,15 +13,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from torch.utils.data import DataLoader
 
-from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack, pack
+from dcp_dsl import Attachment, Dataset, DatasetError, Mask, Sample, Spec, Stack
 from dcp_dsl.arrays import Ints
-from dcp_runtime.data.choices import Packing
-from dcp_runtime.data.dealing import Dealing
 
 Row: TypeAlias = Mapping[str, Any]  # Any: integers, lists of them, or bytes, by column
 Tokens: TypeAlias = Ints
 
-Packs: TypeAlias = tuple[tuple[int, ...], ...]
 MaskFunction: TypeAlias = Spec | Mask | Stack | Callable[[Row], Mask | Stack]
 Resolver: TypeAlias = Callable[[int, Row], tuple[Mask | Stack, Sample]]
 """Maps the number and the columns of a row to its mask or stack of masks, and to its sample."""
@@ -366,27 +363,3 @@ def _attached(rows: IndexedRows | StreamedRows, dataset: object, spec: Spec, pat
         return attachment.value, attachment.sample(row)
 
     return resolve
-
-
-def pack_epoch(
-    rows: Sequence[int], lengths: Sequence[int], packing: Packing, dealing: Dealing, epoch: int
-) -> Packs:
-    """Return the rows of every pack of an epoch.
-
-    Each row is in exactly one pack, but for rows of the last global batch under `drop_last`.
-    `dealing` says how large a pack is, and how many a global batch takes.
-    """
-    # Seed and epoch alone decide, so that all ranks and a resumed run shuffle alike.
-    rng = np.random.default_rng([packing.seed, epoch])
-    order = rng.permutation(len(rows)) if packing.shuffle else np.arange(len(rows))
-    packed = pack(
-        [int(lengths[i]) for i in order], dealing.room(dealing.widest), order=packing.order
-    )
-    packs = [tuple(int(rows[order[i]]) for i in own) for own in packed]
-    # Before packs are shuffled: in decreasing order only the last packs are far from full. The last
-    # global batch goes even if it is full, hence the 1.
-    if packing.drop_last:
-        packs = packs[: max(0, len(packs) - 1) // dealing.packs * dealing.packs]
-    if packing.shuffle and packing.order == "decreasing":
-        packs = [packs[i] for i in rng.permutation(len(packs))]
-    return tuple(packs)

@@ -1,9 +1,9 @@
 """The policy for rows that cannot be used, and the record of all that is left out of them."""
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -202,3 +202,41 @@ class TargetCount:
             rows,
             tokens,
         )
+
+
+class UsableRows(NamedTuple):
+    """Rows that can be used, and how many tokens of each are."""
+
+    rows: list[int]
+    counts: list[int]
+
+
+def screen(
+    lengths: Sequence[int],
+    usable_tokens: Callable[[int, int], int],
+    screening: Screening,
+    micro_batches: int,
+) -> UsableRows:
+    """Judge all rows by their lengths, before any is read.
+
+    Args:
+        lengths: tokens of every row.
+        usable_tokens: how many tokens of a row with a length are used; 0 leaves it out.
+        screening: the record.
+        micro_batches: least rows.
+
+    Raises:
+        DatasetError: if there are fewer usable rows than micro-batches, but some.
+    """
+    usable = UsableRows([], [])
+    for row, length in enumerate(lengths):
+        if count := usable_tokens(row, length):
+            usable.rows.append(row)
+            usable.counts.append(count)
+    screening.begin_reading(len(lengths))
+    if 0 < len(usable.rows) < micro_batches:
+        raise DatasetError(
+            f"expected at least one row per micro-batch, got {len(usable.rows)} usable rows for "
+            f"micro_batches={micro_batches}; use at most {len(usable.rows)}"
+        )
+    return usable

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple, Self
 
 from torch.utils.data import IterableDataset
 
-from dcp_runtime.data.dataloader import DCPDataloader, State
+from dcp_runtime.data.dataloader import DCPDataloader
+from dcp_runtime.data.progress import State
 from dcp_runtime.errors import RunError
 
 PROGRESS = "DCPProgress"
