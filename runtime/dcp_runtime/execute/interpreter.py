@@ -151,24 +151,21 @@ class Interpreter:
                     _check_arrived(parcel, current.direction)
 
     def _record(self, parcel: Parcel, *, is_backward: bool) -> None:
-        """Record an event for each block; blocks share the time of their bundle by their tokens."""
-        bundle, division = parcel.bundle, parcel.division
+        """Record an event for each block: they leave one after the other, and arrive together."""
+        bundle, division, start = parcel.bundle, parcel.division, parcel.start_ns
         kind: EventKind = "send" if bundle.is_send else "receive"
         token_bytes = parcel.size_bytes // bundle.num_tokens
-        spent_ns, before = parcel.end_ns - parcel.start_ns, 0
+        spent_ns, tokens = parcel.end_ns - parcel.start_ns, 0
         for transfer in bundle.transfers:
-            until = before + transfer.num_tokens
-            start, end = (
-                parcel.start_ns + spent_ns * tokens // bundle.num_tokens
-                for tokens in (before, until)
-            )
-            self.recorder.add(
-                Event(
-                    kind, start, end, is_backward, division, transfer.name, bundle.peer,
-                    token_bytes * transfer.num_tokens, transfer.index,
-                )
+            tokens += transfer.num_tokens
+            left = parcel.start_ns + spent_ns * tokens // bundle.num_tokens
+            end, size = parcel.end_ns, token_bytes * transfer.num_tokens
+            event = Event(
+                kind, start, left if bundle.is_send else end, is_backward, division, transfer.name,
+                bundle.peer, size, transfer.index,
             )  # fmt: skip
-            before = until
+            self.recorder.add(event)
+            start = left if bundle.is_send else start
 
 
 def _end_ns(parcel: Parcel) -> int:
