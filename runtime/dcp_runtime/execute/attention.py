@@ -16,6 +16,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C._functorch import maybe_current_level
 from torch.nn.functional import pad
 
 from dcp_planner import Plan
@@ -241,7 +242,7 @@ def _is_traced() -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.maybe_current_level() is not None
+        or maybe_current_level() is not None
     )
 
 
