@@ -32,8 +32,8 @@ FAMILIES = {
     ),
     "images": (
         "Images, videos and other sequences",
-        "multimodal multimodal_packed modality flamingo natten sta svg_spatial block_causal "
-        "block_diffusion cross prefill",
+        "multimodal multimodal_packed transfusion modality flamingo natten sta svg_spatial "
+        "block_causal block_diffusion cross prefill",
     ),
 }
 """Title and masks of each page, ``docs/masks-*.md``."""

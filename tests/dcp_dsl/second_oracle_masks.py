@@ -172,6 +172,9 @@ class Masks:
         segment = self.pick(self.segments())
         name, place = segment.name, self.position(1)
         choices = [f"{place} in {name}", f"{place} not in {name}", f"same({name})"]
+        if segment.has_numbers and self.text.chance(30):
+            either = f"({name} or {self.pick(self.numbered()).name})"
+            choices += [f"{place} in {either}", f"{place} not in {either}", f"same{either}"]
         if segment.has_numbers:
             ends = self.ends(name)
             if self.text.chance(20):
@@ -217,6 +220,8 @@ class Masks:
     def rules(self) -> str:
         subjects = self.pick(self.text.layouts)
         rules = [f"{name} sees {self.targets()}" for name in subjects]
+        if len(subjects) > 1 and self.text.chance(30):
+            rules.append(f"{', '.join(self.rng.sample(subjects, 2))} see {self.targets()}")
         return "{ " + " ".join(rules) + " }"
 
     def targets(self) -> str:

@@ -117,6 +117,14 @@ class Parser:
             kind, _, column, _ = (self.take(), self.take(), self.column(), self.take())
             parts = self.listed(self.take) if self.accept("as") else []
             source = (kind, column, parts)
+        elif self.words[self.at + 1] == "where":
+            base, _ = self.take(), self.take()
+            source = ("filter", base, self.either())
+        elif self.words[self.at + 1] == "or":
+            bases = [self.take()]
+            while self.accept("or"):
+                bases.append(self.take())
+            source = ("union", *bases)
         else:
             source = ("layout", self.layout())
             parts = part_names(source[1])
@@ -263,9 +271,10 @@ class Parser:
     def rules(self) -> Node:
         rules = []
         while not self.accept("}"):
-            subject = self.take()
-            self.take("sees")
-            rules.append((subject, self.listed(self.target)))
+            subjects = self.listed(self.take)
+            assert self.take() in ("sees", "see")
+            targets = self.listed(self.target)
+            rules += [(subject, targets) for subject in subjects]
         return ("rules", rules)
 
     def target(self) -> tuple[str, bool, Node | None]:

@@ -21,7 +21,14 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import children, mentioned_names, rewritten, walk, walk_parts
+from dcp_dsl.syntax.trees import (
+    children,
+    mentioned_names,
+    named_segments,
+    rewritten,
+    walk,
+    walk_parts,
+)
 
 MAX_LIST = 2**14  # numbers in a list of a token
 
@@ -290,6 +297,9 @@ def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
             name, segments = segment.name.text, checker.scope.segments
             if every.parent is not None and has_one_parent(every.parent.text, name, {}, segments):
                 checker.report("E110", f"`{name}` tiles itself", every.parent.span)
+        case ast.Filter() | ast.Union():
+            checker.named_segment(segment.name, {})
+            _check_circle(segment, checker)
         case ast.Columns(kind=kind, names=names) if names and kind.text != "ids":
             checker.report(
                 "E113", f"`{kind.text}` makes instances of one kind, so names mean nothing",
@@ -297,6 +307,19 @@ def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
             )  # fmt: skip
         case ast.Layout() as layout:
             check_layout(layout, checker)
+
+
+def _check_circle(segment: ast.Segment, checker: MaskChecker) -> None:
+    """Report a segment that is made of itself."""
+    segments, seen, pending = checker.scope.segments, set[str](), [segment]
+    while pending:
+        bases = {base.text for base in named_segments(pending.pop().source)}
+        if segment.name.text in bases:
+            message = f"`{segment.name.text}` is made of itself"
+            checker.report("E110", message, segment.name.span)
+            return
+        pending += [segments[name] for name in bases - seen if name in segments]
+        seen |= bases
 
 
 def _check_stack(stack: ast.StackDef, checker: MaskChecker) -> None:

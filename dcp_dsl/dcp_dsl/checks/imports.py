@@ -188,6 +188,8 @@ def _bring(name: str, other: Scope, imported: Imported) -> str | None:
             return f"defines `{name}` by other names; define these tiles here"
         if isinstance(source, ast.Every) and source.parent is not None:
             return f"defines `{name}` inside another segment; define these tiles here"
+        if isinstance(source, ast.Filter | ast.Union):
+            return f"defines `{name}` by other segments; define it here"
         imported.segments[name] = other.segments[name]
     else:
         return f"does not define `{name}`"

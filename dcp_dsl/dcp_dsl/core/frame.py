@@ -12,7 +12,8 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_row, read_tokens
-from dcp_dsl.core.instances import Instances, Tree, tile
+from dcp_dsl.core.conditions import fulfil
+from dcp_dsl.core.instances import Instances, Tree, tile, unite
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
@@ -364,6 +365,13 @@ class Frame:
 
     def _instances(self, node: nodes.Segment) -> Instances:
         match node:
+            case nodes.Filtered() | nodes.Union() if self.outer is not None:
+                return self.outer.instances(node).clip(self.cells, self.outer.cells)
+            case nodes.Filtered(segment, condition):
+                own = self.instances(segment)
+                return own.keep(fulfil(condition, own, self.columns))
+            case nodes.Union(segments):
+                return unite(list(map(self.instances, segments)), list(map(show_segment, segments)))
             case nodes.Laid(statement, name):
                 return self.lay_out(statement)[name]
             case nodes.Chosen(is_first, segment, count):

@@ -261,7 +261,29 @@ class Chosen(Node):
     count: Number
 
 
-Segment: TypeAlias = Laid | Tiles | Chosen
+@dataclass(frozen=True, slots=True, eq=False)
+class Filtered(Node):
+    """The instances of a segment in the whole sample whose columns fulfil a condition.
+
+    The condition reads columns of the segment at the position of the key. Instances are numbered
+    anew within their parents.
+    """
+
+    segment: "Segment"
+    condition: "Mask"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Union(Node):
+    """The instances of several segments, in the order of their tokens, of which they share none.
+
+    They are numbered in the whole sample.
+    """
+
+    segments: tuple["Segment", ...]
+
+
+Segment: TypeAlias = Laid | Tiles | Chosen | Filtered | Union
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -283,11 +305,23 @@ def children(node: Node) -> tuple[Node, ...]:
             return items
         case Per(segment, body):
             return body, segment
+        case Tiles() | Chosen() | Filtered() | Union():
+            return _made_of(node)
+    return ()
+
+
+def _made_of(segment: Tiles | Chosen | Filtered | Union) -> tuple[Node, ...]:
+    match segment:
         case Tiles(size, parent):
             return (size,) if parent is None else (size, parent)
-        case Chosen(_, segment, count):
-            return segment, count
-    return ()
+        case Chosen(_, inner, count):
+            return inner, count
+        case Filtered(inner, condition):
+            # only what the condition reads: its positions are none of the mask
+            columns = (n for n in walk(condition) if isinstance(n, TokenColumn | RowColumn))
+            return inner, *columns
+        case Union(segments):
+            return segments
 
 
 def walk(*roots: Node) -> Iterator[Node]:
@@ -312,6 +346,18 @@ def all_of(items: Sequence[Mask], place: Place) -> Mask:
 def any_of(items: Sequence[Mask], place: Place) -> Mask:
     """Return the pairs that any of some masks shows."""
     return items[0] if len(items) == 1 else Or(tuple(items), place=place)
+
+
+def within(segment: Segment, at: Number, place: Place) -> Mask:
+    """Return whether the token at a position lies in a segment."""
+    parts = segment.segments if isinstance(segment, Union) else (segment,)
+    return any_of([Within(part, at, place=place) for part in parts], place)
+
+
+def same(segment: Segment, place: Place) -> Mask:
+    """Return whether query and key lie in one instance of a segment."""
+    parts = segment.segments if isinstance(segment, Union) else (segment,)
+    return any_of([Same(part, place=place) for part in parts], place)
 
 
 def is_fixed(number: Number) -> bool:

@@ -10,7 +10,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import column_name, walk
+from dcp_dsl.syntax.trees import column_name, named_segments, walk
 
 Space: TypeAlias = Literal["statement", "sample", "column", "local"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -198,7 +198,7 @@ class _NameCollector:
                 self.column(column)
                 for name in names:
                     self.define(name)
-            case ast.Every():
+            case ast.Every() | ast.Filter() | ast.Union():
                 self.expression(source, {})
 
     def mask(self, mask: ast.MaskDef) -> None:
@@ -245,10 +245,9 @@ class _NameCollector:
                 case ast.Attribute(value=value, name=name):
                     if self.is_place(value, names) or self.is_column(name.text):
                         self.use(name, names)
-                case ast.Per(segment=name) | ast.Every(parent=ast.Ident() as name):
-                    self.use(name, names)
-                case ast.Rule(subject=name) | ast.Target(name=name):
-                    self.use(name, names)
+                case _:
+                    for name in named_segments(node):
+                        self.use(name, names)
 
     def is_place(self, value: ast.Expr | ast.Every, names: _Names) -> bool:
         """Return whether a value with an attribute is a position, not an instance or a segment."""

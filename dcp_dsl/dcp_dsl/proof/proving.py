@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import condition_at, show_mask
 from dcp_dsl.errors import Budget, OverBudget
 from dcp_dsl.proof.numbers import (
     Facts,
@@ -21,9 +22,11 @@ from dcp_dsl.proof.numbers import (
     TokenRef,
     View,
     divide,
+    tokens_of,
     view_columns,
     view_layout,
     view_tiles,
+    view_union,
 )
 from dcp_dsl.proof.worlds import (
     INFINITE,
@@ -252,8 +255,9 @@ class Evaluation:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):
             found = self.facts.add(("token", table.column, table.size is None), place)
-            is_defined = table.segment is None or Var((table, place, self.frame))
-            return PartialNumber(found, is_defined)
+            # an instance has a value, and nothing outside
+            is_inside = True if table.segment is None else self.view(table.segment).inside[place]
+            return PartialNumber(found, is_inside)
         if fact == "path":
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)
@@ -294,6 +298,11 @@ class Evaluation:
                 around = None if parent is None else self.view(parent)
                 key = ("tiles", tokens, None if around is None else around.key, self.frame)
                 return view_tiles(key, tokens, around, position, self.facts)
+            case nodes.Filtered(segment, condition):
+                holds = {p: self.condition(node, p) for p in tokens_of(self.facts)}
+                return self.view(segment).filter(show_mask(condition), holds, self.facts)
+            case nodes.Union(segments):
+                return view_union([self.view(each) for each in segments], self.facts)
             case nodes.Laid(statement, name) if isinstance(statement.source, ast.Columns):
                 key = ("columns", id(statement), name, self.frame)
                 return view_columns(key, position, self.facts)
@@ -302,6 +311,11 @@ class Evaluation:
                 key = ("layout", self.world.layouts[id(statement)], name, self.frame)
                 level = find_level(statement, name)
                 return view_layout(key, level, placing, position, self.facts)
+
+    def condition(self, node: nodes.Filtered, place: TokenRef) -> Formula:
+        """Return whether the instance of a token fulfils the condition of a filtered segment."""
+        # a condition is decided in the whole sample, and its columns have no coordinates
+        return replace(self, frame=()).mask(condition_at(node, "q" if place == "q" else "k"))
 
 
 def _may_be_zero(divisor: nodes.Number) -> bool:

@@ -250,7 +250,22 @@ class Columns(Node):
     names: tuple[Ident, ...]  # of ids alone: the first one has the id 0
 
 
-SegmentSource: TypeAlias = Layout | Every | Columns
+@dataclass(frozen=True, slots=True)
+class Filter(Node):
+    """``base where condition``: the instances of a segment whose columns fulfil a condition."""
+
+    base: Ident
+    condition: "Expr"
+
+
+@dataclass(frozen=True, slots=True)
+class Union(Node):
+    """``a or b``: the instances of several segments."""
+
+    bases: tuple[Ident, ...]
+
+
+SegmentSource: TypeAlias = Layout | Every | Columns | Filter | Union
 
 
 @dataclass(frozen=True, slots=True)

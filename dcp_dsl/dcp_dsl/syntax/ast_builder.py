@@ -7,6 +7,7 @@ thousands of nested brackets do not overflow the call stack of Python.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeGuard
 
@@ -245,8 +246,10 @@ _RULES: Mapping[str, Builder] = {
     "paren": lambda children, span: replace(children[0], span=span),
     "true_": _node(ast.Bool, value=True),
     "false_": _node(ast.Bool, value=False),
-    "rules": _node(ast.Rules, has_list=True),
-    "rule": _node(ast.Rule, _ident, has_list=True),
+    "rules": lambda children, span: ast.Rules(tuple(chain.from_iterable(children)), span=span),
+    "rule": lambda children, span: tuple(  # `a, b see ...` is a rule for each
+        ast.Rule(subject, tuple(children[1:]), span=span) for subject in children[0]
+    ),
     "target": _target,
     "causally": _nothing,
     "within": _first,
@@ -264,6 +267,8 @@ _RULES: Mapping[str, Builder] = {
     "rest": _nothing,
     "every": _node(ast.Every, _same, _ident),
     "columns": _columns,
+    "filter": _node(ast.Filter, _ident, _same),
+    "union": lambda children, span: ast.Union(tuple(map(_ident, children)), span=span),
     "names": lambda children, _: tuple(map(_ident, children)),
     "token": _token,
     "column": _token,
