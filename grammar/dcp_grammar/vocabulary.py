@@ -31,6 +31,7 @@ class Word(NamedTuple):
 WORDS: tuple[Word, ...] = (
     Word("dcpm", "statement", "dcpm 1", "version of the language; optional, comes first"),
     Word("import", "statement", 'import a, b from "file.dcpm"', "masks of another file"),
+    Word("let", "statement", "let window = 4k", "a constant of the text"),
     Word("segment", "statement", "segment part = question[question_len] answer[answer_lens]*",
          "how columns of the data set lay out a sample"),
     Word("token", "statement", "token chosen[16] = column",
@@ -153,7 +154,7 @@ def _any_of(*roles: Role) -> str:
 
 def patterns() -> tuple[Pattern, ...]:
     """Return the patterns of all tokens; the first match wins."""
-    named = ("mask", "stack", "sample", "segment", "token", "column")
+    named = ("let", "mask", "stack", "sample", "segment", "token", "column")
     # What stands around a word decides before the word itself: `mask` behind a colon is a type,
     # `len` behind a dot an attribute, and any word behind `mask` the name that is defined.
     fixed = (

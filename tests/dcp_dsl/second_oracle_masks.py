@@ -25,6 +25,9 @@ class Masks:
         self.calls: list[str] = []
 
     def number(self, low: int = 0, high: int = 6) -> str:
+        known = [name for name, value in self.text.constants.items() if low <= value <= high]
+        if known and self.text.chance(40):
+            return str(self.pick(known))
         return str(self.rng.randint(low, high))
 
     def statements(self) -> list[str]:

@@ -83,6 +83,7 @@ class Text:
         self.owned: list[str] = []  # columns of integers of instances
         self.per_instance: dict[str, tuple[str, bool]] = {}  # segment, and whether it has lists
         self.used = 0
+        self.constants: dict[str, int] = {}
         self.has_derived = False  # segments made of others, which are not imported
         self.layouts: list[list[str]] = []
         self.tree: list[str] = []  # names of the layout with branches, if there is one
@@ -92,6 +93,7 @@ class Text:
         self.imported, names = "", [*self.tokens, *[each.name for each in self.segments]]
         can_move = all(each.parent is None for each in self.segments if "tile" in each.name)
         can_move = can_move and not self.per_instance and not self.has_derived
+        can_move = can_move and not self.constants
         if names and can_move and self.chance(20):  # tiles inside a segment are not imported
             self.imported = "\n".join([*self.statements, *helpers])
             names += [f"h{i}" for i in range(len(helpers))]
@@ -106,7 +108,17 @@ class Text:
     def chance(self, percent: int) -> bool:
         return self.rng.random() * 100 < percent
 
+    def declare_constants(self) -> None:
+        """Declare constants, of which one names the one declared behind it."""
+        if not self.chance(25):
+            return
+        first, second = self.new_name("size"), self.new_name("size")
+        low, more = self.rng.randint(1, 4), self.rng.randint(0, 2)
+        self.statements += [f"let {first} = {second} + {more}", f"let {second} = {low}"]
+        self.constants = {first: low + more, second: low}
+
     def declare(self) -> None:
+        self.declare_constants()
         if self.chance(80):
             self.declare_layout()
         if self.chance(25):
@@ -247,7 +259,15 @@ class Text:
 
     def declare_halves(self) -> None:
         name, first, second = (self.new_name(stem) for stem in ("half", "noisy", "clean"))
-        length = self.rng.choice(["len // 2", "len // 3", "(len + 1) // 2", "len - len // 2"])
+        length = self.rng.choice(
+            [
+                *(f"len // {c}" for c in self.constants),
+                "len // 2",
+                "len // 3",
+                "(len + 1) // 2",
+                "len - len // 2",
+            ]
+        )
         self.statements.append(f"segment {name} = {first}[{length}] {second}[..]")
         self.segments += [Segment(name), Segment(first), Segment(second)]
         self.layouts.append([first, second])
@@ -277,7 +297,8 @@ class Text:
         home = self.rng.choice(homes) if homes and self.chance(60) else None
         name = self.new_name("tile")
         inside = f" in {home.name}" if home else ""
-        self.statements.append(f"segment {name} = every {self.rng.randint(1, 4)}{inside}")
+        size = self.rng.choice([*self.constants, str(self.rng.randint(1, 4))])
+        self.statements.append(f"segment {name} = every {size}{inside}")
         self.segments.append(Segment(name, home.name if home else None))
 
     def sample(self) -> tuple[Columns, int]:

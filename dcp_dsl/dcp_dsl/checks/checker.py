@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from dcp_dsl.checks.constants import ConstantError, hidden
 from dcp_dsl.checks.expressions import PLACES, ExpressionChecker
 from dcp_dsl.checks.findings import has_one_parent
 from dcp_dsl.checks.masks import (
@@ -269,10 +270,11 @@ def _missing_imports(scope: Scope) -> frozenset[str]:
         for name in statement.names
     }
     known = {*scope.imported.masks, *scope.imported.stacks, *scope.imported.segments}
-    return frozenset(names - known - scope.imported.tokens.keys())
+    return frozenset(names - known - scope.imported.tokens.keys() - scope.constants.keys())
 
 
 def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:
+    _check_constants(statement, checker)
     match statement:
         case ast.MaskDef():
             check_mask(statement, checker)
@@ -288,6 +290,18 @@ def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:
             _check_sample(statement, checker)
         case ast.Check():
             _check_check(statement, checker)
+
+
+def _check_constants(statement: ast.Statement, checker: MaskChecker) -> None:
+    """Report constants without a value, and names that would hide one."""
+    known = checker.scope.constants
+    for name in hidden(statement, known):
+        message = f"`{name.text}` hides the constant of this name"
+        checker.report("E119", message, name.span, "choose another name for one of them")
+    if isinstance(statement, ast.Let):
+        found = known[statement.name.text]
+        if isinstance(found, ConstantError):
+            checker.report(found.code, found.message, found.span, found.hint)
 
 
 def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:

@@ -209,6 +209,9 @@ class ExpressionChecker(Checker):
                 "a stack can only be attached with `for ... use`",
             )  # fmt: skip
             return UNKNOWN
+        if text in self.scope.constants:  # of an expression from outside the text
+            number = self.scope.constants[text]
+            return INT.of(nodes.Const(number)) if isinstance(number, int) else UNKNOWN
         if text in self.lost:
             return UNKNOWN
         self.unknown(text, value.span, names, "mask" if is_mask else "")

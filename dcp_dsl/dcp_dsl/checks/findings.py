@@ -384,7 +384,7 @@ class Checker(ABC):
         if wanted == "call":
             known |= {*NUMBER_FUNCTIONS, *SEGMENT_FUNCTIONS}
         elif wanted == "":
-            known |= {*scope.segments, "q", "k", "len"}
+            known |= {*scope.segments, *scope.constants, "q", "k", "len"}
         # A mask that takes other arguments is named only if no other is close.
         near = did_you_mean(text, known.difference(unfit)) or did_you_mean(text, known)
         hint = FUNCTIONS.get(text) or FOREIGN_NAMES.get(text) or near

@@ -178,6 +178,9 @@ class _NameCollector:
                     self.column(column)
                 if segment is not None:
                     self.use(segment, {})
+            case ast.Let(name=name, value=value):
+                self.define(name)
+                self.expression(value, {})
             case ast.StackDef(name=name, layers=layers):
                 self.define(name)
                 self.expression(layers, {})
@@ -192,7 +195,9 @@ class _NameCollector:
                 for name in part_names(parts):
                     self.define(name)
                 for node in walk(parts):  # lengths, and the columns behind `from`
-                    if isinstance(node, ast.Name) and node.text != "len":
+                    if isinstance(node, ast.Name) and node.text in self.scope.constants:
+                        self.use(node, {})
+                    elif isinstance(node, ast.Name) and node.text != "len":
                         self.column(node)
             case ast.Columns(column=column, names=names):
                 self.column(column)
@@ -314,7 +319,7 @@ def _by_word(name: str, scope: Scope) -> str:
     """Return the kind of a name outside of masks; empty for words and for unknown names."""
     if name in scope.segments:
         return "class"
-    if name in scope.tokens:
+    if name in scope.tokens or name in scope.constants:
         return "property"
     if scope.find_stack(name) is not None:
         return "struct"

@@ -277,6 +277,14 @@ class Segment(Node):
 
 
 @dataclass(frozen=True, slots=True)
+class Let(Node):
+    """``let name = value``: a constant of the text."""
+
+    name: Ident
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Token(Node):
     """``token name = column``: one integer per token; with ``[size]`` a list of so many.
 
@@ -430,7 +438,7 @@ class Version(Node):
 
 
 Statement: TypeAlias = (
-    Version | Import | Segment | Token | MaskDef | StackDef | SampleDef | Check | Attach
+    Version | Import | Let | Segment | Token | MaskDef | StackDef | SampleDef | Check | Attach
 )
 
 

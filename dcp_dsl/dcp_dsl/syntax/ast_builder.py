@@ -260,6 +260,7 @@ _RULES: Mapping[str, Builder] = {
     "import_statement": lambda children, span: ast.Import(
         tuple(map(_ident, children[:-1])), _string(children[-1]), span=span
     ),
+    "let": _node(ast.Let, _ident, _same),
     "segment": _node(ast.Segment, _ident, _same),
     "layout": _node(ast.Layout, has_list=True),
     "leaf": _part(ast.Leaf, _length),
