@@ -30,6 +30,7 @@ COMPARE = {
 ARITHMETIC = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
     "%": operator.mod, "min": min, "max": max,
+    "exp2": lambda x, _: nodes.power("exp2", x), "log2": lambda x, _: nodes.power("log2", x),
 }  # fmt: skip
 
 

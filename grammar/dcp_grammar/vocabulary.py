@@ -94,6 +94,8 @@ WORDS: tuple[Word, ...] = (
     Word("min", "function", "min(x, y)", "the smallest"),
     Word("max", "function", "max(x, y)", "the largest"),
     Word("clamp", "function", "clamp(x, low, high)", "x, but not below low or above high"),
+    Word("exp2", "function", "exp2(x)", "2 to the x; nothing where x is not from 0 to 30"),
+    Word("log2", "function", "log2(x)", "the largest i with exp2(i) <= x; nothing below 1"),
     Word("tokens", "type", "p: tokens = 4k", "a number of tokens"),
     Word("int", "type", "p: int = 2", "an integer"),
     Word("bool", "type", "p: bool", "a condition on (q, k)"),

@@ -24,6 +24,8 @@ COMPARE = {
 }  # fmt: skip
 NUMBER_FUNCTIONS = {
     "abs": abs, "min": min, "max": max, "clamp": lambda x, low, high: min(max(x, low), high),
+    "exp2": lambda x: 2**x if 0 <= x <= 30 else None,
+    "log2": lambda x: max((i for i in range(60) if 2**i <= x), default=None),
 }  # fmt: skip
 
 

@@ -127,6 +127,7 @@ class Masks:
                 lambda: f"({self.length(depth - 1)}) {self.pick('+-')} ({self.length(0)})",
                 lambda: f"-({self.length(depth - 1)})",
                 lambda: f"clamp({self.length(depth - 1)}, 1, {self.number(1, 5)})",
+                lambda: f"{self.pick(['exp2', 'log2', 'log2'])}({self.length(depth - 1)})",
             ]
         return self.pick(choices)()
 

@@ -23,6 +23,7 @@ WANTED = {
     "transfusion", "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
     "svg_spatial", "prompt_tree", "forks", "moba", "cross", "flamingo", "prefill",
+    "log_sparse", "nsa_compressed",
 }  # fmt: skip
 
 WITHOUT_BRANCHES = {

@@ -15,7 +15,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
 
 Side: TypeAlias = Literal["q", "k"]
-Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max"]
+Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max", "exp2", "log2"]
 Fact: TypeAlias = Literal[
     "number", "start", "end", "len", "pos", "count", "path", "rank", "last_rank"
 ]
@@ -108,7 +108,10 @@ class Lookup(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arithmetic(Node):
-    """``left op right``, the smaller or the larger of both."""
+    """``left op right``, the smaller or the larger of both.
+
+    `exp2` and `log2` are functions of the left number, which stands on both sides.
+    """
 
     op: Operation
     left: "Number"
@@ -132,6 +135,16 @@ class Free(Node):
 
 
 Number: TypeAlias = Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
+
+
+MAX_EXPONENT = 30  # of `exp2`: a product of two stays within int64
+
+
+def power(op: Operation, value: int) -> int | None:
+    """Return ``exp2(value)`` or ``log2(value)``; None where it is undefined."""
+    if op == "exp2":
+        return 2**value if 0 <= value <= MAX_EXPONENT else None
+    return value.bit_length() - 1 if value >= 1 else None
 
 
 def negated(number: Number) -> Number:

@@ -165,6 +165,8 @@ def _is_layout(segment: nodes.Segment) -> bool:
 def _places(number: nodes.Number) -> set[nodes.Side]:
     """Return the sides whose positions a number is computed from; borders are positions."""
     match number:
+        case nodes.Arithmetic("*" | "//" | "%" | "exp2" | "log2"):  # no place any more
+            return set()
         case nodes.Pos(side):
             return {side}
         case nodes.Lookup(_, "start" | "end", at):
@@ -326,8 +328,11 @@ def computed(number: nodes.Number) -> int | None:
             return value
         case nodes.Arithmetic(op, left, right):
             a, b = computed(left), computed(right)
-            is_nothing = a is None or b is None or (op in ("//", "%") and b == 0)
-            return None if is_nothing else _COMPUTE[op](a, b)
+            if a is None or b is None or (op in ("//", "%") and b == 0):
+                return None
+            if op in ("exp2", "log2"):
+                return nodes.power(op, a)
+            return _COMPUTE[op](a, b)
     raise AssertionError(f"no constant: {type(number).__name__}")
 
 
@@ -426,7 +431,8 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
             # Operators group from the left, so the right side binds more tightly.
             text = f"{show_number(left, tight)} {op} {show_number(right, tight + 1)}"
             return f"({text})" if tight < level else text
-    return f"{node.op}({show_number(node.left)}, {show_number(node.right)})"
+    numbers = (node.left,) if node.op in ("exp2", "log2") else (node.left, node.right)
+    return f"{node.op}({', '.join(map(show_number, numbers))})"
 
 
 def show_segment(node: nodes.Segment | nodes.TokenColumn) -> str:

@@ -176,6 +176,11 @@ class Evaluation:
                 result = self.arithmetic(op, a.value, b.value)
                 defined = [a.is_defined, b.is_defined]
                 # Dividing by 0 is undefined, not an error, so a comparison with it is false.
+                if op in ("exp2", "log2"):
+                    least = 0 if op == "exp2" else 1
+                    defined.append(self.facts.compare(a.value, ">=", Sum((), least)))
+                if op == "exp2":
+                    defined.append(self.facts.compare(a.value, "<=", Sum((), nodes.MAX_EXPONENT)))
                 if op in ("//", "%") and _may_be_zero(right):
                     defined.append(self.facts.compare(b.value, "!=", Sum((), 0)))
                 return PartialNumber(result, all_of(defined))
@@ -215,7 +220,7 @@ class Evaluation:
         match op:
             case "+" | "-":
                 return a.plus(b, 1 if op == "+" else -1)
-            case "min" | "max":
+            case "min" | "max" | "exp2" | "log2":
                 return self.extreme(op, a, b)
             case "//":
                 return divide(a, b, self.facts)
@@ -233,7 +238,11 @@ class Evaluation:
         return self.facts.opaque(op, (a, b), values)
 
     def extreme(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
-        """Return the smaller or the larger of two sums: one of them, if their order is known."""
+        """Return the smaller or the larger of two sums; or the power or logarithm of the first."""
+        if op in ("exp2", "log2"):
+            most = 2**nodes.MAX_EXPONENT if op == "exp2" else INFINITE
+            least, is_rising = 1 if op == "exp2" else 0, self.facts.is_rising(a)
+            return self.facts.opaque(op, (a,), (least, most), is_rising=is_rising)
         low, high = self.facts.range_of(a.plus(b, -1))
         if low >= 0 or high <= 0:
             return a if (low >= 0) == (op == "max") else b
