@@ -345,6 +345,8 @@ def _check_stack(stack: ast.StackDef, checker: MaskChecker) -> None:
             checker.report("E111", "a stack repeats a layer at least once", layer.span)
         if layer.value is not None:
             checker.whole(layer.value)
+        if layer.documents is not None:
+            checker.segment_name(layer.documents, {})
         _check_heads(layer, checker)
 
 

@@ -360,16 +360,20 @@ class HeadGroup(Node):
 
 @dataclass(frozen=True, slots=True)
 class Layer(Node):
-    """``count of mask``, ``heads {...}``, or ``linear`` without either: one entry of a cycle."""
+    """``count of mask``, ``heads {...}``, or ``linear`` without either: one entry of a cycle.
+
+    `documents`: the segment of ``linear per segment``.
+    """
 
     count: int
     value: Expr | None
     heads: tuple[HeadGroup, ...]
+    documents: Ident | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StackDef(Node):
-    """``stack name = layer, layer``."""
+    """``stack name = layer, layer``; ``2 of (a, b)`` is four layers here."""
 
     name: Ident
     layers: tuple[Layer, ...]

@@ -99,6 +99,7 @@ def named_segments(node: object) -> tuple[ast.Ident, ...]:
         case (
             ast.Per(segment=name) | ast.Filter(base=name) | ast.Every(parent=ast.Ident() as name)
             | ast.Rule(subject=name) | ast.Target(name=name)
+            | ast.Layer(documents=ast.Ident() as name)
         ):  # fmt: skip
             return (name,)
         case ast.Union(bases):
