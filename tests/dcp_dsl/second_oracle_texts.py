@@ -168,7 +168,8 @@ class Text:
         name, kind = self.new_name("pick"), self.new_name("kind")
         condition = self.rng.choice(
             ["K == 1", "K != 1", "K > 0 and not K == 2", "K == 0 or K == 2", "4 // K == 2",
-             "K * 2 - 1 >= max(K, 1)", "true", "K % 2 == 0 and K < 2"]
+             "K * 2 - 1 >= max(K, 1)", "log2(K) == 1 or exp2(K) == 1", "true",
+             "K % 2 == 0 and K < 2"]
         )  # fmt: skip
         self.statements += [
             f"column {kind} in {base.name}",

@@ -1,14 +1,20 @@
 """Constants of a text, `let window = 4k`: their values, and statements with values for names."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from operator import add, floordiv, mod, mul, sub
 
-from dcp_dsl.checks.functions import NUMBER_FUNCTIONS
-from dcp_dsl.elaboration import nodes
-from dcp_dsl.elaboration.programs import computed
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast_builder import MAX_NUMBER
 from dcp_dsl.syntax.trees import mentioned_names, rewritten
+
+_OPERATIONS: dict[str, Callable[[int, int], int]] = {
+    "+": add,
+    "-": sub,
+    "*": mul,
+    "//": floordiv,
+    "%": mod,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,33 +51,24 @@ def _needs(let: ast.Let) -> set[str]:
 
 
 def _value(value: ast.Expr, known: Mapping[str, int | ConstantError]) -> int:
-    number = computed(_number(value, known))
-    if number is None:
-        raise ConstantError("E111", "this divides by zero", value.span, "divide by at least 1")
-    if abs(number) > MAX_NUMBER:
-        message = f"this is {number}, beyond {MAX_NUMBER:_}"
-        raise ConstantError("E111", message, value.span, "lengths are in tokens")
-    return number
-
-
-def _number(value: ast.Expr, known: Mapping[str, int | ConstantError]) -> nodes.Number:
     match value:
-        case ast.Number(value=plain):
-            return nodes.Const(plain)
+        case ast.Number(plain):
+            return plain
         case ast.Name(text) if isinstance(constant := known.get(text), int):
-            return nodes.Const(constant)
+            return constant
         case ast.Sign(op, inner):
-            number = _number(inner, known)
-            return nodes.negated(number) if op == "-" else number
+            return _value(inner, known) * (-1 if op == "-" else 1)
         case ast.Binary(op, left, right):
-            return nodes.Arithmetic(op, _number(left, known), _number(right, known))
-        case ast.Call(ast.Ident(text), arguments) if text in NUMBER_FUNCTIONS:
-            function = NUMBER_FUNCTIONS[text]
-            if function.fewest <= len(arguments) <= function.most:
-                given = [_number(argument.value, known) for argument in arguments]
-                return function.build(given, nodes.NOWHERE)
+            a, b = _value(left, known), _value(right, known)
+            if op in ("//", "%") and b < 1:
+                hint = "divide by at least 1"
+                raise ConstantError("E111", f"this divides by {b}", right.span, hint)
+            if abs(found := _OPERATIONS[op](a, b)) > MAX_NUMBER:
+                message = f"this number is beyond {MAX_NUMBER:_}"
+                raise ConstantError("E111", message, value.span, "lengths are in tokens")
+            return found
     raise ConstantError(
-        "E107", "a constant is made of numbers and other constants", value.span,
+        "E107", "a constant is arithmetic on numbers and other constants", value.span,
         "a number of each row is a column: `row.name`",
     )  # fmt: skip
 

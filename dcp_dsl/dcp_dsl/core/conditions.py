@@ -64,6 +64,11 @@ class _Condition:
                 return read_row(name, self.columns), True
             case nodes.Lookup(nodes.TokenColumn() as column):
                 return read_instances(column, self.columns, self.own), True
+            case nodes.Arithmetic("exp2" | "log2" as op, left):
+                values, known = self.number(left)
+                powers = [nodes.power(op, int(x)) for x in np.broadcast_to(values, len(self.own))]
+                numbers = np.array([power or 0 for power in powers], np.int64)
+                return numbers, known & np.array([power is not None for power in powers], np.bool_)
             case nodes.Arithmetic(op, left, right):
                 (a, a_known), (b, b_known) = self.number(left), self.number(right)
                 # Python's integers, as products may leave int64

@@ -7,10 +7,9 @@ A call puts values in the place of the free parameters of a program. As text, a 
 for each part of a mask, and numbers as they are written in masks.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from operator import add, floordiv, mod, mul, sub
 from typing import Literal, NoReturn, TypeAlias, TypeVar, cast
 
 from dcp_dsl.elaboration import nodes
@@ -314,26 +313,6 @@ class _Substitution:
             case nodes.Arithmetic("*", nodes.Const(-1), nodes.Const() as number):
                 return nodes.negated(number)
         return result
-
-
-_COMPUTE: dict[nodes.Operation, Callable[[int, int], int]] = {
-    "+": add, "-": sub, "*": mul, "//": floordiv, "%": mod, "min": min, "max": max,
-}  # fmt: skip
-
-
-def computed(number: nodes.Number) -> int | None:
-    """Return the value of a number made of constants alone; None if it divides by 0."""
-    match number:
-        case nodes.Const(value):
-            return value
-        case nodes.Arithmetic(op, left, right):
-            a, b = computed(left), computed(right)
-            if a is None or b is None or (op in ("//", "%") and b == 0):
-                return None
-            if op in ("exp2", "log2"):
-                return nodes.power(op, a)
-            return _COMPUTE[op](a, b)
-    raise AssertionError(f"no constant: {type(number).__name__}")
 
 
 def condition_at(node: nodes.Filtered, side: nodes.Side) -> nodes.Mask:
