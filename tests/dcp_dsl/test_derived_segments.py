@@ -5,7 +5,9 @@ import pytest
 from second_oracle import dense
 
 from dcp_dsl import DatasetError, Sample, Spec, check, check_report, dense_mask, token_paths
+from dcp_dsl.language_server.completion import complete_at
 from dcp_dsl.syntax.diagnostics import fix_text
+from dcp_dsl.syntax.source import format_source
 
 CHAT = """
 segment chat = span[span_lens]*
@@ -135,3 +137,19 @@ def test_subjects_that_share_a_rule_have_it_each():
     apart = "{ image sees self  sound sees self  span sees span causally }"
     np.testing.assert_array_equal(seen(both), seen(apart))
     assert (seen(both) != seen(rules)).any()
+
+
+def test_an_editor_proposes_columns_in_conditions_and_segments_to_take_from():
+    before = f"{CHAT} let few = 2 segment new = "
+    text = before + "span where k"
+    words = {p.text: p.detail for p in complete_at(text, len(text))}
+    assert (words["kind"], words["few"]) == ("column of `span`", "constant")
+    assert {"span", "image", "every"} <= {p.text for p in complete_at(before, len(before))}
+
+
+def test_the_formatter_leaves_brackets_around_several_segments_and_conditions():
+    text = "segment s=span where(kind+1)*2>3 or not(kind==1)\nmask a=k in(s or span)\n"
+    wanted = (
+        "segment s = span where (kind + 1) * 2 > 3 or not (kind == 1)\nmask a = k in (s or span)\n"
+    )
+    assert format_source(text) == wanted

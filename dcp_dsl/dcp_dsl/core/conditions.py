@@ -4,16 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import reduce
 from operator import add, and_, eq, floordiv, ge, gt, le, lt, mod, mul, ne, or_, sub
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools
 from dcp_dsl.core.columns import Column, read_instances, read_row
 from dcp_dsl.core.instances import Instances
 from dcp_dsl.elaboration import nodes
 
-Value: TypeAlias = "tuple[Ints | int, Bools | bool]"  # numbers, and where they are defined
 _COMPARE = {"<": lt, "<=": le, ">": gt, ">=": ge, "==": eq, "!=": ne}
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
     "+": add, "-": sub, "*": mul, "//": floordiv, "%": mod, "min": np.minimum, "max": np.maximum,
@@ -32,12 +31,7 @@ def fulfil(condition: nodes.Mask, own: Instances, columns: Mapping[str, Column])
 
 @dataclass(frozen=True, slots=True)
 class _Condition:
-    """Evaluates a condition for all instances of a segment.
-
-    Attributes:
-        own: the instances.
-        columns: of the sample.
-    """
+    """Evaluates a condition for all instances of a segment, with the columns of a sample."""
 
     own: Instances
     columns: Mapping[str, Column]
@@ -56,7 +50,7 @@ class _Condition:
                 return np.asarray(_COMPARE[op](a, b), np.bool_) & a_known & b_known
         raise AssertionError(f"checked: no {type(node).__name__} in a condition")
 
-    def number(self, node: nodes.Number) -> Value:
+    def number(self, node: nodes.Number) -> Any:  # Any: numbers, and where they are defined
         match node:
             case nodes.Const(value):
                 return value, True

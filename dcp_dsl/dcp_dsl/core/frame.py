@@ -211,8 +211,8 @@ class Frame:
         if isinstance(value, Term):
             function, is_of_k = value.single()
             own = Interval.exact(*function.at(np.arange(self.num_tokens))).combine(node.op, _ONE)
-            steps = np.diff(own.low) != 0, np.diff(own.surely.astype(np.int8)) != 0
-            starts = np.append(0, np.flatnonzero(steps[0] | steps[1]) + 1)
+            is_new = (np.diff(own.low) != 0) | np.diff(own.surely)
+            starts = np.append(0, np.flatnonzero(is_new) + 1)
             limit_pieces(len(starts), MAX_STEPS, "values of a power")
             flat = np.zeros(len(starts), np.int64)
             values = Piecewise(self.num_tokens, starts, own.low[starts], flat, own.surely[starts])

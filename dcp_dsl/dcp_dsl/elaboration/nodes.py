@@ -363,14 +363,16 @@ def any_of(items: Sequence[Mask], place: Place) -> Mask:
 
 def within(segment: Segment, at: Number, place: Place) -> Mask:
     """Return whether the token at a position lies in a segment."""
-    parts = segment.segments if isinstance(segment, Union) else (segment,)
-    return any_of([Within(part, at, place=place) for part in parts], place)
+    return any_of([Within(part, at, place=place) for part in _parts(segment)], place)
 
 
 def same(segment: Segment, place: Place) -> Mask:
     """Return whether query and key lie in one instance of a segment."""
-    parts = segment.segments if isinstance(segment, Union) else (segment,)
-    return any_of([Same(part, place=place) for part in parts], place)
+    return any_of([Same(part, place=place) for part in _parts(segment)], place)
+
+
+def _parts(segment: Segment) -> tuple[Segment, ...]:
+    return segment.segments if isinstance(segment, Union) else (segment,)
 
 
 def is_fixed(number: Number) -> bool:

@@ -105,14 +105,12 @@ def _linear(stack: ast.StackDef) -> dict[str, ast.Expr]:
     found: dict[str, ast.Expr] = {}
     for layer in stack.layers:
         if layer.value is None and not layer.heads:
-            earlier: ast.Expr = ast.Compare(
-                (ast.Name("k"), ast.Name("q")), ("<=",), span=layer.span
-            )
-            words = "linear"
-            if layer.documents is not None:
-                words += f" per {layer.documents.text}"
-                earlier = ast.Per(earlier, layer.documents, span=layer.span)
-            found[words] = earlier
+            names = ast.Name("k"), ast.Name("q")
+            earlier = ast.Compare(names, ("<=",), span=layer.span)
+            if (own := layer.documents) is None:
+                found["linear"] = earlier
+            else:
+                found[f"linear per {own.text}"] = ast.Per(earlier, own, span=layer.span)
     return found
 
 
