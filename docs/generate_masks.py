@@ -24,7 +24,7 @@ FAMILIES = {
     "windows": (
         "Windows, sinks and strides",
         "causal full sliding fa_window local streaming longformer dilated strided fixed chunked "
-        "blockwise blockwise_dcp eviction moba qk_sparse",
+        "blockwise blockwise_dcp log_sparse eviction moba qk_sparse",
     ),
     "documents": (
         "Documents, prompts and branches",
@@ -33,8 +33,8 @@ FAMILIES = {
     ),
     "images": (
         "Images, videos and other sequences",
-        "multimodal multimodal_packed modality flamingo natten sta svg_spatial block_causal "
-        "block_diffusion cross prefill",
+        "multimodal multimodal_packed transfusion modality flamingo natten sta svg_spatial "
+        "block_causal block_diffusion cross nsa_compressed prefill",
     ),
 }
 """Title and masks of each page, ``docs/masks-*.md``."""

@@ -5,6 +5,7 @@ well: it judges the product's layouts, so neither may take anything from `dcp_ds
 """
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -85,6 +86,7 @@ class Layout:
     def lay_out(self, rest: int) -> None:
         """Place all parts; `rest` is the length of the part that takes what is left."""
         self.at, self.rest = 0, rest
+        self.placed: list[Instance] = []  # in the order in which the layout writes them
         self.paths: list[list[int]] = []  # of each token those before it on its path, and itself
         self.place_on_path: list[int] = []  # the tokens of the path so far
         names = [self.top, *part_names(self.parts)]
@@ -113,6 +115,7 @@ class Layout:
         """Place one part: its instance, then what is inside."""
         kind, name, content, *_ = part
         instance = Instance(self.at, self.at, parent, within, self)
+        self.placed.append(instance)
         for each in {name, None if within else self.top} - {None}:
             self.found[each].append(instance)
         if kind == "group":
@@ -232,6 +235,7 @@ class Frame:
         self.statements: dict[Any, dict[str, list[Instance]]] = {}
         self.layouts: dict[Any, Layout] = {}
         self.inner: dict[tuple[int, int], Frame] = {}
+        self.picked_before: dict[Any, frozenset[int]] = {}
 
     def inside(self, cell: Instance) -> "Frame":
         """Return the frame within an instance."""
@@ -257,6 +261,10 @@ class Frame:
                 return numbered([e for e in self.instances(base) if e.number >= e.count - count])
             case ("every", size, base):
                 return numbered(self.tiles(size, base))
+            case ("picked", base, chosen):
+                return self.cut_from_outside(segment, lambda: self.picked(base, chosen))
+            case ("union", *bases):
+                return self.cut_from_outside(segment, lambda: self.union(bases))
             case ("file", module, name):
                 return numbered(self.written(module, name))
         raise AssertionError(segment)
@@ -270,13 +278,40 @@ class Frame:
             for start in range(cell.start, cell.end, size)
         ]
 
+    def cut_from_outside(self, segment: Node, find: Callable[[], list[Instance]]) -> list[Instance]:
+        """Return instances that are found in the whole sample; inside `per` what is left."""
+        return numbered(self.left_of(segment) if self.outer else find())
+
+    def picked(self, base: Node, chosen: frozenset[int]) -> list[Instance]:
+        """Return some instances of a segment, by their places among all of them."""
+        return [e for i, e in enumerate(self.instances(base)) if i in chosen]
+
+    def union(self, bases: list[Node]) -> list[Instance]:
+        """Return the instances of several segments in the order of their tokens."""
+        found = [each for base in bases for each in self.instances(base)]
+        tokens = [token for each in found for token in range(each.start, each.end)]
+        if len(set(tokens)) < len(tokens):
+            raise Refused("segments with common tokens")
+        layouts = {id(each.layout) for each in found}
+        if len(layouts) == 1 and found[0].layout is not None:
+            steps = {id(e): i for i, e in enumerate(found[0].layout.placed)}
+            found.sort(key=lambda each: steps[id(each.whole)])
+        else:
+            found.sort(key=lambda each: (each.start, each.end))
+        return [replace(each, parent=None) for each in found]
+
+    def left_of(self, segment: Node) -> list[Instance]:
+        """Return what is left in the frame of the instances of the frame around."""
+        assert self.outer, "inside `per`"
+        assert self.cell, "inside `per`"
+        outer, cell = self.outer, self.cell
+        found = [e for e in outer.instances(segment) if e.lies_in(cell, outer.start, outer.end)]
+        return [each.cut(self.start, self.end) for each in found]
+
     def written(self, file: Any, name: str) -> list[Instance]:
         """Return the instances of a name of a file, within the frame."""
-        if self.outer and self.cell:
-            outer, cell = self.outer, self.cell
-            found = outer.instances(("file", file, name))
-            found = [e for e in found if e.lies_in(cell, outer.start, outer.end)]
-            return [each.cut(self.start, self.end) for each in found]
+        if self.outer:
+            return self.left_of(("file", file, name))
         statement = file.module.names[name]
         if (file, statement) not in self.statements:
             source = file.module.segments[statement]

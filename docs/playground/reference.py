@@ -30,6 +30,7 @@ COMPARE = {
 ARITHMETIC = {
     "+": operator.add, "-": operator.sub, "*": operator.mul, "//": operator.floordiv,
     "%": operator.mod, "min": min, "max": max,
+    "exp2": lambda x, _: nodes.power("exp2", x), "log2": lambda x, _: nodes.power("log2", x),
 }  # fmt: skip
 
 
@@ -276,6 +277,47 @@ class Reference:
                 if tokens < 1:
                     raise Refused(f"`every {tokens}` makes no tiles")
                 return ("every", tokens, parent and self.key(parent))
+            case nodes.Filtered(inner, condition):
+                return ("picked", self.key(inner), self.fulfilling(inner, condition))
+            case nodes.Union(segments):
+                return ("union", *map(self.key, segments))
+
+    def fulfilling(self, segment: nodes.Segment, condition: nodes.Mask) -> frozenset[int]:
+        """Return which instances of the whole sample fulfil a condition on their columns."""
+        if self.outer is not None:
+            return self.outer.fulfilling(segment, condition)
+        count = len(self.instances(segment))
+        return frozenset(i for i in range(count) if self.holds(condition, i))
+
+    def holds(self, node: nodes.Mask, i: int) -> bool:
+        """Return whether instance i fulfils a condition."""
+        match node:
+            case nodes.Truth(flag):
+                return flag
+            case nodes.Not(item):
+                return not self.holds(item, i)
+            case nodes.And(items):
+                return all(self.holds(item, i) for item in items)
+            case nodes.Or(items):
+                return any(self.holds(item, i) for item in items)
+            case nodes.Compare(op, left, right):
+                a, b = self.of_instance(left, i), self.of_instance(right, i)
+                return a is not None and b is not None and COMPARE[op](a, b)
+        raise AssertionError(f"no condition: {type(node).__name__}")
+
+    def of_instance(self, node: nodes.Number, i: int) -> Value:
+        """Return a number of a condition for instance i."""
+        match node:
+            case nodes.Lookup(nodes.TokenColumn(_, column)):
+                if column not in self.frame.columns:
+                    raise Refused(f"column `{column}`: the sample does not have it")
+                return int(_flat(self.frame.columns[column], of_lists=False)[i])
+            case nodes.Arithmetic(op, left, right):
+                a, b = self.of_instance(left, i), self.of_instance(right, i)
+                is_nothing = a is None or b is None or (op in ("//", "%") and b == 0)
+                return None if is_nothing else ARITHMETIC[op](a, b)
+        value = self.number(node, 0)
+        return value if isinstance(value, int) else None
 
     def instances(self, segment: nodes.Segment) -> list[Instance]:
         """Return the instances of a segment in the frame."""

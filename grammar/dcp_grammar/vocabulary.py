@@ -31,6 +31,7 @@ class Word(NamedTuple):
 WORDS: tuple[Word, ...] = (
     Word("dcpm", "statement", "dcpm 1", "version of the language; optional, comes first"),
     Word("import", "statement", 'import a, b from "file.dcpm"', "masks of another file"),
+    Word("let", "statement", "let window = 4k", "a constant of the text"),
     Word("segment", "statement", "segment part = question[question_len] answer[answer_lens]*",
          "how columns of the data set lay out a sample"),
     Word("token", "statement", "token chosen[16] = column",
@@ -51,8 +52,10 @@ WORDS: tuple[Word, ...] = (
          "parts that each go on from the same place of the layout"),
     Word("as", "clause", "ids(column) as a, b", "names of the segments that ids number"),
     Word("every", "clause", "every 256 in S", "fixed tiles, anew in each instance of S"),
-    Word("where", "clause", "where b = every 256, half = p // 2", "names for parts of a mask"),
+    Word("where", "clause", "where b = every 256, half = p // 2",
+         "names for parts of a mask; of a segment the instances with such columns"),
     Word("sees", "clause", "{ answer sees question, self causally }", "a rule: who sees what"),
+    Word("see", "clause", "{ question, answer see self causally }", "a rule for several subjects"),
     Word("causally", "clause", "answer sees self causally", "only keys that are not later"),
     Word("within", "clause", "text sees all within 4k", "only keys nearer than so many tokens"),
     Word("of", "clause", "5 of sliding(1k)", "so many layers alike"),
@@ -91,6 +94,8 @@ WORDS: tuple[Word, ...] = (
     Word("min", "function", "min(x, y)", "the smallest"),
     Word("max", "function", "max(x, y)", "the largest"),
     Word("clamp", "function", "clamp(x, low, high)", "x, but not below low or above high"),
+    Word("exp2", "function", "exp2(x)", "2 to the x; nothing where x is not from 0 to 30"),
+    Word("log2", "function", "log2(x)", "the largest i with exp2(i) <= x; nothing below 1"),
     Word("tokens", "type", "p: tokens = 4k", "a number of tokens"),
     Word("int", "type", "p: int = 2", "an integer"),
     Word("bool", "type", "p: bool", "a condition on (q, k)"),
@@ -151,7 +156,7 @@ def _any_of(*roles: Role) -> str:
 
 def patterns() -> tuple[Pattern, ...]:
     """Return the patterns of all tokens; the first match wins."""
-    named = ("mask", "stack", "sample", "segment", "token", "column")
+    named = ("let", "mask", "stack", "sample", "segment", "token", "column")
     # What stands around a word decides before the word itself: `mask` behind a colon is a type,
     # `len` behind a dot an attribute, and any word behind `mask` the name that is defined.
     fixed = (

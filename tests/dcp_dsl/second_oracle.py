@@ -24,6 +24,8 @@ COMPARE = {
 }  # fmt: skip
 NUMBER_FUNCTIONS = {
     "abs": abs, "min": min, "max": max, "clamp": lambda x, low, high: min(max(x, low), high),
+    "exp2": lambda x: 2**x if 0 <= x <= 30 else None,
+    "log2": lambda x: max((i for i in range(60) if 2**i <= x), default=None),
 }  # fmt: skip
 
 
@@ -94,7 +96,7 @@ class Pair:
     def whose(self, segment: Node) -> Frame:
         """Return the frame that a segment belongs to."""
         while segment[0] != "file":
-            segment = segment[1] if segment[0] in ("first", "last") else segment[2]
+            segment = segment[2] if segment[0] == "every" else segment[1]
         _, file, name = segment
         is_key = self.keys and file.module.names[name] == self.keys[1]
         return self.keys[0] if self.keys and is_key else self.frame
@@ -153,6 +155,8 @@ class Evaluator:
         if segment[0] == "attribute":
             listed = self.value(segment, scope, pair)
             return all_known(place, listed) and place >= 0 and place in listed
+        if parts := self.either(segment, scope):  # in one of several, which may share tokens
+            return any(self._in(scope, pair, position, part) for part in parts)
         return pair.of(place).at(self.segment(segment, scope, pair), place) is not None
 
     def _arithmetic(self, scope: Scope, pair: Pair, sign: str, left: Node, right: Node) -> Any:
@@ -232,6 +236,8 @@ class Evaluator:
 
     def segment(self, node: Node, scope: Scope, pair: Pair) -> Node:
         """Return the segment that an expression names, as a key of a frame."""
+        if node[0] == "or":  # `(a or b)`
+            return ("union", *(self.segment(part, scope, pair) for part in node[1:]))
         if node[0] == "call":
             base = self.segment(node[2][0][1], scope, pair)
             count = self.value(node[2][1][1], scope, pair) if len(node[2]) > 1 else 1
@@ -242,12 +248,47 @@ class Evaluator:
             scope = Scope(scope.file.home(node[1]), {})
             module = scope.file.module
             source = module.segments[module.names[node[1]]]
+        if source[0] == "filter":
+            base = self.segment(("name", source[1]), scope, pair)
+            return ("picked", base, self.fulfilling(scope.file, source, base, pair))
+        if source[0] == "union":
+            return ("union", *(self.segment(("name", name), scope, pair) for name in source[1:]))
         if source[0] != "every":
             return ("file", scope.file, node[1])
         base = self.segment(("name", source[2]), scope, pair) if source[2] else None
         return ("every", self.value(source[1], scope, pair), base)
 
+    def either(self, segment: Node, scope: Scope) -> list[Node]:
+        """Return the segments that are asked about as one; none where there is a single one."""
+        if segment[0] == "or":
+            return list(segment[1:])
+        if segment[0] == "name" and segment[1] not in scope.names:
+            module = scope.file.home(segment[1]).module
+            source = module.segments.get(module.names.get(segment[1], ""), ("",))
+            if source[0] == "union":
+                return [("name", name) for name in source[1:]]
+        return []
+
+    def fulfilling(self, file: FileKey, source: Node, base: Node, pair: Pair) -> frozenset[int]:
+        """Return which instances of the whole sample fulfil the condition of a filtered segment."""
+        root = pair.whose(base) if pair.keys else pair.frame
+        while root.outer:
+            root = root.outer
+        known = (id(file), source[1], id(source))
+        if known not in root.picked_before:
+            module, found = file.module, set()
+            own = [name for name, owner in module.owners.items() if owner == source[1]]
+            for i in range(len(root.instances(base))):
+                values = {n: ("number", root.columns[module.tokens[n]][i]) for n in own}
+                names = {n: (value, Scope(file, {})) for n, value in values.items()}
+                if self.value(source[2], Scope(file, names), Pair(root, 0, 0)):
+                    found.add(i)
+            root.picked_before[known] = frozenset(found)
+        return root.picked_before[known]
+
     def _call(self, scope: Scope, pair: Pair, name: str, arguments: list[Any]) -> Any:
+        if name == "same" and (parts := self.either(arguments[0][1], scope)):
+            return any(self._call(scope, pair, "same", [(None, part)]) for part in parts)
         if name == "same":
             segment = self.segment(arguments[0][1], scope, pair)
             cell = pair.frame.at(segment, pair.q)

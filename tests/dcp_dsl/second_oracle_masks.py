@@ -25,6 +25,9 @@ class Masks:
         self.calls: list[str] = []
 
     def number(self, low: int = 0, high: int = 6) -> str:
+        known = [name for name, value in self.text.constants.items() if low <= value <= high]
+        if known and self.text.chance(40):
+            return str(self.pick(known))
         return str(self.rng.randint(low, high))
 
     def statements(self) -> list[str]:
@@ -124,6 +127,7 @@ class Masks:
                 lambda: f"({self.length(depth - 1)}) {self.pick('+-')} ({self.length(0)})",
                 lambda: f"-({self.length(depth - 1)})",
                 lambda: f"clamp({self.length(depth - 1)}, 1, {self.number(1, 5)})",
+                lambda: f"{self.pick(['exp2', 'log2', 'log2'])}({self.length(depth - 1)})",
             ]
         return self.pick(choices)()
 
@@ -172,6 +176,9 @@ class Masks:
         segment = self.pick(self.segments())
         name, place = segment.name, self.position(1)
         choices = [f"{place} in {name}", f"{place} not in {name}", f"same({name})"]
+        if segment.has_numbers and self.text.chance(30):
+            either = f"({name} or {self.pick(self.numbered()).name})"
+            choices += [f"{place} in {either}", f"{place} not in {either}", f"same{either}"]
         if segment.has_numbers:
             ends = self.ends(name)
             if self.text.chance(20):
@@ -217,6 +224,8 @@ class Masks:
     def rules(self) -> str:
         subjects = self.pick(self.text.layouts)
         rules = [f"{name} sees {self.targets()}" for name in subjects]
+        if len(subjects) > 1 and self.text.chance(30):
+            rules.append(f"{', '.join(self.rng.sample(subjects, 2))} see {self.targets()}")
         return "{ " + " ".join(rules) + " }"
 
     def targets(self) -> str:

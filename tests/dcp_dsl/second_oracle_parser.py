@@ -17,6 +17,7 @@ STATEMENTS = {
     "stack",
     "for",
     "import",
+    "let",
     "dcpm",
     "@",
 }
@@ -44,6 +45,24 @@ class Module:
     owners: dict[str, str] = field(default_factory=dict)  # the segment of a column of instances
     masks: dict[str, Definition] = field(default_factory=dict)
     imports: dict[str, str] = field(default_factory=dict)  # name to file
+
+
+def with_constants(tree: Any, lets: dict[str, Node]) -> Any:
+    """Return a tree with constants, which may name others, in place of their names."""
+    if isinstance(tree, tuple) and len(tree) == 2 and tree[0] == "name" and tree[1] in lets:
+        return with_constants(lets[tree[1]], lets)
+    if isinstance(tree, dict):
+        return {name: with_constants(item, lets) for name, item in tree.items()}
+    if isinstance(tree, tuple | list):
+        return type(tree)(with_constants(item, lets) for item in tree)
+    return tree
+
+
+def put_constants(module: Module, lets: dict[str, Node]) -> None:
+    module.segments = {n: with_constants(s, lets) for n, s in module.segments.items()}
+    for mask in module.masks.values():
+        mask.body, mask.where = with_constants((mask.body, mask.where), lets)
+        mask.params = with_constants(mask.params, lets)
 
 
 class Parser:
@@ -79,17 +98,16 @@ class Parser:
 
     def module(self) -> Module:
         module, keys = Module(), []
+        lets: dict[str, Node] = {}
         while self.word:
             match self.take():
+                case "let":
+                    name, _ = self.take(), self.take("=")
+                    lets[name] = self.sum()
                 case "segment":
                     self.segment(module)
                 case "token" | "column":
-                    name = self.column()
-                    if self.accept("["):
-                        _, _ = self.take(), self.take("]")
-                    if self.accept("in"):
-                        module.owners[name] = self.take()
-                    module.tokens[name] = self.column() if self.accept("=") else name
+                    self.token(module)
                 case "import":
                     names, _, file = self.listed(self.take), self.take("from"), self.take()
                     module.imports |= dict.fromkeys(names, file.strip('"'))
@@ -104,7 +122,16 @@ class Parser:
                 ):  # samples, claims, other decorators decide nothing about the pairs of a mask
                     while self.word and self.word not in STATEMENTS:
                         self.take()
+        put_constants(module, lets)
         return module
+
+    def token(self, module: Module) -> None:
+        name = self.column()
+        if self.accept("["):
+            _, _ = self.take(), self.take("]")
+        if self.accept("in"):
+            module.owners[name] = self.take()
+        module.tokens[name] = self.column() if self.accept("=") else name
 
     def segment(self, module: Module) -> None:
         name = self.take()
@@ -117,6 +144,14 @@ class Parser:
             kind, _, column, _ = (self.take(), self.take(), self.column(), self.take())
             parts = self.listed(self.take) if self.accept("as") else []
             source = (kind, column, parts)
+        elif self.words[self.at + 1] == "where":
+            base, _ = self.take(), self.take()
+            source = ("filter", base, self.either())
+        elif self.words[self.at + 1] == "or":
+            bases = [self.take()]
+            while self.accept("or"):
+                bases.append(self.take())
+            source = ("union", *bases)
         else:
             source = ("layout", self.layout())
             parts = part_names(source[1])
@@ -263,9 +298,10 @@ class Parser:
     def rules(self) -> Node:
         rules = []
         while not self.accept("}"):
-            subject = self.take()
-            self.take("sees")
-            rules.append((subject, self.listed(self.target)))
+            subjects = self.listed(self.take)
+            assert self.take() in ("sees", "see")
+            targets = self.listed(self.target)
+            rules += [(subject, targets) for subject in subjects]
         return ("rules", rules)
 
     def target(self) -> tuple[str, bool, Node | None]:

@@ -83,6 +83,8 @@ class Text:
         self.owned: list[str] = []  # columns of integers of instances
         self.per_instance: dict[str, tuple[str, bool]] = {}  # segment, and whether it has lists
         self.used = 0
+        self.constants: dict[str, int] = {}
+        self.has_derived = False  # segments made of others, which are not imported
         self.layouts: list[list[str]] = []
         self.tree: list[str] = []  # names of the layout with branches, if there is one
         self.declare()
@@ -90,7 +92,8 @@ class Text:
         *helpers, main = self.masks.statements()
         self.imported, names = "", [*self.tokens, *[each.name for each in self.segments]]
         can_move = all(each.parent is None for each in self.segments if "tile" in each.name)
-        can_move = can_move and not self.per_instance
+        can_move = can_move and not self.per_instance and not self.has_derived
+        can_move = can_move and not self.constants
         if names and can_move and self.chance(20):  # tiles inside a segment are not imported
             self.imported = "\n".join([*self.statements, *helpers])
             names += [f"h{i}" for i in range(len(helpers))]
@@ -105,7 +108,17 @@ class Text:
     def chance(self, percent: int) -> bool:
         return self.rng.random() * 100 < percent
 
+    def declare_constants(self) -> None:
+        """Declare constants, of which one names the one declared behind it."""
+        if not self.chance(25):
+            return
+        first, second = self.new_name("size"), self.new_name("size")
+        low, more = self.rng.randint(1, 4), self.rng.randint(0, 2)
+        self.statements += [f"let {first} = {second} + {more}", f"let {second} = {low}"]
+        self.constants = {first: low + more, second: low}
+
     def declare(self) -> None:
+        self.declare_constants()
         if self.chance(80):
             self.declare_layout()
         if self.chance(25):
@@ -127,13 +140,21 @@ class Text:
             name = self.new_name("sel")
             self.statements.append(f"token {name}[2]")
             self.lists.append(name)
-            self.per_token[name] = lambda n: [self.few() for _ in range(n)]
-        owners = [each.name for each in self.segments if each.has_numbers]
-        if owners and self.chance(30):
-            self.declare_owned(self.rng.choice(owners))
+            self.per_token[name] = lambda n: [self.few(n) for _ in range(n)]
+        if any(each.has_numbers for each in self.segments):
+            self.declare_of_segments()
 
-    def few(self) -> list[int]:
-        return self.rng.choices([-1, 0, 0, 1, 2], k=2)
+    def declare_of_segments(self) -> None:
+        if self.chance(30):
+            owners = [each.name for each in self.segments if each.has_numbers]
+            self.declare_owned(self.rng.choice(owners))
+        if self.chance(30):
+            self.declare_filter()
+        if self.chance(25):
+            self.declare_union()
+
+    def few(self, n: int) -> list[int]:
+        return self.rng.choices([each for each in (-1, 0, 0, 1, 2) if each < max(n, 1)], k=2)
 
     def declare_owned(self, owner: str) -> None:
         name, is_listed = self.new_name("own"), self.chance(50)
@@ -141,6 +162,35 @@ class Text:
         self.statements.append(f"column {name}{size} in {owner}")
         (self.lists if is_listed else self.owned).append(f"{owner}.{name}")
         self.per_instance[name] = owner, is_listed
+
+    def declare_filter(self) -> None:
+        base = self.rng.choice([each for each in self.segments if each.has_numbers])
+        name, kind = self.new_name("pick"), self.new_name("kind")
+        condition = self.rng.choice(
+            ["K == 1", "K != 1", "K > 0 and not K == 2", "K == 0 or K == 2", "4 // K == 2",
+             "K * 2 - 1 >= max(K, 1)", "log2(K) == 1 or exp2(K) == 1", "true",
+             "K % 2 == 0 and K < 2"]
+        )  # fmt: skip
+        self.statements += [
+            f"column {kind} in {base.name}",
+            f"segment {name} = {base.name} where {condition.replace('K', kind)}",
+        ]
+        self.owned.append(f"{base.name}.{kind}")
+        self.per_instance[kind] = base.name, False
+        self.segments.append(Segment(name, base.parent))
+        self.has_derived = True
+
+    def declare_union(self) -> None:
+        able = [each.name for each in self.segments if each.has_numbers]
+        beside = [names for names in self.layouts if len(names) > 1]
+        is_beside = bool(beside) and self.chance(80)
+        pool = self.rng.choice(beside) if is_beside else able
+        if len(pool) > 1:
+            name = self.new_name("both")
+            self.statements.append(f"segment {name} = {' or '.join(self.rng.sample(pool, 2))}")
+            # others may share tokens, so that only `in` and `same` ask about them
+            self.segments.append(Segment(name, has_numbers=is_beside))
+            self.has_derived = True
 
     def count(self, owner: str, columns: Columns, length: int) -> int:
         """Count the instances of a segment as the oracle lays them out; 0 where it cannot."""
@@ -210,7 +260,15 @@ class Text:
 
     def declare_halves(self) -> None:
         name, first, second = (self.new_name(stem) for stem in ("half", "noisy", "clean"))
-        length = self.rng.choice(["len // 2", "len // 3", "(len + 1) // 2", "len - len // 2"])
+        length = self.rng.choice(
+            [
+                *(f"len // {c}" for c in self.constants),
+                "len // 2",
+                "len // 3",
+                "(len + 1) // 2",
+                "len - len // 2",
+            ]
+        )
         self.statements.append(f"segment {name} = {first}[{length}] {second}[..]")
         self.segments += [Segment(name), Segment(first), Segment(second)]
         self.layouts.append([first, second])
@@ -240,7 +298,8 @@ class Text:
         home = self.rng.choice(homes) if homes and self.chance(60) else None
         name = self.new_name("tile")
         inside = f" in {home.name}" if home else ""
-        self.statements.append(f"segment {name} = every {self.rng.randint(1, 4)}{inside}")
+        size = self.rng.choice([*self.constants, str(self.rng.randint(1, 4))])
+        self.statements.append(f"segment {name} = every {size}{inside}")
         self.segments.append(Segment(name, home.name if home else None))
 
     def sample(self) -> tuple[Columns, int]:
@@ -250,8 +309,11 @@ class Text:
         for name in self.rows:
             columns[name] = self.rng.randint(1, 4)
         for name, (owner, is_listed) in self.per_instance.items():
-            draw = self.few if is_listed else lambda: self.rng.randint(-1, length + 1)
-            columns[name] = [draw() for _ in range(self.count(owner, columns, length))]
+            high = 2 if "kind" in name else length + 1
+            columns[name] = [
+                self.few(length) if is_listed else self.rng.randint(-1, high)
+                for _ in range(self.count(owner, columns, length))
+            ]
         return columns | self.of_the_library(length), length
 
     def of_the_library(self, length: int) -> Columns:

@@ -239,3 +239,22 @@ def test_a_branch_beside_which_nothing_stands_is_found(layout, is_empty):
     other = Spec.from_text(f"segment part = {plain}\nmask m = {meant}").mask("m")
     read = {name: own[name] for name in other.columns}
     assert np.array_equal(mine, dense_mask(other, Sample(read, length))) == is_empty
+
+
+@pytest.mark.parametrize(
+    ("layout", "mask", "outcome"),
+    [
+        ("question[n] branch answer[lens]*",
+         "@ahead(answer) mask a = paths or same(answer)", "proved"),
+        ("question[n] branch turn(user[us] think[ts])*",
+         "@ahead(turn) mask a = paths or same(turn)", "proved"),
+        ("prompt[n] branch node[lens]* from up",
+         "@ahead(node) mask a = paths or same(node)", "proved"),
+        ("question[n] branch turn(user[us] branch think[ts] reply[rs])*",
+         "@ahead(turn) mask a = paths or same(turn)", "failed"),
+    ],
+)  # fmt: skip
+def test_look_ahead_in_ones_own_branch_is_no_other_branch(layout, mask, outcome):
+    found = check_report(f"segment part = {layout}  {mask}").verdicts
+    (about,) = [v.outcome for v in found if "path" in v.what]
+    assert about == outcome

@@ -141,7 +141,7 @@ def test_functions_that_call_each_other_too_often_are_refused(functions, is_refu
     ],
 )
 def test_a_shared_node_is_another_unknown_of_another_token_or_frame(body):
-    text = "segment s = answer[c]*  column w in answer  token chosen[2]\n"
+    text = "segment s = answer[c]* rest[..]  column w in answer  token chosen[2]\n"
     text += "@partial @ahead mask wide(p: pos) = p.answer.w == p.answer.w\n"
     text += f"@partial @ahead mask m = {body}"
     assert "E122" not in {d.code for d in check(text)}

@@ -9,11 +9,17 @@ from dcp_dsl.interchange.names import FORMATS, READABLE
 from dcp_dsl.pictures.picture import preview_sample
 
 ARGUMENTS = {"chunked": "chunked(5)", "local": "local(3)", "sliding": "sliding(4)"}
-CROSS = ("cross", "flamingo", "prefill")  # of two sequences: test_keys.py
+CROSS = ("cross", "flamingo", "nsa_compressed", "prefill")  # of two sequences: test_keys.py
 CALLS = tuple(ARGUMENTS.get(name, name) for name in library_names() if name not in CROSS)
 REFUSED = {
-    ("dcp", "X302"): {"dilated", "eviction", "qk_sparse", "tree"},  # bounded by key, or striped
-    ("flashmask", "X301"): {"dilated", "modality", "qk_sparse"},
+    ("dcp", "X302"): {
+        "dilated",
+        "eviction",
+        "log_sparse",
+        "qk_sparse",
+        "tree",
+    },  # bounded by key, or striped
+    ("flashmask", "X301"): {"dilated", "log_sparse", "modality", "qk_sparse"},
 }
 """What the formats cannot hold; everything else they do."""
 

@@ -20,9 +20,10 @@ WANTED = {
     "blockwise_dcp", "demonstrations", "dilated", "strided", "fixed", "prefix_lm",
     "prefix_lm_packed", "document", "document_full", "document_streaming", "shared_question",
     "shared_prefix", "grpo", "dpo", "rag", "multimodal", "multimodal_packed", "modality",
-    "longformer",
+    "transfusion", "longformer",
     "block_diffusion", "natten", "sta", "tree", "eviction", "qk_sparse", "block_causal", "agent",
     "svg_spatial", "prompt_tree", "forks", "moba", "cross", "flamingo", "prefill",
+    "log_sparse", "nsa_compressed",
 }  # fmt: skip
 
 WITHOUT_BRANCHES = {

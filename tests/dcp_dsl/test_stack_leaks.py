@@ -16,7 +16,7 @@ TREE = "segment part = question[question_len] branch answer[answer_lens]*\n"
         ("2 of document_full, 1 of chunked(64)", "chunked(64)", "document_full"),
         ("sliding(16), shared_question", "sliding(16)", "shared_question"),
         ("heads { 0..1: causal  rest: causal and same(doc) }", "causal", "causal and same(doc)"),
-        ("2 of linear, document, causal", "causal", "document"),
+        ("2 of linear per doc, document, causal", "causal", "document"),
     ],
 )
 def test_a_layer_that_crosses_a_border_of_another_is_found(layers, layer, other):

@@ -119,7 +119,7 @@ def _check_segment_function(value: ast.Call, names: Names, checker: Checker) -> 
     segment = checker.segment(first, names)
     counts = [checker.constant(each, names, at_least=0) for each in more]
     if word == "same":
-        return kind.of(nodes.Same(segment, place=place))
+        return kind.of(nodes.same(segment, place))
     if word == "paths":
         checker.tree(segment, first.span.text(checker.program.text), first.span)
         return kind.of(nodes.Along(cast("nodes.Laid", segment), place=place))

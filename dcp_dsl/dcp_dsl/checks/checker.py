@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
 
+from dcp_dsl.checks.constants import ConstantError, hidden
 from dcp_dsl.checks.expressions import PLACES, ExpressionChecker
 from dcp_dsl.checks.findings import has_one_parent
 from dcp_dsl.checks.masks import (
@@ -21,7 +22,14 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Program
 from dcp_dsl.syntax.diagnostics import Diagnostic, did_you_mean
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import children, mentioned_names, rewritten, walk, walk_parts
+from dcp_dsl.syntax.trees import (
+    children,
+    mentioned_names,
+    named_segments,
+    rewritten,
+    walk,
+    walk_parts,
+)
 
 MAX_LIST = 2**14  # numbers in a list of a token
 
@@ -262,10 +270,11 @@ def _missing_imports(scope: Scope) -> frozenset[str]:
         for name in statement.names
     }
     known = {*scope.imported.masks, *scope.imported.stacks, *scope.imported.segments}
-    return frozenset(names - known - scope.imported.tokens.keys())
+    return frozenset(names - known - scope.imported.tokens.keys() - scope.constants.keys())
 
 
 def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:
+    _check_constants(statement, checker)
     match statement:
         case ast.MaskDef():
             check_mask(statement, checker)
@@ -283,6 +292,18 @@ def _check_statement(statement: ast.Statement, checker: MaskChecker) -> None:
             _check_check(statement, checker)
 
 
+def _check_constants(statement: ast.Statement, checker: MaskChecker) -> None:
+    """Report constants without a value, and names that would hide one."""
+    known = checker.scope.constants
+    for name in hidden(statement, known):
+        message = f"`{name.text}` hides the constant of this name"
+        checker.report("E119", message, name.span, "choose another name for one of them")
+    if isinstance(statement, ast.Let):
+        found = known[statement.name.text]
+        if isinstance(found, ConstantError):
+            checker.report(found.code, found.message, found.span, found.hint)
+
+
 def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
     match segment.source:
         case ast.Every() as every:
@@ -290,6 +311,9 @@ def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
             name, segments = segment.name.text, checker.scope.segments
             if every.parent is not None and has_one_parent(every.parent.text, name, {}, segments):
                 checker.report("E110", f"`{name}` tiles itself", every.parent.span)
+        case ast.Filter() | ast.Union():
+            checker.named_segment(segment.name, {})
+            _check_circle(segment, checker)
         case ast.Columns(kind=kind, names=names) if names and kind.text != "ids":
             checker.report(
                 "E113", f"`{kind.text}` makes instances of one kind, so names mean nothing",
@@ -297,6 +321,19 @@ def _check_segment(segment: ast.Segment, checker: MaskChecker) -> None:
             )  # fmt: skip
         case ast.Layout() as layout:
             check_layout(layout, checker)
+
+
+def _check_circle(segment: ast.Segment, checker: MaskChecker) -> None:
+    """Report a segment that is made of itself."""
+    segments, seen, pending = checker.scope.segments, set[str](), [segment]
+    while pending:
+        bases = {base.text for base in named_segments(pending.pop().source)}
+        if segment.name.text in bases:
+            message = f"`{segment.name.text}` is made of itself"
+            checker.report("E110", message, segment.name.span)
+            return
+        pending += [segments[name] for name in bases - seen if name in segments]
+        seen |= bases
 
 
 def _check_stack(stack: ast.StackDef, checker: MaskChecker) -> None:
@@ -308,6 +345,8 @@ def _check_stack(stack: ast.StackDef, checker: MaskChecker) -> None:
             checker.report("E111", "a stack repeats a layer at least once", layer.span)
         if layer.value is not None:
             checker.whole(layer.value)
+        if layer.documents is not None:
+            checker.segment_name(layer.documents, {})
         _check_heads(layer, checker)
 
 

@@ -17,11 +17,13 @@ from dcp_dsl.checks.findings import (
     combine,
     has_one_parent,
 )
+from dcp_dsl.checks.functions import NUMBER_FUNCTIONS
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.nodes import LOST
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.diagnostics import did_you_mean
+from dcp_dsl.syntax.trees import walk
 
 PLACES: dict[str, KindName] = {
     "start": "pos", "end": "pos", "len": "tokens", "pos": "tokens", "count": "int",
@@ -86,11 +88,38 @@ class ExpressionChecker(Checker):
             return cast("nodes.Segment", check_call(value, names, self).node)
         if isinstance(value, ast.Name):
             return self.segment_name(ast.Ident(value.text, span=value.span), names)
+        if isinstance(value, ast.Or):
+            return self.union([self.segment(item, names) for item in value.items], value.span)
         self.report(
             "E103", "expected a segment", value.span,
-            "write its name, `first(segment)` or `last(segment)`",
+            "write its name, `first(segment)`, `last(segment)` or `(a or b)`",
         )  # fmt: skip
         return LOST
+
+    def condition(self, source: ast.Filter, columns: Names) -> nodes.Mask:
+        """Check the condition of a filtered segment: comparisons of columns of its instances."""
+        before = len(self.found)
+        for node in walk(source.condition):
+            match node:
+                case ast.Name(text) if text not in columns and text != "row":
+                    hint = did_you_mean(text, columns) or (
+                        f"declare it: `column {text} in {source.base.text}`"
+                    )
+                    if text in ("q", "k"):
+                        hint = (
+                            "a condition reads columns of an instance by their names: `kind == 1`"
+                        )
+                    message = f"`{text}` is no column of `{source.base.text}`"
+                    self.report("E102", message, node.span, hint)
+                case ast.In() | ast.Per() | ast.Rules():
+                    self.report(
+                        "E103", "this asks about pairs of tokens, a condition about an instance",
+                        node.span, "compare columns: `segment image = span where kind == 1`",
+                    )  # fmt: skip
+                case ast.Call(name) if name.text not in NUMBER_FUNCTIONS:
+                    message = f"a condition of a segment cannot call `{name.text}`"
+                    self.report("E103", message, node.span, "compare columns of its instances")
+        return LOST if len(self.found) > before else self.mask(source.condition, columns)
 
     # ---- kinds ----
 
@@ -127,7 +156,7 @@ class ExpressionChecker(Checker):
             case ast.And(items):
                 return nodes.And(tuple(self.mask(item, names) for item in items), place=place)
             case ast.Or(items):
-                return nodes.Or(tuple(self.mask(item, names) for item in items), place=place)
+                return self._or(items, names, place)
             case ast.Minus(left, right):
                 whole, taken = self.mask(left, names), self.mask(right, names)
                 return nodes.And((whole, nodes.Not(taken, place=place)), place=place)
@@ -145,6 +174,19 @@ class ExpressionChecker(Checker):
             case ast.Rules(rules):
                 return nodes.any_of([self.rule(rule, names) for rule in rules], place)
         raise AssertionError(f"no expression: {type(value).__name__}")
+
+    def _or(self, items: tuple[ast.Expr, ...], names: Names, place: nodes.Place) -> nodes.Mask:
+        """Check `or`; report `k in a or b`, where b is a segment: several stand in brackets."""
+        for before, item in pairwise(items):
+            last = before.items[-1] if isinstance(before, ast.And) else before
+            is_either = isinstance(item, ast.Name) and self.is_segment(item.text, names)
+            if isinstance(last, ast.In) and is_either:
+                span = Span(last.container.span.start, item.span.end)
+                either = f"({span.text(self.program.text)})"
+                message, hint = "`in` takes the first segment alone", f"write `{either}` for both"
+                self.report("E103", message, span, hint, fix=either)
+                return LOST
+        return nodes.Or(tuple(self.mask(item, names) for item in items), place=place)
 
     def name(self, value: ast.Name, names: Names, *, is_mask: bool) -> Kind:
         """Return the kind of a name."""
@@ -167,6 +209,9 @@ class ExpressionChecker(Checker):
                 "a stack can only be attached with `for ... use`",
             )  # fmt: skip
             return UNKNOWN
+        if text in self.scope.constants:  # of an expression from outside the text
+            number = self.scope.constants[text]
+            return INT.of(nodes.Const(number)) if isinstance(number, int) else UNKNOWN
         if text in self.lost:
             return UNKNOWN
         self.unknown(text, value.span, names, "mask" if is_mask else "")
@@ -364,15 +409,15 @@ class ExpressionChecker(Checker):
         if kind.name not in ("pos", "unknown"):
             message = f"`in` asks about a position, got {kind.described()}"
             self.report("E103", message, value.item.span, "write `q in ...` or `k in ...`")
-        return nodes.Within(self.segment(value.container, names), kind.node, place=place)
+        return nodes.within(self.segment(value.container, names), kind.node, place)
 
     def rule(self, rule: ast.Rule, names: Names) -> nodes.Mask:
         """Check ``subject sees target, target``."""
         place = self.place(rule.span)
         subject = self.segment_name(rule.subject, names)
         seen = nodes.any_of([self.target(each, subject, names) for each in rule.targets], place)
-        return nodes.And((nodes.Within(subject, nodes.Pos("q", place=place), place=place), seen),
-                         place=place)  # fmt: skip
+        own = nodes.within(subject, nodes.Pos("q", place=place), place)
+        return nodes.And((own, seen), place=place)
 
     def target(self, target: ast.Target, subject: nodes.Segment, names: Names) -> nodes.Mask:
         """Check the keys that a rule shows, and how near they are."""
@@ -380,10 +425,10 @@ class ExpressionChecker(Checker):
         q, k = nodes.Pos("q", place=place), nodes.Pos("k", place=place)
         conditions: list[nodes.Mask] = []
         if target.name.text == "self":
-            conditions.append(nodes.Same(subject, place=place))
+            conditions.append(nodes.same(subject, place))
         elif target.name.text != "all":
             seen = self.segment_name(target.name, names)
-            conditions.append(nodes.Within(seen, k, place=place))
+            conditions.append(nodes.within(seen, k, place))
         if target.is_causal:
             conditions.append(nodes.Compare("<=", k, q, place=place))
         if target.within is not None:

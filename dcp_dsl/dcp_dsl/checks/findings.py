@@ -151,6 +151,8 @@ def parent_of(name: str, statement: ast.Segment) -> str:
     match statement.source:
         case ast.Every(_, parent) if parent is not None:
             return parent.text
+        case ast.Filter(base):  # an instance of it is one of the base
+            return base.text
         case ast.Layout(parts) if name != statement.name.text:
             wanted = ast.Ident(name)
             return next((p.around[0] for p in walk_parts(parts) if p.part.name == wanted), "")
@@ -265,6 +267,10 @@ class Checker(ABC):
         """Check a number that may not depend on a position."""
 
     @abstractmethod
+    def condition(self, source: ast.Filter, columns: Names) -> nodes.Mask:
+        """Check the condition of a filtered segment, which reads these columns of its instances."""
+
+    @abstractmethod
     def segment(self, value: ast.Expr, names: Names) -> nodes.Segment:
         """Check an expression that must be a segment."""
 
@@ -310,12 +316,47 @@ class Checker(ABC):
             node: nodes.Segment = nodes.Laid(statement, name, place=self.place(ident.span))
             # The kind is known by now, since tiles may, wrongly, tile themselves. Errors in them
             # belong to the text that defines them, not to an argument such as `--mask`.
-            if isinstance(statement.source, ast.Every):
+            if isinstance(statement.source, ast.Every | ast.Filter | ast.Union):
                 is_own = self.program is self.scope.program
                 text = self if is_own else type(self)(self.scope, self.scope.program)
-                node = text.every(statement.source, {})
+                node = text.derived(statement.source)
+            if isinstance(statement.source, ast.Filter) and self.is_segment(kind.segment, {}):
+                kind = self.named_segment(statement.source.base, {})  # numbered where the base is
             self.segments[name] = kind.of(node)
         return self.segments[name]
+
+    def derived(self, source: ast.Every | ast.Filter | ast.Union) -> nodes.Segment:
+        """Check a segment that is made of others."""
+        if isinstance(source, ast.Every):
+            return self.every(source, {})
+        if isinstance(source, ast.Union):
+            return self.union([self.segment_name(base, {}) for base in source.bases], source.span)
+        base = self.segment_name(source.base, {})
+        self.expect_stretches(base, source.base.span)
+        columns: dict[str, Kind | Function] = {}
+        for name, token in self.scope.tokens.items():
+            if token.segment == source.base and token.size is None:
+                at = nodes.Pos("k", place=self.place(source.condition.span))
+                table = nodes.TokenColumn(name, token.column.text, None, base, place=at.place)
+                columns[name] = INT.of(nodes.Lookup(table, "number", at, place=at.place))
+        condition = self.condition(source, columns)
+        return nodes.Filtered(base, condition, place=self.place(source.span))
+
+    def union(self, parts: list[nodes.Segment], span: Span) -> nodes.Segment:
+        """Return several segments as one."""
+        for part in parts:
+            self.expect_stretches(part, span)
+        return nodes.Union(tuple(parts), place=self.place(span))
+
+    def expect_stretches(self, segment: nodes.Segment, span: Span) -> None:
+        """Refuse a segment of ids, whose instances may be several stretches of tokens."""
+        match segment:
+            case nodes.Laid(ast.Segment(name, ast.Columns(ast.Ident("ids"))), own) if (
+                own == name.text
+            ):
+                hint = f"name the ids and take these: `segment {own} = ids(column) as user, tool`"
+                message = f"an id of `{own}` may come back after others"
+                self.report("E103", message, span, hint)
 
     def every(self, every: ast.Every, names: Names) -> nodes.Tiles:
         """Check the size and the parent of tiles."""
@@ -343,7 +384,7 @@ class Checker(ABC):
         if wanted == "call":
             known |= {*NUMBER_FUNCTIONS, *SEGMENT_FUNCTIONS}
         elif wanted == "":
-            known |= {*scope.segments, "q", "k", "len"}
+            known |= {*scope.segments, *scope.constants, "q", "k", "len"}
         # A mask that takes other arguments is named only if no other is close.
         near = did_you_mean(text, known.difference(unfit)) or did_you_mean(text, known)
         hint = FUNCTIONS.get(text) or FOREIGN_NAMES.get(text) or near

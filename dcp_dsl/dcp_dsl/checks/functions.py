@@ -36,10 +36,19 @@ def _clamp(numbers: Sequence[nodes.Number], place: nodes.Place) -> nodes.Number:
     return _extreme("min", (_extreme("max", (x, low), place), high), place)
 
 
+def _of_one(
+    op: nodes.Operation, numbers: Sequence[nodes.Number], place: nodes.Place
+) -> nodes.Number:
+    (x,) = numbers
+    return nodes.Arithmetic(op, x, x, place=place)
+
+
 NUMBER_FUNCTIONS = {
     "abs": NumberFunction(1, 1, _abs),
     "min": NumberFunction(2, 9, partial(_extreme, "min")),
     "max": NumberFunction(2, 9, partial(_extreme, "max")),
     "clamp": NumberFunction(3, 3, _clamp),
+    "exp2": NumberFunction(1, 1, partial(_of_one, "exp2")),
+    "log2": NumberFunction(1, 1, partial(_of_one, "log2")),
 }
 """Functions of numbers by name."""

@@ -94,7 +94,13 @@ def _resolve(program: Program, reader: _Reader) -> tuple[Scope, tuple[Diagnostic
         for name in statement.names:
             problem = _bring(name.text, other, imported)
             if problem is not None:
-                known = {*other.masks, *other.stacks, *other.segments, *other.tokens}
+                known = {
+                    *other.masks,
+                    *other.stacks,
+                    *other.segments,
+                    *other.tokens,
+                    *other.constants,
+                }
                 hint = "" if name.text in known else did_you_mean(name.text, known)
                 message = f'"{statement.path.text}" {problem}'
                 found.append(_report(program, "E131", message, name.span, hint))
@@ -182,12 +188,16 @@ def _bring(name: str, other: Scope, imported: Imported) -> str | None:
         if (segment := other.tokens[name].segment) is not None:
             return f"defines `{name}` as a column of `{segment.text}`; define this column here"
         imported.tokens[name] = other.tokens[name]
+    elif isinstance(value := other.constants.get(name), int):
+        imported.constants[name] = value
     elif name in other.segments:
         source = other.segments[name].source
         if isinstance(source, ast.Every) and not isinstance(source.size, ast.Number):
             return f"defines `{name}` by other names; define these tiles here"
         if isinstance(source, ast.Every) and source.parent is not None:
             return f"defines `{name}` inside another segment; define these tiles here"
+        if isinstance(source, ast.Filter | ast.Union):
+            return f"defines `{name}` by other segments; define it here"
         imported.segments[name] = other.segments[name]
     else:
         return f"does not define `{name}`"

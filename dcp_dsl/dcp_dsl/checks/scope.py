@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 from functools import cache
 from typing import Any
 
+from dcp_dsl.checks.constants import ConstantError, constants_of, with_values
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import ALIGNMENTS, KeySequence, has_branches
 from dcp_dsl.syntax import ast
@@ -35,6 +36,7 @@ class Imported:
     stacks: "dict[str, tuple[ast.StackDef, Scope]]" = field(default_factory=dict)
     segments: dict[str, ast.Segment] = field(default_factory=dict)
     tokens: dict[str, ast.Token] = field(default_factory=dict)
+    constants: dict[str, int] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
     scopes: "list[Scope]" = field(default_factory=list)
 
@@ -49,6 +51,7 @@ class Scope:
         segments: segment statements by their own name and by the names of the parts inside;
             imported ones too, as imported tokens are among `tokens`.
         imported: masks and stacks from other files.
+        constants: values by name, or why there is none; `program` has the values in their place.
         bodies: of masks that were checked, by name; None for those that cannot be written out.
     """
 
@@ -59,21 +62,26 @@ class Scope:
     tokens: Mapping[str, ast.Token]
     segments: Mapping[str, ast.Segment]
     imported: Imported = field(default_factory=Imported)
+    constants: "Mapping[str, int | ConstantError]" = field(default_factory=dict)
     bodies: dict[str, Body | None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, program: Program, imported: Imported | None = None) -> "Scope":
         """Collect the definitions of a program and what it imports."""
         # `own` keeps this order, in which its values are named below.
+        imported = imported or Imported()
+        constants = constants_of(program.statements, imported.constants)
+        if values := {name: n for name, n in constants.items() if isinstance(n, int)}:
+            put = tuple(with_values(s, values, program.text) for s in program.statements)
+            program = ast.Program(put, program.text, program.name)
         kinds = (ast.MaskDef, ast.StackDef, ast.SampleDef, ast.Token, ast.Segment)
         own: dict[type, dict[str, Any]] = {kind: {} for kind in kinds}  # Any: of that kind
         for statement in program.statements:
             for name in defined_names(statement):
                 own.get(type(statement), {}).setdefault(name.text, statement)
         masks, stacks, samples, tokens, segments = own.values()
-        imported = imported or Imported()
         segments, tokens = {**imported.segments, **segments}, {**imported.tokens, **tokens}
-        return cls(program, masks, stacks, samples, tokens, segments, imported)
+        return cls(program, masks, stacks, samples, tokens, segments, imported, constants)
 
     def find_mask(self, name: str) -> "tuple[ast.MaskDef, Scope] | None":
         """Return the mask of this name and the scope its body is read in.

@@ -110,8 +110,8 @@ class _Alone:
                 return node if is_same else nodes.Compare(op, *found)
             case (
                 nodes.Along(layout)
-                | nodes.Same(nodes.Laid() as layout)
-                | nodes.Within(nodes.Laid() as layout, nodes.Pos())
+                | nodes.Same(nodes.Laid() | nodes.Filtered() as layout)
+                | nodes.Within(nodes.Laid() | nodes.Filtered() as layout, nodes.Pos())
             ) if self.is_kept(layout, is_pair=isinstance(node, nodes.Same)):
                 return node
             case nodes.Same(nodes.Tiles(size, None)) if nodes.is_fixed(self.number(size)):
@@ -129,8 +129,12 @@ class _Alone:
         pairs = [(item, self.mask(item)) for item in items]
         return all(a is b for a, b in pairs), tuple(b for _, b in pairs)
 
-    def is_kept(self, segment: nodes.Laid, *, is_pair: bool) -> bool:
+    def is_kept(self, segment: nodes.Segment, *, is_pair: bool) -> bool:
         """Return whether a token lies in a segment, or a pair in one instance, alone as packed."""
+        while isinstance(segment, nodes.Filtered):  # an instance keeps its columns
+            segment = segment.segment
+        if not isinstance(segment, nodes.Laid):
+            return False
         # a path keeps its tokens' parts; runs of a column may join where branches are cut out
         is_laid = isinstance(segment.statement.source, ast.Layout) or not is_pair
         return segment.statement is self.whole.statement or (self.is_tree and is_laid)

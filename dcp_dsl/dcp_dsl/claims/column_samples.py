@@ -193,8 +193,14 @@ def complete_samples(
         yield from bases
         return
     literals = _literals(core)
-    # Segments last: a column of tokens may decide how many instances a segment has.
-    names = sorted(kinds, key=lambda name: (kinds[name].segment is not None, name))
+
+    # Segments last, those that others are made of first: other columns may decide how many
+    # instances a segment has.
+    def order(name: str) -> tuple[int, str]:
+        segment = kinds[name].segment
+        return 0 if segment is None else len(list(nodes.walk(segment))), name
+
+    names = sorted(kinds, key=order)
     rng = Random(0)  # the same samples every time
     is_wide = any((kind.size or 0) > WIDE for kind in kinds.values())
     for base in bases:

@@ -12,13 +12,15 @@ import numpy as np
 
 from dcp_dsl.arrays import Ints
 from dcp_dsl.core.columns import Column, bind_columns, read_instances, read_row, read_tokens
-from dcp_dsl.core.instances import Instances, Tree, tile
+from dcp_dsl.core.conditions import fulfil
+from dcp_dsl.core.instances import Instances, Tree, tile, unite
 from dcp_dsl.core.layout import bind_layout
 from dcp_dsl.core.sample import Rectangle
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import show_segment
 from dcp_dsl.errors import Budget, DatasetError
-from dcp_dsl.symbolic.piecewise import Piecewise
+from dcp_dsl.symbolic.intervals import Interval
+from dcp_dsl.symbolic.piecewise import Piecewise, limit_pieces
 from dcp_dsl.symbolic.terms import (
     Cyclic,
     Extreme,
@@ -37,6 +39,8 @@ from dcp_dsl.symbolic.terms import (
 )
 from dcp_dsl.syntax import ast
 
+MAX_STEPS = 2**16  # different values of a power, token by token
+_ONE = Interval.constant(1)  # `exp2` and `log2` have no second number
 STEPS_PER_NODE = 250  # cost of a node beside its pieces or slabs
 
 
@@ -177,6 +181,8 @@ class Frame:
         """Evaluate ``left op right``."""
         left, right = self.number(node.left), self.number(node.right)
         match node.op:
+            case "exp2" | "log2":
+                return self.power(node, left)
             case "+":
                 return bounded(add(left, right, self.num_tokens))
             case "-":
@@ -194,6 +200,30 @@ class Frame:
         if node.op == "*":
             return bounded(scale(left, self.constant(node.right)))
         return self.divide(left, node.op, self.divisor(node.right))
+
+    def power(self, node: nodes.Arithmetic, value: NumberValue) -> NumberValue:
+        """Return a power or logarithm of a number of one token, or of none.
+
+        Raises:
+            NotSeparable: for others; `by_distance` and bounds decide them.
+            TooManyPieces: if it has too many values.
+        """
+        if isinstance(value, Term):
+            function, is_of_k = value.single()
+            own = Interval.exact(*function.at(np.arange(self.num_tokens))).combine(node.op, _ONE)
+            is_new = (np.diff(own.low) != 0) | np.diff(own.surely)
+            starts = np.append(0, np.flatnonzero(is_new) + 1)
+            limit_pieces(len(starts), MAX_STEPS, "values of a power")
+            flat = np.zeros(len(starts), np.int64)
+            values = Piecewise(self.num_tokens, starts, own.low[starts], flat, own.surely[starts])
+            return Term.of(values, is_of_k=is_of_k)
+        if not isinstance(value, int):
+            raise NotSeparable
+        found = nodes.power(node.op, value)
+        if found is None:
+            hint = f"`exp2` takes 0 to {nodes.MAX_EXPONENT}, `log2` 1 and more"
+            node.place.fail("E111", f"`{node.op}` of {value} is nothing", hint)
+        return found
 
     def divisor(self, node: nodes.Number) -> int:
         """Evaluate a number that something is divided by, which must be positive."""
@@ -364,6 +394,13 @@ class Frame:
 
     def _instances(self, node: nodes.Segment) -> Instances:
         match node:
+            case nodes.Filtered() | nodes.Union() if self.outer is not None:
+                return self.outer.instances(node).clip(self.cells, self.outer.cells)
+            case nodes.Filtered(segment, condition):
+                own = self.instances(segment)
+                return own.keep(fulfil(condition, own, self.columns))
+            case nodes.Union(segments):
+                return unite(list(map(self.instances, segments)), list(map(show_segment, segments)))
             case nodes.Laid(statement, name):
                 return self.lay_out(statement)[name]
             case nodes.Chosen(is_first, segment, count):

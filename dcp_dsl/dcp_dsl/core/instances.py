@@ -107,6 +107,14 @@ class Instances:
     def _at_most(self, how_many: int) -> int | None:
         return None if self.num_ids is None else min(self.num_ids, max(how_many, 0))
 
+    def keep(self, chosen: NDArray[np.bool_]) -> "Instances":
+        """Return some of the instances, numbered anew within their parents."""
+        kept = self.select(chosen)
+        _, group, sizes = np.unique(kept.parent, return_inverse=True, return_counts=True)
+        number = np.empty(len(kept), np.int64)
+        number[np.argsort(group, kind="stable")] = expand(0, sizes)[1]
+        return replace(kept, number=number, total=sizes[group])
+
     def as_parents(self) -> "Instances":
         """Return cells as parents of tiles: every cell lies in itself, and in no layout."""
         return replace(self, cell=np.arange(len(self)), nesting=None)
@@ -231,6 +239,33 @@ def tile(size: int, parents: Instances) -> Instances:
     nesting = None if parents.nesting is None else parents.nesting.take(parent)
     cell = parents.cells[parent]
     return Instances(start, end, number, counts[parent], parent, None, cell, nesting)
+
+
+def unite(parts: list[Instances], names: list[str]) -> Instances:
+    """Return the instances of several segments in the order of their tokens, numbered anew.
+
+    Raises:
+        DatasetError: if two of them share a token.
+    """
+    parts = [part for part in parts if len(part)] or parts[:1]
+    layouts = [None if part.nesting is None else part.nesting.layout for part in parts]
+    if None not in layouts and all(each is layouts[0] for each in layouts):
+        found = join(parts)
+    else:
+        start, end = (
+            np.concatenate([getattr(part, side) for part in parts]) for side in ("start", "end")
+        )
+        order = np.lexsort((end, start))
+        found = Instances.of(start[order], end[order])
+    filled = found.filled()
+    shared = np.flatnonzero(filled.start[1:] < filled.end[:-1])
+    if len(shared):
+        shown, at = " or ".join(names), int(filled.start[shared[0] + 1])
+        raise DatasetError(
+            f"token {at} lies in two instances of `{shown}`; expected segments without common "
+            f"tokens, where numbers, borders or `per` need single instances"
+        )
+    return Instances.of(found.start, found.end, found.nesting)
 
 
 def join(parts: list[Instances]) -> Instances:

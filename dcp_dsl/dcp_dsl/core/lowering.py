@@ -13,6 +13,7 @@ from operator import and_, or_
 import numpy as np
 
 from dcp_dsl.arrays import Ints, expand
+from dcp_dsl.core.distances import by_distance
 from dcp_dsl.core.frame import STEPS_PER_NODE, Frame
 from dcp_dsl.core.instances import Instances, Tree
 from dcp_dsl.elaboration import nodes
@@ -353,6 +354,14 @@ class Lowering:
             NotSeparable: if the difference has no form that can be solved.
             TooManyPieces: if the answer is too wide.
         """
+        if (runs := by_distance(node, self.frame)) is not None:
+            at = self.frame.position()
+            distance = Term(at, at.scale(-1))
+            bands = [
+                self.compare(distance.shift(-low), ">=") & self.compare(distance.shift(-high), "<")
+                for low, high in runs
+            ]
+            return reduce(or_, bands, Region.empty(self.frame.num_tokens))
         shift = self.common_remainder(node)
         if shift is not None:
             return self.compare_remainder(shift, node.op)

@@ -9,13 +9,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 
+import numpy as np
+from numpy.typing import NDArray
+
 from dcp_dsl.checks.checker import check_expression
 from dcp_dsl.checks.masks import write_out, write_out_segment
 from dcp_dsl.checks.scope import Scope, find_definition, given_arguments, keys_of
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
 from dcp_dsl.elaboration.programs import KeySequence, column_readers, key_columns, laid_statements
-from dcp_dsl.errors import DatasetError, DCPError, list_names
+from dcp_dsl.errors import Budget, DatasetError, DCPError, list_names
 from dcp_dsl.forms.form import Form
 from dcp_dsl.forms.slabs import Slabs
 from dcp_dsl.syntax import ast
@@ -207,6 +210,9 @@ def _canonical(expression: ast.Expr, scope: Scope) -> ast.Expr:
     return ast.Call(expression.name, tuple(arguments))
 
 
+MAX_STEPS = 2**40  # cost of finding documents: no limit that a sample reaches
+
+
 class HeadError(DCPError):
     """A model whose KV heads do not fit the head groups of a stack."""
 
@@ -227,10 +233,14 @@ class HeadMask:
 
 @dataclass(frozen=True, slots=True)
 class StackLayer:
-    """An entry of the cycle: `count` equal layers; without heads they are linear attention."""
+    """An entry of the cycle: `count` equal layers; without heads they are linear attention.
+
+    `documents` are those of linear layers; None for the whole sample.
+    """
 
     count: int
     heads: tuple[HeadMask, ...]
+    documents: nodes.Segment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +286,8 @@ class Stack:
     @property
     def columns(self) -> frozenset[str]:
         """Columns that any of its masks needs."""
-        return frozenset().union(*(mask.columns for mask in self.masks))
+        documents = [layer.documents for layer in self.layers if layer.documents is not None]
+        return _columns(*documents).union(*(mask.columns for mask in self.masks))
 
     def cycle(self) -> tuple[int, ...]:
         """Return for each layer of the cycle the number of its mask among `masks`; -1 for linear.
@@ -341,6 +352,41 @@ class Stack:
             )
         return tuple(_runs([mask for mask in owner if mask is not None]))
 
+    def cu_seqlens(self, layer: int, sample: Sample) -> NDArray[np.int32]:
+        """Return where the state of a linear layer begins anew, as kernels of such layers take it.
+
+        Args:
+            layer: from 0; the cycle repeats.
+            sample: of n tokens, with the columns of the stack.
+
+        Returns:
+            int32 ``[S + 1]``, rising from 0 to n: the borders of the layer's documents. Tokens
+            between documents are a sequence of their own.
+
+        Raises:
+            HeadError: if the layer has masks.
+            DatasetError: if the sample does not fit the documents.
+
+        >>> from dcp_dsl import Spec
+        >>> text = "segment doc = [lens]*  stack s = linear per doc, causal per doc"
+        >>> Spec.from_text(text).stack("s").cu_seqlens(0, Sample({"lens": [2, 3]}, 5)).tolist()
+        [0, 2, 5]
+        """
+        from dcp_dsl.core.frame import Frame  # loaded on first use, as in `Mask.compile`
+
+        entry = self.layer(layer)
+        if entry.heads:
+            raise HeadError(
+                f"stack `{self.name}`: layer {layer} has a mask; expected a linear layer, whose "
+                "state begins anew somewhere"
+            )
+        borders = np.array([0, sample.length])
+        if entry.documents is not None and sample.length:
+            frame = Frame.of(sample.length, sample.columns, Budget(MAX_STEPS))
+            own = frame.cells_of(entry.documents)
+            borders = np.concatenate([borders, own.start, own.end])
+        return np.unique(borders).astype(np.int32)
+
     def layers_of(self, mask: Mask, num_layers: int) -> tuple[int, ...]:
         """Return the layers of a model in which any head uses a mask (one of `masks`)."""
         return tuple(
@@ -373,4 +419,6 @@ def _layer(layer: ast.Layer, scope: Scope) -> StackLayer:
         HeadMask(build_mask(group.value, scope, scope.program), group.first, group.last)
         for group in layer.heads
     ]
-    return StackLayer(layer.count, tuple(heads))
+    documents = layer.documents
+    segment = None if documents is None else write_out_segment(documents.text, scope)
+    return StackLayer(layer.count, tuple(heads), segment)

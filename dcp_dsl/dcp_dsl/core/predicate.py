@@ -167,6 +167,8 @@ class Predicate:
                 # a divisor of the same value for all pairs must be at least 1, here as in `Frame`
                 if op in ("//", "%") and nodes.is_fixed(right):
                     self.frame.divisor(right)
+                if op in ("exp2", "log2") and nodes.is_fixed(left):
+                    self.frame.constant(node)
                 a, b = self.number(left), self.number(right)
                 return lambda grid: a(grid).combine(op, b(grid))
             case nodes.Outside(levels, inner):

@@ -15,7 +15,7 @@ from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import SpecError, make_diagnostic
 
 Side: TypeAlias = Literal["q", "k"]
-Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max"]
+Operation: TypeAlias = Literal["+", "-", "*", "//", "%", "min", "max", "exp2", "log2"]
 Fact: TypeAlias = Literal[
     "number", "start", "end", "len", "pos", "count", "path", "rank", "last_rank"
 ]
@@ -108,7 +108,10 @@ class Lookup(Node):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arithmetic(Node):
-    """``left op right``, the smaller or the larger of both."""
+    """``left op right``, the smaller or the larger of both.
+
+    `exp2` and `log2` are functions of the left number, which stands on both sides.
+    """
 
     op: Operation
     left: "Number"
@@ -132,6 +135,16 @@ class Free(Node):
 
 
 Number: TypeAlias = Const | Pos | Length | Count | RowColumn | Lookup | Arithmetic | Outside | Free
+
+
+MAX_EXPONENT = 30  # of `exp2`: a product of two stays within int64
+
+
+def power(op: Operation, value: int) -> int | None:
+    """Return ``exp2(value)`` or ``log2(value)``; None where it is undefined."""
+    if op == "exp2":
+        return 2**value if 0 <= value <= MAX_EXPONENT else None
+    return value.bit_length() - 1 if value >= 1 else None
 
 
 def negated(number: Number) -> Number:
@@ -261,7 +274,29 @@ class Chosen(Node):
     count: Number
 
 
-Segment: TypeAlias = Laid | Tiles | Chosen
+@dataclass(frozen=True, slots=True, eq=False)
+class Filtered(Node):
+    """The instances of a segment in the whole sample whose columns fulfil a condition.
+
+    The condition reads columns of the segment at the position of the key. Instances are numbered
+    anew within their parents.
+    """
+
+    segment: "Segment"
+    condition: "Mask"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Union(Node):
+    """The instances of several segments, in the order of their tokens, of which they share none.
+
+    They are numbered in the whole sample.
+    """
+
+    segments: tuple["Segment", ...]
+
+
+Segment: TypeAlias = Laid | Tiles | Chosen | Filtered | Union
 
 
 def children(node: Node) -> tuple[Node, ...]:
@@ -283,11 +318,23 @@ def children(node: Node) -> tuple[Node, ...]:
             return items
         case Per(segment, body):
             return body, segment
+        case Tiles() | Chosen() | Filtered() | Union():
+            return _made_of(node)
+    return ()
+
+
+def _made_of(segment: Tiles | Chosen | Filtered | Union) -> tuple[Node, ...]:
+    match segment:
         case Tiles(size, parent):
             return (size,) if parent is None else (size, parent)
-        case Chosen(_, segment, count):
-            return segment, count
-    return ()
+        case Chosen(_, inner, count):
+            return inner, count
+        case Filtered(inner, condition):
+            # only what the condition reads: its positions are none of the mask
+            columns = (n for n in walk(condition) if isinstance(n, TokenColumn | RowColumn))
+            return inner, *columns
+        case Union(segments):
+            return segments
 
 
 def walk(*roots: Node) -> Iterator[Node]:
@@ -312,6 +359,20 @@ def all_of(items: Sequence[Mask], place: Place) -> Mask:
 def any_of(items: Sequence[Mask], place: Place) -> Mask:
     """Return the pairs that any of some masks shows."""
     return items[0] if len(items) == 1 else Or(tuple(items), place=place)
+
+
+def within(segment: Segment, at: Number, place: Place) -> Mask:
+    """Return whether the token at a position lies in a segment."""
+    return any_of([Within(part, at, place=place) for part in _parts(segment)], place)
+
+
+def same(segment: Segment, place: Place) -> Mask:
+    """Return whether query and key lie in one instance of a segment."""
+    return any_of([Same(part, place=place) for part in _parts(segment)], place)
+
+
+def _parts(segment: Segment) -> tuple[Segment, ...]:
+    return segment.segments if isinstance(segment, Union) else (segment,)
 
 
 def is_fixed(number: Number) -> bool:

@@ -111,6 +111,11 @@ class _Facts:
                 self.note(column, side, f"token column `{name}`", place)
             case nodes.TokenColumn(segment=nodes.Node() as segment) | nodes.Chosen(_, segment):
                 self.belongs(segment, side, place)
+            case nodes.Filtered(segment):
+                self.belongs(segment, side, place)
+            case nodes.Union(segments):
+                for each in segments:
+                    self.belongs(each, side, place)
             case nodes.Tiles(_, parent) if parent is not None:
                 self.belongs(parent, side, place)
             case nodes.Tiles():
@@ -148,8 +153,10 @@ def _is_layout(segment: nodes.Segment) -> bool:
     match segment:
         case nodes.Laid(statement):
             return isinstance(statement.source, ast.Layout)
-        case nodes.Chosen(_, inner):
+        case nodes.Chosen(_, inner) | nodes.Filtered(inner):
             return _is_layout(inner)
+        case nodes.Union(segments):
+            return all(map(_is_layout, segments))
         case nodes.Tiles(_, parent):
             return parent is not None and _is_layout(parent)
 
@@ -157,6 +164,8 @@ def _is_layout(segment: nodes.Segment) -> bool:
 def _places(number: nodes.Number) -> set[nodes.Side]:
     """Return the sides whose positions a number is computed from; borders are positions."""
     match number:
+        case nodes.Arithmetic("*" | "//" | "%" | "exp2" | "log2"):  # no place any more
+            return set()
         case nodes.Pos(side):
             return {side}
         case nodes.Lookup(_, "start" | "end", at):
@@ -306,6 +315,15 @@ class _Substitution:
         return result
 
 
+def condition_at(node: nodes.Filtered, side: nodes.Side) -> nodes.Mask:
+    """Return the condition of a filtered segment for the instance of a token."""
+    reads = [each for each in nodes.walk(node.condition) if isinstance(each, nodes.Pos)]
+    moved: dict[tuple[nodes.Node, int], nodes.Node] = {
+        (at, 0): nodes.Pos(side, place=at.place) for at in reads
+    }
+    return cast("nodes.Mask", _Substitution({}, moved).put(node.condition, 0))
+
+
 def _outside(levels: int, node: nodes.Node) -> nodes.Node:
     """Return a number of a frame so many levels further out.
 
@@ -392,7 +410,8 @@ def show_number(node: nodes.Number, level: int = 0) -> str:
             # Operators group from the left, so the right side binds more tightly.
             text = f"{show_number(left, tight)} {op} {show_number(right, tight + 1)}"
             return f"({text})" if tight < level else text
-    return f"{node.op}({show_number(node.left)}, {show_number(node.right)})"
+    numbers = (node.left,) if node.op in ("exp2", "log2") else (node.left, node.right)
+    return f"{node.op}({', '.join(map(show_number, numbers))})"
 
 
 def show_segment(node: nodes.Segment | nodes.TokenColumn) -> str:
@@ -409,3 +428,8 @@ def show_segment(node: nodes.Segment | nodes.TokenColumn) -> str:
         case nodes.Chosen(is_first, segment, count):
             word = "first" if is_first else "last"
             return f"{word}({show_segment(segment)}, {show_number(count)})"
+        case nodes.Filtered(segment, condition):
+            kept = " ".join(line.strip() for line in show_mask(condition).splitlines())
+            return f"filter({show_segment(segment)}, {kept})"
+        case nodes.Union(segments):
+            return f"union({', '.join(map(show_segment, segments))})"

@@ -20,6 +20,7 @@ CompletionKind: TypeAlias = Literal[
 _WORD_KINDS: dict[Role, CompletionKind] = {
     "function": "function", "source": "function", "type": "type",
 }  # fmt: skip
+_CONDITION = 32  # tokens of a condition that are looked back over
 _ATTRIBUTES = {
     "start": "first token of the instance",
     "end": "one behind its last token",
@@ -98,7 +99,13 @@ def _wants_segment(last: list[str]) -> bool:
 def _continue(document: Document, before: list[RawToken]) -> Iterator[Proposal]:
     """Propose words that continue a statement."""
     scope, statement = document.scope, _statement(before)
+    words = [token.text for token in before]
+    yield from (Proposal(name, "parameter", "constant") for name in scope.constants)
+    if statement == "segment" and "where" in words[-_CONDITION:]:
+        base = len(words) - 1 - words[::-1].index("where") - 1
+        yield from _token_columns(words[base], scope)
     if statement == "segment":
+        yield from _segments(scope)
         yield from _words("source")
         yield Proposal("every", "keyword", "fixed tiles")
         return

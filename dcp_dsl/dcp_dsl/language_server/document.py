@@ -193,7 +193,8 @@ def find_name(document: Document, name: str) -> Definition | None:
     mask = scope.find_mask(name) or scope.find_stack(name)
     if mask is not None:
         return _in_file(document, mask[0], mask[0].name.span, mask[1])
-    for known in (scope.samples, scope.segments, scope.tokens):
+    lets = {s.name.text: s for s in scope.program.statements if isinstance(s, ast.Let)}
+    for known in (lets, scope.samples, scope.segments, scope.tokens):
         if (statement := known.get(name)) is not None:
             place = next(i for i in defined_names(statement) if i.text == name)
             return _in_file(document, statement, place.span, _owner(statement, scope))
@@ -207,7 +208,7 @@ def _owner(statement: ast.Statement, scope: Scope) -> Scope:
 
 
 def _in_file(document: Document, node: ast.Node, span: Span, scope: Scope) -> Definition:
-    if scope.program is document.parsed.program:
+    if scope is document.scope:
         return Definition(None, document.text, span, node, scope)
     # The library is named `<library>/causal.dcpm` in messages; an editor needs the file itself.
     name = scope.program.name

@@ -10,7 +10,7 @@ from dcp_dsl.errors import DCPError
 from dcp_dsl.language_server.document import Document
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.tokens import RESERVED
-from dcp_dsl.syntax.trees import column_name, walk
+from dcp_dsl.syntax.trees import column_name, named_segments, walk
 
 Space: TypeAlias = Literal["statement", "sample", "column", "local"]
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -178,6 +178,9 @@ class _NameCollector:
                     self.column(column)
                 if segment is not None:
                     self.use(segment, {})
+            case ast.Let(name=name, value=value):
+                self.define(name)
+                self.expression(value, {})
             case ast.StackDef(name=name, layers=layers):
                 self.define(name)
                 self.expression(layers, {})
@@ -192,13 +195,15 @@ class _NameCollector:
                 for name in part_names(parts):
                     self.define(name)
                 for node in walk(parts):  # lengths, and the columns behind `from`
-                    if isinstance(node, ast.Name) and node.text != "len":
+                    if isinstance(node, ast.Name) and node.text in self.scope.constants:
+                        self.use(node, {})
+                    elif isinstance(node, ast.Name) and node.text != "len":
                         self.column(node)
             case ast.Columns(column=column, names=names):
                 self.column(column)
                 for name in names:
                     self.define(name)
-            case ast.Every():
+            case ast.Every() | ast.Filter() | ast.Union():
                 self.expression(source, {})
 
     def mask(self, mask: ast.MaskDef) -> None:
@@ -245,10 +250,9 @@ class _NameCollector:
                 case ast.Attribute(value=value, name=name):
                     if self.is_place(value, names) or self.is_column(name.text):
                         self.use(name, names)
-                case ast.Per(segment=name) | ast.Every(parent=ast.Ident() as name):
-                    self.use(name, names)
-                case ast.Rule(subject=name) | ast.Target(name=name):
-                    self.use(name, names)
+                case _:
+                    for name in named_segments(node):
+                        self.use(name, names)
 
     def is_place(self, value: ast.Expr | ast.Every, names: _Names) -> bool:
         """Return whether a value with an attribute is a position, not an instance or a segment."""
@@ -315,7 +319,7 @@ def _by_word(name: str, scope: Scope) -> str:
     """Return the kind of a name outside of masks; empty for words and for unknown names."""
     if name in scope.segments:
         return "class"
-    if name in scope.tokens:
+    if name in scope.tokens or name in scope.constants:
         return "property"
     if scope.find_stack(name) is not None:
         return "struct"

@@ -20,6 +20,7 @@ from dcp_dsl.proof.worlds import (
     Var,
     add_ranges,
     all_of,
+    any_of,
     negate,
     scale_range,
 )
@@ -286,6 +287,19 @@ class View:
         same = all_of([self.same, *inside.values()])
         return replace(self, key=key, inside=inside, same=same, numbers=numbers)
 
+    def filter(self, what: str, holds: Mapping[TokenRef, Formula], facts: Facts) -> "View":
+        """Return the instances that fulfil a condition, numbered anew within their parents."""
+        inside = {place: all_of([own, holds[place]]) for place, own in self.inside.items()}
+        key = ("filtered", self.key, what)
+        # Two of one parent have different numbers, which rise with their tokens.
+        step = 1 if self.parent and self.same is False else None
+        at = {place: shared_place(facts) if self.same is True else place for place in inside}
+        numbers = {
+            place: facts.add(("number", key), at[place], _COUNT, step=step) for place in inside
+        }
+        same = all_of([self.same, *holds.values()])
+        return replace(self, key=key, inside=inside, same=same, numbers=numbers)
+
 
 def shared_place(facts: Facts) -> TokenRef:
     """Return the place of a fact that both tokens share."""
@@ -342,6 +356,16 @@ def view_columns(key: Hashable, position: Family, facts: Facts) -> View:
     both = all_of(inside.values())
     same = both if len(tokens) == 1 else all_of([both, Var(("same", key))])
     return View(key, inside, same, numbers, False, position)
+
+
+def view_union(views: Sequence[View], facts: Facts) -> View:
+    """View the instances of several segments, which share no token."""
+    tokens = tokens_of(facts)
+    key = ("union", *(view.key for view in views))
+    inside = {place: any_of(view.inside[place] for view in views) for place in tokens}
+    numbers = {place: facts.add(("number", key), place, _COUNT) for place in tokens}
+    same = any_of(view.same for view in views)
+    return View(key, inside, same, numbers, True, views[0].position)
 
 
 def divide(value: Sum, by: Sum, facts: Facts) -> Sum:

@@ -14,6 +14,7 @@ from math import ceil
 from typing import Any, TypeVar
 
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import condition_at, show_mask
 from dcp_dsl.errors import Budget, OverBudget
 from dcp_dsl.proof.numbers import (
     Facts,
@@ -21,9 +22,11 @@ from dcp_dsl.proof.numbers import (
     TokenRef,
     View,
     divide,
+    tokens_of,
     view_columns,
     view_layout,
     view_tiles,
+    view_union,
 )
 from dcp_dsl.proof.worlds import (
     INFINITE,
@@ -173,6 +176,11 @@ class Evaluation:
                 result = self.arithmetic(op, a.value, b.value)
                 defined = [a.is_defined, b.is_defined]
                 # Dividing by 0 is undefined, not an error, so a comparison with it is false.
+                if op in ("exp2", "log2"):
+                    least = 0 if op == "exp2" else 1
+                    defined.append(self.facts.compare(a.value, ">=", Sum((), least)))
+                if op == "exp2":
+                    defined.append(self.facts.compare(a.value, "<=", Sum((), nodes.MAX_EXPONENT)))
                 if op in ("//", "%") and _may_be_zero(right):
                     defined.append(self.facts.compare(b.value, "!=", Sum((), 0)))
                 return PartialNumber(result, all_of(defined))
@@ -212,7 +220,7 @@ class Evaluation:
         match op:
             case "+" | "-":
                 return a.plus(b, 1 if op == "+" else -1)
-            case "min" | "max":
+            case "min" | "max" | "exp2" | "log2":
                 return self.extreme(op, a, b)
             case "//":
                 return divide(a, b, self.facts)
@@ -230,7 +238,11 @@ class Evaluation:
         return self.facts.opaque(op, (a, b), values)
 
     def extreme(self, op: nodes.Operation, a: Sum, b: Sum) -> Sum:
-        """Return the smaller or the larger of two sums: one of them, if their order is known."""
+        """Return the smaller or the larger of two sums; or the power or logarithm of the first."""
+        if op in ("exp2", "log2"):
+            most = 2**nodes.MAX_EXPONENT if op == "exp2" else INFINITE
+            least, is_rising = 1 if op == "exp2" else 0, self.facts.is_rising(a)
+            return self.facts.opaque(op, (a,), (least, most), is_rising=is_rising)
         low, high = self.facts.range_of(a.plus(b, -1))
         if low >= 0 or high <= 0:
             return a if (low >= 0) == (op == "max") else b
@@ -252,8 +264,9 @@ class Evaluation:
         """Evaluate a token column, or a fact about a token's instance."""
         if isinstance(table, nodes.TokenColumn):
             found = self.facts.add(("token", table.column, table.size is None), place)
-            is_defined = table.segment is None or Var((table, place, self.frame))
-            return PartialNumber(found, is_defined)
+            # an instance has a value, and nothing outside
+            is_inside = True if table.segment is None else self.view(table.segment).inside[place]
+            return PartialNumber(found, is_inside)
         if fact == "path":
             assert isinstance(table, nodes.Laid), "checked: a layout has paths"
             family = ("path", self.world.layouts[id(table.statement)], self.frame)
@@ -294,6 +307,11 @@ class Evaluation:
                 around = None if parent is None else self.view(parent)
                 key = ("tiles", tokens, None if around is None else around.key, self.frame)
                 return view_tiles(key, tokens, around, position, self.facts)
+            case nodes.Filtered(segment, condition):
+                holds = {p: self.condition(node, p) for p in tokens_of(self.facts)}
+                return self.view(segment).filter(show_mask(condition), holds, self.facts)
+            case nodes.Union(segments):
+                return view_union([self.view(each) for each in segments], self.facts)
             case nodes.Laid(statement, name) if isinstance(statement.source, ast.Columns):
                 key = ("columns", id(statement), name, self.frame)
                 return view_columns(key, position, self.facts)
@@ -302,6 +320,11 @@ class Evaluation:
                 key = ("layout", self.world.layouts[id(statement)], name, self.frame)
                 level = find_level(statement, name)
                 return view_layout(key, level, placing, position, self.facts)
+
+    def condition(self, node: nodes.Filtered, place: TokenRef) -> Formula:
+        """Return whether the instance of a token fulfils the condition of a filtered segment."""
+        # a condition is decided in the whole sample, and its columns have no coordinates
+        return replace(self, frame=()).mask(condition_at(node, "q" if place == "q" else "k"))
 
 
 def _may_be_zero(divisor: nodes.Number) -> bool:

@@ -250,7 +250,22 @@ class Columns(Node):
     names: tuple[Ident, ...]  # of ids alone: the first one has the id 0
 
 
-SegmentSource: TypeAlias = Layout | Every | Columns
+@dataclass(frozen=True, slots=True)
+class Filter(Node):
+    """``base where condition``: the instances of a segment whose columns fulfil a condition."""
+
+    base: Ident
+    condition: "Expr"
+
+
+@dataclass(frozen=True, slots=True)
+class Union(Node):
+    """``a or b``: the instances of several segments."""
+
+    bases: tuple[Ident, ...]
+
+
+SegmentSource: TypeAlias = Layout | Every | Columns | Filter | Union
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,6 +274,14 @@ class Segment(Node):
 
     name: Ident
     source: SegmentSource
+
+
+@dataclass(frozen=True, slots=True)
+class Let(Node):
+    """``let name = value``: a constant of the text."""
+
+    name: Ident
+    value: Expr
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,16 +360,20 @@ class HeadGroup(Node):
 
 @dataclass(frozen=True, slots=True)
 class Layer(Node):
-    """``count of mask``, ``heads {...}``, or ``linear`` without either: one entry of a cycle."""
+    """``count of mask``, ``heads {...}``, or ``linear`` without either: one entry of a cycle.
+
+    `documents`: the segment of ``linear per segment``.
+    """
 
     count: int
     value: Expr | None
     heads: tuple[HeadGroup, ...]
+    documents: Ident | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StackDef(Node):
-    """``stack name = layer, layer``."""
+    """``stack name = layer, layer``; ``2 of (a, b)`` is four layers here."""
 
     name: Ident
     layers: tuple[Layer, ...]
@@ -415,7 +442,7 @@ class Version(Node):
 
 
 Statement: TypeAlias = (
-    Version | Import | Segment | Token | MaskDef | StackDef | SampleDef | Check | Attach
+    Version | Import | Let | Segment | Token | MaskDef | StackDef | SampleDef | Check | Attach
 )
 
 

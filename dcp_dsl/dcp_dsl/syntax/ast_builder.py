@@ -7,6 +7,7 @@ thousands of nested brackets do not overflow the call stack of Python.
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from operator import attrgetter
 from typing import Any, TypeAlias, TypeGuard
 
@@ -16,6 +17,7 @@ from dcp_dsl.syntax.ast import Span
 from dcp_dsl.syntax.trees import rewritten
 
 MAX_NUMBER = 2**40  # a million times a million tokens, and far from the borders of int64
+MAX_LAYERS = 2**10  # entries of a stack, groups written out
 MAX_QUOTED = 128  # characters of a name in quotes
 MAX_DEPTH = 64  # levels of one statement; everything behind the parser may recurse
 COLUMN_KINDS = ("spans", "ids", "flags", "positions")
@@ -215,9 +217,29 @@ def _bind(children: Sequence[Built], span: Span) -> ast.Binding:
 
 def _layer(children: Sequence[Built], span: Span) -> ast.Layer:
     count, value = children
-    is_heads = isinstance(value, tuple)  # an expression is a node, `linear` is None
     repeat = 1 if count is None else integer(count)
-    return ast.Layer(repeat, None if is_heads else value, value if is_heads else (), span=span)
+    match value:
+        case tuple():
+            return ast.Layer(repeat, None, value, span=span)
+        case None | ast.Ident():  # linear
+            return ast.Layer(repeat, None, (), value, span=span)
+    return ast.Layer(repeat, value, (), span=span)
+
+
+def _layers(children: Sequence[Built], span: Span) -> tuple[ast.Layer, ...]:
+    count, *items = children
+    whole = _flat_layers(items) * min(integer(count), MAX_LAYERS + 1)
+    if not 0 < len(whole) <= MAX_LAYERS:
+        raise BuildError(
+            "E111", f"this makes {len(whole) or 'no'} entries of a stack; expected 1 to "
+            f"{MAX_LAYERS:_}", span, "a stack repeats by itself: name one cycle",
+        )  # fmt: skip
+    return whole
+
+
+def _flat_layers(items: Sequence[Built]) -> tuple[ast.Layer, ...]:
+    """Write repeated groups of layers out."""
+    return tuple(chain.from_iterable(i if isinstance(i, tuple) else (i,) for i in items))
 
 
 _RULES: Mapping[str, Builder] = {
@@ -245,8 +267,10 @@ _RULES: Mapping[str, Builder] = {
     "paren": lambda children, span: replace(children[0], span=span),
     "true_": _node(ast.Bool, value=True),
     "false_": _node(ast.Bool, value=False),
-    "rules": _node(ast.Rules, has_list=True),
-    "rule": _node(ast.Rule, _ident, has_list=True),
+    "rules": lambda children, span: ast.Rules(tuple(chain.from_iterable(children)), span=span),
+    "rule": lambda children, span: tuple(  # `a, b see ...` is a rule for each
+        ast.Rule(subject, tuple(children[1:]), span=span) for subject in children[0]
+    ),
     "target": _target,
     "causally": _nothing,
     "within": _first,
@@ -257,6 +281,7 @@ _RULES: Mapping[str, Builder] = {
     "import_statement": lambda children, span: ast.Import(
         tuple(map(_ident, children[:-1])), _string(children[-1]), span=span
     ),
+    "let": _node(ast.Let, _ident, _same),
     "segment": _node(ast.Segment, _ident, _same),
     "layout": _node(ast.Layout, has_list=True),
     "leaf": _part(ast.Leaf, _length),
@@ -264,6 +289,8 @@ _RULES: Mapping[str, Builder] = {
     "rest": _nothing,
     "every": _node(ast.Every, _same, _ident),
     "columns": _columns,
+    "filter": _node(ast.Filter, _ident, _same),
+    "union": lambda children, span: ast.Union(tuple(map(_ident, children)), span=span),
     "names": lambda children, _: tuple(map(_ident, children)),
     "token": _token,
     "column": _token,
@@ -276,10 +303,13 @@ _RULES: Mapping[str, Builder] = {
     "bind_segment": _bind,
     "bind_value": _bind,
     "bind_function": _bind,
-    "stack": _node(ast.StackDef, _ident, has_list=True),
+    "stack": lambda children, span: ast.StackDef(
+        _ident(children[0]), _flat_layers(children[1:]), span=span
+    ),
     "layer": _layer,
+    "layers": _layers,
     "heads": _tuple,
-    "linear": _nothing,
+    "linear": lambda children, _: _ident(children[0]),
     "head_group": lambda children, span: ast.HeadGroup(
         children[0][0], children[0][1], children[1], span=span
     ),

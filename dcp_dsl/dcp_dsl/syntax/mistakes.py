@@ -77,8 +77,8 @@ MISTAKES: tuple[Mistake, ...] = (
         ("mask a = {}", "mask a = { b }", "mask a = { b self }", "mask a = { sees b }",
          "mask a = { b sees }", "mask a = { b sees c, }", "mask a = { b and c }",
          "mask a = { b sees c, 3 }", "mask a = { 3 sees b }", "mask a = { b sees 3 }",
-         "mask a = { b sees c within }", "mask a = { b = c }", "mask a = { b, c sees d }",
-         "mask a = { b sees c and d }"),
+         "mask a = { b sees c within }", "mask a = { b = c }", "mask a = { b, sees d }",
+         "mask a = { b, 3 see d }", "mask a = { b sees c and d }"),
     ),
     Mistake(
         "E011", "a segment needs a source",

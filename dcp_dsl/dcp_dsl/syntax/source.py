@@ -101,7 +101,7 @@ _OPERATORS = {
 }  # fmt: skip
 _WORD_OPERATORS = {
     "and", "or", "not", "minus", "in", "where", "use", "every", "within", "implies", "equals",
-    "check", "of", "per", "sees", "on", "branch",
+    "check", "of", "per", "sees", "see", "on", "branch",
 }  # fmt: skip
 
 
@@ -159,7 +159,7 @@ class _Lines:
         self.text += self._shown(token)
         if token.text in ("(", "[", "{"):
             self.depth += 1
-        if is_start:
+        if is_start or token.text == "where":
             self.in_layout = token.text == "segment"
         self.before, self.previous = self.previous, token
 

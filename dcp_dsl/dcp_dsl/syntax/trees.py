@@ -89,14 +89,22 @@ def mentioned_names(node: object) -> Iterator[tuple[str, bool]]:
                 yield name.text, False
             case ast.Attribute(_, name):
                 yield name.text, True
-            case ast.Per(_, segment):
-                yield segment.text, False
-            case ast.Every(_, parent) if parent is not None:
-                yield parent.text, False
-            case ast.Rule(subject):
-                yield subject.text, False
-            case ast.Target(name):
-                yield name.text, False
+            case _:
+                yield from ((name.text, False) for name in named_segments(inner))
+
+
+def named_segments(node: object) -> tuple[ast.Ident, ...]:
+    """Return the segments that a node itself names as bare words."""
+    match node:
+        case (
+            ast.Per(segment=name) | ast.Filter(base=name) | ast.Every(parent=ast.Ident() as name)
+            | ast.Rule(subject=name) | ast.Target(name=name)
+            | ast.Layer(documents=ast.Ident() as name)
+        ):  # fmt: skip
+            return (name,)
+        case ast.Union(bases):
+            return bases
+    return ()
 
 
 T = TypeVar("T")

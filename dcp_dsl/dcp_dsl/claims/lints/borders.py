@@ -71,6 +71,7 @@ def crossed_borders(stack: ast.StackDef, testing: Testing) -> None:
     O(different masks² * borders) proofs; a stack has few different masks.
     """
     values = {unparse(value): value for value in used_masks(stack, testing.scope)}
+    values |= _linear(stack)
     masks = {call: on_keys(read_mask(value, testing.scope)) for call, value in values.items()}
     borders = {call: _borders(mask, testing) for call, mask in masks.items() if mask.keys is None}
     if not any(borders.values()):
@@ -90,11 +91,41 @@ def crossed_borders(stack: ast.StackDef, testing: Testing) -> None:
                     "W211",
                     f"a layer with `{call}` sees across borders that `{other}` keeps: "
                     f"{tried.failure.described()}",
-                    values[call].span, advise(values[call], masks[call], border, testing),
+                    values[call].span,
+                    _advise_linear(border) if call in _linear(stack)
+                    else advise(values[call], masks[call], border, testing),
                 )  # fmt: skip
                 break
     outcome: Outcome = "failed" if has_failed else "proved" if is_proved else "tested"
     testing.decide(what, outcome, stack.name.span, samples)
+
+
+def _linear(stack: ast.StackDef) -> dict[str, ast.Expr]:
+    """Return what linear layers mix, as masks by the words of the layers."""
+    found: dict[str, ast.Expr] = {}
+    for layer in stack.layers:
+        if layer.value is None and not layer.heads:
+            names = ast.Name("k"), ast.Name("q")
+            earlier = ast.Compare(names, ("<=",), span=layer.span)
+            if (own := layer.documents) is None:
+                found["linear"] = earlier
+            else:
+                found[f"linear per {own.text}"] = ast.Per(earlier, own, span=layer.span)
+    return found
+
+
+def _advise_linear(border: nodes.Mask) -> str:
+    """Return how a linear layer keeps a border that a mask keeps."""
+    match border:
+        case nodes.Same(nodes.Laid(_, name)):
+            return (
+                f"write `linear per {name}` and give the layer `stack.cu_seqlens(layer, sample)`, "
+                "so that its state begins anew in each"
+            )
+    return (
+        "the state of a linear layer cannot fork: give each path a row of its own, or a stack "
+        "without linear layers"
+    )
 
 
 def _borders(mask: Mask, testing: Testing) -> list[nodes.Mask]:

@@ -18,7 +18,10 @@ from dcp_dsl.core.mask import Mask
 from dcp_dsl.core.per_token import first_pair, token_paths
 from dcp_dsl.core.sample import Sample
 from dcp_dsl.elaboration import nodes
+from dcp_dsl.elaboration.programs import has_branches
 from dcp_dsl.proof.proving import never
+from dcp_dsl.syntax import ast
+from dcp_dsl.syntax.trees import walk_parts
 
 
 def other_branches(subject: Subject, testing: Testing) -> None:
@@ -32,7 +35,7 @@ def other_branches(subject: Subject, testing: Testing) -> None:
     trees = _layouts_of_paths(core)
     if not trees:
         return
-    off_path = nodes.And((core, *(nodes.Not(nodes.Along(tree)) for tree in trees)))
+    off_path = nodes.And((core, *(nodes.Not(near) for tree in trees for near in _on_path(tree))))
     if read_decorators(definition_of(subject))[0]:
         off_path = nodes.And((off_path, nodes.Not(nodes.AHEAD)))
         if len(trees) == 1 and never(off_path, budget=testing.proofs):
@@ -53,6 +56,23 @@ def other_branches(subject: Subject, testing: Testing) -> None:
     )  # fmt: skip
     leak = replace(subject.mask, core=off_path)
     conclude(claim, search(leak, claim.find, testing), subject, testing)
+
+
+def _on_path(tree: nodes.Laid) -> list[nodes.Mask]:
+    """Return relations whose keys lie on every path of the query: before it, or in its branch.
+
+    A later token of the same part lies there if nothing branches inside the part.
+    """
+    layout = tree.statement.source
+    assert isinstance(layout, ast.Layout), "only layouts have branches"
+    straight = [
+        part.name.text
+        for part, *_ in walk_parts(layout.parts)
+        if part.name is not None
+        and (isinstance(part, ast.Leaf) or not has_branches(ast.Layout(part.parts)))
+    ]
+    same = [nodes.Same(nodes.Laid(tree.statement, name)) for name in straight]
+    return [nodes.Along(tree), *(nodes.And((nodes.AHEAD, each)) for each in same)]
 
 
 def rows_of_documents(subject: Subject, testing: Testing) -> None:

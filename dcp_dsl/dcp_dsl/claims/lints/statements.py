@@ -64,7 +64,9 @@ def _used_names(scope: Scope) -> set[str] | None:
     for statement in scope.program.statements:
         if isinstance(statement, users):
             used.update(name for name, _ in mentioned_names(statement))
-        if isinstance(statement, ast.Segment) and isinstance(statement.source, ast.Every):
+        if isinstance(statement, ast.Segment) and isinstance(
+            statement.source, ast.Every | ast.Filter | ast.Union
+        ):
             used.update(name for name, _ in mentioned_names(statement.source))
         if isinstance(statement, ast.MaskDef):
             used.update(name.text for d in statement.decorators for name in d.segments)

@@ -76,7 +76,8 @@ def used_masks(statement: ast.Attach | ast.StackDef, scope: Scope) -> list[ast.E
             return [with_columns(statement, scope)]
         case ast.StackDef(layers=layers):
             found = [layer.value for layer in layers if layer.value is not None]
-            return found + [group.value for layer in layers for group in layer.heads]
+            found += [group.value for layer in layers for group in layer.heads]
+            return list({id(value): value for value in found}.values())  # groups repeat
 
 
 def definition_of(subject: Subject) -> tuple[ast.MaskDef, Scope] | None:

@@ -7,6 +7,7 @@ from dcp_dsl.checks.masks import write_out_inside
 from dcp_dsl.checks.scope import keys_of_mask
 from dcp_dsl.claims.lints.subject import is_of_one_sequence
 from dcp_dsl.claims.testing import Testing
+from dcp_dsl.elaboration import nodes
 from dcp_dsl.proof.proving import find_redundant, is_total, never
 from dcp_dsl.syntax import ast
 from dcp_dsl.syntax.diagnostics import Edit, Fix
@@ -101,6 +102,8 @@ def redundant_conditions(mask: ast.MaskDef, testing: Testing) -> None:
             continue
         is_and = isinstance(node, ast.And)
         items = write_out_inside(node.items, mask, testing.scope)
+        if any(isinstance(item, nodes.Segment) for item in items):  # `k in (a or b)`
+            continue
         index = find_redundant(items, testing.proofs, is_and=is_and)
         if index is not None:
             word = "and" if is_and else "or"
