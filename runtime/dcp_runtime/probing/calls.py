@@ -22,17 +22,13 @@ Change: TypeAlias = Callable[[Tensor], Tensor]
 
 @dataclass(eq=False)
 class Call:
-    """A call of a module: positional and named inputs, what it returned, the calls inside.
-
-    `mixes` says whether a token of the output depends on another token of the input.
-    """
+    """A call of a module: positional and named inputs, what it returned, the calls inside."""
 
     name: str
     module: Module
     inputs: Tree
     output: Tree = None
     inside: "list[Call]" = field(default_factory=list)
-    mixes: bool = False
 
     @property
     def words(self) -> str:

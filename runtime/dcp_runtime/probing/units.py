@@ -32,36 +32,32 @@ class Unit(NamedTuple):
 
 def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
     """Return the innermost calls that mix tokens, and those whose own code does, in their order."""
-    _mark(top, tokens, passes)
-    found: list[tuple[Call, list[Call]]] = []
-    for call in (top, *top.descendants()):
-        if call.mixes:
-            mixing = [each for each in call.descendants() if each.mixes]
-            inner = [each for each in mixing if not any(other.mixes for other in each.inside)]
-            cut = [*_embeddings(call, tokens), *inner]
-            if not inner or _mixes(call, cut, tokens, passes):
-                found.append((call, cut))
-    has_lists = any(_entry(call.name) for call, _ in found)
+    cuts: dict[Call, list[Call]] = {}
+    _search(top, tokens, passes, cuts)
+    found = [call for call in (top, *top.descendants()) if call in cuts]
+    has_lists = any(_entry(call.name) for call in found)
     numbers: dict[tuple[str, int], int] = {}
     calls, units = Counter[str](), []
-    for call, cut in found:
+    for call in found:
         entry = _entry(call.name) if has_lists else call.name
         layer = None
         if entry or not has_lists:  # a module that runs again is another layer
             layer = numbers.setdefault((entry, calls[call.name]), len(numbers))
         calls[call.name] += 1
-        units.append(Unit(call, cut, layer))
+        units.append(Unit(call, cuts[call], layer))
     return units
 
 
-def _mark(call: Call, tokens: int, passes: Counter[str]) -> None:
-    """Mark the innermost calls that mix tokens, and all calls around them."""
-    for each in call.inside:
-        _mark(each, tokens, passes)
-    call.mixes = any(each.mixes for each in call.inside) or (
-        not isinstance(call.module, _PASSED_BY)
-        and _mixes(call, _embeddings(call, tokens), tokens, passes)
-    )
+def _search(
+    call: Call, tokens: int, passes: Counter[str], cuts: dict[Call, list[Call]]
+) -> list[Call]:
+    """Note calls that mix tokens, with the calls to cut inside; return the outermost of them."""
+    inner = [unit for each in call.inside for unit in _search(each, tokens, passes, cuts)]
+    cut = [*_embeddings(call, tokens), *inner]
+    if not isinstance(call.module, _PASSED_BY) and _mixes(call, cut, tokens, passes):
+        cuts[call] = cut
+        return [call]
+    return inner
 
 
 def _mixes(call: Call, cut: Sequence[Call], tokens: int, passes: Counter[str]) -> bool:
