@@ -26,7 +26,7 @@ from dcp_runtime.probing.units import Unit, find_units
 Batch: TypeAlias = Tensor | tuple[Any, ...] | dict[str, Any]  # Any: whatever a model takes
 Written: TypeAlias = Mask | Stack | Bools | Sequence[Bools | None]
 
-DRAWS = 3
+DRAWS = 8
 """A pair is hidden if so many draws of random inputs, too, do not show it."""
 
 MOST_TOLD = 8
@@ -263,14 +263,11 @@ def _expected(cycle: list[_Expected], unit: Unit, layers: int) -> _Expected:
 def _judge(unit: Unit, expected: _Expected, passes: Counter[str]) -> LayerProbe:
     words, least, most = expected
     off, tokens = ~np.eye(len(most), dtype=bool), len(most)
-    reach = Reach(unit.call, tokens, passes, unit.cut)
-    if reach.is_gradient and not reach.mixes():  # changes have shown that it does
-        reach = Reach(unit.call, tokens, passes, unit.cut, is_gradient=False)
-    sees = reach.whole()
-    for draw in range(1, DRAWS + 1):  # zero here may be another number elsewhere
-        if (least & ~sees & off).any():
-            is_gradient = reach.is_gradient and draw < DRAWS
-            other = Reach(unit.call, tokens, passes, unit.cut, draw, is_gradient=is_gradient)
-            sees |= other.whole() & least
+    sees = np.zeros_like(most)
+    for draw in range(1 + DRAWS):  # zero at some inputs may be another number at others
+        if draw == 0 or (least & ~sees & off).any():
+            is_gradient = unit.is_gradient and draw < DRAWS
+            reach = Reach(unit.call, tokens, passes, unit.cut, draw, is_gradient=is_gradient)
+            sees |= reach.whole() & (least if draw else True)
     leaks, hides = sees & ~most & off, least & ~sees & off
     return LayerProbe(unit.call.words, unit.layer, words, leaks, hides, sees)

@@ -22,19 +22,21 @@ class Unit(NamedTuple):
     Attributes:
         call: the call.
         cut: calls inside that mix tokens and are units of their own, and embeddings.
+        is_gradient: whether gradients show that; else only changes do.
         layer: from 0; ``None`` outside the layers.
     """
 
     call: Call
     cut: Sequence[Call]
+    is_gradient: bool
     layer: int | None
 
 
 def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
     """Return the innermost calls that mix tokens, and those whose own code does, in their order."""
-    cuts: dict[Call, list[Call]] = {}
-    _search(top, tokens, passes, cuts)
-    found = [call for call in (top, *top.descendants()) if call in cuts]
+    known: dict[Call, tuple[list[Call], bool]] = {}
+    _search(top, tokens, passes, known)
+    found = [call for call in (top, *top.descendants()) if call in known]
     has_lists = any(_entry(call.name) for call in found)
     numbers: dict[tuple[str, int], int] = {}
     calls, units = Counter[str](), []
@@ -44,28 +46,26 @@ def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
         if entry or not has_lists:  # a module that runs again is another layer
             layer = numbers.setdefault((entry, calls[call.name]), len(numbers))
         calls[call.name] += 1
-        units.append(Unit(call, cuts[call], layer))
+        units.append(Unit(call, *known[call], layer))
     return units
 
 
 def _search(
-    call: Call, tokens: int, passes: Counter[str], cuts: dict[Call, list[Call]]
+    call: Call, tokens: int, passes: Counter[str], known: dict[Call, tuple[list[Call], bool]]
 ) -> list[Call]:
     """Note calls that mix tokens, with the calls to cut inside; return the outermost of them."""
-    inner = [unit for each in call.inside for unit in _search(each, tokens, passes, cuts)]
+    inner = [unit for each in call.inside for unit in _search(each, tokens, passes, known)]
+    if isinstance(call.module, _PASSED_BY):
+        return inner
     cut = [*_embeddings(call, tokens), *inner]
-    if not isinstance(call.module, _PASSED_BY) and _mixes(call, cut, tokens, passes):
-        cuts[call] = cut
-        return [call]
+    # Gradients at random inputs, where nothing saturates. Changes see what has no gradient, too: a
+    # kernel without one, or which tokens are the largest.
+    for draw, wanted in ((1, True), (0, False)):
+        reach = Reach(call, tokens, passes, cut, draw, is_gradient=wanted)
+        if reach.is_gradient == wanted and reach.mixes():
+            known[call] = cut, wanted
+            return [call]
     return inner
-
-
-def _mixes(call: Call, cut: Sequence[Call], tokens: int, passes: Counter[str]) -> bool:
-    # Changes see what has no gradient: a kernel without one, or which tokens are the largest.
-    reach = Reach(call, tokens, passes, cut)
-    if reach.mixes():
-        return True
-    return reach.is_gradient and Reach(call, tokens, passes, cut, is_gradient=False).mixes()
 
 
 def _embeddings(call: Call, tokens: int) -> list[Call]:
