@@ -23,7 +23,8 @@ SPEC = Spec.from_text("segment pack = doc[doc_lens]*  mask packed = causal per d
 
 
 def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    fences = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    return [code for found, code in fences if found == language]
 
 
 @pytest.fixture
@@ -94,7 +95,8 @@ def test_a_test_fails_with_the_layer_the_pair_and_a_drawing():
     with pytest.raises(AssertionError) as failed:
         assert_sees(model, (IDS,), SPEC.mask("packed"), ROW)
     text = str(failed.value)
-    assert "layer 1, `layers.1.mixer` (Attention), leaks and hides: query 4 does not see" in text
+    assert "layer 1, `layers.1.mixer` (Attention), leaks 12 pairs and hides 31 pairs:\n" in text
+    assert "  query 4 does not see key 0; written is `packed`\n" in text
     assert "\n    dddddddddDDDDDddddddddd\n" in text
     assert [line.split(":")[0] for line in text.split("\n") if " pairs (" in line] == [
         "sees", "leaks", "hides"

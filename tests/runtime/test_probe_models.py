@@ -1,5 +1,6 @@
 """The page of masks says what tiny models of transformers see, and where packed documents leak."""
 
+import inspect
 import re
 
 import pytest
@@ -65,6 +66,26 @@ def test_packed_documents_are_apart_where_the_page_says_so(name):
         assert not any(layer.hides.any() for layer in report.layers)
 
 
+@pytest.mark.parametrize("name", QUICK + SLOW)
+def test_packed_documents_give_what_they_give_alone_where_the_page_says_so(name):
+    if PACKED[name] == "not compared":
+        return
+    model = model_of(name, max(2, Spec.from_text(texts()[name]).stack(name).period)).eval()
+    ids = torch.randint(60, (1, TOKENS), generator=torch.Generator().manual_seed(1))
+    places = torch.cat([torch.arange(length) for length in LENS["doc_lens"]])[None]
+    names = inspect.signature(model.forward).parameters
+
+    def run(ids, places):
+        given = {"input_ids": ids, "position_ids": places, "use_cache": False}
+        with torch.no_grad():
+            return model(**{each: given[each] for each in given if each in names})[0]
+
+    parts = zip(ids.split(LENS["doc_lens"], 1), places.split(LENS["doc_lens"], 1), strict=True)
+    alone = torch.cat([run(*part) for part in parts], 1)
+    error = (run(ids, places) - alone).norm() / alone.norm()
+    assert error < 1e-5 if PACKED[name] == "apart" else error > 1e-4
+
+
 def counting_on(model, batch):
     batch["position_ids"] = torch.arange(TOKENS)[None]
 
@@ -83,6 +104,7 @@ def swapped(model, batch):
 
 # What is changed in a right model, and the layers that then differ; whether a pair leaks.
 CHANGED = {
+    "a cache is made": ("llama", LENS, lambda _, batch: batch.update(use_cache=True), [0, 1], True),
     "positions count on": ("llama", LENS, counting_on, [0, 1], True),
     "positions count on, windows": ("gemma3", LENS, counting_on, [0, 1, 2, 3, 4, 5], True),
     "a wider window in the attention": (

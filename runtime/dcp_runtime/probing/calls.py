@@ -3,6 +3,7 @@
 Tensors of tokens are those with one dimension as long as the row; a mask has two.
 """
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -145,7 +146,10 @@ def at_rest(model: Module) -> Iterator[None]:
     """Switch off dropout and compilation; fill weights that are all zero, which hide everything."""
     training = [module for module in model.modules() if module.training]
     zeros = [w for w in model.parameters() if w.ndim > 1 and not w.detach().any()]
-    with torch.random.fork_rng(devices=[]), torch.compiler.set_stance("force_eager"):
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.manual_seed(0)
         for module in training:
             module.training = False

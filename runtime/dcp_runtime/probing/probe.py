@@ -64,12 +64,13 @@ class LayerProbe:
         place = "outside the layers" if self.layer is None else f"layer {self.layer}"
         if self.first is None:
             return f"{place}, {self.module}, sees what is written: {self.mask}"
-        (query, key), counts = self.first, (int(self.leaks.sum()), int(self.hides.sum()))
-        does = " and ".join(d for d, n in zip(("leaks", "hides"), counts, strict=True) if n)
-        told = f"sees key {key}" if self.leaks[query, key] else f"does not see key {key}"
+        query, key = self.first
+        counts = [f"leaks {n:,} pairs" for n in [int(self.leaks.sum())] if n]
+        counts += [f"hides {n:,} pairs" for n in [int(self.hides.sum())] if n]
+        told = "sees" if self.leaks[query, key] else "does not see"
         return (
-            f"{place}, {self.module}, {does}: query {query} {told}; written is {self.mask}. "
-            f"{counts[0]:,} pairs leak, {counts[1]:,} are hidden"
+            f"{place}, {self.module}, {' and '.join(counts)}:\n"
+            f"  query {query} {told} key {key}; written is {self.mask}"
         )
 
 
