@@ -1,4 +1,4 @@
-"""Models with a planted error: the text, the row, the model, and by hand what its layers leak or hide.
+"""Models with a planted error: the text, the model, and by hand what its wrong layers see.
 
 The masks of the models are formulas over `Q` and `K`; nothing of the language computes them.
 """
@@ -25,7 +25,7 @@ SEES_IMAGE = (IMAGE[Q] >= 0) & (IMAGE[Q] == IMAGE[K])
 
 
 def window(size: int) -> np.ndarray:
-    return CAUSAL & (Q - K < size)
+    return CAUSAL & (Q - size < K)
 
 
 def chunks(size: int, shift: int = 0) -> np.ndarray:
@@ -108,7 +108,9 @@ class Cached(nn.Module):
         for rows in torch.arange(TOKENS).split(12):
             q, k, v = self.qkv(x[:, rows]).chunk(3, -1)
             cache = [*cache, (rows, k, v)] if self.keeps else [(rows, k, v)]
-            at, k, v = (torch.cat(each, -2 if n else -1) for n, each in enumerate(zip(*cache)))
+            at, k, v = (
+                torch.cat(each, -2 if n else -1) for n, each in enumerate(zip(*cache, strict=True))
+            )
             scores = (q @ k.mT).masked_fill(~self.mask[rows][:, at], -torch.inf)
             found.append(scores.softmax(-1) @ v)
         return torch.cat(found, 1)
@@ -148,7 +150,8 @@ class OneModule(nn.Module):
 
     def __init__(self, masks: list[np.ndarray]) -> None:
         super().__init__()
-        self.masks, self.table = [torch.tensor(m) for m in masks], nn.Parameter(torch.randn(50, DIM))
+        self.masks = [torch.tensor(mask) for mask in masks]
+        self.table = nn.Parameter(torch.randn(50, DIM))
 
     def forward(self, input_ids):
         x = self.table[input_ids]
@@ -262,7 +265,9 @@ PLANTED: dict[str, Planted] = {
     ),
     "chunks as windows": of_masks("chunked(5)", [chunks(5)] * 2, at0=window(5)),
     "sinks missing": of_masks("streaming(2, 5)", [STREAMING] * 2, at1=window(5)),
-    "a sink too many": of_masks("streaming(2, 5)", [STREAMING] * 2, at0=STREAMING | CAUSAL & (K < 3)),
+    "a sink too many": of_masks(
+        "streaming(2, 5)", [STREAMING] * 2, at0=STREAMING | CAUSAL & (K < 3)
+    ),
     "answers see each other": of_masks("paths", [PATHS] * 2, at1=CAUSAL),
     "answers without question": of_masks("paths", [PATHS] * 2, at0=PACKED),
     "image causal": of_masks("images", [MULTIMODAL] * 2, at1=CAUSAL),

@@ -65,7 +65,7 @@ def texts() -> dict[str, str]:
     """Return the statements of the page, and the name of each stack with its statement."""
     text = PAGE.read_text(encoding="utf-8")
     code = "\n".join(re.findall(r"^```dcpm\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
-    return {name: code for name in re.findall(r"^stack (\w+) =", code, re.MULTILINE)}
+    return dict.fromkeys(re.findall(r"^stack (\w+) =", code, re.MULTILINE), code)
 
 
 def small(code: str) -> str:

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ PACKED = dict(
 )
 QUICK = ["gemma2", "lfm2"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in QUICK]
+COMPARED = QUICK + [each for each in SLOW if each.values[0] not in KINDS]
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about kernels that lack
 
@@ -55,10 +57,8 @@ def test_a_model_sees_what_the_page_says(name):
     assert report.first_wrong is None, report.text()
 
 
-@pytest.mark.parametrize("name", QUICK + SLOW)
+@pytest.mark.parametrize("name", COMPARED)
 def test_packed_documents_are_apart_where_the_page_says_so(name):
-    if PACKED[name] == "not compared":
-        return
     report = report_of(name, per_document(small(texts()[name])), LENS)
     assert (report.first_wrong is None) == (PACKED[name] == "apart")
     if report.first_wrong is not None:
@@ -66,10 +66,8 @@ def test_packed_documents_are_apart_where_the_page_says_so(name):
         assert not any(layer.hides.any() for layer in report.layers)
 
 
-@pytest.mark.parametrize("name", QUICK + SLOW)
+@pytest.mark.parametrize("name", COMPARED)
 def test_packed_documents_give_what_they_give_alone_where_the_page_says_so(name):
-    if PACKED[name] == "not compared":
-        return
     model = model_of(name, max(2, Spec.from_text(texts()[name]).stack(name).period)).eval()
     ids = torch.randint(60, (1, TOKENS), generator=torch.Generator().manual_seed(1))
     places = torch.cat([torch.arange(length) for length in LENS["doc_lens"]])[None]
@@ -142,3 +140,9 @@ def test_a_change_of_a_right_model_is_found(name):
     wrong = [layer for layer in report.layers if layer.first]
     assert [layer.layer for layer in wrong] == layers, report.text()
     assert wrong[0].leaks.any() == leaks
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_attention_of_megatron_is_asked_in_its_own_layout(tmp_path, start_ranks):
+    start_ranks(1, Path(__file__).with_name("probe_megatron.py"), tmp_path)

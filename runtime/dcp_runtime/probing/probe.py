@@ -116,6 +116,7 @@ class ProbeReport:
         """Return the document of `dcpm probe --json`: wrong layers with their pairs."""
         return {
             "modules": len(self.layers),
+            "seconds": self.seconds,
             "wrong": [
                 {
                     "layer": layer.layer, "module": layer.module, "mask": layer.mask,
@@ -124,9 +125,6 @@ class ProbeReport:
                 }
                 for layer in self.layers if layer.first
             ],
-            "forward_passes": self.forward_passes,
-            "backward_passes": self.backward_passes,
-            "seconds": self.seconds,
         }  # fmt: skip
 
 
@@ -206,7 +204,8 @@ def assert_sees(
 
 def _cycle(mask: Written, sample: Sample | None) -> tuple[list[_Expected], Picture | None]:
     """Return what each layer of the cycle is to see, and a picture of the first mask."""
-    picture, entries = None, []
+    picture: Picture | None = None
+    entries: list[tuple[str, list[Bools]]] = []
     if isinstance(mask, (Mask, Stack)):
         assert sample is not None, "chosen by `probe`"
         stack = mask if isinstance(mask, Stack) else Stack.of(mask)
@@ -224,7 +223,7 @@ def _cycle(mask: Written, sample: Sample | None) -> tuple[list[_Expected], Pictu
         raise RunError(f"probe: expected masks of one row, [T, T], for its layers, got {shapes}")
     reach, none = _passed_on([np.any(dense, axis=0)] * len(dense[0])), np.zeros_like(dense[0])
     return [
-        _Expected(words, *[np.any(group, axis=0)] * 2) if group
+        _Expected(words, np.any(group, axis=0), np.any(group, axis=0)) if group
         else _Expected("linear, for what the masks of the stack pass on", none, reach)
         for words, group in entries
     ], picture  # fmt: skip
@@ -257,7 +256,7 @@ def _expected(cycle: list[_Expected], unit: Unit, layers: int) -> _Expected:
         return cycle[unit.layer % len(cycle)]
     run = [cycle[n % len(cycle)] for n in range(layers)]
     words = " and ".join(dict.fromkeys(each.words for each in run))
-    least, most = (_passed_on([each[side] for each in run]) for side in (1, 2))
+    least, most = _passed_on([e.least for e in run]), _passed_on([e.most for e in run])
     return _Expected(f"what {layers} layers of {words} pass on", least, most)
 
 

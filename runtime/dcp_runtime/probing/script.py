@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from dcp_dsl import Mask, Sample, Stack, dense_mask, token_paths
+from dcp_dsl.arrays import Ints
 from dcp_runtime.errors import RunError
 
 
@@ -55,11 +56,13 @@ def default_batch(model: nn.Module, mask: Mask | Stack, sample: Sample) -> dict[
     return found | ({"use_cache": False} if "use_cache" in names else {})
 
 
-def _positions(mask: Mask | Stack, sample: Sample) -> np.ndarray[Any, Any]:
+def _positions(mask: Mask | Stack, sample: Sample) -> Ints:
     masks = mask.masks if isinstance(mask, Stack) else (mask,)
     for paths in (token_paths(each, sample) for each in masks):
         if paths is not None:
             return np.array(paths.position)
     seen = np.any([dense_mask(each, sample) for each in masks], axis=0)
     starts = [t for t in range(len(seen)) if not (seen | seen.T)[t:, :t].any()]
-    return np.arange(len(seen)) - np.repeat(starts, np.diff([*starts, len(seen)]))
+    begins: Ints = np.repeat(starts, np.diff([*starts, len(seen)]))
+    positions: Ints = np.arange(len(seen)) - begins
+    return positions
