@@ -322,10 +322,8 @@ def probe(script: str, written: str, row: str, layers: int, as_json: bool) -> No
     if as_json:
         click.echo(json.dumps({"schema": "dcp.probe/1", **report.to_json()}))
     else:
-        is_ascii = (sys.stdout.encoding or "ascii").lower() in (
-            "ascii",
-            "ansi_x3.4-1968",
-            "latin-1",
-        )
-        click.echo(report.text(is_ascii=is_ascii, has_colour=sys.stdout.isatty()))
+        encoding, wanted = sys.stdout.encoding or "ascii", click.get_current_context().color
+        has_colour = sys.stdout.isatty() if wanted is None else wanted
+        is_ascii = not "█".encode(encoding, "ignore")
+        click.echo(report.text(is_ascii=is_ascii, has_colour=has_colour))
     sys.exit(int(report.first_wrong is not None))

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 TOKENS, DIM, HEADS, KV_HEADS = 23, 16, 4, 2
 LENS = [9, 5, 9]
@@ -128,6 +129,17 @@ class Block(nn.Module):
         x = x + self.mixer(self.norm(x))
         x = x + self.mlp(self.norm(x))
         return x if self.planted is None else x + self.planted(x)
+
+
+class Checkpointed(nn.Module):
+    """A layer that is computed again in the backward pass."""
+
+    def __init__(self, layer: nn.Module, *, use_reentrant: bool) -> None:
+        super().__init__()
+        self.layer, self.use_reentrant = layer, use_reentrant
+
+    def forward(self, x):
+        return checkpoint(self.layer, x, use_reentrant=self.use_reentrant)
 
 
 class Tiny(nn.Module):
@@ -333,6 +345,15 @@ PLANTED: dict[str, Planted] = {
     "a kernel without gradients": Planted(
         "causal per doc",
         lambda: Tiny([Block(WithoutGradient(PACKED)), Block(WithoutGradient(CAUSAL))]),
+        {1: CAUSAL},
+    ),
+    "checkpointed layers": Planted(
+        "causal per doc",
+        lambda: Tiny([
+            Checkpointed(Block(Attention(PACKED)), use_reentrant=False),
+            Checkpointed(Block(Attention(CAUSAL)), use_reentrant=False),
+            Checkpointed(Block(Attention(PACKED)), use_reentrant=True),
+        ]),
         {1: CAUSAL},
     ),
     "layers in one module": Planted(

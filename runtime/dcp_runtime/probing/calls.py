@@ -4,6 +4,7 @@ Tensors of tokens are those with one dimension as long as the row; a mask has tw
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
@@ -150,6 +151,8 @@ def at_rest(model: Module) -> Iterator[None]:
         stack.enter_context(torch.random.fork_rng(devices=[]))
         if "torch._dynamo" in sys.modules:  # else nothing is compiled, and its import takes seconds
             stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore")  # about calls that the model's own code would not make
         torch.manual_seed(0)
         for module in training:
             module.training = False

@@ -48,7 +48,7 @@ class Reach:
             with torch.enable_grad():
                 found = self._repeat(self._leaf)
             self._outputs = [value for value in found if value.requires_grad and self._leaves]
-        self.is_gradient = bool(self._outputs)
+        self.is_gradient = bool(self._outputs) and self._can_differentiate()
         if not self.is_gradient:
             self._outputs = self._changed(np.zeros(tokens, bool))
 
@@ -69,6 +69,13 @@ class Reach:
         numbers = np.arange(self._tokens)
         bits = [numbers >> bit & 1 == 1 for bit in range((self._tokens - 1).bit_length())]
         return any((self(each) & ~each).any() for bit in bits for each in (bit, ~bit))
+
+    def _can_differentiate(self) -> bool:
+        try:
+            self._gradients(np.ones(self._tokens, bool))
+        except RuntimeError:  # a kernel without backward pass, or a checkpoint that was cut
+            return False
+        return True
 
     def _repeat(self, change: Callable[[Tensor], Tensor]) -> list[Tensor]:
         self._passes["forward"] += 1

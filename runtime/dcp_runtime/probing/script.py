@@ -62,7 +62,8 @@ def _positions(mask: Mask | Stack, sample: Sample) -> Ints:
         if paths is not None:
             return np.array(paths.position)
     seen = np.any([dense_mask(each, sample) for each in masks], axis=0)
-    starts = [t for t in range(len(seen)) if not (seen | seen.T)[t:, :t].any()]
+    ties = np.logical_or(seen, seen.T)
+    starts = [t for t in range(len(seen)) if not ties[t:, :t].any()]
     begins: Ints = np.repeat(starts, np.diff([*starts, len(seen)]))
     positions: Ints = np.arange(len(seen)) - begins
     return positions
