@@ -244,6 +244,9 @@ PLANTED: dict[str, Planted] = {
     "order of the layers": of_masks(
         "2 of sliding(4), causal", [window(4), window(4), CAUSAL], at0=CAUSAL, at2=window(4)
     ),
+    "a layer that sees itself alone": of_masks(
+        "2 of sliding(4), causal", [window(4), window(4), CAUSAL] * 2, at3=window(1)
+    ),
     "look-ahead by one": of_masks("causal", [CAUSAL] * 2, at1=K <= Q + 1),
     "mask transposed": of_masks("causal", [CAUSAL] * 2, at0=K >= Q),
     "no mask": of_masks("causal", [CAUSAL] * 2, at1=EVERYTHING),

@@ -10,8 +10,8 @@ from dcp_runtime import probe
 
 OFF = ~np.eye(TOKENS, dtype=bool)
 QUICK = [
-    "documents dropped", "window one too narrow", "state crosses documents",
-    "a layer's own code", "a kernel without gradients", "layers in one module",
+    "window one too narrow", "state crosses documents", "a layer's own code",
+    "a kernel without gradients",
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ KINDS = {
 PACKED = dict(
     re.findall(r"^\| `(\w+)` \| .* \| ([\w ]+) \|$", PAGE.read_text("utf-8"), re.MULTILINE)
 )
-QUICK = ["gemma2", "lfm2"]
+QUICK = ["gemma2"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in MODELS if name not in QUICK]
 COMPARED = QUICK + [each for each in SLOW if each.values[0] not in KINDS]
 

@@ -161,6 +161,7 @@ def probe(
     Costs one call of the model, 2 log2(T) passes of every module in it, and T backward passes of
     those that mix tokens, or T forward passes of those without gradients.
 
+    >>> import torch
     >>> layer = torch.nn.TransformerEncoderLayer(16, 2, 16, batch_first=True)
     >>> probe(layer, torch.randn(1, 5, 16), np.tril(np.ones((5, 5), bool))).first_wrong.first
     (0, 1)
@@ -194,6 +195,7 @@ def assert_sees(
     Raises:
         AssertionError: with the first wrong layer, its smallest wrong pair and a drawing.
 
+    >>> import torch
     >>> attention = torch.nn.MultiheadAttention(8, 2, batch_first=True)
     >>> assert_sees(attention, (x := torch.randn(1, 5, 8), x, x), np.ones((5, 5), bool))
     """

@@ -33,9 +33,19 @@ class Unit(NamedTuple):
 
 
 def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
-    """Return the innermost calls that mix tokens, and those whose own code does, in their order."""
+    """Return the innermost calls that mix tokens, and those whose own code does, in their order.
+
+    A layer of the class of others that mixes no tokens is returned, too: it hides everything.
+    """
     known: dict[Call, tuple[list[Call], bool]] = {}
     _search(top, tokens, passes, known)
+    entries = {_entry(call.name) for call in known} - {""}
+    layers = [call for call in top.descendants() if call.name and call.name == _entry(call.name)]
+    kinds = {_kind(call) for call in layers if call.name in entries}
+    still = {
+        call: ([], True) for call in layers if call.name not in entries and _kind(call) in kinds
+    }
+    known |= still
     found = [call for call in (top, *top.descendants()) if call in known]
     has_lists = any(_entry(call.name) for call in found)
     numbers: dict[tuple[str, int], int] = {}
@@ -48,6 +58,10 @@ def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
         calls[call.name] += 1
         units.append(Unit(call, *known[call], layer))
     return units
+
+
+def _kind(call: Call) -> tuple[str, type]:
+    return call.name.rpartition(".")[0], type(call.module)
 
 
 def _search(
