@@ -42,10 +42,9 @@ def find_units(top: Call, tokens: int, passes: Counter[str]) -> list[Unit]:
     entries = {_entry(call.name) for call in known} - {""}
     layers = [call for call in top.descendants() if call.name and call.name == _entry(call.name)]
     kinds = {_kind(call) for call in layers if call.name in entries}
-    still = {
-        call: ([], True) for call in layers if call.name not in entries and _kind(call) in kinds
-    }
-    known |= still
+    for call in layers:
+        if call.name not in entries and _kind(call) in kinds:
+            known[call] = [], True
     found = [call for call in (top, *top.descendants()) if call in known]
     has_lists = any(_entry(call.name) for call in found)
     numbers: dict[tuple[str, int], int] = {}
