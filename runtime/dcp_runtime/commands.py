@@ -314,8 +314,11 @@ def probe(script: str, written: str, row: str, layers: int, as_json: bool) -> No
     from dcp_runtime.probing.probe import probe as find
     from dcp_runtime.probing.script import read_script
 
-    path, _, name = written.rpartition(":") if ".dcpm:" in written else ("", "", written)
-    spec = load(path) if path else Spec.from_text("", "<library>")
+    if written.endswith(".dcpm"):
+        has = ", ".join([*load(written).masks, *load(written).stacks])
+        raise click.UsageError(f"--mask: name one of {has}, as in {written}:NAME")
+    path, is_file, name = written.rpartition(".dcpm:")
+    spec = load(f"{path}.dcpm") if is_file else Spec.from_text("", "<library>")
     mask = spec.stack(name) if name in spec.stacks else spec.mask(name)
     sample = sample_from_argument(spec, row)
     report = find(*read_script(script, mask, sample), mask, sample, layers=layers)

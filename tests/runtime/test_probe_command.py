@@ -62,6 +62,15 @@ def test_the_example_of_the_page_prints_what_it_shows(run):
     assert names["wrong"] is None
 
 
+def test_a_file_without_a_name_lists_its_names(run):
+    text = "mask a = causal  stack b = a"
+    result = run("m.py", "--mask", "m.dcpm", "--row", "len = 5", m_py="", m_dcpm=text)
+    assert "--mask: name one of a, b, as in m.dcpm:NAME" in result.stderr
+    assert result.exit_code == 2
+    script = SCRIPT.format(inputs="x") + "def batch(row): return torch.randn(1, row.length, 4)"
+    assert run("m.py", "--mask", "m.dcpm:b", "--row", "len = 5", m_py=script).exit_code == 1
+
+
 SCRIPT = """
 import torch
 from torch import nn
