@@ -16,6 +16,7 @@ from .execute.prepared_plan import PreparedPlan
 from .launch.launcher import RunConfig, open_world, run_plan
 from .launch.world import ProcessWorld
 from .plans.batch_plans import BatchPlan, DeviceRates, StackedPlans
+from .probing.probe import ProbeReport, assert_sees, probe
 from .run_log.log import MLflowLog, PrometheusLog, RunLog, TensorBoardLog, WandbLog
 from .run_log.records import RunHistory
 from .verify.verification import TensorError
@@ -35,6 +36,7 @@ __all__ = [
     "Packing",
     "Planning",
     "PreparedPlan",
+    "ProbeReport",
     "ProcessWorld",
     "PrometheusLog",
     "RowRules",
@@ -46,6 +48,7 @@ __all__ = [
     "TensorBoardLog",
     "TensorError",
     "WandbLog",
+    "assert_sees",
     "check_mask_mod",
     "check_model",
     "dispatch",
@@ -55,6 +58,7 @@ __all__ = [
     "next_token_loss",
     "open_world",
     "prefill",
+    "probe",
     "register_dcp",
     "run_plan",
     "sum_gradients",

@@ -1,4 +1,4 @@
-"""The commands `dcpm run`, `dcpm calibrate` and `dcpm top`.
+"""The commands `dcpm run`, `dcpm calibrate`, `dcpm top` and `dcpm probe`.
 
 Each imports its libraries when it runs, so that `dcpm --help` does not wait for torch.
 """
@@ -288,3 +288,45 @@ def top(folder: str, *, once: bool, as_json: bool) -> None:
             while True:  # until Ctrl-C
                 time.sleep(PERIOD_S)
                 live.update(show(), refresh=True)
+
+
+@click.command()
+@click.argument("script", metavar="MODEL.PY", type=click.Path(exists=True, dir_okay=False))
+@click.option("--mask", "written", required=True, metavar="FILE:NAME",
+              help="Mask or stack of a .dcpm file; NAME alone is of the library.")  # fmt: skip
+@click.option("--row", required=True, metavar="ROW",
+              help="The row: name of a sample in the file, or columns: 'doc_lens = [9, 5]', JSON "
+              "or a JSON file.")  # fmt: skip
+@click.option("--layers", type=click.IntRange(min=1), default=1, show_default=True,
+              help="Layers inside a model that is a single module for torch.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
+def probe(script: str, written: str, row: str, layers: int, as_json: bool) -> None:
+    """Find which keys each query sees in every layer of a model, and compare with a mask.
+
+    MODEL.PY defines `model`, a torch module, or `make_model()`, and may define `batch(row)`, which
+    returns what the model takes: a tensor, a tuple or a dict. The row has `columns` and `length`.
+    Without it the model gets random `input_ids` and the row's `position_ids`. The file runs as a
+    script of yours.
+
+    Exit status: 0 if all layers see what is written, 1 if not.
+    """
+    from dcp_dsl import Spec, load, sample_from_argument
+    from dcp_runtime.probing.probe import probe as find
+    from dcp_runtime.probing.script import read_script
+
+    if written.endswith(".dcpm"):
+        has = ", ".join([*load(written).masks, *load(written).stacks])
+        raise click.UsageError(f"--mask: name one of {has}, as in {written}:NAME")
+    path, is_file, name = written.rpartition(".dcpm:")
+    spec = load(f"{path}.dcpm") if is_file else Spec.from_text("", "<library>")
+    mask = spec.stack(name) if name in spec.stacks else spec.mask(name)
+    sample = sample_from_argument(spec, row)
+    report = find(*read_script(script, mask, sample), mask, sample, layers=layers)
+    if as_json:
+        click.echo(json.dumps({"schema": "dcp.probe/1", **report.to_json()}))
+    else:
+        encoding, wanted = sys.stdout.encoding or "ascii", click.get_current_context().color
+        has_colour = sys.stdout.isatty() if wanted is None else wanted
+        is_ascii = not "█".encode(encoding, "ignore")
+        click.echo(report.text(is_ascii=is_ascii, has_colour=has_colour))
+    sys.exit(int(report.first_wrong is not None))
