@@ -76,8 +76,8 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
            lambda s: s.total_bytes, quantities.size),
     Column("predicted", "Predicted", "Simulated time, forward and backward, if the file holds it",
            lambda s: s.seconds.get("simulated"), quantities.duration),
-    Column("gain", "Gain", GAIN, lambda s: s.gains.get("of_all"), times),
-    Column("gain_in_cap", "Gain in the cap", GAIN_IN_CAP,
+    Column("gain", "Gain over static", GAIN, lambda s: s.gains.get("of_all"), times),
+    Column("gain_in_cap", "Gain within the cap", GAIN_IN_CAP,
            lambda s: s.gains.get("within_token_cap"), times),
     Column("measured", "Measured", "Measured time, forward and backward",
            lambda s: s.seconds.get("measured"), quantities.duration),
@@ -86,8 +86,8 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
 NAME: Column[PlanLine] = Column("name", "Plan", "Mask and file", lambda s: s.mask, kind="")
 
 RUN_HEADS = ("Run", "Newest step", "Step time, median of the newest", "Attention, slowest rank")
-REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Gain, median", "Gain in the cap, median",
-                "State")  # fmt: skip
+REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Gain over static, median",
+                "Gain within the cap, median", "State")  # fmt: skip
 
 
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
