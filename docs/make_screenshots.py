@@ -34,7 +34,7 @@ PICTURES = Path(__file__).resolve().parent / "pictures"
 SCENARIO = PICTURES.parents[1] / "tests" / "runtime" / "rates_scenario.py"
 SEED = 7
 WIDTH, HEIGHT, SCALE = 1440, 900, 1.5
-COLOURS = 255
+COLOURS = 160
 """Size of a picture's palette. A page has few colours, most of them in anti-aliased text."""
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run"]
 
@@ -116,6 +116,7 @@ def train(folder: Path) -> None:
 
 def settle(page: Page) -> None:
     """Wait until every chart of a page is drawn and no request is open."""
+    page.wait_for_selector("#page > *")  # the page itself comes with a request of its own
     page.wait_for_load_state("networkidle")
     page.wait_for_function(  # charts in closed sections are loaded when these are opened
         "() => [...document.querySelectorAll('[data-state=loading], .dash-graph')].every((host) =>"
@@ -138,13 +139,14 @@ def plan_path(page: Page, name: str) -> str:
 
 
 def overview(page: Page) -> None:
-    """Show a plan with one device selected: all that belongs to it keeps its colour."""
-    go(page, plan_path(page, "shared-question") + "?sel=device.9")
+    """Show the answers of a plan: its costs, its idlest devices, what it gains, its figures."""
+    go(page, plan_path(page, "shared-question"))
 
 
 def mask(page: Page) -> None:
     """Show the mask so near that tiles show single pairs."""
-    go(page, plan_path(page, "run") + "/mask?tokens=1800-3250-1800-3250&colour=device")
+    go(page, plan_path(page, "run") + "/mask?tokens=1900-3100-1900-3100&colour=device")
+    page.wait_for_selector(".dcp-mask[data-detail=shown]")
 
 
 def run(page: Page) -> None:
@@ -219,16 +221,16 @@ def plans(page: Page) -> None:
 
 
 SHOTS: dict[str, tuple[Callable[[Page], None], str, int]] = {
-    "overview": (overview, "light", 1480),
-    "overview-dark": (overview, "dark", 1480),
-    "timeline": (timeline, "light", 640),
+    "overview": (overview, "light", 1252),
+    "overview-dark": (overview, "dark", 1252),
+    "timeline": (timeline, "light", 600),
     "run": (run, "light", 780),
-    "mask": (mask, "light", 1200),
+    "mask": (mask, "light", 880),
     "compare": (compare, "light", HEIGHT),
-    "dataset": (dataset, "light", HEIGHT),
+    "dataset": (dataset, "light", 560),
     "edit": (edit, "light", HEIGHT),
     "list": (plans, "light", HEIGHT),
-    "training": (training, "light", 1500),
+    "training": (training, "light", 1270),
 }
 """By the name of a picture: how to show it, the theme, the height of the window in CSS pixels."""
 
@@ -250,7 +252,8 @@ def photograph(browser: Browser, base: str, name: str) -> None:
     show(page)
     image = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     context.close()
-    small = image.quantize(COLOURS, method=Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    # Median cut would give the few pixels of a legend another colour.
+    small = image.quantize(COLOURS, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
     small.save(PICTURES / f"{name}.png", optimize=True)
 
 

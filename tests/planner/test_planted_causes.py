@@ -73,9 +73,9 @@ def slow_links_of_run(masks):
     return plan, replace(run, end_ns=np.where(is_send, run.start_ns, run.end_ns))
 
 
-def late_launch(masks):
+def late_launch(masks, documents=DOCUMENTS):
     """A run in which device 1 begins its last attention late, by as long as the run took."""
-    plan = planned(masks, ONE_NODE)
+    plan = planned(masks, ONE_NODE, documents)
     trace = as_recorded(simulate(plan))
     is_own = trace.device == 1
     begin = trace.start_ns[is_own & (trace.kind == EVENT_KINDS.index("attention"))].max()
@@ -152,6 +152,14 @@ def test_order_costs_what_early_launches_would_not_save(masks):
     plan = CASES["limit of memory"][2](masks)
     last = {c.kind: c.saves_last_s for c in find_causes(plan).diagnosis.causes}
     assert last["memory"] < 0 < last["order"]  # all else free, early launches gain nothing
+
+
+def test_a_late_device_with_little_work_makes_no_cost_of_a_run_negative(masks):
+    # Shared evenly, compute would make the device that begins last end later still.
+    why = find_causes_of_run(*late_launch(masks, (256, 64, 256, 256)))
+    found = {cause.name: (cause.saves_s, cause.saves_last_s) for cause in why.diagnosis.causes}
+    assert found["balance"][0] == 0
+    assert min(map(min, found.values())) >= 0
 
 
 def test_the_model_between_two_layers_is_no_cause(masks):

@@ -139,9 +139,10 @@ def densities(plan: Plan) -> NDArray[np.uint8]:
 
 def _node_legend(plan: Plan, colours: list[str]) -> list[dict[str, Any]]:  # Any: JSON values
     ptr = plan.cluster.node_ptr.tolist()
+    is_named = len(colours) <= MOST_NAMED
     return [
-        {"label": f"node {node}", "colours": colours[first:end]}
-        | ({"devices": [*range(first, end)]} if len(colours) <= MOST_NAMED else {})
+        {"label": f"node {node}" + ", device" * is_named, "colours": colours[first:end]}
+        | ({"devices": [*range(first, end)]} if is_named else {})
         for node, (first, end) in enumerate(itertools.pairwise(ptr))
     ]
 

@@ -209,7 +209,7 @@ def figures(plan: Plan, metrics: PlanMetrics, predicted_s: float) -> dict[str, A
         "device_tokens": list(metrics.owned_tokens),
         "device_bytes": [a + b for a, b in received],
         "warnings": [warning.message for warning in plan.warnings],
-        "placed_by": metrics.partitioner,
+        "placed_by": PLACER_WORDS.get(metrics.partitioner, metrics.partitioner),
         "mask": plan.provenance.mask if plan.provenance else "unnamed mask",
     }
 

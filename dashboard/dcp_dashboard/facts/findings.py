@@ -70,6 +70,14 @@ DEFINITIONS = (
     ("Waiting",
      "Time during which devices stand still until a message has arrived or left, divided by the "
      "number of devices and the length of the run. No compute hides this communication."),
+    ("Gain, cap",
+     "Gain: predicted time of attention with a static layout, which treats every batch alike, over "
+     "that with the plan. The cap: a device owns at most 1.10 times the mean tokens."),
+    ("Hidden communication",
+     "Share of the messages' time during which devices compute."),
+    ("Host work",
+     "Before a device can compute, the host prepares messages and kernels, and the device copies "
+     "its tokens into buffers."),
     ("Lower bound",
      "A value that no plan at the same balance can beat. Bytes: every device must hold the tokens "
      "that its pairs need. Time: the larger of the compute time at perfect balance and the time of "

@@ -60,16 +60,22 @@ def duration(seconds: float) -> str:
 def alike(values: Iterable[float], text: Text) -> Text:
     r"""Return how to write the values of a column: as `text` does, in the unit of the largest.
 
-    A value below a thousandth of that unit keeps its own, instead of six zeros.
+    If the largest is below ten of its unit and the least below a hundredth, the next smaller unit
+    writes both. A value below a thousandth of the unit keeps its own, instead of six zeros.
 
     >>> [alike([0.0019, 4.2e-5], duration)(value) for value in (0.0019, 4.2e-5, 0, 2e-9)]
     ['1.9\xa0ms', '0.042\xa0ms', '0\xa0ms', '2\xa0ns']
+    >>> [alike([1.41, 0.00063], duration)(value) for value in (1.41, 0.00063)]
+    ['1,410\xa0ms', '0.63\xa0ms']
     """
-    units, most = _UNITS.get(text, ()), max(map(abs, values), default=0.0)
+    sizes = [abs(value) for value in values if value]
+    units, most = _UNITS.get(text, ()), max(sizes, default=0.0)
     # `percent` and `ratio` have no units; counts below a million are written out.
     if not units or most < units[0][1]:
         return text
     unit = _unit(most, units)
+    if most < 10 * unit[1] and min(sizes) < unit[1] / 100:
+        unit = units[max(0, units.index(unit) - 1)]
     least = unit[1] / 1000
     return lambda value: text(value) if 0 < abs(value) < least else _scaled(value, (unit,))
 
@@ -105,6 +111,15 @@ def ratio(value: float) -> str:
     return f"{value:,.{2 if value < 10 else 1 if value < 100 else 0}f}"
 
 
+def times(value: float) -> str:
+    """Write a factor.
+
+    >>> times(1.284) == "1.28\N{MULTIPLICATION SIGN}"
+    True
+    """
+    return f"{ratio(value)}\u00d7"
+
+
 def signed(difference: float, text: Text) -> str:
     r"""Write a difference with its sign; a real minus sign is as wide as the plus.
 
@@ -131,13 +146,13 @@ def digits(value: float) -> str:
     """Write three significant digits.
 
     >>> digits(9.372), digits(0.00042), digits(1234.5)
-    ('9.37', '0.00042', '1234')
+    ('9.37', '0.00042', '1,234')
     """
     if value == 0:
         return "0"
     # Two digits behind the first one that is not 0; above 1,000 all digits before the point stay.
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:.{decimals}f}"
+    text = f"{value:,.{decimals}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 

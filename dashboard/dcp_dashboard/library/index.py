@@ -12,7 +12,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path, PurePosixPath
 from typing import Any, Generic, TypeVar
@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 
 from dcp_dashboard.library.folder import SUFFIX, Folder, PlanEntry
 from dcp_dsl import DCPError
-from dcp_planner import PlanFileError, Source, read_batches, read_meta
-from dcp_planner.report import Rival, Scope, best_static
+from dcp_planner import ModelShape, PlanError, PlanFileError, Source, read_batches, read_meta
+from dcp_planner.report import SCOPES, Rival, Scope, best_static
 
 READ_S = 0.3
 """Most seconds that a request spends on files that its page does not show."""
@@ -52,8 +52,8 @@ class PlanLine:
     compute_imbalance: float
     token_imbalance: float
     seconds: Mapping[Source, float | None]
-    gain: float | None = None
-    """Speed-up over the fastest static layout within the token cap, if the file names any."""
+    gains: Mapping[Scope, float] = field(default_factory=dict)
+    """Speed-ups over the fastest static layouts, by scope, as far as the file names any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,7 +160,7 @@ def _line(meta: Mapping[str, Any]) -> PlanLine:  # Any: JSON values
         density=_finite(metrics["density"]),
         compute_imbalance=_finite(metrics["compute_imbalance"]),
         token_imbalance=_finite(metrics["token_imbalance"]),
-        gain=_gain(meta),
+        gains=_gains(meta),
         seconds={
             source: None if seconds[source] is None else _finite(seconds[source])
             for source in SOURCES
@@ -169,16 +169,15 @@ def _line(meta: Mapping[str, Any]) -> PlanLine:  # Any: JSON values
     )
 
 
-def _gain(meta: Mapping[str, Any]) -> float | None:  # Any: JSON values
+def _gains(meta: Mapping[str, Any]) -> dict[Scope, float]:  # Any: JSON values
     """Read what `dcpm plan --against` wrote beside the plan; anything unlike it counts as none."""
     seconds = [_number(t.get("seconds")) for t in meta["traces"] if t["source"] == "simulated"]
     others = _table(meta.get("against"))
     times = {name: s for name, value in others.items() if (s := _seconds(_table(value)))}
     over = {name: _texts(_table(value).get("over_caps")) for name, value in others.items()}
     if not seconds or not seconds[0]:
-        return None
-    best = best_static(seconds[0], times, over)
-    return best["within_token_cap"].speedup if "within_token_cap" in best else None
+        return {}
+    return {scope: of.speedup for scope, of in best_static(seconds[0], times, over).items()}
 
 
 def _finite(value: Any) -> float:  # Any: a JSON value
@@ -241,6 +240,7 @@ class BatchLine:
             together, `shortest`, `median_length`, `longest` are lengths of sequences in tokens.
         speedups: predicted seconds of other methods over ours.
         over_tokens: other methods that own more tokens on a device than the cap.
+        token_imbalances: by the name of another method, tokens of its fullest device over the mean.
         length_counts: sequences by power of two of their length, empty if unknown.
         mask, origin, backend: texts.
         file: name of the plan file beside the report, empty if there is none.
@@ -251,6 +251,7 @@ class BatchLine:
     figures: Mapping[str, float]
     speedups: Mapping[str, float]
     over_tokens: frozenset[str]
+    token_imbalances: Mapping[str, float]
     length_counts: tuple[int, ...]
     mask: str
     origin: str
@@ -259,33 +260,39 @@ class BatchLine:
     warnings: tuple[str, ...]
 
     @property
-    def best_speedup(self) -> float | None:
-        """Speed-up over the fastest other method of this batch."""
-        return min(self.speedups.values()) if self.speedups else None
-
-    @property
     def rivals(self) -> dict[Scope, Rival]:
         """The fastest static layouts of this batch."""
         over = dict.fromkeys(self.over_tokens, ("tokens",))
         return best_static(1.0, self.speedups, over)
 
+    def fullest(self, method: str = "") -> float | None:
+        """Return the tokens of the device that owns most, of our plan or of another method's."""
+        tokens, devices = self.figures.get("tokens"), self.figures.get("devices")
+        of = self.token_imbalances.get(method) if method else self.figures.get("token_imbalance")
+        return of * tokens / devices if tokens and devices and of else None
+
     def value(self, name: str) -> float | None:
         """Return a figure of the table, ``None`` if the file lacks it."""
         if name == "index":
             return float(self.index)
-        return self.best_speedup if name == "speedup" else self.figures.get(name)
+        if name in SCOPES:
+            return best.speedup if (best := self.rivals.get(name)) else None
+        return self.figures.get(name)
 
 
 @dataclass(frozen=True, slots=True)
 class DatasetReport:
     """Many planned batches of one data set, in the file's order; texts are empty if unknown.
 
-    A report is not complete while planning goes on, or if planning was stopped.
+    `cluster` names the machine and its size, `shape` the heads that were planned, if known. A
+    report is not complete while planning goes on, or if planning was stopped.
     """
 
     spec: str
     dataset: str
     cluster: str
+    cluster_name: str
+    shape: ModelShape | None
     mask: str
     num_wanted: int | None
     num_available: int | None
@@ -306,13 +313,6 @@ class DatasetReport:
     def speedups(self, method: str) -> NDArray[np.float64]:
         """Return the speed-ups over one method, of the batches that have it."""
         return np.array([b.speedups[method] for b in self.batches if method in b.speedups])
-
-    @property
-    def rival(self) -> str | None:
-        """The fastest other method: the one over which our median speed-up is least."""
-        return min(
-            self.methods, key=lambda name: float(np.median(self.speedups(name))), default=None
-        )
 
     @property
     def length_counts(self) -> tuple[int, ...]:
@@ -336,6 +336,8 @@ def parse_report(document: Mapping[str, Any]) -> DatasetReport:
         spec=_text(document.get("spec")),
         dataset=_text(document.get("dataset")),
         cluster=_cluster(_table(document.get("cluster"))),
+        cluster_name=_text(_table(document.get("cluster")).get("name")),
+        shape=_shape(_table(document.get("shape"))),
         mask=_text(document.get("mask")),
         num_wanted=_count(document.get("num_wanted")),
         num_available=_count(document.get("num_available")),
@@ -377,6 +379,11 @@ def _batch_line(at: int, batch: Mapping[str, Any]) -> BatchLine:
         over_tokens=frozenset(
             name for name, value in against.items() if "tokens" in _texts(value.get("over_caps"))
         ),
+        token_imbalances={
+            name: most
+            for name, value in against.items()
+            if (most := _number(value.get("token_imbalance"))) is not None
+        },
         length_counts=tuple(
             _count(part) or 0 for part in _items(batch.get("length_counts"))[:MOST_BINS]
         ),
@@ -425,6 +432,16 @@ def _text(value: object) -> str:
 
 def _texts(value: object) -> tuple[str, ...]:
     return tuple(text for part in _items(value)[:20] if (text := _text(part)))
+
+
+def _shape(values: Mapping[str, Any]) -> ModelShape | None:
+    q_heads, kv_heads, head_dim = (
+        _count(values.get(name)) or 0 for name in ("q_heads", "kv_heads", "head_dim")
+    )
+    try:
+        return ModelShape(q_heads, kv_heads, head_dim)
+    except PlanError:  # a number is missing, or the heads do not go together
+        return None
 
 
 def _cluster(values: Mapping[str, Any]) -> str:

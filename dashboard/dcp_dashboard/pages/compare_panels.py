@@ -31,11 +31,12 @@ from dcp_dashboard.facts.findings import explain
 from dcp_dashboard.facts.text import EVENT_WORDS, PLACER_WORDS, SOURCE_LABELS
 from dcp_dashboard.facts.traces import phase_of
 from dcp_dashboard.library.summary import head_labels
-from dcp_dashboard.pages.charts import deltas_figure, graph, traffic_difference_figure
+from dcp_dashboard.pages.charts import LESS, MORE, deltas_figure, graph, traffic_difference_figure
 from dcp_dashboard.pages.layout import (
     attributes,
     box,
     canvas,
+    folded_rule,
     headings,
     hint,
     kind_legend,
@@ -44,6 +45,7 @@ from dcp_dashboard.pages.layout import (
     panel,
     plain_link,
     scrolling,
+    swatches,
     table,
     terms,
 )
@@ -64,10 +66,11 @@ JUDGEMENTS: dict[Judgement, str] = {
 def verdict_panel(comparison: Comparison) -> Component:
     """Build the verdict: which side is faster, by which rule, and the limits of the comparison."""
     found = explain(comparison)
-    parts = [html.P(found.text, className="dcp-verdict"), hint(f"Method: {found.rule}")]
+    told: list[Component | str] = [found.text, folded_rule(found.rule)]
+    parts: list[Component] = [html.P(told, className="dcp-verdict")]
     if comparison.limits:
         parts.append(notes_list(comparison.limits))
-    return box(parts, "Which plan is faster, and why")
+    return box(parts, "Which plan is faster, and why", "dcp-panel dcp-answer")
 
 
 def table_panel(comparison: Comparison) -> Component:
@@ -196,12 +199,14 @@ def timelines_panel(comparison: Comparison, address: str, phase: str) -> Compone
 
 def device_panels(comparison: Comparison) -> Component:
     """Build charts and a table of every device's differences."""
-    chart = panel("Every device, B minus A", [_slot("deltas")], name="dcp-deltas")
+    legend = swatches([("more in B", MORE), ("less in B", LESS)])
+    chart = panel("Every device, B minus A", [_slot("deltas")], tools=legend, name="dcp-deltas")
     if comparison.is_same_plan:
         # One plan has one traffic. The slot is there, hidden, since the callback fills both.
         charts = html.Div([chart, html.Div(_slot("traffic-difference"), hidden=True)])
     else:
-        traffic = panel("Traffic, B minus A", [_slot("traffic-difference")], name="dcp-traffic")
+        slot = _slot("traffic-difference")
+        traffic = panel("Traffic, B minus A", [slot], tools=legend, name="dcp-traffic")
         charts = html.Div([chart, traffic], className="dcp-columns")
     scroll = scrolling(_device_table(compare_devices(comparison)), "dcp-tall")
     kind = "dcp-few-deltas" if comparison.is_same_plan else ""

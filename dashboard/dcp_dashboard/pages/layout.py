@@ -110,6 +110,11 @@ def hint(text: Any) -> Component:  # Any: children as Dash takes them
     return html.P(text, className="dcp-hint")
 
 
+def folded_rule(rule: str) -> Component:
+    """Build what unfolds how a sentence beside it was found."""
+    return html.Details([html.Summary("how?"), html.Span(rule)], className="dcp-rule")
+
+
 def canvas(kind: str, url: str, label: str, *, name: str = "", **values: str) -> Component:
     """Build the place of a canvas that a script fills with the data of a URL.
 

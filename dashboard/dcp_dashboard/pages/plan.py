@@ -29,6 +29,7 @@ from dcp_dashboard.pages.layout import (
     box,
     canvas,
     choice,
+    folded_rule,
     framed,
     headings,
     hint,
@@ -53,9 +54,9 @@ from dcp_planner import Source
 from dcp_planner.causes import Account
 
 GAIN_HINT = (
-    "Every static layout of this batch, forward and backward of one layer. Caps: at most 1.10 "
-    "times the mean tokens, and compute, on a device. More tokens need more memory; more compute "
-    "is in the predicted time already."
+    "Every static layout of this batch; attention is forward and backward of one layer. The cap: a "
+    "device has at most 1.10 times the mean tokens, and the mean compute. Tokens above it need "
+    "more memory and a longer linear part; the predicted time contains compute above it."
 )
 
 MAX_STACKED_DEVICES = 8
@@ -257,13 +258,13 @@ def _uses(loaded: LoadedPlan, source: Source) -> Component:
         numbers += [] if use.predicted_s is None else [text(use.predicted_s)]
         most: list[Component | str] = ["-"]
         if use.most_s:
-            most = [text(use.most_s), " on ", _device_link(use.device)]
+            most = [text(use.most_s), ", ", _device_link(use.device)]
         name = swatches([(use.words, ACCOUNT_COLOURS[use.account])])
         cells = [*number_cells(numbers), html.Td(most, className="dcp-number")]
         rows.append(html.Tr([html.Th(name, scope="row"), *cells]))
     names = ["Time of a device", "Mean", "Share", "Longest, on device"]
     if source == "measured":
-        names.insert(3, "Predicted mean")
+        names.insert(3, "Predicted")
     return scrolling(table(headings(names, range(1, len(names))), rows), "dcp-uses")
 
 
@@ -284,9 +285,12 @@ def _idle(loaded: LoadedPlan, source: Source) -> Component:
         shown.append(html.Details([html.Summary(f"{more}, less idle"), *bars[MOST_BARS:]]))
     ends = [html.Span(quantities.duration(part * whole) if part else "0") for part in (0, 0.5, 1)]
     scale = html.Div(ends, className="dcp-accounts-axis")
-    axis = html.Div([html.B(), scale], className="dcp-account", **attributes(aria_hidden="true"))
+    hidden = attributes(aria_hidden="true")
+    axis = html.Div([html.B(), scale], className="dcp-account", **hidden)
+    heads = [html.B("device"), html.Span(), html.I("idle")]
     group = written(
-        [*shown, axis], className="dcp-accounts", role="group",
+        [html.Div(heads, className="dcp-account", **hidden), *shown, axis],
+        className="dcp-accounts", role="group",
         **attributes(aria_label="Use of each device's time, the idlest first"),
     )  # fmt: skip
     return html.Div([html.P(_told(idlest(loaded, source), source)), group])
@@ -337,7 +341,7 @@ def _list(heading: str, items: Sequence[Component], name: str = "") -> Component
 
 def _told(finding: Finding, source: Source) -> list[Component | str]:
     """Build a finding, which selects its evidence, and its rule."""
-    rule = html.Details([html.Summary("how?"), html.Span(finding.rule)], className="dcp-rule")
+    rule = folded_rule(finding.rule)
     if not finding.selected:
         return [finding.text, " ", rule]
     # `page/selection.ts` selects the evidence, scrolls to the timelines and shows this time there.

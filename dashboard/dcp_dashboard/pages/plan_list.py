@@ -10,7 +10,8 @@ from dash import dcc, html
 from dash.development.base_component import Component
 
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.text import TIMES
+from dcp_dashboard.facts.gain import GAIN, GAIN_IN_CAP
+from dcp_dashboard.facts.quantities import times
 from dcp_dashboard.library.folder import RUN_SUFFIX, STEP_SUFFIX, PlanEntry
 from dcp_dashboard.library.index import PlanLine, PlanRow, read_run
 from dcp_dashboard.library.plans import PlanLibrary, ReportRow
@@ -58,10 +59,6 @@ EXAMPLES: tuple[dict[str, Any], ...] = tuple(  # Any: JSON values
 """Bodies of requests, each with the `label` that the list shows."""
 
 
-def _times(value: float) -> str:
-    return f"{quantities.ratio(value)}{TIMES}"
-
-
 COLUMNS: tuple[Column[PlanLine], ...] = (
     Column("tokens", "Tokens", "Tokens of the packed batch", lambda s: s.tokens,
            quantities.count),
@@ -79,8 +76,9 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
            lambda s: s.total_bytes, quantities.size),
     Column("predicted", "Predicted", "Simulated time, forward and backward, if the file holds it",
            lambda s: s.seconds.get("simulated"), quantities.duration),
-    Column("gain", "Gain", "Predicted speed-up of attention over the fastest static layout within "
-           "the token cap; dcpm plan --against static writes it", lambda s: s.gain, _times),
+    Column("gain", "Gain over static", GAIN, lambda s: s.gains.get("of_all"), times),
+    Column("gain_in_cap", "Gain within the cap", GAIN_IN_CAP,
+           lambda s: s.gains.get("within_token_cap"), times),
     Column("measured", "Measured", "Measured time, forward and backward",
            lambda s: s.seconds.get("measured"), quantities.duration),
 )  # fmt: skip
@@ -88,7 +86,8 @@ COLUMNS: tuple[Column[PlanLine], ...] = (
 NAME: Column[PlanLine] = Column("name", "Plan", "Mask and file", lambda s: s.mask, kind="")
 
 RUN_HEADS = ("Run", "Newest step", "Step time, median of the newest", "Attention, slowest rank")
-REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Speed-up, median", "Against", "State")
+REPORT_HEADS = ("Data set", "Batches", "Tokens, median", "Gain over static, median",
+                "Gain within the cap, median", "State")  # fmt: skip
 
 
 def plan_list_page(library: PlanLibrary, query: str) -> Component:
@@ -112,7 +111,7 @@ def plan_list_page(library: PlanLibrary, query: str) -> Component:
         parts.append(_section("This session", _table(recent, heads), note))
     if sets:
         lines = [_report_row(row) for row in sets]
-        shown = table(headings(REPORT_HEADS, (1, 2, 3)), lines, "dcp-reports")
+        shown = table(headings(REPORT_HEADS, (1, 2, 3, 4)), lines, "dcp-reports")
         parts.append(_section("Planned data sets", shown))
     named = False
     for title, page, entries in (("Runs", "run", runs), ("Planned steps", "step", steps)):
@@ -279,17 +278,18 @@ def _report_row(row: ReportRow) -> Component:
         return html.Tr(cells, className="dcp-broken")
     title = PurePosixPath(report.dataset or report.spec or "samples").name
     state = "complete" if report.is_complete else "incomplete"
-    tokens, rival, q = report.column("tokens"), report.rival, quantities
+    q = quantities
     numbers = (
         q.count(len(report.batches)),
-        q.count(float(np.median(tokens))) if len(tokens) else "-",
-        q.ratio(float(np.median(report.speedups(rival)))) if rival else "-",
+        *(
+            text(float(np.median(values))) if len(values := report.column(name)) else "-"
+            for name, text in (("tokens", q.count), ("of_all", times), ("within_token_cap", times))
+        ),
     )
     return html.Tr(
         [
             _name(row.entry, href, title),
             *number_cells(numbers),
-            html.Td(rival or "-"),
             html.Td(html.Span(state, className="dcp-badge dcp-badge-none")),
         ]
     )

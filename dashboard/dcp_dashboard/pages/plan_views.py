@@ -38,10 +38,11 @@ PAUSE_MS = 900
 """Time that each division stays while they are played."""
 
 MASK_HINT = (
-    "Rows are queries, columns are keys. The edges show the owners of the tokens and the names of "
-    "the sequences; click an edge to select a sequence. Scroll to zoom, drag to pan, press 0 to "
-    "reset. Enter selects a tile, arrow keys select the next tile, and Enter again zooms in until "
-    "the pairs of the tile are visible."
+    "Rows are queries, columns are keys. All pairs of a full tile are visible, some of a partial "
+    "one, none of an empty one, which no device computes. The edges show the owners of the tokens "
+    "and the names of the sequences; click an edge to select a sequence. Scroll to zoom, drag to "
+    "pan, press 0 to reset. Enter selects a tile, arrow keys select the next tile, and Enter again "
+    "zooms in until the pairs of the tile are visible."
 )
 
 TIMELINE_HINT = (

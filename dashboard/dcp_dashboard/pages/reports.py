@@ -13,7 +13,7 @@ from dash.development.base_component import Component
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
 from dcp_dashboard.facts import quantities
-from dcp_dashboard.facts.gain import gains_of_report
+from dcp_dashboard.facts.gain import GAIN, GAIN_IN_CAP, gains_of_report
 from dcp_dashboard.facts.quantities import alike, count, counted, duration, ratio
 from dcp_dashboard.library.folder import SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.index import BatchLine, DatasetReport
@@ -56,8 +56,8 @@ COLUMNS = (
     _column("longest", "Longest", "Tokens of the longest sequence", quantities.count),
     _column("density", "Density", "Visible pairs relative to a causal mask", quantities.percent),
     _column("seconds", "Predicted", "Simulated time, forward and backward", quantities.duration),
-    _column("speedup", "Speed-up", "Predicted time of the fastest other method divided by ours",
-            quantities.ratio),
+    _column("of_all", "Gain over static", GAIN, quantities.times),
+    _column("within_token_cap", "Gain within the cap", GAIN_IN_CAP, quantities.times),
     _column("compute_imbalance", "Compute max/mean", "Pairs of the busiest device over the mean",
             quantities.ratio),
     _column("token_imbalance", "Token max/mean", "Tokens of the largest owner over the mean",
@@ -291,10 +291,11 @@ def step_sentence(step: StepFile, bars: list[StepBar]) -> str:
     # Times of a bar are those of all pipeline stages; a device is in one of them.
     waiting = sum(bar.waiting_s * bar.width for bar in bars) / step.devices / step.stages
     documents = sum(len(group.documents) for group in step.groups)
+    waits = f"Devices wait {duration(waiting)} on average." if waiting else "No device waits."
     return (
         f"{count(documents)} documents in {duration(step.step_s)}, predicted: "
-        f"{ratio(step.over_balance)} times the time at perfect balance. Devices wait "
-        f"{duration(waiting)} on average. The fullest device holds {ratio(step.max_tokens)} times "
+        f"{ratio(step.over_balance)} times the time at perfect balance. {waits} "
+        f"The fullest device holds {ratio(step.max_tokens)} times "
         "the mean number of tokens."
     )
 
@@ -329,7 +330,7 @@ def step_figure(bars: list[StepBar]) -> go.Figure:
             hovertemplate="%{customdata}<br>" + name + " %{x:.3s}s<extra></extra>",
         )  # fmt: skip
     figure.update_layout(
-        template=TEMPLATE, barmode="stack", height=90 + 20 * len(bars),
+        template=TEMPLATE, barmode="stack", height=90 + 20 * max(5, len(bars)),
         margin={"l": 80, "r": 10, "t": 30, "b": 40},
         legend={"orientation": "h", "traceorder": "normal", "y": 1, "yanchor": "bottom"},
         xaxis={"title": "seconds", "showgrid": True, "gridcolor": NEUTRAL},

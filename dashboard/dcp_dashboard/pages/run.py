@@ -13,10 +13,21 @@ from dash.exceptions import PreventUpdate
 from plotly.subplots import make_subplots
 
 from dcp_dashboard.api.encoding import KIND_COLOURS, NEUTRAL
-from dcp_dashboard.facts.quantities import count, counted, duration, percent, ratio, signed, size
+from dcp_dashboard.facts.quantities import (
+    count,
+    counted,
+    digits,
+    duration,
+    percent,
+    ratio,
+    signed,
+    size,
+    times,
+)
 from dcp_dashboard.library.folder import RUN_SUFFIX, SUFFIX, PlanEntry, plan_key
 from dcp_dashboard.library.plans import PlanLibrary, Run
 from dcp_dashboard.pages.charts import BLUE, MORE, TEMPLATE, annotate, graph
+from dcp_dashboard.pages.compare_panels import MINUS
 from dcp_dashboard.pages.layout import (
     box,
     framed,
@@ -86,23 +97,41 @@ def comparison(runs: Sequence[Run]) -> list[Component]:
     for field, heading, text in FACTS:
         if field in COMPARED and (medians := pair.medians(field)) is not None:
             a, b = medians
-            share = number_cells([signed(b / a - 1, percent) if a else "-"])
+            share = number_cells([signed(b / a - 1, percent) if a and text != percent else ""])
             rows.append(html.Tr([html.Th(heading, scope="row"), *_numbers(a, b, text), *share]))
-    heads = headings(("Median over steps", "A", "B", "B - A", "change"), (1, 2, 3, 4))
+    heads = headings(("Median over steps", "A", "B", MINUS, "change"), (1, 2, 3, 4))
     first, second = (entry.relative for entry, _ in runs)
     common = counted(len(pair.steps), "step")
     note = f"A is {first}, B is {second}. Medians over the {common} that both runs have."
-    medians_panel = panel("A versus B", [hint(note), scrolling(table(heads, rows))])
+    told = html.P(pair_sentence(pair), className="dcp-verdict")
+    medians_panel = panel("A versus B", [told, hint(note), scrolling(table(heads, rows))])
     steps = [_step_row(pair, step) for step in pair.most_different()]
     heads = headings(
-        ("Step", "A", "B", "B - A", "Slowest rank of A", "Slowest rank of B"), (0, 1, 2, 3)
+        ("Step", "A", "B", MINUS, "Slowest rank of A", "Slowest rank of B"), (0, 1, 2, 3)
     )
     apart = panel("Steps that differ most in time", [scrolling(table(heads, steps))])
     return [medians_panel, apart] if steps else [medians_panel]
 
 
+def pair_sentence(pair: Pair) -> str:
+    """Write which of two runs takes less time for a step, and what attention takes in both."""
+    steps, attention = pair.medians("step_s"), pair.medians("measured_s")
+    if steps is None or not min(steps):
+        return "The two runs have no step time in common."
+    a, b = steps
+    text = f"A step takes {duration(a)} in A and {duration(b)} in B"
+    factor = max(steps) / min(steps)
+    text += f": {times(factor)} as fast in {'AB'[b < a]}." if factor > 1 + CLOSE else "."
+    if attention is not None:
+        text += f" Attention takes {duration(attention[0])} and {duration(attention[1])}."
+    return text
+
+
 def _numbers(a: float, b: float, text: Text) -> list[Component]:
-    return number_cells((text(a), text(b), signed(b - a, text)))
+    difference = signed(b - a, text)
+    if text == percent:  # of two shares, in points: 60 % less could mean either
+        difference = f"{signed(100 * (b - a), digits)} points"
+    return number_cells((text(a), text(b), difference))
 
 
 def _step_row(pair: Pair, step: int) -> Component:
@@ -117,6 +146,9 @@ STILL_S = 90.0
 """Seconds without a new record after which a page is no longer redrawn."""
 MOST_OTHERS = 20
 """Other runs that a page links to."""
+CLOSE = 0.02
+"""Two runs whose times differ by a smaller share are equally fast."""
+
 SECOND = "#cc79a7"
 """Purple (Okabe & Ito): the lines of the second run."""
 NO_STEP = "No step is chosen. Click a step of the charts: its figures stand here."
@@ -167,7 +199,7 @@ def run_page(library: PlanLibrary, key: str, other: str = "") -> Component:
             dcc.Store(id="run-key", data=[key, other]), dcc.Store(id="run-range"),
             dcc.Interval(id="run-clock", interval=EVERY_MS),
             title_bar(name.parent.name or name.name, told),
-            box([html.Div(_now(run), id="run-now"), _newest(run)], "Latest step"),
+            box([html.Div(_now(runs), id="run-now"), _newest(run)], "Latest step"),
             html.Div(comparison(runs), id="run-pair"),
             html.Div(
                 [
@@ -221,7 +253,7 @@ def add_run_callbacks(app: Dash, library: PlanLibrary) -> None:
             if is_tick and time.time() - written_ns / 1e9 > STILL_S:
                 raise PreventUpdate
             figure = run_figure(runs, _read_range(zoomed))
-            return _now(runs[0][1]), _figures(runs[0][1]), comparison(runs), figure
+            return _now(runs), _figures(runs[0][1]), comparison(runs), figure
 
         try:
             return _read(library, keys, make)
@@ -316,8 +348,8 @@ def run_figure(runs: Sequence[Run], zoomed: Sequence[float] | None) -> go.Figure
     for row, (heading, lines) in enumerate(CHARTS, start=1):
         for (_, drawn), letter in zip(runs, letters, strict=True):
             for field, name, colour, dash in lines:
-                style = {"name": letter + name, "dash": dash,
-                         "color": SECOND if letter == "B " else colour}  # fmt: skip
+                colours = {"": colour, "A ": BLUE, "B ": SECOND}  # of two runs, each has one
+                style = {"name": letter + name, "dash": dash, "color": colours[letter]}
                 _add_line(figure, drawn, field, _seen(drawn, zoomed), row, style)
         parts = [(drawn.column(of), _seen(drawn, zoomed)) for _, drawn in runs for of, *_ in lines]
         most = _top([values[seen] for values, seen in parts])
@@ -406,8 +438,8 @@ def run_sentence(run: RunHistory) -> str:
     if "measured_s" in middle:
         text += f" Attention of the slowest rank takes {duration(middle['measured_s'])}"
         if middle.get("predicted_s"):
-            times = ratio(middle["measured_s"] / middle["predicted_s"])
-            text += f", {times} times the predicted {duration(middle['predicted_s'])}"
+            factor = ratio(middle["measured_s"] / middle["predicted_s"])
+            text += f", {factor} times the predicted {duration(middle['predicted_s'])}"
         text += "."
     slowest = run.column("slowest")[-RECENT:]
     slowest = slowest[~np.isnan(slowest)].astype(np.int64)
@@ -418,14 +450,20 @@ def run_sentence(run: RunHistory) -> str:
         is_it = last.get("why") and last.get("slowest") == rank
         text += f": {last['why']}." if is_it else "."
     if "exposed_share" in middle:
-        text += f" The rank that waits longest waits {percent(middle['exposed_share'])} of that."
+        share = percent(middle["exposed_share"])
+        text += f" The rank that waits longest waits for {share} of attention's time."
     return text
 
 
-def _now(run: RunHistory) -> Component:
-    lost = f"The disk is too slow: {counted(run.dropped, 'step')} not written to the log."
-    notes = [hint(lost)] if run.dropped else []
-    return html.Div([html.P(run_sentence(run), className="dcp-verdict"), *notes])
+def _now(runs: Sequence[Run]) -> Component:
+    parts: list[Component] = []
+    for letter, (_, run) in zip("AB", runs, strict=False):
+        name = f"{letter}: " if len(runs) > 1 else ""
+        parts.append(html.P(name + run_sentence(run), className="dcp-verdict"))
+        if run.dropped:
+            lost = f"{counted(run.dropped, 'step')} not written to the log"
+            parts.append(hint(f"{name}The disk is too slow: {lost}."))
+    return html.Div(parts)
 
 
 def _newest(run: RunHistory) -> Component:

@@ -48,6 +48,8 @@ export interface Values {
   readonly pins?: string; // devices that stay at the top, comma between
   readonly notes?: string; // what timeline/notes.ts reads, a line for each
   readonly path?: string; // "off": without the line of the critical path
+  readonly share?: string; // per cent of a step that attention takes
+  readonly model?: string; // whose step a gain is about
 }
 
 export type Key = keyof Values;
@@ -55,7 +57,7 @@ export type Patch = { readonly [K in Key]?: Values[K] | null };
 export type Follower = (values: Values, changed: ReadonlySet<Key>) => void;
 export type TextKey = (typeof TEXTS)[number];
 
-const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "notes", "path"] as const;
+const TEXTS = ["colour", "tiles", "group", "source", "kinds", "longer", "find", "open", "view", "order", "traffic", "pins", "notes", "path", "share", "model"] as const;
 const RANGES = { time: 2, tokens: 4, area: 4 } as const;
 const RANGE_KEYS = Object.keys(RANGES) as (keyof typeof RANGES)[];
 const KEYS: readonly Key[] = ["sel", ...RANGE_KEYS, ...TEXTS];

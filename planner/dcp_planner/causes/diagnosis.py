@@ -286,7 +286,12 @@ def find_causes_of_run(plan: Plan, trace: Trace) -> Why:
     times = _Times.of(_tried(scene, REPLAYED), recording.seconds_without)
     work = float(scene.compute_s.mean())
     order = times.least - work  # as in a prediction: the time above the mean device's compute
-    causes = [*times.causes(scene), Cause("order", order, order, _PLACES["order"](scene))]
+    found_causes = (*times.causes(scene), Cause("order", order, order, _PLACES["order"](scene)))
+    # Shared evenly, compute of a device that began late ends later: unevenness cost nothing there.
+    causes = [
+        replace(c, saves_s=max(0.0, c.saves_s), saves_last_s=max(0.0, c.saves_last_s))
+        for c in found_causes
+    ]
     return _why(scene, found, times, work, causes)
 
 

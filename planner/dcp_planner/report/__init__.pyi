@@ -1,5 +1,6 @@
 from .bounds import bound_ratios
 from .figures import (
+    SCOPES,
     BatchFigures,
     Difference,
     Rival,
@@ -11,6 +12,7 @@ from .figures import (
 )
 
 __all__ = [
+    "SCOPES",
     "BatchFigures",
     "Difference",
     "Rival",

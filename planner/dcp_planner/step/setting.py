@@ -192,6 +192,8 @@ _SIZES: dict[str, tuple[float, int, tuple[int, int, int], float]] = {
 }
 """Parameters, layers, heads (q, kv, dim), and parameters without the embedding table, from the
 models' cards."""
+MODELS = tuple(_SIZES)
+"""Names of the presets of `step_model`."""
 
 
 def step_model(name: str, device: str = "h100") -> StepModel:

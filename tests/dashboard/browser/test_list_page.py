@@ -114,10 +114,14 @@ def test_a_planned_data_set_leads_to_its_plans(visit, own, small_plan):
     times = {"predicted_forward_s": 1.0, "predicted_backward_s": 2.0}
     batches = [
         {"index": i, "tokens": 2048 - i, "mask": "causal", "file": f"b{i}.dcpplan", **times,
-         "against": {"static:ring": {"predicted_forward_s": 3.0, "predicted_backward_s": 3.0}}}
+         "devices": 1, "token_imbalance": 1.0,
+         "against": {"static:ring": {"predicted_forward_s": 3.0, "predicted_backward_s": 3.0,
+                                     "token_imbalance": 1.0}}}
         for i in range(3)
     ]  # fmt: skip
     report = {"schema": "dcp.batches/1", "dataset": "rows.parquet", "is_complete": True,
+              "cluster": {"name": "h100-dgx"},
+              "shape": {"q_heads": 8, "kv_heads": 2, "head_dim": 128},
               "batches": batches, "distribution": {}, "speedup": {}, "notes": []}  # fmt: skip
     (own / "report.dcpbatches.json").write_text(json.dumps(report))
     write_plan(own / "b1.dcpplan", small_plan)
@@ -126,7 +130,15 @@ def test_a_planned_data_set_leads_to_its_plans(visit, own, small_plan):
     told = "If attention takes 30 % of a step, a step is 1.18\u00d7 (1.18 to 1.18) as fast"
     page.wait_for_selector(f"text={told}")
     page.fill("#dcp-share", "100")
-    page.wait_for_selector("text=If attention takes 100 % of a step, a step is 2.00\u00d7")
+    all_of_it = "text=If attention takes 100 % of a step, a step is 2.00\u00d7"
+    page.wait_for_selector(all_of_it)
+    page.wait_for_url("**?share=100")
+    page.reload()
+    page.wait_for_selector(all_of_it)
+    page.select_option(".dcp-gain select", "llama-8b")  # 96 s of attention outweigh the rest
+    page.wait_for_selector("text=A step of llama-8b is 2.00\u00d7")
+    page.wait_for_url("**model=llama-8b*")
+    assert page.locator("#dcp-share").is_hidden()
     page.click("th >> text=Tokens")
     page.wait_for_selector("th[aria-sort=descending] >> text=Tokens")
     assert page.locator("[aria-label=Batches] tbody td").first.inner_text() == "0"

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import suppress
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 
 from dcp_dashboard.api.encoding import decode
 from dcp_dashboard.editing import planning
-from dcp_dashboard.editing.planning import make_plan, preview_plan
+from dcp_dashboard.editing.planning import figures, make_plan, preview_plan
 from dcp_dashboard.editing.texts import check_text, describe_word, draw_text, format_text, propose
 from dcp_dsl import DCPError, Spec, check, dense_mask
+from dcp_planner import measure
 
 TEXT = """segment part = question[question_len] answer[answer_lens]*
 mask shared = causal and (k in question or same(answer))
@@ -156,3 +158,8 @@ def test_whatever_a_client_sends_is_answered_or_refused(changes):
         with suppress(DCPError):
             answer = task(request)
             json.dumps(answer[0] if task is draw_text else answer)
+
+
+def test_figures_of_a_plan_name_the_default_search_in_words(small_plan):
+    plan = replace(small_plan, partitioner="portfolio")
+    assert figures(plan, measure(plan), 1.0)["placed_by"] == "the default search"

@@ -120,7 +120,7 @@ def test_the_uses_of_a_run_are_ranked_by_their_measured_time(small_plan):
         for node in panel
         if node["type"] == "Tr"
     ]
-    assert rows[0] == ["Time of a device", "Mean", "Share", "Predicted mean", "Longest, on device"]
+    assert rows[0] == ["Time of a device", "Mean", "Share", "Predicted", "Longest, on device"]
     mean, predicted = ({row[0]: float(row[at].split()[0]) for row in rows[1:]} for at in (1, 3))
     assert list(mean.values()) == sorted(mean.values(), reverse=True)
     assert sum(mean.values()) == pytest.approx(run.seconds() * 1e6, rel=0.01)

@@ -11,6 +11,7 @@ from dcp_dashboard.library.index import RunLine, read_run
 from dcp_dashboard.pages.run import (
     Pair,
     extremes,
+    pair_sentence,
     read_click,
     read_zoom,
     run_figure,
@@ -126,10 +127,29 @@ def test_a_run_begins_with_a_sentence(tmp_path):
     assert text.replace("\u00a0", " ") == (
         "A step takes 1 s, the median of the last 100. Attention of the slowest rank takes 500 ms, "
         "2.00 times the predicted 250 ms. Rank 3 is slowest in 100 of 100 steps: rank 3 is slow. "
-        "The rank that waits longest waits 20 % of that."
+        "The rank that waits longest waits for 20 % of attention's time."
     )
     assert run_sentence(history(tmp_path / "b", {})) == "The run has written no step yet."
     assert run_sentence(history(tmp_path / "c", {7: None})) == "Step 7 is the newest."
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        (2.0, 1.0, "A step takes 2 s in A and 1 s in B: 2.00\u00d7 as fast in B. "
+                   "Attention takes 500 ms and 500 ms."),
+        (1.0, 1.5, "A step takes 1 s in A and 1.5 s in B: 1.50\u00d7 as fast in A. "
+                   "Attention takes 500 ms and 500 ms."),
+        (1.0, 1.01, "A step takes 1 s in A and 1.01 s in B. Attention takes 500 ms and 500 ms."),
+        (None, 1.0, "The two runs have no step time in common."),
+    ],
+)  # fmt: skip
+def test_two_runs_begin_with_which_is_faster(tmp_path, before, after, told):
+    runs = [
+        history(tmp_path / name, {1: seconds, 2: seconds}, measured_s=0.5)
+        for name, seconds in (("a", before), ("b", after))
+    ]
+    assert pair_sentence(Pair.of(*runs)).replace("\u00a0", " ") == told
 
 
 def test_the_list_reads_the_newest_steps_of_a_log(tmp_path):

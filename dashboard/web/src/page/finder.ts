@@ -42,7 +42,7 @@ export function addFinder(host: HTMLElement, offer: (found: Facts) => void): voi
   const head = host.closest(".dcp-panel")?.querySelector(".dcp-panel-head");
   if (!head || head.querySelector(".dcp-finder")) return;
   const field = make("input", {
-    className: "dcp-input dcp-finder", type: "search", placeholder: "Find seq, device, …", title: EXAMPLES, "aria-label": `Select by name: ${EXAMPLES}`,
+    className: "dcp-input dcp-finder", type: "search", placeholder: "Find by name …", title: EXAMPLES, "aria-label": `Select by name: ${EXAMPLES}`,
   });
   field.addEventListener("change", () => void find(field, host.dataset.key ?? "", offer));
   head.firstElementChild?.after(field);

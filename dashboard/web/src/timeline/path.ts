@@ -52,7 +52,7 @@ export class CriticalPath {
     this.place.hidden = state.get().view === "table";
     const isShown = state.get().path !== "off";
     const lines = this.shown().map(({ header: { source, shares } }) => make("p", { className: "dcp-hint" },
-      button(WORDS[source], "dcp-link", () => state.set({ path: isShown ? "off" : null }), {
+      make("span", { className: "dcp-path-line" }), button(WORDS[source], "dcp-link", () => state.set({ path: isShown ? "off" : null }), {
         "aria-pressed": String(isShown), title: "Show or hide the line of the critical path: the chain of events that determines the total time" }),
       ": ", ...shares.flatMap((share, at) => [at ? ", " : "", word(share)]), "."));
     this.place.replaceChildren(...lines);

@@ -173,7 +173,7 @@ export class Timeline extends CanvasView implements TimelineView {
   private drawGrid(): void {
     const { pixels, buffer } = this.layers;
     const line = pixel(this.line);
-    this.ticks = ticks(this.time.start, this.time.end, this.layers.area.width / 110);
+    this.ticks = ticks(this.time.start, this.time.end, this.layers.area.width / 80);
     for (const ns of this.ticks.values) {
       const x = Math.round(((ns - this.time.start) / this.time.span) * pixels.width);
       for (let y = 0; x < pixels.width && y < pixels.height; y++) buffer[y * pixels.width + x] = line;
