@@ -171,6 +171,8 @@ class Lowering:
         Raises:
             TooManyPieces: only where the pieces of `conjunction` would be too many, too.
         """
+        if self.frame.outer is not None:  # each cell has few of them
+            return
         slab, bands = (0, self.frame.num_tokens, 0, self.frame.num_tokens, 0, 0), {}
         for item in parts:
             match item:
@@ -187,15 +189,15 @@ class Lowering:
                         return
                     if not isinstance(found, Region) or len(found.q_start) != 1:
                         return
-                    slab = tuple(int(column[0]) for column in found.columns())
+                    top, bottom, start, end, low, high = (int(c[0]) for c in found.columns())
+                    slab = top, bottom, start, end, low, high
                 case _:
                     return
             if len(bands) == 2:
                 rows, keys = bands[False], bands[True]
-                first, end = rows_of_keys(slab, keys.start, keys.end)
-                counts = np.searchsorted(rows.start, end) - np.searchsorted(
-                    rows.end, first, "right"
-                )
+                begin, stop = rows_of_keys(slab, keys.start, keys.end)
+                counts = np.searchsorted(rows.start, stop)
+                counts -= np.searchsorted(rows.end, begin, side="right")
                 size = 3 * (len(rows) + len(keys) + 1)  # an end cuts a piece into three at most
                 most = MAX_PAIRS + CELLS_PER_SLAB * size
                 limit_pieces(int(np.maximum(counts, 0).sum()), most, "pieces of slabs")

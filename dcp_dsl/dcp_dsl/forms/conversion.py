@@ -107,10 +107,10 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
     may_be_long = not value.is_maximal and rows <= ROWS_PER_SLAB * size
     followers, chains = None, 0
     if may_be_long and rows == size > 0:
-        chains = size - np.count_nonzero(are_linked(value.columns()))
+        chains = size - int(np.count_nonzero(are_linked(value.columns())))
     elif may_be_long:
         followers = value.followers()
-        chains = np.count_nonzero(followers < 0)
+        chains = int(np.count_nonzero(followers < 0))
     if chains >= MIN_ROWS_SLABS and rows <= ROWS_PER_SLAB * chains:
         inner: Slabs | Rows = _rows(value)
     else:

@@ -345,7 +345,7 @@ class Slabs(Record):
         return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
 
-ROW_CELLS_AT_ONCE = 2**22  # blocks counted at once, to bound memory
+ROW_CELLS_AT_ONCE = 2**17  # blocks counted at once, so that the processor's cache holds them
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -118,17 +118,17 @@ class Between:
     def _of_rows(self) -> Region:
         """Return the pairs row by row, where the number of a key is its position and a constant."""
         n, shift = self.number.num_tokens, -int(self.number.values[0])
-        row, kept = np.arange(n), np.True_
+        row, kept = np.arange(n), np.ones(n, np.bool_)
         first, last = np.zeros(n, np.int64), np.full(n, n)
         if self.low is not None:
             low, is_defined = self.low.on_all()
             first = np.maximum(low + shift, 0, out=first)
-            kept = kept & is_defined
+            kept &= is_defined
         if self.high is not None:
             high, is_defined = self.high.on_all()
             last = np.minimum(high + (shift + 1), n, out=last)
-            kept = kept & is_defined
-        kept = kept & (first < last)
+            kept &= is_defined
+        kept &= first < last
         if not kept.all():
             row, first, last = (np.compress(kept, column) for column in (row, first, last))
         flat = np.zeros_like(row)
@@ -367,10 +367,10 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise, max_places: int = 0
         begin, height = np.arange(n), np.ones(n, np.int64)
     if not is_defined.all():
         begin, height, which = begin[is_defined], height[is_defined], which[is_defined]
+    sizes = np.count_nonzero(lists >= 0, axis=1)
+    limit_pieces(int(sizes[which].sum()), most, "places of lists")
     entries = lists[which].ravel()
-    is_number = entries >= 0
-    limit_pieces(int(np.count_nonzero(is_number)), most, "places of lists")
-    named = np.flatnonzero(is_number)
+    named = np.flatnonzero(entries >= 0)
     row, wanted = named // lists.shape[1], entries[named]
     top = int(value.max(initial=-1)) + 1
     if top <= n:  # a table of all numbers is several times as fast

@@ -127,6 +127,10 @@ def is_single(columns: tuple[Ints, ...]) -> bool:
 def are_linked(rows: tuple[Ints, ...]) -> NDArray[np.bool_]:
     """Return which slabs of one row each are continued on the next row, as `region` joins them."""
     row, _, first, last = rows[:4]
+    if is_single(rows):
+        move = first[1:] - first[:-1]
+        move |= last[1:] - last[:-1]
+        return np.append((move >> 1 == 0) & (row[1:] - row[:-1] == 1), False)
     cuts = np.searchsorted(row, row[::ROWS_AT_ONCE]).tolist()
     found = np.zeros(len(row), np.bool_)
     for begin, end in pairwise([*cuts, len(row)]):
@@ -166,12 +170,12 @@ def _rows_within(rows: tuple[Ints, ...], single: tuple[Ints, ...]) -> tuple[Ints
     parts = []
     for at in range(0, len(rows[0]), ROWS_AT_ONCE):
         row, _, first, last = (column[at : at + ROWS_AT_ONCE] for column in rows[:4])
-        if len(single[0]) == 1:
-            top, bottom, start, end, low, high = (int(column[0]) for column in single)
-        else:
+        own = single  # one slab broadcasts
+        if len(single[0]) > 1:
             slab = np.searchsorted(single[1], row, side="right")
             slab[slab == len(single[0])] = 0  # behind the last one, above the first row of another
-            top, bottom, start, end, low, high = (column[slab] for column in single)
+            own = tuple(column[slab] for column in single)
+        top, bottom, start, end, low, high = own
         down = row - top
         first = np.maximum(first, start + low * down)
         last = np.minimum(last, end + high * down)
@@ -367,7 +371,7 @@ def glue_rows(row: Ints, start: Ints, end: Ints) -> tuple[Ints, ...]:
     lengths = np.append(begin[1:], len(step)) - begin
     is_run = step[begin] >= 0
     # runs of steps with nothing between them belong to one chain
-    chain = np.cumsum(~is_run)[is_run]
+    chain = np.cumsum(~is_run, dtype=np.int64)[is_run]
     begin, lengths = begin[is_run], lengths[is_run]
     skip = skips(chain, lengths)
     is_tall = lengths > skip
