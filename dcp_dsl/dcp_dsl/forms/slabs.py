@@ -135,14 +135,15 @@ def _count_all(pieces: tuple[Ints, ...], kv_bounds: Ints, low: int, rows: int) -
     """
     width, place = len(kv_bounds) - 1, pieces[1] - low
     found = cut_blocks(pieces, kv_bounds)
+    total = _sums(place[found.piece] * width + found.col, found.pairs, rows * width)
     some = np.flatnonzero(found.full_to > found.full_from)
-    base, height, cells = place[some] * (width + 1), pieces[3][some], rows * (width + 1)
-    # sums of rows stay far below 2**53, so float64 is exact
-    cover = np.bincount(base + found.full_from[some], height, cells)
-    cover -= np.bincount(base + found.full_to[some], height, cells)
-    covered = np.cumsum(cover.reshape(rows, width + 1), axis=1)[:, :width]
-    total = (covered.astype(np.int64) * np.diff(kv_bounds)).ravel()
-    total += _sums(place[found.piece] * width + found.col, found.pairs, rows * width)
+    if len(some):
+        base, height, cells = place[some] * (width + 1), pieces[3][some], rows * (width + 1)
+        # sums of rows stay far below 2**53, so float64 is exact
+        cover = np.bincount(base + found.full_from[some], height, cells)
+        cover -= np.bincount(base + found.full_to[some], height, cells)
+        covered = np.cumsum(cover.reshape(rows, width + 1), axis=1)[:, :width]
+        total += (covered.astype(np.int64) * np.diff(kv_bounds)).ravel()
     key = np.flatnonzero(total)
     row = key // width
     return BlockCounts(row + low, key - row * width, total[key])
