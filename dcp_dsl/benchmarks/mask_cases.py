@@ -29,7 +29,7 @@ mask products = q * k % 7 < 3
 mask combs = q % 7 < 3 and k % 11 < 5 and (q // 3 - k // 5) % 2 == 0
 mask lower_rank = causal and q.rank < k.rank
 """
-QUICK_MS, LIBRARY_MS = 0.5, 20.0
+QUICK_MS, LIBRARY_MS, VERY_LONG_MS = 0.5, 20.0, 150.0
 LONG, VERY_LONG = 131_072, 1_048_576
 
 
@@ -57,20 +57,20 @@ def _library() -> tuple[Case, ...]:
     others = (
         "agent", "block_causal", "block_diffusion(1k)", "block_diffusion", "blockwise",
         "blockwise_dcp", "chunked(512)", "demonstrations", "dilated(4k, 2)", "document_full",
-        "document_streaming", "dpo", "eviction", "fa_window", "fixed", "full", "local(1k)",
-        "longformer(256, 16)", "modality", "natten(512, 256, 6)", "natten(64, 2048, 6)",
-        "prefix_lm", "prefix_lm_packed", "rag", "shared_prefix", "sta(64, 8, 256, 1)", "strided",
-        "svg_spatial", "tree",
+        "document_streaming", "dpo", "eviction", "fa_window", "fixed", "forks", "full", "local(1k)",
+        "longformer(256, 16)", "moba", "modality", "natten(512, 256, 6)", "natten(64, 2048, 6)",
+        "prefix_lm", "prefix_lm_packed", "prompt_tree", "qk_sparse", "rag", "shared_prefix",
+        "sta(64, 8, 256, 1)", "strided", "svg_spatial", "tree",
     )  # fmt: skip
     return (
         *(Case(call, call, QUICK_MS) for call in quick),
         *(Case(call, call, LIBRARY_MS) for call in others),
+        *(Case(call, call, VERY_LONG_MS, VERY_LONG, 1024) for call in (*quick, *others)),
     )
 
 
 CASES = (
     *_library(),
-    Case("qk_sparse, 70 % random flags", "qk_sparse", 300),
     Case("2-D windows in 256 images of 512 tokens", "patches", 200),
     Case("the same in images 8 to 64 wide", "sized_patches", 200),
     Case("window, 2 % random global tokens", "global_tokens", 100),
@@ -101,7 +101,8 @@ def spec() -> Spec:
 def sample(mask: Mask, tokens: int, seed: int) -> Sample:
     """Draw the columns that a mask reads."""
     rng = np.random.default_rng(seed)
-    return Sample({name: _DRAW[name](tokens, rng) for name in sorted(mask.columns)}, tokens)
+    draw = _DRAW | _DRAW_FOR.get(mask.name, {})
+    return Sample({name: draw[name](tokens, rng) for name in sorted(mask.columns)}, tokens)
 
 
 def _cut(tokens: int, parts: int, rng: np.random.Generator) -> list[int]:
@@ -139,6 +140,16 @@ def _groups(n: int) -> list[int]:
     return _cut(n, 36, np.random.default_rng(0))
 
 
+def _chosen(n: int, rng: np.random.Generator) -> list[list[int]]:
+    """Return three blocks of 512 tokens for each token, none behind its own."""
+    return (rng.random((n, 3)) * (1 + np.arange(n) // 512)[:, None]).astype(int).tolist()
+
+
+def _parents(size: int) -> "Draw":
+    """Return a column of parents of so many branches, each one of the 20 before."""
+    return lambda n, rng: [int(rng.integers(max(-1, i - 20), i)) if i else -1 for i in range(size)]
+
+
 Draw = Callable[[int, np.random.Generator], Any]  # Any: integers and lists of them
 _DRAW: dict[str, Draw] = {
     "doc_lens": lambda n, rng: _cut(n, 10_000 if n == VERY_LONG else 200, rng),
@@ -167,4 +178,14 @@ _DRAW: dict[str, Draw] = {
     "chosen": lambda n, rng: (rng.random((n // 64, 16)) * np.arange(1, n // 64 + 1)[:, None])
     .astype(int).tolist(),
     "rank": lambda n, rng: rng.integers(0, 2**20, n).tolist(),
+}  # fmt: skip
+_DRAW_FOR: dict[str, dict[str, Draw]] = {
+    "moba": {"chosen": _chosen},
+    "forks": {
+        "prompt_len": lambda n, rng: n // 4, "rollout_parents": _parents(64),
+        "rollout_lens": lambda n, rng: _cut(n - n // 4, 64, rng),
+    },
+    "prompt_tree": {
+        "node_lens": lambda n, rng: _cut(n, 1000, rng), "node_parents": _parents(1000),
+    },
 }  # fmt: skip

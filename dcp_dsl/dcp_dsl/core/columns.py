@@ -4,7 +4,10 @@ Layouts read lengths; `segment` statements without a layout read a column that n
 itself; masks read numbers of the row, of tokens and of instances.
 """
 
+import array as arrays
+from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import add, floordiv, mod, mul, sub
 from typing import Any, NoReturn, TypeAlias
@@ -30,6 +33,7 @@ def _smallest(value: Column) -> int:
     return int(value) if isinstance(value, int | np.integer) else 0
 
 
+MAX_BYTE = 255  # flags and ids up to it are read in half of the time
 _OPERATIONS = {"+": add, "-": sub, "*": mul, "//": floordiv, "%": mod}
 
 
@@ -233,7 +237,8 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         of: what has a value each, for messages.
     """
     try:
-        array = np.asarray(value)
+        array = _quickly(value, shape)
+        array = np.asarray(value) if array is None else array
     except (ValueError, OverflowError):  # lists of unequal sizes
         array = np.empty(0, object)
     if array.dtype.kind == "f" and array.shape == shape:  # int64 and uint64 mixed
@@ -248,6 +253,33 @@ def integers(value: Column, shape: tuple[int, ...], where: str, of: str = "token
         lists = "" if len(shape) == 1 else f"lists of {shape[1]} "
         raise DatasetError(f"{where}: expected {shape[0]} {lists}integers, one per {of}, got {got}")
     return array.astype(np.int64, copy=False)
+
+
+def _quickly(value: Column, shape: tuple[int, ...]) -> Ints | None:
+    """Return a list of integers, or of lists of them, as an array; None for everything else.
+
+    That takes half of the time of `np.asarray` for integers, a third for lists.
+    """
+    if not isinstance(value, list) or not value or len(value) != shape[0]:
+        return None
+    found = arrays.array("q")
+    try:
+        if len(shape) == 1:
+            if type(value[0]) is not int:  # a list of truths is none of integers
+                return None
+            if 0 <= value[0] <= MAX_BYTE and 0 <= value[-1] <= MAX_BYTE:
+                with suppress(ValueError):
+                    return np.frombuffer(bytes(value), np.uint8).astype(np.int64)
+            found.fromlist(value)
+        else:
+            if type(value[0]) is not list or any(type(v) is not int for v in value[0][:1]):
+                return None
+            deque(map(found.fromlist, value), maxlen=0)
+            if set(map(len, value)) != {shape[1]}:
+                return None
+    except (TypeError, OverflowError):
+        return None
+    return np.frombuffer(found, np.int64).reshape(shape)
 
 
 def lists_of(values: Ints, where: str) -> Ints:

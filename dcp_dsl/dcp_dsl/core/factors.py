@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from dcp_dsl.arrays import Bools, Ints
+from dcp_dsl.arrays import Bools, Ints, sealed
 from dcp_dsl.core.frame import Frame
 from dcp_dsl.core.lowering import Lowering, NoForm
 from dcp_dsl.core.predicate import Predicate
@@ -119,7 +119,8 @@ def _assemble(
         for rows, keys in _rectangles(which):
             of_q = _any(cases[0][i][1] for i in rows)
             of_k = _any(cases[1][j][1] for j in keys)
-            parts += _part(rest.regions[unequal], (np.where(of_q, 0, -1), np.where(of_k, 0, -1)), 1)
+            both = sealed(of_q.astype(np.int64) - 1), sealed(of_k.astype(np.int64) - 1)
+            parts += _part(rest.regions[unequal], both, 1)
             # Pairs of equal labels have a rest of their own; the other rest is taken away there.
             if labels is not None and equal != unequal:
                 own = np.where(of_q, labels.of_q, -1), np.where(of_k, labels.of_k, -1)
@@ -200,6 +201,9 @@ def _cases(held: Mapping[nodes.Mask, Bools], num_tokens: int) -> list[Case]:
     """Return every combination of conditions that occurs, with the tokens that it occurs at."""
     if not held:
         return [({}, np.ones(num_tokens, np.bool_))]
+    if len(held) == 1:
+        ((node, own),) = held.items()
+        return [({node: holds}, own == holds) for holds in (False, True) if (own == holds).any()]
     table = np.column_stack(list(held.values()))
     # a bit for each condition: at most MAX_CONDITIONS, so bincount has 2**16 places
     codes = table @ (1 << np.arange(len(held)))

@@ -391,20 +391,24 @@ class TreeBuilder:
     Attributes:
         trunk: where the next part of the layout goes on.
         size: stretches so far.
+        grown: the last ones, as plain integers: arrays of one number each cost ten times as much.
     """
 
     trunk: Trunk = Trunk()
     size: int = 0
+    grown: list[tuple[int, int, int, int]] = field(default_factory=list)
     columns: list[tuple[Ints, Ints, Ints, Ints]] = field(default_factory=list)
 
     def grow(self, start: int, end: int) -> None:
         """Let the trunk go on over some tokens."""
         if end > start:
-            self.fork(np.array([start, end]))
+            self.grown.append((start, end, self.trunk.depth, self.trunk.stretch))
+            self.size += 1
             self.trunk = Trunk(self.size - 1, self.trunk.depth + end - start)
 
     def fork(self, bounds: Ints) -> None:
         """Let stretches go on from the trunk side by side; ``[R + 1]`` borders between them."""
+        self._settle()
         start, end = bounds[:-1], bounds[1:]
         has_tokens = end > start
         start, end = start[has_tokens], end[has_tokens]
@@ -412,8 +416,15 @@ class TreeBuilder:
         self.columns.append((start, end, *base))
         self.size += len(start)
 
+    def _settle(self) -> None:
+        if self.grown:
+            start, end, depth, stretch = np.array(self.grown, np.int64).T
+            self.columns.append((start, end, depth, stretch))
+            self.grown.clear()
+
     def finish(self) -> Tree:
         """Return the tree."""
+        self._settle()
         none = np.empty(0, np.int64)
         columns = zip(*(self.columns or [(none,) * 4]), strict=True)
         return Tree(*(np.concatenate(group) for group in columns))

@@ -21,7 +21,8 @@ from dcp_dsl.errors import OverBudget
 from dcp_dsl.symbolic.classes import Classes, MaskValue, num_slabs
 from dcp_dsl.symbolic.comparison import MAX_JOBS, MIRRORED, Between, hull, listed
 from dcp_dsl.symbolic.piecewise import MAX_VALUE, Bands, TooManyPieces, ValueTooLarge, limit_pieces
-from dcp_dsl.symbolic.region import Region
+from dcp_dsl.symbolic.region import CELLS_PER_SLAB, MAX_PAIRS, Region
+from dcp_dsl.symbolic.shortcuts import rows_of_keys
 from dcp_dsl.symbolic.terms import (
     Cyclic,
     Extreme,
@@ -149,6 +150,7 @@ class Lowering:
         )
         # both evaluate in the same bands, so they share results; what was too wide is not kept
         narrow.masks = self.masks
+        self.refuse_products(narrow, parts)
         found: MaskValue | None = None
         wide = []
         # `not` comes last: taken away from what others leave, it needs no complement
@@ -163,6 +165,44 @@ class Lowering:
             found = self.among(found, item)
         assert found is not None, "`and` has operands"
         return found
+
+    def refuse_products(self, narrow: "Lowering", parts: "Sequence[nodes.Mask | Joined]") -> None:
+        """Refuse `q in a and k in b` before any piece is made, if both have too many stretches.
+
+        Raises:
+            TooManyPieces: only where the pieces of `conjunction` would be too many, too.
+        """
+        if self.frame.outer is not None:  # each cell has few of them
+            return
+        slab, bands = (0, self.frame.num_tokens, 0, self.frame.num_tokens, 0, 0), {}
+        for item in parts:
+            match item:
+                case nodes.Within(segment, nodes.Pos(side)):
+                    own = self.frame.instances(segment).filled()
+                    is_of_keys = (side == "k") != self.is_transposed
+                    if is_of_keys in bands or (own.start[1:] <= own.end[:-1]).any():
+                        return
+                    bands[is_of_keys] = own
+                case nodes.Compare() if not bands and slab[1] == slab[3]:
+                    try:
+                        found = narrow.mask(item)
+                    except NoForm:
+                        return
+                    if not isinstance(found, Region) or len(found.q_start) != 1:
+                        return
+                    top, bottom, start, end, low, high = (int(c[0]) for c in found.columns())
+                    slab = top, bottom, start, end, low, high
+                case _:
+                    return
+            if len(bands) == 2:
+                rows, keys = bands[False], bands[True]
+                begin, stop = rows_of_keys(slab, keys.start, keys.end)
+                counts = np.searchsorted(rows.start, stop)
+                counts -= np.searchsorted(rows.end, begin, side="right")
+                size = 3 * (len(rows) + len(keys) + 1)  # an end cuts a piece into three at most
+                most = MAX_PAIRS + CELLS_PER_SLAB * size
+                limit_pieces(int(np.maximum(counts, 0).sum()), most, "pieces of slabs")
+                return
 
     def among(self, found: MaskValue | None, item: "nodes.Mask | Joined") -> MaskValue:
         """Return the pairs that a mask and a wide item share.

@@ -22,6 +22,7 @@ from dcp_dsl.forms.slabs import Rows, Slabs
 from dcp_dsl.symbolic.classes import Classes, MaskValue
 from dcp_dsl.symbolic.piecewise import TooManyPieces
 from dcp_dsl.symbolic.region import Region
+from dcp_dsl.symbolic.shortcuts import are_linked
 from dcp_dsl.symbolic.terms import MAX_PERIOD
 
 
@@ -104,8 +105,12 @@ def to_form(value: MaskValue, *, is_transposed: bool) -> Form:
     size = len(value.q_start)
     # Each chain of slabs stays one slab at least, so their number shows whether gluing may pay.
     may_be_long = not value.is_maximal and rows <= ROWS_PER_SLAB * size
-    followers = value.followers() if may_be_long else None
-    chains = 0 if followers is None else np.count_nonzero(followers < 0)
+    followers, chains = None, 0
+    if may_be_long and rows == size > 0:
+        chains = size - int(np.count_nonzero(are_linked(value.columns())))
+    elif may_be_long:
+        followers = value.followers()
+        chains = int(np.count_nonzero(followers < 0))
     if chains >= MIN_ROWS_SLABS and rows <= ROWS_PER_SLAB * chains:
         inner: Slabs | Rows = _rows(value)
     else:
@@ -133,12 +138,16 @@ def _rows(region: Region) -> Rows:
         down = row - region.q_start[which]
         start = start[which] + region.start_slope[which] * down
         end = end[which] + region.end_slope[which] * down
+    step = row[1:] - row[:-1]
     # the last rows of a tall slab may lie behind the first rows of the slabs that follow
-    is_late = (row[1:] < row[:-1]) | (row[1:] == row[:-1]) & (start[1:] < start[:-1])
-    if is_late.any():
+    is_single = bool((step > 0).all())
+    if not is_single and ((step < 0) | (step == 0) & (start[1:] < start[:-1])).any():
         order = np.lexsort((start, row))
         row, start, end = row[order], start[order], end[order]
-    row_ptr = np.append(0, np.cumsum(np.bincount(row, minlength=n)))
+    if is_single and len(row) == n:
+        row_ptr = np.arange(n + 1)
+    else:
+        row_ptr = np.append(0, np.cumsum(np.bincount(row, minlength=n)))
     return Rows(n, *(sealed(column) for column in (row_ptr, start, end)))
 
 

@@ -136,6 +136,8 @@ class LabelledPart(Record):
 def _labels_of(label: Ints) -> Ints:
     """Return the labels that occur, rising."""
     most = int(label.max(initial=-1))
+    if most <= 0:
+        return np.arange(most + 1)
     # bincount takes memory for every number up to the largest label
     if most > 4 * len(label):
         return np.unique(label[label >= 0])
@@ -144,6 +146,9 @@ def _labels_of(label: Ints) -> Ints:
 
 def _count_labels(label: Ints, bounds: Ints, labels: Ints) -> Floats:
     """Count how often each of some labels occurs in each block, float64 ``[blocks, labels]``."""
+    if len(labels) == 1:
+        before = np.append(0, np.cumsum(label == labels[0]))
+        return np.diff(before[bounds])[:, None].astype(np.float64)
     at = np.searchsorted(labels, label)
     # a label beyond the last would be read outside the array; the comparison below drops it
     at[at == len(labels)] = 0

@@ -26,7 +26,14 @@ from dcp_dsl.forms.form import (
     ranges_of_tile,
     row_chunks,
 )
-from dcp_dsl.forms.slabs import Rows, Slabs, cut_at_rows, slab_entries, sum_blocks
+from dcp_dsl.forms.slabs import (
+    Rows,
+    Slabs,
+    cut_at_rows,
+    cut_blocks,
+    slab_entries,
+    sum_blocks,
+)
 from dcp_dsl.symbolic.intervals import Grid
 
 
@@ -45,8 +52,56 @@ def count_remainders(
     if not is_few:
         remainders = np.setdiff1d(np.arange(period), remainders)
     pieces = cut_at_rows(slabs, q_bounds, kv_bounds)
-    piece, col = expand(pieces[-2], pieces[-1] - pieces[-2])
-    row, q, rows, first, last, low, high = (column[piece] for column in pieces[1:-2])
+    limit_blocks(int((pieces[-1] - pieces[-2]).sum()))
+    found = cut_blocks(pieces, kv_bounds)
+    piece, col = expand(found.full_from, found.full_to - found.full_from)
+    rest, pairs = _whole_remainders(pieces, (piece, col), (period, remainders), kv_bounds)
+    piece = np.concatenate([piece, piece[rest], found.piece])
+    col = np.concatenate([col, col[rest], found.col])
+    cut = slice(len(pairs), None)
+    own = _cut_remainders(pieces, (piece[cut], col[cut]), (period, remainders), kv_bounds)
+    row, pairs = pieces[1][piece], np.concatenate([pairs, own])
+    if is_few:
+        return row, col, pairs
+    all_row, all_col, all_pairs = slab_entries(pieces, kv_bounds)
+    parts = (all_row, row), (all_col, col), (all_pairs, -pairs)
+    row, col, pairs = (np.concatenate(columns) for columns in parts)
+    return row, col, pairs
+
+
+def _whole_remainders(
+    pieces: tuple[Ints, ...], place: tuple[Ints, Ints], which: tuple[int, Ints], kv_bounds: Ints
+) -> tuple[Ints, Ints]:
+    """Count the pairs of blocks inside pieces: blocks of one size differ by their distance alone.
+
+    Returns:
+        The blocks of another size, or all if a table is not worth it, and the pairs of each block,
+        0 for these.
+    """
+    (piece, col), (period, remainders) = place, which
+    if len(piece) <= period:
+        return np.arange(len(piece)), np.zeros(len(piece), np.int64)
+    height, widths = int(pieces[3].max()), np.diff(kv_bounds)
+    width = int(widths.max())
+    # of blocks whose first row is `distance` keys behind their first key
+    distance = np.arange(2 * period)
+    table = np.zeros(2 * period, np.int64)
+    for remainder in remainders.tolist():
+        offset = remainder - 1 - distance
+        for border, side in ((width, 1), (0, -1)):
+            table += side * _falling_sum(border + offset, height, period)
+    # from 1 to 2 * period - 1
+    apart = (pieces[2] % period + period)[piece] - (kv_bounds[:-1] % period)[col]
+    is_other = (pieces[3] < height)[piece] | (widths < width)[col]
+    return np.flatnonzero(is_other), np.where(is_other, 0, table[apart])
+
+
+def _cut_remainders(
+    pieces: tuple[Ints, ...], place: tuple[Ints, Ints], which: tuple[int, Ints], kv_bounds: Ints
+) -> Ints:
+    """Count the pairs of blocks that an end of a piece may cut; int64 ``[blocks]``."""
+    (piece, col), (period, remainders) = place, which
+    q, rows, first, last, low, high = (column[piece] for column in pieces[2:-2])
     pairs = np.zeros(len(col), np.int64)
     for remainder in remainders.tolist():
         offset = remainder - 1 - q
@@ -55,12 +110,7 @@ def count_remainders(
             for border, side in ((kv_bounds[col + 1], 1), (kv_bounds[col], -1)):
                 below = _keys_below((ends, slope), border, rows, offset, period)
                 pairs += sign * side * below
-    if is_few:
-        return row, col, pairs
-    all_row, all_col, all_pairs = slab_entries(pieces, kv_bounds)
-    parts = (all_row, row), (all_col, col), (all_pairs, -pairs)
-    row, col, pairs = (np.concatenate(columns) for columns in parts)
-    return row, col, pairs
+    return pairs
 
 
 def _keys_below(
@@ -90,7 +140,7 @@ def _keys_below(
     return at_end + _falling_sum(border + offset - inside, rows - inside, period)
 
 
-def _falling_sum(first: Ints, count: Ints, period: int) -> Ints:
+def _falling_sum(first: Ints, count: Ints | int, period: int) -> Ints:
     """Return ``sum over i < count of (first - i) // period``."""
     return _sum_below(first + 1, period) - _sum_below(first + 1 - count, period)
 
@@ -211,13 +261,11 @@ class RegionPart(Record):
         if self.is_transposed:
             col, row, pairs = RegionPart(self.region).count_blocks(kv_bounds, q_bounds)
             return row, col, pairs
-        if isinstance(self.region, Rows):
-            found = self.region.count_blocks(q_bounds, kv_bounds)
-            return found.row, found.col, found.pairs
         if self.period > 1:
+            assert isinstance(self.region, Slabs), "checked above"
             which = self.period, self.remainders
             return count_remainders(self.region, which, q_bounds, kv_bounds)
-        return slab_entries(cut_at_rows(self.region, q_bounds, kv_bounds), kv_bounds)
+        return self.region.count_blocks(q_bounds, kv_bounds)
 
 
 @dataclass(frozen=True, eq=False)

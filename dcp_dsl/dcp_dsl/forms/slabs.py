@@ -7,7 +7,7 @@ block are a difference of four of these. Only blocks that hold pairs are ever lo
 """
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,8 @@ from dcp_dsl.forms.form import (
 )
 
 CELLS_AT_ONCE = 2**22  # most blocks of which an array of all is made, which is faster than to sort
-SPARE_CELLS = 4  # most blocks of that array for each entry
+SPARE_CELLS = 8  # most blocks of that array for each entry
+SLABS_AT_ONCE = 2**15  # slabs counted at once, so that the processor's cache holds their pieces
 MANY = 2**10  # tokens from which on blocks are found by division
 
 
@@ -35,40 +36,46 @@ def areas(rows: Ints, counts: Ints, kv_bounds: Ints, col: Ints) -> Ints:
     return np.repeat(rows, counts) * widths[col]
 
 
-def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
-    """Count the pairs of every block that slabs touch, slab by slab.
+class CutBlocks(NamedTuple):
+    """The blocks that pieces of slabs touch: those inside a piece, and the few that an end cuts.
 
-    Returns:
-        Block row, block column and pairs of each entry.
+    Attributes:
+        full_from, full_to: of each piece, the block columns that it covers on all of its rows.
+        piece, col: int64 ``[B]``, the other blocks.
+        pairs: int64 ``[B]``, visible pairs of these.
     """
-    _, block, _, rows, first, last, low, high, touched_from, touched_to = pieces
-    counts = touched_to - touched_from
-    begin = np.cumsum(counts) - counts
-    before = touched_from - begin  # column of an entry, less its place among all entries
-    col = np.repeat(before, counts)
-    col += np.arange(len(col))
-    pairs = areas(rows, counts, kv_bounds, col)  # as if no end cut a block
+
+    full_from: Ints
+    full_to: Ints
+    piece: Ints
+    col: Ints
+    pairs: Ints
+
+
+def cut_blocks(pieces: tuple[Ints, ...], kv_bounds: Ints) -> CutBlocks:
+    """Count the pairs of the blocks that an end of a piece cuts; O(pieces + these blocks)."""
+    _, _, _, rows, first, last, low, high, touched_from, touched_to = pieces
     # widths from w to w + growth * (rows - 1): the sum of an arithmetic series
     whole = rows * (last - first) + (high - low) * (rows * (rows - 1) // 2)
-    alone = np.flatnonzero(counts == 1)
-    pairs[begin[alone]] = whole[alone]
-    wide = np.flatnonzero(counts > 1)
+    full_from, full_to = touched_to.copy(), touched_to.copy()  # none in pieces of one block
+    is_wide = touched_to - touched_from > 1
+    alone, wide = np.flatnonzero(~is_wide), np.flatnonzero(is_wide)
     first, last, low, high, rows = (own[wide] for own in (first, last, low, high, rows))
-    before, touched_from, touched_to = (own[wide] for own in (before, touched_from, touched_to))
+    begin, end = touched_from[wide], touched_to[wide]
     # Few blocks are cut by an end: those the start crosses, which lie left of its last place, and
     # those the end crosses, right of its first place.
-    full_from = block_of(kv_bounds, first + low * (rows - 1) - 1) + 1
-    full_from = np.minimum(full_from, touched_to)
-    full_to = np.maximum(block_of(kv_bounds, last), full_from)
-    cuts = (touched_from, full_from), (full_to, touched_to)
+    inner_from = np.minimum(block_of(kv_bounds, first + low * (rows - 1) - 1) + 1, end)
+    inner_to = np.maximum(block_of(kv_bounds, last), inner_from)
+    full_from[wide], full_to[wide] = inner_from, inner_to
+    cuts = (begin, inner_from), (inner_to, end)
     at, left = (
         np.concatenate(pair) for pair in zip(*(expand(c, d - c) for c, d in cuts), strict=True)
     )
     # Pairs of a block: those left of its right border less those left of its left one. For the
     # last block the first number is all pairs of the piece, for the first block the second is 0.
     own = whole[wide[at]]
-    above = np.flatnonzero(left + 1 < touched_to[at])
-    below = np.flatnonzero(left > touched_from[at])
+    above = np.flatnonzero(left + 1 < end[at])
+    below = np.flatnonzero(left > begin[at])
     inner = at[np.concatenate([above, below])]
     border = kv_bounds[np.concatenate([left[above] + 1, left[below]])]
     ends, slopes = np.array([first, last])[:, inner], np.array([low, high])[:, inner]
@@ -76,20 +83,85 @@ def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints,
     found = until_last - until_first
     own[above] = found[: len(above)]
     own[below] -= found[len(above) :]
-    pairs[left - before[at]] = own
+    parts = (alone, wide[at]), (touched_from[alone], left), (whole[alone], own)
+    return CutBlocks(full_from, full_to, *map(np.concatenate, parts))
+
+
+def slab_entries(pieces: tuple[Ints, ...], kv_bounds: Ints) -> tuple[Ints, Ints, Ints]:
+    """Count the pairs of every block that slabs touch, slab by slab.
+
+    Returns:
+        Block row, block column and pairs of each entry.
+    """
+    block, rows, touched_from, touched_to = pieces[1], pieces[3], pieces[-2], pieces[-1]
+    counts = touched_to - touched_from
+    limit_blocks(int(counts.sum()))
+    found = cut_blocks(pieces, kv_bounds)
+    # column of an entry, less its place among all entries
+    before = touched_from - (np.cumsum(counts) - counts)
+    col = np.repeat(before, counts)
+    col += np.arange(len(col))
+    pairs = areas(rows, counts, kv_bounds, col)  # as if no end cut a block
+    pairs[found.col - before[found.piece]] = found.pairs
     return np.repeat(block, counts), col, pairs
+
+
+def count_pieces(pieces: tuple[Ints, ...], kv_bounds: Ints) -> BlockCounts:
+    """Count the pairs of every block that slabs touch, cut as `cut_at_rows` does."""
+    block, width = pieces[1], len(kv_bounds) - 1
+    # each piece alone in its row of blocks, and in order: nothing to add up
+    if (block[1:] > block[:-1]).all():
+        return BlockCounts(*slab_entries(pieces, kv_bounds))
+    entries = int((pieces[-1] - pieces[-2]).sum())
+    low, rows = int(block.min()), int(block.max() - block.min()) + 1
+    if rows * width > SPARE_CELLS * entries:
+        row, col, pairs = slab_entries(pieces, kv_bounds)
+        found = sum_blocks(row - low, col, pairs, (rows, width))
+        return BlockCounts(found.row + low, found.col, found.pairs)
+    limit_blocks(min(entries, rows * width))
+    if rows == 1 or rows * width <= CELLS_AT_ONCE:
+        return _count_all(pieces, kv_bounds, low, rows)
+    order = np.argsort(block, kind="stable")
+    borders = np.arange(low, low + rows, max(1, CELLS_AT_ONCE // width))[1:]
+    bunches = np.split(order, np.searchsorted(block[order], borders))
+    parts = [count_pieces(tuple(c[own] for c in pieces), kv_bounds) for own in bunches if len(own)]
+    return BlockCounts(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _count_all(pieces: tuple[Ints, ...], kv_bounds: Ints, low: int, rows: int) -> BlockCounts:
+    """Count the pairs of all blocks of some block rows, from `low` on, in an array of them.
+
+    Blocks inside a piece cost nothing each: their rows are added up from column to column.
+    """
+    width, place = len(kv_bounds) - 1, pieces[1] - low
+    found = cut_blocks(pieces, kv_bounds)
+    total = _sums(place[found.piece] * width + found.col, found.pairs, rows * width)
+    some = np.flatnonzero(found.full_to > found.full_from)
+    if len(some):
+        base, height, cells = place[some] * (width + 1), pieces[3][some], rows * (width + 1)
+        # sums of rows stay far below 2**53, so float64 is exact
+        cover = np.bincount(base + found.full_from[some], height, cells)
+        cover -= np.bincount(base + found.full_to[some], height, cells)
+        covered = np.cumsum(cover.reshape(rows, width + 1), axis=1)[:, :width]
+        total += (covered.astype(np.int64) * np.diff(kv_bounds)).ravel()
+    key = np.flatnonzero(total)
+    row = key // width
+    return BlockCounts(row + low, key - row * width, total[key])
 
 
 def block_of(bounds: Ints, tokens: Ints) -> Ints:
     """Return which block each token lies in; -1 for tokens before the first block.
 
-    Where all blocks have one size, dividing is several times as fast as searching.
+    Where all blocks have one size, except a shorter last one, dividing is several times as fast as
+    searching.
     """
-    if len(tokens) > MANY:
-        sizes = bounds[1:] - bounds[:-1]
-        if bounds[0] == 0 and (sizes == sizes[0]).all():
-            blocks: Ints = np.minimum(tokens // sizes[0], len(sizes))
-            return blocks
+    if len(tokens) > MANY and bounds[0] == 0:
+        size, sizes = int(bounds[1]), bounds[1:] - bounds[:-1]
+        if size > 0 and (sizes[:-1] == size).all() and sizes[-1] <= size:
+            blocks: Ints = tokens // size
+            if sizes[-1] < size:
+                blocks[tokens >= bounds[-1]] = len(sizes)
+            return np.minimum(blocks, len(sizes), out=blocks)
     return np.searchsorted(bounds, tokens, side="right") - 1
 
 
@@ -114,35 +186,39 @@ def _sums(place: Ints, values: Ints, size: int) -> Ints:
     """Add up the values of each place, int64 ``[size]``."""
     # `bincount` is faster, but adds in float64; one block of the longest sample has 2**62 pairs
     if int(np.abs(values).max(initial=0)) * len(values) < 2**53:
-        return np.bincount(place, values, size).astype(np.int64)
+        # it also takes twice as long to turn integers into floats as `astype`
+        return np.bincount(place, values.astype(np.float64), size).astype(np.int64)
     total = np.zeros(size, np.int64)
     np.add.at(total, place, values)
     return total
 
 
-def cut_at_rows(slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints) -> tuple[Ints, ...]:
-    """Cut slabs at the query borders.
+def cut_at_rows(
+    slabs: "Slabs", q_bounds: Ints, kv_bounds: Ints, some: slice = slice(None)
+) -> tuple[Ints, ...]:
+    """Cut slabs, or some of them, at the query borders.
 
     Returns:
         Of each piece: slab, block row, first row, rows, first key, end key, slopes of both ends,
         first block column that it touches, end of these.
     """
-    low = block_of(q_bounds, slabs.q_start)
-    high = block_of(q_bounds, slabs.q_end - 1) + 1
+    names = ("q_start", "q_end", "kv_start", "kv_end", "start_slope", "end_slope")
+    top, bottom, start, end, low, high = (getattr(slabs, name)[some] for name in names)
+    block, last_block = block_of(q_bounds, top), block_of(q_bounds, bottom - 1)
     # every piece touches a block, so too many of them are refused before they are made
-    limit_blocks(int((high - low).sum()))
-    slab, block = expand(low, high - low)
-    q_start = slabs.q_start[slab]
-    begin: Ints = np.maximum(q_start, q_bounds[block])
-    rows = np.minimum(slabs.q_end[slab], q_bounds[block + 1]) - begin
-    start_slope = slabs.start_slope[slab].astype(np.int64)
-    end_slope = slabs.end_slope[slab].astype(np.int64)
-    down: Ints = begin - q_start
-    first = slabs.kv_start[slab] + start_slope * down
-    last = slabs.kv_end[slab] + end_slope * down
+    limit_blocks(int((last_block - block).sum()) + len(block))
+    slab = np.arange(len(block))
+    if (block != last_block).any():
+        slab, block = expand(block, last_block + 1 - block)
+        top, bottom, start, end, low, high = (c[slab] for c in (top, bottom, start, end, low, high))
+    begin: Ints = np.maximum(top, q_bounds[block])
+    rows = np.minimum(bottom, q_bounds[block + 1]) - begin
+    start_slope, end_slope = low.astype(np.int64), high.astype(np.int64)
+    down: Ints = begin - top
+    first = start + start_slope * down
+    last = end + end_slope * down
     touched_from = block_of(kv_bounds, first)
     touched_to = block_of(kv_bounds, last + end_slope * (rows - 1) - 1) + 1
-    limit_blocks(int((touched_to - touched_from).sum()))
     places = (slab, block, begin, rows)
     return *places, first, last, start_slope, end_slope, touched_from, touched_to
 
@@ -257,15 +333,20 @@ class Slabs(Record):
 
     def count_blocks(self, q_bounds: Ints, kv_bounds: Ints) -> BlockCounts:
         """Count the visible pairs of every block; O(slabs + blocks); see `Form`."""
-        pieces = cut_at_rows(self, q_bounds, kv_bounds)
-        row, col, pairs = slab_entries(pieces, kv_bounds)
-        # each piece alone in its row of blocks, and in order: nothing to add up
-        if (pieces[1][1:] > pieces[1][:-1]).all():
-            return BlockCounts(row, col, pairs)
+        if len(self) <= SLABS_AT_ONCE:
+            return count_pieces(cut_at_rows(self, q_bounds, kv_bounds), kv_bounds)
+        # bunches follow one another from row to row, so that few blocks are in two of them
+        parts, total = [], 0
+        for at in range(0, len(self), SLABS_AT_ONCE):
+            some = slice(at, at + SLABS_AT_ONCE)
+            parts.append(count_pieces(cut_at_rows(self, q_bounds, kv_bounds, some), kv_bounds))
+            total += len(parts[-1].row)
+            limit_blocks(total)
+        row, col, pairs = (np.concatenate(c) for c in zip(*parts, strict=True))
         return sum_blocks(row, col, pairs, (len(q_bounds) - 1, len(kv_bounds) - 1))
 
 
-ROW_CELLS_AT_ONCE = 2**22  # blocks counted at once, to bound memory
+ROW_CELLS_AT_ONCE = 2**17  # blocks counted at once, so that the processor's cache holds them
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -324,39 +405,34 @@ class Rows(Record):
         """Count the visible pairs of every block; see `Form`."""
         width = len(kv_bounds) - 1
         step = max(1, ROW_CELLS_AT_ONCE // max(1, width))
-        # int64 [T]; reading it is cheaper than searching the borders for each range
-        block = np.repeat(np.arange(width), np.diff(kv_bounds))  # of each key
         found = [
-            self._count_some(q_bounds[at : at + step + 1], (kv_bounds, block), at)
+            self._count_some(q_bounds[at : at + step + 1], kv_bounds, at)
             for at in range(0, len(q_bounds) - 1, step)
         ]
         columns = [np.concatenate(c) for c in zip(*found, strict=True)] if found else []
         return BlockCounts(*(columns or [np.empty(0, np.int64)] * 3))
 
-    def _count_some(
-        self, q_bounds: Ints, keys: tuple[Ints, Ints], at: int
-    ) -> tuple[Ints, Ints, Ints]:
-        """Count the blocks of a few block rows with an array of all their blocks.
+    def _count_some(self, q_bounds: Ints, kv_bounds: Ints, at: int) -> tuple[Ints, Ints, Ints]:
+        """Count the blocks of a few block rows, from row `at` on, with an array of all of them.
 
-        Args:
-            q_bounds: of these rows.
-            keys: borders of the blocks of keys, and the block of each key.
-            at: the first block row.
+        Ranges are read from left to right: from the block of its start on a range holds all keys,
+        from that of its end on none. Of these two blocks it has the keys right of start, or end.
         """
-        kv_bounds, block = keys
         rows, width = len(q_bounds) - 1, len(kv_bounds) - 1
         ptr = self.row_ptr[q_bounds]
         # a range up to the last key ends behind the last block: each row has one cell more
-        own = np.repeat(np.arange(rows) * (width + 1), np.diff(ptr))
-        start, end = self.kv_start[ptr[0] : ptr[-1]], self.kv_end[ptr[0] : ptr[-1]]
-        first, last = block[start], block[end - 1] + 1
-        # the keys of all blocks that a range touches, less what it lacks of the outermost two
-        cover = np.bincount(own + first, minlength=rows * (width + 1))
-        cover -= np.bincount(own + last, minlength=rows * (width + 1))
-        sizes = np.append(np.diff(kv_bounds), 0)
-        whole = np.cumsum(cover.reshape(rows, width + 1), axis=1) * sizes
-        missing = _sums(own + first, start - kv_bounds[first], rows * (width + 1))
-        missing += _sums(own + last - 1, kv_bounds[last] - end, rows * (width + 1))
-        pairs = whole - missing.reshape(rows, width + 1)
-        row, col = np.nonzero(pairs)
-        return row + at, col, pairs[row, col]
+        base, cells = np.repeat(np.arange(rows) * (width + 1), np.diff(ptr)), rows * (width + 1)
+        right = np.append(kv_bounds[1:], kv_bounds[-1])
+        cover, whole = np.zeros(cells, np.int64), np.zeros(cells, np.int64)
+        for keys, sign in ((self.kv_start, 1), (self.kv_end, -1)):
+            keys = keys[ptr[0] : ptr[-1]]
+            block = block_of(kv_bounds, keys)
+            place = base + block
+            cover += sign * np.bincount(place, minlength=cells)
+            whole += sign * _sums(place, right[block] - keys, cells)
+        inside = np.cumsum(cover.reshape(rows, width + 1), axis=1)
+        inside -= cover.reshape(rows, width + 1)
+        inside *= np.append(np.diff(kv_bounds), 0)
+        inside += whole.reshape(rows, width + 1)
+        row, col = np.nonzero(inside)
+        return row + at, col, inside[row, col]

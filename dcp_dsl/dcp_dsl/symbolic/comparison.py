@@ -19,6 +19,8 @@ from dcp_dsl.symbolic.shortcuts import trimmed
 
 MIRRORED = {"<=": ">=", "<": ">", ">=": "<=", ">": "<", "==": "==", "!=": "!="}
 MAX_JOBS = MAX_CELLS // 2
+MIN_ROWS = 2**8
+ROWS_PER_PIECE = 2  # with fewer rows for each piece of a bound, rows are solved one by one
 
 # A bound on the rows of a job: ``value + slope * r`` on its row r, counted from its first one.
 _Line: TypeAlias = tuple[Ints, Ints]
@@ -89,6 +91,9 @@ class Between:
             start, end, band = bands.cut_keys(*keys)
             return Region.rectangles(n, bands.row_start[band], bands.row_end[band], start, end)
         is_whole = bands.is_whole(n)
+        if is_whole and self._is_of_rows(bounds):
+            limit_pieces(max(len(bound.starts) for bound in bounds), max_jobs, "pairs of steps")
+            return self._of_rows()
         breaks = None if is_whole else _breaks(bands, number)
         runs = Runs.of(number, np.empty(0, np.int64) if breaks is None else breaks)
         pieces = _pieces(self.low, self.high, bands, is_whole=is_whole)
@@ -102,6 +107,32 @@ class Between:
         sides = jobs.select(~falls), jobs.select(falls).flipped()
         parts = [side.slabs(runs, max_jobs) for side in sides]
         return Region.of(n, tuple(map(np.concatenate, zip(*parts, strict=True))))
+
+    def _is_of_rows(self, bounds: Sequence[Piecewise]) -> bool:
+        """Return whether a range of keys for each row is the shortest way to write the pairs."""
+        number, n = self.number, self.number.num_tokens
+        pieces = max(len(bound.starts) for bound in bounds)
+        is_position = len(number.starts) == 1 and number.slopes[0] == 1 and number.is_defined[0]
+        return bool(is_position and n >= MIN_ROWS and n <= ROWS_PER_PIECE * pieces)
+
+    def _of_rows(self) -> Region:
+        """Return the pairs row by row, where the number of a key is its position and a constant."""
+        n, shift = self.number.num_tokens, -int(self.number.values[0])
+        row, kept = np.arange(n), np.ones(n, np.bool_)
+        first, last = np.zeros(n, np.int64), np.full(n, n)
+        if self.low is not None:
+            low, is_defined = self.low.on_all()
+            first = np.maximum(low + shift, 0, out=first)
+            kept &= is_defined
+        if self.high is not None:
+            high, is_defined = self.high.on_all()
+            last = np.minimum(high + (shift + 1), n, out=last)
+            kept &= is_defined
+        kept &= first < last
+        if not kept.all():
+            row, first, last = (np.compress(kept, column) for column in (row, first, last))
+        flat = np.zeros_like(row)
+        return Region(n, row, row + 1, first, last, flat, flat, is_maximal=False)
 
 
 def _begins_falling(function: Piecewise) -> bool:
@@ -327,12 +358,20 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise, max_places: int = 0
     kept = kept[np.argsort(numbers.values[kept], kind="stable")]
     value, start = numbers.values[kept], numbers.starts[kept]
     end = start + numbers.lengths[kept]
-    piece = np.flatnonzero(rows.is_defined)
-    entries = lists[rows.values[piece]]
+    begin, height = rows.starts, rows.lengths
+    which, is_defined = rows.values, rows.is_defined
     most = max(MAX_PAIRS, max_places)
-    limit_pieces(int(np.count_nonzero(entries >= 0)), most, "places of lists")
-    row, place = np.nonzero(entries >= 0)
-    wanted = entries[row, place]
+    if len(begin) < n <= ROWS_PER_PIECE * len(begin):
+        # slabs of one row each are combined several times as fast
+        which, is_defined = rows.on_all()
+        begin, height = np.arange(n), np.ones(n, np.int64)
+    if not is_defined.all():
+        begin, height, which = begin[is_defined], height[is_defined], which[is_defined]
+    sizes = np.count_nonzero(lists >= 0, axis=1)
+    limit_pieces(int(sizes[which].sum()), most, "places of lists")
+    entries = lists[which].ravel()
+    named = np.flatnonzero(entries >= 0)
+    row, wanted = named // lists.shape[1], entries[named]
     top = int(value.max(initial=-1)) + 1
     if top <= n:  # a table of all numbers is several times as fast
         firsts = np.searchsorted(value, np.arange(top + 2))
@@ -343,19 +382,22 @@ def listed(rows: Piecewise, lists: Ints, numbers: Piecewise, max_places: int = 0
         first = np.searchsorted(value, wanted)
         counts = np.searchsorted(value, wanted, side="right") - first
     limit_pieces(int(counts.sum()), most, "stretches of keys that lists name")
-    entry, at = expand(first, counts)
-    row, start, end = row[entry], start[at], end[at]
-    order = np.argsort(row * n + start, kind="stable")
-    row, start, end = row[order], start[order], end[order]
+    if not (counts == 1).all():
+        entry, first = expand(first, counts)
+        row = row[entry]
+    start, end = start[first], end[first]
+    place = row * n + start
+    if (place[1:] < place[:-1]).any():
+        order = np.argsort(place, kind="stable")
+        row, start, end = row[order], start[order], end[order]
     # stretches that touch are joined: fewer slabs, and key ranges are maximal on each row
     is_new = np.ones(len(row), np.bool_)
     is_new[1:] = (row[1:] != row[:-1]) | (start[1:] != end[:-1])
     # np.append makes one entry of none, hence the slice
     start, end = start[is_new], end[np.append(is_new[1:], True)[: len(end)]]
-    which = piece[row[is_new]]
-    q_start, flat = rows.starts[which], np.zeros(len(which), np.int64)
-    q_end = q_start + rows.lengths[which]
-    return Region(n, q_start, q_end, start, end, flat, flat, is_maximal=False)
+    row = row[is_new]
+    q_start, flat = begin[row], np.zeros(len(row), np.int64)
+    return Region(n, q_start, q_start + height[row], start, end, flat, flat, is_maximal=False)
 
 
 def _flat(function: Piecewise) -> Piecewise:

@@ -281,7 +281,8 @@ class Grid:
 def _bounds(function: Piecewise, borders: Ints, shape: tuple[Any, ...]) -> Interval:
     """Return the smallest and largest value on each stretch, and whether it is defined there."""
     if int(borders[-1] - borders[0]) == len(borders) - 1:
-        values, is_defined = function.at(borders[:-1])
+        is_whole = len(borders) - 1 == function.num_tokens
+        values, is_defined = function.on_all() if is_whole else function.at(borders[:-1])
         return Interval.exact(values[shape], is_defined[shape])
     # pieces end at borders, so the extremes of a stretch are those of the ends of its pieces
     cut = function.cut(borders[borders < function.num_tokens])

@@ -115,6 +115,18 @@ class Piecewise:
         values = self.values[piece] + self.slopes[piece] * (tokens - self.starts[piece])
         return values, self.is_defined[piece]
 
+    def on_all(self) -> tuple[Ints, Bools]:
+        """Return the values at all positions, and whether the function is defined there."""
+        starts, values, is_defined = self.starts, self.values, self.is_defined
+        if len(starts) < self.num_tokens:
+            lengths = self.lengths
+            values, is_defined = np.repeat(values, lengths), np.repeat(is_defined, lengths)
+        if self.slopes.any() and len(starts) < self.num_tokens:
+            lines = self.slopes, self.slopes * starts
+            slope, risen = lines if len(starts) == 1 else (np.repeat(c, lengths) for c in lines)
+            values = values + slope * np.arange(self.num_tokens) - risen
+        return values, is_defined
+
     def joined(self) -> "Piecewise":
         """Return the same function; pieces that continue one another with one slope are joined."""
         ends = self.values + self.slopes * self.lengths

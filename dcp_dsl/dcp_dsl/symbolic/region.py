@@ -15,7 +15,16 @@ from numpy.typing import NDArray
 
 from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.symbolic.piecewise import limit_pieces, sorted_unique
-from dcp_dsl.symbolic.shortcuts import in_order, intersect_single, is_single, sweep_few
+from dcp_dsl.symbolic.shortcuts import (
+    glue_rows,
+    in_order,
+    intersect_single,
+    is_of_rows,
+    is_single,
+    skips,
+    sweep_few,
+    unite_rows,
+)
 
 MAX_CELLS = 2**19  # beside some for each slab: many slabs of one row each are no waste
 CELLS_PER_SLAB = 4
@@ -151,6 +160,12 @@ class Region:
                     most = MAX_PAIRS + CELLS_PER_SLAB * sum(sizes)
                     columns = intersect_single(many.columns(), one.columns(), most)
                     return _glue_later(self.num_tokens, columns)
+        for one, many in ((other, self), (self, other)) if truth is _OR else ():
+            rows = int((one.q_end - one.q_start).sum())
+            is_short = 0 < rows <= CELLS_PER_SLAB * sum(sizes) and is_single(one.columns())
+            if is_short and is_of_rows(many.columns()):
+                columns = unite_rows(many.columns(), one.columns())
+                return _glue_later(self.num_tokens, columns)
         weight = np.repeat(np.array([1, 2]), sizes)
         return _sweep(self.num_tokens, columns, weight, truth)
 
@@ -284,6 +299,8 @@ def _glue(num_tokens: int, columns: tuple[Ints, ...], followers: Ints | None = N
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     if len(q_start) < 2:
         return Region(num_tokens, *columns)
+    if (q_start[1:] > q_start[:-1]).all() and int((q_end - q_start).max()) == 1:
+        return Region(num_tokens, *glue_rows(q_start, kv_start, kv_end))
     follower = _followers(num_tokens, columns) if followers is None else followers
     is_linked = follower >= 0
     inner = q_end - q_start - 1
@@ -317,11 +334,17 @@ def _followers(num_tokens: int, columns: tuple[Ints, ...]) -> Ints:
     """Return for each slab the slab that continues it on the next row, or -1."""
     q_start, q_end, kv_start, kv_end, start_slope, end_slope = columns
     inner = q_end - q_start - 1
-    last_start, last_end = kv_start + start_slope * inner, kv_end + end_slope * inner
+    last_start, last_end = kv_start, kv_end
+    if inner.any():
+        last_start, last_end = kv_start + start_slope * inner, kv_end + end_slope * inner
     if is_single(columns):
-        step, growth = kv_start[1:] - last_start[:-1], kv_end[1:] - last_end[:-1]
-        is_next = (q_start[1:] == q_end[:-1]) & ((step | growth) >> 1 == 0)  # both are 0 or 1
-        return np.append(np.where(is_next, np.arange(1, len(q_start)), -1), -1)
+        moves = kv_start[1:] - last_start[:-1]
+        moves |= kv_end[1:] - last_end[:-1]
+        is_next = (q_start[1:] == q_end[:-1]) & (moves >> 1 == 0)  # both are 0 or 1
+        follower = np.arange(1, len(q_start) + 1)
+        follower[-1:] = -1
+        follower[:-1][~is_next] = -1
+        return follower
     base = num_tokens + 2
     keys = q_start * base + kv_start  # ascending: the sweep goes cell by cell, left to right
     wanted = q_end * base + last_start
@@ -371,7 +394,7 @@ def _glue_in_order(
     chain, steps, lengths = (np.cumsum(is_head) - 1)[kept >> 1], steps[kept], lengths[kept]
     begin = np.flatnonzero(np.append(True, (chain[1:] != chain[:-1]) | (steps[1:] != steps[:-1])))
     chain, steps, lengths = chain[begin], steps[begin], np.add.reduceat(lengths, begin)
-    skip = _skips(chain, lengths)
+    skip = skips(chain, lengths)
     low, high = steps >> 1, steps & 1
     # The first step of a run sets out from the first row of a slab, or from its last one.
     slab = order[kept[begin] >> 1]
@@ -390,18 +413,3 @@ def _glue_in_order(
     both = zip(glued, columns, strict=True)
     merged = tuple(np.concatenate([one[used], other[single]]) for one, other in both)
     return Region(num_tokens, *in_order(merged))
-
-
-def _skips(chain: Ints, lengths: Ints) -> Ints:
-    """Return 1 for runs whose first step leads from the slab before into this one, else 0.
-
-    A slab of r rows uses r - 1 steps, and the step to the next slab belongs to neither; so each run
-    loses its first step unless the run before was a single step that was itself lost.
-    """
-    # The first run of a chain, and each of two steps or more, keeps a step, so the run behind it
-    # loses one. Runs of a single step that follow lose it in turns, counted from that anchor.
-    index = np.arange(len(chain))
-    is_first = np.append(True, chain[1:] != chain[:-1])
-    anchor = np.maximum.accumulate(np.where(is_first | (lengths >= 2), index, -1))
-    before = np.concatenate([[0], anchor[:-1]])
-    return np.where(is_first, 0, (index - before) % 2)

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from dcp_dsl.arrays import Ints, expand
 from dcp_dsl.symbolic.piecewise import limit_pieces
 
+ROWS_AT_ONCE = 2**15
+
 Slab: TypeAlias = tuple[int, int, int, int, int, int]  # columns as in `Slabs`
 KeyRange: TypeAlias = tuple[int, int, int, int]  # start, end, and the slopes of both
 
@@ -122,6 +124,123 @@ def is_single(columns: tuple[Ints, ...]) -> bool:
     return bool((columns[0][1:] >= columns[1][:-1]).all())
 
 
+def are_linked(rows: tuple[Ints, ...]) -> NDArray[np.bool_]:
+    """Return which slabs of one row each are continued on the next row, as `region` joins them."""
+    row, _, first, last = rows[:4]
+    if is_single(rows):
+        move = first[1:] - first[:-1]
+        move |= last[1:] - last[:-1]
+        return np.append((move >> 1 == 0) & (row[1:] - row[:-1] == 1), False)
+    cuts = np.searchsorted(row, row[::ROWS_AT_ONCE]).tolist()
+    found = np.zeros(len(row), np.bool_)
+    for begin, end in pairwise([*cuts, len(row)]):
+        if begin == end:
+            continue
+        # the slabs of these rows and of the next one
+        stop = int(np.searchsorted(row, row[end - 1] + 1, side="right"))
+        base, top = int(last[begin:stop].max()) + 2, row[begin]
+        keys = (row[begin:stop] - top) * base + first[begin:stop]
+        wanted = keys[: end - begin] + base
+        at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        step = last[begin + at] - last[begin:end]
+        found[begin:end] = ((keys[at] - wanted) >> 1 == 0) & (step >> 1 == 0)
+    return found
+
+
+def rows_of_keys(slab: Slab, start: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Return the rows on which a slab has a key in each of some ranges; those without end first.
+
+    >>> [c.tolist() for c in rows_of_keys((0, 8, 0, 1, 0, 1), np.array([2]), np.array([4]))]
+    [[2], [8]]
+    """
+    top, bottom, first, last, low, high = slab
+    # the end of the slab passes the start of a range, and its start has not passed the range's end
+    begin = np.maximum(start - last + 1, 0) if high else np.where(last > start, 0, bottom - top)
+    stop = np.minimum(end - first, bottom - top) if low else np.where(first < end, bottom - top, 0)
+    return top + begin, top + stop
+
+
+def is_of_rows(columns: tuple[Ints, ...]) -> bool:
+    """Return whether every slab has one row."""
+    return len(columns[0]) > 0 and int((columns[1] - columns[0]).max()) == 1
+
+
+def _rows_within(rows: tuple[Ints, ...], single: tuple[Ints, ...]) -> tuple[Ints, ...]:
+    """Return the pairs of slabs of one row each that lie in slabs that never share a row."""
+    parts = []
+    for at in range(0, len(rows[0]), ROWS_AT_ONCE):
+        row, _, first, last = (column[at : at + ROWS_AT_ONCE] for column in rows[:4])
+        own = single  # one slab broadcasts
+        if len(single[0]) > 1:
+            slab = np.searchsorted(single[1], row, side="right")
+            slab[slab == len(single[0])] = 0  # behind the last one, above the first row of another
+            own = tuple(column[slab] for column in single)
+        top, bottom, start, end, low, high = own
+        down = row - top
+        first = np.maximum(first, start + low * down)
+        last = np.minimum(last, end + high * down)
+        kept = (first < last) & (down >= 0) & (row < bottom)
+        parts.append([np.compress(kept, column) for column in (row, first, last)])
+    return _of_rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _of_rows(row: Ints, first: Ints, last: Ints) -> tuple[Ints, ...]:
+    flat = np.zeros_like(row)
+    return row, row + 1, first, last, flat, flat
+
+
+def unite_rows(rows: tuple[Ints, ...], single: tuple[Ints, ...]) -> tuple[Ints, ...]:
+    """Return the pairs of slabs of one row each, and of slabs that never share a row."""
+    height = single[1] - single[0]
+    slab, at = expand(single[0], height)
+    down = at - single[0][slab]
+    ends = single[2][slab] + single[4][slab] * down, single[3][slab] + single[5][slab] * down
+    # in bunches, each of whole rows, that the processor's cache holds
+    cuts = np.arange(ROWS_AT_ONCE, len(rows[0]), ROWS_AT_ONCE)
+    cuts = np.searchsorted(rows[0], rows[0][cuts])
+    own, other = (np.append(np.append(0, c), size) for c, size in (
+        (cuts, len(rows[0])), (np.searchsorted(at, rows[0][cuts]), len(at)),
+    ))  # fmt: skip
+    parts = []
+    for i, j in zip(pairwise(own.tolist()), pairwise(other.tolist()), strict=True):
+        many = tuple(column[slice(*i)] for column in (rows[0], rows[2], rows[3]))
+        parts.append(_united(many, tuple(column[slice(*j)] for column in (at, *ends))))
+    return _of_rows(*(np.concatenate(column) for column in zip(*parts, strict=True)))
+
+
+def _united(many: tuple[Ints, ...], one: tuple[Ints, ...]) -> tuple[Ints, ...]:
+    """Return the union of ranges, in order, and of at most one more in each row."""
+    row, first, last = many
+    at, start, end = one[0], one[1].copy(), one[2].copy()
+    if not len(at) or not len(row):
+        return one if len(at) else many
+    # the range of the same row, or the next one below
+    which = np.searchsorted(at, np.arange(row[0], row[-1] + 1))[row - row[0]]
+    near = np.minimum(which, len(at) - 1)
+    is_there = at[near] == row
+    is_right = is_there & (first > end[near])
+    is_touched = is_there & (last >= start[near]) & ~is_right
+    touched = np.flatnonzero(is_touched)
+    if len(touched):
+        # those of a row follow one another: the first has the least start, the last the largest end
+        owner = near[touched]
+        is_first = np.append(True, owner[1:] != owner[:-1])
+        is_last = np.append(is_first[1:], True)
+        head, tail = touched[is_first], touched[is_last]
+        start[near[head]] = np.minimum(start[near[head]], first[head])
+        end[near[tail]] = np.maximum(end[near[tail]], last[tail])
+    kept = np.flatnonzero(~is_touched)
+    place = np.arange(len(kept)) + which[kept] + is_right[kept]
+    is_free = np.ones(len(kept) + len(at), np.bool_)
+    is_free[place] = False
+    found = []
+    for column, other in ((row, at), (first, start), (last, end)):
+        merged = np.empty(len(is_free), np.int64)
+        merged[place], merged[is_free] = column[kept], other
+        found.append(merged)
+    return tuple(found)
+
+
 def intersect_single(
     left: tuple[Ints, ...], right: tuple[Ints, ...], most: int
 ) -> tuple[Ints, ...]:
@@ -135,6 +254,8 @@ def intersect_single(
     Raises:
         TooManyPieces: if there are more.
     """
+    if len(right[0]) and is_of_rows(left):
+        return _rows_within(left, right)
     first = np.searchsorted(right[1], left[0], side="right")
     counts = np.maximum(np.searchsorted(right[0], left[1], side="left") - first, 0)
     limit_pieces(int(counts.sum()), most, "pieces of slabs")
@@ -238,3 +359,43 @@ def trimmed(
     is_tall = end - row > 1
     columns = (row, end, first, last, low & is_tall, high & is_tall)
     return columns if kept.all() else tuple(np.compress(kept, column) for column in columns)
+
+
+def glue_rows(row: Ints, start: Ints, end: Ints) -> tuple[Ints, ...]:
+    """Return maximal slabs of rising rows with one range each, as `region` makes them of slabs."""
+    # Both moves from row to row as one number, 2 * start + end; -1 where a slab must end.
+    move, growth = start[1:] - start[:-1], end[1:] - end[:-1]
+    is_linked = ((move | growth) >> 1 == 0) & (row[1:] - row[:-1] == 1)
+    step = np.where(is_linked, 2 * move + growth, -1)
+    begin = np.flatnonzero(np.append(True, step[1:] != step[:-1]))
+    lengths = np.append(begin[1:], len(step)) - begin
+    is_run = step[begin] >= 0
+    # runs of steps with nothing between them belong to one chain
+    chain = np.cumsum(~is_run, dtype=np.int64)[is_run]
+    begin, lengths = begin[is_run], lengths[is_run]
+    skip = skips(chain, lengths)
+    is_tall = lengths > skip
+    used = np.flatnonzero(is_tall | np.append(chain[1:] != chain[:-1], True)[: len(chain)])
+    rows, slope = np.zeros((2, len(row)), np.int64)
+    # rows without steps on either side are slabs of their own
+    rows[np.append(True, ~is_linked) & np.append(~is_linked, True)] = 1
+    at = (begin + skip)[used]
+    rows[at], slope[at] = (lengths - skip + 1)[used], (step[begin] * is_tall)[used]
+    found = np.flatnonzero(rows)
+    first, slope = row[found], slope[found]
+    return first, first + rows[found], start[found], end[found], slope >> 1, slope & 1
+
+
+def skips(chain: Ints, lengths: Ints) -> Ints:
+    """Return 1 for runs whose first step leads from the slab before into this one, else 0.
+
+    A slab of r rows uses r - 1 steps, and the step to the next slab belongs to neither; so each run
+    loses its first step unless the run before was a single step that was itself lost.
+    """
+    # The first run of a chain, and each of two steps or more, keeps a step, so the run behind it
+    # loses one. Runs of a single step that follow lose it in turns, counted from that anchor.
+    index = np.arange(len(chain))
+    is_first = np.append(True, chain[1:] != chain[:-1])
+    anchor = np.maximum.accumulate(np.where(is_first | (lengths >= 2), index, -1))
+    before = np.concatenate([[0], anchor[:-1]])
+    return np.where(is_first, 0, (index - before) % 2)
