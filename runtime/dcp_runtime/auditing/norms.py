@@ -7,55 +7,53 @@ import numpy as np
 
 from dcp_runtime.auditing.findings import Finding
 from dcp_runtime.auditing.record import Run, Tensors
+from dcp_runtime.auditing.right_gradients import Right, is_close, norm_of, tolerance_of
 
 SAME = 1e-2
+_BEFORE = "clip after the gradients of the ranks are added up"
+_LOCAL = (
+    "take the norm of the gradients of all ranks, after they are added up: "
+    "torch.nn.utils.clip_grad_norm_ does, also for shards of FSDP2"
+)
 
 
-def check_norms(ranks: Run, step: int, reference: Tensors, tolerance: float) -> Iterator[Finding]:
+def check_norms(ranks: Run, step: int, wanted: Right) -> Iterator[Finding]:
     """Compare norms and factors of clipping with the norm of the right gradients."""
-    local = [ranks.tensors(step, "local", rank) for rank in range(ranks.ranks)]
     for rank in range(ranks.ranks):
         clip = ranks.steps[rank][step].info.get("clip")
         found = (
-            _check_by_hand(ranks, step, reference, local, rank, tolerance)
+            _check_by_hand(ranks, step, wanted, rank)
             if clip is None
-            else _check_call(ranks, step, reference, local, rank, clip)
+            else _check_call(ranks, step, wanted, rank, clip)
         )
         if found is not None:
             yield found
             return
 
 
-def _norm(tensors: Tensors) -> float:
-    return float(np.sqrt(sum(float(np.vdot(each, each)) for each in tensors.values())))
-
-
-def _is_like(a: float, b: float, tolerance: float = SAME) -> bool:
-    return abs(a - b) <= tolerance * abs(b)
+def _is_like(a: float, b: float) -> bool:
+    return abs(a - b) <= SAME * abs(b)
 
 
 def _check_call(
-    ranks: Run, step: int, reference: Tensors, local: list[Tensors], rank: int, clip: dict[str, Any]
+    ranks: Run, step: int, wanted: Right, rank: int, clip: dict[str, Any]
 ) -> Finding | None:
     """Check a call of `clip_grad_norm_`, which saw the gradients as they were then."""
     seen = ranks.tensors(step, "unclipped", rank)
-    names = [n for n in clip["names"] if n in seen] or list(seen)
-    seen = {name: seen[name] for name in names}
+    seen = {n: seen[n] for n in clip["names"] if n in seen} or seen
+    own = {n: a for n, a in ranks.tensors(step, "local", rank).items() if n in seen}
     taken = ranks.tensors(step, "grad", rank)
-    own = {n: a for n, a in local[rank].items() if n in seen}
     where, what = clip["line"], f"step {step + 1}, rank {rank}"
-    whole, mine = _norm(seen), _norm(own)
+    whole, mine = norm_of(seen), norm_of(own)
+    right = norm_of({n: wanted.raw[n] for n in seen if n in wanted.raw})
     is_changed = any(
-        n in taken and np.linalg.norm(taken[n] - clip["scale"] * seen[n])
-        > SAME * np.linalg.norm(taken[n]) for n in seen
+        not is_close(clip["scale"] * seen[n], taken[n], SAME) for n in seen if n in taken
     )  # fmt: skip
-    right = _norm({n: reference[n] for n in seen if n in reference})
-    if is_changed and ranks.ranks > 1 and not ranks.shards(step) and _is_like(whole, mine):
+    if is_changed and not ranks.shards(step) and _is_like(whole, mine):
         return Finding(
             "norm", "clipped before the sum", f"{what}: the norm is {whole:.4g}, of this rank's "
             f"part; of the gradients of all ranks it is {right:.4g}. They are added up afterwards",
-            f"{where}: clip after the gradients of the ranks are added up",
-            ratio=whole / right if right else None,
+            f"{where}: {_BEFORE}", ratio=whole / right if right else None,
         )  # fmt: skip
     if clip["kind"] != 2.0 or not whole:
         return None
@@ -66,59 +64,52 @@ def _check_call(
         norm = clip["most"] / clip["scale"]
     if _is_like(norm, whole):
         return None
-    part = _norm(ranks.steps[rank][step].of("unclipped"))
-    is_local = any(_is_like(norm, each) for each in (mine, part))
+    part = norm_of(ranks.steps[rank][step].of("unclipped"))
+    return _by(norm, whole, f"{where}: ", what, is_local=_is_like(norm, mine) or norm == part)
+
+
+def _by(norm: float, whole: float, where: str, what: str, *, is_local: bool) -> Finding:
     return Finding(
         "norm", "norm of local gradients only" if is_local else "another norm",
         f"{what}: gradients are clipped by the norm {norm:.4g}"
         f"{', of what this rank holds' if is_local else ''}; that of all of them is {whole:.4g}",
-        f"{where}: take the norm of the gradients of all ranks, after they are added up: "
-        "torch.nn.utils.clip_grad_norm_ does, also for shards of FSDP2", ratio=norm / whole,
+        where + _LOCAL, ratio=norm / whole,
     )  # fmt: skip
 
 
-def _check_by_hand(  # noqa: PLR0913
-    ranks: Run, step: int, reference: Tensors, local: list[Tensors], rank: int, tolerance: float
-) -> Finding | None:
+def _check_by_hand(ranks: Run, step: int, wanted: Right, rank: int) -> Finding | None:
     """Tell from the gradients of a step how a script that clips by itself has clipped."""
-    taken = ranks.tensors(step, "grad", rank)
-    names = [n for n in taken if n in reference and all(n in own for own in local)]
-    if len(local) < 2 or not names:
+    taken, most, tolerance = (
+        ranks.tensors(step, "grad", rank), wanted.most, tolerance_of(ranks, step),
+    )  # fmt: skip
+    local = [ranks.tensors(step, "local", r) for r in range(ranks.ranks)]
+    names = [n for n in taken if n in wanted.raw and all(n in own for own in local)]
+    if most is None or not names or ranks.ranks < 2:
         return None
-    got = np.concatenate([taken[n].ravel() for n in names])
-    parts = np.stack([np.concatenate([own[n].ravel() for n in names]) for own in local], 1)
-    want = np.concatenate([reference[n].ravel() for n in names])
-    if np.linalg.norm(got - want) <= tolerance * np.linalg.norm(want):
-        return None
-    weights, *_ = np.linalg.lstsq(parts, got, rcond=None)
-    if np.linalg.norm(parts @ weights - got) > tolerance * np.linalg.norm(got):
-        return None
-    norms = np.linalg.norm(parts, axis=0)
+    got, want = _flat(taken, names), _flat(wanted.raw, names)
+    parts = np.stack([_flat(own, names) for own in local], 1)
     what = f"step {step + 1}, rank {rank}"
-    sizes = weights * norms
-    if np.ptp(weights) > tolerance * weights.max() and weights.min() > tolerance * weights.max():
-        # Clipped to the same norm each, or as they were where that is smaller.
-        most = sizes.max()
-        is_cut = np.abs(sizes - most) <= SAME * most
-        free = np.abs(weights - weights.max()) <= SAME * weights.max()
-        if np.all(is_cut | free) and is_cut.any():
-            return Finding(
-                "norm", "clipped before the sum", f"{what}: the parts of the ranks enter with "
-                f"weights {', '.join(f'{w:.3g}' for w in weights)}, which clip each to a norm of "
-                f"{most:.3g}", "clip after the gradients of the ranks are added up",
-            )  # fmt: skip
+    norms, whole, length = np.linalg.norm(parts, axis=0), np.linalg.norm(want), norm_of(taken)
+    if is_close(got, min(1.0, most / whole) * want, tolerance):
         return None
-    ratio = float(np.vdot(got, want) / np.vdot(want, want))
-    whole = float(np.linalg.norm(parts.sum(1)))
-    if (
-        np.ptp(weights) <= tolerance * weights.max()
-        and _is_like(ratio * norms[rank], whole, tolerance)
-        and not _is_like(norms[rank], whole)
-    ):
+    part = norm_of(ranks.steps[rank][step].of("grad"))
+    if ranks.shards(step) and _is_like(part, most) and not _is_like(length, most):
+        return _by(part / length * whole, whole, "", what, is_local=True)
+    if is_close(got, length / whole * want, tolerance):
+        norm = float(most / length * whole)
+        is_local = any(_is_like(norm, each) for each in (norms[rank], norms[rank] / len(norms)))
+        return _by(norm, float(whole), "", what, is_local=is_local)
+    weights, *_ = np.linalg.lstsq(parts, got, rcond=None)
+    cut = [
+        _is_like(size, size_max) for size in weights * norms if (size_max := max(weights * norms))
+    ]
+    if is_close(parts @ weights, got, tolerance) and weights.min() > SAME and all(cut):
         return Finding(
-            "norm", "norm of local gradients only", f"{what}: all gradients are {ratio:.3f} times "
-            f"those of one process, as if clipped by {norms[rank]:.4g}, the norm of this rank's "
-            f"part; that of all of them is {whole:.4g}",
-            "take the norm of the gradients after they are added up", ratio=ratio,
+            "norm", "clipped before the sum", f"{what}: the parts of the ranks enter with weights "
+            f"{', '.join(f'{w:.3g}' for w in weights)}, each clipped by its own norm", _BEFORE,
         )  # fmt: skip
     return None
+
+
+def _flat(tensors: Tensors, names: list[str]) -> Any:  # Any: numpy's array of floats
+    return np.concatenate([tensors[name].ravel() for name in names])

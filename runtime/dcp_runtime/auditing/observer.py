@@ -85,10 +85,12 @@ class Observer:
         self._step = Step(0)
         self._names: dict[int, str] = {}
         self._parameters: dict[str, Tensor] = {}
+        self._roots: dict[int, int] = {}  # number of a model by its identity
         self._first: dict[str, Tensor] = {}  # parameters before the first step
         self._calls: list[dict[str, Any]] = []  # losses since the last backward
         self._ids: list[NDArray[np.int64]] = []  # token ids that went into embeddings since then
         self._borders: list[list[int]] = []
+        self._table: tuple[int, ...] = ()  # the shape of the embedding of tokens
         self._backwards = 0  # under way: one may run another
         self._undo: list[Callable[[], None]] = []
         self._log: dict[str, Any] = {
@@ -162,19 +164,24 @@ class Observer:
         count = int((ids != -100).sum())
         value = float(_plain(result.detach()).double().sum())
         total = value * count if kind == "mean" else value
-        self._calls.append({"targets": ids, "count": count, "sum": total if count else 0.0})
+        self._calls.append({
+            "targets": ids, "count": count, "sum": total if count else 0.0,
+            "tokens": ids_before(self._ids[::-1], ids.size),
+        })  # fmt: skip
 
     def _around_embedding(self, original: Any) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(ids: Any, weight: Any, *given: Any, **named: Any) -> Any:
             if not torch.compiler.is_compiling():
-                self._note_ids(named.get("input", given[0] if given else None))
-            return original(*given, **named)
+                self._note_ids(ids, tuple(weight.shape))
+            return original(ids, weight, *given, **named)
 
         return call
 
     @_disable_dynamo
-    def _note_ids(self, ids: Any) -> None:
-        if self._backwards or not isinstance(ids, Tensor) or ids.is_floating_point():
+    def _note_ids(self, ids: Tensor, table: tuple[int, ...]) -> None:
+        # Models look tokens up first; a table of positions, or of token types, comes after it.
+        self._table = self._table or table
+        if self._backwards or table != self._table:
             return
         whole = whole_ids(ids)
         self._log["seen"].append(check_sum(whole))
@@ -251,40 +258,43 @@ class Observer:
     def _around_group(self, original: Any) -> Any:
         def call(optimizer: Any, *given: Any, **named: Any) -> None:
             original(optimizer, *given, **named)
-            for root in _roots([p for group in optimizer.param_groups for p in group["params"]]):
-                if not hasattr(root, "_dcp_audit"):
-                    root._dcp_audit = True
-                    note = _disable_dynamo(lambda _, given, named: self._note_borders(given, named))
-                    self._undo.append(root.register_forward_pre_hook(note, with_kwargs=True).remove)
+            self._name_parameters(optimizer)
 
         return call
 
-    def _name_parameters(self) -> None:
-        """Name every parameter of the models that are trained, and watch what enters each."""
-        trained = [p for module in _modules() for p in module.parameters(recurse=False)]
-        roots = _roots(trained)
-        for number, root in enumerate(roots):
+    def _name_parameters(self, optimizer: Any) -> None:
+        """Name every parameter of the models that an optimizer trains, and watch what enters each.
+
+        Not between forward and backward, where modules of FSDP hold other tensors.
+        """
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        unknown = {id(p) for p in trained} - self._names.keys()
+        for root in _roots(unknown) if unknown else ():
+            number = self._roots.setdefault(id(root), len(self._roots))
+            note = _disable_dynamo(lambda _, given, named: self._note_borders(given, named))
+            self._undo.append(root.register_forward_pre_hook(note, with_kwargs=True).remove)
             for name, p in root.named_parameters(remove_duplicate=False):
                 clean = ".".join(part for part in name.split(".") if part not in _WRAPPERS)
-                clean = clean if len(roots) == 1 else f"model{number}.{clean}"
-                if id(p) in self._names:
-                    self._log["ties"].setdefault(self._names[id(p)], []).append(clean)
-                    continue
-                self._names[id(p)] = clean
-                self._parameters[clean] = p
-                if hasattr(p, "main_param"):  # Megatron's copy in float32, which is stepped
-                    self._names[id(p.main_param)] = clean
-                    self._parameters[clean] = p.main_param
-                if p.requires_grad and p.is_leaf:
-                    self._undo.append(p.register_hook(self._adder(clean)).remove)
+                self._name(f"model{number}.{clean}" if number else clean, p)
+        for p in trained:
+            if id(p) not in self._names:
+                self._name(f"unnamed {len(self._parameters)}", p)
         if (size := sum(p.numel() for p in self._parameters.values())) > MOST_ELEMENTS:
             raise RunError(
                 f"an audit keeps several copies of all parameters: expected a model of at most "
                 f"{MOST_ELEMENTS:,} elements, got {size:,}; give the script smaller sizes, after --"
             )
 
-    def _adder(self, name: str) -> Callable[[Tensor], None]:
-        return lambda gradient: self._add_local(name, gradient)
+    def _name(self, name: str, p: Any) -> None:
+        if id(p) in self._names:
+            if self._names[id(p)] != name:
+                self._log["ties"].setdefault(self._names[id(p)], []).append(name)
+            return
+        self._names[id(p)], self._parameters[name] = name, p
+        if p.requires_grad and p.is_leaf:
+            self._undo.append(p.register_hook(lambda g: self._add_local(name, g)).remove)
+        if hasattr(p, "main_param"):  # Megatron's copy in float32, which is stepped
+            self._names[id(p.main_param)], self._parameters[name] = name, p.main_param
 
     @_disable_dynamo
     def _add_local(self, name: str, gradient: Tensor) -> None:
@@ -322,21 +332,17 @@ class Observer:
     def _begin_backward(self, loss: Any) -> None:
         if self._step.is_taken:
             self._finish_step()
-        if not self._names:
-            self._name_parameters()
         losses = self._step.info.setdefault("backwards", [])
         number = len(losses)
         value = None
         if isinstance(loss, Tensor) and loss.numel() == 1:
             value = float(_plain(loss.detach()))
-        targets = [call["targets"] for call in self._calls]
-        aligned = ids_before(self._ids, sum(map(len, targets)))
-        if targets:
-            self._step.arrays[f"targets:{number}"] = np.concatenate(targets)
-        if aligned is not None:
-            self._step.arrays[f"tokens:{number}"] = aligned
-        elif self._ids:
-            self._step.arrays[f"ids:{number}"] = self._ids[0].flatten()
+        for key in ("targets", "tokens"):
+            found = [call[key] for call in self._calls]
+            if found and all(each is not None for each in found):
+                self._step.arrays[f"{key}:{number}"] = np.concatenate(found)
+        if self._ids:
+            self._step.arrays[f"ids:{number}"] = np.concatenate([x.flatten() for x in self._ids])
         if self._borders:
             self._step.arrays[f"borders:{number}"] = np.array(self._borders[-1])
         losses.append({
@@ -396,15 +402,11 @@ class Observer:
 
     @_disable_dynamo
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
-        if self._step.is_taken or not self._names:
+        self._name_parameters(optimizer)
+        if self._step.is_taken:
             return
         self._step.is_taken = True
         self._step.info["line"] = _line()
-        for group in optimizer.param_groups:
-            for p in group["params"]:
-                if id(p) not in self._names:
-                    name = f"unnamed {len(self._parameters)}"
-                    self._names[id(p)], self._parameters[name] = name, p
         if not self._first:
             self._first = {name: p.detach().clone() for name, p in self._parameters.items()}
             for name, p in self._first.items():
@@ -469,19 +471,12 @@ def _plain(value: Any) -> Any:  # Any: a tensor
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def _modules() -> list[torch.nn.Module]:
-    return [found for found in gc.get_objects() if issubclass(type(found), torch.nn.Module)]
-
-
-def _roots(parameters: list[Any]) -> list[torch.nn.Module]:
-    """Return the outermost modules that hold some of the parameters."""
-    wanted = {id(p) for p in parameters}
-    modules = [
-        module for module in _modules()
-        if any(id(p) in wanted for p in module.parameters())
-    ]  # fmt: skip
-    inner = {id(child) for module in modules for child in module.children()}
-    return [module for module in modules if id(module) not in inner]
+def _roots(wanted: set[int]) -> list[torch.nn.Module]:
+    """Return the outermost modules that hold some of the parameters with these identities."""
+    found = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
+    holding = [each for each in found if any(id(p) in wanted for p in each.parameters())]
+    inner = {id(child) for each in holding for child in each.children()}
+    return [each for each in holding if id(each) not in inner]
 
 
 def _line() -> str:
